@@ -1,0 +1,279 @@
+"""The `fedopt` command: Hydra composes the config, `run.execute` runs it; mistakes are answered in one line.
+
+Nothing here imports torch before a run starts, so that help and mistakes are answered at once.
+"""
+
+import os
+import re
+import sys
+from difflib import get_close_matches
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import fedopt
+from fedopt.errors import UserError
+from fedopt.results.folder import RunFolder, slug
+
+_inside, _beside = Path(fedopt.__file__).parent / "conf", Path(fedopt.__file__).parents[1] / "conf"
+CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
+GROUPS = ("algo", "problem", "dataset", "partitioner", "participation", "hardware", "logger", "preset", "experiment")
+EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
+_exit_codes: list[int] = []  # of the runs in this process
+
+
+def main() -> None:
+    """Entry point of `fedopt` and `python -m fedopt`."""
+    arguments = sys.argv[1:]
+    full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
+    try:
+        sys.exit(_dispatch(arguments))
+    except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
+        if full_error:
+            raise
+        _say(explain(error, arguments))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        _say("stopped")
+        sys.exit(130)
+    except Exception as error:
+        if full_error:
+            raise
+        _say(f"{type(error).__name__}: {_first_line(error)} (this is a bug: HYDRA_FULL_ERROR=1 shows where)")
+        sys.exit(1)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(help_text())
+        return 0
+    if "--version" in arguments:
+        print(f"fedopt {fedopt.__version__}")
+        return 0
+    if any(a.startswith("--experimental-rerun") for a in arguments):
+        raise UserError("--experimental-rerun reads a pickle, which can run code: give the overrides in run.json instead")
+    multirun = bool({"-m", "--multirun"} & set(arguments))
+    if multirun:
+        folder = _prepare_sweep(arguments)
+        sys.argv.append(f"hydra.sweep.dir='{folder}'")
+    _run_hydra()
+    if multirun:
+        from fedopt.results.sweep import report
+
+        return report(folder)
+    return max(_exit_codes, default=0)
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+def _run_hydra(config: DictConfig) -> None:
+    """One run; in a sweep, one job of it, which never raises so that the others go on."""
+    job = HydraConfig.get()
+    overrides = list(job.overrides.task)
+    if job.mode != RunMode.MULTIRUN:
+        _exit_codes.append(_single(config, overrides))
+        return
+    folder = RunFolder(Path(job.sweep.dir) / slug(overrides))
+    parallel = OmegaConf.select(job.launcher, "n_jobs", default=1)
+    status = _job(config, folder, overrides, len(os.sched_getaffinity(0)) if parallel == -1 else parallel)
+    print(f"{status:<12} {folder.path}", flush=True)
+    if status == "interrupted":
+        raise KeyboardInterrupt
+
+
+def _single(config: DictConfig, overrides: list[str]) -> int:
+    from fedopt import run
+
+    resolved = resolve(config)
+    folder = RunFolder(_run_path(resolved, overrides))
+    status = run.execute(resolved, folder, overrides)
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(_last_line(status, folder))
+    return EXIT[status]
+
+
+def _job(config: DictConfig, folder: RunFolder, overrides: list[str], jobs: int) -> str:
+    """Skips what is done and resumes what was interrupted."""
+    before = folder.status()
+    if before in ("finished", "diverged"):
+        return before
+    from fedopt import run
+
+    try:
+        resolved = {**resolve(config), "resume": folder.used}
+        return run.execute(resolved, folder, overrides, jobs)
+    except Exception as error:
+        run.record_failure(folder, error, overrides)
+        return "failed"
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """The config as plain values. Raises UserError when the algorithm is not for this class of problems."""
+    resolved = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(resolved, dict)
+    algo, problem = resolved["algo"], resolved["problem"]
+    if problem.get("_class_") not in (None, *algo.get("_solves_", [problem.get("_class_")])):
+        fitting = [name for name, node in _nodes("problem").items() if node.get("_class_") in algo["_solves_"]]
+        methods = [name for name, node in _nodes("algo").items() if problem["_class_"] in node.get("_solves_", [])]
+        raise UserError(
+            f"algo and problem do not fit: this algorithm solves {', '.join(algo['_solves_'])} problems (problem="
+            f"{'|'.join(fitting)}), and this problem is {problem['_class_']} (algo={'|'.join(methods)})"
+        )
+    return {str(key): value for key, value in resolved.items()}
+
+
+def _run_path(config: dict[str, Any], overrides: list[str]) -> Path:
+    """output_dir, else a folder named by the overrides; a further run with the same overrides gets the next number."""
+    if config["output_dir"]:
+        return Path(config["output_dir"])
+    base = Path("outputs") / config["name"] / slug([o for o in overrides if o.split("=")[0] not in ("algo", "problem")])
+    paths = [base, *(base.with_name(f"{base.name}.{n}") for n in range(2, 10_000))]
+    free = next(n for n, path in enumerate(paths) if not RunFolder(path).used)
+    return paths[free - 1] if config["resume"] and free else paths[free]
+
+
+def _last_line(status: str, folder: RunFolder) -> str:
+    summary = folder.summary()
+    values = "  ".join(f"{name} {value:.5g}" for name, value in summary.get("final", {}).items() if value is not None)
+    line = f"{status} after {summary.get('round')} rounds ({summary.get('seconds')} s): {values}\nresults: {folder.path}"
+    if status == "interrupted":
+        line += f"\nto go on: the same command with output_dir='{folder.path}' resume=true"
+    if status == "diverged":
+        line += "\nthe last good state is in checkpoint.safetensors; smaller step sizes may help"
+    return line
+
+
+# Sweeps
+
+
+def _prepare_sweep(arguments: list[str]) -> Path:
+    """Check every combination of group choices, so that no mistyped name ends a sweep half-way, and name the sweep's folder."""
+    texts = [a for a in arguments if "=" in a and not a.startswith("-")]
+    overrides, compose = _parser(arguments, texts)
+    swept = [_alternatives(o) if o.key_or_group in GROUPS else _alternatives(o)[:1] for o in overrides]
+    for combination in islice(product(*swept), 100):
+        compose(list(combination))
+    chosen = [o.value() for o in overrides if o.key_or_group == "output_dir"]
+    named = [t for t in texts if not t.startswith("hydra")]
+    return Path(chosen[0]) if chosen else Path("outputs") / "multirun" / slug(named)
+
+
+def _parser(arguments: list[str], texts: list[str]) -> tuple[list[Override], Any]:
+    from hydra import compose, initialize_config_dir
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    extra = [a for flag in ("--config-dir", "-cd") for f, a in zip(arguments, arguments[1:], strict=False) if f == flag]
+    search = [f"hydra.searchpath=[{','.join('file://' + os.path.abspath(path) for path in extra)}]"] if extra else []
+
+    def composed(overrides: list[str]) -> DictConfig:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose("config", overrides=[*search, *(o for o in overrides if not o.startswith("hydra"))])
+
+    return OverridesParser.create().parse_overrides(texts), composed
+
+
+def _alternatives(override: Override) -> list[str]:
+    if not override.is_sweep_override():
+        return [override.input_line or ""]
+    values = list(islice(override.sweep_string_iterator(), 100))
+    return [f"{override.key_or_group}={value}" for value in values]
+
+
+# Errors and help
+
+
+def explain(error: BaseException, arguments: list[str]) -> str:
+    """One line for a mistake in the command or the config: what, where, and the nearest valid name."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        options = sorted(error.options or []) or sorted(_nodes(group))
+        return f"{group}={option}: there is no such {group}{nearest(option, options)}; there are {', '.join(options)}"
+    text = " ".join(str(error).split())
+    if key := re.search(r"Could not override '([^']+)'", text):
+        known = known_keys(arguments)
+        return f"{key[1]}: there is no such key{nearest(key[1].lstrip('+~'), known)}; fedopt --help lists them"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'output'}: {error.strerror or error}"
+    return _first_line(error)
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """", did you mean x?" where there is one near enough."""
+    leaves = {name.split(".")[-1]: name for name in known}
+    found = get_close_matches(word, known, 1) or [leaves[n] for n in get_close_matches(word.split(".")[-1], leaves, 1)]
+    return f", did you mean {found[0]}?" if found else ""
+
+
+def known_keys(arguments: list[str]) -> list[str]:
+    """Groups, and the dotted keys of the config that the command's group choices compose to."""
+    choices = [a for a in arguments if a.split("=")[0] in GROUPS and not set(a) & set(", ()[]{}")]
+    try:
+        config = _parser(arguments, [])[1](choices)
+    except (HydraException, OmegaConfBaseException):
+        return list(GROUPS)
+    keys: list[str] = []
+
+    def walk(node: Any, prefix: str) -> None:
+        for name in node:
+            if not str(name).startswith("_"):
+                keys.append(prefix + str(name))
+                if OmegaConf.is_dict(node._get_node(name)) and node[name] is not None:
+                    walk(node[name], f"{prefix}{name}.")
+
+    walk(config, "")
+    return [*GROUPS, *keys]
+
+
+def _nodes(group: str) -> dict[str, Any]:
+    """The files of a group, by name, unresolved; hidden and nested ones left out."""
+    return {path.stem: OmegaConf.load(path) for path in sorted((CONF / group).glob("*.yaml"))}
+
+
+def _summary_of(path: Path) -> str:
+    first = path.read_text().split("\n", 2)
+    line = next((text for text in first if text.startswith("# ") and "@package" not in text), "")
+    return line.removeprefix("# ")
+
+
+def help_text() -> str:
+    """Usage, everything there is, and the keys that every run has."""
+    lines = [
+        "fedopt: experiments in federated nested optimisation",
+        "",
+        "  fedopt algo=fedmsa problem=mco                 one run",
+        "  fedopt algo=fedmsa problem=mco algo.K=10       with another value",
+        "  fedopt -m algo=fedmsa problem=mco seed=0,1,2   a sweep",
+        "  fedopt algo=fedmsa problem=mco --cfg job       show the config and do not run",
+        "  fedopt ... output_dir=DIR resume=true          go on with an interrupted run",
+        "  fedopt-compare DIR...                          compare runs",
+    ]
+    for group in GROUPS:
+        files = sorted((CONF / group).rglob("*.yaml"))
+        if group == "preset" or not files:
+            continue
+        names = [path.relative_to(CONF / group).with_suffix("").as_posix() for path in files]
+        width = max(24, *(len(n) for n in names))
+        lines += ["", f"{group}="] + [f"  {n:<{width}} {_summary_of(p)}" for n, p in zip(names, files, strict=True)]
+    lines += ["", "Keys of every run (algo.*, problem.*, ...: see --cfg job):", ""]
+    body = (CONF / "config.yaml").read_text()
+    lines += ["  " + text for text in body[body.index("\nseed:") + 1 : body.index("\nhydra:")].rstrip().split("\n")]
+    return "\n".join(lines)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _say(line: str) -> None:
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"fedopt: {line}", file=sys.stderr)

@@ -1,0 +1,163 @@
+"""Labelled images: where they come from, and their form.
+
+MNIST, Fashion-MNIST and CIFAR-10 are read from `<name>.npz` in the data folder when it is there, else through torchvision,
+which downloads them into that folder. The data folder is `dataset.root`, else the environment variable FEDOPT_DATA, else
+~/.cache/fedopt. Files with pickled objects are refused.
+"""
+
+import os
+import socket
+from dataclasses import dataclass as plain_dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from fedopt.errors import UserError
+
+_config = ConfigDict(extra="forbid")
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+@plain_dataclass(frozen=True)
+class LabelledData:
+    """x_*: [n, channels, height, width], uint8 or float; y_*: [n], int64, 0 .. classes - 1."""
+
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+
+    @property
+    def classes(self) -> int:
+        return int(max(self.y_train.max(), self.y_test.max())) + 1
+
+    def normalisation(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the training pixels, each [channels], in the units of x."""
+        pixels = self.x_train.transpose(1, 0, 2, 3).reshape(self.x_train.shape[1], -1)
+        if pixels.dtype == np.uint8:  # exact, and without a float copy of the data
+            counts = np.stack([np.bincount(channel, minlength=256) for channel in pixels])
+            values, n = np.arange(256), pixels.shape[1]
+            mean = counts @ values / n
+            return mean, np.sqrt(counts @ values**2 / n - mean**2)
+        return pixels.mean(1), pixels.std(1)
+
+
+class DatasetSource(Protocol):
+    """Where labelled data are loaded from."""
+
+    def load(self) -> LabelledData: ...
+
+
+def data_folder(root: str | None) -> Path:
+    """The folder that data sets are read from."""
+    return Path(root or os.environ.get("FEDOPT_DATA") or "~/.cache/fedopt").expanduser()
+
+
+def read_npz(path: Path) -> LabelledData:
+    """x_train, y_train, x_test, y_test from an .npz file; x is [n, h, w], [n, h, w, channels] or [n, features]."""
+    if not path.exists():
+        raise UserError(f"{path}: there is no such file; it should be an .npz with {', '.join(KEYS)}")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            missing = [key for key in KEYS if key not in archive]
+            if missing:
+                raise UserError(f"{path}: {', '.join(missing)} missing; an .npz needs {', '.join(KEYS)}")
+            arrays = {key: archive[key] for key in KEYS}
+    except UserError:
+        raise
+    except ValueError as error:
+        if "allow_pickle" in str(error):
+            raise UserError(f"{path}: holds pickled objects, which are not read; save plain arrays with np.savez") from None
+        raise UserError(f"{path}: not a readable .npz ({error}); copy or download it again") from None
+    except Exception as error:  # zipfile and zlib have many ways to say that a file is broken
+        raise UserError(f"{path}: not a readable .npz ({error or type(error).__name__}); copy or download it again") from None
+    return _checked(arrays, path)
+
+
+def _checked(arrays: dict[str, np.ndarray], path: Path) -> LabelledData:
+    images = {key: _images(arrays[key], f"{path}: {key}") for key in ("x_train", "x_test")}
+    for split in ("train", "test"):
+        x, y = images[f"x_{split}"], arrays[f"y_{split}"]
+        if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or (y < 0).any():
+            raise UserError(f"{path}: y_{split} must be [n] whole numbers from 0 on, not {y.dtype} {list(y.shape)}")
+        if len(x) != len(y) or len(x) == 0:
+            raise UserError(f"{path}: x_{split} has {len(x)} examples and y_{split} {len(y)}; they must be as many, and some")
+    if images["x_train"].shape[1:] != images["x_test"].shape[1:]:
+        raise UserError(f"{path}: x_train and x_test have images of different shapes")
+    return LabelledData(
+        images["x_train"], arrays["y_train"].astype(np.int64), images["x_test"], arrays["y_test"].astype(np.int64)
+    )
+
+
+def _images(x: np.ndarray, where: str) -> np.ndarray:
+    if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
+        raise UserError(f"{where} must be uint8 or floating point, not {x.dtype}")
+    if x.ndim == 2:  # features
+        x = x[:, None, None, :]
+    elif x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4:
+        x = x.transpose(0, 3, 1, 2)
+    else:
+        raise UserError(f"{where} must be [n, h, w], [n, h, w, channels] or [n, features], not {list(x.shape)}")
+    return np.ascontiguousarray(x)
+
+
+@dataclass(frozen=True, config=_config)
+class Torchvision:
+    """One of torchvision's data sets, or the .npz file of its name."""
+
+    name: Literal["mnist", "fashion_mnist", "cifar10"]
+    root: str | None = None
+
+    def load(self) -> LabelledData:
+        folder = data_folder(self.root)
+        npz = folder / f"{self.name}.npz"
+        return read_npz(npz) if npz.exists() else self._torchvision(folder)
+
+    def _torchvision(self, folder: Path) -> LabelledData:
+        from fedopt.torchvision_import import torchvision
+
+        cls = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST", "cifar10": "CIFAR10"}[self.name]
+        before = socket.getdefaulttimeout()
+        socket.setdefaulttimeout(20)  # a network that swallows packets must not hang the run
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            sets = [getattr(torchvision.datasets, cls)(folder, train=train, download=True) for train in (True, False)]
+        except (OSError, RuntimeError) as error:
+            raise UserError(
+                f"dataset={self.name} is not in {folder} and could not be downloaded ({str(error).splitlines()[0]}): put "
+                f"{self.name}.npz ({', '.join(KEYS)}) there, or set FEDOPT_DATA to the folder that has it"
+            ) from None
+        finally:
+            socket.setdefaulttimeout(before)
+        arrays = {}
+        for split, data in zip(("train", "test"), sets, strict=True):
+            arrays[f"x_{split}"], arrays[f"y_{split}"] = np.asarray(data.data), np.asarray(data.targets)
+        return _checked(arrays, folder)
+
+
+@dataclass(frozen=True, config=_config)
+class Npz:
+    """A user's own .npz file: x_train, y_train, x_test, y_test."""
+
+    path: str
+
+    def load(self) -> LabelledData:
+        return read_npz(Path(self.path).expanduser())
+
+
+@dataclass(frozen=True, config=_config)
+class Digits:
+    """scikit-learn's bundled 1797 images of 8 x 8 pixels; every fifth is a test example."""
+
+    def load(self) -> LabelledData:
+        from sklearn.datasets import load_digits
+
+        bunch = load_digits()
+        x, y = bunch.images.astype(np.uint8)[:, None], bunch.target.astype(np.int64)
+        test = np.arange(len(x)) % 5 == 0
+        return LabelledData(x[~test], y[~test], x[test], y[test])

@@ -1,0 +1,153 @@
+"""How examples are divided among clients. Each partitioner takes the labels (or None, where there are none), a generator and
+the least number of examples a client must have, and returns one array of rows for each client: disjoint and complete.
+"""
+
+from typing import Annotated, Protocol
+
+import numpy as np
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from fedopt.errors import UserError
+
+_config = ConfigDict(extra="forbid")
+
+
+class Partitioner(Protocol):
+    """clients: how many there are."""
+
+    clients: int
+
+    def __call__(
+        self, count: int, labels: np.ndarray | None, rng: np.random.Generator, least: int = 1
+    ) -> list[np.ndarray]: ...
+
+
+def _check(clients: int, count: int, least: int) -> None:
+    if count < clients * least:
+        raise UserError(
+            f"partitioner.clients={clients} is too many: {count} examples give each at most {count // clients}, "
+            f"and each needs {least}"
+        )
+
+
+def _labels(labels: np.ndarray | None, partitioner: object) -> np.ndarray:
+    if labels is None:
+        raise UserError(
+            f"partitioner={type(partitioner).__name__.lower()} divides by class, and this problem's data have no classes: "
+            "use partitioner=iid or partitioner=centralized"
+        )
+    return labels
+
+
+@dataclass(frozen=True, config=_config)
+class Iid:
+    """A uniformly random division into equal parts."""
+
+    clients: PositiveInt
+
+    def __call__(
+        self, count: int, labels: np.ndarray | None, rng: np.random.Generator, least: int = 1
+    ) -> list[np.ndarray]:
+        _check(self.clients, count, least)
+        return np.array_split(rng.permutation(count), self.clients)
+
+
+@dataclass(frozen=True, config=_config)
+class Centralized:
+    """One client with everything."""
+
+    clients: Annotated[int, Field(ge=1, le=1)] = 1
+
+    def __call__(
+        self, count: int, labels: np.ndarray | None, rng: np.random.Generator, least: int = 1
+    ) -> list[np.ndarray]:
+        _check(1, count, least)
+        return [np.arange(count)]
+
+
+@dataclass(frozen=True, config=_config)
+class Shards:
+    """Sorted by class, cut into `per_client` x M shards, `per_client` of them a client [McMahan et al. 2017]."""
+
+    clients: PositiveInt
+    per_client: PositiveInt = 2
+
+    def __call__(
+        self, count: int, labels: np.ndarray | None, rng: np.random.Generator, least: int = 1
+    ) -> list[np.ndarray]:
+        labels = _labels(labels, self)
+        _check(self.clients, count, max(least, self.per_client))
+        by_class = np.lexsort((rng.random(count), labels))
+        shards = np.array_split(by_class, self.clients * self.per_client)
+        order = rng.permutation(len(shards)).reshape(self.clients, self.per_client)
+        return [np.concatenate([shards[j] for j in mine]) for mine in order]
+
+
+@dataclass(frozen=True, config=_config)
+class Dirichlet:
+    """For each class, proportions over the clients from Dir(alpha) [Wang et al. 2019]; alpha -> infinity is iid.
+
+    A client with fewer than `min_size` examples is filled up with random examples of the largest clients.
+    """
+
+    clients: PositiveInt
+    alpha: PositiveFloat
+    min_size: PositiveInt = 1
+
+    def __call__(
+        self, count: int, labels: np.ndarray | None, rng: np.random.Generator, least: int = 1
+    ) -> list[np.ndarray]:
+        labels = _labels(labels, self)
+        least = max(least, self.min_size)
+        _check(self.clients, count, least)
+        owner = np.empty(count, dtype=np.int64)
+        for c in np.unique(labels):
+            rows = rng.permutation(np.flatnonzero(labels == c))
+            cuts = np.cumsum(self._proportions(rng))[:-1] * len(rows)
+            owner[rows] = np.searchsorted(np.round(cuts), np.arange(len(rows)), side="right")
+        parts = [rng.permutation(np.flatnonzero(owner == i)) for i in range(self.clients)]
+        for i in np.flatnonzero([len(part) < least for part in parts]):
+            while len(parts[i]) < least:
+                richest = max(range(self.clients), key=lambda j: len(parts[j]))
+                take = min(least - len(parts[i]), max(1, len(parts[richest]) - least))
+                parts[i], parts[richest] = np.append(parts[i], parts[richest][:take]), parts[richest][take:]
+        return parts
+
+    def _proportions(self, rng: np.random.Generator) -> np.ndarray:
+        gammas = rng.standard_gamma(self.alpha, self.clients)
+        total = gammas.sum()
+        if total > 0:
+            return gammas / total
+        return np.eye(self.clients)[rng.integers(self.clients)]  # alpha so small that every gamma underflowed
+
+
+@dataclass(frozen=True, config=_config)
+class QHeterogeneity:
+    """Controlled heterogeneity q [FedMSA Sec. 4]: C clients (C classes) of equal size n; client c first takes q n examples of
+    class c (all of a class that has fewer), then fills up to n uniformly from what remains; then each is split into M / C
+    equal clients. q = 0 is iid, q = 1 as pathological as the class sizes allow.
+    """
+
+    clients: PositiveInt
+    q: Annotated[NonNegativeFloat, Field(le=1)]
+
+    def __call__(
+        self, count: int, labels: np.ndarray | None, rng: np.random.Generator, least: int = 1
+    ) -> list[np.ndarray]:
+        labels = _labels(labels, self)
+        _check(self.clients, count, least)
+        classes = np.unique(labels)
+        C = len(classes)
+        if self.clients % C:
+            raise UserError(
+                f"partitioner.clients={self.clients} must be a multiple of the number of classes, {C}, for q_heterogeneity"
+            )
+        sizes = [len(part) for part in np.array_split(np.empty(count), C)]
+        own = [
+            rng.permutation(np.flatnonzero(labels == c))[: round(self.q * n)] for c, n in zip(classes, sizes, strict=True)
+        ]
+        rest = rng.permutation(np.setdiff1d(np.arange(count), np.concatenate(own)))
+        ends = np.cumsum([n - len(mine) for n, mine in zip(sizes, own, strict=True)])
+        groups = [np.concatenate(pair) for pair in zip(own, np.split(rest, ends[:-1]), strict=True)]
+        return [part for group in groups for part in np.array_split(rng.permutation(group), self.clients // C)]

@@ -1,0 +1,28 @@
+"""Lists of unequal lengths, one a client, in one array."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+
+class Ragged:
+    """Which examples belong to each of M clients: `self[i]` holds the rows of client i in the one data tensor."""
+
+    def __init__(self, lists: Sequence[np.ndarray]):
+        self.rows = np.concatenate(lists).astype(np.int64)
+        self.sizes = np.array([len(rows) for rows in lists])
+        self.offsets = np.cumsum(self.sizes) - self.sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, client: int) -> np.ndarray:
+        start = self.offsets[client]
+        return self.rows[start : start + self.sizes[client]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[i] for i in range(len(self)))
+
+    def client_mean_weights(self) -> np.ndarray:
+        """1 / (M n_i) for each of `rows`: a sum over all examples so weighted is the mean over clients of their means."""
+        return np.repeat(1 / (len(self) * self.sizes), self.sizes)

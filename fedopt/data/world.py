@@ -1,0 +1,48 @@
+"""What a problem is built with: data, their division among clients, a seed, and where and how numbers are held."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedopt.data.datasets import DatasetSource, LabelledData
+from fedopt.data.partitioners import Partitioner
+from fedopt.data.ragged import Ragged
+from fedopt.errors import UserError
+from fedopt.randomness import Purpose, keyed_rng
+
+
+@dataclass(frozen=True)
+class World:
+    """seed: of every draw made while building; dataset: where images come from, None for problems that make their own data."""
+
+    seed: int
+    partitioner: Partitioner
+    dataset: DatasetSource | None = None
+    device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = torch.float32
+
+    def rng(self) -> np.random.Generator:
+        """For the problem's own constants."""
+        return keyed_rng(self.seed, Purpose.PROBLEM)
+
+    def load(self) -> LabelledData:
+        """The data set. Raises UserError where none is chosen or it cannot be read."""
+        if self.dataset is None:
+            raise UserError("this problem needs images: choose dataset=mnist, fashion_mnist, cifar10, digits or npz")
+        return self.dataset.load()
+
+    def split(self, count: int, labels: np.ndarray | None = None, validation: float | None = None) -> dict[str, Ragged]:
+        """Divide examples 0 .. count-1 among the clients; with `validation`, each client keeps that fraction of its own
+        examples, at least one, for the split `val`."""
+        least = 1 if validation is None else 2
+        parts = self.partitioner(count, labels, keyed_rng(self.seed, Purpose.PARTITION), least)
+        if validation is None:
+            return {"train": Ragged(parts)}
+        train, val = [], []
+        for i, part in enumerate(parts):
+            held_out = min(max(round(validation * len(part)), 1), len(part) - 1)
+            part = keyed_rng(self.seed, Purpose.SPLIT, client=i).permutation(part)
+            val.append(part[:held_out])
+            train.append(part[held_out:])
+        return {"train": Ragged(train), "val": Ragged(val)}

@@ -1,0 +1,60 @@
+"""From a resolved config to the objects of a run."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedopt import hardware as machine
+from fedopt.data.partitioners import Centralized
+from fedopt.data.world import World
+from fedopt.errors import UserError
+from fedopt.federation import engines, ranks
+from fedopt.federation.federation import Federation
+from fedopt.problems.classes import Problem, class_of, covered, name, reduce
+from fedopt.settings import Budget, Evaluation, Hardware, Participation, build, build_target
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An algorithm on a problem: `problem` as the algorithm sees it, after any reduction; `original` as it was named."""
+
+    algorithm: Any
+    original: Any
+    problem: Problem
+    federation: Federation
+    budget: Budget
+    evaluation: Evaluation
+    device: torch.device
+
+
+def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
+    """Check all values, load the data and build everything. Raises UserError for whatever a user can mend."""
+    seed = config["seed"]
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise UserError(f"seed={seed}: must be a whole number from 0 on")
+    budget = build(Budget, config["budget"], "budget")
+    evaluation = build(Evaluation, config["eval"], "eval")
+    hardware = build(Hardware, config["hardware"], "hardware")
+    participation = build(Participation, config["participation"], "participation")
+    algorithm = build_target(config["algo"], "algo")
+    unbuilt = build_target(config["problem"], "problem")
+    partitioner = build_target(config["partitioner"], "partitioner")
+    dataset = build_target(config["dataset"], "dataset") if config["dataset"].get("_target_") else None
+    cohort = None if isinstance(partitioner, Centralized) else participation.cohort
+    if cohort is not None and cohort > partitioner.clients:
+        raise UserError(f"participation.cohort={cohort}: must be at most partitioner.clients={partitioner.clients}")
+    if name(class_of(unbuilt)) not in covered(algorithm.solves):
+        raise UserError(
+            f"{type(algorithm).__name__} solves {', '.join(sorted(covered(algorithm.solves)))} problems, "
+            f"and {type(unbuilt).__name__} is {name(class_of(unbuilt))}"
+        )
+
+    device = machine.configure(hardware, jobs)
+    ranks.start(device)
+    world = World(seed, partitioner, dataset, device, getattr(torch, hardware.dtype))
+    original = unbuilt.build(world)
+    problem = reduce(original, algorithm.solves)
+    federation = Federation(problem, engines.choose(hardware.engine, hardware.stack, original), seed, cohort)
+    return Experiment(algorithm, original, problem, federation, budget, evaluation, device)
+

@@ -1,0 +1,96 @@
+"""How the clients of an exchange are run: all at once, stacked by vmap, or one by one. They agree to rounding."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from fedopt import oracles
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Drawn
+from fedopt.problems.classes import Problem
+
+STACK_BYTES = 16 * 2**20  # of messages in a stack: larger ones leave the cache and gain nothing (scripts/bench stacks)
+LARGEST_STACK = 256
+
+
+class Engine(Protocol):
+    def stacks(self, clients: np.ndarray, message_bytes: int) -> list[np.ndarray]:
+        """Cut a list of clients into those that are run at once."""
+        ...
+
+    def run(
+        self,
+        client_fn: Callable[[Client, Any], Any],
+        message: Any,
+        problem: Problem,
+        clients: np.ndarray,
+        drawn: Drawn | None,
+        memory: Tensor | None,
+        calls: oracles.Calls,
+    ) -> Any:
+        """The answers of one stack, tensors with a leading dimension [clients]; oracle calls are added to `calls`."""
+        ...
+
+
+def _activity(drawn: Drawn | None) -> tuple[np.ndarray, list[int]]:
+    """[clients, steps], whether a client still takes a step; and how many do, for each step."""
+    steps = drawn.steps if drawn else np.ones(1, dtype=np.int64)
+    active = np.arange(steps.max()) < steps[:, None]
+    return active, active.sum(0).tolist()
+
+
+class OneByOne:
+    """A plain loop."""
+
+    def stacks(self, clients: np.ndarray, message_bytes: int) -> list[np.ndarray]:
+        return list(clients[:, None])
+
+    def run(self, client_fn, message, problem, clients, drawn, memory, calls) -> Any:
+        _, counts = _activity(drawn)
+        rows = {split: (index[0], weight[0]) for split, (index, weight) in drawn.rows.items()} if drawn else {}
+        client = Client(problem, int(clients[0]), rows, None, counts, None if memory is None else memory[0])
+        with oracles.running(1, False, calls):
+            return tree_map(lambda leaf: leaf[None], client_fn(client, message))
+
+
+class Vectorised:
+    """Stacks of clients under torch.func.vmap. stack: how many at once, None for as many as fit the cache."""
+
+    def __init__(self, stack: int | None = None):
+        self.stack = stack
+
+    def stacks(self, clients: np.ndarray, message_bytes: int) -> list[np.ndarray]:
+        size = self.stack or min(max(STACK_BYTES // max(message_bytes, 1), 1), LARGEST_STACK)
+        return np.array_split(clients, -(-len(clients) // size))
+
+    def run(self, client_fn, message, problem, clients, drawn, memory, calls) -> Any:
+        active, counts = _activity(drawn)
+        ragged = not active.all()
+
+        mapped: dict[str, Any] = {"index": torch.from_numpy(clients), "rows": drawn.rows if drawn else {}}
+        if ragged:
+            mapped["active"] = torch.from_numpy(active)
+        if memory is not None:
+            mapped["memory"] = memory
+
+        def one(own: dict[str, Any]) -> Any:
+            client = Client(problem, own["index"], own["rows"], own.get("active"), counts, own.get("memory"))
+            return client_fn(client, message)
+
+        with oracles.running(len(clients), True, calls):
+            return torch.func.vmap(one)(mapped)
+
+
+def choose(engine: str, stack: int | None, problem: Any) -> Engine:
+    """The engine by its name; `auto` takes the one that is faster for this problem, by the rule of `vectorising_wins`."""
+    if engine == "one_by_one" or (engine == "auto" and not vectorising_wins(problem)):
+        return OneByOne()
+    return Vectorised(stack)
+
+
+def vectorising_wins(problem: Any) -> bool:
+    return not getattr(getattr(problem, "net", None), "convolutional", False)

@@ -1,0 +1,125 @@
+"""The simulated federation: who takes part, what is drawn, and the one exchange between server and clients."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fedopt.federation import ranks
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Key, Minibatches, draw
+from fedopt.federation.engines import Engine
+from fedopt.federation.ledger import Ledger, size_in_bytes
+from fedopt.oracles import Calls
+from fedopt.problems.classes import Problem
+from fedopt.randomness import Purpose, keyed_rng
+
+ClientFn = Callable[[Client, Any], Any]
+
+
+class Federation:
+    """M clients and a server.
+
+    cohort_size: clients that `cohort()` chooses, None for all. Where torch.distributed runs, the clients of an exchange are
+    shared out over the ranks; every rank holds the same server.
+    """
+
+    def __init__(self, problem: Problem, engine: Engine, seed: int, cohort_size: int | None = None):
+        self.problem = problem
+        self.engine = engine
+        self.seed = seed
+        self.cohort_size = cohort_size
+        self.ledger = Ledger(problem.clients)
+        self.begin(0)
+
+    def begin(self, round: int) -> None:
+        """Draws from here on belong to this round (0: initialisation)."""
+        self._round = round
+        self._exchange = 0
+        self._cohorts = 0
+
+    def rng(self, purpose: Purpose) -> np.random.Generator:
+        """A generator for the server's own draws of this round."""
+        return keyed_rng(self.seed, purpose, self._round)
+
+    def everyone(self) -> np.ndarray:
+        """All clients."""
+        return np.arange(self.problem.clients)
+
+    def cohort(self) -> np.ndarray:
+        """The clients that take part: `cohort_size` of them, uniformly without replacement; a new draw at each call."""
+        if self.cohort_size is None:
+            return self.everyone()
+        rng = keyed_rng(self.seed, Purpose.COHORT, self._round, self._cohorts)
+        self._cohorts += 1
+        return np.sort(rng.choice(self.problem.clients, self.cohort_size, replace=False))
+
+    def round(
+        self,
+        client_fn: ClientFn,
+        message: Any,
+        cohort: np.ndarray,
+        draws: Minibatches | None = None,
+        weights: np.ndarray | None = None,
+        memory: Tensor | None = None,
+    ) -> Any:
+        """One exchange: send `message` to the cohort, run `client_fn(client, message)` on each, return the mean of the answers.
+
+        draws: which of their examples the clients use, None where they use none.
+        weights: [cohort], of the answers in the mean, used as they are; 1/|cohort| by default.
+        memory: [M, d], a row for each client, seen as `client.memory`; client_fn then returns (answer, new row) and this
+            returns (mean, new memory).
+
+        Messages and answers are tensors or (nested) tuples of them. Bills one communication round.
+        """
+        self._exchange += 1
+        key = Key(self.seed, self._round, self._exchange)
+        weights = np.full(len(cohort), 1 / len(cohort)) if weights is None else weights
+        like, splits, sizes = self.problem.start()[0], self.problem.splits, self.problem.sizes()[cohort]
+
+        # Stacks of equally busy clients waste the least; a rank without clients computes one at weight zero, for the shapes.
+        busy = np.lexsort((sizes, draws.steps_of(sizes) if draws else sizes))[::-1]
+        mine = busy[ranks.rank() :: ranks.count()]
+        idle = len(mine) == 0
+        mine, weights = (busy[:1], 0 * weights) if idle else (mine, weights)
+
+        sums: list[Tensor] = []
+        rows: list[Tensor] = []
+        calls = Calls()
+        for stack in self.engine.stacks(mine, size_in_bytes(message)):
+            clients = cohort[stack]
+            drawn = draw(draws, splits, clients, key, like) if draws else None
+            own = None if memory is None else memory[torch.from_numpy(clients)]
+            answers = self.engine.run(client_fn, message, self.problem, clients, drawn, own, calls)
+            if memory is not None:
+                answers, new_rows = answers
+                rows.append(new_rows)
+            leaves, structure = tree_flatten(answers)
+            weight = torch.from_numpy(weights[stack]).to(like)
+            part = [torch.tensordot(weight.to(leaf.dtype), leaf, 1) for leaf in leaves]
+            sums = [a.add_(b) for a, b in zip(sums, part, strict=True)] if sums else part
+
+        self._account(cohort, message, sums, Calls() if idle else calls)
+        mean = tree_unflatten(ranks.total(sums), structure)
+        if memory is None:
+            return mean
+        return mean, _updated(memory, cohort[mine], torch.cat(rows), idle)
+
+    def _account(self, cohort: np.ndarray, message: Any, answer: list[Tensor], calls: Calls) -> None:
+        self.ledger.bill(cohort, size_in_bytes(message), size_in_bytes(answer))
+        counted = torch.tensor([calls.grad, calls.hvp, calls.jvp], device=answer[0].device)
+        grad, hvp, jvp = ranks.total([counted])[0].tolist()
+        of_all = self.ledger.calls
+        of_all.grad, of_all.hvp, of_all.jvp = of_all.grad + grad, of_all.hvp + hvp, of_all.jvp + jvp
+
+
+def _updated(memory: Tensor, clients: np.ndarray, rows: Tensor, idle: bool) -> Tensor:
+    """memory with new rows for these clients and, where ranks share the work, for those of the others."""
+    change = torch.zeros_like(memory)
+    if not idle:
+        index = torch.from_numpy(clients)
+        change[index] = rows - memory[index]
+    return memory + ranks.total([change])[0]

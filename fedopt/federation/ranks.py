@@ -1,0 +1,55 @@
+"""torch.distributed, where there are several ranks; the same functions do nothing where there is one."""
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def start(device: torch.device) -> None:
+    """Join the other ranks if torchrun (WORLD_SIZE) started several: gloo on CPU, nccl on GPU."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(hours=2))  # a rank may wait while another evaluates
+
+
+def stop() -> None:
+    """Leave."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def count() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """0 .. count() - 1, also before `start`."""
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+
+
+def total(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The sums over ranks, by one collective for each dtype."""
+    if count() == 1:
+        return list(tensors)
+    summed: list[Tensor] = list(tensors)
+    for dtype in {t.dtype for t in tensors}:
+        places = [j for j, t in enumerate(tensors) if t.dtype == dtype]
+        flat = torch.cat([tensors[j].reshape(-1) for j in places])
+        dist.all_reduce(flat)
+        pieces = flat.split([tensors[j].numel() for j in places])
+        for j, piece in zip(places, pieces, strict=True):
+            summed[j] = piece.view(tensors[j].shape)
+    return summed
+
+
+def agree(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set on any rank."""
+    if count() == 1:
+        return flag
+    vote = torch.tensor(int(flag), device=device)
+    dist.all_reduce(vote)
+    return bool(vote)

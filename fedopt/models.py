@@ -1,0 +1,88 @@
+"""Networks as functions of one flat vector of parameters."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedopt.errors import UserError
+from fedopt.randomness import Purpose, torch_seed
+
+NAMES = ("linear", "mlp", "cnn", "vgg11")
+
+
+class FlatModel:
+    """A chain of layers whose parameters live in one flat vector, in the order of `nn.Sequential.parameters()`.
+
+    dim: the length of that vector; initial: its value after PyTorch's own initialisation, [dim], float32.
+    convolutional: whether it has convolutions.
+    """
+
+    def __init__(self, layers: nn.Sequential, input_shape: Sequence[int]):
+        parameters = list(layers.parameters())
+        self.input_shape = tuple(input_shape)
+        self.convolutional = any(isinstance(layer, nn.Conv2d) for layer in layers)
+        self.sizes = [p.numel() for p in parameters]
+        self.dim = sum(self.sizes)
+        self.initial = torch.cat([p.detach().reshape(-1) for p in parameters])
+        self._shapes = [p.shape for p in parameters]
+        self._layers = [layer.requires_grad_(False) for layer in layers]
+
+    def __call__(self, flat: Tensor, x: Tensor) -> Tensor:
+        """Logits [B, classes] of x [B, features] under the parameters flat [dim]."""
+        # split, not slices: its gradient is one concatenation instead of a zero-filled vector for each piece
+        parameters = iter([p.view(shape) for p, shape in zip(flat.split(self.sizes), self._shapes, strict=True)])
+        if self.convolutional:
+            x = x.reshape(-1, *self.input_shape)
+        for layer in self._layers:
+            if isinstance(layer, nn.Linear):
+                x = F.linear(x, next(parameters), next(parameters))
+            elif isinstance(layer, nn.Conv2d):
+                x = F.conv2d(x, next(parameters), next(parameters), layer.stride, layer.padding)
+            elif isinstance(layer, nn.ReLU):
+                x = torch.relu(x)  # never in place: derivatives need the input
+            else:
+                x = layer(x)
+        return x
+
+
+def build(name: str, widths: Sequence[int], input_shape: Sequence[int], classes: int, seed: int) -> FlatModel:
+    """A model by name.
+
+    linear: softmax regression; mlp: hidden layers of the given widths; cnn: two 3x3 convolutions of 16 and 32 channels, each
+    with max pooling, and a linear layer; vgg11: torchvision's features and one linear layer, for 32 x 32 images.
+    input_shape: (channels, height, width).
+    """
+    channels, height, width = input_shape
+    layers: list[nn.Module]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, Purpose.MODEL))
+        if name in ("linear", "mlp"):
+            sizes = [channels * height * width, *(widths if name == "mlp" else []), classes]
+            layers = [nn.Linear(sizes[0], sizes[1])]
+            for a, b in zip(sizes[1:], sizes[2:], strict=False):
+                layers += [nn.ReLU(), nn.Linear(a, b)]
+        elif name == "cnn":
+            _needs_pixels(name, height, width, 4)
+            layers = [nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+            layers += [nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+            layers += [nn.Linear(32 * (height // 4) * (width // 4), classes)]
+        elif name == "vgg11":
+            from fedopt.torchvision_import import torchvision
+
+            _needs_pixels(name, height, width, 32)
+            if channels != 3:
+                raise UserError(f"problem.model=vgg11 needs images of 3 channels, and these have {channels}: use cnn or mlp")
+            features = list(torchvision.models.vgg11(weights=None).features)
+            layers = [*features, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)]
+        else:
+            raise UserError(f"problem.model={name} is not known; there are {', '.join(NAMES)}")
+    return FlatModel(nn.Sequential(*layers), input_shape)
+
+
+def _needs_pixels(name: str, height: int, width: int, least: int) -> None:
+    if min(height, width) < least:
+        raise UserError(
+            f"problem.model={name} needs images of at least {least} x {least} pixels, and these are {height} x {width}"
+        )

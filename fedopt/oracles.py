@@ -1,0 +1,161 @@
+"""What a client can be asked for: gradients, Hessian-vector and Jacobian-vector products. Pure functions of flat vectors,
+counted, and written for one client.
+
+The engine that runs a client announces itself with `running`: it says whether the client is one of a vmapped stack, in
+which case derivatives come from torch.func, or alone, in which case plain autograd computes the same with less overhead.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedopt.problems.classes import Bilevel, Compositional
+
+
+@dataclass
+class Calls:
+    """Oracle calls so far, each client's counted: gradients, Hessian-vector products, Jacobian-vector products.
+
+    A Jacobian-vector product is a cross derivative times a vector in bilevel problems and a vector times the Jacobian of
+    one level in compositional ones.
+    """
+
+    grad: int = 0
+    hvp: int = 0
+    jvp: int = 0
+
+
+@dataclass
+class Scope:
+    """Who is running: `clients` at once (what each oracle call counts for), stacked by vmap or not."""
+
+    clients: int = 1
+    vectorised: bool = False
+    calls: Calls = field(default_factory=Calls)
+
+
+_scope: ContextVar[Scope] = ContextVar("scope", default=Scope())  # noqa: B039  (calls outside any run are not read)
+
+
+@contextmanager
+def running(clients: int, vectorised: bool, calls: Calls) -> Iterator[None]:
+    """Count the oracle calls made inside for `clients` clients."""
+    token = _scope.set(Scope(clients, vectorised, calls))
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def count_for(clients: int) -> None:
+    """From here on in this scope, an oracle call counts for so many clients (some of a stack may have finished)."""
+    _scope.get().clients = clients
+
+
+def _count(**calls: int) -> None:
+    scope = _scope.get()
+    for name, number in calls.items():
+        setattr(scope.calls, name, getattr(scope.calls, name) + number * scope.clients)
+
+
+def _vjp(fn: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[[Any], tuple[Tensor, ...]]]:
+    """fn(*primals) and the map from cotangents to the gradients in the primals; the map may be called more than once.
+
+    fn returns a tensor or a tuple of tensors.
+    """
+    if _scope.get().vectorised:
+        return torch.func.vjp(fn, *primals)
+    nested = any(p.requires_grad for p in primals)  # an outer call differentiates through this one
+    if not nested:
+        primals = tuple(p.detach().requires_grad_() for p in primals)
+    out = fn(*primals)
+
+    def pull(cotangents: Any) -> tuple[Tensor, ...]:
+        outs, cots = (out, cotangents) if isinstance(out, tuple) else ((out,), (cotangents,))
+        live = [(o, c) for o, c in zip(outs, cots, strict=True) if o.requires_grad]
+        if not live:
+            return tuple(torch.zeros_like(p) for p in primals)
+        o, c = zip(*live, strict=True)
+        return torch.autograd.grad(o, primals, c, create_graph=nested, retain_graph=True, materialize_grads=True)
+
+    detached = out if nested else tuple(o.detach() for o in out) if isinstance(out, tuple) else out.detach()
+    return detached, pull
+
+
+def _grad(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    if _scope.get().vectorised:
+        return torch.func.grad(fn)(x)
+    nested = x.requires_grad
+    if not nested:
+        x = x.detach().requires_grad_()
+    value = fn(x)
+    if not value.requires_grad:  # constant in x
+        return torch.zeros_like(x)
+    return torch.autograd.grad(value, x, create_graph=nested, materialize_grads=True)[0]
+
+
+def gradient(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The gradient at x ([d]) of a scalar function of x. One gradient call."""
+    _count(grad=1)
+    return _grad(fn, x)
+
+
+def inner_products(
+    problem: Bilevel, x: Tensor, y: Tensor, sample: Any
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
+    """grad_y g(x, y) ([dy]) and the map v -> (grad^2_xy g v, grad^2_yy g v), all from one gradient graph.
+
+    One gradient call; each use of the map is one Jacobian-vector and one Hessian-vector product.
+    """
+    _count(grad=1)
+    grad_y, pull = _vjp(lambda x, y: _grad(lambda y: problem.g(x, y, sample), y), x, y)
+
+    def products(v: Tensor) -> tuple[Tensor, Tensor]:
+        _count(hvp=1, jvp=1)
+        cross, hessian = pull(v)
+        return cross, hessian
+
+    return grad_y, products
+
+
+def msa_maps(problem: Bilevel | Compositional, u: Sequence[Tensor], sample: Any, damping: float = 0.0) -> tuple[Tensor, ...]:
+    """The mappings of multi-sequence stochastic approximation at u = (x, z^1..z^N): (P, S^1..S^N) [FedMSA eq. 2, 3, 10, 11].
+
+    * Bilevel, u = (x, w, v):  P = grad_x f - grad^2_xw g v,  S = [grad_w g, (grad^2_ww g + damping I) v - grad_w f].
+      (Eq. 10a prints grad_x f in S; eq. 2 has grad_w f.)
+    * Compositional, u = (x, z^1..z^N):  P = J f^0(x)^T J f^1(z^1)^T ... grad f^N(z^N),  S^n = z^n - f^{n-1}(z^{n-1}).
+
+    Each mapping has the shape of its variable; P = 0, S = 0 exactly at the stationary points.
+    """
+    return _bilevel_maps(problem, u, sample, damping) if isinstance(problem, Bilevel) else _chain_maps(problem, u, sample)
+
+
+def _bilevel_maps(problem: Bilevel, u: Sequence[Tensor], sample: Any, damping: float) -> tuple[Tensor, ...]:
+    x, w, v = u
+    _count(grad=2, hvp=1, jvp=1)
+
+    # The second derivatives of g along v and the gradients of -f are one backward pass through one graph.
+    def inner_gradient_and_outer_value(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return _grad(lambda w: problem.g(x, w, sample), w), problem.f(x, w, sample)
+
+    (s_w, f), pull = _vjp(inner_gradient_and_outer_value, x, w)
+    minus_p, s_v = pull((v, -torch.ones_like(f)))
+    return -minus_p, s_w, s_v + damping * v if damping else s_v
+
+
+def _chain_maps(problem: Compositional, u: Sequence[Tensor], sample: Any) -> tuple[Tensor, ...]:
+    N = len(u) - 1
+    _count(grad=1, jvp=N)
+    value, pull = _vjp(lambda z: problem.level(N, z, sample), u[N])
+    (p,) = pull(torch.ones_like(value))
+    s: list[Tensor] = []
+    for n in reversed(range(N)):  # from the last level back: no Jacobian is formed
+        value, pull = _vjp(lambda z, n=n: problem.level(n, z, sample), u[n])
+        (p,) = pull(p)
+        s.insert(0, u[n + 1] - value)
+    return (p, *s)

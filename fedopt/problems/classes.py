@@ -1,0 +1,227 @@
+"""The five problem classes, and the reductions between them.
+
+A problem says what *one* client computes on one sample of its own data, on flat vectors. Its files under `problems/` are
+dataclasses whose fields are the keys of `conf/problem/<name>.yaml`; they are built with a `World`, which brings the data.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedopt.data.ragged import Ragged
+
+
+class Problem(ABC):
+    """What every class of problems has.
+
+    splits: which examples are whose, by the name of the split (`train`, and `val` where the problem has an outer
+        objective of its own); they all have the same number of clients.
+    optimum: the solution in closed form, where there is one.
+    """
+
+    splits: Mapping[str, Ragged]
+    optimum: Tensor | None = None
+
+    @property
+    def clients(self) -> int:
+        """M."""
+        return len(self.splits["train"])
+
+    def sizes(self) -> np.ndarray:
+        """Training examples of each client, [M]."""
+        return self.splits["train"].sizes
+
+    @abstractmethod
+    def start(self) -> tuple[Tensor, ...]:
+        """The starting point, one flat vector a variable."""
+
+    @abstractmethod
+    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
+        """What `f`, `g`, ... need of one client's examples.
+
+        rows: for each split, (which examples [B], their weights [B]); the weights sum to one, padding weighs nothing.
+        """
+
+    @abstractmethod
+    def metrics(self, *point: Tensor) -> dict[str, float]:
+        """What is known of a point, by the names of metrics.csv."""
+
+
+class Minimisation(Problem):
+    """min_x (1/M) sum_i f_i(x)."""
+
+    @abstractmethod
+    def f(self, x: Tensor, sample: Any) -> Tensor:
+        """f_i(x), a scalar."""
+
+
+class Bilevel(Problem):
+    """min_x (1/M) sum_i f_i(x, y*(x)), y*(x) = argmin_y (1/M) sum_i g_i(x, y)."""
+
+    @abstractmethod
+    def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        """The outer objective f_i(x, y), a scalar."""
+
+    @abstractmethod
+    def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        """The inner objective g_i(x, y), a scalar."""
+
+
+class Minimax(Problem):
+    """min_x max_{y in Y} sum_i p_i f_i(x, y)."""
+
+    @abstractmethod
+    def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        """f_i(x, y), a scalar."""
+
+    def project(self, y: Tensor) -> Tensor:
+        """The point of Y nearest to y."""
+        return y
+
+
+class Compositional(Problem):
+    """min_x F^N o ... o F^0 (x), F^n = (1/M) sum_i f_i^n.
+
+    dims: the dimensions (d_0, ..., d_N) of what the levels take: x has d_0, f^n maps d_n to d_{n+1}, f^N to a scalar.
+    """
+
+    dims: tuple[int, ...]
+
+    @abstractmethod
+    def level(self, n: int, z: Tensor, sample: Any) -> Tensor:
+        """f_i^n(z)."""
+
+
+class Hierarchical(Problem):
+    """min_x f1(x) + (1/M) sum_i f2(x, y_i(x)), y_i(x) = argmin_{y in Y_i(x)} h_i(x, y)."""
+
+    @abstractmethod
+    def f1(self, x: Tensor, sample: Any) -> Tensor:
+        """The server's own objective, on the server's data."""
+
+    @abstractmethod
+    def f2(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        """The client's part of the outer objective."""
+
+    @abstractmethod
+    def h(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        """The client's own inner objective."""
+
+    def project(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        """The point of Y_i(x) nearest to y."""
+        return y
+
+
+CLASSES: tuple[type[Problem], ...] = (Minimisation, Bilevel, Minimax, Compositional, Hierarchical)
+
+
+class _Reduced(Problem):
+    """A problem seen as one of another class; data, samples and metrics are those of the original."""
+
+    source: ClassVar[type[Problem]]
+
+    def __init__(self, original: Any):
+        self.original = original
+        self.splits = original.splits
+        self.optimum = original.optimum
+
+    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
+        return self.original.sample(client, rows)
+
+
+class MinimaxAsBilevel(_Reduced, Bilevel):
+    """g_i = -f_i: the direct part of the hypergradient is all of it."""
+
+    source = Minimax
+
+    def start(self) -> tuple[Tensor, ...]:
+        return self.original.start()
+
+    def metrics(self, *point: Tensor) -> dict[str, float]:
+        return self.original.metrics(*point)
+
+    def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        return self.original.f(x, y, sample)
+
+    def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        return -self.original.f(x, y, sample)
+
+
+class CompositionalAsBilevel(_Reduced, Bilevel):
+    """Two levels: f_i(y) = f_i^1(y), g_i(x, y) = 1/2 |y - f_i^0(x)|^2, so that y*(x) = F^0(x)."""
+
+    source = Compositional
+
+    def __init__(self, original: Compositional):
+        if len(original.dims) != 2:
+            raise ValueError(f"only two levels make a bilevel problem, not {len(original.dims)}")
+        super().__init__(original)
+
+    def start(self) -> tuple[Tensor, ...]:
+        (x,) = self.original.start()
+        return x, x.new_zeros(self.original.dims[1])
+
+    def metrics(self, *point: Tensor) -> dict[str, float]:
+        return self.original.metrics(point[0])
+
+    def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        return self.original.level(1, y, sample)
+
+    def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        return 0.5 * torch.sum((y - self.original.level(0, x, sample)) ** 2)
+
+
+class MinimisationAsCompositional(_Reduced, Compositional):
+    """One level, f_i^0 = f_i."""
+
+    source = Minimisation
+
+    def __init__(self, original: Minimisation):
+        super().__init__(original)
+        self.dims = (original.start()[0].numel(),)
+
+    def start(self) -> tuple[Tensor, ...]:
+        return self.original.start()
+
+    def metrics(self, *point: Tensor) -> dict[str, float]:
+        return self.original.metrics(*point)
+
+    def level(self, n: int, z: Tensor, sample: Any) -> Tensor:
+        return self.original.f(z, sample)
+
+
+REDUCTIONS: tuple[type[_Reduced], ...] = (MinimaxAsBilevel, CompositionalAsBilevel, MinimisationAsCompositional)
+
+
+def name(cls: type[Problem]) -> str:
+    """`bilevel` for Bilevel: the class of a problem as configs and messages have it."""
+    return cls.__name__.lower()
+
+
+def class_of(problem: type[Problem] | Problem) -> type[Problem]:
+    """Which of the five classes a problem belongs to."""
+    kind = problem if isinstance(problem, type) else type(problem)
+    return next(c for c in CLASSES if issubclass(kind, c))
+
+
+def covered(solves: tuple[type[Problem], ...]) -> set[str]:
+    """The names of the classes that an algorithm for `solves` covers, itself or through a reduction."""
+    reduced = {name(r.source) for r in REDUCTIONS if issubclass(r, solves)}
+    return {name(c) for c in solves} | reduced
+
+
+def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
+    """The problem itself if it is of one of the classes in `solves`, else its reduction to one of them.
+
+    Raises TypeError when there is none.
+    """
+    if isinstance(problem, solves):
+        return problem
+    for reduction in REDUCTIONS:
+        if isinstance(problem, reduction.source) and issubclass(reduction, solves):
+            return reduction(problem)
+    raise TypeError(f"no reduction from {name(class_of(problem))} to {', '.join(name(c) for c in solves)}")

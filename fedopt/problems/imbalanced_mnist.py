@@ -1,0 +1,93 @@
+"""Loss tuning on long-tailed data [FedNest Sec. 4.2, FedMSA Sec. 4].
+
+The inner problem trains a network y on imbalanced data with a parametric loss; the outer problem tunes the loss, x, for the
+class-balanced validation loss. It depends on x through y*(x) alone: the direct part of the hypergradient is zero.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedopt import models
+from fedopt.data.world import World
+from fedopt.problems.classes import Bilevel
+from fedopt.problems.supervised import Batch, Images, client_mean, cross_entropy, losses, split_batches, test_metrics
+
+
+def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
+    """The rows kept: of class c the first largest * imbalance^(c / (C-1)) examples, or all where it has fewer."""
+    classes = np.unique(labels)
+    keep = [
+        np.flatnonzero(labels == c)[: int(largest * imbalance ** (j / (len(classes) - 1)))] for j, c in enumerate(classes)
+    ]
+    return np.sort(np.concatenate(keep))
+
+
+@dataclass(config=ConfigDict(extra="forbid"))
+class ImbalancedMnist(Bilevel):
+    """x = (Delta, l), [2 C]: the VS loss takes logits * sigmoid(Delta_c) + l_c; y: the network's parameters.
+
+    largest, imbalance: class c of C keeps largest * imbalance^(c / (C-1)) examples.
+    validation: the fraction of its examples that a client validates on.
+    ridge: l2 penalty ridge/2 |y|^2 of the inner problem, 0 in the papers.
+    """
+
+    model: str
+    widths: list[PositiveInt]
+    largest: PositiveInt
+    imbalance: Annotated[float, Field(gt=0, le=1)]
+    validation: Annotated[float, Field(gt=0, lt=1)]
+    ridge: NonNegativeFloat
+
+    def build(self, world: World) -> "ImbalancedMnist":
+        data = world.load()
+        kept = long_tail(data.y_train, self.largest, self.imbalance)
+        self.labels = data.y_train[kept]
+        self.train = Images(data.x_train[kept], self.labels, data, world)
+        self.test = Images(data.x_test, data.y_test, data, world)
+        self.splits = world.split(len(kept), self.labels, self.validation)
+        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed)
+        counts = np.bincount(self.labels[self.splits["val"].rows], minlength=data.classes)
+        balance = counts.sum() / (data.classes * np.maximum(counts, 1))  # the classes' mean losses weigh the same
+        self.class_weight = torch.from_numpy(balance).to(world.device, world.dtype)
+        self._start = (self.class_weight.new_zeros(2 * data.classes), self.net.initial.to(world.device, world.dtype))
+        return self
+
+    def start(self) -> tuple[Tensor, ...]:
+        return self._start
+
+    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:
+        return split_batches(self.train, rows)
+
+    def _tuned(self, x: Tensor, logits: Tensor) -> Tensor:
+        delta, shift = x.chunk(2)
+        return logits * torch.sigmoid(delta) + shift
+
+    def f(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor:
+        batch = sample["val"]
+        return cross_entropy(self.net(y, batch.x), batch, self.class_weight)
+
+    def g(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor:
+        batch = sample["train"]
+        loss = cross_entropy(self._tuned(x, self.net(y, batch.x)), batch)
+        return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
+
+    def metrics(self, *point: Tensor) -> dict[str, float]:
+        x, y = point[:2]
+
+        def tuned_losses(batch: Batch) -> Tensor:
+            return losses(self._tuned(x, self.net(y, batch.x)), batch)
+
+        def balanced_losses(batch: Batch) -> Tensor:
+            return losses(self.net(y, batch.x), batch) * self.class_weight[batch.y]
+
+        return {
+            "train_loss": client_mean(self.train, self.splits["train"], tuned_losses),
+            "val_loss": client_mean(self.train, self.splits["val"], balanced_losses),
+            **test_metrics(self.test, lambda images: self.net(y, images)),
+        }

@@ -1,0 +1,75 @@
+"""Risk-averse optimisation, a three-level composition [FedMSA Sec. 4; Balasubramanian et al. 2022].
+
+    min_x E U(x) + lam sqrt(E max(0, U(x) - E U(x))^2 + delta),   U(x) = (b - (a'x)^2)^2
+
+(The paper's display of f1 drops the square.) U depends on (a'x)^2, so that x* and -x* are both solutions.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedopt.data.world import World
+from fedopt.problems.classes import Compositional
+
+
+@dataclass(config=ConfigDict(extra="forbid"))
+class Mco(Compositional):
+    """a ~ N(0, C), C = (A'A)^(1/2) with A_ij ~ N(0, 1); b = (a'x*)^2 + noise, x* ~ N(0, I).
+
+    d: dimension of x; examples: over all clients; noise_variance: of b; x0: every coordinate of the start.
+    """
+
+    d: PositiveInt
+    examples: PositiveInt
+    lam: NonNegativeFloat
+    delta: PositiveFloat
+    noise_variance: NonNegativeFloat
+    x0: float
+
+    def build(self, world: World) -> "Mco":
+        rng = world.rng()
+        A = rng.standard_normal((self.d, self.d))
+        variances, axes = np.linalg.eigh(A.T @ A)  # C = axes sqrt(variances) axes', so that C^(1/2) has the fourth root
+        root = axes * np.maximum(variances, 0) ** 0.25
+        solution = rng.standard_normal(self.d)
+        a = rng.standard_normal((self.examples, self.d)) @ root.T
+        b = (a @ solution) ** 2 + np.sqrt(self.noise_variance) * rng.standard_normal(self.examples)
+        self.a, self.b, self.optimum = (torch.from_numpy(v).to(world.device, world.dtype) for v in (a, b, solution))
+        self.splits = world.split(self.examples)
+        self.dims = (self.d, self.d + 1, 2)
+        return self
+
+    def start(self) -> tuple[Tensor, ...]:
+        return (torch.full_like(self.a[0], self.x0),)
+
+    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+        index, weight = rows["train"]
+        return self.a[index], self.b[index], weight
+
+    def level(self, n: int, z: Tensor, sample: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        if n == 2:  # f2(u, s) = u + lam sqrt(s + delta)
+            return z[0] + self.lam * torch.sqrt(z[1] + self.delta)
+        a, b, weight = sample
+        U = (b - (a @ z[: self.d]) ** 2) ** 2
+        if n == 0:  # f0(x) = (x, E U(x))
+            return torch.cat([z, (weight @ U)[None]])
+        excess = torch.relu(U - z[self.d])  # f1(x, u) = (u, E max(0, U(x) - u)^2)
+        return torch.stack([z[self.d], weight @ excess**2])
+
+    def metrics(self, *point: Tensor) -> dict[str, float]:
+        x = point[0]
+        split = self.splits["train"]
+        weight = torch.from_numpy(split.client_mean_weights()).to(self.a)
+        index = torch.from_numpy(split.rows).to(self.a.device)
+        everything = (self.a[index], self.b[index], weight)
+        z = x
+        for n in range(3):
+            z = self.level(n, z, everything)
+        assert self.optimum is not None
+        distance = min(torch.linalg.norm(x - self.optimum), torch.linalg.norm(x + self.optimum))
+        return {"objective": float(z), "distance": float(distance)}

@@ -1,0 +1,136 @@
+"""A strongly convex quadratic bilevel problem with closed forms: the first problem of any new method.
+
+    g_i(x, y) = 1/2 y'A_i y - y'(B_i x + c_i + noise)
+    f_i(x, y) = 1/2 x'D_i x - (d_i + noise)'x + 1/2 y'F_i y - (e_i + noise)'y + x'G_i y
+
+With bars for means over clients, y*(x) = A^-1 (B x + c), the hypergradient is
+grad f(x) = D x - d + G y* + B' A^-1 (F y* - e + G'x), and it is linear in x.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedopt.data.world import World
+from fedopt.problems.classes import Bilevel
+
+
+class Sample(NamedTuple):
+    """One client's matrices and its linear terms with the sample's noise."""
+
+    A: Tensor
+    B: Tensor
+    c: Tensor
+    D: Tensor
+    d: Tensor
+    F: Tensor
+    e: Tensor
+    G: Tensor
+
+
+def _spd(rng: np.random.Generator, dim: int, conditioning: float) -> np.ndarray:
+    """A random symmetric matrix with eigenvalues from 1 / conditioning to 1."""
+    axes, _ = np.linalg.qr(rng.standard_normal((dim, dim)))
+    return axes @ np.diag(np.linspace(1 / conditioning, 1.0, dim)) @ axes.T
+
+
+@dataclass(config=ConfigDict(extra="forbid"))
+class QuadraticBilevel(Bilevel):
+    """dx, dy: dimensions of x and y.
+
+    conditioning: the ratio of the largest to the least eigenvalue of each client's A_i, D_i and F_i.
+    heterogeneity: 0 makes all clients equal, 1 mixes each client's matrices half and half with its own, and so on.
+    noise: standard deviation of the examples' linear terms around their client's; a full local batch has none.
+    examples: over all clients.
+    """
+
+    dx: PositiveInt
+    dy: PositiveInt
+    conditioning: Annotated[float, Field(ge=1)]
+    heterogeneity: NonNegativeFloat
+    noise: NonNegativeFloat
+    examples: PositiveInt
+
+    def build(self, world: World) -> "QuadraticBilevel":
+        rng = world.rng()
+        dx, dy, share = self.dx, self.dy, self.heterogeneity / (1 + self.heterogeneity)
+        self.splits = world.split(self.examples, None, 0.5)
+        M = self.clients
+
+        def family(common: np.ndarray, own: list[np.ndarray]) -> Tensor:
+            mixed = np.stack([(1 - share) * common + share * mine for mine in own])
+            return torch.from_numpy(mixed).to(world.device, world.dtype)
+
+        def spds(dim: int) -> Tensor:
+            return family(_spd(rng, dim, self.conditioning), [_spd(rng, dim, self.conditioning) for _ in range(M)])
+
+        def gaussians(*shape: int) -> Tensor:
+            scale = 1 / np.sqrt(shape[-1])
+            return family(rng.standard_normal(shape) * scale, [rng.standard_normal(shape) * scale for _ in range(M)])
+
+        self.matrices = {"A": spds(dy), "B": gaussians(dy, dx), "D": spds(dx), "F": spds(dy), "G": 0.1 * gaussians(dx, dy)}
+        self.linear = {"c": gaussians(dy), "d": gaussians(dx), "e": gaussians(dy)}
+        self._noise = {name: self._centred(rng, v.shape[1], world) for name, v in self.linear.items()}
+        self._solve()
+        return self
+
+    def _centred(self, rng: np.random.Generator, dim: int, world: World) -> Tensor:
+        """Noise of each example; every client's sums to zero over each of its splits."""
+        noise = self.noise * rng.standard_normal((self.examples, dim))
+        for split in self.splits.values():
+            for rows in split:
+                noise[rows] -= noise[rows].mean(0)
+        return torch.from_numpy(noise).to(world.device, world.dtype)
+
+    def _solve(self) -> None:
+        m = {name: v.mean(0) for name, v in {**self.matrices, **self.linear}.items()}
+        self._mean = m
+        S = torch.linalg.solve(m["A"], m["B"])  # dy*/dx
+        y0 = torch.linalg.solve(m["A"], m["c"])
+        self._hessian = m["D"] + m["G"] @ S + S.T @ m["G"].T + S.T @ m["F"] @ S
+        self._constant = -m["d"] + m["G"] @ y0 + S.T @ (m["F"] @ y0 - m["e"])
+        self.optimum = -torch.linalg.solve(self._hessian, self._constant)
+
+    def inner_solution(self, x: Tensor) -> Tensor:
+        """y*(x), [dy]."""
+        return torch.linalg.solve(self._mean["A"], self._mean["B"] @ x + self._mean["c"])
+
+    def hypergradient(self, x: Tensor) -> Tensor:
+        """grad f(x), [dx], in closed form."""
+        return self._hessian @ x + self._constant
+
+    def start(self) -> tuple[Tensor, ...]:
+        return self._constant.new_ones(self.dx), self._constant.new_zeros(self.dy)
+
+    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Sample:
+        parts = {name: v[client] for name, v in {**self.matrices, **self.linear}.items()}
+        for name, split in (("c", "train"), ("d", "val"), ("e", "val")):
+            if split in rows:
+                index, weight = rows[split]
+                parts[name] = parts[name] + weight @ self._noise[name][index]
+        return Sample(**parts)
+
+    def f(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
+        s = sample
+        outer = 0.5 * x @ (s.D @ x) - s.d @ x
+        return outer + 0.5 * y @ (s.F @ y) - s.e @ y + x @ (s.G @ y)
+
+    def g(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
+        s = sample
+        return 0.5 * y @ (s.A @ y) - y @ (s.B @ x + s.c)
+
+    def metrics(self, *point: Tensor) -> dict[str, float]:
+        x = point[0]
+        assert self.optimum is not None
+        y = self.inner_solution(x)
+        objective = self.f(x, y, Sample(**self._mean))
+        return {
+            "objective": float(objective),
+            "distance": float(torch.linalg.norm(x - self.optimum)),
+            "hypergradient_norm": float(torch.linalg.norm(self.hypergradient(x))),
+        }

@@ -1,0 +1,92 @@
+"""What classification problems share: examples on the device, minibatches, the weighted cross-entropy, evaluation."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedopt.data.datasets import LabelledData
+from fedopt.data.ragged import Ragged
+from fedopt.data.world import World
+
+
+class Batch(NamedTuple):
+    """x: [B, features], normalised; y: [B]; weight: [B], sums to one, padding weighs nothing."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+
+class Images:
+    """Labelled examples on the device: as uint8 until they are used, then normalised by the training pixels' statistics."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
+        mean, std = data.normalisation()
+        self.shape = x.shape[1:]
+        self.x = torch.from_numpy(x.reshape(len(x), -1)).to(world.device)
+        self.y = torch.from_numpy(y).to(world.device)
+        pixels = int(np.prod(self.shape[1:]))
+        per_channel = (mean, 1 / np.maximum(std, 1e-12))
+        self._mean, self._scale = (
+            torch.from_numpy(np.repeat(v, 1 if len(v) == 1 else pixels)).to(world.device, world.dtype) for v in per_channel
+        )
+        self._dtype = world.dtype
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, rows: Tensor, weight: Tensor) -> Batch:
+        """The examples `rows` [B], normalised."""
+        x = (self.x[rows].to(self._dtype) - self._mean) * self._scale
+        return Batch(x, self.y[rows], weight)
+
+
+def split_batches(images: Images, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:
+    """A sample: one batch of each split."""
+    return {split: images.batch(*of_split) for split, of_split in rows.items()}
+
+
+def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = None) -> Tensor:
+    """sum_j weight_j class_weight[y_j] CE_j."""
+    weight = batch.weight if class_weight is None else batch.weight * class_weight[batch.y]
+    return losses(logits, batch) @ weight
+
+
+@torch.no_grad()
+def weighted_sums(
+    images: Images, rows: np.ndarray, weights: np.ndarray, values: Callable[[Batch], tuple[Tensor, ...]]
+) -> list[float]:
+    """sum_j weights_j value_j over the examples `rows`, for each of the values ([B] each), in pieces that bound memory."""
+    totals: list[Tensor] = []
+    for start in range(0, len(rows), 2048):
+        piece = slice(start, start + 2048)
+        index, weight = (torch.from_numpy(part[piece]).to(images.y.device) for part in (rows, weights))
+        sums = [value.double() @ weight for value in values(images.batch(index, weight))]
+        totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
+    return [float(total) for total in totals]
+
+
+def losses(logits: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy of each example, [B]."""
+    return F.cross_entropy(logits, batch.y, reduction="none")
+
+
+def test_metrics(images: Images, logits: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    """test_loss, and test_accuracy in percent, over all of `images`."""
+
+    def loss_and_hit(batch: Batch) -> tuple[Tensor, ...]:
+        out = logits(batch.x)
+        return losses(out, batch), out.argmax(1) == batch.y
+
+    n = len(images)
+    loss, accuracy = weighted_sums(images, np.arange(n), np.full(n, 1 / n), loss_and_hit)
+    return {"test_loss": loss, "test_accuracy": 100 * accuracy}
+
+
+def client_mean(images: Images, split: Ragged, value: Callable[[Batch], Tensor]) -> float:
+    """(1/M) sum_i of the clients' own means of `value` over their examples of a split."""
+    return weighted_sums(images, split.rows, split.client_mean_weights(), lambda batch: (value(batch),))[0]

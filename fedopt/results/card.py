@@ -1,0 +1,61 @@
+"""The run card: what it takes to make the same run again."""
+
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+import fedopt
+
+PACKAGES = ("hydra-core", "omegaconf", "torchvision", "pandas", "pydantic", "safetensors")
+
+
+def run_card(overrides: list[str], seed: int, started: str) -> dict[str, Any]:
+    """Command, overrides, seed, versions, machine, and the commit of the code where it is a git checkout."""
+    return {
+        "command": " ".join(sys.argv),
+        "overrides": overrides,
+        "seed": seed,
+        "started": started,
+        "commit": _commit(),
+        "versions": {
+            "fedopt": fedopt.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            **{name: _version(name) for name in PACKAGES},
+        },
+        "machine": {
+            "platform": platform.platform(),
+            "processor": platform.processor() or platform.machine(),
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """With `+changes` where the checkout has uncommitted ones."""
+    root = Path(fedopt.__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

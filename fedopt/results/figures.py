@@ -1,0 +1,78 @@
+"""The pictures in a run's folder."""
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from fedopt.data.ragged import Ragged
+
+COUNTERS = ("round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls", "train_seconds")
+LABELS = {
+    "comm_rounds": "communication rounds",
+    "bytes": "bytes communicated",
+    "seconds": "training time (s)",
+    "round": "rounds",
+    "test_accuracy": "test accuracy (%)",
+    "test_loss": "test loss",
+    "train_loss": "training loss",
+    "val_loss": "validation loss",
+    "objective": "objective",
+    "distance": "distance to the solution",
+    "hypergradient_norm": "norm of the hypergradient",
+}
+BARS = 200  # up to so many clients are drawn as bars, more as an image
+
+
+def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
+    """Clients by classes: how many training examples of which class each client has."""
+    classes = np.zeros(len(split.rows), dtype=np.int64) if labels is None else labels[split.rows]
+    counts = np.zeros((len(split), int(classes.max()) + 1))
+    np.add.at(counts, (np.repeat(np.arange(len(split)), split.sizes), classes), 1)
+    figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
+    if len(split) <= BARS:
+        bottom = np.zeros(len(split))
+        for c, column in enumerate(counts.T):
+            axes.bar(np.arange(len(split)), column, bottom=bottom, width=0.9, color=plt.colormaps["tab20"](c % 20), label=str(c))
+            bottom += column
+        axes.set_ylabel("training examples")
+        if labels is not None:
+            axes.legend(title="class", ncols=2, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    else:
+        image = axes.imshow(counts.T, aspect="auto", interpolation="nearest", cmap="viridis")
+        figure.colorbar(image, label="training examples")
+        axes.set_ylabel("class")
+    axes.set_xlabel("client")
+    axes.set_title(f"{len(split)} clients, {int(split.sizes.min())} to {int(split.sizes.max())} training examples each")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def metrics(path: Path, csv: Path) -> None:
+    """Every metric against communication rounds."""
+    table = pd.read_csv(csv)
+    names = [name for name in table.columns if name not in COUNTERS]
+    columns = min(len(names), 3)
+    rows = -(-len(names) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3 * rows), layout="constrained", squeeze=False)
+    for axis, name in zip(axes.flat, names, strict=False):
+        axis.plot(table["comm_rounds"], table[name])
+        set_scale(axis, name, table[name].to_numpy())
+        axis.set_xlabel(LABELS["comm_rounds"])
+        axis.set_ylabel(LABELS.get(name, name))
+        axis.grid(alpha=0.3)
+    for axis in axes.flat[len(names) :]:
+        axis.remove()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def set_scale(axis: plt.Axes, name: str, values: np.ndarray) -> None:
+    """Logarithmic for what should vanish, over more than a decade."""
+    finite = values[np.isfinite(values)]
+    if name in ("distance", "hypergradient_norm", "objective") and len(finite) and finite.min() > 0 and finite.max() > 10 * finite.min():
+        axis.set_yscale("log")

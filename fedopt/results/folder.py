@@ -1,0 +1,156 @@
+"""A run is a folder that explains itself.
+
+    config.yaml       the resolved config             run.json         command, overrides, versions, machine, commit
+    metrics.csv       one row an evaluation           summary.json     status, final and best values
+    checkpoint.safetensors                            log.txt
+    partition.png, metrics.png                        traceback.txt    of a failed run
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from fedopt.errors import UserError
+
+
+def slug(overrides: list[str], longest: int = 120) -> str:
+    """A folder name for a run, from its overrides: those that say where it goes or how it starts do not count."""
+    kept = [o for o in overrides if o.lstrip("+~").split("=")[0] not in ("output_dir", "resume")]
+    text = re.sub(r"[^A-Za-z0-9=._,+-]", "_", ",".join(kept)) or "default"
+    if len(text) <= longest:
+        return text
+    return text[: longest - 9] + "-" + hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write to the side and rename: the file is the old one or the new one, never half of it. Raises OSError."""
+    aside = path.with_name(path.name + ".part")
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def plain(value: Any) -> Any:
+    """JSON has no nan and no infinity."""
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Empty where the file is not there or broken."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+class RunFolder:
+    """The files of one run, locked while it is open."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.metrics = path / "metrics.csv"
+        self.checkpoint = path / "checkpoint.safetensors"
+        self._lock: IO[str] | None = None
+
+    def open(self) -> None:
+        """Create the folder and lock it. Raises UserError when another process holds it, OSError when it cannot be made."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{self.path}: another run is writing here; choose another output_dir or wait for it") from None
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            (self.path / ".lock").unlink(missing_ok=True)
+            self._lock = None
+
+    def discard_if_empty(self) -> None:
+        """Remove a folder in which nothing was written."""
+        self.close()
+        if self.path.is_dir() and not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    @property
+    def used(self) -> bool:
+        """Whether a run has begun here."""
+        return (self.path / "config.yaml").exists() or self.metrics.exists()
+
+    def status(self) -> str | None:
+        """Of the run that is here, None where there is none."""
+        return self.summary().get("status") if self.used else None
+
+    def summary(self) -> dict[str, Any]:
+        """summary.json, empty where it is not there or broken."""
+        return read_json(self.path / "summary.json")
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        write_atomically(self.path / name, (json.dumps(plain(content), indent=2) + "\n").encode())
+
+    def write_text(self, name: str, content: str) -> None:
+        write_atomically(self.path / name, content.encode())
+
+    def log(self, line: str) -> None:
+        with (self.path / "log.txt").open("a") as file:
+            file.write(line + "\n")
+
+
+class MetricsFile:
+    """metrics.csv: append-only; each row is on disk, whole, before the run goes on."""
+
+    def __init__(self, path: Path, keep: int | None = None):
+        """keep: bytes of an earlier part to go on from, None to begin anew."""
+        self.path = path
+        self.columns: list[str] = []
+        self._file = path.open("r+b" if keep else "wb", buffering=0)
+        if keep:
+            self._file.truncate(keep)
+            self.columns = self._file.read().decode().split("\n", 1)[0].split(",")
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Raises OSError, leaving the file as it was, when the row cannot be written whole."""
+        if not self.columns:
+            self.columns = list(row)
+            self._write(",".join(self.columns))
+        self._write(",".join(_cell(row[column]) for column in self.columns))
+
+    def _write(self, line: str) -> None:
+        """Unbuffered, so that a killed process loses nothing, and undone when the disk takes only a part."""
+        before, rest = self.size, (line + "\n").encode()
+        try:
+            while rest:
+                rest = rest[os.write(self._file.fileno(), rest) :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), before)
+            os.lseek(self._file.fileno(), before, os.SEEK_SET)
+            raise
+
+    @property
+    def size(self) -> int:
+        """Bytes so far."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else str(value)

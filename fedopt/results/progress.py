@@ -1,0 +1,52 @@
+"""What a run shows while it works: a bar on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+SHOWN = ("train_loss", "val_loss", "objective", "distance", "hypergradient_norm", "test_accuracy")
+
+
+class Display:
+    """quiet: show nothing (ranks other than 0)."""
+
+    def __init__(self, title: str, quiet: bool = False):
+        self._console = Console(stderr=True, quiet=quiet)
+        self._last_line = 0.0
+        self._metrics = ""
+        self._bar: Progress | None = None
+        if sys.stderr.isatty() and not quiet:
+            self._bar = Progress(
+                TextColumn(title, markup=False),
+                BarColumn(),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[text]}", markup=False),
+                TimeElapsedColumn(),
+                TextColumn("eta"),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bar.add_task(title, total=1.0, text="")
+            self._bar.start()
+
+    def round(self, done: float, round: int) -> None:
+        """done: the fraction of the budget that is spent."""
+        if self._bar:
+            self._bar.update(self._task, completed=done, text=f"round {round}  {self._metrics}")
+
+    def row(self, row: Mapping[str, Any], last: bool = False) -> None:
+        """An evaluation; as plain lines, at most one every two seconds."""
+        self._metrics = "  ".join(f"{name} {row[name]:.4g}" for name in SHOWN if name in row)
+        if not self._bar and (last or row["round"] == 0 or time.monotonic() - self._last_line > 2):
+            self._last_line = time.monotonic()
+            text = f"round {row['round']:>6}  comm_rounds {row['comm_rounds']:>6}  {self._metrics}"
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._bar:
+            self._bar.stop()

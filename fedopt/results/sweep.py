@@ -1,0 +1,37 @@
+"""The table of a sweep: one row per run."""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from fedopt.results.folder import RunFolder, read_json, write_atomically
+
+
+def collect(folder: Path) -> pd.DataFrame:
+    """One row for each run folder in `folder`: its overrides, status, final and best metrics, and what the target took."""
+    rows = []
+    for path in sorted(p for p in folder.iterdir() if p.is_dir() and (p / "summary.json").exists()):
+        summary, card = RunFolder(path).summary(), read_json(path / "run.json")
+        row = {"run": path.name, "status": summary.get("status")}
+        row |= dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
+        row |= {name: summary.get(name) for name in ("round", "comm_rounds", "bytes", "seconds")}
+        row |= {f"final_{name}": value for name, value in summary.get("final", {}).items()}
+        row |= {f"best_{name}": value for name, value in summary.get("best", {}).items()}
+        row |= {f"target_{name}": value for name, value in (summary.get("to_target") or {}).items()}
+        row["error"] = summary.get("error")
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def report(folder: Path) -> int:
+    """Write sweep.csv, say what came out, and return the exit code: 1 when a run failed."""
+    table = collect(folder)
+    write_atomically(folder / "sweep.csv", table.to_csv(index=False).encode())
+    counts = table["status"].value_counts() if len(table) else {}
+    print(f"{len(table)} runs: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
+    print(f"results: {folder / 'sweep.csv'}")
+    failed = table[table["status"] == "failed"] if len(table) else table
+    for _, row in failed.iterrows():
+        print(f"fedopt: {folder / row['run']}: {row['error']}", file=sys.stderr)
+    return 1 if len(failed) else 0

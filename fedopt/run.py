@@ -1,0 +1,282 @@
+"""The one loop: step until the budget is spent; evaluate, record, checkpoint."""
+
+import math
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Any
+
+import yaml
+
+from fedopt.errors import UserError
+from fedopt.experiment import Experiment, assemble
+from fedopt.federation import ranks
+from fedopt.results import checkpoint, figures
+from fedopt.results.card import run_card
+from fedopt.results.folder import MetricsFile, RunFolder
+from fedopt.results.progress import Display
+
+CHECKPOINT_SECONDS = 5.0  # of wall time between checkpoints, at least
+CHECKPOINT_SHARE = 20  # and at least so many times what one takes
+BOUNDED = ("train_loss", "val_loss", "test_loss", "objective", "distance")  # what may not exceed eval.diverged
+FREE_ON_RESUME = ("budget", "hardware", "output_dir", "resume", "logger")  # keys that a resumed run may change
+
+
+def better(metric: str, a: float, b: float) -> float:
+    """The larger accuracy, the lesser of anything else; whatever is finite beats what is not."""
+    finite = [v for v in (a, b) if math.isfinite(v)]
+    return (max if metric.endswith("accuracy") else min)(finite, default=math.nan)
+
+
+def reached(metric: str, value: float, target: float) -> bool:
+    """At least the target for accuracies, at most for anything else."""
+    return value >= target if metric.endswith("accuracy") else value <= target
+
+
+class Interrupt:
+    """Set by the first Ctrl-C (or SIGTERM); the second one stops at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        def request(number: int, frame: FrameType | None) -> None:
+            if self.requested:
+                raise KeyboardInterrupt
+            self.requested = True
+
+        before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Run:
+    """One run in its folder. config: resolved; overrides: as on the command line; jobs: processes that share the machine."""
+
+    def __init__(self, config: dict[str, Any], folder: RunFolder, overrides: list[str], jobs: int = 1):
+        self.config = config
+        self.folder = folder
+        self.overrides = overrides
+        self.jobs = jobs
+        self.main = ranks.rank() == 0  # only this rank writes and shows anything
+        self.final: dict[str, float] = {}
+        self.best: dict[str, float] = {}
+        self.to_target: dict[str, Any] | None = None
+        self.seconds = 0.0  # of training
+        self.round = 0
+        self.rows_size = 0
+        self.next_checkpoint = -math.inf
+
+    def __call__(self) -> str:
+        """Run, or go on, to the end. Returns the status. Raises UserError, and OSError when the disk is full or gone."""
+        resuming = self.config["resume"] and self.folder.used
+        if resuming:
+            self._same_config()
+            if self.folder.status() == "finished" and self._budget_unchanged():
+                return "finished"
+        experiment = assemble(self.config, self.jobs)
+        self._begin(experiment, resuming)
+        interrupt = Interrupt()
+        display = Display(f"{self.config['name']}", quiet=not self.main)
+        try:
+            with interrupt.listening():
+                status = self._loop(experiment, interrupt, display, resuming)
+        finally:
+            display.close()
+        if self.main:
+            figures.metrics(self.folder.path / "metrics.png", self.folder.metrics)
+        return status
+
+    def _loop(self, e: Experiment, interrupt: Interrupt, display: Display, resuming: bool) -> str:
+        fed, problem, algorithm = e.federation, e.problem, e.algorithm
+        started = time.perf_counter()
+        fed.begin(0)
+        state = algorithm.init(problem, fed)
+        self.seconds = time.perf_counter() - started
+        resuming = resuming and self.folder.checkpoint.exists()
+        if resuming:
+            state, progress = checkpoint.restore(self.folder.checkpoint, state, fed.ledger)
+            self._restore(progress)
+        metrics = MetricsFile(self.folder.metrics, self.rows_size if resuming else None) if self.main else None
+        if not resuming:
+            self._evaluate(e, state, metrics, display)
+            self._checkpoint(state, e, metrics)
+
+        status = None
+        evaluated = True
+        while status is None:
+            spent = e.budget.spent(self.round, fed.ledger.comm_rounds, fed.ledger.total_bytes, self.seconds)
+            stop = ranks.agree(spent >= 1 or interrupt.requested, e.device)
+            if not stop:
+                fed.begin(self.round + 1)
+                started = time.perf_counter()
+                state = algorithm.step(state, problem, fed)
+                self.seconds += time.perf_counter() - started
+                self.round += 1
+                display.round(spent, self.round)
+                evaluated = False
+            if (stop and not evaluated) or (not stop and e.evaluation.due(self.round)):
+                evaluated = True
+                self._evaluate(e, state, metrics, display)
+                if self._diverged(e.evaluation.diverged):
+                    status = "diverged"
+                    break
+                if stop or ranks.agree(self._checkpoint_due(), e.device):
+                    self._checkpoint(state, e, metrics)
+            if stop:
+                status = "interrupted" if ranks.agree(interrupt.requested and spent < 1, e.device) else "finished"
+        if metrics is not None:
+            metrics.close()
+        self._summary(status, e)
+        return status
+
+    def _begin(self, e: Experiment, resuming: bool) -> None:
+        if not self.main:
+            return
+        self.folder.write_text("config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
+        if not resuming:
+            for stale in (self.folder.metrics, self.folder.checkpoint):
+                stale.unlink(missing_ok=True)
+            card = run_card(self.overrides, self.config["seed"], datetime.now(UTC).isoformat(timespec="seconds"))
+            self.folder.write_json("run.json", card)
+            labels = getattr(e.original, "labels", None)
+            figures.partition(self.folder.path / "partition.png", e.original.splits["train"], labels)
+        (self.folder.path / "traceback.txt").unlink(missing_ok=True)
+        self.folder.write_json("summary.json", {"status": "running"})
+        self.folder.log(f"{datetime.now(UTC).isoformat(timespec='seconds')} {'resumed' if resuming else 'started'}")
+
+    def _evaluate(self, e: Experiment, state: Any, metrics: MetricsFile | None, display: Display) -> None:
+        row: dict[str, Any] = {"round": self.round, **e.federation.ledger.columns(), "train_seconds": self.seconds}
+        values = e.problem.metrics(*e.algorithm.output(state))
+        row.update(values)
+        self.final = values
+        self.best = {name: better(name, value, self.best.get(name, math.nan)) for name, value in values.items()}
+        target = e.evaluation
+        if target.metric is not None and target.target is not None:
+            if target.metric not in values:
+                raise UserError(f"eval.metric={target.metric}: this problem has {', '.join(values)}")
+            if self.to_target is None and reached(target.metric, values[target.metric], target.target):
+                self.to_target = self._spent(e)
+        if metrics is not None:
+            metrics.append(row)
+        display.row(row)
+
+    def _spent(self, e: Experiment) -> dict[str, Any]:
+        ledger = e.federation.ledger
+        return {
+            "round": self.round,
+            "comm_rounds": ledger.comm_rounds,
+            "bytes": ledger.total_bytes,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def _diverged(self, limit: float) -> bool:
+        return any(not math.isfinite(v) or (name in BOUNDED and abs(v) > limit) for name, v in self.final.items())
+
+    def _checkpoint_due(self) -> bool:
+        return self.main and time.monotonic() > self.next_checkpoint
+
+    def _checkpoint(self, state: Any, e: Experiment, metrics: MetricsFile | None) -> None:
+        if metrics is None:
+            return
+        progress = {
+            "round": self.round,
+            "seconds": self.seconds,
+            "rows_size": metrics.size,
+            "final": self.final,
+            "best": self.best,
+            "to_target": self.to_target,
+        }
+        started = time.monotonic()
+        checkpoint.store(self.folder.checkpoint, state, e.federation.ledger, progress)
+        done = time.monotonic()
+        self.next_checkpoint = done + max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (done - started))
+
+    def _restore(self, progress: dict[str, Any]) -> None:
+        self.round, self.seconds = progress["round"], progress["seconds"]
+        self.rows_size, self.to_target = progress["rows_size"], progress["to_target"]
+        self.final, self.best = progress["final"], progress["best"]
+
+    def _summary(self, status: str, e: Experiment) -> None:
+        if not self.main:
+            return
+        ledger = e.federation.ledger
+        per_client = {"bytes_down_per_client_max": int(ledger.down.max()), "bytes_up_per_client_max": int(ledger.up.max())}
+        self.folder.write_json(
+            "summary.json",
+            {
+                "status": status,
+                **self._spent(e),
+                **ledger.columns(),
+                **per_client,
+                "final": self.final,
+                "best": self.best,
+                "to_target": self.to_target,
+            },
+        )
+        self.folder.log(f"{datetime.now(UTC).isoformat(timespec='seconds')} {status} after {self.round} rounds")
+
+    def _same_config(self) -> None:
+        """A run is resumed under the config it was begun with, but for the budget and where it runs."""
+        path = self.folder.path / "config.yaml"
+        try:
+            before = yaml.safe_load(path.read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); choose another output_dir") from None
+        old, new = _flat(before), _flat(self.config)
+        for key in sorted(old.keys() | new.keys()):
+            if key.split(".")[0] not in FREE_ON_RESUME and old.get(key) != new.get(key):
+                raise UserError(
+                    f"resume: the run in {self.folder.path} was begun with {key}={old.get(key)}, not {new.get(key)}; "
+                    f"give the same value, or another output_dir"
+                )
+
+    def _budget_unchanged(self) -> bool:
+        return yaml.safe_load((self.folder.path / "config.yaml").read_text())["budget"] == self.config["budget"]
+
+
+def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(node, dict):
+        return {prefix[:-1]: node}
+    return {key: value for name, inner in node.items() for key, value in _flat(inner, f"{prefix}{name}.").items()}
+
+
+def execute(config: dict[str, Any], folder: RunFolder, overrides: list[str], jobs: int = 1) -> str:
+    """Open the folder and run. A failure leaves its traceback in the folder and is raised again."""
+    try:
+        if ranks.rank() == 0:
+            folder.open()
+            if folder.used and not config["resume"]:
+                raise UserError(
+                    f"output_dir={folder.path} holds a run already ({folder.status()}): resume=true goes on with it, "
+                    "another output_dir starts anew"
+                )
+        return Run(config, folder, overrides, jobs)()
+    except OSError as error:
+        where = error.filename or folder.path
+        raise UserError(f"{where}: {error.strerror or error}; nothing that was recorded is lost: mend it, then resume=true") from error
+    except Exception as error:
+        if ranks.rank() == 0 and folder.status() == "running":  # one refused at the door leaves no trace in another's folder
+            record_failure(folder, error, overrides)
+        raise
+    finally:
+        ranks.stop()
+        folder.discard_if_empty()
+
+
+def record_failure(folder: RunFolder, error: Exception, overrides: list[str]) -> None:
+    """The traceback and the status, as far as the disk takes them."""
+    with suppress(OSError):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.write_text("traceback.txt", "".join(traceback.format_exception(error)))
+        folder.write_json("summary.json", {**folder.summary(), "status": "failed", "error": str(error)})
+        if not (folder.path / "run.json").exists():
+            folder.write_json("run.json", {"overrides": overrides})

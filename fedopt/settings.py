@@ -1,0 +1,112 @@
+"""The parts of a config that every run has, and how a config node becomes an object: types and ranges are checked here."""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from hydra.utils import get_class
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+from fedopt.errors import UserError
+
+_config = ConfigDict(extra="forbid")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, config=_config)
+class Budget:
+    """When a run ends: at whichever is reached first. null is no limit."""
+
+    rounds: NonNegativeInt | None
+    comm_rounds: NonNegativeInt | None
+    bytes: NonNegativeInt | None
+    seconds: PositiveFloat | None
+
+    @model_validator(mode="after")
+    def _some_limit(self) -> "Budget":
+        if {self.rounds, self.comm_rounds, self.bytes, self.seconds} == {None}:
+            raise ValueError("set at least one of rounds, comm_rounds, bytes, seconds")
+        return self
+
+    def spent(self, rounds: int, comm_rounds: int, bytes: int, seconds: float) -> float:
+        """The largest fraction used of any limit; the run ends at 1."""
+        used = [(rounds, self.rounds), (comm_rounds, self.comm_rounds), (bytes, self.bytes), (seconds, self.seconds)]
+        return max((spent / limit if limit else 1.0) for spent, limit in used if limit is not None)
+
+
+@dataclass(frozen=True, config=_config)
+class Evaluation:
+    """Rounds at which metrics are taken: 0, the last, every `every` rounds, and those in `at`.
+
+    metric, target: summary.json says when the metric first reached the target. diverged: a run whose loss, objective or
+    distance exceeds this, or is not finite, is stopped.
+    """
+
+    every: PositiveInt
+    at: list[PositiveInt]
+    metric: str | None
+    target: float | None
+    diverged: PositiveFloat
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> "Evaluation":
+        if (self.metric is None) != (self.target is None):
+            raise ValueError("metric and target go together")
+        return self
+
+    def due(self, round: int) -> bool:
+        return round % self.every == 0 or round in self.at
+
+
+@dataclass(frozen=True, config=_config)
+class Participation:
+    """cohort: clients that take part in a round, uniformly without replacement; null for all."""
+
+    cohort: PositiveInt | None
+
+
+@dataclass(frozen=True, config=_config)
+class Hardware:
+    """device: cpu, cuda, cuda:1, ...; threads: of one process, null for all cores, shared among the jobs of a parallel sweep.
+
+    engine: auto, vectorised or one_by_one; stack: clients that the vectorised engine runs at once, null for what fits the cache.
+    tf32: TensorFloat-32 matrix products on GPUs; deterministic: only operations that give the same bits every time.
+    """
+
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
+    dtype: Literal["float32", "float64"]
+    engine: Literal["auto", "vectorised", "one_by_one"]
+    stack: PositiveInt | None
+    threads: PositiveInt | None
+    tf32: bool
+    deterministic: bool
+
+
+def build(cls: type[T], node: Any, where: str) -> T:
+    """An object of a (pydantic) dataclass from its config node. Raises UserError naming the key, the value and what is allowed."""
+    try:
+        return TypeAdapter(cls).validate_python(node)
+    except ValidationError as error:
+        raise UserError("; ".join(_message(e, where) for e in error.errors(include_url=False)[:3])) from None
+
+
+def build_target(node: dict[str, Any], where: str) -> Any:
+    """An object of the class that the node's `_target_` names; keys that begin with an underscore are not its fields."""
+    try:
+        cls = get_class(node["_target_"])
+    except Exception as error:
+        raise UserError(f"{where}._target_={node['_target_']} cannot be imported: {str(error).splitlines()[0]}") from None
+    return build(cls, {key: value for key, value in node.items() if not key.startswith("_")}, where)
+
+
+_KINDS = {"constant", "inverse_power", "exponential", "piecewise"}  # which schedule pydantic tried: not a key of the user's
+
+
+def _message(error: Any, where: str) -> str:
+    path = [str(part) for part in error["loc"] if str(part) not in _KINDS and not str(part).startswith(("function-", "list["))]
+    key = ".".join([where, *path])
+    text = error["msg"].removeprefix("Value error, ")
+    text = text[0].lower() + text[1:]
+    if error["type"] in ("missing", "unexpected_keyword_argument", "extra_forbidden"):
+        return f"{key}: {'is missing' if error['type'] == 'missing' else 'there is no such key'}"
+    value = error["input"]
+    return f"{key}: {text}" if isinstance(value, dict) or "ArgsKwargs" in str(type(value)) else f"{key}={value}: {text}"
