@@ -14,7 +14,7 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -27,7 +27,7 @@ _inside, _beside = Path(fedopt.__file__).parent / "conf", Path(fedopt.__file__).
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
 GROUPS = ("algo", "problem", "dataset", "partitioner", "participation", "hardware", "logger", "preset", "experiment")
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
-_exit_codes: list[int] = []  # of the runs in this process
+_outcome: list[int | Exception] = []  # of a single run: its exit code, or what went wrong
 
 
 def main() -> None:
@@ -70,7 +70,10 @@ def _dispatch(arguments: list[str]) -> int:
         from fedopt.results.sweep import report
 
         return report(folder)
-    return max(_exit_codes, default=0)
+    outcome = _outcome[0] if _outcome else 0
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
@@ -79,7 +82,10 @@ def _run_hydra(config: DictConfig) -> None:
     job = HydraConfig.get()
     overrides = list(job.overrides.task)
     if job.mode != RunMode.MULTIRUN:
-        _exit_codes.append(_single(config, overrides))
+        try:
+            _outcome.append(_single(config, overrides))
+        except Exception as error:  # raised again outside Hydra, which would add lines of its own
+            _outcome.append(error)
         return
     folder = RunFolder(Path(job.sweep.dir) / slug(overrides))
     parallel = OmegaConf.select(job.launcher, "n_jobs", default=1)
@@ -202,6 +208,8 @@ def explain(error: BaseException, arguments: list[str]) -> str:
     if key := re.search(r"Could not override '([^']+)'", text):
         known = known_keys(arguments)
         return f"{key[1]}: there is no such key{nearest(key[1].lstrip('+~'), known)}; fedopt --help lists them"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: not an override; write key=value, with quotes around values that hold blanks, commas or braces"
     if isinstance(error, OSError):
         return f"{error.filename or 'output'}: {error.strerror or error}"
     return _first_line(error)
@@ -235,8 +243,9 @@ def known_keys(arguments: list[str]) -> list[str]:
 
 
 def _nodes(group: str) -> dict[str, Any]:
-    """The files of a group, by name, unresolved; hidden and nested ones left out."""
-    return {path.stem: OmegaConf.load(path) for path in sorted((CONF / group).glob("*.yaml"))}
+    """The nodes that the files of a group define, by name."""
+    nodes = {path.stem: OmegaConf.load(path) for path in sorted((CONF / group).glob("*.yaml"))}
+    return {name: node.get(group, node) for name, node in nodes.items()}
 
 
 def _summary_of(path: Path) -> str:

@@ -8,7 +8,7 @@ Notation
 
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -45,6 +45,7 @@ class FedMSA:
 
     B: examples for one evaluation of F on a client, null for all it has.
     anchor: who takes part in exchange 1, all clients or a cohort of its own.
+    warm_up: rounds at the start in which only Z moves, to where it belongs for the first x; 0 in the paper.
     damping: lambda in S_v = (grad^2_ww g + lambda I) v - grad_w f, 0 in the paper.
     iterate: the output, the last iterate or the uniformly random one of the theorem.
     """
@@ -55,6 +56,7 @@ class FedMSA:
     K: PositiveInt
     B: PositiveInt | None
     anchor: Literal["all", "cohort"]
+    warm_up: NonNegativeInt
     damping: NonNegativeFloat
     iterate: Literal["last", "random"]
 
@@ -75,7 +77,8 @@ class FedMSA:
         keep = 0.0 if self._exact(fed) else 1 - rho
         full = self.B is None
         betas = self.beta if isinstance(self.beta, list) else [self.beta] * (len(s.u) - 1)
-        steps = (self.alpha(s.r), *(beta(s.r) for beta in betas))
+        alpha = self.alpha(s.r) if s.r >= self.warm_up else 0.0
+        steps = (alpha, *(beta(s.r) for beta in betas))
 
         def F(u: Vectors, xi: Any) -> Vectors:
             return msa_maps(problem, u, xi, self.damping)
