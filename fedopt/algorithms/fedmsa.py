@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, Positi
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from fedopt.errors import UserError
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Minibatches
 from fedopt.federation.federation import Federation
@@ -69,7 +70,7 @@ class FedMSA:
         else:
             u = (*start, *(start[0].new_zeros(d) for d in problem.dims[1:]))
         if isinstance(self.beta, list) and len(self.beta) != len(u) - 1:
-            raise ValueError(f"beta is a list of {len(self.beta)} step sizes, and this problem has {len(u) - 1} sequences")
+            raise UserError(f"algo.beta: {len(self.beta)} step sizes, and this problem has {len(u) - 1} sequences z^n")
         return State(0, u, u, u, u, 0)
 
     def step(self, s: State, problem: Bilevel | Compositional, fed: Federation) -> State:

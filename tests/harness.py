@@ -1,0 +1,66 @@
+"""Small runs for the tests: every algorithm that conf/algo has, on every problem of a class that it covers."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from fedopt.cli import CONF
+from fedopt.experiment import Experiment, assemble
+
+# A folder with a conf/algo of its own joins the contract tests: FEDOPT_CONTRACT_CONF=DIR pytest tests/test_contract.py
+EXTRA = os.environ.get("FEDOPT_CONTRACT_CONF")
+FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
+
+SMALL = {
+    "mco": ["problem.examples=1000"],
+    "quadratic_bilevel": ["problem.examples=64"],
+    "imbalanced_mnist": ["dataset=digits", "problem.largest=140", "problem.imbalance=0.5", "problem.widths=[9]", "partitioner=iid"],
+    "classification": ["dataset=digits", "problem.widths=[9]"],
+}
+FEDERATION = ["partitioner.clients=6", "participation.cohort=3", "hardware.dtype=float64", "hardware.threads=1"]
+
+
+def names(group: str) -> list[str]:
+    return sorted(path.stem for folder in FOLDERS for path in (folder / group).glob("*.yaml"))
+
+
+def node(group: str, name: str) -> dict[str, Any]:
+    path = next(folder / group / f"{name}.yaml" for folder in FOLDERS if (folder / group / f"{name}.yaml").exists())
+    read = yaml.safe_load(path.read_text())
+    return read.get(group, read)
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Every algorithm with every problem of a class that it covers."""
+    return [(a, p) for a in names("algo") for p in names("problem") if node("problem", p)["_class_"] in node("algo", a)["_solves_"]]
+
+
+def config(*overrides: str) -> dict[str, Any]:
+    search = [f"hydra.searchpath=[file://{EXTRA}]"] if EXTRA else []
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = compose("config", overrides=[*search, *overrides], return_hydra_config=True)
+    HydraConfig.instance().set_config(composed)
+    OmegaConf.set_readonly(composed, False)
+    OmegaConf.set_struct(composed, False)
+    resolved = OmegaConf.to_container(OmegaConf.masked_copy(composed, [k for k in composed if k != "hydra"]), resolve=True)
+    assert isinstance(resolved, dict)
+    return resolved
+
+
+def small(algo: str, problem: str, *overrides: str) -> Experiment:
+    return assemble(config(f"algo={algo}", f"problem={problem}", *SMALL.get(problem, []), *FEDERATION, *overrides))
+
+
+def steps(e: Experiment, rounds: int) -> list[Any]:
+    """The states of a run, the initial one first."""
+    e.federation.begin(0)
+    states = [e.algorithm.init(e.problem, e.federation)]
+    for r in range(rounds):
+        e.federation.begin(r + 1)
+        states.append(e.algorithm.step(states[-1], e.problem, e.federation))
+    return states

@@ -1,0 +1,146 @@
+"""The contract that every algorithm keeps, over everything in conf/algo, on every problem of a class that it covers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from harness import config, names, node, pairs, small, steps
+from hydra.utils import get_class
+from torch.utils._pytree import tree_leaves
+
+from fedopt.data.ragged import Ragged
+from fedopt.federation.engines import OneByOne, Vectorised
+from fedopt.problems.classes import class_of, covered, name
+
+PAIRS = pairs()
+both = pytest.mark.parametrize(("algo", "problem"), PAIRS)
+
+
+def close(a, b, rtol=1e-9):
+    for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True):
+        torch.testing.assert_close(torch.as_tensor(x), torch.as_tensor(y), rtol=rtol, atol=rtol)
+
+
+def last(e, rounds=3):
+    return steps(e, rounds)[-1]
+
+
+@both
+@pytest.mark.parametrize("B", ["null", "4"])
+def test_engines_agree(algo, problem, B):
+    """All at once = one by one = in stacks; the ledgers exactly."""
+    setting = [f"algo.B={B}"] if "B" in node("algo", algo) else []
+    runs = []
+    for engine in (Vectorised(), OneByOne(), Vectorised(2)):
+        e = small(algo, problem, *setting)
+        e.federation.engine = engine
+        runs.append((last(e), e.federation.ledger))
+    for state, ledger in runs[1:]:
+        close(state, runs[0][0])
+        assert ledger.columns() == runs[0][1].columns()
+        np.testing.assert_array_equal(ledger.down, runs[0][1].down)
+
+
+@both
+def test_ledger_is_as_declared(algo, problem):
+    e = small(algo, problem)
+    fed, state = e.federation, None
+    fed.begin(0)
+    state = e.algorithm.init(e.problem, fed)
+    for r in range(1, 4):
+        fed.begin(r)
+        declared = e.algorithm.cost(state, e.problem, fed)
+        before = fed.ledger.columns()
+        fed.begin(r)
+        state = e.algorithm.step(state, e.problem, fed)
+        assert {k: v - before[k] for k, v in fed.ledger.columns().items()} == declared
+
+
+@both
+def test_same_seed_same_bits_and_another_seed_not(algo, problem):
+    a, b, c = (last(small(algo, problem, f"seed={s}")) for s in (3, 3, 4))
+    assert all(torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True))
+    assert any(not torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(c), strict=True))
+
+
+@both
+def test_step_keeps_shapes_and_leaves_its_input_alone(algo, problem):
+    e = small(algo, problem)
+    first = steps(e, 0)[0]
+    before = [torch.as_tensor(leaf).clone() for leaf in tree_leaves(first)]
+    e.federation.begin(1)
+    second = e.algorithm.step(first, e.problem, e.federation)
+    close(tree_leaves(first), before, rtol=0)
+    for a, b in zip(before, tree_leaves(second), strict=True):
+        b = torch.as_tensor(b)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert not b.requires_grad
+
+
+def arranged(e, order):
+    """The same experiment with its clients in another order, or the same one several times; everything takes part."""
+    original = e.original
+    original.splits = {name: Ragged([split[i] for i in order]) for name, split in original.splits.items()}
+    for family in ("matrices", "linear"):
+        if hasattr(original, family):
+            setattr(original, family, {k: v[torch.tensor(order)] for k, v in getattr(original, family).items()})
+    e.problem.splits = original.splits
+    fed = type(e.federation)(e.problem, e.federation.engine, e.federation.seed)
+    return dataclasses.replace(e, federation=fed)
+
+
+def full_batches(algo):
+    return ["algo.B=null"] if "B" in node("algo", algo) else []
+
+
+@both
+def test_order_of_clients_does_not_matter(algo, problem):
+    one = last(arranged(small(algo, problem, *full_batches(algo)), range(6)))
+    other = last(arranged(small(algo, problem, *full_batches(algo)), [3, 0, 5, 1, 4, 2]))
+    close(one, other)
+
+
+@both
+def test_equal_clients_are_one_client(algo, problem):
+    one = last(arranged(small(algo, problem, *full_batches(algo)), [2]))
+    many = last(arranged(small(algo, problem, *full_batches(algo)), [2] * 5))
+    close(one, many)
+
+
+@both
+def test_metric_improves(algo, problem):
+    """With the tuned values: the objective, or the loss that is minimised, falls; where the solution is known, so does the
+    distance or the hypergradient."""
+    e = small(algo, problem, "participation.cohort=6")
+    states = steps(e, 25 if e.problem.optimum is None else 100)
+    before, after = (e.problem.metrics(*e.algorithm.output(s)) for s in (states[0], states[-1]))
+    measure = next(m for m in ("hypergradient_norm", "distance", "train_loss", "objective") if m in before)
+    assert after[measure] < 0.8 * before[measure]
+
+
+@pytest.mark.parametrize("algo", names("algo"))
+def test_yaml_keys_are_the_fields(algo):
+    read = node("algo", algo)
+    cls = get_class(read["_target_"])
+    assert [k for k in read if not k.startswith("_")] == [f.name for f in dataclasses.fields(cls)]
+    assert set(read["_solves_"]) == covered(cls.solves)
+
+
+@pytest.mark.parametrize("problem", names("problem"))
+def test_problem_yaml_keys_are_the_fields(problem):
+    read = node("problem", problem)
+    cls = get_class(read["_target_"])
+    assert [k for k in read if not k.startswith("_")] == [f.name for f in dataclasses.fields(cls)]
+    assert read["_class_"] == name(class_of(cls))
+
+
+@pytest.mark.parametrize("preset", [p for p in names("preset") if p != "none"])
+def test_presets_belong_to_a_pair(preset):
+    assert preset in [f"{a}_{p}" for a, p in PAIRS]
+
+
+@pytest.mark.parametrize("group", ["partitioner", "participation", "hardware", "dataset", "logger"])
+def test_groups_have_files_that_compose(group):
+    for option in names(group):
+        assert config(f"{group}={option}", *(["dataset.path=x"] if option == "npz" else []))

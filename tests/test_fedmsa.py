@@ -1,0 +1,119 @@
+"""FedMSA against NumPy derivations and closed forms."""
+
+import numpy as np
+import pytest
+import torch
+from harness import small, steps
+
+from fedopt.federation.draws import Key, Minibatches, draw
+
+
+def numpy_maps(problem, i, u, noise):
+    """P, S_w, S_v of client i of the quadratic problem, from its definition; noise: of (c, d, e) on this sample."""
+    m = {k: v[i].numpy() for k, v in {**problem.matrices, **problem.linear}.items()}
+    x, w, v = u
+    c, d, e = (m[k] + noise[k] for k in "cde")
+    return (
+        m["D"] @ x - d + m["G"] @ w - (-m["B"].T) @ v,  # grad_x f - grad^2_xw g v
+        m["A"] @ w - m["B"] @ x - c,  # grad_w g
+        m["A"] @ v - (m["F"] @ w - e + m["G"].T @ x),  # grad^2_ww g v - grad_w f
+    )
+
+
+def sample_noise(problem, fed, r, exchange, client, B, k, steps_drawn):
+    """Of local step k, from the rows that the client draws."""
+    if B is None:
+        return {key: 0.0 for key in "cde"}
+    like = torch.zeros((), dtype=torch.float64)
+    drawn = draw(Minibatches(B, steps_drawn), problem.splits, np.array([client]), Key(fed.seed, r, exchange), like)
+    noise = {}
+    for key, split in (("c", "train"), ("d", "val"), ("e", "val")):
+        rows, weight = (t[0, k].numpy() for t in drawn.rows[split])
+        noise[key] = weight @ problem._noise[key].numpy()[rows]
+    return noise
+
+
+@pytest.mark.parametrize("B", [None, 3])
+def test_golden_numbers(B):
+    """Two clients, two rounds, K = 3, rho = 0.4: Alg. 1 written out, momentum and all evaluations included."""
+    alpha, beta, rho, K = 0.03, 0.2, 0.4, 3
+    e = small(
+        "fedmsa",
+        "quadratic_bilevel",
+        "partitioner.clients=2",
+        "participation.cohort=1",
+        f"algo.alpha={alpha}",
+        f"algo.beta={beta}",
+        f"algo.rho={rho}",
+        f"algo.K={K}",
+        f"algo.B={'null' if B is None else B}",
+    )
+    state = steps(e, 2)[-1]
+
+    p, fed = e.problem, e.federation
+    u = tuple(t.numpy() for t in (*p.start(), torch.zeros(8, dtype=torch.float64)))
+    u_prev, d = u, None
+    for r in (1, 2):
+        rho_r, K_r = (1, 1) if r == 1 else (rho, K)
+        fed.begin(r)
+        (chosen,) = fed.cohort()
+        per_client = []
+        for m in (0, 1):
+            xi = sample_noise(p, fed, r, 1, m, B, 0, 1)
+            new, old = numpy_maps(p, m, u, xi), numpy_maps(p, m, u_prev, xi)
+            per_client.append([n + (1 - rho_r) * ((0 if d is None else dj) - o) for n, o, dj in zip(new, old, d or u, strict=True)])
+        d = [np.mean(pair, axis=0) for pair in zip(*per_client, strict=True)]
+        local, before, after = list(d), u, u
+        for k in range(1, K_r + 1):
+            xi = sample_noise(p, fed, r, 2, chosen, B, max(k - 2, 0), max(K_r - 1, 1))
+            new, old = numpy_maps(p, chosen, after, xi), numpy_maps(p, chosen, before, xi)
+            local = [n + h - o for n, h, o in zip(new, local, old, strict=True)]
+            before, after = after, tuple(a - step * h for a, h, step in zip(after, local, (alpha, beta, beta), strict=True))
+        u_prev, u = u, after
+    for computed, derived in zip((*state.u, *state.d), (*u, *d), strict=True):
+        np.testing.assert_allclose(computed.numpy(), derived, rtol=1e-10, atol=1e-12)
+
+
+def test_reaches_the_closed_form_solution():
+    """Deterministic oracles, heterogeneous clients, three of eight chosen: x within 1e-6 of x*."""
+    e = small("fedmsa", "quadratic_bilevel", "partitioner.clients=8")
+    before = e.problem.metrics(*e.problem.start())
+    after = e.problem.metrics(*e.algorithm.output(steps(e, 400)[-1]))
+    assert before["distance"] > 0.5
+    assert after["distance"] < 1e-6
+    assert after["hypergradient_norm"] < 1e-6
+
+
+def test_damping_adds_lambda_v():
+    undamped, damped = (
+        steps(small("fedmsa", "quadratic_bilevel", f"algo.damping={lam}", "algo.rho=1"), 2) for lam in (0.0, 0.7)
+    )
+    v = damped[1].u[2]
+    torch.testing.assert_close(damped[1].u, undamped[1].u)  # v = 0 at first
+    torch.testing.assert_close(damped[2].d[2], undamped[2].d[2] + 0.7 * v)
+    assert v.norm() > 0
+
+
+def test_random_iterate_is_uniform():
+    """Over many seeds, the drawn iterate comes from each of the K local steps of the rounds equally often."""
+    seeds, counts = 120, np.zeros(3)
+    for seed in range(seeds):  # u_0 (round 1 has K = 1), then the two local iterates of round 2
+        e = small("fedmsa", "quadratic_bilevel", f"seed={seed}", "algo.iterate=random", "algo.K=2", "problem.examples=24")
+        states = steps(e, 2)
+        same = [torch.allclose(states[-1].u_drawn[0], states[r].u[0], rtol=1e-12) for r in (0, 1)]
+        counts[same.index(True) if any(same) else 2] += 1
+    assert abs(counts - seeds / 3).max() < 4 * np.sqrt(seeds * 2 / 9)
+
+
+def test_warm_up_moves_only_z():
+    states = steps(small("fedmsa", "mco", "algo.warm_up=2"), 3)
+    assert torch.equal(states[2].u[0], states[0].u[0])
+    assert not torch.equal(states[2].u[1], states[0].u[1])
+    assert not torch.equal(states[3].u[0], states[0].u[0])
+
+
+def test_wrong_number_of_betas():
+    from fedopt.errors import UserError
+
+    with pytest.raises(UserError, match=r"algo\.beta"):
+        steps(small("fedmsa", "mco", "algo.beta=[0.1,0.1,0.1]"), 0)
