@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 import fedopt
 from fedopt.errors import UserError
@@ -33,8 +33,10 @@ _outcome: list[int | Exception] = []  # of a single run: its exit code, or what 
 def main() -> None:
     """Entry point of `fedopt` and `python -m fedopt`."""
     arguments = sys.argv[1:]
-    full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    full_error = before == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
+    _outcome.clear()
     try:
         sys.exit(_dispatch(arguments))
     except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
@@ -50,6 +52,10 @@ def main() -> None:
             raise
         _say(f"{type(error).__name__}: {_first_line(error)} (this is a bug: HYDRA_FULL_ERROR=1 shows where)")
         sys.exit(1)
+    finally:
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if before is not None:
+            os.environ["HYDRA_FULL_ERROR"] = before
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -123,7 +129,7 @@ def _job(config: DictConfig, folder: RunFolder, overrides: list[str], jobs: int)
 
 def resolve(config: DictConfig) -> dict[str, Any]:
     """The config as plain values. Raises UserError when the algorithm is not for this class of problems."""
-    resolved = OmegaConf.to_container(config, resolve=True)
+    resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(resolved, dict)
     algo, problem = resolved["algo"], resolved["problem"]
     if problem.get("_class_") not in (None, *algo.get("_solves_", [problem.get("_class_")])):
@@ -208,6 +214,8 @@ def explain(error: BaseException, arguments: list[str]) -> str:
     if key := re.search(r"Could not override '([^']+)'", text):
         known = known_keys(arguments)
         return f"{key[1]}: there is no such key{nearest(key[1].lstrip('+~'), known)}; fedopt --help lists them"
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key}: a value must be given"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: not an override; write key=value, with quotes around values that hold blanks, commas or braces"
     if isinstance(error, OSError):

@@ -18,23 +18,13 @@ from fedopt.federation import ranks
 from fedopt.results import checkpoint, figures
 from fedopt.results.card import run_card
 from fedopt.results.folder import MetricsFile, RunFolder
+from fedopt.results.measures import better, reached
 from fedopt.results.progress import Display
 
 CHECKPOINT_SECONDS = 5.0  # of wall time between checkpoints, at least
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
 BOUNDED = ("train_loss", "val_loss", "test_loss", "objective", "distance")  # what may not exceed eval.diverged
 FREE_ON_RESUME = ("budget", "hardware", "output_dir", "resume", "logger")  # keys that a resumed run may change
-
-
-def better(metric: str, a: float, b: float) -> float:
-    """The larger accuracy, the lesser of anything else; whatever is finite beats what is not."""
-    finite = [v for v in (a, b) if math.isfinite(v)]
-    return (max if metric.endswith("accuracy") else min)(finite, default=math.nan)
-
-
-def reached(metric: str, value: float, target: float) -> bool:
-    """At least the target for accuracies, at most for anything else."""
-    return value >= target if metric.endswith("accuracy") else value <= target
 
 
 class Interrupt:

@@ -10,6 +10,7 @@ import socket
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
 from typing import Literal, Protocol
+from zipfile import is_zipfile
 
 import numpy as np
 from pydantic import ConfigDict
@@ -60,6 +61,8 @@ def read_npz(path: Path) -> LabelledData:
     """x_train, y_train, x_test, y_test from an .npz file; x is [n, h, w], [n, h, w, channels] or [n, features]."""
     if not path.exists():
         raise UserError(f"{path}: there is no such file; it should be an .npz with {', '.join(KEYS)}")
+    if not is_zipfile(path):
+        raise UserError(f"{path}: not a readable .npz (no zip archive, or a part of one); copy or download it again")
     try:
         with np.load(path, allow_pickle=False) as archive:
             missing = [key for key in KEYS if key not in archive]

@@ -3,7 +3,7 @@
     g_i(x, y) = 1/2 y'A_i y - y'(B_i x + c_i + noise)
     f_i(x, y) = 1/2 x'D_i x - (d_i + noise)'x + 1/2 y'F_i y - (e_i + noise)'y + x'G_i y
 
-With bars for means over clients, y*(x) = A^-1 (B x + c), the hypergradient is
+With the means over clients written without index, y*(x) = A^-1 (B x + c), the hypergradient is
 grad f(x) = D x - d + G y* + B' A^-1 (F y* - e + G'x), and it is linear in x.
 """
 
@@ -43,7 +43,7 @@ def _spd(rng: np.random.Generator, dim: int, conditioning: float) -> np.ndarray:
 class QuadraticBilevel(Bilevel):
     """dx, dy: dimensions of x and y.
 
-    conditioning: the ratio of the largest to the least eigenvalue of each client's A_i, D_i and F_i.
+    conditioning: the ratio of the largest to the least eigenvalue of the Hessians of g_i in y and of f_i in (x, y).
     heterogeneity: 0 makes all clients equal, 1 mixes each client's matrices half and half with its own, and so on.
     noise: standard deviation of the examples' linear terms around their client's; a full local batch has none.
     examples: over all clients.
@@ -73,7 +73,9 @@ class QuadraticBilevel(Bilevel):
             scale = 1 / np.sqrt(shape[-1])
             return family(rng.standard_normal(shape) * scale, [rng.standard_normal(shape) * scale for _ in range(M)])
 
-        self.matrices = {"A": spds(dy), "B": gaussians(dy, dx), "D": spds(dx), "F": spds(dy), "G": 0.1 * gaussians(dx, dy)}
+        H = spds(dx + dy)  # of f in (x, y) together: then f(x, y*(x)) is strongly convex too
+        blocks = {"D": H[:, :dx, :dx], "F": H[:, dx:, dx:], "G": H[:, :dx, dx:]}
+        self.matrices = {"A": spds(dy), "B": gaussians(dy, dx), **blocks}
         self.linear = {"c": gaussians(dy), "d": gaussians(dx), "e": gaussians(dy)}
         self._noise = {name: self._centred(rng, v.shape[1], world) for name, v in self.linear.items()}
         self._solve()

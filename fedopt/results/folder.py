@@ -36,9 +36,9 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-    except OSError:
+    except OSError as error:
         aside.unlink(missing_ok=True)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def plain(value: Any) -> Any:
@@ -138,10 +138,9 @@ class MetricsFile:
         try:
             while rest:
                 rest = rest[os.write(self._file.fileno(), rest) :]
-        except OSError:
+        except OSError as error:
             os.ftruncate(self._file.fileno(), before)
-            os.lseek(self._file.fileno(), before, os.SEEK_SET)
-            raise
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     @property
     def size(self) -> int:

@@ -1,0 +1,344 @@
+"""The `fedopt-compare` command: a table and a picture of runs, grouped by what differs between them.
+
+Nothing here imports torch.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from io import StringIO
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pandas as pd
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedopt.cli import explain, nearest
+from fedopt.errors import UserError
+from fedopt.results.figures import COUNTERS, LABELS, plt, set_scale
+from fedopt.results.folder import RunFolder, write_atomically
+from fedopt.results.measures import better, reached
+
+COSTS = {
+    "comm_rounds": ("comm_rounds",),
+    "bytes": ("bytes_down", "bytes_up"),
+    "seconds": ("train_seconds",),
+    "round": ("round",),
+}
+USUAL_METRICS = ("test_accuracy", "distance", "objective")  # the first that a run has is the default
+CLASSES = ("algo", "problem", "dataset", "partitioner")  # config groups that stand for the class that they name
+# What does not tell groups apart of itself; population only feeds partitioner.clients and participation.cohort
+NOT_GROUPED = ("seed", "output_dir", "resume", "name", "hardware", "budget", "logger", "population")
+ENDED = ("finished", "diverged")
+ABSENT = "-"  # the value of a key that a run does not have
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run as its folder has it. keys: dotted config keys, values as text; cost: [rows] of x; table: metrics.csv."""
+
+    folder: Path
+    keys: dict[str, str]
+    status: str
+    cost: np.ndarray
+    table: pd.DataFrame
+
+    @property
+    def columns(self) -> list[str]:
+        return [str(name) for name in self.table.columns]
+
+    def values(self, metric: str) -> np.ndarray:
+        """[rows], nan for whatever is not finite."""
+        values = self.table[metric].to_numpy(dtype=float)
+        return np.where(np.isfinite(values), values, np.nan)
+
+    def group(self, by: Sequence[str]) -> tuple[str, ...]:
+        return tuple(self.keys.get(key, ABSENT) for key in by)
+
+
+def main() -> None:
+    """Entry point of `fedopt-compare`."""
+    try:
+        compare(_arguments())
+    except (UserError, OSError) as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        print(f"fedopt: {explain(error, [])}", file=sys.stderr)
+        sys.exit(2)
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Print the table; write compare.csv and compare.png. Raises UserError when there is no run to compare."""
+    x, target, out = arguments.x, arguments.target, arguments.out
+    runs = _usable(arguments.paths, x)
+    metric = arguments.metric or default_metric(runs)
+    runs = _with_metric(runs, metric)
+    by = default_keys(runs) if arguments.group_by is None else _known(arguments.group_by, runs)
+    groups: dict[tuple[str, ...], list[Recorded]] = {}
+    for run in sorted(runs, key=lambda r: [_order(value) for value in r.group(by)]):
+        groups.setdefault(run.group(by), []).append(run)
+    rows = pd.DataFrame([summary(members, metric, x, target) for members in groups.values()])
+    rows = pd.concat([pd.DataFrame(list(groups), columns=by), rows], axis=1)
+    Console(width=None if sys.stdout.isatty() else 250).print(_shown(rows, by, metric, x, target))
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "compare.csv", rows.to_csv(index=False).encode())
+    draw(out / "compare.png", {_label(by, group): members for group, members in groups.items()}, metric, x, target)
+    print(f"results: {out / 'compare.csv'}, {out / 'compare.png'}")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; fedopt-compare --help lists the options")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = _Parser(prog="fedopt-compare", description="Compare runs: a table, compare.csv and compare.png.")
+    add = parser.add_argument
+    add("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or one that holds some at any depth")
+    add("--metric", help="a column of metrics.csv (default: test_accuracy, distance, objective or the last)")
+    add("--x", choices=COSTS, default="comm_rounds", help="what a run spends (default: comm_rounds)")
+    add("--target", type=float, help="say how much x it took to reach this value of the metric")
+    add("--group-by", metavar="KEY,...", help="keys of config.yaml, such as algo,algo.K (default: all that differ)")
+    add("--out", type=Path, default=Path(), metavar="DIR", help="where the files go (default: here)")
+    return parser.parse_args()
+
+
+# Reading
+
+
+def _usable(paths: Sequence[Path], x: str) -> list[Recorded]:
+    """All runs that can be read, each once; the others are named on stderr."""
+    runs = []
+    for folder in _folders(paths):
+        try:
+            runs.append(read(folder, x))
+        except (OSError, ValueError, yaml.YAMLError, UserError) as error:
+            _skip(folder, str(error).splitlines()[0])
+    if not runs:
+        where = ", ".join(map(str, paths))
+        raise UserError(f"no run to compare in {where}: a run's folder has config.yaml and metrics.csv")
+    return runs
+
+
+def _folders(paths: Sequence[Path]) -> list[Path]:
+    """Folders with the files of a run, at any depth, without repetition."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path}: there is no such folder")
+        inside = [
+            Path(folder)
+            for folder, _, files in sorted(os.walk(path))
+            if {"config.yaml", "metrics.csv", "summary.json"} & set(files)
+        ]
+        if not inside:
+            _skip(path, "no run in it")
+        found.update({folder.resolve(): folder for folder in inside})
+    return list(found.values())
+
+
+def read(folder: Path, x: str) -> Recorded:
+    """Its rows that are whole so far. Raises OSError, ValueError, YAMLError or UserError where it is of no use."""
+    missing = [name for name in ("config.yaml", "metrics.csv") if not (folder / name).exists()]
+    if missing:
+        raise UserError(f"no {' and no '.join(missing)}")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    if not isinstance(config, dict):
+        raise UserError("config.yaml holds no config")
+    text = (folder / "metrics.csv").read_text()
+    whole = text[: text.rfind("\n") + 1]  # a row being written has no line end yet
+    if whole.count("\n") < 2:
+        raise UserError("metrics.csv has no rows")
+    table = pd.read_csv(StringIO(whole)).apply(pd.to_numeric, errors="coerce")
+    lacking = [name for name in COSTS[x] if name not in table]
+    if lacking:
+        raise UserError(f"metrics.csv has no column {lacking[0]}")
+    cost = table[list(COSTS[x])].to_numpy(dtype=float).sum(axis=1)
+    if not np.isfinite(cost).all():
+        raise UserError(f"metrics.csv has rows without {' or '.join(COSTS[x])}")
+    return Recorded(folder, _keys(config), RunFolder(folder).status() or "unknown", cost, table)
+
+
+def _keys(node: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Dotted keys. That of a node with a `_target_` has its last part; other keys with an underscore are left out."""
+    found: dict[str, str] = {}
+    for name, inner in node.items():
+        if name == "_target_" and prefix:
+            found[prefix[:-1]] = _text(inner).rpartition(".")[2]
+        elif isinstance(inner, dict):
+            found |= _keys(inner, f"{prefix}{name}.")
+        elif not str(name).startswith("_"):
+            found[f"{prefix}{name}"] = _text(inner)
+    return found
+
+
+def _text(value: Any) -> str:
+    """As YAML would have it, and the same for 1 and 1.0."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _skip(folder: Path, why: str) -> None:
+    print(f"fedopt: {folder}: skipped: {why}", file=sys.stderr)
+
+
+# Metric and groups
+
+
+def default_metric(runs: Sequence[Recorded]) -> str:
+    """The first of the usual ones that any run has, else the last column of the first run."""
+    present = {name for run in runs for name in run.columns}
+    return next((name for name in USUAL_METRICS if name in present), runs[0].columns[-1])
+
+
+def _with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
+    """Those that have the metric; the others are named on stderr."""
+    kept = [run for run in runs if metric in run.columns]
+    if not kept:
+        names = sorted({name for run in runs for name in run.columns})
+        raise UserError(f"--metric={metric}: no run has it{nearest(metric, names)}")
+    for run in runs:
+        if metric not in run.columns:
+            _skip(run.folder, f"has no metric {metric}, but {', '.join(n for n in run.columns if n not in COUNTERS)}")
+    return kept
+
+
+def default_keys(runs: Sequence[Recorded]) -> list[str]:
+    """The classes that differ, then every key that differs between runs of the same classes; `algo` where nothing does.
+
+    A key that only some class has, or that goes with it, is not named besides the class.
+    """
+    classes = [key for key in CLASSES if len({run.group([key]) for run in runs}) > 1]
+    apart = len({run.group(classes) for run in runs})
+    others = [
+        key
+        for key in dict.fromkeys(key for run in runs for key in run.keys)
+        if key not in CLASSES
+        and key.split(".")[0] not in NOT_GROUPED
+        and len({run.group([*classes, key]) for run in runs}) > apart
+    ]
+    return [*classes, *others] or ["algo"]
+
+
+def _known(chosen: str, runs: Sequence[Recorded]) -> list[str]:
+    """The keys of `--group-by`. Raises UserError for one that no run has."""
+    keys = list(dict.fromkeys(key.strip() for key in chosen.split(",")))
+    known = list(dict.fromkeys(key for run in runs for key in run.keys))
+    for key in keys:
+        if key not in known:
+            raise UserError(f"--group-by={key}: no run's config has this key{nearest(key, known)}")
+    return keys
+
+
+def _order(value: str) -> tuple[float, str]:
+    """Numbers by size, before words."""
+    return (float(value), "") if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value) else (np.inf, value)
+
+
+def _label(by: Sequence[str], group: Sequence[str]) -> str:
+    return ", ".join(value if key in CLASSES else f"{key}={value}" for key, value in zip(by, group, strict=True))
+
+
+# Table
+
+
+def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None) -> dict[str, Any]:
+    """A row of compare.csv. Standard deviations are over runs, with n - 1; a final value not finite makes nan."""
+    statuses = [run.status for run in runs]
+    row: dict[str, Any] = {
+        "runs": len(runs),
+        "seeds": len({run.keys.get("seed") for run in runs}),
+        "status": ", ".join(f"{statuses.count(status)} {status}" for status in sorted(set(statuses))),
+    }
+    values = [run.values(metric) for run in runs]
+    row |= _moments(f"final_{metric}", [v[-1] for v in values])
+    row |= _moments(f"best_{metric}", [reduce(lambda a, b: better(metric, a, b), v, np.nan) for v in values])
+    if target is not None:
+        hits = [[reached(metric, value, target) for value in v] for v in values]
+        costs = [run.cost[hit.index(True)] for run, hit in zip(runs, hits, strict=True) if True in hit]
+        row |= {"target": target, "reached": len(costs), **_moments(f"{x}_to_target", costs)}
+    return row
+
+
+def _moments(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Mean of [n] values, nan where there is none, and their standard deviation, nan where there is one."""
+    return {
+        f"{name}_mean": float(np.mean(values)) if values else np.nan,
+        f"{name}_std": float(np.std(values, ddof=1)) if len(values) > 1 else np.nan,
+    }
+
+
+def _shown(rows: pd.DataFrame, by: Sequence[str], metric: str, x: str, target: float | None) -> Table:
+    table = Table()
+    for key in by:
+        table.add_column(Text(key))
+    for title in ("runs", "seeds", "status", f"final {metric}", f"best {metric}"):
+        table.add_column(title, justify="left" if title == "status" else "right")
+    if target is not None:
+        table.add_column(f"{x} to {target:g}", justify="right")
+        table.add_column("reached by", justify="right")
+    for _, row in rows.iterrows():
+        cells = [str(row[name]) for name in (*by, "runs", "seeds", "status")]
+        cells += [_plus_minus(row, f"final_{metric}"), _plus_minus(row, f"best_{metric}")]
+        if target is not None:
+            cells.append(_plus_minus(row, f"{x}_to_target") if row["reached"] else ABSENT)
+            cells.append(f"{row['reached']} of {row['runs']}")
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _plus_minus(row: pd.Series, name: str) -> str:
+    mean, std = row[f"{name}_mean"], row[f"{name}_std"]
+    return f"{mean:.4g} ± {std:.4g}" if np.isfinite(std) else f"{mean:.4g}"
+
+
+# Picture
+
+
+def draw(path: Path, groups: dict[str, list[Recorded]], metric: str, x: str, target: float | None) -> None:
+    """A line and a band of one standard deviation for each group."""
+    figure, axes = plt.subplots(figsize=(7, 4.2 + 0.22 * len(groups)), layout="constrained")
+    means = []
+    for j, (label, runs) in enumerate(groups.items()):
+        colour = f"C{j}" if len(groups) <= 10 else plt.colormaps["viridis"](j / (len(groups) - 1))
+        cost, mean, std = curve(runs, metric)
+        axes.plot(cost, mean, color=colour, label=label, marker="o" if len(cost) == 1 else None)
+        axes.fill_between(cost, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
+        means.append(mean)
+    set_scale(axes, metric, np.concatenate(means))
+    if target is not None:
+        axes.axhline(target, color="grey", linestyle=":")
+    axes.set_xlabel(LABELS[x])
+    axes.set_ylabel(LABELS.get(metric, metric))
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", fontsize="small")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def curve(runs: Sequence[Recorded], metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean and standard deviation (0 for one run) of the metric on the union of the runs' x, all [points].
+
+    The curve goes from where all runs have begun to where the first finished or diverged one ends, so that no run drops
+    out of the mean by ending; one that is still on its way counts as far as it has got.
+    """
+    ends = [run.cost[-1] for run in runs if run.status in ENDED]
+    last = min(ends) if ends else max(run.cost[-1] for run in runs)
+    union = np.unique(np.concatenate([run.cost for run in runs]))
+    cost = union[(union >= max(run.cost[0] for run in runs)) & (union <= last)]
+    covered = np.stack([cost <= run.cost[-1] for run in runs])
+    values = np.where(covered, np.stack([np.interp(cost, run.cost, run.values(metric)) for run in runs]), 0)
+    n = covered.sum(axis=0)
+    mean = values.sum(axis=0) / n
+    variance = np.where(covered, (values - mean) ** 2, 0).sum(axis=0) / np.maximum(n - 1, 1)
+    return cost, mean, np.sqrt(variance)

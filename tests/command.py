@@ -1,0 +1,45 @@
+"""The `fedopt` command as the tests call it: in this process, or in one of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fedopt import cli
+
+ROOT = Path(__file__).parents[1]
+TINY = ["problem.examples=40", "budget.rounds=4", "hardware.threads=1"]  # for mco and quadratic_bilevel
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def fedopt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> Result:
+    """In this process: no second import of torch."""
+    monkeypatch.setattr(sys, "argv", ["fedopt", *arguments])
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    captured = capsys.readouterr()
+    return Result(int(exit_.value.code or 0), captured.out, captured.err)
+
+
+def start(*arguments: str, cwd: Path, **options) -> subprocess.Popen:
+    """In a process of its own."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **options.pop("env", {})}
+    command = [sys.executable, "-m", "fedopt", *arguments]
+    return subprocess.Popen(command, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def run(*arguments: str, cwd: Path, **options) -> Result:
+    process = start(*arguments, cwd=cwd, **options)
+    out, err = process.communicate(timeout=120)
+    return Result(process.returncode, out, err)

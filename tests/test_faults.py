@@ -1,0 +1,187 @@
+"""What a user can get wrong: one clear line, exit code not 0, no traceback, nothing half-written."""
+
+import os
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import TINY, fedopt, run
+
+from fedopt.results.folder import RunFolder
+
+DIGITS = ["problem=classification", "algo=fedavg", "dataset=digits", "problem.model=linear", "budget.rounds=1"]
+
+# arguments, what the line must say
+WRONG = {
+    "unknown key": (["algo.alhpa=1"], ["algo.alhpa", "did you mean algo.alpha"]),
+    "unknown top-level key": (["sede=1"], ["sede", "did you mean seed"]),
+    "key of another algorithm": (["algo=fedavg", "problem=classification", "algo.rho=0.1"], ["algo.rho", "no such key"]),
+    "unknown algorithm": (["algo=fedmas"], ["algo=fedmas", "did you mean fedmsa", "fedavg"]),
+    "unknown problem": (["problem=moc"], ["problem=moc", "did you mean mco"]),
+    "unknown partitioner": (["partitioner=dirichelt"], ["did you mean dirichlet"]),
+    "unknown data set": (["dataset=mnits"], ["did you mean mnist"]),
+    "unknown group": (["algorithm=fedmsa"], ["algorithm", "no such key"]),
+    "not an override": (["fedmsa"], ["fedmsa", "key=value"]),
+    "wrong class of problem": (["algo=fedavg", "problem=mco"], ["do not fit", "algo=fedmsa", "problem=classification"]),
+    "wrong type": (["algo.K=many"], ["algo.K=many", "integer"]),
+    "fraction for a whole number": (["algo.K=2.5"], ["algo.K=2.5", "integer"]),
+    "out of range": (["algo.rho=1.5"], ["algo.rho=1.5", "less than or equal to 1"]),
+    "no local steps": (["algo.K=0"], ["algo.K=0", "greater than 0"]),
+    "negative step size": (["algo.alpha=-0.1"], ["algo.alpha", "greater than or equal to 0"]),
+    "broken schedule": (["algo.alpha={kind: exponential, initial: 1.0}"], ["algo.alpha.decay", "missing"]),
+    "unknown schedule": (["algo.alpha={kind: cosine}"], ["algo.alpha", "cosine"]),
+    "negative seed": (["seed=-1"], ["seed=-1"]),
+    "seed that is no number": (["seed=x"], ["seed=x"]),
+    "no budget": (["budget.rounds=null"], ["budget", "at least one"]),
+    "negative budget": (["budget.rounds=-5"], ["budget.rounds=-5"]),
+    "unknown engine": (["hardware.engine=fast"], ["hardware.engine=fast", "vectorised"]),
+    "unknown device": (["hardware.device=tpu"], ["hardware.device=tpu"]),
+    "cohort larger than the federation": (["participation.cohort=3"], ["participation.cohort=3", "partitioner.clients=2"]),
+    "fewer examples than clients": (["partitioner.clients=50"], ["partitioner.clients=50", "40 examples"]),
+    "classes where there are none": (["partitioner=shards"], ["partitioner", "no classes", "iid"]),
+    "both epochs and steps": ([*DIGITS, "algo.steps=3"], ["E (local epochs) or steps"]),
+    "clients no multiple of the classes": ([*DIGITS, "partitioner=q_heterogeneity", "partitioner.clients=15"], ["multiple"]),
+    "unknown model": ([*DIGITS, "problem.model=resnet"], ["problem.model=resnet", "vgg11"]),
+    "images too small": ([*DIGITS, "problem.model=vgg11"], ["32 x 32"]),
+    "no data set": ([*DIGITS, "dataset=none"], ["dataset=mnist"]),
+    "npz without a path": (["algo=fedavg", "problem=classification", "dataset=npz"], ["dataset.path"]),
+    "metric that is not there": (["eval.metric=accuracy", "eval.target=1"], ["eval.metric=accuracy", "distance"]),
+    "target without metric": (["eval.metric=null"], ["metric and target"]),
+    "algorithm that cannot be imported": (["algo._target_=fedopt.nothing.Here"], ["algo._target_=fedopt.nothing.Here"]),
+    "rerun from a pickle": (["--experimental-rerun", "x.pickle"], ["pickle"]),
+}
+
+
+def one_line(result, *fragments):
+    assert result.code not in (0, None)
+    line = result.err.strip()
+    assert line.startswith("fedopt: ")
+    assert "\n" not in line
+    assert "Traceback" not in result.err + result.out
+    for fragment in fragments:
+        assert fragment in line
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_one_line(case, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    arguments, fragments = WRONG[case]
+    tiny = TINY if "problem=classification" not in arguments else []
+    result = fedopt(monkeypatch, capsys, *tiny, *arguments, "output_dir=here")
+    if case == "metric that is not there":  # the run had begun: it says that it failed
+        assert RunFolder(Path("here")).status() == "failed"
+        result = result._replace(err=result.err.splitlines()[-1])
+    else:
+        assert not Path("here").exists()
+    one_line(result, *fragments)
+
+
+def test_traceback_on_demand(tmp_path):
+    result = run("algo.K=0", cwd=tmp_path, env={"HYDRA_FULL_ERROR": "1"})
+    assert result.code == 1
+    assert "Traceback" in result.err
+
+
+BROKEN = {"x_train": np.zeros((4, 3, 3), np.uint8), "y_train": np.arange(4), "x_test": np.zeros((4, 3, 3), np.uint8)}
+
+
+@pytest.mark.parametrize("kind", ["missing", "truncated", "pickled", "incomplete", "not an npz"])
+def test_data_files(kind, monkeypatch, capsys, tmp_path):
+    path = tmp_path / "own.npz"
+    if kind == "truncated":
+        np.savez(path, **BROKEN, y_test=np.arange(4))
+        path.write_bytes(path.read_bytes()[:-200])
+    elif kind == "pickled":
+        np.savez(path, **BROKEN, y_test=np.array([print, 1, 2, 3], dtype=object))
+    elif kind == "incomplete":
+        np.savez(path, **BROKEN)
+    elif kind == "not an npz":
+        path.write_text("hello")
+    wanted = {"missing": "no such file", "pickled": "pickled objects", "incomplete": "y_test"}.get(kind, "not a readable .npz")
+    result = fedopt(monkeypatch, capsys, *DIGITS[:2], "dataset=npz", f"dataset.path={path}", f"output_dir={tmp_path / 'o'}")
+    one_line(result, str(path), wanted)
+    assert not (tmp_path / "o").exists()
+
+
+def test_missing_data_without_network(monkeypatch, capsys, tmp_path):
+    from urllib.error import URLError
+
+    from fedopt.torchvision_import import torchvision
+
+    def refuse(*args, **kwargs):
+        raise URLError("no network")
+
+    monkeypatch.setattr(torchvision.datasets.mnist, "download_and_extract_archive", refuse)
+    result = fedopt(monkeypatch, capsys, "problem=imbalanced_mnist", f"dataset.root={tmp_path}", f"output_dir={tmp_path / 'o'}")
+    one_line(result.__class__(result.code, "", result.err.splitlines()[-1]), "mnist.npz", str(tmp_path), "FEDOPT_DATA")
+
+
+def test_unwritable_output(monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    one_line(fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path / 'file' / 'run'}"), str(tmp_path / "file"))
+
+
+def test_second_run_in_a_folder(monkeypatch, capsys, tmp_path):
+    arguments = [*TINY, f"output_dir={tmp_path / 'run'}"]
+    assert fedopt(monkeypatch, capsys, *arguments).code == 0
+    metrics = (tmp_path / "run" / "metrics.csv").read_bytes()
+    one_line(fedopt(monkeypatch, capsys, *arguments), "holds a run already", "resume=true")
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() == metrics
+
+
+def test_two_processes_in_a_folder(monkeypatch, capsys, tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.open()
+    one_line(fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path}"), "another run is writing here")
+    folder.close()
+
+
+def test_resume_with_other_values(monkeypatch, capsys, tmp_path):
+    arguments = [*TINY, f"output_dir={tmp_path / 'run'}"]
+    assert fedopt(monkeypatch, capsys, *arguments).code == 0
+    one_line(fedopt(monkeypatch, capsys, *arguments, "algo.K=4", "resume=true"), "algo.K=5", "not 4")
+
+
+def test_corrupted_checkpoint(monkeypatch, capsys, tmp_path):
+    arguments = [*TINY, f"output_dir={tmp_path / 'run'}"]
+    assert fedopt(monkeypatch, capsys, *arguments).code == 0
+    checkpoint = tmp_path / "run" / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    metrics = (tmp_path / "run" / "metrics.csv").read_bytes()
+    result = fedopt(monkeypatch, capsys, *arguments, "budget.rounds=8", "resume=true")
+    one_line(result, "checkpoint.safetensors", "cannot be read", "delete it")
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() == metrics
+
+
+def test_full_disk(tmp_path):
+    """A file may not grow beyond 20 kB: the row that does not fit is not there by half, and the run can go on."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    setting = [*TINY, "budget.rounds=400", "output_dir=run"]
+    # figures are larger than the limit: begin without it, and interrupt nothing but the growth of metrics.csv
+    first = run(*TINY, "output_dir=run", cwd=tmp_path)
+    assert first.code == 0
+    result = run(*setting, "resume=true", cwd=tmp_path, preexec_fn=limit)
+    one_line(result._replace(err=result.err.splitlines()[-1]), "metrics.csv", "resume=true")
+    content = (tmp_path / "run" / "metrics.csv").read_text()
+    assert content.endswith("\n")
+    assert len({line.count(",") for line in content.splitlines()}) == 1
+    assert run(*setting, "resume=true", cwd=tmp_path).code == 0
+    undisturbed = run(*TINY, "budget.rounds=400", "output_dir=whole", cwd=tmp_path)
+    assert undisturbed.code == 0
+    assert without_time(tmp_path / "run" / "metrics.csv") == without_time(tmp_path / "whole" / "metrics.csv")
+
+
+def without_time(path: Path) -> list[list[str]]:
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    time = rows[0].index("train_seconds")
+    return [row[:time] + row[time + 1 :] for row in rows]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_no_permission(monkeypatch, capsys, tmp_path):
+    tmp_path.chmod(0o500)
+    one_line(fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path / 'run'}"), "Permission denied")
