@@ -7,12 +7,13 @@ import os
 import re
 import sys
 from difflib import get_close_matches
-from itertools import islice, product
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
@@ -20,11 +21,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 import fedopt
+from fedopt.config import CONF, composed, plain
 from fedopt.errors import UserError
 from fedopt.results.folder import RunFolder, slug
 
-_inside, _beside = Path(fedopt.__file__).parent / "conf", Path(fedopt.__file__).parents[1] / "conf"
-CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
 GROUPS = ("algo", "problem", "dataset", "partitioner", "participation", "hardware", "logger", "preset", "experiment")
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
 _outcome: list[int | Exception] = []  # of a single run: its exit code, or what went wrong
@@ -102,10 +102,10 @@ def _run_hydra(config: DictConfig) -> None:
 
 
 def _single(config: DictConfig, overrides: list[str]) -> int:
-    from fedopt import run
-
     resolved = resolve(config)
     folder = RunFolder(_run_path(resolved, overrides))
+    from fedopt import run
+
     status = run.execute(resolved, folder, overrides)
     if int(os.environ.get("RANK", "0")) == 0:
         print(_last_line(status, folder))
@@ -129,8 +129,7 @@ def _job(config: DictConfig, folder: RunFolder, overrides: list[str], jobs: int)
 
 def resolve(config: DictConfig) -> dict[str, Any]:
     """The config as plain values. Raises UserError when the algorithm is not for this class of problems."""
-    resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    assert isinstance(resolved, dict)
+    resolved = plain(config)
     algo, problem = resolved["algo"], resolved["problem"]
     if problem.get("_class_") not in (None, *algo.get("_solves_", [problem.get("_class_")])):
         fitting = [name for name, node in _nodes("problem").items() if node.get("_class_") in algo["_solves_"]]
@@ -139,14 +138,15 @@ def resolve(config: DictConfig) -> dict[str, Any]:
             f"algo and problem do not fit: this algorithm solves {', '.join(algo['_solves_'])} problems (problem="
             f"{'|'.join(fitting)}), and this problem is {problem['_class_']} (algo={'|'.join(methods)})"
         )
-    return {str(key): value for key, value in resolved.items()}
+    return resolved
 
 
 def _run_path(config: dict[str, Any], overrides: list[str]) -> Path:
     """output_dir, else a folder named by the overrides; a further run with the same overrides gets the next number."""
     if config["output_dir"]:
         return Path(config["output_dir"])
-    base = Path("outputs") / config["name"] / slug([o for o in overrides if o.split("=")[0] not in ("algo", "problem")])
+    choices = HydraConfig.get().runtime.choices
+    base = Path("outputs") / f"{choices.algo}_{choices.problem}" / slug([o for o in overrides if o.split("=")[0] not in ("algo", "problem")])
     paths = [base, *(base.with_name(f"{base.name}.{n}") for n in range(2, 10_000))]
     free = next(n for n, path in enumerate(paths) if not RunFolder(path).used)
     return paths[free - 1] if config["resume"] and free else paths[free]
@@ -169,27 +169,17 @@ def _last_line(status: str, folder: RunFolder) -> str:
 def _prepare_sweep(arguments: list[str]) -> Path:
     """Check every combination of group choices, so that no mistyped name ends a sweep half-way, and name the sweep's folder."""
     texts = [a for a in arguments if "=" in a and not a.startswith("-")]
-    overrides, compose = _parser(arguments, texts)
+    overrides = OverridesParser.create().parse_overrides(texts)
     swept = [_alternatives(o) if o.key_or_group in GROUPS else _alternatives(o)[:1] for o in overrides]
     for combination in islice(product(*swept), 100):
-        compose(list(combination))
+        composed((o for o in combination if not o.startswith("hydra")), _extra_folders(arguments))
     chosen = [o.value() for o in overrides if o.key_or_group == "output_dir"]
     named = [t for t in texts if not t.startswith("hydra")]
-    return Path(chosen[0]) if chosen else Path("outputs") / "multirun" / slug(named)
+    return Path(str(chosen[0])) if chosen else Path("outputs") / "multirun" / slug(named)
 
 
-def _parser(arguments: list[str], texts: list[str]) -> tuple[list[Override], Any]:
-    from hydra import compose, initialize_config_dir
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    extra = [a for flag in ("--config-dir", "-cd") for f, a in zip(arguments, arguments[1:], strict=False) if f == flag]
-    search = [f"hydra.searchpath=[{','.join('file://' + os.path.abspath(path) for path in extra)}]"] if extra else []
-
-    def composed(overrides: list[str]) -> DictConfig:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose("config", overrides=[*search, *(o for o in overrides if not o.startswith("hydra"))])
-
-    return OverridesParser.create().parse_overrides(texts), composed
+def _extra_folders(arguments: list[str]) -> list[str]:
+    return [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
 
 
 def _alternatives(override: Override) -> list[str]:
@@ -234,7 +224,7 @@ def known_keys(arguments: list[str]) -> list[str]:
     """Groups, and the dotted keys of the config that the command's group choices compose to."""
     choices = [a for a in arguments if a.split("=")[0] in GROUPS and not set(a) & set(", ()[]{}")]
     try:
-        config = _parser(arguments, [])[1](choices)
+        config = composed(choices, _extra_folders(arguments))
     except (HydraException, OmegaConfBaseException):
         return list(GROUPS)
     keys: list[str] = []

@@ -55,6 +55,7 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     world = World(seed, partitioner, dataset, device, getattr(torch, hardware.dtype))
     original = unbuilt.build(world)
     problem = reduce(original, algorithm.solves)
-    federation = Federation(problem, engines.choose(hardware.engine, hardware.stack, original), seed, cohort)
+    engine = engines.choose(hardware.engine, hardware.stack, problem, cohort or problem.clients)
+    federation = Federation(problem, engine, seed, cohort)
     return Experiment(algorithm, original, problem, federation, budget, evaluation, device)
 

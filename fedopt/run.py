@@ -1,6 +1,7 @@
 """The one loop: step until the budget is spent; evaluate, record, checkpoint."""
 
 import math
+import os
 import signal
 import time
 import traceback
@@ -21,7 +22,7 @@ from fedopt.results.folder import MetricsFile, RunFolder
 from fedopt.results.measures import better, reached
 from fedopt.results.progress import Display
 
-CHECKPOINT_SECONDS = 5.0  # of wall time between checkpoints, at least
+CHECKPOINT_SECONDS = float(os.environ.get("FEDOPT_CHECKPOINT_SECONDS", "5"))  # of wall time between checkpoints, at least
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
 BOUNDED = ("train_loss", "val_loss", "test_loss", "objective", "distance")  # what may not exceed eval.diverged
 FREE_ON_RESUME = ("budget", "hardware", "output_dir", "resume", "logger")  # keys that a resumed run may change
@@ -75,7 +76,7 @@ class Run:
         experiment = assemble(self.config, self.jobs)
         self._begin(experiment, resuming)
         interrupt = Interrupt()
-        display = Display(f"{self.config['name']}", quiet=not self.main)
+        display = Display(f"{type(experiment.algorithm).__name__} on {type(experiment.original).__name__}", quiet=not self.main)
         try:
             with interrupt.listening():
                 status = self._loop(experiment, interrupt, display, resuming)

@@ -5,11 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
 
-from fedopt.cli import CONF
+from fedopt.config import CONF, composed, plain
 from fedopt.experiment import Experiment, assemble
 
 # A folder with a conf/algo of its own joins the contract tests: FEDOPT_CONTRACT_CONF=DIR pytest tests/test_contract.py
@@ -41,15 +38,7 @@ def pairs() -> list[tuple[str, str]]:
 
 
 def config(*overrides: str) -> dict[str, Any]:
-    search = [f"hydra.searchpath=[file://{EXTRA}]"] if EXTRA else []
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = compose("config", overrides=[*search, *overrides], return_hydra_config=True)
-    HydraConfig.instance().set_config(composed)
-    OmegaConf.set_readonly(composed, False)
-    OmegaConf.set_struct(composed, False)
-    resolved = OmegaConf.to_container(OmegaConf.masked_copy(composed, [k for k in composed if k != "hydra"]), resolve=True)
-    assert isinstance(resolved, dict)
-    return resolved
+    return plain(composed(overrides, FOLDERS[1:]))
 
 
 def small(algo: str, problem: str, *overrides: str) -> Experiment:

@@ -97,13 +97,14 @@ class FedMSA:
             u, d = message
             drawn = u
             u_prev, u = u, descend(u, d)  # k = 1: x^0 = x^1, so h and q stay
-            old = F(u_prev, client.sample()) if full and K > 1 else ()
+            kept: Vectors = ()
             for k in range(2, K + 1):
                 xi = client.sample(k - 2)
-                new = F(u, xi)
-                d = add(add(d, new), old if full else F(u_prev, xi), -1)  # with full batches the sample never changes
+                if not (full and kept):  # d - F(u_prev) never changes while the sample does not
+                    kept = add(d, F(u_prev, xi), -1)
+                d = add(F(u, xi), kept)
                 drawn = u if k == k_drawn else drawn
-                u_prev, u, old = u, descend(u, d), new
+                u_prev, u = u, descend(u, d)
             return (u, drawn) if self.iterate == "random" else (u, ())
 
         # h_r = mean p^m(u_r) + (1 - rho_r) (h_{r-1} - mean p^m(u_{r-1})), likewise q_r

@@ -130,9 +130,10 @@ class Torchvision:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             sets = [getattr(torchvision.datasets, cls)(folder, train=train, download=True) for train in (True, False)]
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # torchvision has many ways to say that a file is broken or out of reach
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(
-                f"dataset={self.name} is not in {folder} and could not be downloaded ({str(error).splitlines()[0]}): put "
+                f"dataset={self.name} is not in {folder}, or not whole, and could not be downloaded ({reason}): put "
                 f"{self.name}.npz ({', '.join(KEYS)}) there, or set FEDOPT_DATA to the folder that has it"
             ) from None
         finally:

@@ -2,6 +2,7 @@
 the least number of examples a client must have, and returns one array of rows for each client: disjoint and complete.
 """
 
+import re
 from typing import Annotated, Protocol
 
 import numpy as np
@@ -33,8 +34,9 @@ def _check(clients: int, count: int, least: int) -> None:
 
 def _labels(labels: np.ndarray | None, partitioner: object) -> np.ndarray:
     if labels is None:
+        name = re.sub(r"\B(?=[A-Z])", "_", type(partitioner).__name__).lower()  # q_heterogeneity: as on the command line
         raise UserError(
-            f"partitioner={type(partitioner).__name__.lower()} divides by class, and this problem's data have no classes: "
+            f"partitioner={name} divides by class, and this problem's data have no classes: "
             "use partitioner=iid or partitioner=centralized"
         )
     return labels
@@ -77,7 +79,7 @@ class Shards:
         self, count: int, labels: np.ndarray | None, rng: np.random.Generator, least: int = 1
     ) -> list[np.ndarray]:
         labels = _labels(labels, self)
-        _check(self.clients, count, max(least, self.per_client))
+        _check(self.clients, count, -(-least // self.per_client) * self.per_client)  # a client may get the smaller shards only
         by_class = np.lexsort((rng.random(count), labels))
         shards = np.array_split(by_class, self.clients * self.per_client)
         order = rng.permutation(len(shards)).reshape(self.clients, self.per_client)

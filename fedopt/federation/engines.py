@@ -15,6 +15,7 @@ from fedopt.problems.classes import Problem
 
 STACK_BYTES = 16 * 2**20  # of messages in a stack: larger ones leave the cache and gain nothing (scripts/bench stacks)
 LARGEST_STACK = 256
+LARGEST_VECTOR = 2 * 2**20  # bytes
 
 
 class Engine(Protocol):
@@ -85,12 +86,16 @@ class Vectorised:
             return torch.func.vmap(one)(mapped)
 
 
-def choose(engine: str, stack: int | None, problem: Any) -> Engine:
-    """The engine by its name; `auto` takes the one that is faster for this problem, by the rule of `vectorising_wins`."""
-    if engine == "one_by_one" or (engine == "auto" and not vectorising_wins(problem)):
+def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Engine:
+    """The engine by its name; `auto` takes the faster one, by the rule of `vectorising_wins`."""
+    if engine == "one_by_one" or (engine == "auto" and not vectorising_wins(problem, cohort)):
         return OneByOne()
     return Vectorised(stack)
 
 
-def vectorising_wins(problem: Any) -> bool:
-    return not getattr(getattr(problem, "net", None), "convolutional", False)
+def vectorising_wins(problem: Problem, cohort: int) -> bool:
+    """Stacking saves the cost of a call for each client, and loses where grouped convolutions take over, where one client's
+    vectors fill the cache, and where there is hardly anyone to stack (measured: scripts/bench engines)."""
+    start = problem.start()
+    largest = max(v.numel() * v.element_size() for v in start)
+    return start[0].device.type != "cpu" or (not problem.convolutional and largest <= LARGEST_VECTOR and cohort > 2)

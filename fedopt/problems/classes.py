@@ -21,10 +21,12 @@ class Problem(ABC):
     splits: which examples are whose, by the name of the split (`train`, and `val` where the problem has an outer
         objective of its own); they all have the same number of clients.
     optimum: the solution in closed form, where there is one.
+    convolutional: whether its functions are mostly convolutions.
     """
 
     splits: Mapping[str, Ragged]
     optimum: Tensor | None = None
+    convolutional: bool = False
 
     @property
     def clients(self) -> int:
@@ -128,6 +130,7 @@ class _Reduced(Problem):
         self.original = original
         self.splits = original.splits
         self.optimum = original.optimum
+        self.convolutional = original.convolutional
 
     def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
         return self.original.sample(client, rows)

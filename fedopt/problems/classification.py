@@ -26,6 +26,7 @@ class Classification(Minimisation):
         self.labels = data.y_train
         self.splits = world.split(len(self.train), data.y_train)
         self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed)
+        self.convolutional = self.net.convolutional
         self._start = self.net.initial.to(world.device, world.dtype)
         return self
 

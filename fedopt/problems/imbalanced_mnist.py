@@ -20,10 +20,10 @@ from fedopt.problems.supervised import Batch, Images, client_mean, cross_entropy
 
 
 def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
-    """The rows kept: of class c the first largest * imbalance^(c / (C-1)) examples, or all where it has fewer."""
+    """The rows kept: of class c the first largest * imbalance^(c / (C-1)) examples, rounded, or all where it has fewer."""
     classes = np.unique(labels)
     keep = [
-        np.flatnonzero(labels == c)[: int(largest * imbalance ** (j / (len(classes) - 1)))] for j, c in enumerate(classes)
+        np.flatnonzero(labels == c)[: round(largest * imbalance ** (j / (len(classes) - 1)))] for j, c in enumerate(classes)
     ]
     return np.sort(np.concatenate(keep))
 
@@ -52,6 +52,7 @@ class ImbalancedMnist(Bilevel):
         self.test = Images(data.x_test, data.y_test, data, world)
         self.splits = world.split(len(kept), self.labels, self.validation)
         self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed)
+        self.convolutional = self.net.convolutional
         counts = np.bincount(self.labels[self.splits["val"].rows], minlength=data.classes)
         balance = counts.sum() / (data.classes * np.maximum(counts, 1))  # the classes' mean losses weigh the same
         self.class_weight = torch.from_numpy(balance).to(world.device, world.dtype)

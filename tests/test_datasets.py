@@ -1,0 +1,298 @@
+"""Files of images: layouts, normalisation, broken files, torchvision's own, and the long tail.
+
+Tests of the real data need the environment variable FEDOPT_DATA.
+"""
+
+import os
+import socket
+from pathlib import Path
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+
+from fedopt.data.datasets import KEYS, Digits, LabelledData, Npz, Torchvision, data_folder, read_npz
+from fedopt.errors import UserError
+from fedopt.problems.imbalanced_mnist import long_tail
+from fedopt.torchvision_import import torchvision
+
+
+def random_arrays(shape, dtype, n=(12, 5)):
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for split, count in zip(("train", "test"), n, strict=True):
+        pixels = rng.uniform(0, 256, (count, *shape))
+        arrays[f"x_{split}"] = np.floor(pixels).astype(dtype) if dtype == np.uint8 else (pixels / 256).astype(dtype)
+        arrays[f"y_{split}"] = rng.permutation(np.arange(count) % 4)
+    return arrays
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Writes <name>.npz, some of whose arrays may be replaced or (None) left out."""
+
+    def save(name="images", **changes):
+        arrays = {**random_arrays((4, 3), np.uint8), **changes}
+        path = tmp_path / f"{name}.npz"
+        np.savez_compressed(path, **{key: value for key, value in arrays.items() if value is not None})
+        return path
+
+    return save
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """No download succeeds, and none is tried."""
+
+    def fail(*args, **kwargs):
+        raise URLError("Temporary failure in name resolution")
+
+    for module in (torchvision.datasets.mnist, torchvision.datasets.cifar):
+        monkeypatch.setattr(module, "download_and_extract_archive", fail)
+
+
+# npz
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
+@pytest.mark.parametrize(("shape", "channels"), [((4, 3), 1), ((4, 3, 2), 2), ((7,), 1)])
+def test_layouts(saved, shape, channels, dtype):
+    arrays = random_arrays(shape, dtype)
+    data = Npz(str(saved(**arrays))).load()
+    for split in ("train", "test"):
+        x, expected = getattr(data, f"x_{split}"), arrays[f"x_{split}"]
+        assert x.dtype == dtype
+        assert x.shape[1] == channels
+        assert x.flags.c_contiguous
+        for channel in range(channels):
+            plane = expected[..., channel] if channels > 1 else expected
+            np.testing.assert_array_equal(x[:, channel].reshape(plane.shape), plane)
+        y = getattr(data, f"y_{split}")
+        np.testing.assert_array_equal(y, arrays[f"y_{split}"])
+        assert y.dtype == np.int64
+    assert data.classes == 4
+
+    pixels = arrays["x_train"].astype(np.float64)
+    axes = (0, 1, 2) if channels > 1 else None
+    mean, std = data.normalisation()
+    np.testing.assert_allclose(mean, np.atleast_1d(pixels.mean(axes)), rtol=1e-6)
+    np.testing.assert_allclose(std, np.atleast_1d(pixels.std(axes)), rtol=1e-6)
+
+
+def test_classes_of_the_test_examples_count(saved):
+    assert read_npz(saved(y_test=np.array([0, 1, 6, 2, 3], dtype=np.uint8))).classes == 7
+
+
+def test_constant_images_normalise_without_a_warning():
+    x, y = np.full((7, 1, 3, 3), 201, dtype=np.uint8), np.zeros(7, dtype=np.int64)
+    mean, std = LabelledData(x, y, x, y).normalisation()
+    assert (mean.tolist(), std.tolist()) == ([201.0], [0.0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y_test": None}, "y_test missing"),
+        ({"x_train": None, "y_train": None}, "x_train, y_train missing"),
+        ({"x_train": np.array([[1], [2, 3]], dtype=object)}, "pickled objects"),
+        ({"y_train": np.zeros(11, dtype=int)}, "x_train has 12 examples and y_train 11"),
+        ({"x_test": np.zeros((0, 4, 3), dtype=np.uint8), "y_test": np.zeros(0, dtype=int)}, "x_test has 0 examples"),
+        ({"y_train": np.arange(12) - 1}, "y_train must be .* from 0 on"),
+        ({"y_train": np.zeros(12)}, "y_train must be .* whole numbers"),
+        ({"y_train": np.zeros((12, 1), dtype=int)}, "y_train must be"),
+        ({"x_train": np.zeros((12, 4, 3), dtype=np.int64)}, "x_train must be uint8 or floating point"),
+        ({"x_train": np.zeros(12, dtype=np.uint8)}, "x_train must be .*n, h, w"),
+        ({"x_train": np.zeros((12, 4, 3, 1, 1), dtype=np.uint8)}, "x_train must be .*n, h, w"),
+        ({"x_train": np.zeros((12, 4, 4), dtype=np.uint8)}, "different shapes"),
+    ],
+)
+def test_wrong_arrays_are_refused(saved, changes, message):
+    assert_refused(saved(**changes), message)
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def corrupted(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 4] ^= 0xFF
+    path.write_bytes(content)
+
+
+def pickled(path):
+    np.array([{}], dtype=object).dump(path)
+
+
+def npy(path):
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncated, "not a readable .npz"),
+        (corrupted, "not a readable .npz"),
+        (lambda path: path.write_bytes(b""), "not a readable .npz"),
+        (lambda path: path.write_text("x_train, y_train"), "not a readable .npz"),
+        (pickled, "not a readable .npz"),
+        (npy, "not a readable .npz"),
+        (Path.unlink, "there is no such file"),
+        (lambda path: (path.unlink(), path.mkdir()), "not a readable .npz"),
+    ],
+)
+def test_broken_files_are_refused(saved, damage, message):
+    path = saved()
+    damage(path)
+    assert_refused(path, message)
+
+
+def assert_refused(path, message):
+    with pytest.raises(UserError, match=message) as caught:
+        Npz(str(path)).load()
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# Where data sets are looked for
+
+
+def test_data_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("FEDOPT_DATA", raising=False)
+    assert data_folder(None) == tmp_path / ".cache" / "fedopt"
+    monkeypatch.setenv("FEDOPT_DATA", "/from/environment")
+    assert data_folder(None) == Path("/from/environment")
+    assert data_folder("~/mine") == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+def test_npz_comes_first(saved, offline, monkeypatch, name):
+    path = saved(name)
+    monkeypatch.setenv("FEDOPT_DATA", str(path.parent))
+    np.testing.assert_array_equal(Torchvision(name).load().x_train, read_npz(path).x_train)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+def test_missing_data_without_network(offline, tmp_path, name):
+    timeout = socket.getdefaulttimeout()
+    with pytest.raises(UserError) as caught:
+        Torchvision(name, root=str(tmp_path / "data")).load()
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (f"dataset={name} ", str(tmp_path / "data"), f"{name}.npz", "FEDOPT_DATA"):
+        assert part in message
+    assert socket.getdefaulttimeout() == timeout
+
+
+def write_idx(folder, name, array):
+    folder.mkdir(parents=True, exist_ok=True)
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    (folder / name).write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+def raw_layout(root):
+    arrays = random_arrays((4, 3), np.uint8)
+    raw = root / "MNIST" / "raw"
+    for split, prefix in (("train", "train"), ("test", "t10k")):
+        write_idx(raw, f"{prefix}-images-idx3-ubyte", arrays[f"x_{split}"])
+        write_idx(raw, f"{prefix}-labels-idx1-ubyte", arrays[f"y_{split}"])
+    return arrays, raw
+
+
+def test_torchvision_layout(offline, tmp_path):
+    arrays, _ = raw_layout(tmp_path)
+    data = Torchvision("mnist", root=str(tmp_path)).load()
+    for key in ("x_train", "x_test"):
+        np.testing.assert_array_equal(getattr(data, key)[:, 0], arrays[key])
+    for key in ("y_train", "y_test"):
+        np.testing.assert_array_equal(getattr(data, key), arrays[key])
+
+
+@pytest.mark.parametrize("left", [0.0, 0.6])
+def test_broken_torchvision_layout(offline, tmp_path, left):
+    _, raw = raw_layout(tmp_path)
+    file = raw / "train-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes()[: int(left * file.stat().st_size)])
+    with pytest.raises(UserError, match="dataset=mnist") as caught:
+        Torchvision("mnist", root=str(tmp_path)).load()
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# Digits and the long tail
+
+
+def test_digits():
+    from sklearn.datasets import load_digits
+
+    data, bunch = Digits().load(), load_digits()
+    assert (len(data.x_train), len(data.x_test), data.classes) == (1437, 360, 10)
+    assert data.x_train.shape[1:] == (1, 8, 8)
+    assert data.x_train.dtype == np.uint8
+    np.testing.assert_array_equal(data.x_test[:, 0], bunch.images[::5])
+    np.testing.assert_array_equal(data.x_train[:4, 0], bunch.images[1:5])
+    np.testing.assert_array_equal(data.y_test, bunch.target[::5])
+    np.testing.assert_array_equal(data.y_train[4:8], bunch.target[6:10])
+
+
+def test_long_tail():
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6500))
+    kept = long_tail(labels, 6000, 0.01)
+    # 6000 * 0.01^(c/9), rounded; the second is named in FedNest, Sec. 4.2.
+    assert np.bincount(labels[kept]).tolist() == [6000, 3597, 2156, 1293, 775, 465, 278, 167, 100, 60]
+    assert np.all(np.diff(kept) > 0)
+    for c in range(10):  # the first ones of each class
+        mine = kept[labels[kept] == c]
+        np.testing.assert_array_equal(mine, np.flatnonzero(labels == c)[: len(mine)])
+
+
+def test_long_tail_of_small_classes():
+    labels = np.repeat([0, 1, 2], [30, 200, 200])
+    kept = long_tail(labels, 100, 0.25)
+    assert np.bincount(labels[kept]).tolist() == [30, 50, 25]
+    assert len(long_tail(labels, 1000, 1.0)) == 430
+
+
+# The real data
+
+
+def real(path):
+    folder = os.environ.get("FEDOPT_DATA")
+    if not folder:
+        pytest.skip("needs data: FEDOPT_DATA is not set")
+    if not (Path(folder) / path).exists():
+        pytest.skip(f"needs data: {folder} has no {path}")
+    return Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "std"),
+    [
+        ("mnist", [0.1307], [0.3081]),
+        ("fashion_mnist", [0.2860], [0.3530]),
+        ("cifar10", [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]),
+    ],
+)
+def test_pixel_statistics(name, mean, std):
+    root = real(f"{name}.npz")
+    data = Torchvision(name, root=str(root)).load()
+    n = 50000 if name == "cifar10" else 60000
+    assert (len(data.x_train), len(data.x_test), data.classes) == (n, 10000, 10)
+    for got, published in zip(data.normalisation(), (mean, std), strict=True):
+        np.testing.assert_allclose(got / 255, published, atol=6e-5)
+
+
+def test_mnist_in_torchvision_layout(offline, tmp_path):
+    root = real("MNIST/raw/train-images-idx3-ubyte")
+    (tmp_path / "MNIST").mkdir()
+    (tmp_path / "MNIST" / "raw").symlink_to(root / "MNIST" / "raw")
+    data = Torchvision("mnist", root=str(tmp_path)).load()
+    assert (data.x_train.shape, data.x_test.shape) == ((60000, 1, 28, 28), (10000, 1, 28, 28))
+    # The sizes of the classes as published.
+    assert np.bincount(data.y_train).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    np.testing.assert_allclose(data.normalisation()[0] / 255, 0.1307, atol=6e-5)
+    if (root / "mnist.npz").exists():
+        npz = read_npz(root / "mnist.npz")
+        assert all(np.array_equal(getattr(data, key), getattr(npz, key)) for key in KEYS)

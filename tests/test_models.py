@@ -1,0 +1,141 @@
+"""Networks of one flat vector against torch.nn.Sequential with the same parameters."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedopt import models
+from fedopt.errors import UserError
+
+SMALL = [  # name, widths, (channels, height, width), classes
+    ("linear", [], (1, 3, 4), 5),
+    ("linear", [7], (2, 3, 4), 5),  # has no hidden layers whatever the widths
+    ("mlp", [], (1, 3, 4), 5),
+    ("mlp", [6], (1, 3, 4), 3),
+    ("mlp", [6, 8, 5], (2, 3, 4), 3),
+    ("cnn", [], (1, 8, 8), 4),
+    ("cnn", [], (3, 9, 6), 2),  # pooling drops odd rows and columns
+]
+
+
+def sequential(name, widths, shape, classes):
+    """The network of a name, written out."""
+    channels, height, width = shape
+    if name == "cnn":
+        first, second = nn.Conv2d(channels, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
+        pooled = (height // 2 // 2) * (width // 2 // 2)
+        layers = [first, nn.ReLU(), nn.MaxPool2d(2), second, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+        return nn.Sequential(*layers, nn.Linear(32 * pooled, classes))
+    if name == "vgg11":  # configuration A of Simonyan & Zisserman
+        layers, before = [], channels
+        for after in (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool"):
+            if after == "pool":
+                layers.append(nn.MaxPool2d(2, 2))
+            else:
+                layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
+                before = after
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes))
+    sizes = [channels * height * width, *(widths if name == "mlp" else []), classes]
+    layers = [nn.Flatten()]
+    for a, b in zip(sizes, sizes[1:], strict=False):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def assert_same_function(model, reference, flat, x, shape):
+    nn.utils.vector_to_parameters(flat, reference.to(flat.dtype).parameters())
+    with torch.no_grad():
+        expected = reference(x.reshape(-1, *shape))
+    torch.testing.assert_close(model(flat, x), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("name", "widths", "shape", "classes"), SMALL)
+def test_forward(name, widths, shape, classes):
+    model = models.build(name, widths, shape, classes, seed=0)
+    torch.manual_seed(1)
+    flat = torch.randn(model.dim, dtype=torch.float64)
+    x = torch.randn(6, math.prod(shape), dtype=torch.float64)
+    assert_same_function(model, sequential(name, widths, shape, classes), flat, x, shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "widths", "shape", "classes", "count"),
+    [
+        ("linear", [], (1, 28, 28), 10, 784 * 10 + 10),
+        ("mlp", [200], (1, 28, 28), 10, 157_000 + 2_010),
+        ("mlp", [200, 100], (1, 28, 28), 10, 784 * 200 + 200 + 200 * 100 + 100 + 100 * 10 + 10),
+        ("cnn", [], (1, 28, 28), 10, (9 + 1) * 16 + (9 * 16 + 1) * 32 + (32 * 7 * 7 + 1) * 10),
+        ("cnn", [], (3, 32, 32), 10, (27 + 1) * 16 + (9 * 16 + 1) * 32 + (32 * 8 * 8 + 1) * 10),
+    ],
+)
+def test_parameter_count(name, widths, shape, classes, count):
+    model = models.build(name, widths, shape, classes, seed=0)
+    assert model.dim == sum(model.sizes) == len(model.initial) == count
+
+
+@pytest.mark.parametrize(("name", "widths", "shape"), [("mlp", [300, 200], (1, 28, 28)), ("cnn", [], (3, 32, 32))])
+def test_initial_values_have_the_scale_of_pytorch(name, widths, shape):
+    model = models.build(name, widths, shape, 10, seed=0)
+    assert model.initial.dtype == torch.float32
+    assert not model.initial.requires_grad
+    reference = sequential(name, widths, shape, 10)
+    nn.utils.vector_to_parameters(model.initial.clone(), reference.parameters())
+    for layer in reference:
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            bound = 1 / math.sqrt(layer.weight[0].numel())
+            for values in (layer.weight, layer.bias):  # uniform on [-bound, bound]
+                assert values.abs().max() <= bound * (1 + 1e-6)
+            many = layer.weight.detach().reshape(-1)
+            deviation = 5 / math.sqrt(len(many))
+            assert float(many.mean()) / bound == pytest.approx(0, abs=deviation)
+            assert float(many.std()) / bound == pytest.approx(1 / math.sqrt(3), abs=deviation)
+
+
+@pytest.mark.parametrize(("name", "widths", "shape"), [("mlp", [6], (1, 4, 4)), ("cnn", [], (1, 4, 4))])
+def test_initial_values_depend_on_the_seed_alone(name, widths, shape):
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = models.build(name, widths, shape, 3, seed=7).initial
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert torch.equal(models.build(name, widths, shape, 3, seed=7).initial, first)
+    assert not torch.equal(models.build(name, widths, shape, 3, seed=8).initial, first)
+
+
+@pytest.mark.parametrize(("name", "widths", "shape", "classes"), [SMALL[4], SMALL[6]])
+def test_vmap_over_parameters(name, widths, shape, classes):
+    model = models.build(name, widths, shape, classes, seed=0)
+    torch.manual_seed(3)
+    flats = torch.randn(4, model.dim, dtype=torch.float64)
+    x = torch.randn(4, 5, math.prod(shape), dtype=torch.float64)
+    stacked = torch.func.vmap(model)(flats, x)
+    torch.testing.assert_close(stacked, torch.stack([model(*one) for one in zip(flats, x, strict=True)]))
+    shared = torch.func.vmap(model, in_dims=(0, None))(flats, x[0])
+    torch.testing.assert_close(shared, torch.stack([model(flat, x[0]) for flat in flats]))
+
+
+def test_vgg11():
+    shape = (3, 32, 32)
+    model = models.build("vgg11", [], shape, 10, seed=0)
+    maps = [3, 64, 128, 256, 256, 512, 512, 512, 512]
+    assert model.dim == sum((9 * a + 1) * b for a, b in zip(maps, maps[1:], strict=False)) + (512 + 1) * 10
+    x = torch.randn(1, 3 * 32 * 32, generator=torch.Generator().manual_seed(0))
+    assert model(model.initial, x).shape == (1, 10)
+    reference = sequential("vgg11", [], shape, 10)
+    assert_same_function(model, reference, model.initial.double(), x.double(), shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("cnn", (1, 3, 8), "at least 4 x 4 pixels, and these are 3 x 8"),
+        ("vgg11", (3, 28, 28), "at least 32 x 32 pixels, and these are 28 x 28"),
+        ("vgg11", (1, 32, 32), "3 channels, and these have 1"),
+        ("resnet", (3, 32, 32), " is not known; .*mlp"),
+    ],
+)
+def test_unfit_images_and_names(name, shape, message):
+    with pytest.raises(UserError, match=rf"problem\.model={name}.*{message}"):
+        models.build(name, [], shape, 10, seed=0)

@@ -1,0 +1,217 @@
+"""Runs as a user sees them: folders, resuming, sweeps, ranks, help."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from command import ROOT, TINY, fedopt, run, start
+
+from fedopt.results.folder import RunFolder
+
+LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=300", "eval.every=3", "hardware.threads=1"]
+
+
+def without_time(folder: Path) -> pd.DataFrame:
+    return pd.read_csv(folder / "metrics.csv", dtype=str).drop(columns="train_seconds")
+
+
+def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = fedopt(monkeypatch, capsys, *TINY, "seed=3")
+    assert result.code == 0
+    folder = tmp_path / "outputs" / "fedmsa_mco" / "problem.examples=40,budget.rounds=4,hardware.threads=1,seed=3"
+    assert str(folder.relative_to(tmp_path)) in result.out
+    present = {path.name for path in folder.iterdir()}
+    expected = {"config.yaml", "metrics.csv", "run.json", "summary.json", "checkpoint.safetensors", "log.txt"}
+    assert present == expected | {"partition.png", "metrics.png"}
+    table = pd.read_csv(folder / "metrics.csv")
+    first = "round comm_rounds bytes_down bytes_up grad_calls hvp_calls jvp_calls train_seconds".split()
+    assert list(table.columns) == [*first, "objective", "distance"]
+    assert table["round"].tolist() == [0, 1, 2, 3, 4]
+    assert table["comm_rounds"].tolist() == [0, 2, 4, 6, 8]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["final"]["distance"] == pytest.approx(table["distance"].iloc[-1])
+    assert summary["best"]["distance"] == pytest.approx(table["distance"].min())
+    card = json.loads((folder / "run.json").read_text())
+    assert card["seed"] == 3
+    assert "seed=3" in card["overrides"]
+
+    assert fedopt(monkeypatch, capsys, *TINY, "seed=3").code == 0  # the same again gets a folder of its own
+    assert without_time(folder).equals(without_time(folder.with_name(folder.name + ".2")))
+    assert "finished" in fedopt(monkeypatch, capsys, *TINY, "seed=3", "resume=true").out
+
+
+def test_killed_runs_resume_exactly(monkeypatch, capsys, tmp_path):
+    """kill -9 at random moments, then resume=true until it is done: the undisturbed metrics.csv."""
+    assert fedopt(monkeypatch, capsys, *LONG, f"output_dir={tmp_path / 'whole'}").code == 0
+    rng = np.random.default_rng(0)
+    kills = 0
+    for attempt in range(30):
+        process = start(*LONG, "output_dir=run", "resume=true", cwd=tmp_path, env={"FEDOPT_CHECKPOINT_SECONDS": "0"})
+        metrics = tmp_path / "run" / "metrics.csv"
+        before = metrics.stat().st_size if metrics.exists() else 0
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if kills < 3 and metrics.exists() and metrics.stat().st_size != before:
+                time.sleep(rng.uniform(0, 0.3))
+                process.kill()
+                kills += 1
+                break
+            time.sleep(0.005)
+        process.communicate()
+        if process.returncode == 0:
+            break
+    assert kills == 3
+    assert RunFolder(tmp_path / "run").status() == "finished"
+    pd.testing.assert_frame_equal(without_time(tmp_path / "run"), without_time(tmp_path / "whole"))
+
+
+def test_ctrl_c(tmp_path):
+    """Finishes the row, checkpoints, says how to go on; going on gives the undisturbed result."""
+    process = start(*LONG, "budget.rounds=100000", "output_dir=run", cwd=tmp_path)
+    metrics = tmp_path / "run" / "metrics.csv"
+    while not metrics.exists() or metrics.read_text().count("\n") < 5:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "resume=true" in out
+    assert "Traceback" not in err
+    summary = RunFolder(tmp_path / "run").summary()
+    assert summary["status"] == "interrupted"
+    table = pd.read_csv(metrics)
+    assert table["round"].iloc[-1] == summary["round"]
+    rounds = int(summary["round"]) + 6
+    assert run(*LONG, f"budget.rounds={rounds}", "output_dir=run", "resume=true", cwd=tmp_path).code == 0
+    assert run(*LONG, f"budget.rounds={rounds}", "output_dir=whole", cwd=tmp_path).code == 0
+    after, whole = without_time(tmp_path / "run"), without_time(tmp_path / "whole")
+    regular = after["round"].astype(int).isin(whole["round"].astype(int))  # the interrupted round has a row of its own
+    pd.testing.assert_frame_equal(after[regular].reset_index(drop=True), whole)
+
+
+def test_divergence(monkeypatch, capsys, tmp_path):
+    result = fedopt(monkeypatch, capsys, *LONG, "algo.alpha=50", f"output_dir={tmp_path / 'run'}")
+    assert result.code == 3
+    assert "diverged" in result.out
+    assert RunFolder(tmp_path / "run").status() == "diverged"
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.parametrize(("key", "limit"), [("comm_rounds", 7), ("bytes", 30_000), ("seconds", 0.05)])
+def test_budgets(monkeypatch, capsys, tmp_path, key, limit):
+    overrides = [*LONG, "budget.rounds=null", f"budget.{key}={limit}", f"output_dir={tmp_path / 'run'}"]
+    assert fedopt(monkeypatch, capsys, *overrides).code == 0
+    summary = RunFolder(tmp_path / "run").summary()
+    per_round = summary[key] / summary["round"]
+    assert limit <= summary[key]
+    if key != "seconds":
+        assert summary[key] < limit + 1.01 * per_round
+
+
+def test_evaluation_schedule(monkeypatch, capsys, tmp_path):
+    overrides = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=11", "eval.every=5", "eval.at=[1,7]"]
+    assert fedopt(monkeypatch, capsys, *overrides, f"output_dir={tmp_path / 'run'}").code == 0
+    assert pd.read_csv(tmp_path / "run" / "metrics.csv")["round"].tolist() == [0, 1, 5, 7, 10, 11]
+
+
+SWEEP = ["-m", "algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=3", "seed=0,1", "algo.alpha=0.05,-1"]
+
+
+def test_sweep(monkeypatch, capsys, tmp_path):
+    """A failed run is a row with its traceback in its own folder; the others go on; done runs are skipped."""
+    monkeypatch.chdir(tmp_path)
+    result = fedopt(monkeypatch, capsys, *SWEEP, "output_dir=sweep", "eval.metric=distance", "eval.target=1e6")
+    assert result.code == 1
+    table = pd.read_csv("sweep/sweep.csv")
+    assert table["status"].value_counts().to_dict() == {"finished": 2, "failed": 2}
+    assert sorted(zip(table["seed"], table["algo.alpha"], strict=True)) == [(0, -1), (0, 0.05), (1, -1), (1, 0.05)]
+    done = table[table["status"] == "finished"]
+    assert (done["target_round"] == 0).all()
+    assert done["final_distance"].notna().all()
+    for name, status in zip(table["run"], table["status"], strict=True):
+        assert (Path("sweep") / name / "traceback.txt").exists() == (status == "failed")
+    stamps = {name: (Path("sweep") / name / "metrics.csv").stat().st_mtime_ns for name in done["run"]}
+    again = fedopt(monkeypatch, capsys, *SWEEP, "output_dir=sweep", "eval.metric=distance", "eval.target=1e6")
+    assert again.code == 1
+    assert stamps == {name: (Path("sweep") / name / "metrics.csv").stat().st_mtime_ns for name in stamps}
+
+
+def test_sweep_with_a_mistyped_name_runs_nothing(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = fedopt(monkeypatch, capsys, "-m", "algo=fedmsa,fedvag", "problem=quadratic_bilevel")
+    assert result.code == 2
+    assert "did you mean fedavg" in result.err
+    assert not Path("outputs").exists()
+
+
+def test_sweep_resumes_interrupted_runs(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    sweep = ["-m", *LONG, "seed=0,1", "output_dir=sweep"]
+    process = start(*sweep, cwd=tmp_path)
+    while not list(tmp_path.glob("sweep/*/metrics.csv")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    assert fedopt(monkeypatch, capsys, *sweep).code == 0
+    assert set(pd.read_csv("sweep/sweep.csv")["status"]) == {"finished"}
+    assert fedopt(monkeypatch, capsys, *LONG, "seed=0", "output_dir=alone").code == 0
+    (of_sweep,) = (path.parent for path in tmp_path.glob("sweep/*/metrics.csv") if "seed=0" in path.parent.name)
+    pd.testing.assert_frame_equal(without_time(of_sweep), without_time(tmp_path / "alone"))
+
+
+def test_parallel_sweep(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    result = run(*SWEEP[:-1], "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "output_dir=sweep", cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert set(pd.read_csv(tmp_path / "sweep" / "sweep.csv")["status"]) == {"finished"}
+
+
+@pytest.mark.parametrize("problem", ["mco", "classification"])
+def test_two_ranks_are_one(problem, tmp_path):
+    """torchrun with two gloo ranks: metrics to 1e-5, ledger columns exactly."""
+    algo = {"mco": "fedmsa", "classification": "fedavg"}[problem]
+    small = ["dataset=digits", "problem.widths=[16]", "partitioner.clients=7", "participation.cohort=3"] if algo == "fedavg" else ["problem.examples=200"]
+    overrides = [f"algo={algo}", f"problem={problem}", *small, "budget.rounds=6", "hardware.threads=1"]
+    assert run(*overrides, "output_dir=one", "hardware.engine=one_by_one", cwd=tmp_path).code == 0
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [*launcher, "-m", "fedopt", *overrides, "output_dir=two"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("results:") == 1
+    one, two = (pd.read_csv(tmp_path / name / "metrics.csv") for name in ("one", "two"))
+    ledger = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls"]
+    pd.testing.assert_frame_equal(one[ledger], two[ledger])
+    metrics = one.columns[8:]
+    np.testing.assert_allclose(two[metrics], one[metrics], rtol=1e-5)
+
+
+def test_help_names_everything(monkeypatch, capsys):
+    result = fedopt(monkeypatch, capsys, "--help")
+    assert result.code == 0
+    for word in ("fedmsa", "fedavg", "mco", "imbalanced_mnist", "dirichlet", "digits", "budget:", "resume"):
+        assert word in result.out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["algo.alhpa=1"], ["algo=fedavg", "problem=mco"], ["algo=fedmsb"]])
+def test_answers_do_not_import_torch(arguments, tmp_path):
+    """Which is what takes the time."""
+    code = (
+        "import sys\nfrom fedopt.cli import main\n"
+        f"sys.argv = ['fedopt', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "assert 'torch' not in sys.modules and 'pandas' not in sys.modules\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
