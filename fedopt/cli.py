@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -66,7 +67,9 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"fedopt {fedopt.__version__}")
         return 0
     if any(a.startswith("--experimental-rerun") for a in arguments):
-        raise UserError("--experimental-rerun reads a pickle, which can run code: give the overrides in run.json instead")
+        raise UserError(
+            "--experimental-rerun reads a pickle, which can run code: give the overrides in run.json instead"
+        )
     multirun = bool({"-m", "--multirun"} & set(arguments))
     if multirun:
         folder = _prepare_sweep(arguments)
@@ -146,7 +149,11 @@ def _run_path(config: dict[str, Any], overrides: list[str]) -> Path:
     if config["output_dir"]:
         return Path(config["output_dir"])
     choices = HydraConfig.get().runtime.choices
-    base = Path("outputs") / f"{choices.algo}_{choices.problem}" / slug([o for o in overrides if o.split("=")[0] not in ("algo", "problem")])
+    base = (
+        Path("outputs")
+        / f"{choices['algo']}_{choices['problem']}"
+        / slug([o for o in overrides if o.split("=")[0] not in ("algo", "problem")])
+    )
     paths = [base, *(base.with_name(f"{base.name}.{n}") for n in range(2, 10_000))]
     free = next(n for n, path in enumerate(paths) if not RunFolder(path).used)
     return paths[free - 1] if config["resume"] and free else paths[free]
@@ -155,7 +162,9 @@ def _run_path(config: dict[str, Any], overrides: list[str]) -> Path:
 def _last_line(status: str, folder: RunFolder) -> str:
     summary = folder.summary()
     values = "  ".join(f"{name} {value:.5g}" for name, value in summary.get("final", {}).items() if value is not None)
-    line = f"{status} after {summary.get('round')} rounds ({summary.get('seconds')} s): {values}\nresults: {folder.path}"
+    line = (
+        f"{status} after {summary.get('round')} rounds ({summary.get('seconds')} s): {values}\nresults: {folder.path}"
+    )
     if status == "interrupted":
         line += f"\nto go on: the same command with output_dir='{folder.path}' resume=true"
     if status == "diverged":
@@ -214,7 +223,7 @@ def explain(error: BaseException, arguments: list[str]) -> str:
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """", did you mean x?" where there is one near enough."""
+    """The words that suggest the known name nearest to a mistyped one, empty where none is near enough."""
     leaves = {name.split(".")[-1]: name for name in known}
     found = get_close_matches(word, known, 1) or [leaves[n] for n in get_close_matches(word.split(".")[-1], leaves, 1)]
     return f", did you mean {found[0]}?" if found else ""
@@ -242,7 +251,7 @@ def known_keys(arguments: list[str]) -> list[str]:
 
 def _nodes(group: str) -> dict[str, Any]:
     """The nodes that the files of a group define, by name."""
-    nodes = {path.stem: OmegaConf.load(path) for path in sorted((CONF / group).glob("*.yaml"))}
+    nodes = {path.stem: yaml.safe_load(path.read_text()) or {} for path in sorted((CONF / group).glob("*.yaml"))}
     return {name: node.get(group, node) for name, node in nodes.items()}
 
 

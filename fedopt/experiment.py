@@ -58,4 +58,3 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     engine = engines.choose(hardware.engine, hardware.stack, problem, cohort or problem.clients)
     federation = Federation(problem, engine, seed, cohort)
     return Experiment(algorithm, original, problem, federation, budget, evaluation, device)
-

@@ -1,5 +1,6 @@
 """Networks as functions of one flat vector of parameters."""
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -61,7 +62,7 @@ def build(name: str, widths: Sequence[int], input_shape: Sequence[int], classes:
         if name in ("linear", "mlp"):
             sizes = [channels * height * width, *(widths if name == "mlp" else []), classes]
             layers = [nn.Linear(sizes[0], sizes[1])]
-            for a, b in zip(sizes[1:], sizes[2:], strict=False):
+            for a, b in itertools.pairwise(sizes):
                 layers += [nn.ReLU(), nn.Linear(a, b)]
         elif name == "cnn":
             _needs_pixels(name, height, width, 4)
@@ -73,7 +74,9 @@ def build(name: str, widths: Sequence[int], input_shape: Sequence[int], classes:
 
             _needs_pixels(name, height, width, 32)
             if channels != 3:
-                raise UserError(f"problem.model=vgg11 needs images of 3 channels, and these have {channels}: use cnn or mlp")
+                raise UserError(
+                    f"problem.model=vgg11 needs images of 3 channels, and these have {channels}: use cnn or mlp"
+                )
             features = list(torchvision.models.vgg11(weights=None).features)
             layers = [*features, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)]
         else:

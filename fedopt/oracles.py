@@ -69,7 +69,8 @@ def _vjp(fn: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[[Any],
     fn returns a tensor or a tuple of tensors.
     """
     if _scope.get().vectorised:
-        return torch.func.vjp(fn, *primals)
+        out, pull_back = torch.func.vjp(fn, *primals)[:2]
+        return out, pull_back
     nested = any(p.requires_grad for p in primals)  # an outer call differentiates through this one
     if not nested:
         primals = tuple(p.detach().requires_grad_() for p in primals)
@@ -123,7 +124,9 @@ def inner_products(
     return grad_y, products
 
 
-def msa_maps(problem: Bilevel | Compositional, u: Sequence[Tensor], sample: Any, damping: float = 0.0) -> tuple[Tensor, ...]:
+def msa_maps(
+    problem: Bilevel | Compositional, u: Sequence[Tensor], sample: Any, damping: float = 0.0
+) -> tuple[Tensor, ...]:
     """The mappings of multi-sequence stochastic approximation at u = (x, z^1..z^N): (P, S^1..S^N) [FedMSA eq. 2, 3, 10, 11].
 
     * Bilevel, u = (x, w, v):  P = grad_x f - grad^2_xw g v,  S = [grad_w g, (grad^2_ww g + damping I) v - grad_w f].
@@ -132,7 +135,9 @@ def msa_maps(problem: Bilevel | Compositional, u: Sequence[Tensor], sample: Any,
 
     Each mapping has the shape of its variable; P = 0, S = 0 exactly at the stationary points.
     """
-    return _bilevel_maps(problem, u, sample, damping) if isinstance(problem, Bilevel) else _chain_maps(problem, u, sample)
+    return (
+        _bilevel_maps(problem, u, sample, damping) if isinstance(problem, Bilevel) else _chain_maps(problem, u, sample)
+    )
 
 
 def _bilevel_maps(problem: Bilevel, u: Sequence[Tensor], sample: Any, damping: float) -> tuple[Tensor, ...]:

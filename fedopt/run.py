@@ -21,8 +21,12 @@ from fedopt.results.card import run_card
 from fedopt.results.folder import MetricsFile, RunFolder
 from fedopt.results.measures import better, reached
 from fedopt.results.progress import Display
+from fedopt.results.trackers import Tracker
+from fedopt.settings import build_target
 
-CHECKPOINT_SECONDS = float(os.environ.get("FEDOPT_CHECKPOINT_SECONDS", "5"))  # of wall time between checkpoints, at least
+CHECKPOINT_SECONDS = float(
+    os.environ.get("FEDOPT_CHECKPOINT_SECONDS", "5")
+)  # of wall time between checkpoints, at least
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
 BOUNDED = ("train_loss", "val_loss", "test_loss", "objective", "distance")  # what may not exceed eval.diverged
 FREE_ON_RESUME = ("budget", "hardware", "output_dir", "resume", "logger")  # keys that a resumed run may change
@@ -65,6 +69,7 @@ class Run:
         self.round = 0
         self.rows_size = 0
         self.next_checkpoint = -math.inf
+        self.tracker: Tracker | None = None
 
     def __call__(self) -> str:
         """Run, or go on, to the end. Returns the status. Raises UserError, and OSError when the disk is full or gone."""
@@ -73,20 +78,26 @@ class Run:
             self._same_config()
             if self.folder.status() == "finished" and self._budget_unchanged():
                 return "finished"
+        node = self.config["logger"]
+        logger = build_target(node, "logger") if self.main and node.get("_target_") else None
         experiment = assemble(self.config, self.jobs)
         self._begin(experiment, resuming)
         interrupt = Interrupt()
-        display = Display(f"{type(experiment.algorithm).__name__} on {type(experiment.original).__name__}", quiet=not self.main)
+        display = Display(
+            f"{type(experiment.algorithm).__name__} on {type(experiment.original).__name__}", quiet=not self.main
+        )
         try:
             with interrupt.listening():
-                status = self._loop(experiment, interrupt, display, resuming)
+                status = self._loop(experiment, interrupt, display, resuming, logger)
         finally:
             display.close()
+            if self.tracker is not None:
+                self.tracker.close()
         if self.main:
             figures.metrics(self.folder.path / "metrics.png", self.folder.metrics)
         return status
 
-    def _loop(self, e: Experiment, interrupt: Interrupt, display: Display, resuming: bool) -> str:
+    def _loop(self, e: Experiment, interrupt: Interrupt, display: Display, resuming: bool, logger: Any) -> str:
         fed, problem, algorithm = e.federation, e.problem, e.algorithm
         started = time.perf_counter()
         fed.begin(0)
@@ -97,33 +108,34 @@ class Run:
             state, progress = checkpoint.restore(self.folder.checkpoint, state, fed.ledger)
             self._restore(progress)
         metrics = MetricsFile(self.folder.metrics, self.rows_size if resuming else None) if self.main else None
+        if logger is not None:
+            self.tracker = logger.start(self.folder.path, self.round + 1 if resuming else 0)
         if not resuming:
             self._evaluate(e, state, metrics, display)
             self._checkpoint(state, e, metrics)
 
-        status = None
-        evaluated = True
-        while status is None:
+        evaluated = True  # at self.round
+        while True:
             spent = e.budget.spent(self.round, fed.ledger.comm_rounds, fed.ledger.total_bytes, self.seconds)
+            display.round(spent, self.round)
             stop = ranks.agree(spent >= 1 or interrupt.requested, e.device)
-            if not stop:
-                fed.begin(self.round + 1)
-                started = time.perf_counter()
-                state = algorithm.step(state, problem, fed)
-                self.seconds += time.perf_counter() - started
-                self.round += 1
-                display.round(spent, self.round)
-                evaluated = False
-            if (stop and not evaluated) or (not stop and e.evaluation.due(self.round)):
-                evaluated = True
+            if not evaluated and (stop or e.evaluation.due(self.round)):
                 self._evaluate(e, state, metrics, display)
                 if self._diverged(e.evaluation.diverged):
                     status = "diverged"
                     break
-                if stop or ranks.agree(self._checkpoint_due(), e.device):
-                    self._checkpoint(state, e, metrics)
+                evaluated = True
+            if stop or (evaluated and ranks.agree(self._checkpoint_due(), e.device)):
+                self._checkpoint(state, e, metrics)
             if stop:
-                status = "interrupted" if ranks.agree(interrupt.requested and spent < 1, e.device) else "finished"
+                status = "finished" if ranks.agree(spent >= 1, e.device) else "interrupted"
+                break
+            fed.begin(self.round + 1)
+            started = time.perf_counter()
+            state = algorithm.step(state, problem, fed)
+            self.seconds += time.perf_counter() - started
+            self.round += 1
+            evaluated = False
         if metrics is not None:
             metrics.close()
         self._summary(status, e)
@@ -158,6 +170,8 @@ class Run:
                 self.to_target = self._spent(e)
         if metrics is not None:
             metrics.append(row)
+        if self.tracker is not None:
+            self.tracker.log({name: value for name, value in row.items() if name != "round"}, self.round)
         display.row(row)
 
     def _spent(self, e: Experiment) -> dict[str, Any]:
@@ -200,7 +214,10 @@ class Run:
         if not self.main:
             return
         ledger = e.federation.ledger
-        per_client = {"bytes_down_per_client_max": int(ledger.down.max()), "bytes_up_per_client_max": int(ledger.up.max())}
+        per_client = {
+            "bytes_down_per_client_max": int(ledger.down.max()),
+            "bytes_up_per_client_max": int(ledger.up.max()),
+        }
         self.folder.write_json(
             "summary.json",
             {
@@ -221,7 +238,9 @@ class Run:
         try:
             before = yaml.safe_load(path.read_text())
         except (OSError, yaml.YAMLError) as error:
-            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); choose another output_dir") from None
+            raise UserError(
+                f"{path}: cannot be read ({str(error).splitlines()[0]}); choose another output_dir"
+            ) from None
         old, new = _flat(before), _flat(self.config)
         for key in sorted(old.keys() | new.keys()):
             if key.split(".")[0] not in FREE_ON_RESUME and old.get(key) != new.get(key):
@@ -253,9 +272,13 @@ def execute(config: dict[str, Any], folder: RunFolder, overrides: list[str], job
         return Run(config, folder, overrides, jobs)()
     except OSError as error:
         where = error.filename or folder.path
-        raise UserError(f"{where}: {error.strerror or error}; nothing that was recorded is lost: mend it, then resume=true") from error
+        raise UserError(
+            f"{where}: {error.strerror or error}; nothing that was recorded is lost: mend it, then resume=true"
+        ) from error
     except Exception as error:
-        if ranks.rank() == 0 and folder.status() == "running":  # one refused at the door leaves no trace in another's folder
+        if (
+            ranks.rank() == 0 and folder.status() == "running"
+        ):  # one refused at the door leaves no trace in another's folder
             record_failure(folder, error, overrides)
         raise
     finally:

@@ -1,7 +1,7 @@
 """Step sizes as functions of the round: a number, or one of the schedules below, in any `algo.*` key that is a step size.
 
-    algo.alpha=0.05
-    'algo.alpha={kind: inverse_power, initial: 0.1, power: 0.5}'
+algo.alpha=0.05
+'algo.alpha={kind: inverse_power, initial: 0.1, power: 0.5}'
 """
 
 from typing import Annotated, Literal

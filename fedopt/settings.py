@@ -3,7 +3,16 @@
 from typing import Annotated, Any, Literal, TypeVar
 
 from hydra.utils import get_class
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
 
 from fedopt.errors import UserError
@@ -94,15 +103,26 @@ def build_target(node: dict[str, Any], where: str) -> Any:
     try:
         cls = get_class(node["_target_"])
     except Exception as error:
-        raise UserError(f"{where}._target_={node['_target_']} cannot be imported: {str(error).splitlines()[0]}") from None
+        raise UserError(
+            f"{where}._target_={node['_target_']} cannot be imported: {str(error).splitlines()[0]}"
+        ) from None
     return build(cls, {key: value for key, value in node.items() if not key.startswith("_")}, where)
 
 
-_KINDS = {"constant", "inverse_power", "exponential", "piecewise"}  # which schedule pydantic tried: not a key of the user's
+_KINDS = {
+    "constant",
+    "inverse_power",
+    "exponential",
+    "piecewise",
+}  # which schedule pydantic tried: not a key of the user's
 
 
 def _message(error: Any, where: str) -> str:
-    path = [str(part) for part in error["loc"] if str(part) not in _KINDS and not str(part).startswith(("function-", "list["))]
+    path = [
+        str(part)
+        for part in error["loc"]
+        if str(part) not in _KINDS and not str(part).startswith(("function-", "list["))
+    ]
     key = ".".join([where, *path])
     text = error["msg"].removeprefix("Value error, ")
     text = text[0].lower() + text[1:]

@@ -16,7 +16,13 @@ FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 SMALL = {
     "mco": ["problem.examples=1000"],
     "quadratic_bilevel": ["problem.examples=64"],
-    "imbalanced_mnist": ["dataset=digits", "problem.largest=140", "problem.imbalance=0.5", "problem.widths=[9]", "partitioner=iid"],
+    "imbalanced_mnist": [
+        "dataset=digits",
+        "problem.largest=140",
+        "problem.imbalance=0.5",
+        "problem.widths=[9]",
+        "partitioner=iid",
+    ],
     "classification": ["dataset=digits", "problem.widths=[9]"],
 }
 FEDERATION = ["partitioner.clients=6", "participation.cohort=3", "hardware.dtype=float64", "hardware.threads=1"]
@@ -34,7 +40,12 @@ def node(group: str, name: str) -> dict[str, Any]:
 
 def pairs() -> list[tuple[str, str]]:
     """Every algorithm with every problem of a class that it covers."""
-    return [(a, p) for a in names("algo") for p in names("problem") if node("problem", p)["_class_"] in node("algo", a)["_solves_"]]
+    return [
+        (a, p)
+        for a in names("algo")
+        for p in names("problem")
+        if node("problem", p)["_class_"] in node("algo", a)["_solves_"]
+    ]
 
 
 def config(*overrides: str) -> dict[str, Any]:

@@ -60,8 +60,13 @@ def test_ledger_is_as_declared(algo, problem):
 @both
 def test_same_seed_same_bits_and_another_seed_not(algo, problem):
     a, b, c = (last(small(algo, problem, f"seed={s}")) for s in (3, 3, 4))
-    assert all(torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True))
-    assert any(not torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(c), strict=True))
+    assert all(
+        torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True)
+    )
+    assert any(
+        not torch.equal(torch.as_tensor(x), torch.as_tensor(y))
+        for x, y in zip(tree_leaves(a), tree_leaves(c), strict=True)
+    )
 
 
 @both

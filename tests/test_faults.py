@@ -16,7 +16,10 @@ DIGITS = ["problem=classification", "algo=fedavg", "dataset=digits", "problem.mo
 WRONG = {
     "unknown key": (["algo.alhpa=1"], ["algo.alhpa", "did you mean algo.alpha"]),
     "unknown top-level key": (["sede=1"], ["sede", "did you mean seed"]),
-    "key of another algorithm": (["algo=fedavg", "problem=classification", "algo.rho=0.1"], ["algo.rho", "no such key"]),
+    "key of another algorithm": (
+        ["algo=fedavg", "problem=classification", "algo.rho=0.1"],
+        ["algo.rho", "no such key"],
+    ),
     "unknown algorithm": (["algo=fedmas"], ["algo=fedmas", "did you mean fedmsa", "fedavg"]),
     "unknown problem": (["problem=moc"], ["problem=moc", "did you mean mco"]),
     "unknown partitioner": (["partitioner=dirichelt"], ["did you mean dirichlet"]),
@@ -37,11 +40,17 @@ WRONG = {
     "negative budget": (["budget.rounds=-5"], ["budget.rounds=-5"]),
     "unknown engine": (["hardware.engine=fast"], ["hardware.engine=fast", "vectorised"]),
     "unknown device": (["hardware.device=tpu"], ["hardware.device=tpu"]),
-    "cohort larger than the federation": (["participation.cohort=3"], ["participation.cohort=3", "partitioner.clients=2"]),
+    "cohort larger than the federation": (
+        ["participation.cohort=3"],
+        ["participation.cohort=3", "partitioner.clients=2"],
+    ),
     "fewer examples than clients": (["partitioner.clients=50"], ["partitioner.clients=50", "40 examples"]),
     "classes where there are none": (["partitioner=shards"], ["partitioner", "no classes", "iid"]),
     "both epochs and steps": ([*DIGITS, "algo.steps=3"], ["E (local epochs) or steps"]),
-    "clients no multiple of the classes": ([*DIGITS, "partitioner=q_heterogeneity", "partitioner.clients=15"], ["multiple"]),
+    "clients no multiple of the classes": (
+        [*DIGITS, "partitioner=q_heterogeneity", "partitioner.clients=15"],
+        ["multiple"],
+    ),
     "unknown model": ([*DIGITS, "problem.model=resnet"], ["problem.model=resnet", "vgg11"]),
     "images too small": ([*DIGITS, "problem.model=vgg11"], ["32 x 32"]),
     "no data set": ([*DIGITS, "dataset=none"], ["dataset=mnist"]),
@@ -98,8 +107,12 @@ def test_data_files(kind, monkeypatch, capsys, tmp_path):
         np.savez(path, **BROKEN)
     elif kind == "not an npz":
         path.write_text("hello")
-    wanted = {"missing": "no such file", "pickled": "pickled objects", "incomplete": "y_test"}.get(kind, "not a readable .npz")
-    result = fedopt(monkeypatch, capsys, *DIGITS[:2], "dataset=npz", f"dataset.path={path}", f"output_dir={tmp_path / 'o'}")
+    wanted = {"missing": "no such file", "pickled": "pickled objects", "incomplete": "y_test"}.get(
+        kind, "not a readable .npz"
+    )
+    result = fedopt(
+        monkeypatch, capsys, *DIGITS[:2], "dataset=npz", f"dataset.path={path}", f"output_dir={tmp_path / 'o'}"
+    )
     one_line(result, str(path), wanted)
     assert not (tmp_path / "o").exists()
 
@@ -113,7 +126,9 @@ def test_missing_data_without_network(monkeypatch, capsys, tmp_path):
         raise URLError("no network")
 
     monkeypatch.setattr(torchvision.datasets.mnist, "download_and_extract_archive", refuse)
-    result = fedopt(monkeypatch, capsys, "problem=imbalanced_mnist", f"dataset.root={tmp_path}", f"output_dir={tmp_path / 'o'}")
+    result = fedopt(
+        monkeypatch, capsys, "problem=imbalanced_mnist", f"dataset.root={tmp_path}", f"output_dir={tmp_path / 'o'}"
+    )
     one_line(result.__class__(result.code, "", result.err.splitlines()[-1]), "mnist.npz", str(tmp_path), "FEDOPT_DATA")
 
 

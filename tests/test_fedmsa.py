@@ -23,7 +23,7 @@ def numpy_maps(problem, i, u, noise):
 def sample_noise(problem, fed, r, exchange, client, B, k, steps_drawn):
     """Of local step k, from the rows that the client draws."""
     if B is None:
-        return {key: 0.0 for key in "cde"}
+        return dict.fromkeys("cde", 0.0)
     like = torch.zeros((), dtype=torch.float64)
     drawn = draw(Minibatches(B, steps_drawn), problem.splits, np.array([client]), Key(fed.seed, r, exchange), like)
     noise = {}
@@ -61,14 +61,19 @@ def test_golden_numbers(B):
         for m in (0, 1):
             xi = sample_noise(p, fed, r, 1, m, B, 0, 1)
             new, old = numpy_maps(p, m, u, xi), numpy_maps(p, m, u_prev, xi)
-            per_client.append([n + (1 - rho_r) * ((0 if d is None else dj) - o) for n, o, dj in zip(new, old, d or u, strict=True)])
+            per_client.append(
+                [n + (1 - rho_r) * ((0 if d is None else dj) - o) for n, o, dj in zip(new, old, d or u, strict=True)]
+            )
         d = [np.mean(pair, axis=0) for pair in zip(*per_client, strict=True)]
         local, before, after = list(d), u, u
         for k in range(1, K_r + 1):
             xi = sample_noise(p, fed, r, 2, chosen, B, max(k - 2, 0), max(K_r - 1, 1))
             new, old = numpy_maps(p, chosen, after, xi), numpy_maps(p, chosen, before, xi)
             local = [n + h - o for n, h, o in zip(new, local, old, strict=True)]
-            before, after = after, tuple(a - step * h for a, h, step in zip(after, local, (alpha, beta, beta), strict=True))
+            before, after = (
+                after,
+                tuple(a - step * h for a, h, step in zip(after, local, (alpha, beta, beta), strict=True)),
+            )
         u_prev, u = u, after
     for computed, derived in zip((*state.u, *state.d), (*u, *d), strict=True):
         np.testing.assert_allclose(computed.numpy(), derived, rtol=1e-10, atol=1e-12)
@@ -98,7 +103,9 @@ def test_random_iterate_is_uniform():
     """Over many seeds, the drawn iterate comes from each of the K local steps of the rounds equally often."""
     seeds, counts = 120, np.zeros(3)
     for seed in range(seeds):  # u_0 (round 1 has K = 1), then the two local iterates of round 2
-        e = small("fedmsa", "quadratic_bilevel", f"seed={seed}", "algo.iterate=random", "algo.K=2", "problem.examples=24")
+        e = small(
+            "fedmsa", "quadratic_bilevel", f"seed={seed}", "algo.iterate=random", "algo.K=2", "problem.examples=24"
+        )
         states = steps(e, 2)
         same = [torch.allclose(states[-1].u_drawn[0], states[r].u[0], rtol=1e-12) for r in (0, 1)]
         counts[same.index(True) if any(same) else 2] += 1

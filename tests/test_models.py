@@ -1,5 +1,6 @@
 """Networks of one flat vector against torch.nn.Sequential with the same parameters."""
 
+import itertools
 import math
 
 import pytest
@@ -39,7 +40,7 @@ def sequential(name, widths, shape, classes):
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes))
     sizes = [channels * height * width, *(widths if name == "mlp" else []), classes]
     layers = [nn.Flatten()]
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -120,7 +121,7 @@ def test_vgg11():
     shape = (3, 32, 32)
     model = models.build("vgg11", [], shape, 10, seed=0)
     maps = [3, 64, 128, 256, 256, 512, 512, 512, 512]
-    assert model.dim == sum((9 * a + 1) * b for a, b in zip(maps, maps[1:], strict=False)) + (512 + 1) * 10
+    assert model.dim == sum((9 * a + 1) * b for a, b in itertools.pairwise(maps)) + (512 + 1) * 10
     x = torch.randn(1, 3 * 32 * 32, generator=torch.Generator().manual_seed(0))
     assert model(model.initial, x).shape == (1, 10)
     reference = sequential("vgg11", [], shape, 10)

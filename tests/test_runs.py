@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from command import ROOT, TINY, fedopt, run, start
+from safetensors import safe_open
 
 from fedopt.results.folder import RunFolder
 
@@ -20,6 +21,11 @@ LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=300", "eval.e
 
 def without_time(folder: Path) -> pd.DataFrame:
     return pd.read_csv(folder / "metrics.csv", dtype=str).drop(columns="train_seconds")
+
+
+def checkpointed_round(folder: Path) -> int:
+    with safe_open(folder / "checkpoint.safetensors", "np") as file:
+        return json.loads(bytes(file.get_tensor("progress")))["round"]
 
 
 def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
@@ -32,10 +38,11 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     expected = {"config.yaml", "metrics.csv", "run.json", "summary.json", "checkpoint.safetensors", "log.txt"}
     assert present == expected | {"partition.png", "metrics.png"}
     table = pd.read_csv(folder / "metrics.csv")
-    first = "round comm_rounds bytes_down bytes_up grad_calls hvp_calls jvp_calls train_seconds".split()
+    first = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls", "train_seconds"]
     assert list(table.columns) == [*first, "objective", "distance"]
     assert table["round"].tolist() == [0, 1, 2, 3, 4]
     assert table["comm_rounds"].tolist() == [0, 2, 4, 6, 8]
+    assert checkpointed_round(folder) == 4
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "finished"
     assert summary["final"]["distance"] == pytest.approx(table["distance"].iloc[-1])
@@ -54,7 +61,7 @@ def test_killed_runs_resume_exactly(monkeypatch, capsys, tmp_path):
     assert fedopt(monkeypatch, capsys, *LONG, f"output_dir={tmp_path / 'whole'}").code == 0
     rng = np.random.default_rng(0)
     kills = 0
-    for attempt in range(30):
+    for _attempt in range(30):
         process = start(*LONG, "output_dir=run", "resume=true", cwd=tmp_path, env={"FEDOPT_CHECKPOINT_SECONDS": "0"})
         metrics = tmp_path / "run" / "metrics.csv"
         before = metrics.stat().st_size if metrics.exists() else 0
@@ -90,6 +97,7 @@ def test_ctrl_c(tmp_path):
     assert summary["status"] == "interrupted"
     table = pd.read_csv(metrics)
     assert table["round"].iloc[-1] == summary["round"]
+    assert checkpointed_round(tmp_path / "run") == summary["round"]
     rounds = int(summary["round"]) + 6
     assert run(*LONG, f"budget.rounds={rounds}", "output_dir=run", "resume=true", cwd=tmp_path).code == 0
     assert run(*LONG, f"budget.rounds={rounds}", "output_dir=whole", cwd=tmp_path).code == 0
@@ -180,7 +188,11 @@ def test_parallel_sweep(tmp_path):
 def test_two_ranks_are_one(problem, tmp_path):
     """torchrun with two gloo ranks: metrics to 1e-5, ledger columns exactly."""
     algo = {"mco": "fedmsa", "classification": "fedavg"}[problem]
-    small = ["dataset=digits", "problem.widths=[16]", "partitioner.clients=7", "participation.cohort=3"] if algo == "fedavg" else ["problem.examples=200"]
+    small = (
+        ["dataset=digits", "problem.widths=[16]", "partitioner.clients=7", "participation.cohort=3"]
+        if algo == "fedavg"
+        else ["problem.examples=200"]
+    )
     overrides = [f"algo={algo}", f"problem={problem}", *small, "budget.rounds=6", "hardware.threads=1"]
     assert run(*overrides, "output_dir=one", "hardware.engine=one_by_one", cwd=tmp_path).code == 0
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]

@@ -64,7 +64,14 @@ class FedAvg:
         S = fed.cohort()
         size = len(S) * size_in_bytes(s.x)
         steps = self._draws().steps_of(problem.sizes()[S]).sum()
-        return {"comm_rounds": 1, "bytes_down": size, "bytes_up": size, "grad_calls": steps, "hvp_calls": 0, "jvp_calls": 0}
+        return {
+            "comm_rounds": 1,
+            "bytes_down": size,
+            "bytes_up": size,
+            "grad_calls": steps,
+            "hvp_calls": 0,
+            "jvp_calls": 0,
+        }
 
     def _draws(self) -> Minibatches:
         return Minibatches(self.B, self.steps or 1, self.E)

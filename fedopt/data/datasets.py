@@ -73,10 +73,14 @@ def read_npz(path: Path) -> LabelledData:
         raise
     except ValueError as error:
         if "allow_pickle" in str(error):
-            raise UserError(f"{path}: holds pickled objects, which are not read; save plain arrays with np.savez") from None
+            raise UserError(
+                f"{path}: holds pickled objects, which are not read; save plain arrays with np.savez"
+            ) from None
         raise UserError(f"{path}: not a readable .npz ({error}); copy or download it again") from None
     except Exception as error:  # zipfile and zlib have many ways to say that a file is broken
-        raise UserError(f"{path}: not a readable .npz ({error or type(error).__name__}); copy or download it again") from None
+        raise UserError(
+            f"{path}: not a readable .npz ({error or type(error).__name__}); copy or download it again"
+        ) from None
     return _checked(arrays, path)
 
 
@@ -87,7 +91,9 @@ def _checked(arrays: dict[str, np.ndarray], path: Path) -> LabelledData:
         if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or (y < 0).any():
             raise UserError(f"{path}: y_{split} must be [n] whole numbers from 0 on, not {y.dtype} {list(y.shape)}")
         if len(x) != len(y) or len(x) == 0:
-            raise UserError(f"{path}: x_{split} has {len(x)} examples and y_{split} {len(y)}; they must be as many, and some")
+            raise UserError(
+                f"{path}: x_{split} has {len(x)} examples and y_{split} {len(y)}; they must be as many, and some"
+            )
     if images["x_train"].shape[1:] != images["x_test"].shape[1:]:
         raise UserError(f"{path}: x_train and x_test have images of different shapes")
     return LabelledData(

@@ -34,7 +34,9 @@ def _check(clients: int, count: int, least: int) -> None:
 
 def _labels(labels: np.ndarray | None, partitioner: object) -> np.ndarray:
     if labels is None:
-        name = re.sub(r"\B(?=[A-Z])", "_", type(partitioner).__name__).lower()  # q_heterogeneity: as on the command line
+        name = re.sub(
+            r"\B(?=[A-Z])", "_", type(partitioner).__name__
+        ).lower()  # q_heterogeneity: as on the command line
         raise UserError(
             f"partitioner={name} divides by class, and this problem's data have no classes: "
             "use partitioner=iid or partitioner=centralized"
@@ -79,7 +81,9 @@ class Shards:
         self, count: int, labels: np.ndarray | None, rng: np.random.Generator, least: int = 1
     ) -> list[np.ndarray]:
         labels = _labels(labels, self)
-        _check(self.clients, count, -(-least // self.per_client) * self.per_client)  # a client may get the smaller shards only
+        _check(
+            self.clients, count, -(-least // self.per_client) * self.per_client
+        )  # a client may get the smaller shards only
         by_class = np.lexsort((rng.random(count), labels))
         shards = np.array_split(by_class, self.clients * self.per_client)
         order = rng.permutation(len(shards)).reshape(self.clients, self.per_client)
@@ -147,7 +151,8 @@ class QHeterogeneity:
             )
         sizes = [len(part) for part in np.array_split(np.empty(count), C)]
         own = [
-            rng.permutation(np.flatnonzero(labels == c))[: round(self.q * n)] for c, n in zip(classes, sizes, strict=True)
+            rng.permutation(np.flatnonzero(labels == c))[: round(self.q * n)]
+            for c, n in zip(classes, sizes, strict=True)
         ]
         rest = rng.permutation(np.setdiff1d(np.arange(count), np.concatenate(own)))
         ends = np.cumsum([n - len(mine) for n, mine in zip(sizes, own, strict=True)])

@@ -11,6 +11,8 @@ from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
 from fedopt.randomness import Purpose, keyed_rng
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class World:
@@ -19,7 +21,7 @@ class World:
     seed: int
     partitioner: Partitioner
     dataset: DatasetSource | None = None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     dtype: torch.dtype = torch.float32
 
     def rng(self) -> np.random.Generator:

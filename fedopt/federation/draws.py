@@ -67,9 +67,7 @@ class Key(NamedTuple):
     exchange: int
 
 
-def draw(
-    minibatches: Minibatches, splits: Mapping[str, Ragged], clients: np.ndarray, key: Key, like: Tensor
-) -> Drawn:
+def draw(minibatches: Minibatches, splits: Mapping[str, Ragged], clients: np.ndarray, key: Key, like: Tensor) -> Drawn:
     """Draw for each of `clients`, each from its own generator; tensors on the device and of the dtype of `like`."""
     steps = minibatches.steps_of(splits["train"].sizes[clients])
     rngs = [keyed_rng(key.seed, Purpose.SAMPLES, key.round, key.exchange, int(i)) for i in clients]

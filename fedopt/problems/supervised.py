@@ -32,7 +32,8 @@ class Images:
         pixels = int(np.prod(self.shape[1:]))
         per_channel = (mean, 1 / np.maximum(std, 1e-12))
         self._mean, self._scale = (
-            torch.from_numpy(np.repeat(v, 1 if len(v) == 1 else pixels)).to(world.device, world.dtype) for v in per_channel
+            torch.from_numpy(np.repeat(v, 1 if len(v) == 1 else pixels)).to(world.device, world.dtype)
+            for v in per_channel
         )
         self._dtype = world.dtype
 

@@ -37,7 +37,14 @@ def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
     if len(split) <= BARS:
         bottom = np.zeros(len(split))
         for c, column in enumerate(counts.T):
-            axes.bar(np.arange(len(split)), column, bottom=bottom, width=0.9, color=plt.colormaps["tab20"](c % 20), label=str(c))
+            axes.bar(
+                np.arange(len(split)),
+                column,
+                bottom=bottom,
+                width=0.9,
+                color=plt.colormaps["tab20"](c % 20),
+                label=str(c),
+            )
             bottom += column
         axes.set_ylabel("training examples")
         if labels is not None:
@@ -74,5 +81,10 @@ def metrics(path: Path, csv: Path) -> None:
 def set_scale(axis: plt.Axes, name: str, values: np.ndarray) -> None:
     """Logarithmic for what should vanish, over more than a decade."""
     finite = values[np.isfinite(values)]
-    if name in ("distance", "hypergradient_norm", "objective") and len(finite) and finite.min() > 0 and finite.max() > 10 * finite.min():
+    if (
+        name in ("distance", "hypergradient_norm", "objective")
+        and len(finite)
+        and finite.min() > 0
+        and finite.max() > 10 * finite.min()
+    ):
         axis.set_yscale("log")

@@ -1,9 +1,9 @@
 """A run is a folder that explains itself.
 
-    config.yaml       the resolved config             run.json         command, overrides, versions, machine, commit
-    metrics.csv       one row an evaluation           summary.json     status, final and best values
-    checkpoint.safetensors                            log.txt
-    partition.png, metrics.png                        traceback.txt    of a failed run
+config.yaml       the resolved config             run.json         command, overrides, versions, machine, commit
+metrics.csv       one row an evaluation           summary.json     status, final and best values
+checkpoint.safetensors                            log.txt
+partition.png, metrics.png                        traceback.txt    of a failed run
 """
 
 import fcntl
@@ -75,7 +75,9 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{self.path}: another run is writing here; choose another output_dir or wait for it") from None
+            raise UserError(
+                f"{self.path}: another run is writing here; choose another output_dir or wait for it"
+            ) from None
 
     def close(self) -> None:
         if self._lock is not None:

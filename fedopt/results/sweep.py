@@ -1,6 +1,7 @@
 """The table of a sweep: one row per run."""
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -28,7 +29,7 @@ def report(folder: Path) -> int:
     """Write sweep.csv, say what came out, and return the exit code: 1 when a run failed."""
     table = collect(folder)
     write_atomically(folder / "sweep.csv", table.to_csv(index=False).encode())
-    counts = table["status"].value_counts() if len(table) else {}
+    counts = Counter(table["status"] if len(table) else ())
     print(f"{len(table)} runs: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
     print(f"results: {folder / 'sweep.csv'}")
     failed = table[table["status"] == "failed"] if len(table) else table
