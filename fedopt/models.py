@@ -62,7 +62,7 @@ def build(name: str, widths: Sequence[int], input_shape: Sequence[int], classes:
         if name in ("linear", "mlp"):
             sizes = [channels * height * width, *(widths if name == "mlp" else []), classes]
             layers = [nn.Linear(sizes[0], sizes[1])]
-            for a, b in itertools.pairwise(sizes):
+            for a, b in itertools.pairwise(sizes[1:]):
                 layers += [nn.ReLU(), nn.Linear(a, b)]
         elif name == "cnn":
             _needs_pixels(name, height, width, 4)

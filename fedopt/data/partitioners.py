@@ -34,9 +34,7 @@ def _check(clients: int, count: int, least: int) -> None:
 
 def _labels(labels: np.ndarray | None, partitioner: object) -> np.ndarray:
     if labels is None:
-        name = re.sub(
-            r"\B(?=[A-Z])", "_", type(partitioner).__name__
-        ).lower()  # q_heterogeneity: as on the command line
+        name = re.sub(r"\B(?=[A-Z])", "_", type(partitioner).__name__).lower()  # as on the command line
         raise UserError(
             f"partitioner={name} divides by class, and this problem's data have no classes: "
             "use partitioner=iid or partitioner=centralized"
@@ -81,9 +79,8 @@ class Shards:
         self, count: int, labels: np.ndarray | None, rng: np.random.Generator, least: int = 1
     ) -> list[np.ndarray]:
         labels = _labels(labels, self)
-        _check(
-            self.clients, count, -(-least // self.per_client) * self.per_client
-        )  # a client may get the smaller shards only
+        shard = -(-least // self.per_client)  # the least size of a shard: a client may get the smaller ones only
+        _check(self.clients, count, shard * self.per_client)
         by_class = np.lexsort((rng.random(count), labels))
         shards = np.array_split(by_class, self.clients * self.per_client)
         order = rng.permutation(len(shards)).reshape(self.clients, self.per_client)

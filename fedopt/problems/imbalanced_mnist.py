@@ -54,8 +54,9 @@ class ImbalancedMnist(Bilevel):
         self.splits = world.split(len(kept), self.labels, self.validation)
         self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed)
         self.convolutional = self.net.convolutional
-        counts = np.bincount(self.labels[self.splits["val"].rows], minlength=data.classes)
-        balance = counts.sum() / (data.classes * np.maximum(counts, 1))  # the classes' mean losses weigh the same
+        val = self.splits["val"]  # an example weighs 1 / (M n_i): a class's share is not its count where sizes differ
+        shares = np.bincount(self.labels[val.rows], val.client_mean_weights(), minlength=data.classes)
+        balance = 1 / (data.classes * np.where(shares > 0, shares, 1))  # the classes' mean losses weigh the same
         self.class_weight = torch.from_numpy(balance).to(world.device, world.dtype)
         self._start = (self.class_weight.new_zeros(2 * data.classes), self.net.initial.to(world.device, world.dtype))
         return self
