@@ -17,7 +17,7 @@ class FlatModel:
     """A chain of layers whose parameters live in one flat vector, in the order of `nn.Sequential.parameters()`.
 
     dim: the length of that vector; initial: its value after PyTorch's own initialisation, [dim], float32.
-    convolutional: whether it has convolutions.
+    convolutional: whether it has convolutions; dense: whether it is linear layers with ReLUs between them, and no more.
     """
 
     def __init__(self, layers: nn.Sequential, input_shape: Sequence[int]):
@@ -28,12 +28,12 @@ class FlatModel:
         self.dim = sum(self.sizes)
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters])
         self._shapes = [p.shape for p in parameters]
+        self.dense = all(isinstance(layer, nn.Linear | nn.ReLU) for layer in layers)
         self._layers = [layer.requires_grad_(False) for layer in layers]
 
     def __call__(self, flat: Tensor, x: Tensor) -> Tensor:
         """Logits [B, classes] of x [B, features] under the parameters flat [dim]."""
-        # split, not slices: its gradient is one concatenation instead of a zero-filled vector for each piece
-        parameters = iter([p.view(shape) for p, shape in zip(flat.split(self.sizes), self._shapes, strict=True)])
+        parameters = iter(self._views(flat))
         if self.convolutional:
             x = x.reshape(-1, *self.input_shape)
         for layer in self._layers:
@@ -46,6 +46,32 @@ class FlatModel:
             else:
                 x = layer(x)
         return x
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        """By split, not slices: the gradient is one concatenation instead of a zero-filled vector for each piece."""
+        return [p.view(shape) for p, shape in zip(flat.split(self.sizes), self._shapes, strict=True)]
+
+    def cross_entropy_gradient(self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """The gradient [dim] of sum_j weight_j CE(logits_j, y_j) for a dense model, by backpropagation written out.
+
+        The same as autograd's; on small batches autograd's bookkeeping takes as long as the matrix products.
+        x: [B, features]; y, weight: [B].
+        """
+        views = self._views(flat)
+        layers = list(zip(views[::2], views[1::2], strict=True))
+        activations = [x]
+        for W, b in layers[:-1]:
+            activations.append(torch.relu(torch.addmm(b, activations[-1], W.t())))
+        W, b = layers[-1]
+        logits = torch.addmm(b, activations[-1], W.t())
+        hit = y[:, None] == torch.arange(len(b), device=y.device)
+        delta = (torch.softmax(logits, 1) - hit.to(logits.dtype)) * weight[:, None]
+        pieces: list[Tensor] = []
+        for (W, _), a in zip(reversed(layers), reversed(activations), strict=True):
+            pieces = [(delta.t() @ a).reshape(-1), delta.sum(0), *pieces]
+            if a is not x:
+                delta = (delta @ W) * (a > 0)
+        return torch.cat(pieces)
 
 
 def build(name: str, widths: Sequence[int], input_shape: Sequence[int], classes: int, seed: int) -> FlatModel:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedopt.problems.classes import Bilevel, Compositional
+from fedopt.problems.classes import Bilevel, Compositional, Minimisation
 
 
 @dataclass
@@ -100,10 +100,11 @@ def _grad(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.autograd.grad(value, x, create_graph=nested, materialize_grads=True)[0]
 
 
-def gradient(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The gradient at x ([d]) of a scalar function of x. One gradient call."""
+def gradient(problem: Minimisation, x: Tensor, sample: Any) -> Tensor:
+    """grad f_i(x), [d]. One gradient call."""
     _count(grad=1)
-    return _grad(fn, x)
+    own = problem.gradient(x, sample)
+    return _grad(lambda x: problem.f(x, sample), x) if own is None else own
 
 
 def inner_products(
@@ -150,7 +151,7 @@ def _bilevel_maps(problem: Bilevel, u: Sequence[Tensor], sample: Any, damping: f
 
     (s_w, f), pull = _vjp(inner_gradient_and_outer_value, x, w)
     minus_p, s_v = pull((v, -torch.ones_like(f)))
-    return -minus_p, s_w, s_v + damping * v if damping else s_v
+    return -minus_p, s_w, s_v.add(v, alpha=damping) if damping else s_v
 
 
 def _chain_maps(problem: Compositional, u: Sequence[Tensor], sample: Any) -> tuple[Tensor, ...]:

@@ -69,6 +69,7 @@ class Run:
         self.round = 0
         self.rows_size = 0
         self.next_checkpoint = -math.inf
+        self.metrics: MetricsFile | None = None  # of the main rank
         self.tracker: Tracker | None = None
 
     def __call__(self) -> str:
@@ -91,8 +92,9 @@ class Run:
                 status = self._loop(experiment, interrupt, display, resuming, logger)
         finally:
             display.close()
-            if self.tracker is not None:
-                self.tracker.close()
+            for writer in (self.metrics, self.tracker):
+                if writer is not None:
+                    writer.close()
         if self.main:
             figures.metrics(self.folder.path / "metrics.png", self.folder.metrics)
         return status
@@ -107,12 +109,13 @@ class Run:
         if resuming:
             state, progress = checkpoint.restore(self.folder.checkpoint, state, fed.ledger)
             self._restore(progress)
-        metrics = MetricsFile(self.folder.metrics, self.rows_size if resuming else None) if self.main else None
+        if self.main:
+            self.metrics = MetricsFile(self.folder.metrics, self.rows_size if resuming else None)
         if logger is not None:
             self.tracker = logger.start(self.folder.path, self.round + 1 if resuming else 0)
         if not resuming:
-            self._evaluate(e, state, metrics, display)
-            self._checkpoint(state, e, metrics)
+            self._evaluate(e, state, display)
+            self._checkpoint(state, e)
 
         evaluated = True  # at self.round
         while True:
@@ -120,13 +123,13 @@ class Run:
             display.round(spent, self.round)
             stop = ranks.agree(spent >= 1 or interrupt.requested, e.device)
             if not evaluated and (stop or e.evaluation.due(self.round)):
-                self._evaluate(e, state, metrics, display)
+                self._evaluate(e, state, display)
                 if self._diverged(e.evaluation.diverged):
                     status = "diverged"
                     break
                 evaluated = True
             if stop or (evaluated and ranks.agree(self._checkpoint_due(), e.device)):
-                self._checkpoint(state, e, metrics)
+                self._checkpoint(state, e)
             if stop:
                 status = "finished" if ranks.agree(spent >= 1, e.device) else "interrupted"
                 break
@@ -136,8 +139,6 @@ class Run:
             self.seconds += time.perf_counter() - started
             self.round += 1
             evaluated = False
-        if metrics is not None:
-            metrics.close()
         self._summary(status, e)
         return status
 
@@ -156,7 +157,7 @@ class Run:
         self.folder.write_json("summary.json", {"status": "running"})
         self.folder.log(f"{datetime.now(UTC).isoformat(timespec='seconds')} {'resumed' if resuming else 'started'}")
 
-    def _evaluate(self, e: Experiment, state: Any, metrics: MetricsFile | None, display: Display) -> None:
+    def _evaluate(self, e: Experiment, state: Any, display: Display) -> None:
         row: dict[str, Any] = {"round": self.round, **e.federation.ledger.columns(), "train_seconds": self.seconds}
         values = e.problem.metrics(*e.algorithm.output(state))
         row.update(values)
@@ -168,8 +169,8 @@ class Run:
                 raise UserError(f"eval.metric={target.metric}: this problem has {', '.join(values)}")
             if self.to_target is None and reached(target.metric, values[target.metric], target.target):
                 self.to_target = self._spent(e)
-        if metrics is not None:
-            metrics.append(row)
+        if self.metrics is not None:
+            self.metrics.append(row)
         if self.tracker is not None:
             self.tracker.log({name: value for name, value in row.items() if name != "round"}, self.round)
         display.row(row)
@@ -189,13 +190,13 @@ class Run:
     def _checkpoint_due(self) -> bool:
         return self.main and time.monotonic() > self.next_checkpoint
 
-    def _checkpoint(self, state: Any, e: Experiment, metrics: MetricsFile | None) -> None:
-        if metrics is None:
+    def _checkpoint(self, state: Any, e: Experiment) -> None:
+        if self.metrics is None:
             return
         progress = {
             "round": self.round,
             "seconds": self.seconds,
-            "rows_size": metrics.size,
+            "rows_size": self.metrics.size,
             "final": self.final,
             "best": self.best,
             "to_target": self.to_target,

@@ -140,3 +140,23 @@ def test_vgg11():
 def test_unfit_images_and_names(name, shape, message):
     with pytest.raises(UserError, match=rf"problem\.model={name}.*{message}"):
         models.build(name, [], shape, 10, seed=0)
+
+
+@pytest.mark.parametrize(("name", "widths"), [("linear", []), ("mlp", [5]), ("mlp", [6, 4, 5])])
+def test_gradient_written_out(name, widths):
+    """Backpropagation by hand = autograd, alone and in a stack, with uneven and zero weights."""
+    model = models.build(name, widths, (1, 3, 4), 7, seed=0)
+    assert model.dense
+    generator = torch.Generator().manual_seed(1)
+    flat = model.initial.double() + 0.3 * torch.randn(2, model.dim, generator=generator, dtype=torch.float64)
+    x = torch.randn(2, 6, 12, generator=generator, dtype=torch.float64)
+    y = torch.randint(7, (2, 6), generator=generator)
+    weight = torch.tensor([[0.5, 0.1, 0.2, 0.2, 0, 0], [0.3, 0.3, 0.1, 0.1, 0.1, 0.1]], dtype=torch.float64)
+
+    def loss(flat, x, y, weight):
+        return torch.nn.functional.cross_entropy(model(flat, x), y, reduction="none") @ weight
+
+    expected = torch.stack([torch.func.grad(loss)(*of) for of in zip(flat, x, y, weight, strict=True)])
+    alone = [model.cross_entropy_gradient(*of) for of in zip(flat, x, y, weight, strict=True)]
+    torch.testing.assert_close(torch.stack(alone), expected)
+    torch.testing.assert_close(torch.func.vmap(model.cross_entropy_gradient)(flat, x, y, weight), expected)

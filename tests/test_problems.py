@@ -205,6 +205,23 @@ def test_quadratic_noise():
             np.testing.assert_allclose(deviation.std(0), 2.0, rtol=0.2)
 
 
+def test_quadratic_objectives_use_their_own_split():
+    p, x, y = quadratic(), normal(3, seed=1), normal(5, seed=2)
+    train, val = (p.splits[name][0] for name in ("train", "val"))
+    samples = [
+        p.sample(0, {"train": whole(train[i : i + 2]), "val": whole(val[j : j + 2])})
+        for i, j in [(0, 0), (2, 0), (0, 2)]
+    ]
+    # g sees the training examples alone, both linear terms of f the validation examples alone.
+    g, f_x, f_y = (
+        [torch.func.grad(fn, argument)(x, y, sample) for sample in samples]
+        for fn, argument in ((p.g, 1), (p.f, 0), (p.f, 1))
+    )
+    for gradients, own, other in ((g, 1, 2), (f_x, 2, 1), (f_y, 2, 1)):
+        assert torch.equal(gradients[other], gradients[0])
+        assert (gradients[own] != gradients[0]).all()
+
+
 # Classification, with and without tuning of the loss
 
 
@@ -666,29 +683,61 @@ def test_msa_maps_of_a_consistent_chain_are_the_chain_rule(N):
     assert all(not s.any() for s in consistency)
 
 
-def test_gradient():
+class Scalar(Toy, Minimisation):
+    """f_i(x) = fn(x, sample)."""
+
+    def __init__(self, fn):
+        self.fn = fn
+
+    def f(self, x, sample):
+        return self.fn(x, sample)
+
+
+class OwnGradient(Minimised):
+    """Has a gradient of its own, which is twice that of f so that it shows."""
+
+    def gradient(self, x, sample):
+        return 6 * sample * x**2
+
+
+class Constant(Minimised):
+    def f(self, x, sample):
+        return sample.sum()
+
+
+@pytest.mark.parametrize(("p", "factor"), [(Minimised(), 3), (OwnGradient(), 6), (Constant(), 0)])
+def test_gradient(p, factor):
     def of_client(a, x):
-        return (oracles.gradient(lambda x: torch.sum(a * x**4), x),)
+        return (oracles.gradient(p, x, a),)
 
     a, x = normal(STACK, 3, seed=1), normal(STACK, 3, seed=2)
-    assert_both_ways(of_client, lambda a, x: (4 * a * x**3,), oracles.Calls(grad=STACK), a, x)
+    assert_both_ways(of_client, lambda a, x: (factor * a * x**2,), oracles.Calls(grad=STACK), a, x)
 
 
-def test_gradient_of_a_constant():
-    assert oracles.gradient(lambda x: torch.ones(()), torch.ones(3)).tolist() == [0, 0, 0]
+def test_gradient_of_classification(images):
+    p = plain_problem(images)
+    (x,) = point(p)
+    rows, weight, sample = padded_batch(p)
+    data, labels = normalised(images, images.x_train)[rows["train"]], images.y_train[rows["train"]]
+    expected = central_differences(lambda x: weight.numpy() @ losses(mlp_logits(x, data), labels), x)
+    np.testing.assert_allclose(oracles.gradient(p, x, sample), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_calls_count_for_those_who_still_work():
     calls, inner = oracles.Calls(), oracles.Calls()
-    x = torch.ones(2)
+    p, x = Minimised(), torch.ones(3)
+
+    def once():
+        oracles.gradient(p, x, x)
+
     with oracles.running(7, False, calls):
-        oracles.gradient(torch.sum, x)
+        once()
         oracles.count_for(3)
-        oracles.gradient(torch.sum, x)
+        once()
         with oracles.running(2, False, inner):
-            oracles.gradient(torch.sum, x)
-        oracles.gradient(torch.sum, x)
-    oracles.gradient(torch.sum, x)
+            once()
+        once()
+    once()
     assert calls == oracles.Calls(grad=13)
     assert inner == oracles.Calls(grad=2)
 

@@ -47,7 +47,7 @@ class FedAvg:
 
         def local_steps(client: Client, x: Tensor) -> Tensor:
             def step(x: Tensor, sample: Any) -> Tensor:
-                return x.sub(gradient(lambda x: problem.f(x, sample), x), alpha=eta)  # x - eta grad f_i(x)
+                return x.sub(gradient(problem, x, sample), alpha=eta)  # x - eta grad f_i(x)
 
             return client.scan(step, x)
 

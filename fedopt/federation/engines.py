@@ -13,9 +13,11 @@ from fedopt.federation.client import Client
 from fedopt.federation.draws import Drawn
 from fedopt.problems.classes import Problem
 
-STACK_BYTES = 16 * 2**20  # of messages in a stack: larger ones leave the cache and gain nothing (scripts/bench stacks)
+STACK_BYTES = (
+    64 * 2**20
+)  # of messages in a stack: bounds memory; larger stacks gain nothing more (scripts/bench stacks)
 LARGEST_STACK = 256
-LARGEST_VECTOR = 2 * 2**20  # bytes
+LARGEST_VECTOR = 750 * 2**10  # bytes a thread
 
 
 class Engine(Protocol):
@@ -98,4 +100,6 @@ def vectorising_wins(problem: Problem, cohort: int) -> bool:
     vectors fill the cache, and where there is hardly anyone to stack (measured: scripts/bench engines)."""
     start = problem.start()
     largest = max(v.numel() * v.element_size() for v in start)
-    return start[0].device.type != "cpu" or (not problem.convolutional and largest <= LARGEST_VECTOR and cohort > 2)
+    return start[0].device.type != "cpu" or (
+        not problem.convolutional and largest <= LARGEST_VECTOR * torch.get_num_threads() and cohort > 2
+    )

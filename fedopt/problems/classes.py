@@ -60,6 +60,10 @@ class Minimisation(Problem):
     def f(self, x: Tensor, sample: Any) -> Tensor:
         """f_i(x), a scalar."""
 
+    def gradient(self, x: Tensor, sample: Any) -> Tensor | None:
+        """grad f_i(x) where the problem has a faster way to it than automatic differentiation, else None."""
+        return None
+
 
 class Bilevel(Problem):
     """min_x (1/M) sum_i f_i(x, y*(x)), y*(x) = argmin_y (1/M) sum_i g_i(x, y)."""

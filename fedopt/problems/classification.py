@@ -40,6 +40,9 @@ class Classification(Minimisation):
         batch = sample["train"]
         return cross_entropy(self.net(x, batch.x), batch)
 
+    def gradient(self, x: Tensor, sample: dict[str, Batch]) -> Tensor | None:
+        return self.net.cross_entropy_gradient(x, *sample["train"]) if self.net.dense else None
+
     def metrics(self, *point: Tensor) -> dict[str, float]:
         (x,) = point
         train_loss = client_mean(self.train, self.splits["train"], lambda batch: losses(self.net(x, batch.x), batch))

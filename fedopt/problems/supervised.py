@@ -30,8 +30,9 @@ class Images:
         self.x = torch.from_numpy(x.reshape(len(x), -1)).to(world.device)
         self.y = torch.from_numpy(y).to(world.device)
         pixels = int(np.prod(self.shape[1:]))
-        per_channel = (mean, 1 / np.maximum(std, 1e-12))
-        self._mean, self._scale = (
+        scale = 1 / np.maximum(std, 1e-12)
+        per_channel = (-mean * scale, scale)
+        self._shift, self._scale = (
             torch.from_numpy(np.repeat(v, 1 if len(v) == 1 else pixels)).to(world.device, world.dtype)
             for v in per_channel
         )
@@ -42,8 +43,8 @@ class Images:
 
     def batch(self, rows: Tensor, weight: Tensor) -> Batch:
         """The examples `rows` [B], normalised."""
-        x = (self.x[rows].to(self._dtype) - self._mean) * self._scale
-        return Batch(x, self.y[rows], weight)
+        x = torch.addcmul(self._shift, self.x.index_select(0, rows).to(self._dtype), self._scale)
+        return Batch(x, self.y.index_select(0, rows), weight)
 
 
 def split_batches(images: Images, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:
