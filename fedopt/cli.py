@@ -74,11 +74,14 @@ def _dispatch(arguments: list[str]) -> int:
     if multirun:
         folder = _prepare_sweep(arguments)
         sys.argv.append(f"hydra.sweep.dir='{folder}'")
-    _run_hydra()
-    if multirun:
-        from fedopt.results.sweep import report
+        try:
+            _run_hydra()
+        finally:  # also when it was interrupted
+            from fedopt.results.sweep import report
 
-        return report(folder)
+            code = report(folder) if folder.is_dir() else 0
+        return code
+    _run_hydra()
     outcome = _outcome[0] if _outcome else 0
     if isinstance(outcome, Exception):
         raise outcome
@@ -106,10 +109,9 @@ def _run_hydra(config: DictConfig) -> None:
 
 def _single(config: DictConfig, overrides: list[str]) -> int:
     resolved = resolve(config)
-    folder = RunFolder(_run_path(resolved, overrides))
     from fedopt import run
 
-    status = run.execute(resolved, folder, overrides)
+    status, folder = run.execute(resolved, lambda: _run_path(resolved, overrides), overrides)
     if int(os.environ.get("RANK", "0")) == 0:
         print(_last_line(status, folder))
     return EXIT[status]
@@ -124,7 +126,7 @@ def _job(config: DictConfig, folder: RunFolder, overrides: list[str], jobs: int)
 
     try:
         resolved = {**resolve(config), "resume": folder.used}
-        return run.execute(resolved, folder, overrides, jobs)
+        return run.execute(resolved, lambda: folder.path, overrides, jobs)[0]
     except Exception as error:
         run.record_failure(folder, error, overrides)
         return "failed"

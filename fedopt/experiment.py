@@ -9,7 +9,7 @@ from fedopt import hardware as machine
 from fedopt.data.partitioners import Centralized
 from fedopt.data.world import World
 from fedopt.errors import UserError
-from fedopt.federation import engines, ranks
+from fedopt.federation import engines
 from fedopt.federation.federation import Federation
 from fedopt.problems.classes import Problem, class_of, covered, name, reduce
 from fedopt.settings import Budget, Evaluation, Hardware, Participation, build, build_target
@@ -51,7 +51,6 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
         )
 
     device = machine.configure(hardware, jobs)
-    ranks.start(device)
     world = World(seed, partitioner, dataset, device, getattr(torch, hardware.dtype))
     original = unbuilt.build(world)
     problem = reduce(original, algorithm.solves)

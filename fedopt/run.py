@@ -5,9 +5,10 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -62,6 +63,7 @@ class Run:
         self.overrides = overrides
         self.jobs = jobs
         self.main = ranks.rank() == 0  # only this rank writes and shows anything
+        self.began = False  # writing
         self.final: dict[str, float] = {}
         self.best: dict[str, float] = {}
         self.to_target: dict[str, Any] | None = None
@@ -74,11 +76,10 @@ class Run:
 
     def __call__(self) -> str:
         """Run, or go on, to the end. Returns the status. Raises UserError, and OSError when the disk is full or gone."""
-        resuming = self.config["resume"] and self.folder.used
-        if resuming:
-            self._same_config()
-            if self.folder.status() == "finished" and self._budget_unchanged():
-                return "finished"
+        begin = ranks.from_main(self._how_to_begin)
+        if begin == "done":
+            return "finished"
+        resuming = begin == "resume"
         node = self.config["logger"]
         logger = build_target(node, "logger") if self.main and node.get("_target_") else None
         experiment = assemble(self.config, self.jobs)
@@ -99,13 +100,21 @@ class Run:
             figures.metrics(self.folder.path / "metrics.png", self.folder.metrics)
         return status
 
+    def _how_to_begin(self) -> str:
+        """Anew, at the checkpoint ("resume"), or not at all ("done")."""
+        if not (self.config["resume"] and self.folder.used):
+            return "anew"
+        self._same_config()
+        if self.folder.status() == "finished" and self._budget_unchanged():
+            return "done"
+        return "resume" if self.folder.checkpoint.exists() else "anew"
+
     def _loop(self, e: Experiment, interrupt: Interrupt, display: Display, resuming: bool, logger: Any) -> str:
         fed, problem, algorithm = e.federation, e.problem, e.algorithm
         started = time.perf_counter()
         fed.begin(0)
         state = algorithm.init(problem, fed)
         self.seconds = time.perf_counter() - started
-        resuming = resuming and self.folder.checkpoint.exists()
         if resuming:
             state, progress = checkpoint.restore(self.folder.checkpoint, state, fed.ledger)
             self._restore(progress)
@@ -145,6 +154,7 @@ class Run:
     def _begin(self, e: Experiment, resuming: bool) -> None:
         if not self.main:
             return
+        self.began = True
         self.folder.write_text("config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
         if not resuming:
             for stale in (self.folder.metrics, self.folder.checkpoint):
@@ -260,31 +270,40 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
     return {key: value for name, inner in node.items() for key, value in _flat(inner, f"{prefix}{name}.").items()}
 
 
-def execute(config: dict[str, Any], folder: RunFolder, overrides: list[str], jobs: int = 1) -> str:
-    """Open the folder and run. A failure leaves its traceback in the folder and is raised again."""
+def execute(
+    config: dict[str, Any], locate: Callable[[], Path], overrides: list[str], jobs: int = 1
+) -> tuple[str, RunFolder]:
+    """Run in the folder that `locate` gives; returns the status and the folder.
+
+    A failure leaves its traceback in the folder and is raised again.
+    """
+    ranks.start()
+    folder = RunFolder(ranks.from_main(locate))
+    run = Run(config, folder, overrides, jobs)
     try:
-        if ranks.rank() == 0:
-            folder.open()
-            if folder.used and not config["resume"]:
-                raise UserError(
-                    f"output_dir={folder.path} holds a run already ({folder.status()}): resume=true goes on with it, "
-                    "another output_dir starts anew"
-                )
-        return Run(config, folder, overrides, jobs)()
-    except OSError as error:
-        where = error.filename or folder.path
-        raise UserError(
-            f"{where}: {error.strerror or error}; nothing that was recorded is lost: mend it, then resume=true"
-        ) from error
+        ranks.from_main(lambda: _enter(folder, config["resume"]))
+        return run(), folder
     except Exception as error:
-        if (
-            ranks.rank() == 0 and folder.status() == "running"
-        ):  # one refused at the door leaves no trace in another's folder
+        if run.began:  # one refused at the door leaves no trace in another's folder
             record_failure(folder, error, overrides)
-        raise
+        if not isinstance(error, OSError):
+            raise
+        raise UserError(
+            f"{error.filename or folder.path}: {error.strerror or error}; nothing that was recorded is lost: mend it, "
+            "then resume=true"
+        ) from error
     finally:
         ranks.stop()
         folder.discard_if_empty()
+
+
+def _enter(folder: RunFolder, resume: bool) -> None:
+    folder.open()
+    if folder.used and not resume:
+        raise UserError(
+            f"output_dir={folder.path} holds a run already ({folder.status()}): resume=true goes on with it, "
+            "another output_dir starts anew"
+        )
 
 
 def record_failure(folder: RunFolder, error: Exception, overrides: list[str]) -> None:

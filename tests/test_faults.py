@@ -148,7 +148,10 @@ def test_second_run_in_a_folder(monkeypatch, capsys, tmp_path):
 def test_two_processes_in_a_folder(monkeypatch, capsys, tmp_path):
     folder = RunFolder(tmp_path)
     folder.open()
+    folder.write_json("summary.json", {"status": "running"})
+    folder.write_text("config.yaml", "seed: 0\n")
     one_line(fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path}"), "another run is writing here")
+    assert folder.status() == "running"
     folder.close()
 
 

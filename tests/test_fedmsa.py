@@ -1,11 +1,19 @@
 """FedMSA against NumPy derivations and closed forms."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from harness import small, steps
 
+from fedopt.algorithms.fedmsa import FedMSA
+from fedopt.data.ragged import Ragged
+from fedopt.errors import UserError
 from fedopt.federation.draws import Key, Minibatches, draw
+from fedopt.federation.engines import Vectorised
+from fedopt.federation.federation import Federation
+from fedopt.problems.classes import Compositional
 
 
 def numpy_maps(problem, i, u, noise):
@@ -120,7 +128,53 @@ def test_warm_up_moves_only_z():
 
 
 def test_wrong_number_of_betas():
-    from fedopt.errors import UserError
-
     with pytest.raises(UserError, match=r"algo\.beta"):
         steps(small("fedmsa", "mco", "algo.beta=[0.1,0.1,0.1]"), 0)
+
+
+@dataclasses.dataclass
+class Chain(Compositional):
+    """f_i^n(z) = A_i^n z + b_i^n for n < N, f_i^N(z) = 1/2 |z - c_i|^2: a least-squares problem in the mean matrices."""
+
+    N: int
+    clients_: int = 4
+
+    def __post_init__(self):
+        rng = np.random.default_rng(self.N)
+        self.dims = tuple(3 for _ in range(self.N + 1))
+        self.splits = {"train": Ragged([np.arange(i, i + 1) for i in range(self.clients_)])}
+        shape = (self.clients_, self.N, 3, 3)
+        self.A = torch.from_numpy(np.eye(3) + 0.2 * rng.standard_normal(shape))
+        self.b, self.c = (torch.from_numpy(rng.standard_normal(s)) for s in (shape[:3], (self.clients_, 3)))
+        A, b, c = self.A.mean(0).numpy(), self.b.mean(0).numpy(), self.c.mean(0).numpy()
+        product, shift = np.eye(3), np.zeros(3)
+        for n in range(self.N):
+            product, shift = A[n] @ product, A[n] @ shift + b[n]
+        self.optimum = torch.from_numpy(np.linalg.lstsq(product, c - shift, rcond=None)[0])
+
+    def start(self):
+        return (torch.ones(3, dtype=torch.float64),)
+
+    def sample(self, client, rows):
+        return self.A[client], self.b[client], self.c[client]
+
+    def level(self, n, z, sample):
+        A, b, c = sample
+        return 0.5 * torch.sum((z - c) ** 2) if n == self.N else A[n] @ z + b[n]
+
+    def metrics(self, *point):
+        return {"distance": float(torch.linalg.norm(point[0] - self.optimum))}
+
+
+@pytest.mark.parametrize("N", [1, 3])
+def test_chains_reach_their_closed_form(N):
+    """Heterogeneous clients, one of four chosen."""
+    problem = Chain(N)
+    algorithm = FedMSA(0.05, 0.3, rho=0.5, K=3, B=None, anchor="all", warm_up=0, damping=0, iterate="last")
+    fed = Federation(problem, Vectorised(), seed=0, cohort_size=1)
+    state = algorithm.init(problem, fed)
+    assert problem.metrics(*state.u)["distance"] > 0.5
+    for r in range(400):
+        fed.begin(r + 1)
+        state = algorithm.step(state, problem, fed)
+    assert problem.metrics(*state.u)["distance"] < 1e-6

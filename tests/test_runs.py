@@ -184,28 +184,53 @@ def test_parallel_sweep(tmp_path):
     assert set(pd.read_csv(tmp_path / "sweep" / "sweep.csv")["status"]) == {"finished"}
 
 
-@pytest.mark.parametrize("problem", ["mco", "classification"])
-def test_two_ranks_are_one(problem, tmp_path):
-    """torchrun with two gloo ranks: metrics to 1e-5, ledger columns exactly."""
-    algo = {"mco": "fedmsa", "classification": "fedavg"}[problem]
-    small = (
-        ["dataset=digits", "problem.widths=[16]", "partitioner.clients=7", "participation.cohort=3"]
-        if algo == "fedavg"
-        else ["problem.examples=200"]
-    )
-    overrides = [f"algo={algo}", f"problem={problem}", *small, "budget.rounds=6", "hardware.threads=1"]
-    assert run(*overrides, "output_dir=one", "hardware.engine=one_by_one", cwd=tmp_path).code == 0
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+TWO_RANKS = {
+    "mco": ["algo=fedmsa", "problem.examples=200"],
+    "imbalanced_mnist": [
+        "algo=fedmsa",
+        "dataset=digits",
+        "problem.largest=140",
+        "problem.widths=[16]",
+        "partitioner.clients=20",
+        "participation.cohort=5",
+    ],
+    "classification": [
+        "algo=fedavg",
+        "dataset=digits",
+        "problem.widths=[16]",
+        "partitioner.clients=7",
+        "participation.cohort=3",
+    ],
+}
+
+
+@pytest.mark.parametrize("problem", TWO_RANKS)
+def test_engines_and_two_ranks_agree(monkeypatch, capsys, problem, tmp_path):
+    """One by one, vectorised, and torchrun with two gloo ranks: metrics to 1e-5, ledger columns exactly."""
+    overrides = [
+        f"problem={problem}",
+        *TWO_RANKS[problem],
+        "budget.rounds=6",
+        "budget.comm_rounds=null",
+        "eval.every=1",
+    ]
+    for engine in ("one_by_one", "vectorised"):
+        arguments = [*overrides, f"hardware.engine={engine}", f"output_dir={tmp_path / engine}"]
+        assert fedopt(monkeypatch, capsys, *arguments).code == 0
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "fedopt"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*launcher, "-m", "fedopt", *overrides, "output_dir=two"]
+    command = [*launcher, *overrides, "hardware.threads=1", "output_dir=ranks"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("results:") == 1
-    one, two = (pd.read_csv(tmp_path / name / "metrics.csv") for name in ("one", "two"))
+    one = pd.read_csv(tmp_path / "one_by_one" / "metrics.csv")
     ledger = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls"]
-    pd.testing.assert_frame_equal(one[ledger], two[ledger])
     metrics = one.columns[8:]
-    np.testing.assert_allclose(two[metrics], one[metrics], rtol=1e-5)
+    assert len(one) == 7
+    for name in ("vectorised", "ranks"):
+        other = pd.read_csv(tmp_path / name / "metrics.csv")
+        pd.testing.assert_frame_equal(one[ledger], other[ledger])
+        np.testing.assert_allclose(other[metrics], one[metrics], rtol=1e-5)
 
 
 def test_help_names_everything(monkeypatch, capsys):

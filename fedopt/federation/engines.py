@@ -74,9 +74,10 @@ class Vectorised:
         active, counts = _activity(drawn)
         ragged = not active.all()
 
-        mapped: dict[str, Any] = {"index": torch.from_numpy(clients), "rows": drawn.rows if drawn else {}}
+        device = problem.start()[0].device
+        mapped: dict[str, Any] = {"index": torch.from_numpy(clients).to(device), "rows": drawn.rows if drawn else {}}
         if ragged:
-            mapped["active"] = torch.from_numpy(active)
+            mapped["active"] = torch.from_numpy(active).to(device)
         if memory is not None:
             mapped["memory"] = memory
 

@@ -1,18 +1,21 @@
 """torch.distributed, where there are several ranks; the same functions do nothing where there is one."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+T = TypeVar("T")
 
-def start(device: torch.device) -> None:
-    """Join the other ranks if torchrun (WORLD_SIZE) started several: gloo on CPU, nccl on GPU."""
+
+def start() -> None:
+    """Join the other ranks if torchrun (WORLD_SIZE) started several: gloo for tensors on the CPU, nccl for those on GPUs."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, timeout=timedelta(hours=2))  # a rank may wait while another evaluates
 
 
@@ -53,3 +56,18 @@ def agree(flag: bool, device: torch.device) -> bool:
     vote = torch.tensor(int(flag), device=device)
     dist.all_reduce(vote)
     return bool(vote)
+
+
+def from_main(decide: Callable[[], T]) -> T:
+    """What rank 0 decides, on every rank; what it raises, every rank raises."""
+    outcome: list[Any] = [None, None]
+    if rank() == 0:
+        try:
+            outcome[0] = decide()
+        except Exception as error:
+            outcome[1] = error
+    if count() > 1:
+        dist.broadcast_object_list(outcome, device=torch.device("cpu"))
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
