@@ -587,9 +587,20 @@ class Unconcerned(Network):
         return torch.mean(self.output(w, sample[0]) ** 2)
 
 
+class Constants(Flat):
+    """f knows neither variable, and the gradient of g is constant."""
+
+    def f(self, x, w, sample):
+        return sample[1].sum()
+
+    def g(self, x, w, sample):
+        return sample[1] @ w
+
+
 BILEVEL = [
     (Network(), 3, 16, normal(STACK, 6, 3, seed=5), normal(STACK, 6, seed=6)),
     (Flat(), 3, 2, normal(STACK, 2, 3, seed=5), normal(STACK, 2, seed=6)),
+    (Constants(), 3, 2, normal(STACK, 2, 3, seed=5), normal(STACK, 2, seed=6)),
     (Unconcerned(), 3, 16, normal(STACK, 6, 3, seed=5), normal(STACK, 6, seed=6)),
 ]
 
