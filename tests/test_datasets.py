@@ -296,3 +296,12 @@ def test_mnist_in_torchvision_layout(offline, tmp_path):
     if (root / "mnist.npz").exists():
         npz = read_npz(root / "mnist.npz")
         assert all(np.array_equal(getattr(data, key), getattr(npz, key)) for key in KEYS)
+
+
+def test_unit_pixels():
+    """From 0 to 1: nothing subtracted, divided by the largest training pixel."""
+    x = np.array([0, 51, 255], np.uint8).reshape(3, 1, 1, 1)
+    y = np.arange(3)
+    shift, scale = LabelledData(x, y, x, y, "unit").normalisation()
+    np.testing.assert_array_equal((x[:, 0, 0, 0] - shift) / scale, [0, 0.2, 1])
+    assert Digits(pixels="unit").load().normalisation()[1] == 16

@@ -8,6 +8,7 @@ which downloads them into that folder. The data folder is `dataset.root`, else t
 import os
 import socket
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
 from zipfile import is_zipfile
@@ -19,24 +20,37 @@ from pydantic.dataclasses import dataclass
 from fedopt.errors import UserError
 
 _config = ConfigDict(extra="forbid")
+Pixels = Literal["standardised", "unit"]
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 @plain_dataclass(frozen=True)
 class LabelledData:
-    """x_*: [n, channels, height, width], uint8 or float; y_*: [n], int64, 0 .. classes - 1."""
+    """x_*: [n, channels, height, width], uint8 or float; y_*: [n], int64, 0 .. classes - 1.
+
+    pixels: the form in which models see them, `standardised` to mean 0 and variance 1 over the training set (each channel),
+        or `unit`, with the largest at 1.
+    """
 
     x_train: np.ndarray
     y_train: np.ndarray
     x_test: np.ndarray
     y_test: np.ndarray
+    pixels: Pixels = "standardised"
 
     @property
     def classes(self) -> int:
         return int(max(self.y_train.max(), self.y_test.max())) + 1
 
     def normalisation(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the training pixels, each [channels], in the units of x."""
+        """What is subtracted from x, and what the difference is then divided by, each [channels], in the units of x."""
+        if self.pixels == "standardised":
+            return self._statistics()
+        channels = self.x_train.shape[1]
+        return np.zeros(channels), np.full(channels, float(self.x_train.max()))
+
+    def _statistics(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the training pixels."""
         pixels = self.x_train.transpose(1, 0, 2, 3).reshape(self.x_train.shape[1], -1)
         if pixels.dtype == np.uint8:  # exact, and without a float copy of the data
             counts = np.stack([np.bincount(channel, minlength=256) for channel in pixels])
@@ -121,11 +135,12 @@ class Torchvision:
 
     name: Literal["mnist", "fashion_mnist", "cifar10"]
     root: str | None = None
+    pixels: Pixels = "standardised"
 
     def load(self) -> LabelledData:
         folder = data_folder(self.root)
         npz = folder / f"{self.name}.npz"
-        return read_npz(npz) if npz.exists() else self._torchvision(folder)
+        return replace(read_npz(npz) if npz.exists() else self._torchvision(folder), pixels=self.pixels)
 
     def _torchvision(self, folder: Path) -> LabelledData:
         from fedopt.torchvision_import import torchvision
@@ -155,14 +170,17 @@ class Npz:
     """A user's own .npz file: x_train, y_train, x_test, y_test."""
 
     path: str
+    pixels: Pixels = "standardised"
 
     def load(self) -> LabelledData:
-        return read_npz(Path(self.path).expanduser())
+        return replace(read_npz(Path(self.path).expanduser()), pixels=self.pixels)
 
 
 @dataclass(frozen=True, config=_config)
 class Digits:
     """scikit-learn's bundled 1797 images of 8 x 8 pixels; every fifth is a test example."""
+
+    pixels: Pixels = "standardised"
 
     def load(self) -> LabelledData:
         from sklearn.datasets import load_digits
@@ -170,4 +188,4 @@ class Digits:
         bunch = load_digits()
         x, y = bunch.images.astype(np.uint8)[:, None], bunch.target.astype(np.int64)
         test = np.arange(len(x)) % 5 == 0
-        return LabelledData(x[~test], y[~test], x[test], y[test])
+        return LabelledData(x[~test], y[~test], x[test], y[test], self.pixels)
