@@ -98,12 +98,14 @@ class Federation:
                 answers, new_rows = answers
                 rows.append(new_rows)
             leaves, structure = tree_flatten(answers)
-            weight = torch.from_numpy(weights[stack]).to(like)
-            part = [torch.tensordot(weight.to(leaf.dtype), leaf, 1) for leaf in leaves]
-            sums = [a.add_(b) for a, b in zip(sums, part, strict=True)] if sums else part
+            sums = sums or [torch.zeros_like(leaf[0], dtype=torch.float64) for leaf in leaves]
+            for total, leaf in zip(sums, leaves, strict=True):
+                for weight, answer in zip(weights[stack], leaf, strict=True):
+                    total.add_(answer, alpha=weight)  # in double: the order of clients is lost in the rounding
 
-        self._account(cohort, message, sums, Calls() if idle else calls)
-        mean = tree_unflatten(ranks.total(sums), structure)
+        self._account(cohort, message, [leaf[0] for leaf in leaves], Calls() if idle else calls)
+        sums = [total.to(leaf.dtype) for total, leaf in zip(ranks.total(sums), leaves, strict=True)]
+        mean = tree_unflatten(sums, structure)
         if memory is None:
             return mean
         return mean, _updated(memory, cohort[mine], torch.cat(rows), idle)
