@@ -137,15 +137,17 @@ class Chain(Compositional):
     """f_i^n(z) = A_i^n z + b_i^n for n < N, f_i^N(z) = 1/2 |z - c_i|^2: a least-squares problem in the mean matrices."""
 
     N: int
-    clients_: int = 4
+    own_jacobians: bool = False  # of each client, or the same for all
 
     def __post_init__(self):
         rng = np.random.default_rng(self.N)
         self.dims = tuple(3 for _ in range(self.N + 1))
-        self.splits = {"train": Ragged([np.arange(i, i + 1) for i in range(self.clients_)])}
-        shape = (self.clients_, self.N, 3, 3)
+        self.splits = {"train": Ragged([np.arange(i, i + 1) for i in range(4)])}
+        shape = (4, self.N, 3, 3)
         self.A = torch.from_numpy(np.eye(3) + 0.2 * rng.standard_normal(shape))
-        self.b, self.c = (torch.from_numpy(rng.standard_normal(s)) for s in (shape[:3], (self.clients_, 3)))
+        if not self.own_jacobians:
+            self.A = self.A[:1].expand(shape)
+        self.b, self.c = (torch.from_numpy(rng.standard_normal(s)) for s in (shape[:3], (4, 3)))
         A, b, c = self.A.mean(0).numpy(), self.b.mean(0).numpy(), self.c.mean(0).numpy()
         product, shift = np.eye(3), np.zeros(3)
         for n in range(self.N):
@@ -166,15 +168,31 @@ class Chain(Compositional):
         return {"distance": float(torch.linalg.norm(point[0] - self.optimum))}
 
 
-@pytest.mark.parametrize("N", [1, 3])
-def test_chains_reach_their_closed_form(N):
-    """Heterogeneous clients, one of four chosen."""
-    problem = Chain(N)
+def end_of_run(problem, rounds=400):
     algorithm = FedMSA(0.05, 0.3, rho=0.5, K=3, B=None, anchor="all", warm_up=0, damping=0, iterate="last")
     fed = Federation(problem, Vectorised(), seed=0, cohort_size=1)
     state = algorithm.init(problem, fed)
     assert problem.metrics(*state.u)["distance"] > 0.5
-    for r in range(400):
+    for r in range(rounds):
         fed.begin(r + 1)
         state = algorithm.step(state, problem, fed)
-    assert problem.metrics(*state.u)["distance"] < 1e-6
+    return state.u
+
+
+@pytest.mark.parametrize("N", [1, 3])
+def test_chains_reach_their_closed_form(N):
+    """Clients with different offsets and targets, one of four chosen."""
+    problem = Chain(N)
+    assert problem.metrics(*end_of_run(problem))["distance"] < 1e-6
+
+
+def test_chains_with_different_jacobians_have_a_bias():
+    """The mean of the clients' products of Jacobians (eq. 11) is not the product of their means (eq. 3): with N = 1 the
+    method solves mean_i A_i' (A x + b - c_i) = 0, which is not the minimiser of |A x + b - c|^2."""
+    problem = Chain(1, own_jacobians=True)
+    A, b, c = problem.A[:, 0].numpy(), problem.b[:, 0].numpy(), problem.c.numpy()
+    mean = A.mean(0)
+    fixed = np.linalg.solve(mean.T @ mean, np.einsum("mji,mj->i", A, c) / 4 - mean.T @ b.mean(0))
+    x = end_of_run(problem)[0]
+    np.testing.assert_allclose(x.numpy(), fixed, atol=1e-6)
+    assert problem.metrics(x)["distance"] > 0.1
