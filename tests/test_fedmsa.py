@@ -168,8 +168,8 @@ class Chain(Compositional):
         return {"distance": float(torch.linalg.norm(point[0] - self.optimum))}
 
 
-def end_of_run(problem, rounds=400):
-    algorithm = FedMSA(0.05, 0.3, rho=0.5, K=3, B=None, anchor="all", warm_up=0, damping=0, iterate="last")
+def end_of_run(problem, rounds=600):
+    algorithm = FedMSA(0.02, 0.5, rho=0.5, K=3, B=None, anchor="all", warm_up=0, damping=0, iterate="last")
     fed = Federation(problem, Vectorised(), seed=0, cohort_size=1)
     state = algorithm.init(problem, fed)
     assert problem.metrics(*state.u)["distance"] > 0.5
