@@ -49,29 +49,34 @@ class FlatModel:
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         """By split, not slices: the gradient is one concatenation instead of a zero-filled vector for each piece."""
-        return [p.view(shape) for p, shape in zip(flat.split(self.sizes), self._shapes, strict=True)]
+        pieces = torch.split_with_sizes(flat, self.sizes)
+        return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(pieces, self._shapes, strict=True)]
 
-    def cross_entropy_gradient(self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    def cross_entropy_gradient(
+        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, out: Tensor | None = None
+    ) -> Tensor:
         """The gradient [dim] of sum_j weight_j CE(logits_j, y_j) for a dense model, by backpropagation written out.
 
         The same as autograd's; on small batches autograd's bookkeeping takes as long as the matrix products.
-        x: [B, features]; y, weight: [B].
+        x: [B, features]; y, weight: [B]; out: where to write it, saves a copy (not under vmap, which cannot).
         """
         views = self._views(flat)
         layers = list(zip(views[::2], views[1::2], strict=True))
         activations = [x]
         for W, b in layers[:-1]:
-            activations.append(torch.relu(torch.addmm(b, activations[-1], W.t())))
+            activations.append(torch.addmm(b, activations[-1], W.t()).relu_())
         W, b = layers[-1]
         logits = torch.addmm(b, activations[-1], W.t())
-        hit = y[:, None] == torch.arange(len(b), device=y.device)
-        delta = (torch.softmax(logits, 1) - hit.to(logits.dtype)) * weight[:, None]
+        w = weight[:, None]
+        delta = (torch.softmax(logits, 1) * w).scatter_add_(1, y[:, None], -w)
+        places = [None] * len(views) if out is None else self._views(out)
         pieces: list[Tensor] = []
         for (W, _), a in zip(reversed(layers), reversed(activations), strict=True):
-            pieces = [(delta.t() @ a).reshape(-1), delta.sum(0), *pieces]
+            of_b, of_W = places.pop(), places.pop()
+            pieces = [torch.mm(delta.t(), a, out=of_W), torch.sum(delta, 0, out=of_b), *pieces]
             if a is not x:
-                delta = (delta @ W) * (a > 0)
-        return torch.cat(pieces)
+                delta = torch.ops.aten.threshold_backward(delta @ W, a, 0)  # zero where a was
+        return torch.cat([piece.reshape(-1) for piece in pieces]) if out is None else out
 
 
 def build(name: str, widths: Sequence[int], input_shape: Sequence[int], classes: int, seed: int) -> FlatModel:

@@ -103,7 +103,7 @@ def _grad(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def gradient(problem: Minimisation, x: Tensor, sample: Any) -> Tensor:
     """grad f_i(x), [d]. One gradient call."""
     _count(grad=1)
-    own = problem.gradient(x, sample)
+    own = problem.gradient(x, sample, None if _scope.get().vectorised else torch.empty_like(x))
     return _grad(lambda x: problem.f(x, sample), x) if own is None else own
 
 

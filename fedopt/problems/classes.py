@@ -60,8 +60,11 @@ class Minimisation(Problem):
     def f(self, x: Tensor, sample: Any) -> Tensor:
         """f_i(x), a scalar."""
 
-    def gradient(self, x: Tensor, sample: Any) -> Tensor | None:
-        """grad f_i(x) where the problem has a faster way to it than automatic differentiation, else None."""
+    def gradient(self, x: Tensor, sample: Any, out: Tensor | None = None) -> Tensor | None:
+        """grad f_i(x) where the problem has a faster way to it than automatic differentiation, else None.
+
+        out: a vector to write it to and return, None under vmap; it may be ignored.
+        """
         return None
 
 

@@ -40,8 +40,8 @@ class Classification(Minimisation):
         batch = sample["train"]
         return cross_entropy(self.net(x, batch.x), batch)
 
-    def gradient(self, x: Tensor, sample: dict[str, Batch]) -> Tensor | None:
-        return self.net.cross_entropy_gradient(x, *sample["train"]) if self.net.dense else None
+    def gradient(self, x: Tensor, sample: dict[str, Batch], out: Tensor | None = None) -> Tensor | None:
+        return self.net.cross_entropy_gradient(x, *sample["train"], out) if self.net.dense else None
 
     def metrics(self, *point: Tensor) -> dict[str, float]:
         (x,) = point

@@ -43,7 +43,7 @@ class Images:
 
     def batch(self, rows: Tensor, weight: Tensor) -> Batch:
         """The examples `rows` [B], normalised."""
-        x = torch.addcmul(self._shift, self.x.index_select(0, rows).to(self._dtype), self._scale)
+        x = self.x.index_select(0, rows).to(self._dtype).mul_(self._scale).add_(self._shift)
         return Batch(x, self.y.index_select(0, rows), weight)
 
 
