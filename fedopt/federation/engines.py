@@ -17,7 +17,7 @@ STACK_BYTES = (
     64 * 2**20
 )  # of messages in a stack: bounds memory; larger stacks gain nothing more (scripts/bench stacks)
 LARGEST_STACK = 256
-LARGEST_VECTOR = 750 * 2**10  # bytes a thread
+LARGEST_VECTOR, LARGEST_VECTOR_THREADED = 750 * 2**10, 4 * 2**20  # bytes, with one thread and with several
 
 
 class Engine(Protocol):
@@ -98,9 +98,9 @@ def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Eng
 
 def vectorising_wins(problem: Problem, cohort: int) -> bool:
     """Stacking saves the cost of a call for each client, and loses where grouped convolutions take over, where one client's
-    vectors fill the cache, and where there is hardly anyone to stack (measured: scripts/bench engines)."""
+    vectors fill the cache, and where there is hardly anyone to stack (scripts/bench engines; measured: scripts/engines.txt).
+    """
     start = problem.start()
     largest = max(v.numel() * v.element_size() for v in start)
-    return start[0].device.type != "cpu" or (
-        not problem.convolutional and largest <= LARGEST_VECTOR * torch.get_num_threads() and cohort > 2
-    )
+    limit = LARGEST_VECTOR if torch.get_num_threads() == 1 else LARGEST_VECTOR_THREADED
+    return start[0].device.type != "cpu" or (not problem.convolutional and largest <= limit and cohort > 2)
