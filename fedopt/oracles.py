@@ -107,22 +107,85 @@ def gradient(problem: Minimisation, x: Tensor, sample: Any) -> Tensor:
     return _grad(lambda x: problem.f(x, sample), x) if own is None else own
 
 
-def inner_products(
-    problem: Bilevel, x: Tensor, y: Tensor, sample: Any
-) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
-    """grad_y g(x, y) ([dy]) and the map v -> (grad^2_xy g v, grad^2_yy g v), all from one gradient graph.
-
-    One gradient call; each use of the map is one Jacobian-vector and one Hessian-vector product.
-    """
+def outer_gradients(problem: Bilevel, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
+    """(grad_x f, grad_y f) at (x, y), from one graph. One gradient call."""
     _count(grad=1)
-    grad_y, pull = _vjp(lambda x, y: _grad(lambda y: problem.g(x, y, sample), y), x, y)
+    value, pull = _vjp(lambda x, y: problem.f(x, y, sample), x, y)
+    grad_x, grad_y = pull(torch.ones_like(value))
+    return grad_x, grad_y
 
-    def products(v: Tensor) -> tuple[Tensor, Tensor]:
-        _count(hvp=1, jvp=1)
-        cross, hessian = pull(v)
-        return cross, hessian
 
-    return grad_y, products
+def outer_gradient_x(problem: Bilevel, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+    """grad_x f(x, y), [dx]. One gradient call."""
+    _count(grad=1)
+    return _grad(lambda x: problem.f(x, y, sample), x)
+
+
+def outer_gradient_y(problem: Bilevel, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+    """grad_y f(x, y), [dy]. One gradient call."""
+    _count(grad=1)
+    return _grad(lambda y: problem.f(x, y, sample), y)
+
+
+def inner_gradient(problem: Bilevel, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+    """grad_y g(x, y), [dy]. One gradient call."""
+    _count(grad=1)
+    return _grad(lambda y: problem.g(x, y, sample), y)
+
+
+def inner_hessian(problem: Bilevel, x: Tensor, y: Tensor, sample: Any) -> Callable[[Tensor], Tensor]:
+    """The map v -> grad^2_yy g(x, y) v, [dy], from one gradient graph. Each use is one Hessian-vector product."""
+    _, pull = _vjp(lambda y: _grad(lambda y: problem.g(x, y, sample), y), y)
+
+    def product(v: Tensor) -> Tensor:
+        _count(hvp=1)
+        return pull(v)[0]
+
+    return product
+
+
+def cross_product(problem: Bilevel, x: Tensor, y: Tensor, v: Tensor, sample: Any) -> Tensor:
+    """grad^2_xy g(x, y) v, [dx]. One Jacobian-vector product."""
+    _count(jvp=1)
+    _, pull = _vjp(lambda x: _grad(lambda y: problem.g(x, y, sample), y), x)
+    return pull(v)[0]
+
+
+Product = Callable[[Tensor, int], Tensor]  # H v from v; the n-th one asked for, n = 0, 1, ..., may be of another sample
+
+
+def neumann_sum(product: Product, b: Tensor, N: int, l: float) -> Tensor:
+    """(1/l) sum_{n <= N} (I - H/l)^n b, which tends to H^-1 b: N products [LocalBSG eq. 3.3]."""
+    term = total = b / l
+    for n in range(N):
+        term = term - product(term, n) / l
+        total = total + term
+    return total
+
+
+def neumann_term(product: Product, b: Tensor, N: int, l: float, chosen: int) -> Tensor:
+    """(N/l) (I - H/l)^chosen b: for `chosen` uniform in 0..N-1, the sum of N terms in expectation [FedNest Alg. 3]."""
+    term = b * (N / l)
+    for n in range(chosen):
+        term = term - product(term, n) / l
+    return term
+
+
+def conjugate_gradients(product: Product, b: Tensor, N: int) -> Tensor:
+    """H^-1 b by N steps of conjugate gradients from zero, for one positive definite H; it stays where it is where a step
+    would divide by nothing or meets negative curvature."""
+    solution, residual = torch.zeros_like(b), b
+    direction, square = b, b @ b
+    for n in range(N):
+        of_direction = product(direction, n)
+        curvature = direction @ of_direction
+        go = (curvature > 0) & (square > 0)
+        step = torch.where(go, square / torch.where(go, curvature, 1.0), 0.0)
+        solution, residual = solution + step * direction, residual - step * of_direction
+        new = residual @ residual
+        direction = residual + torch.where(go, new / torch.where(go, square, 1.0), 0.0) * direction
+        square = new
+    return solution
 
 
 def msa_maps(

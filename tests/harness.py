@@ -4,10 +4,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from fedopt.config import CONF, composed, plain
 from fedopt.experiment import Experiment, assemble
+from fedopt.federation.draws import Drawn
 
 # A folder with a conf/algo of its own joins the contract tests: FEDOPT_CONTRACT_CONF=DIR pytest tests/test_contract.py
 EXTRA = os.environ.get("FEDOPT_CONTRACT_CONF")
@@ -54,6 +56,15 @@ def config(*overrides: str) -> dict[str, Any]:
 
 def small(algo: str, problem: str, *overrides: str) -> Experiment:
     return assemble(config(f"algo={algo}", f"problem={problem}", *SMALL.get(problem, []), *FEDERATION, *overrides))
+
+
+def rows_of(drawn: Drawn, split: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which examples each step takes and with what weights, [clients, steps, B]."""
+    whole, weight = drawn.whole[split]
+    if not drawn.positions:
+        return whole[:, None], weight[:, None]
+    positions, weight = drawn.positions[split]
+    return torch.stack([own[at] for own, at in zip(whole, positions, strict=True)]), weight
 
 
 def steps(e: Experiment, rounds: int) -> list[Any]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from harness import small
+from harness import rows_of, small
 
 from fedopt.federation.draws import Key, Minibatches, draw
 from fedopt.federation.engines import OneByOne, Vectorised
@@ -39,7 +39,7 @@ def test_keys_do_not_share_streams():
 def test_draws_do_not_depend_on_company(problem):
     alone = draw(Minibatches(5, 3), problem.splits, np.array([4]), KEY, LIKE)
     together = draw(Minibatches(5, 3), problem.splits, np.array([1, 4, 0]), KEY, LIKE)
-    for a, b in zip(alone.rows["train"], together.rows["train"], strict=True):
+    for a, b in zip(rows_of(alone, "train"), rows_of(together, "train"), strict=True):
         width = a.shape[-1]
         assert torch.equal(a[0], b[1, :, :width])
 
@@ -51,7 +51,7 @@ def test_minibatches(problem, B, E, k):
     sizes = problem.sizes()
     draws = Minibatches(B, k, E)
     drawn = draw(draws, problem.splits, clients, KEY, LIKE)
-    rows, weights = (t.numpy() for t in drawn.rows["train"])
+    rows, weights = (t.numpy() for t in rows_of(drawn, "train"))
     for i in clients:
         n = sizes[i]
         taken = [rows[i, s][weights[i, s] > 0] for s in range(rows.shape[1])]
@@ -72,7 +72,7 @@ def test_minibatches(problem, B, E, k):
 def test_samples_are_uniform(problem):
     """Each example of a client is in a batch of B with probability B / n."""
     n, B, steps_drawn = int(problem.sizes()[0]), 5, 4000
-    rows, _ = draw(Minibatches(B, steps_drawn), problem.splits, np.array([0]), KEY, LIKE).rows["train"]
+    rows, _ = rows_of(draw(Minibatches(B, steps_drawn), problem.splits, np.array([0]), KEY, LIKE), "train")
     _, counts = np.unique(rows.numpy(), return_counts=True)
     mean = steps_drawn * B / n
     assert len(counts) == n

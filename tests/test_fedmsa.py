@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from harness import small, steps
+from harness import rows_of, small, steps
 
 from fedopt.algorithms.fedmsa import FedMSA
 from fedopt.data.ragged import Ragged
@@ -36,7 +36,7 @@ def sample_noise(problem, fed, r, exchange, client, B, k, steps_drawn):
     drawn = draw(Minibatches(B, steps_drawn), problem.splits, np.array([client]), Key(fed.seed, r, exchange), like)
     noise = {}
     for key, split in (("c", "train"), ("d", "val"), ("e", "val")):
-        rows, weight = (t[0, k].numpy() for t in drawn.rows[split])
+        rows, weight = (t[0, k].numpy() for t in rows_of(drawn, split))
         noise[key] = weight @ problem._noise[key].numpy()[rows]
     return noise
 

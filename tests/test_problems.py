@@ -14,12 +14,13 @@ from fedopt.data.world import World
 from fedopt.problems.classes import (
     Bilevel,
     Compositional,
-    CompositionalAsBilevel,
     Hierarchical,
     Minimax,
     MinimaxAsBilevel,
     Minimisation,
     MinimisationAsCompositional,
+    TwoLevel,
+    TwoLevelAsBilevel,
     class_of,
     covered,
     reduce,
@@ -396,7 +397,7 @@ class Saddle(Toy, Minimax):
         return -(0.5 * y @ y - b @ y + y @ (A @ x)) + 0.5 * self.lam * x @ x
 
 
-class TwoLevels(Toy, Compositional):
+class TwoLevels(Toy, TwoLevel):
     """f_i^0(x) = tanh(A_i x), f_i^1(y) = 1/2 |y - b_i|^4; a sample is (A_i, b_i)."""
 
     dims = (3, 4)
@@ -448,7 +449,7 @@ def test_minimax_as_bilevel(clients):
 
 
 def test_two_levels_as_bilevel(clients):
-    p = CompositionalAsBilevel(TwoLevels())
+    p = TwoLevelAsBilevel(TwoLevels())
     x = normal(3, seed=3)
     matrices, targets = (np.stack([s[j].numpy() for s in clients]) for j in (0, 1))
 
@@ -468,9 +469,9 @@ def test_two_levels_as_bilevel(clients):
 
     # The oracle says the same of one client: Hessian I, cross derivative -J'.
     sample = clients[0]
-    grad_y, products = oracles.inner_products(p, x, y, sample)
     v = normal(4, seed=4)
-    cross_v, hessian_v = products(v)
+    grad_y = oracles.inner_gradient(p, x, y, sample)
+    cross_v, hessian_v = oracles.cross_product(p, x, y, v, sample), oracles.inner_hessian(p, x, y, sample)(v)
     J = central_differences(lambda x: np.tanh(matrices[0] @ np.asarray(x)), x)
     np.testing.assert_allclose(grad_y, y.numpy() - np.tanh(matrices[0] @ x.numpy()), rtol=1e-12)
     np.testing.assert_allclose(cross_v, -J.T @ v.numpy(), rtol=1e-6)
@@ -501,7 +502,7 @@ def test_which_reduction():
     assert reduce(two, (Compositional, Bilevel)) is two
     for problem, solves, expected in [
         (saddle, (Bilevel,), MinimaxAsBilevel),
-        (two, (Bilevel,), CompositionalAsBilevel),
+        (two, (Bilevel,), TwoLevelAsBilevel),
         (one, (Bilevel, Compositional), MinimisationAsCompositional),
     ]:
         reduced = reduce(problem, solves)
@@ -510,18 +511,16 @@ def test_which_reduction():
         assert reduced.splits is problem.splits
     with pytest.raises(TypeError, match="minimax to minimisation"):
         reduce(saddle, (Minimisation,))
-    three = TwoLevels()
-    three.dims = (3, 4, 2)
-    with pytest.raises(ValueError, match="not 3"):
-        reduce(three, (Bilevel,))
+    with pytest.raises(TypeError, match="compositional to bilevel"):
+        reduce(Chain(3), (Bilevel,))
     assert [class_of(p) for p in (saddle, two, Minimised, MinimaxAsBilevel)] == [
         Minimax,
-        Compositional,
+        TwoLevel,
         Minimisation,
         Bilevel,
     ]
-    assert covered((Bilevel,)) == {"bilevel", "minimax", "compositional"}
-    assert covered((Bilevel, Compositional)) == {"bilevel", "minimax", "compositional", "minimisation"}
+    assert covered((Bilevel,)) == {"bilevel", "minimax", "two_level"}
+    assert covered((Bilevel, Compositional)) == {"bilevel", "minimax", "compositional", "two_level", "minimisation"}
     assert covered((Hierarchical,)) == {"hierarchical"}
 
 
@@ -633,18 +632,53 @@ def test_msa_maps_of_bilevel_problems(p, dx, dw, first, second, damping):
 
 
 @pytest.mark.parametrize(("p", "dx", "dw", "first", "second"), BILEVEL)
-def test_inner_products(p, dx, dw, first, second):
-    def twice(x, w, v, *sample):
-        grad_w, products = oracles.inner_products(p, x, w, sample)
-        return grad_w, *products(v), *products(torch.sin(v))
+def test_gradients_and_products(p, dx, dw, first, second):
+    def all_of_them(x, w, v, *sample):
+        H = oracles.inner_hessian(p, x, w, sample)
+        both = oracles.outer_gradients(p, x, w, sample)
+        alone = oracles.outer_gradient_x(p, x, w, sample), oracles.outer_gradient_y(p, x, w, sample)
+        inner = oracles.inner_gradient(p, x, w, sample), oracles.cross_product(p, x, w, v, sample)
+        return *both, *alone, *inner, H(v), H(torch.sin(v))
 
     def dense(x, w, v, *sample):
-        _, _, g_w, cross, ww = dense_bilevel(p, x, w, sample)
-        return g_w, cross @ v, ww @ v, cross @ torch.sin(v), ww @ torch.sin(v)
+        f_x, f_w, g_w, cross, ww = dense_bilevel(p, x, w, sample)
+        return f_x, f_w, f_x, f_w, g_w, cross @ v, ww @ v, ww @ torch.sin(v)
 
     variables = (normal(STACK, size, seed=j) for j, size in enumerate((dx, dw, dw)))
-    calls = oracles.Calls(grad=STACK, hvp=2 * STACK, jvp=2 * STACK)
-    assert_both_ways(twice, dense, calls, *variables, first, second)
+    calls = oracles.Calls(grad=4 * STACK, hvp=2 * STACK, jvp=STACK)
+    assert_both_ways(all_of_them, dense, calls, *variables, first, second)
+
+
+def spd(dim, seed):
+    A = normal(dim, dim, seed=seed)
+    return A @ A.T / dim + torch.eye(dim, dtype=F64)
+
+
+def test_estimators_of_the_inverse():
+    """Against powers of a dense matrix: the sum, its terms, whose mean over the chosen number is the sum, and CG."""
+    H, b, N, l = spd(6, seed=1), normal(6, seed=2), 5, 9.0
+    powers = [torch.linalg.matrix_power(torch.eye(6, dtype=F64) - H / l, n) @ b / l for n in range(N + 1)]
+
+    def product(v, n):
+        return H @ v
+
+    torch.testing.assert_close(oracles.neumann_sum(product, b, N, l), sum(powers))
+    terms = [oracles.neumann_term(product, b, N, l, chosen) for chosen in range(N)]
+    torch.testing.assert_close(sum(terms) / N, sum(powers[:N]))
+    torch.testing.assert_close(oracles.conjugate_gradients(product, b, 6), torch.linalg.solve(H, b))
+    torch.testing.assert_close(oracles.conjugate_gradients(product, b, 12), torch.linalg.solve(H, b))
+    x1 = (b @ b) / (b @ H @ b) * b
+    torch.testing.assert_close(oracles.conjugate_gradients(product, b, 1), x1)
+    torch.testing.assert_close(oracles.conjugate_gradients(product, 0 * b, 3), 0 * b)
+    torch.testing.assert_close(oracles.conjugate_gradients(lambda v, n: -v, b, 3), 0 * b)
+
+
+def test_neumann_sum_takes_products_in_turn():
+    """Of other samples: sum_q prod_{j <= q} (I - theta H_j) b, H_0 first [LocalBSG eq. 3.3]."""
+    H, b, theta = [spd(4, seed=s) for s in range(3)], normal(4, seed=9), 0.1
+    A = [torch.eye(4, dtype=F64) - theta * h for h in H]
+    expected = theta * (b + A[0] @ b + A[1] @ A[0] @ b + A[2] @ A[1] @ A[0] @ b)
+    torch.testing.assert_close(oracles.neumann_sum(lambda v, n: H[n] @ v, b, 3, 1 / theta), expected)
 
 
 class Chain(Toy, Compositional):

@@ -1,6 +1,7 @@
 """What a client function sees."""
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
@@ -8,7 +9,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedopt import oracles
-from fedopt.problems.classes import Problem
+from fedopt.problems.classes import Bilevel, Problem
+
+Rows = dict[str, tuple[Tensor, Tensor]]  # by split: numbers of examples, their weights
 
 
 class Client:
@@ -22,7 +25,8 @@ class Client:
         self,
         problem: Problem,
         index: int | Tensor,
-        rows: dict[str, tuple[Tensor, Tensor]],
+        whole: Rows,
+        positions: Rows,
         active: Tensor | None,
         active_counts: list[int],
         memory: Any,
@@ -31,19 +35,37 @@ class Client:
         self.memory = memory
         self.steps = len(active_counts)
         self._problem = problem
-        self._rows = rows
+        self._whole = whole
+        self._positions = positions
+        self._held: Any = None
         self._active = active
         self._active_counts = active_counts
         self._samples: dict[int, Any] = {}
 
     def sample(self, k: int = 0) -> Any:
         """The sample of local step k (counted from 0). With full local batches it is the same one for all steps."""
-        steps_drawn = next(iter(self._rows.values()))[0].shape[0]
-        k = min(k, steps_drawn - 1)
+        k = k if self._positions else 0
         if k not in self._samples:
-            rows = {split: (index[k], weight[k]) for split, (index, weight) in self._rows.items()}
-            self._samples = {k: self._problem.sample(self.index, rows)}
+            self._samples = {k: self._sample(k)}
         return self._samples[k]
+
+    def _sample(self, k: int) -> Any:
+        if not self._positions:
+            return self._problem.sample(self.index, self._whole) if self._held is None else self._held
+        chosen = {split: (position[k], weight[k]) for split, (position, weight) in self._positions.items()}
+        if self._held is not None:
+            return self._problem.pick(self._held, chosen)
+        rows = {split: (self._whole[split][0].gather(0, at), weight) for split, (at, weight) in chosen.items()}
+        return self._problem.sample(self.index, rows)
+
+    def hold(self, x: Tensor) -> "Client":
+        """This client while x stays fixed: what all its samples then share is computed once. Derivatives in x are lost."""
+        if not isinstance(self._problem, Bilevel):
+            return self
+        held = copy(self)
+        held._held = self._problem.hold(x, self._problem.sample(self.index, self._whole))
+        held._samples = {}
+        return held
 
     def scan(self, step: Callable[[Any, Any], Any], carry: Any, first: int = 0) -> Any:
         """carry = step(carry, sample of step k) for the steps from `first` on; a client that has fewer keeps its last carry."""

@@ -18,44 +18,55 @@ class Minibatches:
 
     size: examples a step from each split, without replacement, all a client has where it has fewer; None: always the full
         local data, and the steps then share one sample.
-    steps: independent draws; epochs: shuffled passes over the training split instead, the last batch of a pass being what
-        is left of it.
+    steps: independent draws; epochs: shuffled passes over the first split drawn instead, the last batch of a pass being
+        what is left of it.
+    extra: independent draws before those.
+    split: the only split to draw from; None for all.
     """
 
     size: int | None
     steps: int = 1
     epochs: int | None = None
+    extra: int = 0
+    split: str | None = None
 
-    @property
-    def full(self) -> bool:
-        return self.size is None
+    def of(self, splits: Mapping[str, Ragged]) -> Mapping[str, Ragged]:
+        """The splits that are drawn from."""
+        return splits if self.split is None else {self.split: splits[self.split]}
 
     def steps_of(self, sizes: np.ndarray) -> np.ndarray:
-        """The number of steps of each client, from its number of training examples."""
+        """The number of steps of each client, from its number of examples in the first split drawn."""
         if self.epochs is None:
-            return np.full(len(sizes), self.steps)
+            return np.full(len(sizes), self.extra + self.steps)
         per_epoch = 1 if self.size is None else -(-sizes // self.size)
-        return self.epochs * per_epoch * np.ones(len(sizes), dtype=np.int64)
+        return self.extra + self.epochs * per_epoch * np.ones(len(sizes), dtype=np.int64)
 
-    def positions(self, rng: np.random.Generator, n: int) -> list[np.ndarray]:
-        """For each step, the positions among a client's n examples."""
-        if self.size is None:
-            return [np.arange(n)]
-        if self.epochs is None:
-            if n <= self.size:
-                return [np.arange(n)] * self.steps
-            return [rng.choice(n, self.size, replace=False, shuffle=False) for _ in range(self.steps)]
-        passes = [rng.permutation(n) for _ in range(self.epochs)]
-        return [order[start : start + self.size] for order in passes for start in range(0, n, self.size)]
+    def positions(self, rng: np.random.Generator, n: int, steps: int) -> list[np.ndarray]:
+        """For each of `steps` steps, the positions among a client's n examples."""
+        independent = steps if self.epochs is None else self.extra
+        drawn = [self._some(rng, n) for _ in range(independent)]
+        while len(drawn) < steps:
+            order = rng.permutation(n)
+            drawn += [order[start : start + (self.size or n)] for start in range(0, n, self.size or n)]
+        return drawn[:steps]
+
+    def _some(self, rng: np.random.Generator, n: int) -> np.ndarray:
+        if self.size is None or n <= self.size:
+            return np.arange(n)
+        return rng.choice(n, self.size, replace=False, shuffle=False)
 
 
 class Drawn(NamedTuple):
-    """The draws of a stack of clients. rows, weights: for each split, [clients, steps, B]; one step where all are equal.
+    """The draws of a stack of clients.
 
+    whole: for each split, all rows of a client and their weights, [clients, n], padded with weight zero.
+    positions: for each split, which of these a step takes and with what weights, [clients, steps, B]; empty where every step
+        takes all.
     steps: local steps of each client, [clients].
     """
 
-    rows: dict[str, tuple[Tensor, Tensor]]
+    whole: dict[str, tuple[Tensor, Tensor]]
+    positions: dict[str, tuple[Tensor, Tensor]]
     steps: np.ndarray
 
 
@@ -69,18 +80,25 @@ class Key(NamedTuple):
 
 def draw(minibatches: Minibatches, splits: Mapping[str, Ragged], clients: np.ndarray, key: Key, like: Tensor) -> Drawn:
     """Draw for each of `clients`, each from its own generator; tensors on the device and of the dtype of `like`."""
-    steps = minibatches.steps_of(splits["train"].sizes[clients])
+    drawn_from = minibatches.of(splits)
+    steps = minibatches.steps_of(next(iter(drawn_from.values())).sizes[clients])
     rngs = [keyed_rng(key.seed, Purpose.SAMPLES, key.round, key.exchange, int(i)) for i in clients]
-    rows = {}
-    for name, split in splits.items():
-        drawn = [minibatches.positions(rng, int(split.sizes[i])) for rng, i in zip(rngs, clients, strict=True)]
-        width = max(len(positions) for of_client in drawn for positions in of_client)
-        shape = (len(clients), max(len(of_client) for of_client in drawn), width)
-        index, weight = np.zeros(shape, dtype=np.int64), np.zeros(shape)
-        for c, (i, of_client) in enumerate(zip(clients, drawn, strict=True)):
-            mine = split[int(i)]
-            for k, positions in enumerate(of_client):
-                index[c, k, : len(positions)] = mine[positions]
-                weight[c, k, : len(positions)] = 1 / len(positions)
-        rows[name] = (torch.from_numpy(index).to(like.device), torch.from_numpy(weight).to(like))
-    return Drawn(rows, steps)
+    whole, positions = {}, {}
+    for name, split in drawn_from.items():
+        whole[name] = _padded([[split[int(i)]] for i in clients], like, 0)
+        if minibatches.size is not None:
+            of_clients = zip(rngs, split.sizes[clients], steps, strict=True)
+            positions[name] = _padded([minibatches.positions(rng, int(n), int(k)) for rng, n, k in of_clients], like)
+    return Drawn(whole, positions, steps)
+
+
+def _padded(lists: list[list[np.ndarray]], like: Tensor, step: int | slice = slice(None)) -> tuple[Tensor, Tensor]:
+    """Numbers [clients, steps, B] from lists of unequal lengths, and their weights: equal in a step, zero for padding."""
+    width = max(len(numbers) for of_client in lists for numbers in of_client)
+    shape = (len(lists), max(len(of_client) for of_client in lists), width)
+    index, weight = np.zeros(shape, dtype=np.int64), np.zeros(shape)
+    for c, of_client in enumerate(lists):
+        for k, numbers in enumerate(of_client):
+            index[c, k, : len(numbers)] = numbers
+            weight[c, k, : len(numbers)] = 1 / len(numbers)
+    return torch.from_numpy(index[:, step]).to(like.device), torch.from_numpy(weight[:, step]).to(like)

@@ -54,8 +54,8 @@ class OneByOne:
 
     def run(self, client_fn, message, problem, clients, drawn, memory, calls) -> Any:
         _, counts = _activity(drawn)
-        rows = {split: (index[0], weight[0]) for split, (index, weight) in drawn.rows.items()} if drawn else {}
-        client = Client(problem, int(clients[0]), rows, None, counts, None if memory is None else memory[0])
+        whole, positions = tree_map(lambda t: t[0], drawn[:2]) if drawn else ({}, {})
+        client = Client(problem, int(clients[0]), whole, positions, None, counts, None if memory is None else memory[0])
         with oracles.running(1, False, calls):
             return tree_map(lambda leaf: leaf[None], client_fn(client, message))
 
@@ -75,14 +75,17 @@ class Vectorised:
         ragged = not active.all()
 
         device = problem.start()[0].device
-        mapped: dict[str, Any] = {"index": torch.from_numpy(clients).to(device), "rows": drawn.rows if drawn else {}}
+        mapped: dict[str, Any] = {
+            "index": torch.from_numpy(clients).to(device),
+            "data": drawn[:2] if drawn else ({}, {}),
+        }
         if ragged:
             mapped["active"] = torch.from_numpy(active).to(device)
         if memory is not None:
             mapped["memory"] = memory
 
         def one(own: dict[str, Any]) -> Any:
-            client = Client(problem, own["index"], own["rows"], own.get("active"), counts, own.get("memory"))
+            client = Client(problem, own["index"], *own["data"], own.get("active"), counts, own.get("memory"))
             return client_fn(client, message)
 
         with oracles.running(len(clients), True, calls):

@@ -4,6 +4,7 @@ A problem says what *one* client computes on one sample of its own data, on flat
 dataclasses whose fields are the keys of `conf/problem/<name>.yaml`; they are built with a `World`, which brings the data.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -69,7 +70,18 @@ class Minimisation(Problem):
 
 
 class Bilevel(Problem):
-    """min_x (1/M) sum_i f_i(x, y*(x)), y*(x) = argmin_y (1/M) sum_i g_i(x, y)."""
+    """min_x (1/M) sum_i f_i(x, y*(x)), y*(x) = argmin_y (1/M) sum_i g_i(x, y).
+
+    The hypergradient is grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f; what is known of its parts saves work:
+    direct: False where grad_x f is zero; indirect: False where grad_y f is, at y*(x); identity: True where grad^2_yy g = I.
+    f_split, g_split: the examples that f and g are taken on.
+    """
+
+    direct: bool = True
+    indirect: bool = True
+    identity: bool = False
+    f_split: str = "val"
+    g_split: str = "train"
 
     @abstractmethod
     def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
@@ -78,6 +90,15 @@ class Bilevel(Problem):
     @abstractmethod
     def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """The inner objective g_i(x, y), a scalar."""
+
+    def hold(self, x: Tensor, sample: Any) -> Any:
+        """A sample with all that depends on x alone computed, say the features of a frozen layer, or None where there is
+        nothing. f and g take it in place of the sample; they are then constant in x."""
+        return None
+
+    def pick(self, held: Any, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
+        """Some of the examples of what `hold` gave. rows: for each split, (positions among them [B], their weights [B])."""
+        raise NotImplementedError
 
 
 class Minimax(Problem):
@@ -105,6 +126,10 @@ class Compositional(Problem):
         """f_i^n(z)."""
 
 
+class TwoLevel(Compositional):
+    """A compositional problem with N = 1, min_x F^1(F^0(x)): the ones that are bilevel problems too."""
+
+
 class Hierarchical(Problem):
     """min_x f1(x) + (1/M) sum_i f2(x, y_i(x)), y_i(x) = argmin_{y in Y_i(x)} h_i(x, y)."""
 
@@ -125,7 +150,7 @@ class Hierarchical(Problem):
         return y
 
 
-CLASSES: tuple[type[Problem], ...] = (Minimisation, Bilevel, Minimax, Compositional, Hierarchical)
+CLASSES: tuple[type[Problem], ...] = (Minimisation, Bilevel, Minimax, TwoLevel, Compositional, Hierarchical)
 
 
 class _Reduced(Problem):
@@ -147,6 +172,8 @@ class MinimaxAsBilevel(_Reduced, Bilevel):
     """g_i = -f_i: the direct part of the hypergradient is all of it."""
 
     source = Minimax
+    indirect = False
+    f_split = "train"
 
     def start(self) -> tuple[Tensor, ...]:
         return self.original.start()
@@ -161,15 +188,13 @@ class MinimaxAsBilevel(_Reduced, Bilevel):
         return -self.original.f(x, y, sample)
 
 
-class CompositionalAsBilevel(_Reduced, Bilevel):
+class TwoLevelAsBilevel(_Reduced, Bilevel):
     """Two levels: f_i(y) = f_i^1(y), g_i(x, y) = 1/2 |y - f_i^0(x)|^2, so that y*(x) = F^0(x)."""
 
-    source = Compositional
-
-    def __init__(self, original: Compositional):
-        if len(original.dims) != 2:
-            raise ValueError(f"only two levels make a bilevel problem, not {len(original.dims)}")
-        super().__init__(original)
+    source = TwoLevel
+    direct = False
+    identity = True
+    f_split = "train"
 
     def start(self) -> tuple[Tensor, ...]:
         (x,) = self.original.start()
@@ -204,24 +229,25 @@ class MinimisationAsCompositional(_Reduced, Compositional):
         return self.original.f(z, sample)
 
 
-REDUCTIONS: tuple[type[_Reduced], ...] = (MinimaxAsBilevel, CompositionalAsBilevel, MinimisationAsCompositional)
+REDUCTIONS: tuple[type[_Reduced], ...] = (MinimaxAsBilevel, TwoLevelAsBilevel, MinimisationAsCompositional)
 
 
 def name(cls: type[Problem]) -> str:
-    """`bilevel` for Bilevel: the class of a problem as configs and messages have it."""
-    return cls.__name__.lower()
+    """`two_level` for TwoLevel: the class of a problem as configs and messages have it."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
 def class_of(problem: type[Problem] | Problem) -> type[Problem]:
-    """Which of the five classes a problem belongs to."""
+    """Which of the classes a problem belongs to."""
     kind = problem if isinstance(problem, type) else type(problem)
     return next(c for c in CLASSES if issubclass(kind, c))
 
 
 def covered(solves: tuple[type[Problem], ...]) -> set[str]:
     """The names of the classes that an algorithm for `solves` covers, itself or through a reduction."""
-    reduced = {name(r.source) for r in REDUCTIONS if issubclass(r, solves)}
-    return {name(c) for c in solves} | reduced
+    return {name(c) for c in CLASSES if issubclass(c, solves)} | {
+        name(r.source) for r in REDUCTIONS if issubclass(r, solves)
+    }
 
 
 def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
