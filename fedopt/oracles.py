@@ -88,11 +88,12 @@ def _vjp(fn: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[[Any],
     return detached, pull
 
 
-def _grad(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _grad(fn: Callable[[Tensor], Tensor], x: Tensor, nested: bool = False) -> Tensor:
+    """nested: an outer call differentiates through this one, by another variable than x (by x it is seen)."""
     if _scope.get().vectorised:
         return torch.func.grad(fn)(x)
-    nested = x.requires_grad
-    if not nested:
+    nested = nested or x.requires_grad
+    if not x.requires_grad:
         x = x.detach().requires_grad_()
     value = fn(x)
     if not value.requires_grad:  # constant in x
@@ -147,7 +148,7 @@ def inner_hessian(problem: Bilevel, x: Tensor, y: Tensor, sample: Any) -> Callab
 def cross_product(problem: Bilevel, x: Tensor, y: Tensor, v: Tensor, sample: Any) -> Tensor:
     """grad^2_xy g(x, y) v, [dx]. One Jacobian-vector product."""
     _count(jvp=1)
-    _, pull = _vjp(lambda x: _grad(lambda y: problem.g(x, y, sample), y), x)
+    _, pull = _vjp(lambda x: _grad(lambda y: problem.g(x, y, sample), y, nested=True), x)
     return pull(v)[0]
 
 
