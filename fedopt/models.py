@@ -60,12 +60,20 @@ class FlatModel:
         return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(pieces, self._shapes, strict=True)]
 
     def cross_entropy_gradient(
-        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, out: Tensor | None = None
+        self,
+        flat: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        out: Tensor | None = None,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
     ) -> Tensor:
-        """The gradient [dim] of sum_j weight_j CE(logits_j, y_j) for a dense model, by backpropagation written out.
+        """The gradient [dim] of sum_j weight_j CE(scale logits_j + shift, y_j) for a dense model, backpropagation written out.
 
         The same as autograd's; on small batches autograd's bookkeeping takes as long as the matrix products.
-        x: [B, features]; y, weight: [B]; out: where to write it, saves a copy (not under vmap, which cannot).
+        x: [B, features]; y, weight: [B]; scale, shift: [classes], none by default.
+        out: where to write it, saves a copy (not under vmap, which cannot).
         """
         views = self._views(flat)
         layers = list(zip(views[::2], views[1::2], strict=True))
@@ -75,7 +83,11 @@ class FlatModel:
         W, b = layers[-1]
         logits = torch.addmm(b, activations[-1], W.t())
         w = weight[:, None]
+        if scale is not None and shift is not None:
+            logits = logits * scale + shift
         delta = (torch.softmax(logits, 1) * w).scatter_add_(1, y[:, None], -w)
+        if scale is not None:
+            delta = delta * scale
         places = [None] * len(views) if out is None else self._views(out)
         pieces: list[Tensor] = []
         for (W, _), a in zip(reversed(layers), reversed(activations), strict=True):

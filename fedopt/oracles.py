@@ -101,10 +101,15 @@ def _grad(fn: Callable[[Tensor], Tensor], x: Tensor, nested: bool = False) -> Te
     return torch.autograd.grad(value, x, create_graph=nested, materialize_grads=True)[0]
 
 
+def _fresh(like: Tensor) -> Tensor | None:
+    """A vector to write to; vmap has none."""
+    return None if _scope.get().vectorised else torch.empty_like(like)
+
+
 def gradient(problem: Minimisation, x: Tensor, sample: Any) -> Tensor:
     """grad f_i(x), [d]. One gradient call."""
     _count(grad=1)
-    own = problem.gradient(x, sample, None if _scope.get().vectorised else torch.empty_like(x))
+    own = problem.gradient(x, sample, _fresh(x))
     return _grad(lambda x: problem.f(x, sample), x) if own is None else own
 
 
@@ -131,7 +136,8 @@ def outer_gradient_y(problem: Bilevel, x: Tensor, y: Tensor, sample: Any) -> Ten
 def inner_gradient(problem: Bilevel, x: Tensor, y: Tensor, sample: Any) -> Tensor:
     """grad_y g(x, y), [dy]. One gradient call."""
     _count(grad=1)
-    return _grad(lambda y: problem.g(x, y, sample), y)
+    own = problem.inner_gradient(x, y, sample, _fresh(y))
+    return _grad(lambda y: problem.g(x, y, sample), y) if own is None else own
 
 
 def inner_hessian(problem: Bilevel, x: Tensor, y: Tensor, sample: Any) -> Callable[[Tensor], Tensor]:

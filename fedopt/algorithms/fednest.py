@@ -112,7 +112,7 @@ class FedNest:
             x, y, q = message
 
             def step(y_i: Tensor, zeta: Any) -> Tensor:
-                q_i = inner_gradient(problem, x, y_i, zeta) - inner_gradient(problem, x, y, zeta) + q
+                q_i = inner_gradient(problem, x, y_i, zeta).sub_(inner_gradient(problem, x, y, zeta)).add_(q)
                 return y_i.sub(q_i, alpha=beta)
 
             return client.hold(x).scan(step, y.sub(q, alpha=beta), first=1)  # y_i = y at first: q_i = q

@@ -100,6 +100,10 @@ class Bilevel(Problem):
     def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """The inner objective g_i(x, y), a scalar."""
 
+    def inner_gradient(self, x: Tensor, y: Tensor, sample: Any, out: Tensor | None = None) -> Tensor | None:
+        """grad_y g_i(x, y), as `Minimisation.gradient`."""
+        return None
+
 
 class Minimax(Problem):
     """min_x max_{y in Y} sum_i p_i f_i(x, y)."""

@@ -56,9 +56,11 @@ class HyperRepresentation(Bilevel):
     def pick(self, held: Mapping[str, Features], rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Features]:
         return {split: Features(held[split].x[at], held[split].y[at], weight) for split, (at, weight) in rows.items()}
 
+    def _features(self, x: Tensor, batch: Batch) -> Tensor:
+        return batch.x if isinstance(batch, Features) else self.body(x, batch.x)
+
     def _loss(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
-        features = batch.x if isinstance(batch, Features) else self.body(x, batch.x)
-        return cross_entropy(self.head(y, features), batch)
+        return cross_entropy(self.head(y, self._features(x, batch)), batch)
 
     def f(self, x: Tensor, y: Tensor, sample: Mapping[str, Batch]) -> Tensor:
         return self._loss(x, y, sample["val"])
@@ -66,6 +68,10 @@ class HyperRepresentation(Bilevel):
     def g(self, x: Tensor, y: Tensor, sample: Mapping[str, Batch]) -> Tensor:
         loss = self._loss(x, y, sample["train"])
         return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
+
+    def inner_gradient(self, x: Tensor, y: Tensor, sample: Mapping[str, Batch], out: Tensor | None = None) -> Tensor:
+        gradient = self.head.cross_entropy_gradient(y, self._features(x, sample["train"]), *sample["train"][1:], out)
+        return gradient.add(y, alpha=self.ridge) if self.ridge else gradient
 
     def metrics(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]

@@ -45,6 +45,8 @@ class ImbalancedMnist(Bilevel):
     validation: Annotated[float, Field(gt=0, lt=1)]
     ridge: NonNegativeFloat
 
+    direct = False
+
     def build(self, world: World) -> "ImbalancedMnist":
         data = world.load()
         kept = long_tail(data.y_train, self.largest, self.imbalance)
@@ -67,9 +69,13 @@ class ImbalancedMnist(Bilevel):
     def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:
         return split_batches(self.train, rows)
 
-    def _tuned(self, x: Tensor, logits: Tensor) -> Tensor:
+    def _scale_and_shift(self, x: Tensor) -> tuple[Tensor, Tensor]:
         delta, shift = x.chunk(2)
-        return logits * torch.sigmoid(delta) + shift
+        return torch.sigmoid(delta), shift
+
+    def _tuned(self, x: Tensor, logits: Tensor) -> Tensor:
+        scale, shift = self._scale_and_shift(x)
+        return logits * scale + shift
 
     def f(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor:
         batch = sample["val"]
@@ -79,6 +85,14 @@ class ImbalancedMnist(Bilevel):
         batch = sample["train"]
         loss = cross_entropy(self._tuned(x, self.net(y, batch.x)), batch)
         return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
+
+    def inner_gradient(
+        self, x: Tensor, y: Tensor, sample: dict[str, Batch], out: Tensor | None = None
+    ) -> Tensor | None:
+        if not self.net.dense:
+            return None
+        gradient = self.net.cross_entropy_gradient(y, *sample["train"], out, *self._scale_and_shift(x))
+        return gradient.add(y, alpha=self.ridge) if self.ridge else gradient
 
     def metrics(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedopt.data.datasets import LabelledData
 from fedopt.data.ragged import Ragged
+from fedopt.data.rows import take_rows
 from fedopt.data.world import World
 
 
@@ -43,8 +44,8 @@ class Images:
 
     def batch(self, rows: Tensor, weight: Tensor) -> Batch:
         """The examples `rows` [B], normalised."""
-        x = self.x.index_select(0, rows).to(self._dtype).mul_(self._scale).add_(self._shift)
-        return Batch(x, self.y.index_select(0, rows), weight)
+        x = take_rows(self.x, rows).to(self._dtype).mul_(self._scale).add_(self._shift)
+        return Batch(x, take_rows(self.y, rows), weight)
 
 
 def split_batches(images: Images, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:
