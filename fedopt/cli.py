@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -23,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 import fedopt
-from fedopt.config import CONF, composed, plain
+from fedopt.config import CONF, composed, plain, read_node
 from fedopt.errors import UserError
 from fedopt.results.folder import RunFolder, slug
 
@@ -261,8 +260,7 @@ def known_keys(arguments: list[str]) -> list[str]:
 
 def _nodes(group: str) -> dict[str, Any]:
     """The nodes that the files of a group define, by name."""
-    nodes = {path.stem: yaml.safe_load(path.read_text()) or {} for path in sorted((CONF / group).glob("*.yaml"))}
-    return {name: node.get(group, node) for name, node in nodes.items()}
+    return {path.stem: read_node(path) for path in sorted((CONF / group).glob("*.yaml"))}
 
 
 def _options(group: str) -> list[str]:

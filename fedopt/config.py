@@ -5,11 +5,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 _inside, _beside = Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
+
+
+def read_node(path: Path) -> dict[str, Any]:
+    """What a config file defines for its group, with the files of the group that it builds on, read without Hydra."""
+    read = yaml.safe_load(path.read_text()) or {}
+    bases = [base for base in read.pop("defaults", []) if isinstance(base, str) and base != "_self_"]
+    node = {key: value for base in bases for key, value in read_node(path.with_name(f"{base}.yaml")).items()}
+    own: dict[str, Any] = read.get(path.parent.name) or read
+    return node | own
 
 
 def composed(overrides: Iterable[str], folders: Iterable[str | Path] = ()) -> DictConfig:

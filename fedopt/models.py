@@ -31,6 +31,13 @@ class FlatModel:
         self.dense = all(isinstance(layer, nn.Linear | nn.ReLU) for layer in layers)
         self._layers = [layer.requires_grad_(False) for layer in layers]
 
+    def split_last(self) -> tuple["FlatModel", "FlatModel"]:
+        """All layers but the last, and the last. Raises UserError where there is only one."""
+        if len(self._layers) == 1:
+            raise UserError("problem.model=linear has no hidden layers: use mlp, cnn or vgg11")
+        body, head = nn.Sequential(*self._layers[:-1]), nn.Sequential(self._layers[-1])
+        return FlatModel(body, self.input_shape), FlatModel(head, ())
+
     def __call__(self, flat: Tensor, x: Tensor) -> Tensor:
         """Logits [B, classes] of x [B, features] under the parameters flat [dim]."""
         parameters = iter(self._views(flat))

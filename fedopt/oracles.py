@@ -189,6 +189,42 @@ def conjugate_gradients(product: Product, b: Tensor, N: int) -> Tensor:
     return solution
 
 
+Inverse = Callable[[Product, Tensor], Tensor]  # an estimate of H^-1 b from products with H and from b
+
+
+def inverse_product(kind: str, N: int, l: float, chosen: int) -> Inverse:
+    """The estimator by its name: randomised (with the term that was chosen), truncated or cg."""
+    if kind == "randomised":
+        return lambda product, b: neumann_term(product, b, N, l, chosen)
+    if kind == "truncated":
+        return lambda product, b: neumann_sum(product, b, N, l)
+    return lambda product, b: conjugate_gradients(product, b, N)
+
+
+def local_hypergradient(problem: Bilevel, x: Tensor, y: Tensor, samples: Sequence[Any], inverse: Inverse) -> Tensor:
+    """grad_x f - grad^2_xy g p, p = inverse(Hessian products, grad_y f): all of one client [FedNest Alg. 5, LocalBSG eq. 3.3].
+
+    samples: one for the gradients and the cross derivative, then one for each Hessian-vector product in turn.
+    """
+    xi, *zetas = samples
+    if not problem.indirect:
+        return outer_gradient_x(problem, x, y, xi)
+    if problem.direct:
+        grad_x, b = outer_gradients(problem, x, y, xi)
+    else:
+        grad_x, b = torch.zeros_like(x), outer_gradient_y(problem, x, y, xi)
+    hessians: dict[int, Callable[[Tensor], Tensor]] = {}  # a sample that comes again keeps its graph
+
+    def product(v: Tensor, n: int) -> Tensor:
+        zeta = zetas[n]
+        if id(zeta) not in hessians:
+            hessians[id(zeta)] = inner_hessian(problem, x, y, zeta)
+        return hessians[id(zeta)](v)
+
+    p = b if problem.identity else inverse(product, b)
+    return grad_x - cross_product(problem, x, y, p, xi)
+
+
 def msa_maps(
     problem: Bilevel | Compositional, u: Sequence[Tensor], sample: Any, damping: float = 0.0
 ) -> tuple[Tensor, ...]:

@@ -20,6 +20,7 @@ class Purpose(IntEnum):
     COHORT = 4
     SAMPLES = 5
     OUTPUT = 6
+    ESTIMATOR = 7
 
 
 def keyed_rng(seed: int, purpose: Purpose, round: int = 0, exchange: int = 0, client: int = 0) -> np.random.Generator:

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
-from fedopt.config import CONF, composed, plain
+from fedopt.config import CONF, composed, plain, read_node
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation.draws import Drawn
 
@@ -25,6 +24,7 @@ SMALL = {
         "problem.widths=[9]",
         "partitioner=iid",
     ],
+    "hyper_representation": ["dataset=digits", "problem.widths=[9]", "partitioner=iid"],
     "classification": ["dataset=digits", "problem.widths=[9]"],
 }
 FEDERATION = ["partitioner.clients=6", "participation.cohort=3", "hardware.dtype=float64", "hardware.threads=1"]
@@ -35,9 +35,7 @@ def names(group: str) -> list[str]:
 
 
 def node(group: str, name: str) -> dict[str, Any]:
-    path = next(folder / group / f"{name}.yaml" for folder in FOLDERS if (folder / group / f"{name}.yaml").exists())
-    read = yaml.safe_load(path.read_text())
-    return read.get(group, read)
+    return read_node(next(path for folder in FOLDERS if (path := folder / group / f"{name}.yaml").exists()))
 
 
 def pairs() -> list[tuple[str, str]]:

@@ -22,6 +22,11 @@ def close(a, b, rtol=1e-9):
         torch.testing.assert_close(torch.as_tensor(x), torch.as_tensor(y), rtol=rtol, atol=rtol)
 
 
+def batches(algo, size):
+    """Of everything that an algorithm takes batches for."""
+    return [f"algo.{key}={size}" for key in node("algo", algo) if key[0] == "B"]
+
+
 def last(e, rounds=3):
     return steps(e, rounds)[-1]
 
@@ -30,7 +35,7 @@ def last(e, rounds=3):
 @pytest.mark.parametrize("B", ["null", "4"])
 def test_engines_agree(algo, problem, B):
     """All at once = one by one = in stacks; the ledgers exactly."""
-    setting = [f"algo.B={B}"] if "B" in node("algo", algo) else []
+    setting = batches(algo, B)
     runs = []
     for engine in (Vectorised(), OneByOne(), Vectorised(2)):
         e = small(algo, problem, *setting)
@@ -95,21 +100,17 @@ def arranged(e, order):
     return dataclasses.replace(e, federation=fed)
 
 
-def full_batches(algo):
-    return ["algo.B=null"] if "B" in node("algo", algo) else []
-
-
 @both
 def test_order_of_clients_does_not_matter(algo, problem):
-    one = last(arranged(small(algo, problem, *full_batches(algo)), range(6)))
-    other = last(arranged(small(algo, problem, *full_batches(algo)), [3, 0, 5, 1, 4, 2]))
+    one = last(arranged(small(algo, problem, *batches(algo, "null")), range(6)))
+    other = last(arranged(small(algo, problem, *batches(algo, "null")), [3, 0, 5, 1, 4, 2]))
     close(one, other)
 
 
 @both
 def test_equal_clients_are_one_client(algo, problem):
-    one = last(arranged(small(algo, problem, *full_batches(algo)), [2]))
-    many = last(arranged(small(algo, problem, *full_batches(algo)), [2] * 5))
+    one = last(arranged(small(algo, problem, *batches(algo, "null")), [2]))
+    many = last(arranged(small(algo, problem, *batches(algo, "null")), [2] * 5))
     close(one, many)
 
 

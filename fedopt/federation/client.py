@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedopt import oracles
-from fedopt.problems.classes import Bilevel, Problem
+from fedopt.problems.classes import Problem
 
 Rows = dict[str, tuple[Tensor, Tensor]]  # by split: numbers of examples, their weights
 
@@ -60,18 +60,21 @@ class Client:
 
     def hold(self, x: Tensor) -> "Client":
         """This client while x stays fixed: what all its samples then share is computed once. Derivatives in x are lost."""
-        if not isinstance(self._problem, Bilevel):
-            return self
         held = copy(self)
         held._held = self._problem.hold(x, self._problem.sample(self.index, self._whole))
         held._samples = {}
         return held
 
-    def scan(self, step: Callable[[Any, Any], Any], carry: Any, first: int = 0) -> Any:
-        """carry = step(carry, sample of step k) for the steps from `first` on; a client that has fewer keeps its last carry."""
-        for k in range(first, self.steps):
+    def scan(
+        self, step: Callable[..., Any], carry: Any, first: int = 0, last: int | None = None, samples: int = 1
+    ) -> Any:
+        """carry = step(carry, its sample or samples), the samples first..last-1 being taken in turn, `samples` by each step.
+
+        A client that has fewer than the others keeps its last carry.
+        """
+        for k in range(first, self.steps if last is None else last, samples):
             oracles.count_for(self._active_counts[k])
-            new = step(carry, self.sample(k))
+            new = step(carry, *(self.sample(j) for j in range(k, k + samples)))
             if self._active is None:
                 carry = new
             else:

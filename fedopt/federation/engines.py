@@ -85,7 +85,8 @@ class Vectorised:
             mapped["memory"] = memory
 
         def one(own: dict[str, Any]) -> Any:
-            client = Client(problem, own["index"], *own["data"], own.get("active"), counts, own.get("memory"))
+            whole, positions = own["data"]
+            client = Client(problem, own["index"], whole, positions, own.get("active"), counts, own.get("memory"))
             return client_fn(client, message)
 
         with oracles.running(len(clients), True, calls):

@@ -49,6 +49,15 @@ class Problem(ABC):
         rows: for each split, (which examples [B], their weights [B]); the weights sum to one, padding weighs nothing.
         """
 
+    def hold(self, x: Tensor, sample: Any) -> Any:
+        """A sample with all that depends on x alone computed, say the features of a frozen layer, or None where there is
+        nothing. The problem's functions take it in place of the sample; they are then constant in x."""
+        return None
+
+    def pick(self, held: Any, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
+        """Some of the examples of what `hold` gave. rows: for each split, (positions among them [B], their weights [B])."""
+        raise NotImplementedError
+
     @abstractmethod
     def metrics(self, *point: Tensor) -> dict[str, float]:
         """What is known of a point, by the names of metrics.csv."""
@@ -90,15 +99,6 @@ class Bilevel(Problem):
     @abstractmethod
     def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """The inner objective g_i(x, y), a scalar."""
-
-    def hold(self, x: Tensor, sample: Any) -> Any:
-        """A sample with all that depends on x alone computed, say the features of a frozen layer, or None where there is
-        nothing. f and g take it in place of the sample; they are then constant in x."""
-        return None
-
-    def pick(self, held: Any, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
-        """Some of the examples of what `hold` gave. rows: for each split, (positions among them [B], their weights [B])."""
-        raise NotImplementedError
 
 
 class Minimax(Problem):

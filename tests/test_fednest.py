@@ -1,0 +1,318 @@
+# ruff: noqa: B023 - the lambdas here are called before their variables change
+"""FedNest and its family against NumPy derivations, closed forms, finite differences and Table 2."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from harness import rows_of, small, steps
+
+from fedopt import oracles
+from fedopt.federation.draws import Key, Minibatches, draw
+from fedopt.problems.supervised import split_batches
+from fedopt.randomness import Purpose, keyed_rng
+
+F64 = torch.float64
+FULL = ["algo.B=null", "algo.B_anchor=null", "algo.B_out=null"]
+ALL = "participation.cohort=null"
+
+
+def fednest(algo, problem, **keys):
+    return small(algo, problem, *(f"{'algo.' if '.' not in k else ''}{k}={v}" for k, v in keys.items()))
+
+
+class Written:
+    """Alg. 1-6 on quadratic_bilevel in NumPy, all clients taking part."""
+
+    def __init__(self, e):
+        self.p, self.a, self.seed = e.problem, e.algorithm, e.federation.seed
+        self.m = {k: v.numpy() for k, v in {**e.problem.matrices, **e.problem.linear}.items()}
+        self.clients = range(e.problem.clients)
+
+    def noise(self, i, draws, k):
+        """Of the client's k-th sample of this exchange, for c (training) and d, e (validation)."""
+        if draws is None or draws.size is None:
+            return dict.fromkeys("cde", 0.0)
+        key = Key(self.seed, self.r, self.exchange)
+        drawn = draw(draws, self.p.splits, np.array([i]), key, torch.zeros((), dtype=F64))
+        noise = {}
+        for name, split in (("c", "train"), ("d", "val"), ("e", "val")):
+            if draws.split in (None, split):
+                rows, weight = (t[0, k].numpy() for t in rows_of(drawn, split))
+                noise[name] = weight @ self.p._noise[name].numpy()[rows]
+        return noise
+
+    def G(self, i, x, y, n):
+        return self.m["A"][i] @ y - self.m["B"][i] @ x - self.m["c"][i] - n["c"]
+
+    def F(self, i, x, y, n):
+        return self.m["D"][i] @ x - self.m["d"][i] - n["d"] + self.m["G"][i] @ y
+
+    def f_y(self, i, x, y, n):
+        return self.m["F"][i] @ y - self.m["e"][i] - n["e"] + self.m["G"][i].T @ x
+
+    def mean(self, fn):
+        self.exchange += 1
+        return np.mean([fn(i) for i in self.clients], axis=0)
+
+    def step(self, r, x, y):
+        a = self.a
+        self.r, self.exchange = r, 0
+        self.products = int(keyed_rng(self.seed, Purpose.ESTIMATOR, r).integers(a.N))
+        if not a.alternating:
+            extra = a.tau_out * (1 + self.products)
+            draws = Minibatches(a.B, a.tau_in, extra=extra)
+            self.exchange = 1
+            each = []
+            for i in self.clients:
+                y_i = self.sgd(i, x, y, draws, extra)
+                each.append((self.local_outer(i, x, y_i, draws), y_i))
+            return tuple(np.mean(part, axis=0) for part in zip(*each, strict=True))
+        for _ in range(a.T):
+            if a.inner == "svrg":
+                q = self.mean(lambda i: self.G(i, x, y, self.noise(i, Minibatches(a.B_anchor, split="train"), 0)))
+                y = self.mean(lambda i: self.svrg(self.m["A"][i], y, q, a.beta(0), a.tau_in))  # noise cancels
+            else:
+                draws = Minibatches(a.B, a.tau_in, split="train")
+                y = self.mean(lambda i: self.sgd(i, x, y, draws, 0))
+        if a.outer == "sgd":
+            draws = Minibatches(a.B_out, a.tau_out * (1 + self.products))
+            return self.mean(lambda i: self.local_outer(i, x, y, draws)), y
+        p = a.N / a.l * self.mean(lambda i: self.f_y(i, x, y, self.noise(i, Minibatches(a.B_out, split="val"), 0)))
+        for _ in range(self.products):
+            p = self.mean(lambda i: p - self.m["A"][i] @ p / a.l)
+        both = Minibatches(a.B_out)
+        h = self.mean(lambda i: self.F(i, x, y, self.noise(i, both, 0)) + self.m["B"][i].T @ p)
+        return self.mean(lambda i: self.svrg(self.m["D"][i], x, h, a.alpha(0), a.tau_out)), y
+
+    def svrg(self, matrix, start, anchor, step, tau):
+        z = start
+        for _ in range(tau):
+            z = z - step * (matrix @ (z - start) + anchor)
+        return z
+
+    def sgd(self, i, x, y, draws, first):
+        for k in range(self.a.tau_in):
+            y = y - self.a.beta(0) * self.G(i, x, y, self.noise(i, draws, first + k))
+        return y
+
+    def local_outer(self, i, x, y, draws):
+        a = self.a
+        for nu in range(a.tau_out):
+            n = self.noise(i, draws, nu * (1 + self.products))
+            power = np.linalg.matrix_power(np.eye(len(y)) - self.m["A"][i] / a.l, self.products)
+            p = a.N / a.l * power @ self.f_y(i, x, y, n)
+            x = x - a.alpha(0) * (self.F(i, x, y, n) + self.m["B"][i].T @ p)
+        return x
+
+
+@pytest.mark.parametrize("algo", ["fednest", "lfednest", "fednest_sgd", "lfednest_svrg", "lfednest_nonalt"])
+def test_golden_numbers(algo):
+    """Two clients, three rounds, noisy samples: the algorithms written out."""
+    T = 1 if algo == "lfednest_nonalt" else 2
+    sizes = {"B": 3, "B_anchor": 4, "B_out": 5}
+    settings = {"alpha": 0.05, "beta": 0.2, "T": T, "tau_in": 3, "tau_out": 2, "N": 4, "l": 2.0, **sizes}
+    e = fednest(algo, "quadratic_bilevel", **settings, **{"partitioner.clients": 2, "participation.cohort": "null"})
+    *_, state = steps(e, 3)
+    written = Written(e)
+    x, y = (v.numpy() for v in e.problem.start())
+    used = set()
+    for r in (1, 2, 3):
+        x, y = written.step(r, x, y)
+        used.add(written.products)
+    assert used != {0}
+    np.testing.assert_allclose(state.x, x, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(state.y, y, rtol=1e-10, atol=1e-12)
+
+
+def test_one_client_is_alternating_gradient_descent():
+    """tau = 1, no noise, the exact inverse: y -= beta grad_y g, then x -= alpha of the exact hypergradient at that y."""
+    alpha, beta = 0.1, 0.5
+    settings = {"alpha": alpha, "beta": beta, "tau_in": 1, "inverse": "cg", "N": 8, "problem.noise": 0.0}
+    e = fednest("fednest", "quadratic_bilevel", **settings, **{"partitioner.clients": 1, "participation.cohort": 1})
+    m = {k: v[0].numpy() for k, v in {**e.problem.matrices, **e.problem.linear}.items()}
+    x, y = (v.numpy() for v in e.problem.start())
+    for _ in range(5):
+        y = y - beta * (m["A"] @ y - m["B"] @ x - m["c"])
+        f_y = m["F"] @ y - m["e"] + m["G"].T @ x
+        x = x - alpha * (m["D"] @ x - m["d"] + m["G"] @ y + m["B"].T @ np.linalg.solve(m["A"], f_y))
+    *_, state = steps(e, 5)
+    np.testing.assert_allclose(state.x, x, rtol=1e-9)
+    np.testing.assert_allclose(state.y, y, rtol=1e-9)
+
+
+@pytest.mark.parametrize("problem", ["quadratic_bilevel", "hyper_representation"])
+def test_with_identical_clients_local_is_global(problem):
+    """LFedNest = FedNest when all clients have the same data, and one local step."""
+    runs = []
+    for algo in ("fednest", "lfednest"):
+        e = small(algo, problem, *FULL, "algo.inverse=truncated", "algo.tau_in=3", ALL)
+        one = {name: split[1] for name, split in e.original.splits.items()}
+        e.original.splits = {name: type(split)([one[name]] * 4) for name, split in e.original.splits.items()}
+        if problem == "quadratic_bilevel":
+            for family in ("matrices", "linear"):
+                same = {k: v[1].expand(4, *v.shape[1:]) for k, v in getattr(e.original, family).items()}
+                setattr(e.original, family, same)
+        runs.append(steps(dataclasses.replace(e, federation=type(e.federation)(e.problem, e.federation.engine, 0)), 3))
+    for a, b in zip(runs[0][-1][1:], runs[1][-1][1:], strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def hypergradient(e, x, y):
+    """What FedOut steps along, from one outer step of size 1 at (x, y) with inner steps that do nothing."""
+    algorithm = dataclasses.replace(e.algorithm, alpha=1.0, beta=1e-300, tau_out=1)
+    e.federation.begin(1)
+    return x - algorithm.step(algorithm.init(e.problem, e.federation)._replace(x=x, y=y), e.problem, e.federation).x
+
+
+@pytest.mark.parametrize("algo", ["fednest", "fednest_sgd"])
+@pytest.mark.parametrize(("inverse", "N"), [("cg", 8), ("truncated", 400)])
+def test_hypergradient_in_closed_form(algo, inverse, N):
+    e = small(algo, "quadratic_bilevel", *FULL, f"algo.inverse={inverse}", f"algo.N={N}", "algo.l=1.2", ALL)
+    x = torch.randn(5, dtype=F64, generator=torch.Generator().manual_seed(1))
+    estimate = hypergradient(e, x, e.problem.inner_solution(x))
+    torch.testing.assert_close(estimate, e.problem.hypergradient(x), rtol=1e-8, atol=1e-9)
+
+
+def test_bias_of_the_neumann_forms_falls_as_in_lemma_2_2():
+    """|H^-1 - E H_hat| <= (1/mu) ((kappa - 1)/kappa)^N for the mean over N' of the randomised form; the bound is tight in
+    the direction of the least eigenvalue."""
+    e = small("fednest", "quadratic_bilevel", "problem.conditioning=8", ALL)
+    H = e.problem.matrices["A"].mean(0)
+    values, vectors = torch.linalg.eigh(H)
+    mu, l = float(values[0]), float(values[-1])
+    for b in (vectors[:, 0], vectors.sum(1)):
+        for N in (1, 2, 4, 8, 16, 32):
+            terms = [oracles.neumann_term(lambda v, n: H @ v, b, N, l, chosen) for chosen in range(N)]
+            error = torch.linalg.norm(sum(terms) / N - torch.linalg.solve(H, b))
+            bound = (1 - mu / l) ** N / mu * torch.linalg.norm(b)
+            assert error <= bound * (1 + 1e-6)
+            if b is vectors[:, 0]:
+                assert error == pytest.approx(float(bound))
+            whole = oracles.neumann_sum(lambda v, n: H @ v, b, N - 1, l)
+            torch.testing.assert_close(sum(terms) / N, whole)
+
+
+@pytest.mark.parametrize("problem", ["hyper_representation", "imbalanced_mnist"])
+def test_hypergradient_against_finite_differences_through_the_inner_solve(problem):
+    """x -> mean f_i(x, y*(x)) for a small network with a ridge that makes y* unique."""
+    settings = ["problem.ridge=1.0", "algo.inverse=cg", "algo.N=400", ALL]
+    if problem == "imbalanced_mnist":
+        settings += ["problem.model=linear"]  # a convex inner problem
+    e = small("fednest", problem, *FULL, *settings)
+    p = e.problem
+    M = p.clients
+    whole = [
+        p.sample(
+            i,
+            {
+                s: (torch.from_numpy(split[i]), torch.full((len(split[i]),), 1 / len(split[i]), dtype=F64))
+                for s, split in p.splits.items()
+            },
+        )
+        for i in range(M)
+    ]
+
+    def mean(fn, x, y):
+        return sum(fn(x, y, sample) for sample in whole) / M
+
+    def solve(x, y):
+        """Newton-CG on the mean inner objective."""
+        for _ in range(12):
+            g = sum(oracles.inner_gradient(p, x, y, s) for s in whole) / M
+            H = [oracles.inner_hessian(p, x, y, s) for s in whole]
+            y = y - oracles.conjugate_gradients(lambda v, n, H=H: sum(h(v) for h in H) / M, g, 200)
+        assert torch.linalg.norm(g) < 1e-10
+        return y
+
+    generator = torch.Generator().manual_seed(0)
+    x, y = p.start()
+    x = x + 0.1 * torch.randn(x.shape, generator=generator, dtype=F64)
+    y = solve(x, y)
+    estimate = hypergradient(e, x, y)
+    for _ in range(2):
+        direction = torch.randn(x.shape, generator=generator, dtype=F64)
+        step = 1e-6  # small: a ReLU that switches in between is an error
+        ahead, behind = (x + sign * step * direction for sign in (1, -1))
+        difference = (mean(p.f, ahead, solve(ahead, y)) - mean(p.f, behind, solve(behind, y))) / (2 * step)
+        assert float(estimate @ direction) == pytest.approx(float(difference), rel=1e-5)
+
+
+def test_held_samples_give_the_same_inner_gradient():
+    e = small("fednest", "hyper_representation")
+    p, (x, y) = e.problem, e.problem.start()
+    rows, at = torch.from_numpy(p.splits["train"][0]), torch.tensor([3, 0, 5])
+    weight = torch.tensor([0.5, 0.2, 0.3], dtype=F64)
+    held = p.hold(x, split_batches(p.train, {"train": (rows, torch.zeros(len(rows), dtype=F64))}))
+    picked = p.pick(held, {"train": (at, weight)})
+    plain = p.sample(0, {"train": (rows[at], weight)})
+    torch.testing.assert_close(oracles.inner_gradient(p, x, y, picked), oracles.inner_gradient(p, x, y, plain))
+
+
+TABLE_2 = [
+    ("fednest", lambda T, N: 2 * T + N + 3),
+    ("fednest_sgd", lambda T, N: T + N + 3),
+    ("lfednest", lambda T, N: T + 1),
+    ("lfednest_svrg", lambda T, N: 2 * T + 1),
+]
+
+
+@pytest.mark.parametrize(("algo", "rounds"), TABLE_2)
+@pytest.mark.parametrize(("T", "N"), [(1, 5), (3, 2)])
+def test_communication_rounds_of_table_2(algo, rounds, T, N):
+    e = fednest(algo, "quadratic_bilevel", T=T, N=N, inverse="truncated", tau_in=2)
+    steps(e, 2)
+    assert e.federation.ledger.comm_rounds == 2 * rounds(T, N)
+    e = fednest("lfednest_nonalt", "quadratic_bilevel", tau_in=2)
+    steps(e, 2)
+    assert e.federation.ledger.comm_rounds == 2
+
+
+@pytest.mark.parametrize("cohorts", ["fresh", "one"])
+def test_products_on_fresh_cohorts(cohorts):
+    """FedIHGP takes a new cohort for the gradient and for each product, or FedOut's for all."""
+    e = fednest(
+        "fednest", "quadratic_bilevel", N=3, inverse="truncated", cohorts=cohorts, **{"participation.cohort": 2}
+    )
+    fed, asked = e.federation, []
+    run = fed.round
+
+    def spy(client_fn, message, cohort, *rest, **more):
+        asked.append(tuple(cohort))
+        return run(client_fn, message, cohort, *rest, **more)
+
+    fed.round = spy
+    steps(e, 1)
+    inner, products, outer = asked[:2], asked[2:6], asked[6:]
+    assert inner[0] == inner[1]
+    assert outer[0] == outer[1]
+    assert (len(set(products)) > 1) == (cohorts == "fresh")
+    assert cohorts == "fresh" or set(products) == {outer[0]}
+
+
+def test_fednest_reaches_the_solution_and_lfednest_a_biased_point():
+    """Deterministic, heterogeneous, all clients: global hypergradients find x*; local Hessians do not."""
+    settings = [
+        *FULL,
+        "algo.alpha=0.3",
+        "algo.beta=0.8",
+        "algo.T=4",
+        "algo.tau_in=3",
+        "algo.inverse=cg",
+        "algo.N=8",
+        ALL,
+    ]
+    ends = [small(algo, "quadratic_bilevel", *settings) for algo in ("fednest", "lfednest")]
+    distance = [e.problem.metrics(*e.algorithm.output(steps(e, 400)[-1]))["distance"] for e in ends]
+    assert distance[0] < 1e-8
+    assert distance[1] > 1e-3
+
+
+def test_local_steps_or_epochs():
+    """An epoch of a client with n examples is ceil(n / B) steps."""
+    e = fednest("lfednest", "hyper_representation", tau_in="null", E_in=2, B=7, tau_out=1, inverse="truncated", N=1)
+    steps(e, 1)
+    e.federation.begin(1)
+    sizes = e.problem.splits["train"].sizes[e.federation.cohort()]
+    assert e.federation.ledger.calls.grad == 2 * (-(-sizes // 7)).sum() + 3  # and an outer gradient each
