@@ -70,7 +70,8 @@ class Unmeasurable(Exception):
 class Measures:
     """The words of the expressions, on the runs of one seed; every word takes a line's label first, but for `fit`.
 
-    metric: a column of metrics.csv, by default the first of the figure's y; x: what is spent, by default the figure's x.
+    metric: a column of metrics.csv, by default the first of the figure's y; a value that is not finite counts as the worst.
+    x: what is spent, by default the figure's x.
     """
 
     def __init__(
@@ -152,7 +153,8 @@ class Measures:
         run, name = self._run(label), metric or self._metric
         if name not in run.columns:
             raise Unmeasurable(f"{label} has no {name}{nearest(name, run.columns)}")
-        return run.values(name)
+        worst = -math.inf if name.endswith("accuracy") else math.inf
+        return np.nan_to_num(run.values(name), nan=worst, posinf=worst, neginf=worst)
 
     def _spent(self, label: str, x: str | None) -> np.ndarray:
         if (x or self._x) not in COSTS:
@@ -201,14 +203,14 @@ def _calls(expression: str) -> Iterator[ast.Call]:
 
 
 def verdict(claim: Claim, seeds: Mapping[int, Measures]) -> dict[str, Any]:
-    """A row of claims.csv: COLUMNS. Seeds without a value are left out and named in `note`, and diverged runs are named."""
+    """A row of claims.csv: COLUMNS. Seeds whose runs have not ended are left out and named in `note`; diverged runs count, and
+    are named."""
     values, notes = [], []
     for seed, measures in seeds.items():
         try:
-            value = measures.evaluate(claim.measure)
-            if math.isnan(value):
-                raise Unmeasurable("not a number")
-            values.append(value)
+            values.append(measures.evaluate(claim.measure))
+            if math.isnan(values[-1]):
+                notes.append(f"not a number in seed {seed}")
         except Unmeasurable as error:
             notes.append(f"without seed {seed}: {error}")
         notes += [f"{label} diverged in seed {seed}" for label in measures.has_diverged(labels_in(claim.measure))]

@@ -48,6 +48,8 @@ def _main() -> int:
     given = _arguments()
     folders = [given.config_dir] if given.config_dir else []
     output = given.output
+    if given.update and not given.claims:
+        raise UserError("--update goes with --claims")
     if given.list:
         show(names(folders), folders, output)
         return 0
@@ -57,7 +59,6 @@ def _main() -> int:
         return 0
     if not given.names:
         raise UserError("which experiment? fedopt-reproduce --list shows them")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     lock = RunFolder(output)
     lock.open()
     try:
@@ -137,13 +138,14 @@ def run_all(needed: Sequence[Task], runs: Path, jobs: int) -> dict[str, str]:
     if done:
         print(f"{done} of {len(needed)} runs are there already")
     jobs = max(1, min(jobs, len(waiting)))
-    context = multiprocessing.get_context("forkserver")  # imports torch once, not once a run
-    context.set_forkserver_preload(["fedopt.run"])
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "matplotlib.pyplot", "pandas"])  # once, not once a run
     failed: dict[str, str] = {}
     running: dict[Any, tuple[BaseProcess, Task, float]] = {}  # by sentinel
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, transient=True, disable=not sys.stdout.isatty()) as progress:
         bar = progress.add_task("", total=len(needed), completed=done)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
@@ -168,6 +170,8 @@ def run_all(needed: Sequence[Task], runs: Path, jobs: int) -> dict[str, str]:
             for process, *_ in running.values():
                 process.join()
             raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
     return failed
 
 
