@@ -6,6 +6,7 @@ Nothing here imports torch before a run starts, so that help and mistakes are an
 import os
 import re
 import sys
+from collections.abc import Callable
 from difflib import get_close_matches
 from itertools import islice, pairwise, product
 from pathlib import Path
@@ -100,7 +101,8 @@ def _run_hydra(config: DictConfig) -> None:
         return
     folder = RunFolder(Path(job.sweep.dir) / slug(overrides))
     parallel = OmegaConf.select(job.launcher, "n_jobs", default=1)
-    status = _job(config, folder, overrides, len(os.sched_getaffinity(0)) if parallel == -1 else parallel)
+    jobs = len(os.sched_getaffinity(0)) if parallel == -1 else parallel
+    status = job_of_many(lambda: resolve(config), folder, overrides, jobs)
     print(f"{status:<12} {folder.path}", flush=True)
     if status == "interrupted":
         raise KeyboardInterrupt
@@ -116,24 +118,28 @@ def _single(config: DictConfig, overrides: list[str]) -> int:
     return EXIT[status]
 
 
-def _job(config: DictConfig, folder: RunFolder, overrides: list[str], jobs: int) -> str:
-    """Skips what is done and resumes what was interrupted."""
+def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, overrides: list[str], jobs: int) -> str:
+    """Skips what is done and resumes what was interrupted. Returns the status; a failure is recorded in the folder."""
     before = folder.status()
     if before in ("finished", "diverged"):
         return before
     from fedopt import run
 
     try:
-        resolved = {**resolve(config), "resume": folder.used}
-        return run.execute(resolved, lambda: folder.path, overrides, jobs)[0]
+        config = {**resolved(), "resume": folder.used}
+        return run.execute(config, lambda: folder.path, overrides, jobs)[0]
     except Exception as error:
         run.record_failure(folder, error, overrides)
         return "failed"
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """The config as plain values. Raises UserError when the algorithm is not for this class of problems."""
+    """The config as plain values, without the figure that it may belong to.
+
+    Raises UserError when the algorithm is not for this class of problems.
+    """
     resolved = plain(config)
+    resolved.pop("experiment", None)
     algo, problem = resolved["algo"], resolved["problem"]
     if problem.get("_class_") not in (None, *algo.get("_solves_", [problem.get("_class_")])):
         fitting = [name for name, node in _nodes("problem").items() if node.get("_class_") in algo["_solves_"]]
@@ -207,8 +213,10 @@ def explain(error: BaseException, arguments: list[str]) -> str:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, option = error.missing_cfg_file.rpartition("/")
-        options = sorted(error.options or []) or sorted(_nodes(group))
+        missing = error.missing_cfg_file
+        nested = missing.startswith("experiment/")  # Hydra's options are those of the paper then
+        group, _, option = missing.partition("/") if nested else missing.rpartition("/")
+        options = _options(group) if nested else sorted(error.options or []) or _options(group)
         return f"{group}={option}: there is no such {group}{nearest(option, options)}; there are {', '.join(options)}"
     text = " ".join(str(error).split())
     if key := re.search(r"Could not override '([^']+)'", text):
@@ -255,6 +263,12 @@ def _nodes(group: str) -> dict[str, Any]:
     return {path.stem: read_node(path) for path in sorted((CONF / group).glob("*.yaml"))}
 
 
+def _options(group: str) -> list[str]:
+    """What fedopt itself has for a group."""
+    files = sorted((CONF / group).rglob("*.yaml"))
+    return [path.relative_to(CONF / group).with_suffix("").as_posix() for path in files]
+
+
 def _summary_of(path: Path) -> str:
     first = path.read_text().split("\n", 2)
     line = next((text for text in first if text.startswith("# ") and "@package" not in text), "")
@@ -272,14 +286,14 @@ def help_text() -> str:
         "  fedopt algo=fedmsa problem=mco --cfg job       show the config and do not run",
         "  fedopt ... output_dir=DIR resume=true          go on with an interrupted run",
         "  fedopt-compare DIR...                          compare runs",
+        "  fedopt-reproduce PAPER/NAME...                 a published figure; --list shows all",
     ]
     for group in GROUPS:
-        files = sorted((CONF / group).rglob("*.yaml"))
-        if group == "preset" or not files:
+        names = _options(group)
+        if group == "preset" or not names:
             continue
-        names = [path.relative_to(CONF / group).with_suffix("").as_posix() for path in files]
         width = max(24, *(len(n) for n in names))
-        lines += ["", f"{group}="] + [f"  {n:<{width}} {_summary_of(p)}" for n, p in zip(names, files, strict=True)]
+        lines += ["", f"{group}="] + [f"  {n:<{width}} {_summary_of(CONF / group / f'{n}.yaml')}" for n in names]
     lines += ["", "Keys of every run (algo.*, problem.*, ...: see --cfg job):", ""]
     body = (CONF / "config.yaml").read_text()
     lines += ["  " + text for text in body[body.index("\nseed:") + 1 : body.index("\nhydra:")].rstrip().split("\n")]

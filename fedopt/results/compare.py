@@ -5,6 +5,7 @@ Nothing here imports torch.
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 from io import StringIO
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,8 +23,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedopt.cli import explain, nearest
+from fedopt.cli import nearest
 from fedopt.errors import UserError
+from fedopt.results.command import Parser, answer
 from fedopt.results.figures import COUNTERS, LABELS, plt, set_scale
 from fedopt.results.folder import RunFolder, write_atomically
 from fedopt.results.measures import better, reached
@@ -61,19 +63,17 @@ class Recorded:
         values = self.table[metric].to_numpy(dtype=float)
         return np.where(np.isfinite(values), values, np.nan)
 
+    def spent(self, x: str) -> np.ndarray:
+        """[rows] of another x than that of `cost`."""
+        return self.table[list(COSTS[x])].to_numpy(dtype=float).sum(axis=1)
+
     def group(self, by: Sequence[str]) -> tuple[str, ...]:
         return tuple(self.keys.get(key, ABSENT) for key in by)
 
 
 def main() -> None:
     """Entry point of `fedopt-compare`."""
-    try:
-        compare(_arguments())
-    except (UserError, OSError) as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        print(f"fedopt: {explain(error, [])}", file=sys.stderr)
-        sys.exit(2)
+    answer(lambda: compare(_arguments()))
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -95,13 +95,8 @@ def compare(arguments: argparse.Namespace) -> None:
     print(f"results: {out / 'compare.csv'}, {out / 'compare.png'}")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; fedopt-compare --help lists the options")
-
-
 def _arguments() -> argparse.Namespace:
-    parser = _Parser(prog="fedopt-compare", description="Compare runs: a table, compare.csv and compare.png.")
+    parser = Parser(prog="fedopt-compare", description="Compare runs: a table, compare.csv and compare.png.")
     add = parser.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or one that holds some at any depth")
     add("--metric", help="a column of metrics.csv (default: test_accuracy, distance, objective or the last)")
@@ -271,11 +266,14 @@ def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None)
 
 
 def _moments(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Mean of [n] values, nan where there is none, and their standard deviation, nan where there is one."""
-    return {
-        f"{name}_mean": float(np.mean(values)) if values else np.nan,
-        f"{name}_std": float(np.std(values, ddof=1)) if len(values) > 1 else np.nan,
-    }
+    return dict(zip((f"{name}_mean", f"{name}_std"), moments(values), strict=True))
+
+
+def moments(values: Sequence[float]) -> tuple[float, float]:
+    """Mean of [n] values, nan where there is none, and their standard deviation, nan where there is one or the mean is infinite."""
+    with np.errstate(invalid="ignore"):  # inf and -inf have no mean
+        mean = float(np.mean(values)) if len(values) else math.nan
+    return mean, float(np.std(values, ddof=1)) if len(values) > 1 and math.isfinite(mean) else math.nan
 
 
 def _shown(rows: pd.DataFrame, by: Sequence[str], metric: str, x: str, target: float | None) -> Table:
@@ -289,17 +287,20 @@ def _shown(rows: pd.DataFrame, by: Sequence[str], metric: str, x: str, target: f
         table.add_column("reached by", justify="right")
     for _, row in rows.iterrows():
         cells = [str(row[name]) for name in (*by, "runs", "seeds", "status")]
-        cells += [_plus_minus(row, f"final_{metric}"), _plus_minus(row, f"best_{metric}")]
+        cells += [_cell(row, f"final_{metric}"), _cell(row, f"best_{metric}")]
         if target is not None:
-            cells.append(_plus_minus(row, f"{x}_to_target") if row["reached"] else ABSENT)
+            cells.append(_cell(row, f"{x}_to_target") if row["reached"] else ABSENT)
             cells.append(f"{row['reached']} of {row['runs']}")
         table.add_row(*map(Text, cells))
     return table
 
 
-def _plus_minus(row: pd.Series, name: str) -> str:
-    mean, std = row[f"{name}_mean"], row[f"{name}_std"]
-    return f"{mean:.4g} ± {std:.4g}" if np.isfinite(std) else f"{mean:.4g}"
+def _cell(row: pd.Series, name: str) -> str:
+    return plus_minus(row[f"{name}_mean"], row[f"{name}_std"])
+
+
+def plus_minus(mean: float, std: float) -> str:
+    return f"{mean:.4g} ± {std:.3g}" if math.isfinite(std) else f"{mean:.4g}"
 
 
 # Picture
@@ -308,13 +309,9 @@ def _plus_minus(row: pd.Series, name: str) -> str:
 def draw(path: Path, groups: dict[str, list[Recorded]], metric: str, x: str, target: float | None) -> None:
     """A line and a band of one standard deviation for each group."""
     figure, axes = plt.subplots(figsize=(7, 4.2 + 0.22 * len(groups)), layout="constrained")
-    means = []
-    for j, (label, runs) in enumerate(groups.items()):
-        colour = f"C{j}" if len(groups) <= 10 else plt.colormaps["viridis"](j / (len(groups) - 1))
-        cost, mean, std = curve(runs, metric)
-        axes.plot(cost, mean, color=colour, label=label, marker="o" if len(cost) == 1 else None)
-        axes.fill_between(cost, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
-        means.append(mean)
+    means = [
+        draw_line(axes, label, runs, metric, colour(j, len(groups))) for j, (label, runs) in enumerate(groups.items())
+    ]
     set_scale(axes, metric, np.concatenate(means))
     if target is not None:
         axes.axhline(target, color="grey", linestyle=":")
@@ -324,6 +321,19 @@ def draw(path: Path, groups: dict[str, list[Recorded]], metric: str, x: str, tar
     figure.legend(loc="outside lower center", fontsize="small")
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def draw_line(axes: plt.Axes, label: str, runs: Sequence[Recorded], metric: str, colour: Any) -> np.ndarray:
+    """Draw the mean of the runs and a band of one standard deviation; returns the mean, [points]."""
+    cost, mean, std = curve(runs, metric)
+    axes.plot(cost, mean, color=colour, label=label, marker="o" if len(cost) == 1 else None)
+    axes.fill_between(cost, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
+    return mean
+
+
+def colour(j: int, n: int) -> Any:
+    """Of line j among n."""
+    return f"C{j}" if n <= 10 else plt.colormaps["viridis"](j / (n - 1))
 
 
 def curve(runs: Sequence[Recorded], metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

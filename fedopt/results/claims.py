@@ -1,0 +1,229 @@
+"""What a paper claims, as measures of runs that are compared with a bound.
+
+A measure is an expression such as `final('FedNest, iid') - final('FedNest, non-iid')`. It is evaluated once for each seed, on
+the runs of that seed; the claim holds when the mean over the seeds keeps the bound.
+"""
+
+import ast
+import inspect
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from pydantic import ConfigDict, model_validator
+from pydantic.dataclasses import dataclass
+from simpleeval import InvalidExpression, SimpleEval
+
+from fedopt.cli import nearest
+from fedopt.errors import UserError
+from fedopt.results.compare import COSTS, Recorded, moments, plus_minus
+from fedopt.results.measures import better, reached
+
+HOLDS, FAILS, UNMEASURED = "holds", "does not hold", "not measured"
+EXACT = 1e-9  # relative, of `equals`
+COLUMNS = ("says", "measure", "bound", "paper", "mean", "std", "seeds", "holds", "note")  # of claims.csv
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
+class Claim:
+    """says: in words; measure: the expression; paper: what the paper shows, in words; one bound on the mean over seeds.
+
+    within: at most so far from 0.
+    """
+
+    says: str
+    measure: str
+    paper: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+    within: float | None = None
+    equals: float | None = None
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> "Claim":
+        if [self.at_least, self.at_most, self.within, self.equals].count(None) != 3:
+            raise ValueError("give one of at_least, at_most, within, equals")
+        return self
+
+    @property
+    def bound(self) -> str:
+        bounds = {">=": self.at_least, "<=": self.at_most, "within ±": self.within, "=": self.equals}
+        return next(f"{sign} {value:g}" for sign, value in bounds.items() if value is not None)
+
+    def holds(self, value: float) -> bool:
+        if self.at_least is not None:
+            return value >= self.at_least
+        if self.at_most is not None:
+            return value <= self.at_most
+        if self.within is not None:
+            return abs(value) <= self.within
+        assert self.equals is not None
+        return math.isclose(value, self.equals, rel_tol=EXACT, abs_tol=EXACT)
+
+
+class Unmeasurable(Exception):
+    """Why a measure has no value for a seed."""
+
+
+class Measures:
+    """The words of the expressions, on the runs of one seed; every word takes a line's label first, but for `fit`.
+
+    metric: a column of metrics.csv, by default the first of the figure's y; a value that is not finite counts as the worst.
+    x: what is spent, by default the figure's x.
+    """
+
+    def __init__(
+        self,
+        runs: Mapping[str, Recorded],
+        x: str,
+        metric: str,
+        points: Mapping[str, Mapping[float, str]],
+        point: str,
+    ):
+        """runs: by label, of those lines that have ended; points, point: of the experiment."""
+        self._runs, self._x, self._metric, self._points, self._point = runs, x, metric, points, point
+
+    def final(self, label: str, metric: str | None = None) -> float:
+        """The last value."""
+        return float(self._values(label, metric)[-1])
+
+    def best(self, label: str, metric: str | None = None) -> float:
+        """The largest accuracy, the least of anything else."""
+        name = metric or self._metric
+        return float(reduce(lambda a, b: better(name, a, b), self._values(label, metric), math.nan))
+
+    def at(self, label: str, where: float, metric: str | None = None, x: str | None = None) -> float:
+        """The value at the last evaluation up to x = where."""
+        before = np.flatnonzero(self._spent(label, x) <= where)
+        return float(self._values(label, metric)[before[-1]]) if len(before) else math.nan
+
+    def first(self, label: str, target: float, metric: str | None = None, x: str | None = None) -> float:
+        """The x at which the target is first reached, inf when it never is."""
+        hits = [reached(metric or self._metric, value, target) for value in self._values(label, metric)]
+        return float(self._spent(label, x)[hits.index(True)]) if True in hits else math.inf
+
+    def smooth(self, label: str, n: int, metric: str | None = None) -> float:
+        """The mean of the last n evaluations."""
+        return float(np.mean(self._values(label, metric)[-n:]))
+
+    def noise(self, label: str, n: int, metric: str | None = None) -> float:
+        """The standard deviation of the differences between the last n evaluations."""
+        return float(np.std(np.diff(self._values(label, metric)[-n:]), ddof=1))
+
+    def per_round(self, label: str, column: str) -> float:
+        """The last value of a column divided by the number of rounds."""
+        return self.final(label, column) / self.final(label, "round")
+
+    def diverged(self, label: str) -> float:
+        """1 for a run that was stopped as diverged, else 0."""
+        return float(self._run(label).status == "diverged")
+
+    def fit(self, series: str) -> float:
+        """The slope of log y against log x over the points of a series."""
+        x, y = np.log(np.array(list(self.points(series).items())).T)
+        return float(np.polyfit(x, y, 1)[0])
+
+    def points(self, series: str) -> dict[float, float]:
+        """y of each x of a series."""
+        return {x: self.evaluate(self._point, label) for x, label in self._points[series].items()}
+
+    def evaluate(self, expression: str, line: str | None = None) -> float:
+        """line: the label that the name `line` stands for. Raises Unmeasurable."""
+        words = {name: getattr(self, name) for name in WORDS}
+        evaluator = SimpleEval(functions={**words, **ARITHMETIC}, names={} if line is None else {"line": line})
+        try:
+            with np.errstate(all="ignore"):
+                return float(evaluator.eval(expression))
+        except ZeroDivisionError:
+            raise Unmeasurable("a division by zero") from None
+        except (InvalidExpression, ArithmeticError, TypeError, ValueError, np.linalg.LinAlgError) as error:
+            raise Unmeasurable(str(error)) from None
+
+    def has_diverged(self, labels: Iterable[str]) -> list[str]:
+        return [label for label in labels if label in self._runs and self.diverged(label)]
+
+    def _run(self, label: str) -> Recorded:
+        if label not in self._runs:
+            raise Unmeasurable(f"{label} has no run that ended")
+        return self._runs[label]
+
+    def _values(self, label: str, metric: str | None) -> np.ndarray:
+        run, name = self._run(label), metric or self._metric
+        if name not in run.columns:
+            raise Unmeasurable(f"{label} has no {name}{nearest(name, run.columns)}")
+        worst = -math.inf if name.endswith("accuracy") else math.inf
+        return np.nan_to_num(run.values(name), nan=worst, posinf=worst, neginf=worst)
+
+    def _spent(self, label: str, x: str | None) -> np.ndarray:
+        if (x or self._x) not in COSTS:
+            raise Unmeasurable(f"x={x}: there are {', '.join(COSTS)}")
+        return self._run(label).spent(x or self._x)
+
+
+WORDS = ("final", "best", "at", "first", "smooth", "noise", "per_round", "diverged", "fit")
+ARITHMETIC = {"abs": abs, "min": min, "max": max, "log10": lambda value: float(np.log10(value))}
+
+
+def check(expression: str, lines: Iterable[str], series: Iterable[str], line: bool = False) -> None:
+    """line: whether the name `line` may stand for a label. Raises UserError for what no run could give a value."""
+    known = {True: list(series), False: list(lines)}
+    for call in _calls(expression):
+        word = call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.func)
+        if word in ARITHMETIC:
+            continue
+        if word not in WORDS:
+            raise UserError(f"there is no {word}(){nearest(word, [*WORDS, *ARITHMETIC])}")
+        try:
+            inspect.signature(getattr(Measures, word)).bind(None, *call.args, **{str(k.arg): k for k in call.keywords})
+        except TypeError as error:
+            raise UserError(f"{word}(): {error}") from None
+        label, labels = call.args[0] if call.args else None, known[word == "fit"]
+        if line and isinstance(label, ast.Name) and label.id == "line":
+            continue
+        if not (isinstance(label, ast.Constant) and isinstance(label.value, str)):
+            raise UserError(f"{word}(): its first argument must be a label in quotes")
+        if label.value not in labels:
+            raise UserError(f"{word}({label.value!r}): there is no such label{nearest(label.value, labels)}")
+
+
+def labels_in(expression: str) -> list[str]:
+    """Labels that an expression names, each once."""
+    first = [call.args[0] for call in _calls(expression) if call.args]
+    return list(dict.fromkeys(str(a.value) for a in first if isinstance(a, ast.Constant) and isinstance(a.value, str)))
+
+
+def _calls(expression: str) -> Iterator[ast.Call]:
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except SyntaxError as error:
+        raise UserError(f"{expression!r} is no expression: {error.msg}") from None
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def verdict(claim: Claim, seeds: Mapping[int, Measures]) -> dict[str, Any]:
+    """A row of claims.csv: COLUMNS. Seeds whose runs have not ended are left out and named in `note`; diverged runs count, and
+    are named."""
+    values, notes = [], []
+    for seed, measures in seeds.items():
+        try:
+            values.append(measures.evaluate(claim.measure))
+            if math.isnan(values[-1]):
+                notes.append(f"not a number in seed {seed}")
+        except Unmeasurable as error:
+            notes.append(f"without seed {seed}: {error}")
+        notes += [f"{label} diverged in seed {seed}" for label in measures.has_diverged(labels_in(claim.measure))]
+    mean, std = moments(values)
+    holds = UNMEASURED if math.isnan(mean) else HOLDS if claim.holds(mean) else FAILS
+    row = (claim.says, claim.measure, claim.bound, claim.paper, mean, std, len(values), holds, "; ".join(notes))
+    return dict(zip(COLUMNS, row, strict=True))
+
+
+def sentence(row: Mapping[str, Any]) -> str:
+    """The line that is printed for a row of claims.csv."""
+    if row["holds"] == UNMEASURED:
+        return f"{UNMEASURED:<14}{row['says']}: {row['note'] or 'no run of it'}"
+    count = f"{row['seeds']} seed{'s' * (row['seeds'] != 1)}"
+    text = f"{row['holds']:<14}{row['says']}: {plus_minus(row['mean'], row['std'])} ({count}), asked {row['bound']}"
+    return text + (f", paper {row['paper']}" if row["paper"] else "") + (f" [{row['note']}]" if row["note"] else "")

@@ -1,0 +1,167 @@
+"""Published experiments: conf/experiment/<paper>/<name>.yaml, one figure or table a file."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic.dataclasses import dataclass
+
+from fedopt.cli import explain, nearest, resolve
+from fedopt.config import CONF, composed
+from fedopt.errors import UserError
+from fedopt.results.claims import Claim, check
+from fedopt.settings import build
+
+# What a run's numbers do not depend on, but for hardware.dtype, and what only says which classes fit
+NOT_IDENTITY = ("output_dir", "resume", "logger", "hardware", "_solves_", "_class_")
+
+Words = Annotated[list[str], BeforeValidator(lambda value: value.split() if isinstance(value, str) else value)]
+Names = Annotated[
+    list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Field(min_length=1)
+]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Published:
+    """The node `experiment` of a file.
+
+    minutes: on two cores, for all seeds. lines: label -> overrides on top of the file's common set-up (words or a list).
+    x: what is spent; y: columns of metrics.csv, a picture each; the first is what a measure takes if it names none.
+    transform: of what is drawn. panels: title -> labels, a row of pictures each. horizontal: labels that are drawn as a
+    horizontal line at their last mean. quick: overrides of all lines for --quick.
+
+    points: series -> {x: label}, a picture of `point` (a measure of the name `line`) against x in place of the lines' curves.
+    """
+
+    paper: str
+    title: str
+    minutes: PositiveFloat
+    lines: Annotated[dict[str, Words], Field(min_length=1)]
+    y: Names
+    x: Literal["round", "comm_rounds", "bytes", "seconds"] = "comm_rounds"
+    seeds: PositiveInt = 3
+    scale: Literal["linear", "log"] = "linear"
+    transform: Literal["none", "square"] = "none"
+    panels: dict[str, list[str]] = Field(default_factory=dict)
+    horizontal: list[str] = Field(default_factory=list)
+    points: dict[str, Annotated[dict[float, str], Field(min_length=1)]] = Field(default_factory=dict)
+    point: str = ""
+    x_label: str = ""
+    y_label: str = ""
+    quick: Words = Field(default_factory=lambda: ["budget.rounds=4", "eval.every=1"])
+    claims: list[Claim] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _points_are_measured(self) -> "Published":
+        if bool(self.points) != bool(self.point):
+            raise ValueError("points and point go together")
+        return self
+
+    def check_labels(self) -> None:
+        """Raises UserError for a label that no line has, and for measures that could never be evaluated."""
+        named = [*self.horizontal, *(label for labels in self.panels.values() for label in labels)]
+        for label in [*named, *(label for series in self.points.values() for label in series.values())]:
+            if label not in self.lines:
+                raise UserError(f"{label}: there is no such line{nearest(label, list(self.lines))}")
+        for claim in self.claims:
+            try:
+                check(claim.measure, self.lines, self.points)
+            except UserError as error:
+                raise UserError(f"claim '{claim.says}': {error}") from None
+        if self.point:
+            check(self.point, self.lines, self.points, line=True)
+
+
+@dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))
+class Task:
+    """A run that a line needs. config: resolved; folder: its name among the runs, the same for the same config."""
+
+    line: str
+    seed: int
+    overrides: list[str]
+    config: dict[str, Any]
+    folder: str
+
+
+def names(folders: Sequence[Path] = ()) -> list[str]:
+    """<paper>/<name> of every file. folders: config folders besides fedopt's."""
+    found = (path.relative_to(f / "experiment") for f in _all(folders) for path in (f / "experiment").glob("*/*.yaml"))
+    return sorted({path.with_suffix("").as_posix() for path in found})
+
+
+def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
+    """The experiments that are named, one by one or by their paper, each once. Raises UserError for an unknown name."""
+    known = names(folders)
+    found: dict[str, None] = {}
+    for name in wanted:
+        matching = [k for k in known if name.strip("/") in (k, k.partition("/")[0])]
+        if not matching:
+            raise UserError(f"{name}: there is no such experiment{nearest(name, known)}; --list shows them")
+        found.update(dict.fromkeys(matching))
+    return list(found)
+
+
+def load(name: str, folders: Sequence[Path] = ()) -> Published:
+    """Raises UserError in one line for a file that is broken."""
+    file = f"experiment/{name}.yaml"
+    path = next(folder / file for folder in _all(folders) if (folder / file).exists())
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read: {_where(error)}") from None
+    if not isinstance(content, dict) or "experiment" not in content:
+        raise UserError(f"{file}: has no node experiment")
+    published = build(Published, content["experiment"], f"{file}: experiment")
+    try:
+        published.check_labels()
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+    return published
+
+
+def tasks(
+    name: str, published: Published, seeds: int, further: Sequence[str] = (), folders: Sequence[Path] = ()
+) -> list[Task]:
+    """The runs of all lines, with seeds 0, 1, ... further: overrides that win over a line's. Raises UserError."""
+    found = []
+    for line, words in published.lines.items():
+        overrides = [f"experiment={name}", *words, *further]
+        try:
+            config = composed(overrides, folders)
+            for seed in range(seeds):
+                config.seed = seed
+                resolved = resolve(config)
+                module = {group: resolved[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
+                folder = f"{module['algo']}_{module['problem']}-{identity(resolved)}"
+                found.append(Task(line, seed, [*overrides, f"seed={seed}"], resolved, folder))
+        except (UserError, HydraException, OmegaConfBaseException) as error:
+            raise UserError(f"experiment/{name}.yaml: line '{line}': {explain(error, overrides)}") from None
+    return found
+
+
+def identity(config: dict[str, Any]) -> str:
+    """Ten hexadecimal digits that runs with the same numbers share."""
+    text = json.dumps([_kept(config), config["hardware"]["dtype"]], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _kept(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    return {key: _kept(value) for key, value in node.items() if key not in NOT_IDENTITY}
+
+
+def _all(folders: Sequence[Path]) -> list[Path]:
+    return [CONF, *folders]
+
+
+def _where(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"line {mark.line + 1}: {problem}" if mark else problem

@@ -1,0 +1,384 @@
+"""The `fedopt-reproduce` command: the figures of the papers, and whether what they claim holds.
+
+An experiment is a file conf/experiment/<paper>/<name>.yaml (`published.Published`). Its runs are shared with every other
+experiment that needs the same ones; nothing here imports torch but the processes that run.
+"""
+
+import argparse
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import replace
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.table import Table
+
+from fedopt.cli import job_of_many
+from fedopt.errors import UserError
+from fedopt.results import claims
+from fedopt.results.claims import Measures, Unmeasurable
+from fedopt.results.command import Parser, answer
+from fedopt.results.compare import ENDED, Recorded, colour, draw_line, moments, plus_minus, read
+from fedopt.results.figures import LABELS, plt
+from fedopt.results.folder import RunFolder, write_atomically
+from fedopt.results.published import Published, Task, chosen, load, names, tasks
+
+RUNS = "runs"  # the folder of all runs, in the output folder
+BEGIN, END = "<!-- claims -->", "<!-- /claims -->"
+CORES = len(os.sched_getaffinity(0))
+
+
+def main() -> None:
+    """Entry point of `fedopt-reproduce`."""
+    answer(_main)
+
+
+def _main() -> int:
+    given = _arguments()
+    folders = [given.config_dir] if given.config_dir else []
+    output = given.output
+    if given.update and not given.claims:
+        raise UserError("--update goes with --claims")
+    if given.list:
+        show(names(folders), folders, output)
+        return 0
+    if given.claims:
+        table = claims_table(chosen(given.names, folders) if given.names else names(folders), output)
+        _between_markers(given.update, table) if given.update else print(table)
+        return 0
+    if not given.names:
+        raise UserError("which experiment? fedopt-reproduce --list shows them")
+    lock = RunFolder(output)
+    lock.open()
+    try:
+        return reproduce(chosen(given.names, folders), folders, given)
+    except KeyboardInterrupt:
+        print("fedopt: stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    finally:
+        lock.close()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = Parser(
+        prog="fedopt-reproduce", description="Run published experiments, draw their figures and check their claims."
+    )
+    add = parser.add_argument
+    add("names", nargs="*", metavar="PAPER/NAME", help="such as fedmsa/fig2; a paper alone stands for all of its own")
+    add("--list", action="store_true", help="show all experiments and how far they are")
+    add("--claims", action="store_true", help="show the claims and what came out, as Markdown, and run nothing")
+    add("--update", type=Path, metavar="FILE", help=f"with --claims: put them between {BEGIN} and {END} of this file")
+    add("--seeds", type=_positive, metavar="N", help="seeds 0 to N-1 of each line (default: what the experiment says)")
+    add("--quick", action="store_true", help="a few rounds and one seed, to see that everything runs")
+    add("--jobs", type=_positive, default=CORES, metavar="J", help="runs at a time (default: one a core)")
+    add("--hardware", metavar="NAME", help="cpu or cuda (default: what the experiment says)")
+    add("--output", type=Path, default=Path("outputs/reproduce"), metavar="DIR", help="default: outputs/reproduce")
+    add(
+        "--config-dir",
+        type=Path,
+        metavar="DIR",
+        help="a config folder of your own, with experiment/<paper>/<name>.yaml",
+    )
+    return parser.parse_args()
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+# Running
+
+
+def reproduce(wanted: Sequence[str], folders: Sequence[Path], given: argparse.Namespace) -> int:
+    """Run what is not done yet, then draw and judge each experiment. Returns 1 when a run failed, else 0."""
+    plans: dict[str, tuple[Published, list[Task]]] = {}
+    for name in wanted:
+        published = load(name, folders)
+        further = [
+            *([f"hardware={given.hardware}"] if given.hardware else []),
+            *(published.quick if given.quick else []),
+        ]
+        seeds = given.seeds or (1 if given.quick else published.seeds)
+        plans[name] = published, tasks(name, published, seeds, further, folders)
+    for name, (_, needed) in plans.items():
+        table = pd.DataFrame([{"line": task.line, "seed": task.seed, "run": task.folder} for task in needed])
+        _write(_results(given.output, name, given.quick) / "runs.csv", table)
+    different = {task.folder: task for _, needed in plans.values() for task in needed}
+    failed = run_all(list(different.values()), given.output / RUNS, given.jobs)
+    for name, (published, needed) in plans.items():
+        folder = _results(given.output, name, given.quick)
+        print(f"\n{name}: {published.paper}, {published.title}")
+        if given.quick:
+            print("(only a few rounds: what follows says nothing about the claims)")
+        report(published, needed, given.output / RUNS, folder)
+        print(f"results: {folder}")
+    for run, why in failed.items():
+        print(f"fedopt: {given.output / RUNS / run}: {why}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def run_all(needed: Sequence[Task], runs: Path, jobs: int) -> dict[str, str]:
+    """Those that have not ended, up to `jobs` at a time, each in a process of its own. Returns why runs failed, by folder."""
+    waiting = [task for task in needed if RunFolder(runs / task.folder).status() not in ENDED]
+    done = len(needed) - len(waiting)
+    if done:
+        print(f"{done} of {len(needed)} runs are there already")
+    jobs = max(1, min(jobs, len(waiting)))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "matplotlib.pyplot", "pandas"])  # once, not once a run
+    failed: dict[str, str] = {}
+    running: dict[Any, tuple[BaseProcess, Task, float]] = {}  # by sentinel
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, transient=True, disable=not sys.stdout.isatty()) as progress:
+        bar = progress.add_task("", total=len(needed), completed=done)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    task = waiting.pop(0)
+                    started = context.Process(target=_work, args=(task, runs / task.folder, jobs), daemon=True)
+                    started.start()
+                    running[started.sentinel] = started, task, time.monotonic()
+                for sentinel in connection.wait(list(running)):
+                    process, task, since = running.pop(sentinel)
+                    process.join()
+                    done += 1
+                    status, text = _outcome(runs / task.folder, task, process.exitcode)
+                    if status not in ENDED:
+                        failed[task.folder] = text
+                    head = f"[{done:>{len(str(len(needed)))}}/{len(needed)}] {status:<9} {task.line}  seed {task.seed}"
+                    line = f"{head}  ({time.monotonic() - since:.0f} s)  {text}"
+                    progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+                    progress.advance(bar)
+        except KeyboardInterrupt:
+            for process, *_ in running.values():
+                process.terminate()  # the run stops after its round and keeps a checkpoint
+            for process, *_ in running.values():
+                process.join()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return failed
+
+
+def _work(task: Task, folder: Path, jobs: int) -> None:
+    os.setpgrp()  # Ctrl-C goes to the command alone, which stops the runs
+    with (
+        open(os.devnull, "w") as nowhere,
+        redirect_stderr(nowhere),
+    ):  # the progress of several runs at once helps nobody
+        job_of_many(lambda: task.config, RunFolder(folder), task.overrides, jobs)
+
+
+def _outcome(path: Path, task: Task, exitcode: int | None) -> tuple[str, str]:
+    """Status, and the last values or what went wrong."""
+    summary = RunFolder(path).summary()
+    status = str(summary.get("status", "failed"))
+    if status == "failed" or (exitcode and status not in ENDED):
+        return "failed", str(summary.get("error") or f"its process ended with code {exitcode}").splitlines()[0]
+    values = summary.get("final", {})
+    return status, "  ".join(f"{name} {values[name]:.4g}" for name in values if values[name] is not None)
+
+
+def _results(output: Path, name: str, quick: bool) -> Path:
+    return output / "quick" / name if quick else output / name
+
+
+def _write(path: Path, table: pd.DataFrame) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, table.to_csv(index=False).encode())
+
+
+# Results
+
+
+def report(published: Published, needed: Sequence[Task], runs: Path, folder: Path) -> None:
+    """Write figure.png, figure.csv and claims.csv, and print the claims."""
+    ended: dict[int, dict[str, Recorded]] = {task.seed: {} for task in needed}
+    for task in needed:
+        if RunFolder(runs / task.folder).status() in ENDED:
+            ended[task.seed][task.line] = read(runs / task.folder, published.x)
+    seeds = {
+        seed: Measures(lines, published.x, published.y[0], published.points, published.point)
+        for seed, lines in ended.items()
+    }
+    rows = [claims.verdict(claim, seeds) for claim in published.claims]
+    for row in rows:
+        print(claims.sentence(row))
+    _write(folder / "claims.csv", pd.DataFrame(rows, columns=claims.COLUMNS))
+    if published.points:
+        table = _points(published, seeds)
+        draw_points(folder / "figure.png", published, table)
+    else:
+        lines = {label: [of[label] for of in ended.values() if label in of] for label in published.lines}
+        table = _curves(published, ended)
+        draw_curves(folder / "figure.png", published, {label: found for label, found in lines.items() if found})
+    _write(folder / "figure.csv", table)
+
+
+def _curves(published: Published, ended: Mapping[int, Mapping[str, Recorded]]) -> pd.DataFrame:
+    """line, seed, x, y...: one row an evaluation, as it was measured."""
+    parts = [
+        pd.DataFrame({"line": label, "seed": seed, published.x: lines[label].cost, **_columns(published, lines[label])})
+        for label in published.lines
+        for seed, lines in ended.items()
+        if label in lines
+    ]
+    return pd.concat(parts) if parts else pd.DataFrame(columns=["line", "seed", published.x, *published.y])
+
+
+def _columns(published: Published, run: Recorded) -> dict[str, np.ndarray]:
+    return {metric: run.values(metric) for metric in published.y if metric in run.columns}
+
+
+def _points(published: Published, seeds: Mapping[int, Measures]) -> pd.DataFrame:
+    """series, x, seed, y; y is nan where it cannot be measured."""
+    rows = []
+    for series, points in published.points.items():
+        for x, label in points.items():
+            for seed, measures in seeds.items():
+                try:
+                    y = measures.evaluate(published.point, label)
+                except Unmeasurable:
+                    y = np.nan
+                rows.append({"series": series, "x": x, "seed": seed, "y": y})
+    return pd.DataFrame(rows)
+
+
+def draw_curves(path: Path, published: Published, lines: Mapping[str, list[Recorded]]) -> None:
+    """A row of pictures for each panel, a column for each metric; the same colour for the same line everywhere."""
+    panels = published.panels or {"": list(published.lines)}
+    shape = len(panels), len(published.y)
+    figure, grid = _figure(published, *shape, len(lines))
+    colours = {label: colour(j, len(published.lines)) for j, label in enumerate(published.lines)}
+    handles: dict[str, Any] = {}
+    for row, (title, labels) in zip(grid, panels.items(), strict=True):
+        for axes, metric in zip(row, published.y, strict=True):
+            for label in labels:
+                runs = [_transformed(run, metric, published) for run in lines.get(label, []) if metric in run.columns]
+                if not runs:
+                    continue
+                if label in published.horizontal:
+                    level = moments([run.values(metric)[-1] for run in runs])[0]
+                    axes.axhline(level, color=colours[label], linestyle="--", label=label)
+                else:
+                    draw_line(axes, label, runs, metric, colours[label])
+            handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+            name = LABELS.get(metric, metric)
+            y_label = published.y_label or (f"{name}, squared" if published.transform == "square" else name)
+            _finish(axes, title, published.x_label or LABELS[published.x], y_label)
+            axes.set_yscale(published.scale)
+    _save(figure, path, handles)
+
+
+def _transformed(run: Recorded, metric: str, published: Published) -> Recorded:
+    if published.transform == "none":
+        return run
+    return replace(run, table=run.table.assign(**{metric: run.values(metric) ** 2}))
+
+
+def draw_points(path: Path, published: Published, table: pd.DataFrame) -> None:
+    """Mean and standard deviation of each point; values that are not finite are left out."""
+    figure, grid = _figure(published, 1, 1, len(published.points))
+    axes = grid[0][0]
+    for j, series in enumerate(published.points):
+        of = table[(table["series"] == series) & np.isfinite(table["y"])].groupby("x")["y"]
+        mean, std = of.mean(), of.std().fillna(0)
+        look = {"color": colour(j, len(published.points)), "marker": "o", "capsize": 3}
+        axes.errorbar(mean.index, mean, std, label=series, **look)
+    _finish(axes, "", published.x_label, published.y_label)
+    axes.set_xscale(published.scale)
+    axes.set_yscale(published.scale)
+    _save(figure, path, dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)))
+
+
+def _figure(published: Published, rows: int, columns: int, labels: int) -> tuple[plt.Figure, Any]:
+    size = (max(7, 5 * columns), 3.8 * rows + 0.22 * labels + 0.4)
+    figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    figure.suptitle(f"{published.paper}: {published.title}")
+    return figure, grid
+
+
+def _finish(axes: plt.Axes, title: str, x_label: str, y_label: str) -> None:
+    axes.set_title(title, fontsize="medium")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3)
+
+
+def _save(figure: plt.Figure, path: Path, handles: Mapping[str, Any]) -> None:
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", fontsize="small")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+# What there is
+
+
+def show(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
+    """The table of --list."""
+    table = Table("name", "paper", "title", "minutes", "state")
+    for name in known:
+        published = load(name, folders)
+        table.add_row(name, published.paper, published.title, f"{published.minutes:g}", state(output, name))
+    Console(width=None if sys.stdout.isatty() else 250).print(table)
+
+
+def state(output: Path, name: str) -> str:
+    """Of the runs that the experiment needed when it was last asked for: "-", "5/12 runs" or "done"."""
+    listed = _results(output, name, quick=False) / "runs.csv"
+    if not listed.exists():
+        return "-"
+    needed = pd.read_csv(listed)["run"].unique()
+    done = sum(RunFolder(output / RUNS / run).status() in ENDED for run in needed)
+    return "done" if done == len(needed) else f"{done}/{len(needed)} runs"
+
+
+def claims_table(wanted: Sequence[str], output: Path) -> str:
+    """Markdown: a row for each claim of the experiments that have been run, and the names of the others."""
+    rows, absent = [], []
+    for name in wanted:
+        path = _results(output, name, quick=False) / "claims.csv"
+        if not path.exists():
+            absent.append(name)
+            continue
+        for row in pd.read_csv(path, keep_default_na=False, na_values={"mean": "", "std": ""}).to_dict("records"):
+            measured = f"{plus_minus(row['mean'], row['std'])} ({row['seeds']})" if row["seeds"] else ""
+            cells = (name, row["says"], row["bound"], row["paper"], measured, row["holds"], row["note"])
+            rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    lines = [
+        "| experiment | claim | asked | paper | measured (seeds) | | note |",
+        "|---|---|---|---|---|---|---|",
+        *rows,
+    ]
+    if absent:
+        lines += ["", f"Not run yet: {', '.join(absent)}."]
+    return "\n".join(lines)
+
+
+def _between_markers(path: Path, text: str) -> None:
+    """Raises UserError where the file lacks the markers."""
+    content = path.read_text()
+    before, begin, rest = content.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise UserError(f"{path}: has no {BEGIN} followed by {END}")
+    write_atomically(path, f"{before}{begin}\n{text}\n{end}{after}".encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,440 @@
+"""fedopt-reproduce: experiments in a config folder of the test's own, and measures on run folders made by hand."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from command import ROOT, Result, fedopt
+from test_compare import FEDAVG, record
+
+from fedopt.errors import UserError
+from fedopt.results import claims, compare, published, reproduce
+from fedopt.results.folder import RunFolder
+from fedopt.settings import Budget, Evaluation, Participation, build, build_target
+
+TINY = {"problem": {"examples": 40}, "budget": {"rounds": 4}, "eval": {"every": 1}, "hardware": {"threads": 1}}
+FEDMSA = {"paper": "Test", "title": "a test", "minutes": 1, "seeds": 2, "y": "distance", "lines": {"FedMSA": []}}
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    """Writes conf/experiment/test/<name>.yaml with the node `experiment`, on mco."""
+
+    def write(name, common=(), **node):
+        path = tmp_path / "conf" / "experiment" / "test" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        defaults = [{"override /problem": "mco"}, {"override /algo": "fedmsa"}]
+        content = {"defaults": defaults, **TINY, **dict(common), "experiment": {**FEDMSA, **node}}
+        path.write_text("# @package _global_\n" + yaml.safe_dump(content, sort_keys=False))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Runs fedopt-reproduce in tmp_path with its config folder."""
+
+    def run(*arguments):
+        (tmp_path / "conf").mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+        monkeypatch.setattr(sys, "argv", ["fedopt-reproduce", "--config-dir", "conf", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            reproduce.main()
+        except SystemExit as stop:
+            code = stop.code
+        return Result(code, *capsys.readouterr())
+
+    return run
+
+
+def measures(runs, metric="test_accuracy", x="round", points=None, point=""):
+    """runs: label -> run folder."""
+    read = {label: compare.read(folder, x) for label, folder in runs.items()}
+    return claims.Measures(read, x, metric, points or {}, point)
+
+
+# Running
+
+
+def test_figures_share_runs(tmp_path, experiment, command):
+    slow, fast = "algo.alpha=1e-4", ["algo.alpha=2e-4"]
+    experiment("one", lines={"slow": slow, "fast": fast})
+    claim = {"says": "it moves", "measure": "at('fast', 0) - final('fast')", "at_least": 0, "paper": "yes"}
+    experiment("two", lines={"fast": fast, "cold": "algo.warm_up=0 algo.alpha=1e-9"}, claims=[claim])
+    result = command("test/one", "test/two", "--jobs", 2)
+    assert result.code == 0, result.err
+    runs = sorted((tmp_path / "outputs" / "reproduce" / "runs").iterdir())
+    assert len(runs) == 6  # 2 seeds of slow, fast, cold
+    assert all(run.name.startswith("fedmsa_mco-") for run in runs)
+    assert result.out.count(" finished  ") == 6
+    assert "[6/6] finished " in result.out
+    table = pd.read_csv(tmp_path / "outputs/reproduce/test/two/figure.csv")
+    assert list(table.columns) == ["line", "seed", "comm_rounds", "distance"]
+    assert len(table) == 2 * 2 * 5
+    (row,) = pd.read_csv(tmp_path / "outputs/reproduce/test/two/claims.csv").to_dict("records")
+    of = table[table["line"] == "fast"].pivot(index="comm_rounds", columns="seed", values="distance")
+    moved = of.iloc[0] - of.iloc[-1]
+    assert row["mean"] == pytest.approx(moved.mean())
+    assert row["std"] == pytest.approx(moved.std())
+    assert (row["seeds"], row["holds"]) == (2, "holds")
+    assert "holds         it moves: " in result.out
+    for name in ("one", "two"):
+        picture = tmp_path / "outputs/reproduce/test" / name / "figure.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+    config = yaml.safe_load((runs[0] / "config.yaml").read_text())
+    assert "experiment" not in config
+    assert config["algo"]["beta"] == 0.9  # of the preset
+    assert config["budget"]["rounds"] == 4  # of the experiment, which wins over it
+    again = command("test/one", "test/two")
+    assert again.code == 0
+    assert "6 of 6 runs are there already" in again.out
+    assert " finished  " not in again.out
+    listed = command("--list").out
+    assert [row.split()[-2] for row in listed.splitlines() if " test/" in row] == ["done", "done"]
+    (runs[0] / "summary.json").unlink()
+    assert "3/4 runs" in command("--list").out
+
+
+def test_fedopt_composes_an_experiment(tmp_path, experiment, monkeypatch, capsys):
+    experiment("one")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--config-dir", "conf", "experiment=test/one", "algo.K=2", "output_dir=run"]
+    assert fedopt(monkeypatch, capsys, *arguments).code == 0
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (config["algo"]["K"], config["problem"]["examples"]) == (2, 40)
+    assert "experiment" not in config
+    assert fedopt(monkeypatch, capsys, *arguments, "resume=true").code == 0
+    unknown = fedopt(monkeypatch, capsys, "experiment=fedmsa/fig22")
+    assert unknown.code == 2
+    assert unknown.err.startswith(
+        "fedopt: experiment=fedmsa/fig22: there is no such experiment, did you mean fedmsa/fig2?"
+    )
+
+
+def test_quick(tmp_path, experiment, command):
+    experiment("one", common={"budget": {"rounds": 4000}}, quick="budget.rounds=2")
+    result = command("test/one", "--quick")
+    assert result.code == 0
+    assert "says nothing about the claims" in result.out
+    results = tmp_path / "outputs/reproduce/quick/test/one"
+    assert f"results: {results.relative_to(tmp_path)}" in result.out
+    assert sorted(pd.read_csv(results / "figure.csv")["comm_rounds"]) == [0, 2, 4]
+    assert not (tmp_path / "outputs/reproduce/test").exists()
+
+
+def test_an_interrupted_run_goes_on(tmp_path, experiment, command):
+    experiment("one", common={"budget": {"rounds": 400}, "eval": {"every": 10}}, seeds=1)
+    arguments = ["-m", "fedopt.results.reproduce", "--config-dir", "conf", "test/one"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "FEDOPT_CHECKPOINT_SECONDS": "0"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, *arguments], cwd=tmp_path, env=environment, **pipes)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("outputs/reproduce/runs/*/checkpoint.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "fedopt: stopped; the same command goes on from here\n")
+    (run,) = (tmp_path / "outputs/reproduce/runs").iterdir()
+    assert RunFolder(run).status() == "interrupted"
+    result = command("test/one")
+    assert result.code == 0, result.err
+    assert RunFolder(run).status() == "finished"
+    assert "resumed" in (run / "log.txt").read_text()
+    assert set(range(0, 401, 10)) <= set(pd.read_csv(run / "metrics.csv")["round"])
+
+
+def test_a_failed_run_is_named_and_the_others_are_judged(tmp_path, experiment, command):
+    claim = {"says": "it ends", "measure": "final('good') - final('bad')", "at_most": 0}
+    experiment("one", lines={"good": [], "bad": "algo.beta=[0.1]"}, claims=[claim], seeds=1)
+    for _ in range(2):  # it is tried again
+        result = command("test/one")
+        assert result.code == 1
+        assert "failed    bad  seed 0" in result.out
+        assert "not measured  it ends: without seed 0: bad has no run that ended" in result.out
+        assert result.err.count("algo.beta: 1 step sizes") == 1
+    assert len(pd.read_csv(tmp_path / "outputs/reproduce/test/one/figure.csv")) == 5
+
+
+# Claims
+
+
+def test_words(tmp_path):
+    a = record(tmp_path / "a", (10, 85, 91, 80, 84))  # in rounds 0, 10, 20, 30, 40
+    b = record(tmp_path / "b", (4, 1, 2), metric="distance", status="diverged")
+    c = record(tmp_path / "c", (4, 1, "nan"), metric="distance", status="diverged")
+    of = measures({"A": a, "B": b, "C": c}).evaluate
+    assert of("final('A')") == 84
+    assert of("final('B', 'distance')") == 2
+    assert of("final('C', 'distance')") == math.inf
+    assert of("best('C', 'distance')") == 1
+    assert of("best('A') - best('B', 'distance')") == 90
+    assert of("at('A', 29.9)") == 91
+    assert of("at('A', 40, x='comm_rounds')") == 91
+    assert of("first('A', 85)") == 10
+    assert of("first('A', 90, x='bytes')") == 20 * 150
+    assert of("first('B', 1, metric='distance')") == 10
+    assert of("first('A', 99) >= 5 * first('A', 90)") == 1
+    assert of("smooth('A', 2)") == 82
+    assert of("noise('A', 4)") == pytest.approx(np.std([6, -11, 4], ddof=1))
+    assert of("per_round('A', 'comm_rounds')") == 2
+    assert (of("diverged('A')"), of("diverged('B')")) == (0, 1)
+    assert of("abs(min(1, -3)) + log10(100)") == 5
+
+
+def test_points_and_their_slope(tmp_path):
+    runs = {f"n={n}": record(tmp_path / str(n), (16, 8 / n), metric="distance") for n in (1, 2, 4)}
+    of = measures(runs, "distance", points={"s": {n: f"n={n}" for n in (1, 2, 4)}}, point="final(line)")
+    assert of.points("s") == {1: 8, 2: 4, 4: 2}
+    assert of.evaluate("fit('s')") == pytest.approx(-1)
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "holds"),
+    [
+        ({"at_least": 3}, 3, True),
+        ({"at_least": 3}, 2.9, False),
+        ({"at_most": 3}, 3.1, False),
+        ({"within": 1}, -1, True),
+        ({"within": 1}, -1.1, False),
+        ({"equals": 0.3}, 0.1 + 0.2, True),
+        ({"equals": 0.3}, 0.3001, False),
+        ({"at_least": 3}, math.inf, True),
+    ],
+)
+def test_bounds(bound, value, holds):
+    assert claims.Claim("x", "1", **bound).holds(value) is holds
+
+
+def test_verdicts(tmp_path):
+    seeds = {}
+    for seed, (a, b) in enumerate([(90, 80), (92, 85), (94, 84)]):
+        folders = {"A": record(tmp_path / f"a{seed}", (10, a), seed), "B": record(tmp_path / f"b{seed}", (10, b), seed)}
+        seeds[seed] = measures(folders)
+    row = claims.verdict(claims.Claim("A beats B", "final('A') - final('B')", "9", at_least=9), seeds)
+    assert (row["mean"], row["std"], row["seeds"], row["holds"]) == (
+        9,
+        pytest.approx(3**0.5 * 3**0.5 / 3**0.5),
+        3,
+        "holds",
+    )
+    assert claims.sentence(row) == "holds         A beats B: 9 ± 1.73 (3 seeds), asked >= 9, paper 9"
+    row = claims.verdict(claims.Claim("A wins", "final('A') - final('B')", at_least=9.1), seeds)
+    assert claims.sentence(row) == "does not hold A wins: 9 ± 1.73 (3 seeds), asked >= 9.1"
+
+    seeds[1] = measures({"A": tmp_path / "a1"})
+    (tmp_path / "b2" / "summary.json").write_text('{"status": "diverged"}')
+    seeds[2] = measures({"A": tmp_path / "a2", "B": tmp_path / "b2"})
+    row = claims.verdict(claims.Claim("A beats B", "final('A') - final('B')", at_least=9), seeds)
+    assert (row["mean"], row["seeds"]) == (10, 2)
+    assert row["note"] == "without seed 1: B has no run that ended; B diverged in seed 2"
+    row = claims.verdict(claims.Claim("never", "first('A', 99) / first('B', 99)", at_least=1), {0: seeds[0]})
+    assert claims.sentence(row) == "not measured  never: not a number in seed 0"
+    row = claims.verdict(claims.Claim("never", "first('A', 99)", at_least=1), seeds)
+    assert (row["mean"], row["holds"]) == (math.inf, "holds")
+    row = claims.verdict(claims.Claim("typo", "final('A', 'test_acuracy')", at_least=1), {0: seeds[0]})
+    assert row["note"] == "without seed 0: A has no test_acuracy, did you mean test_accuracy?"
+    row = claims.verdict(claims.Claim("nothing", "1 / diverged('A')", at_least=1), {0: seeds[0]})
+    assert row["note"] == "without seed 0: a division by zero"
+
+
+@pytest.mark.parametrize(
+    ("measure", "said"),
+    [
+        ("final('FedMS')", "final('FedMS'): there is no such label, did you mean FedMSA?"),
+        ("finl('FedMSA')", "there is no finl(), did you mean final?"),
+        ("first('FedMSA')", "first(): missing a required argument: 'target'"),
+        ("final(FedMSA)", "final(): its first argument must be a label in quotes"),
+        ("final('FedMSA'", "is no expression"),
+        ("fit('FedMSA')", "fit('FedMSA'): there is no such label"),
+        ("__import__('os')", "there is no __import__()"),
+        ("(1).real.bit_length()", "there is no 1 .real.bit_length()"),
+    ],
+)
+def test_measures_that_could_never_work(measure, said, experiment, command):
+    experiment("one", claims=[{"says": "it", "measure": measure, "at_least": 0}])
+    result = command("test/one")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("fedopt: experiment/test/one.yaml: claim 'it': ")
+    assert said in result.err
+    assert result.err.count("\n") == 1
+
+
+# Pictures
+
+
+def test_curves(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(reproduce.plt, "close", kept.append)
+    runs = {
+        label: [compare.read(record(tmp_path / f"{label}{s}", (s + 1, 4), metric="distance"), "round") for s in (0, 1)]
+        for label in "ABC"
+    }
+    node = {**FEDMSA, "lines": {label: [] for label in "ABC"}, "y": ["distance", "train_loss"], "x": "round"}
+    node |= {"panels": {"left": ["A", "C"], "right": ["B", "C"]}, "horizontal": ["C"], "transform": "square"}
+    described = build(published.Published, {**node, "scale": "log"}, "experiment")
+    reproduce.draw_curves(tmp_path / "a.png", described, runs)
+    monkeypatch.undo()
+    (figure,) = kept
+    assert [axes.get_title() for axes in figure.axes] == ["left", "left", "right", "right"]
+    first = figure.axes[0]
+    assert (first.get_yscale(), first.get_xlabel()) == ("log", "rounds")
+    assert first.get_ylabel() == "distance to the solution, squared"
+    assert list(first.lines[0].get_ydata()) == [2.5, 16]  # of 1, 4 and 16
+    assert list(first.lines[1].get_ydata()) == [16, 16]  # C
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "C", "B"]
+    compare.plt.close(figure)
+
+
+def test_points(tmp_path, experiment, command, monkeypatch):
+    lines = {f"K = {K}": f"algo.K={K}" for K in (1, 2)}
+    point = {"points": {"s": {K: f"K = {K}" for K in (1, 2)}}, "point": "per_round(line, 'grad_calls')"}
+    claim = {"says": "slope", "measure": "fit('s')", "at_least": 0}
+    experiment("one", lines=lines, **point, x_label="K", y_label="calls", scale="log", claims=[claim])
+    kept = []
+    monkeypatch.setattr(reproduce.plt, "close", kept.append)
+    assert command("test/one").code == 0
+    table = pd.read_csv(tmp_path / "outputs/reproduce/test/one/figure.csv")
+    assert list(table.columns) == ["series", "x", "seed", "y"]
+    assert (len(table), list(table["x"].unique())) == (4, [1, 2])
+    y = table.groupby("x")["y"].mean()
+    (row,) = pd.read_csv(tmp_path / "outputs/reproduce/test/one/claims.csv").to_dict("records")
+    assert row["mean"] == pytest.approx(math.log(y[2] / y[1]) / math.log(2))
+    (axes,) = kept[0].axes
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_xscale()) == ("K", "calls", "log")
+    monkeypatch.undo()
+    compare.plt.close(kept[0])
+
+
+# What there is
+
+
+def test_claims_as_markdown(tmp_path, experiment, command):
+    claim = {"says": "small | step", "measure": "final('FedMSA')", "at_most": 100, "paper": "small"}
+    experiment("one", claims=[claim], seeds=1)
+    command("test/one")
+    page = tmp_path / "README.md"
+    page.write_text("before\n<!-- claims -->\nold\n<!-- /claims -->\nafter\n")
+    assert command("--claims", "test", "--update", page).code == 0
+    first, begin, head, rule, row, end, last = page.read_text().splitlines()
+    assert (first, begin, end, last) == ("before", "<!-- claims -->", "<!-- /claims -->", "after")
+    assert head.count("|") == rule.count("|") == 8
+    assert row.startswith("| test/one | small \\| step | <= 100 | small | ")
+    assert row.endswith(" | holds |  |")
+    experiment("two")
+    assert command("--claims", "test").out.endswith("Not run yet: test/two.\n")
+    page.write_text("nothing")
+    assert "has no <!-- claims -->" in command("--claims", "--update", page).err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fedmsa/fig22"], "fedmsa/fig22: there is no such experiment, did you mean fedmsa/fig2?; --list shows them"),
+        ([], "which experiment? fedopt-reproduce --list shows them"),
+        (["--jbos"], "unrecognized arguments: --jbos; fedopt-reproduce --help lists the options"),
+        (["fedmsa/fig2", "--seeds", "0"], "argument --seeds: 0 is not at least 1"),
+        (["fedmsa/fig2", "--hardware", "tpu"], "hardware=tpu: there is no such hardware"),
+        (["fedmsa/fig2", "--update", "README.md"], "--update goes with --claims"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(command, arguments, said):
+    result = command(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("fedopt: ")
+    assert said in result.err
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("experiment: [1", "cannot be read: line 2: "),
+        ("budget: {rounds: 3}", "has no node experiment"),
+        ("experiment: {paper: A}", "experiment.title: is missing"),
+        (
+            "experiment: {paper: A, title: B, minutes: 1, y: c, lines: {d: []}, lnies: {}}",
+            "lnies: there is no such key",
+        ),
+        ("experiment: {<<: *x}", "cannot be read: line 1: found undefined alias"),
+    ],
+)
+def test_broken_files(text, said, experiment, command):
+    experiment("one").write_text(text + "\n")
+    for arguments in (["test/one"], ["--list"]):
+        result = command(*arguments)
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert result.err.startswith("fedopt: experiment/test/one.yaml: ")
+        assert said in result.err
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ({"lines": {"A": "algo=fedmas"}}, "line 'A': algo=fedmas: there is no such algo, did you mean fedmsa?"),
+        ({"lines": {"A": "algo.Q=3"}}, "line 'A': algo.Q: there is no such key"),
+        ({"lines": {"A": "algo=fedavg"}}, "line 'A': algo and problem do not fit"),
+        ({"horizontal": ["B"]}, "B: there is no such line"),
+        ({"points": {"s": {1: "FedMSA"}}}, "points and point go together"),
+        ({"claims": [{"says": "a", "measure": "1"}]}, "give one of at_least, at_most, within, equals"),
+    ],
+)
+def test_mistakes_in_files(node, said, experiment, command):
+    experiment("one", **node)
+    result = command("test/one")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith("fedopt: experiment/test/one.yaml: ")
+    assert said in result.err
+
+
+@pytest.mark.parametrize("name", published.names())
+def test_published_experiments_compose(name):
+    """Each line, also a quick one, gives a config that can be built."""
+    described = published.load(name)
+    lines = published.tasks(name, described, 1)
+    for task in [*lines, *published.tasks(name, described, 1, described.quick)]:
+        config = task.config
+        for cls, key in ((Budget, "budget"), (Evaluation, "eval"), (Participation, "participation")):
+            build(cls, config[key], key)
+        for group in ("algo", "problem", "partitioner"):
+            build_target(config[group], group)
+    assert len({task.folder for task in lines}) == len(lines)
+
+
+def test_identity_is_what_the_numbers_depend_on():
+    (task,) = published.tasks("fedmsa/fig2", one_line("fedmsa/fig2"), 1)
+    same = {**task.config, "output_dir": "x", "resume": True, "logger": {"_target_": "y"}}
+    same["hardware"] = {**task.config["hardware"], "threads": 3, "engine": "one_by_one"}
+    same["algo"] = {**task.config["algo"], "_solves_": ["bilevel"]}
+    assert published.identity(same) == published.identity(task.config)
+    for other in ({"seed": 1}, {"hardware": {**task.config["hardware"], "dtype": "float64"}}, {"algo": FEDAVG}):
+        assert published.identity({**task.config, **other}) != published.identity(task.config)
+
+
+def one_line(name):
+    described = published.load(name)
+    label = next(iter(described.lines))
+    return build(published.Published, {**FEDMSA, "lines": {label: described.lines[label]}}, "experiment")
+
+
+def test_starts_without_torch():
+    check = "import sys, fedopt.results.reproduce; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
+
+
+def test_full_error(command, monkeypatch):
+    monkeypatch.setattr(reproduce, "_arguments", lambda: (_ for _ in ()).throw(UserError("no")))
+    monkeypatch.setattr(os, "environ", {**os.environ, "HYDRA_FULL_ERROR": "1"})
+    with pytest.raises(UserError, match="no"):
+        reproduce.main()
