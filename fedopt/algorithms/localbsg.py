@@ -159,7 +159,7 @@ class LocalBSGVRM:
                 raise UserError(f"algo.{name} * eta_1^2 must be less than 1, and is {weight:g} * {eta_1:g}^2")
         z = start(problem)
         point = torch.cat(z[:2])
-        return StateVRM(0, z, point.repeat(problem.clients, 1) if fed.cohort_size is None else point)
+        return StateVRM(0, z, point.repeat(problem.clients, 1) if self._all(problem, fed) else point)
 
     def step(self, s: StateVRM, problem: Bilevel, fed: Federation) -> StateVRM:
         K, n, S = fed.cohort_size or problem.clients, products(problem, self.Q), self._first_draws(s)
@@ -186,8 +186,8 @@ class LocalBSGVRM:
             return (x, y, u, v), torch.cat([x_prev, y_prev])
 
         draws = Minibatches(self.B, (S - 1 + self.p) * (n + 1))
-        own = s.memory if fed.cohort_size is None else None
-        z, memory = fed.round(iterations, self._message(s, fed), fed.cohort(), draws, memory=own)
+        own = s.memory if self._all(problem, fed) else None
+        z, memory = fed.round(iterations, self._message(s, problem, fed), fed.cohort(), draws, memory=own)
         return StateVRM(
             s.t + self.p, z, memory
         )  # Alg. 2 counts t from 1 and so averages first after p - 1: here after p
@@ -198,10 +198,14 @@ class LocalBSGVRM:
     def cost(self, s: StateVRM, problem: Bilevel, fed: Federation) -> dict[str, int]:
         """What `step` adds to the ledger."""
         evaluations = 2 * self.p + (self._first_draws(s) - 2 if s.t == 0 else 0)
-        return cost(problem, len(fed.cohort()), self._message(s, fed), evaluations, self.Q)
+        return cost(problem, len(fed.cohort()), self._message(s, problem, fed), evaluations, self.Q)
 
-    def _message(self, s: StateVRM, fed: Federation) -> Vectors:
-        return s.z if fed.cohort_size is None else (*s.z, s.memory)
+    def _all(self, problem: Bilevel, fed: Federation) -> bool:
+        """Whether every client takes part in every round, as in the paper."""
+        return fed.cohort_size in (None, problem.clients)
+
+    def _message(self, s: StateVRM, problem: Bilevel, fed: Federation) -> Vectors:
+        return s.z if self._all(problem, fed) else (*s.z, s.memory)
 
     def _first_draws(self, s: StateVRM) -> int:
         """S in the first round, where the first iteration takes so many xi, else 1; all examples make one xi."""
