@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedopt.problems.classes import Bilevel, Compositional, Minimisation
+from fedopt.problems.classes import Bilevel, Compositional, Minimax, Minimisation
 
 
 @dataclass
@@ -113,7 +113,7 @@ def gradient(problem: Minimisation, x: Tensor, sample: Any) -> Tensor:
     return _grad(lambda x: problem.f(x, sample), x) if own is None else own
 
 
-def outer_gradients(problem: Bilevel, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
+def outer_gradients(problem: Bilevel | Minimax, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
     """(grad_x f, grad_y f) at (x, y), from one graph. One gradient call."""
     _count(grad=1)
     value, pull = _vjp(lambda x, y: problem.f(x, y, sample), x, y)

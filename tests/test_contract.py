@@ -100,18 +100,26 @@ def arranged(e, order):
     return dataclasses.replace(e, federation=fed)
 
 
+def of_server(state):
+    """Without the rows of single clients, [M, d], which are in the field `memory` where an algorithm keeps some."""
+    return [value for name, value in state._asdict().items() if name != "memory"]
+
+
 @both
 def test_order_of_clients_does_not_matter(algo, problem):
+    order = [3, 0, 5, 1, 4, 2]
     one = last(arranged(small(algo, problem, *batches(algo, "null")), range(6)))
-    other = last(arranged(small(algo, problem, *batches(algo, "null")), [3, 0, 5, 1, 4, 2]))
-    close(one, other)
+    other = last(arranged(small(algo, problem, *batches(algo, "null")), order))
+    close(of_server(one), of_server(other))
+    if hasattr(one, "memory"):
+        close(one.memory[order], other.memory)
 
 
 @both
 def test_equal_clients_are_one_client(algo, problem):
     one = last(arranged(small(algo, problem, *batches(algo, "null")), [2]))
     many = last(arranged(small(algo, problem, *batches(algo, "null")), [2] * 5))
-    close(one, many)
+    close(of_server(one), of_server(many))
 
 
 @both

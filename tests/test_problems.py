@@ -29,6 +29,8 @@ from fedopt.problems.classification import Classification
 from fedopt.problems.imbalanced_mnist import ImbalancedMnist
 from fedopt.problems.mco import Mco
 from fedopt.problems.quadratic_bilevel import QuadraticBilevel
+from fedopt.problems.quadratic_compositional import QuadraticCompositional
+from fedopt.problems.saddle import Saddle
 
 F64 = torch.float64
 
@@ -223,6 +225,95 @@ def test_quadratic_objectives_use_their_own_split():
         assert (gradients[own] != gradients[0]).all()
 
 
+# quadratic_compositional
+
+
+def two_levels(clients=4, **changes):
+    fields = {"d0": 3, "d1": 5, "conditioning": 10.0, "heterogeneity": 1.0, "noise": 2.0, "examples": 120, **changes}
+    return QuadraticCompositional(**fields).build(World(0, Iid(clients), dtype=F64))
+
+
+@pytest.mark.parametrize("changes", [{}, {"d0": 5}, {"clients": 1}, {"heterogeneity": 5.0, "conditioning": 1.0}])
+def test_two_level_quadratic_closed_forms(changes):
+    p = two_levels(**changes)
+    x = normal(p.d0, seed=1)
+    assert p.dims == (p.d0, p.d1)
+
+    def composed(x):
+        y = mean(p, lambda sample: p.level(0, x, sample))
+        return mean(p, lambda sample: p.level(1, y, sample))
+
+    np.testing.assert_allclose(p.gradient(x), central_differences(composed, x), rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(p.gradient(p.optimum), 0, atol=1e-12)
+    for seed in range(5):  # a minimum
+        assert composed(p.optimum + 0.1 * normal(p.d0, seed=seed)) > composed(p.optimum)
+    metrics = p.metrics(x)
+    assert metrics["objective"] == pytest.approx(float(composed(x)), rel=1e-10)
+    assert metrics["distance"] == pytest.approx(float((x - p.optimum).norm()), rel=1e-12)
+    assert metrics["hypergradient_norm"] == pytest.approx(np.linalg.norm(central_differences(composed, x)), rel=1e-7)
+
+
+def test_two_level_quadratic_noise_and_heterogeneity():
+    noisy, quiet, equal = two_levels(), two_levels(noise=0.0), two_levels(heterogeneity=0.0)
+    for i in range(4):
+        of_noisy, of_quiet = full(noisy, i), full(quiet, i)
+        for a, b in zip(of_noisy, of_quiet, strict=True):  # a full local batch has none
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+        for a, b in zip(full(equal, i), full(equal, 0), strict=True):
+            torch.testing.assert_close(a, b)
+        A, Q = full(equal, i).A, full(equal, i).Q
+        torch.testing.assert_close(A.T @ A, torch.eye(3, dtype=F64))
+        np.testing.assert_allclose(torch.linalg.eigvalsh(Q), np.linspace(0.1, 1, 5), rtol=1e-9)
+        singles = [noisy.sample(i, {"train": whole(row[None])}) for row in noisy.splits["train"][i]]
+        for name in "ce":
+            deviation = torch.stack([getattr(s, name) - getattr(of_quiet, name) for s in singles])
+            np.testing.assert_allclose(deviation.mean(0), 0, atol=1e-10)
+            assert 1.5 < deviation.std() < 2.5
+
+
+def test_two_level_quadratic_needs_a_unique_solution():
+    with pytest.raises(ValueError, match="d0 must be at most d1"):
+        two_levels(d0=6)
+
+
+# saddle
+
+
+def test_saddle_closed_forms():
+    fields = {"d": 4, "s": 3.0, "lam": 2.0, "t_max": 0.5, "x0": 7.0}
+    p = Saddle(**fields).build(World(0, Iid(6), dtype=F64))
+    x = normal(4, seed=1)
+    t = p.matrices["t"].numpy()
+    assert ((t >= 0) & (t <= 0.5)).all()
+    np.testing.assert_allclose(p.linear["b"].mean(0), 0, atol=1e-12)
+    assert [v.tolist() for v in p.start()] == [[7.0] * 4] * 2
+
+    def f(x, y):
+        return mean(p, lambda sample: p.f(x, y, sample))
+
+    sample = full(p, 2)
+    b, y = p.linear["b"][2].numpy(), normal(4, seed=2).numpy()
+    direct = -(0.5 * y @ y - b @ y + y @ (t[2] * np.eye(4)) @ x.numpy()) + 2.0 / 2 * x.numpy() @ x.numpy()
+    assert float(p.f(x, torch.from_numpy(y), sample)) == pytest.approx(direct, rel=1e-12)
+
+    best = -t.mean() * x  # the maximiser
+    np.testing.assert_allclose(central_differences(lambda y: f(x, y), best), 0, atol=1e-8)
+    metrics = p.metrics(x, torch.from_numpy(y))
+    assert metrics["objective"] == pytest.approx(float(f(x, best)), rel=1e-10)
+    assert metrics["distance"] == metrics["distance_x"] == pytest.approx(float(x.norm()), rel=1e-12)
+    assert metrics["distance_y"] == pytest.approx(np.linalg.norm(y), rel=1e-12)
+    zero = torch.zeros(4, dtype=F64)
+    np.testing.assert_allclose(central_differences(lambda x: f(x, zero), zero), 0, atol=1e-8)
+    assert torch.equal(p.optimum, zero)
+
+
+def test_saddle_spread():
+    fields = {"d": 50, "s": 3.0, "lam": 2.0, "t_max": 0.5, "x0": 7.0}
+    p = Saddle(**fields).build(World(0, Iid(200), dtype=F64))
+    assert float(p.linear["b"].std()) == pytest.approx(3, rel=0.03)
+    assert float(p.matrices["t"].mean()) == pytest.approx(0.25, rel=0.1)
+
+
 # Classification, with and without tuning of the loss
 
 
@@ -384,7 +475,7 @@ class Toy:
         return {"first": float(point[0][0]), "variables": len(point)}
 
 
-class Saddle(Toy, Minimax):
+class ToySaddle(Toy, Minimax):
     """f_i = -(1/2 |y|^2 - b_i'y + y'A_i x) + lam/2 |x|^2; a sample is (A_i, b_i)."""
 
     lam = 3.0
@@ -432,7 +523,7 @@ def hypergradient(p, x, y, clients):
 
 
 def test_minimax_as_bilevel(clients):
-    p = MinimaxAsBilevel(Saddle())
+    p = MinimaxAsBilevel(ToySaddle())
     x = normal(3, seed=3)
     A, b = (mean_over(clients, lambda s, j=j: s[j]) for j in (0, 1))
     y = b - A @ x  # the maximiser
@@ -498,7 +589,7 @@ def test_minimisation_as_one_level():
 
 
 def test_which_reduction():
-    saddle, two, one = Saddle(), TwoLevels(), Minimised()
+    saddle, two, one = ToySaddle(), TwoLevels(), Minimised()
     assert reduce(two, (Compositional, Bilevel)) is two
     for problem, solves, expected in [
         (saddle, (Bilevel,), MinimaxAsBilevel),

@@ -10,7 +10,6 @@ grad f(x) = D x - d + G y* + B' A^-1 (F y* - e + G'x), and it is linear in x.
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
-import numpy as np
 import torch
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
 from pydantic.dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from fedopt.data.world import World
 from fedopt.problems.classes import Bilevel
+from fedopt.problems.quadratics import centred_noise, family, gaussian, spd
 
 
 class Sample(NamedTuple):
@@ -31,12 +31,6 @@ class Sample(NamedTuple):
     F: Tensor
     e: Tensor
     G: Tensor
-
-
-def _spd(rng: np.random.Generator, dim: int, conditioning: float) -> np.ndarray:
-    """A random symmetric matrix with eigenvalues from 1 / conditioning to 1."""
-    axes, _ = np.linalg.qr(rng.standard_normal((dim, dim)))
-    return axes @ np.diag(np.linspace(1 / conditioning, 1.0, dim)) @ axes.T
 
 
 @dataclass(config=ConfigDict(extra="forbid"))
@@ -58,36 +52,26 @@ class QuadraticBilevel(Bilevel):
 
     def build(self, world: World) -> "QuadraticBilevel":
         rng = world.rng()
-        dx, dy, share = self.dx, self.dy, self.heterogeneity / (1 + self.heterogeneity)
+        dx, dy = self.dx, self.dy
         self.splits = world.split(self.examples, None, 0.5)
         M = self.clients
 
-        def family(common: np.ndarray, own: list[np.ndarray]) -> Tensor:
-            mixed = np.stack([(1 - share) * common + share * mine for mine in own])
-            return torch.from_numpy(mixed).to(world.device, world.dtype)
-
         def spds(dim: int) -> Tensor:
-            return family(_spd(rng, dim, self.conditioning), [_spd(rng, dim, self.conditioning) for _ in range(M)])
+            return family(lambda: spd(rng, dim, self.conditioning), M, self.heterogeneity, world)
 
         def gaussians(*shape: int) -> Tensor:
-            scale = 1 / np.sqrt(shape[-1])
-            return family(rng.standard_normal(shape) * scale, [rng.standard_normal(shape) * scale for _ in range(M)])
+            return family(lambda: gaussian(rng, *shape), M, self.heterogeneity, world)
+
+        def noise(dim: int) -> Tensor:
+            return centred_noise(rng, self.noise, self.examples, dim, self.splits, world)
 
         H = spds(dx + dy)  # of f in (x, y) together: then f(x, y*(x)) is strongly convex too
         blocks = {"D": H[:, :dx, :dx], "F": H[:, dx:, dx:], "G": H[:, :dx, dx:]}
         self.matrices = {"A": spds(dy), "B": gaussians(dy, dx), **blocks}
         self.linear = {"c": gaussians(dy), "d": gaussians(dx), "e": gaussians(dy)}
-        self._noise = {name: self._centred(rng, v.shape[1], world) for name, v in self.linear.items()}
+        self._noise = {name: noise(v.shape[1]) for name, v in self.linear.items()}
         self._solve()
         return self
-
-    def _centred(self, rng: np.random.Generator, dim: int, world: World) -> Tensor:
-        """Noise of each example; every client's sums to zero over each of its splits."""
-        noise = self.noise * rng.standard_normal((self.examples, dim))
-        for split in self.splits.values():
-            for rows in split:
-                noise[rows] -= noise[rows].mean(0)
-        return torch.from_numpy(noise).to(world.device, world.dtype)
 
     def _solve(self) -> None:
         m = {name: v.mean(0) for name, v in {**self.matrices, **self.linear}.items()}

@@ -23,6 +23,8 @@ LABELS = {
     "val_loss": "validation loss",
     "objective": "objective",
     "distance": "distance to the solution",
+    "distance_x": "|x - x*|",
+    "distance_y": "|y - y*|",
     "hypergradient_norm": "norm of the hypergradient",
 }
 BARS = 200  # up to so many clients are drawn as bars, more as an image
@@ -82,7 +84,7 @@ def set_scale(axis: plt.Axes, name: str, values: np.ndarray) -> None:
     """Logarithmic for what should vanish, over more than a decade."""
     finite = values[np.isfinite(values)]
     if (
-        name in ("distance", "hypergradient_norm", "objective")
+        name in ("distance", "distance_x", "distance_y", "hypergradient_norm", "objective")
         and len(finite)
         and finite.min() > 0
         and finite.max() > 10 * finite.min()

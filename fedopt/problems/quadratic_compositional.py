@@ -1,0 +1,94 @@
+"""A strongly convex quadratic of two levels with closed forms.
+
+    f_i^0(x) = A_i x + c_i + noise
+    f_i^1(y) = 1/2 y'Q_i y - (e_i + noise)'y
+
+With the means over clients written without index, the gradient of F^1(F^0(x)) is A' (Q (A x + c) - e), linear in x.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedopt.data.world import World
+from fedopt.problems.classes import TwoLevel
+from fedopt.problems.quadratics import centred_noise, family, gaussian, isometry, spd
+
+
+class Sample(NamedTuple):
+    """One client's matrices and its linear terms with the sample's noise."""
+
+    A: Tensor
+    c: Tensor
+    Q: Tensor
+    e: Tensor
+
+
+@dataclass(config=ConfigDict(extra="forbid"))
+class QuadraticCompositional(TwoLevel):
+    """d0, d1: dimensions of x and of y = F^0(x), d0 <= d1. Each A_i is drawn with orthonormal columns before it is mixed.
+
+    conditioning: the ratio of the largest to the least eigenvalue of the Q_i.
+    heterogeneity: 0 makes all clients equal, 1 mixes each client's matrices half and half with its own, and so on.
+    noise: standard deviation of the examples' linear terms around their client's; a full local batch has none.
+    examples: over all clients.
+    """
+
+    d0: PositiveInt
+    d1: PositiveInt
+    conditioning: Annotated[float, Field(ge=1)]
+    heterogeneity: NonNegativeFloat
+    noise: NonNegativeFloat
+    examples: PositiveInt
+
+    def __post_init__(self) -> None:
+        if self.d0 > self.d1:
+            raise ValueError("d0 must be at most d1: else the composition is not strongly convex")
+
+    def build(self, world: World) -> "QuadraticCompositional":
+        rng = world.rng()
+        self.splits = world.split(self.examples)
+        self.dims = (self.d0, self.d1)
+        M, h = self.clients, self.heterogeneity
+        self.matrices = {
+            "A": family(lambda: isometry(rng, self.d1, self.d0), M, h, world),
+            "Q": family(lambda: spd(rng, self.d1, self.conditioning), M, h, world),
+        }
+        self.linear = {name: family(lambda: gaussian(rng, self.d1), M, h, world) for name in "ce"}
+        self._noise = {
+            name: centred_noise(rng, self.noise, self.examples, self.d1, self.splits, world) for name in "ce"
+        }
+        self._mean = Sample(**{name: v.mean(0) for name, v in {**self.matrices, **self.linear}.items()})
+        A, c, Q, e = self._mean
+        self.optimum = torch.linalg.solve(A.T @ Q @ A, A.T @ (e - Q @ c))
+        return self
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """grad F^1(F^0(x)), [d0], in closed form."""
+        A, c, Q, e = self._mean
+        return A.T @ (Q @ (A @ x + c) - e)
+
+    def start(self) -> tuple[Tensor, ...]:
+        return (self._mean.A.new_ones(self.d0),)
+
+    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Sample:
+        index, weight = rows["train"]
+        linear = {name: v[client] + weight @ self._noise[name][index] for name, v in self.linear.items()}
+        return Sample(**linear, **{name: v[client] for name, v in self.matrices.items()})
+
+    def level(self, n: int, z: Tensor, sample: Sample) -> Tensor:
+        s = sample
+        return s.A @ z + s.c if n == 0 else 0.5 * z @ (s.Q @ z) - s.e @ z
+
+    def metrics(self, *point: Tensor) -> dict[str, float]:
+        x = point[0]
+        assert self.optimum is not None
+        return {
+            "objective": float(self.level(1, self.level(0, x, self._mean), self._mean)),
+            "distance": float(torch.linalg.norm(x - self.optimum)),
+            "hypergradient_norm": float(torch.linalg.norm(self.gradient(x))),
+        }

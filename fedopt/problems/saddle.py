@@ -1,0 +1,72 @@
+"""A saddle point problem with known solution [FedNest Sec. 4.3].
+
+    f_i(x, y) = -(1/2 |y|^2 - b_i'y + y'A_i x) + lam/2 |x|^2,   A_i = t_i I,   sum_i b_i = 0
+
+With t = mean t_i, y*(x) = -t x and max_y f(x, y) = (lam + t^2)/2 |x|^2: the solution is x* = 0, y* = 0.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedopt.data.world import World
+from fedopt.problems.classes import Minimax
+from fedopt.problems.quadratics import tensor
+
+
+class Sample(NamedTuple):
+    """One client's; there is no noise."""
+
+    t: Tensor
+    b: Tensor
+
+
+@dataclass(config=ConfigDict(extra="forbid"))
+class Saddle(Minimax):
+    """t_i ~ U(0, t_max); b_i = b'_i - mean b', b'_i ~ N(0, s^2 I).
+
+    d: dimension of x and of y; x0: every coordinate of the start of both.
+    """
+
+    d: PositiveInt
+    s: NonNegativeFloat
+    lam: PositiveFloat
+    t_max: NonNegativeFloat
+    x0: float
+
+    def build(self, world: World) -> "Saddle":
+        rng = world.rng()
+        M = world.partitioner.clients
+        self.splits = world.split(M)  # one example a client, which says nothing
+        b = self.s * rng.standard_normal((M, self.d))
+        self.matrices = {"t": tensor(rng.uniform(0, self.t_max, M), world)}
+        self.linear = {"b": tensor(b - b.mean(0), world)}
+        self.optimum = torch.zeros_like(self.linear["b"][0])
+        self._t = float(self.matrices["t"].mean())
+        return self
+
+    def start(self) -> tuple[Tensor, ...]:
+        x = torch.full_like(self.linear["b"][0], self.x0)
+        return x, x.clone()
+
+    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Sample:
+        return Sample(self.matrices["t"][client], self.linear["b"][client])
+
+    def f(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
+        t, b = sample
+        return -(0.5 * y @ y - b @ y + t * (y @ x)) + 0.5 * self.lam * x @ x
+
+    def metrics(self, *point: Tensor) -> dict[str, float]:
+        """The objective is max_y f(x, y)."""
+        x, y = point[:2]
+        distance = float(torch.linalg.norm(x))
+        return {
+            "objective": 0.5 * (self.lam + self._t**2) * distance**2,
+            "distance": distance,
+            "distance_x": distance,
+            "distance_y": float(torch.linalg.norm(y)),
+        }
