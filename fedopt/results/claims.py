@@ -104,13 +104,19 @@ class Measures:
         hits = [reached(metric or self._metric, value, target) for value in self._values(label, metric)]
         return float(self._spent(label, x)[hits.index(True)]) if True in hits else math.inf
 
-    def smooth(self, label: str, n: int, metric: str | None = None) -> float:
-        """The mean of the last n evaluations."""
-        return float(np.mean(self._values(label, metric)[-n:]))
+    def smooth(self, label: str, n: int, metric: str | None = None, until: float = math.inf) -> float:
+        """The mean of the last n evaluations up to x = until."""
+        return float(np.mean(self._last(label, n, metric, until)))
 
-    def noise(self, label: str, n: int, metric: str | None = None) -> float:
-        """The standard deviation of the differences between the last n evaluations."""
-        return float(np.std(np.diff(self._values(label, metric)[-n:]), ddof=1))
+    def noise(self, label: str, n: int, metric: str | None = None, until: float = math.inf) -> float:
+        """The standard deviation of the differences between the last n evaluations up to x = until."""
+        return float(np.std(np.diff(self._last(label, n, metric, until)), ddof=1))
+
+    def first_mean_square(self, label: str, target: float, metric: str | None = None, x: str | None = None) -> float:
+        """The x at which the mean of the squares so far is first at most the target, inf when it never is."""
+        squares = self._values(label, metric) ** 2
+        hits = np.flatnonzero(np.cumsum(squares) / np.arange(1, len(squares) + 1) <= target)
+        return float(self._spent(label, x)[hits[0]]) if len(hits) else math.inf
 
     def per_round(self, label: str, column: str) -> float:
         """The last value of a column divided by the number of rounds."""
@@ -156,13 +162,16 @@ class Measures:
         worst = -math.inf if name.endswith("accuracy") else math.inf
         return np.nan_to_num(run.values(name), nan=worst, posinf=worst, neginf=worst)
 
+    def _last(self, label: str, n: int, metric: str | None, until: float) -> np.ndarray:
+        return self._values(label, metric)[self._spent(label, None) <= until][-n:]
+
     def _spent(self, label: str, x: str | None) -> np.ndarray:
         if (x or self._x) not in COSTS:
             raise Unmeasurable(f"x={x}: there are {', '.join(COSTS)}")
         return self._run(label).spent(x or self._x)
 
 
-WORDS = ("final", "best", "at", "first", "smooth", "noise", "per_round", "diverged", "fit")
+WORDS = ("final", "best", "at", "first", "first_mean_square", "smooth", "noise", "per_round", "diverged", "fit")
 ARITHMETIC = {"abs": abs, "min": min, "max": max, "log10": lambda value: float(np.log10(value))}
 
 

@@ -32,7 +32,7 @@ class Published:
     """The node `experiment` of a file.
 
     minutes: on two cores, for all seeds. lines: label -> overrides on top of the file's common set-up (words or a list).
-    x: what is spent; y: columns of metrics.csv, a picture each; the first is what a measure takes if it names none.
+    x: what is spent; until: where the picture ends, though runs go on; y: columns of metrics.csv, a picture each; the first is what a measure takes if it names none.
     transform: of what is drawn. panels: title -> labels, a row of pictures each. horizontal: labels that are drawn as a
     horizontal line at their last mean. quick: overrides of all lines for --quick.
 
@@ -45,6 +45,7 @@ class Published:
     lines: Annotated[dict[str, Words], Field(min_length=1)]
     y: Names
     x: Literal["round", "comm_rounds", "bytes", "seconds"] = "comm_rounds"
+    until: PositiveFloat | None = None
     seeds: PositiveInt = 3
     scale: Literal["linear", "log"] = "linear"
     transform: Literal["none", "square"] = "none"

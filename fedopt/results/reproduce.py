@@ -282,6 +282,8 @@ def draw_curves(path: Path, published: Published, lines: Mapping[str, list[Recor
             y_label = published.y_label or (f"{name}, squared" if published.transform == "square" else name)
             _finish(axes, title, published.x_label or LABELS[published.x], y_label)
             axes.set_yscale(published.scale)
+            if published.until is not None:
+                axes.set_xlim(0, published.until)
     _save(figure, path, handles)
 
 
