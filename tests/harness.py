@@ -1,6 +1,9 @@
 """Small runs for the tests: every algorithm that conf/algo has, on every problem of a class that it covers."""
 
+import copy
 import os
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ SMALL = {
     ],
     "hyper_representation": ["dataset=digits", "problem.widths=[9]", "partitioner=iid"],
     "classification": ["dataset=digits", "problem.widths=[9]"],
+    "localbsgm": ["algo.p=2", "algo.Q=3"],
+    "localbsgvrm": ["algo.p=2", "algo.Q=3"],
 }
 FEDERATION = ["partitioner.clients=6", "participation.cohort=3", "hardware.dtype=float64", "hardware.threads=1"]
 
@@ -49,10 +54,21 @@ def pairs() -> list[tuple[str, str]]:
 
 
 def config(*overrides: str) -> dict[str, Any]:
+    return copy.deepcopy(_composed(overrides))
+
+
+@cache
+def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
     return plain(composed(overrides, FOLDERS[1:]))
 
 
 def small(algo: str, problem: str, *overrides: str) -> Experiment:
+    """With less work a round."""
+    return tuned(algo, problem, *SMALL.get(algo, []), *overrides)
+
+
+def tuned(algo: str, problem: str, *overrides: str) -> Experiment:
+    """With the values of the preset."""
     return assemble(config(f"algo={algo}", f"problem={problem}", *SMALL.get(problem, []), *FEDERATION, *overrides))
 
 
@@ -65,11 +81,16 @@ def rows_of(drawn: Drawn, split: str) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack([own[at] for own, at in zip(whole, positions, strict=True)]), weight
 
 
-def steps(e: Experiment, rounds: int) -> list[Any]:
+def iterate(e: Experiment, rounds: int) -> Iterator[Any]:
     """The states of a run, the initial one first."""
     e.federation.begin(0)
-    states = [e.algorithm.init(e.problem, e.federation)]
+    state = e.algorithm.init(e.problem, e.federation)
+    yield state
     for r in range(rounds):
         e.federation.begin(r + 1)
-        states.append(e.algorithm.step(states[-1], e.problem, e.federation))
-    return states
+        state = e.algorithm.step(state, e.problem, e.federation)
+        yield state
+
+
+def steps(e: Experiment, rounds: int) -> list[Any]:
+    return list(iterate(e, rounds))

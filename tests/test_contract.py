@@ -1,11 +1,12 @@
 """The contract that every algorithm keeps, over everything in conf/algo, on every problem of a class that it covers."""
 
 import dataclasses
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
-from harness import config, names, node, pairs, small, steps
+from harness import config, iterate, names, node, pairs, small, steps, tuned
 from hydra.utils import get_class
 from torch.utils._pytree import tree_leaves
 
@@ -124,13 +125,14 @@ def test_equal_clients_are_one_client(algo, problem):
 
 @both
 def test_metric_improves(algo, problem):
-    """With the tuned values: the objective, or the loss that is minimised, falls; where the solution is known, so does the
-    distance or the hypergradient."""
-    e = small(algo, problem, "participation.cohort=6")
-    states = steps(e, 100)
-    before, after = (e.problem.metrics(*e.algorithm.output(s)) for s in (states[0], states[-1]))
+    """With the tuned values, in at most 100 rounds: the objective, or the loss that is minimised, falls; where the solution is
+    known, so does the distance or the hypergradient."""
+    e = tuned(algo, problem, "participation.cohort=6")
+    states = iterate(e, 100)
+    before = e.problem.metrics(*e.algorithm.output(next(states)))
     measure = next(m for m in ("hypergradient_norm", "distance", "train_loss", "objective") if m in before)
-    assert after[measure] < 0.8 * before[measure]
+    every_tenth = islice(states, 9, None, 10)
+    assert any(e.problem.metrics(*e.algorithm.output(s))[measure] < 0.8 * before[measure] for s in every_tenth)
 
 
 @pytest.mark.parametrize("algo", names("algo"))

@@ -221,10 +221,11 @@ def test_hypergradient_against_finite_differences_through_the_inner_solve(proble
         """Newton-CG on the mean inner objective."""
         for _ in range(12):
             g = sum(oracles.inner_gradient(p, x, y, s) for s in whole) / M
+            if torch.linalg.norm(g) < 1e-11:
+                return y
             H = [oracles.inner_hessian(p, x, y, s) for s in whole]
             y = y - oracles.conjugate_gradients(lambda v, n, H=H: sum(h(v) for h in H) / M, g, 200)
-        assert torch.linalg.norm(g) < 1e-10
-        return y
+        raise AssertionError("not solved")
 
     generator = torch.Generator().manual_seed(0)
     x, y = p.start()
@@ -304,7 +305,7 @@ def test_fednest_reaches_the_solution_and_lfednest_a_biased_point():
         ALL,
     ]
     ends = [small(algo, "quadratic_bilevel", *settings) for algo in ("fednest", "lfednest")]
-    distance = [e.problem.metrics(*e.algorithm.output(steps(e, 400)[-1]))["distance"] for e in ends]
+    distance = [e.problem.metrics(*e.algorithm.output(steps(e, 200)[-1]))["distance"] for e in ends]
     assert distance[0] < 1e-8
     assert distance[1] > 1e-3
 

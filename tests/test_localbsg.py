@@ -147,13 +147,14 @@ def test_reaches_the_closed_form_solution(algo, cohort):
         "problem.conditioning=2",
         "algo.B=null",
         "algo.Q=25",
+        "algo.p=5",
         "algo.theta=1",
-        "algo.rho1=0.1",
+        "algo.rho1=0.12",
         "algo.rho2=1",
         "algo.alpha=1.8",
         "algo.beta=1.8",
     )
-    after = e.problem.metrics(*e.algorithm.output(steps(e, 250)[-1]))
+    after = e.problem.metrics(*e.algorithm.output(steps(e, 100)[-1]))
     assert after["distance"] < 1e-6
 
 

@@ -58,10 +58,10 @@ def command(tmp_path, monkeypatch, capsys):
     return run
 
 
-def measures(runs, metric="test_accuracy", x="round", points=None, point=""):
+def measures(runs, metric="test_accuracy", x="round", points=None, point=None):
     """runs: label -> run folder."""
     read = {label: compare.read(folder, x) for label, folder in runs.items()}
-    return claims.Measures(read, x, metric, points or {}, point)
+    return claims.Measures(read, x, metric, points or {}, point or {})
 
 
 # Running
@@ -188,6 +188,8 @@ def test_words(tmp_path):
     assert of("first('A', 99) >= 5 * first('A', 90)") == 1
     assert of("smooth('A', 2)") == 82
     assert of("noise('A', 4)") == pytest.approx(np.std([6, -11, 4], ddof=1))
+    assert of("smooth('A', 2, until=20)") == 88
+    assert of("first_mean_square('B', 7.5, metric='distance')") == 20
     assert of("per_round('A', 'comm_rounds')") == 2
     assert (of("diverged('A')"), of("diverged('B')")) == (0, 1)
     assert of("abs(min(1, -3)) + log10(100)") == 5
@@ -195,7 +197,10 @@ def test_words(tmp_path):
 
 def test_points_and_their_slope(tmp_path):
     runs = {f"n={n}": record(tmp_path / str(n), (16, 8 / n), metric="distance") for n in (1, 2, 4)}
-    of = measures(runs, "distance", points={"s": {n: f"n={n}" for n in (1, 2, 4)}}, point="final(line)")
+    of = measures(runs, "distance", points={"s": {n: f"n={n}" for n in (1, 2, 4)}}, point={"s": "x * final(line)"})
+    assert of.points("s") == {1: 8, 2: 8, 4: 8}
+    assert of.evaluate("fit('s')") == pytest.approx(0)
+    of = measures(runs, "distance", points={"s": {n: f"n={n}" for n in (1, 2, 4)}}, point={"s": "final(line)"})
     assert of.points("s") == {1: 8, 2: 4, 4: 2}
     assert of.evaluate("fit('s')") == pytest.approx(-1)
 

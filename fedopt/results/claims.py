@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -80,9 +81,9 @@ class Measures:
         x: str,
         metric: str,
         points: Mapping[str, Mapping[float, str]],
-        point: str,
+        point: Mapping[str, str],
     ):
-        """runs: by label, of those lines that have ended; points, point: of the experiment."""
+        """runs: by label, of those lines that have ended; points, point: of the experiment, by series."""
         self._runs, self._x, self._metric, self._points, self._point = runs, x, metric, points, point
 
     def final(self, label: str, metric: str | None = None) -> float:
@@ -126,6 +127,10 @@ class Measures:
         """1 for a run that was stopped as diverged, else 0."""
         return float(self._run(label).status == "diverged")
 
+    def setting(self, label: str, key: str) -> float:
+        """The number that a key of the run's config has, such as 'algo.p'."""
+        return float(self._run(label).keys[key])
+
     def fit(self, series: str) -> float:
         """The slope of log y against log x over the points of a series."""
         x, y = np.log(np.array(list(self.points(series).items())).T)
@@ -133,17 +138,23 @@ class Measures:
 
     def points(self, series: str) -> dict[float, float]:
         """y of each x of a series."""
-        return {x: self.evaluate(self._point, label) for x, label in self._points[series].items()}
+        return {x: self.point(series, x, label) for x, label in self._points[series].items()}
 
-    def evaluate(self, expression: str, line: str | None = None) -> float:
-        """line: the label that the name `line` stands for. Raises Unmeasurable."""
+    def point(self, series: str, x: float, label: str) -> float:
+        """y of one of them. Raises Unmeasurable."""
+        return self.evaluate(self._point[series], {"x": x, "line": label})
+
+    def evaluate(self, expression: str, names: Mapping[str, Any] = MappingProxyType({})) -> float:
+        """names: what else may stand in the expression. Raises Unmeasurable."""
         words = {name: getattr(self, name) for name in WORDS}
-        evaluator = SimpleEval(functions={**words, **ARITHMETIC}, names={} if line is None else {"line": line})
+        evaluator = SimpleEval(functions={**words, **ARITHMETIC}, names=dict(names))
         try:
             with np.errstate(all="ignore"):
                 return float(evaluator.eval(expression))
         except ZeroDivisionError:
             raise Unmeasurable("a division by zero") from None
+        except KeyError as error:
+            raise Unmeasurable(f"there is no {error.args[0]}") from None
         except (InvalidExpression, ArithmeticError, TypeError, ValueError, np.linalg.LinAlgError) as error:
             raise Unmeasurable(str(error)) from None
 
@@ -171,7 +182,19 @@ class Measures:
         return self._run(label).spent(x or self._x)
 
 
-WORDS = ("final", "best", "at", "first", "first_mean_square", "smooth", "noise", "per_round", "diverged", "fit")
+WORDS = (
+    "final",
+    "best",
+    "at",
+    "first",
+    "first_mean_square",
+    "smooth",
+    "noise",
+    "per_round",
+    "diverged",
+    "setting",
+    "fit",
+)
 ARITHMETIC = {"abs": abs, "min": min, "max": max, "log10": lambda value: float(np.log10(value))}
 
 

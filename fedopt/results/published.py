@@ -32,11 +32,13 @@ class Published:
     """The node `experiment` of a file.
 
     minutes: on two cores, for all seeds. lines: label -> overrides on top of the file's common set-up (words or a list).
-    x: what is spent; until: where the picture ends, though runs go on; y: columns of metrics.csv, a picture each; the first is what a measure takes if it names none.
+    x: what is spent; until: where the picture ends, though runs go on. y: columns of metrics.csv, a picture each; the first is what
+    a measure takes if it names none.
     transform: of what is drawn. panels: title -> labels, a row of pictures each. horizontal: labels that are drawn as a
     horizontal line at their last mean. quick: overrides of all lines for --quick.
 
-    points: series -> {x: label}, a picture of `point` (a measure of the name `line`) against x in place of the lines' curves.
+    points: series -> {x: label}, a picture of `point` against x in place of the lines' curves. point: a measure of the names
+    `line` and `x`, for all series or for each.
     """
 
     paper: str
@@ -52,15 +54,20 @@ class Published:
     panels: dict[str, list[str]] = Field(default_factory=dict)
     horizontal: list[str] = Field(default_factory=list)
     points: dict[str, Annotated[dict[float, str], Field(min_length=1)]] = Field(default_factory=dict)
-    point: str = ""
+    point: str | dict[str, str] = Field(default_factory=dict)
     x_label: str = ""
     y_label: str = ""
     quick: Words = Field(default_factory=lambda: ["budget.rounds=4", "eval.every=1"])
     claims: list[Claim] = Field(default_factory=list)
 
+    @property
+    def measured(self) -> dict[str, str]:
+        """`point` of each series."""
+        return self.point if isinstance(self.point, dict) else dict.fromkeys(self.points, self.point)
+
     @model_validator(mode="after")
     def _points_are_measured(self) -> "Published":
-        if bool(self.points) != bool(self.point):
+        if set(self.points) != set(self.measured) or (self.point and not self.points):
             raise ValueError("points and point go together")
         return self
 
@@ -75,8 +82,8 @@ class Published:
                 check(claim.measure, self.lines, self.points)
             except UserError as error:
                 raise UserError(f"claim '{claim.says}': {error}") from None
-        if self.point:
-            check(self.point, self.lines, self.points, line=True)
+        for expression in self.measured.values():
+            check(expression, self.lines, self.points, line=True)
 
 
 @dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))

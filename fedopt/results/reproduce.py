@@ -213,7 +213,7 @@ def report(published: Published, needed: Sequence[Task], runs: Path, folder: Pat
         if RunFolder(runs / task.folder).status() in ENDED:
             ended[task.seed][task.line] = read(runs / task.folder, published.x)
     seeds = {
-        seed: Measures(lines, published.x, published.y[0], published.points, published.point)
+        seed: Measures(lines, published.x, published.y[0], published.points, published.measured)
         for seed, lines in ended.items()
     }
     rows = [claims.verdict(claim, seeds) for claim in published.claims]
@@ -252,7 +252,7 @@ def _points(published: Published, seeds: Mapping[int, Measures]) -> pd.DataFrame
         for x, label in points.items():
             for seed, measures in seeds.items():
                 try:
-                    y = measures.evaluate(published.point, label)
+                    y = measures.point(series, x, label)
                 except Unmeasurable:
                     y = np.nan
                 rows.append({"series": series, "x": x, "seed": seed, "y": y})
