@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from fedopt.config import CONF, composed, plain, read_node
@@ -79,6 +80,16 @@ def rows_of(drawn: Drawn, split: str) -> tuple[torch.Tensor, torch.Tensor]:
         return whole[:, None], weight[:, None]
     positions, weight = drawn.positions[split]
     return torch.stack([own[at] for own, at in zip(whole, positions, strict=True)]), weight
+
+
+def real(path: str) -> Path:
+    """The folder of the real data that has this file or folder; without it the test is skipped."""
+    folder = os.environ.get("FEDOPT_DATA")
+    if not folder:
+        pytest.skip("needs data: FEDOPT_DATA is not set")
+    if not (Path(folder) / path).exists():
+        pytest.skip(f"needs data: {folder} has no {path}")
+    return Path(folder)
 
 
 def iterate(e: Experiment, rounds: int) -> Iterator[Any]:

@@ -3,13 +3,13 @@
 Tests of the real data need the environment variable FEDOPT_DATA.
 """
 
-import os
 import socket
 from pathlib import Path
 from urllib.error import URLError
 
 import numpy as np
 import pytest
+from harness import real
 
 from fedopt.data.datasets import KEYS, Digits, LabelledData, Npz, Torchvision, data_folder, read_npz
 from fedopt.errors import UserError
@@ -256,15 +256,6 @@ def test_long_tail_of_small_classes():
 
 
 # The real data
-
-
-def real(path):
-    folder = os.environ.get("FEDOPT_DATA")
-    if not folder:
-        pytest.skip("needs data: FEDOPT_DATA is not set")
-    if not (Path(folder) / path).exists():
-        pytest.skip(f"needs data: {folder} has no {path}")
-    return Path(folder)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 from command import ROOT, Result, fedopt
+from harness import real
 from test_compare import FEDAVG, record
 
 from fedopt.errors import UserError
@@ -132,6 +133,19 @@ def test_quick(tmp_path, experiment, command):
     assert f"results: {results.relative_to(tmp_path)}" in result.out
     assert sorted(pd.read_csv(results / "figure.csv")["comm_rounds"]) == [0, 2, 4]
     assert not (tmp_path / "outputs/reproduce/test").exists()
+
+
+@pytest.mark.parametrize("name", ["fedmsa/fig2", "fednest/fig2a"])
+def test_quick_run_of_a_published_experiment(name, tmp_path, command):
+    if name == "fednest/fig2a":
+        real("mnist.npz")
+    result = command(name, "--quick")
+    assert result.code == 0, result.err
+    results = tmp_path / "outputs/reproduce/quick" / name
+    lines = published.load(name).lines
+    assert set(pd.read_csv(results / "runs.csv")["line"]) == set(lines)
+    assert len(pd.read_csv(results / "claims.csv")) == len(published.load(name).claims)
+    assert (results / "figure.png").stat().st_size > 0
 
 
 def test_an_interrupted_run_goes_on(tmp_path, experiment, command):
@@ -323,6 +337,14 @@ def test_points(tmp_path, experiment, command, monkeypatch):
 
 
 # What there is
+
+
+def test_points_without_a_value(tmp_path, experiment, command):
+    """Nothing can be drawn on a logarithmic scale then."""
+    point = {"points": {"s": {1: "FedMSA"}}, "point": "first(line, 0)", "scale": "log", "seeds": 1}
+    experiment("one", **point)
+    assert command("test/one").code == 0
+    assert math.isinf(pd.read_csv(tmp_path / "outputs/reproduce/test/one/figure.csv")["y"][0])
 
 
 def test_claims_as_markdown(tmp_path, experiment, command):

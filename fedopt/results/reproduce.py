@@ -303,8 +303,9 @@ def draw_points(path: Path, published: Published, table: pd.DataFrame) -> None:
         look = {"color": colour(j, len(published.points)), "marker": "o", "capsize": 3}
         axes.errorbar(mean.index, mean, std, label=series, **look)
     _finish(axes, "", published.x_label, published.y_label)
-    axes.set_xscale(published.scale)
-    axes.set_yscale(published.scale)
+    if np.isfinite(table["y"]).any():
+        axes.set_xscale(published.scale)
+        axes.set_yscale(published.scale)
     _save(figure, path, dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)))
 
 
