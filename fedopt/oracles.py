@@ -210,9 +210,10 @@ def inverse_product(kind: str, N: int, l: float, chosen: int) -> Inverse:
 def local_hypergradient(problem: Bilevel, x: Tensor, y: Tensor, samples: Sequence[Any], inverse: Inverse) -> Tensor:
     """grad_x f - grad^2_xy g p, p = inverse(Hessian products, grad_y f): all of one client [FedNest Alg. 5, LocalBSG eq. 3.3].
 
-    samples: one for the gradients and the cross derivative, then one for each Hessian-vector product in turn.
+    samples: `local_samples` many: for the gradients and the cross derivative, then for each Hessian-vector product in turn.
     """
     xi, *zetas = samples
+    crossed = zetas.pop() if _shares_examples(problem) else xi
     if not problem.indirect:
         return outer_gradient_x(problem, x, y, xi)
     if problem.direct:
@@ -228,7 +229,17 @@ def local_hypergradient(problem: Bilevel, x: Tensor, y: Tensor, samples: Sequenc
         return hessians[id(zeta)](v)
 
     p = b if problem.identity else inverse(product, b)
-    return grad_x - cross_product(problem, x, y, p, xi)
+    return grad_x - cross_product(problem, x, y, p, crossed)
+
+
+def local_samples(problem: Bilevel, products: int) -> int:
+    """Samples that `local_hypergradient` takes with so many Hessian-vector products."""
+    return 1 + products + _shares_examples(problem)
+
+
+def _shares_examples(problem: Bilevel) -> bool:
+    """Whether f and g of one sample are of the same examples: then a product of both is biased, and takes two samples."""
+    return problem.indirect and problem.f_split == problem.g_split
 
 
 def msa_maps(

@@ -2,6 +2,8 @@
 """FedNest and its family against NumPy derivations, closed forms, finite differences and Table 2."""
 
 import dataclasses
+import itertools
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from harness import rows_of, small, steps
 
 from fedopt import oracles
 from fedopt.federation.draws import Key, Minibatches, draw
+from fedopt.problems.classes import TwoLevel, TwoLevelAsBilevel
 from fedopt.problems.supervised import split_batches
 from fedopt.randomness import Purpose, keyed_rng
 
@@ -111,7 +114,7 @@ class Written:
 def test_golden_numbers(algo):
     """Two clients, three rounds, noisy samples: the algorithms written out."""
     T = 1 if algo == "lfednest_nonalt" else 2
-    sizes = {"B": 3, "B_anchor": 4, "B_out": 5}
+    sizes = {"B": 3, "B_anchor": 4, "B_out": 3 if algo == "lfednest_nonalt" else 5}
     settings = {"alpha": 0.05, "beta": 0.2, "T": T, "tau_in": 3, "tau_out": 2, "N": 4, "l": 2.0, **sizes}
     e = fednest(algo, "quadratic_bilevel", **settings, **{"partitioner.clients": 2, "participation.cohort": "null"})
     *_, state = steps(e, 3)
@@ -317,3 +320,51 @@ def test_local_steps_or_epochs():
     e.federation.begin(1)
     sizes = e.problem.splits["train"].sizes[e.federation.cohort()]
     assert e.federation.ledger.calls.grad == 2 * (-(-sizes // 7)).sum() + 3  # and an outer gradient each
+
+
+@pytest.mark.parametrize("algo", ["fednest", "lfednest"])
+def test_outer_epochs_pass_over_the_outer_data(algo):
+    """Of FedOut and of LFedOut alike."""
+    settings = {"tau_in": 1, "E_in": "null", "tau_out": "null", "E_out": 2, "B_out": 7, "inverse": "truncated", "N": 1}
+    e = fednest(algo, "hyper_representation", **settings, **{"problem.validation": 0.2})
+    steps(e, 1)
+    e.federation.begin(1)
+    cohorts = [e.federation.cohort() for _ in range(2)]
+    passes = [2 * (-(-e.problem.splits["val"].sizes[S] // 7)).sum() for S in cohorts]
+    # FedNest: its anchor, grad_y f, grad_x f, and two gradients a step after the first; LFedNest: one a step of either kind
+    expected = 3 + 3 + 3 + 2 * (passes[1] - 3) if algo == "fednest" else 3 + passes[1]
+    assert e.federation.ledger.calls.grad == expected
+
+
+class Signs(TwoLevel):
+    """f^0(x) = a x, f^1(y) = a y; a sample is its a. With a = 1 or -1, equally often, the composition is 0 everywhere."""
+
+    dims = (1, 1)
+    splits: ClassVar = {}
+    optimum = None
+
+    def build(self, world):
+        return self
+
+    def start(self):
+        return (torch.ones(1),)
+
+    def sample(self, client, rows):
+        raise NotImplementedError
+
+    def level(self, n, x, sample):
+        return sample * x.sum() if n else sample * x
+
+    def metrics(self, *point):
+        return {}
+
+
+def test_both_levels_have_samples_of_their_own():
+    """Else the expectation of their product is E a^2 = 1, not (E a)^2 = 0."""
+    problem = TwoLevelAsBilevel(Signs())
+    assert oracles.local_samples(problem, 0) == 2
+    x, y = problem.start()
+    signs = [torch.tensor(float(a)) for a in (1, -1)]
+    inverse = oracles.inverse_product("truncated", 1, 1.0, 0)
+    products = [oracles.local_hypergradient(problem, x, y, pair, inverse) for pair in itertools.product(signs, signs)]
+    assert [float(h) for h in products] == [1, -1, -1, 1]

@@ -276,6 +276,12 @@ def test_two_level_quadratic_needs_a_unique_solution():
         two_levels(d0=6)
 
 
+def test_what_clients_share_does_not_depend_on_their_number():
+    one, many = (two_levels(clients=M, heterogeneity=0.0) for M in (1, 7))
+    for a, b in zip(full(one, 0), full(many, 6), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 # saddle
 
 

@@ -89,7 +89,7 @@ def test_figures_share_runs(tmp_path, experiment, command):
     assert row["mean"] == pytest.approx(moved.mean())
     assert row["std"] == pytest.approx(moved.std())
     assert (row["seeds"], row["holds"]) == (2, "holds")
-    assert "holds         it moves: " in result.out
+    assert "holds                   it moves: " in result.out
     for name in ("one", "two"):
         picture = tmp_path / "outputs/reproduce/test" / name / "figure.png"
         assert picture.read_bytes().startswith(b"\x89PNG")
@@ -176,7 +176,7 @@ def test_a_failed_run_is_named_and_the_others_are_judged(tmp_path, experiment, c
         result = command("test/one")
         assert result.code == 1
         assert "failed    bad  seed 0" in result.out
-        assert "not measured  it ends: without seed 0: bad has no run that ended" in result.out
+        assert "not measured            it ends: without seed 0: bad has no run that ended" in result.out
         assert result.err.count("algo.beta: 1 step sizes") == 1
     assert len(pd.read_csv(tmp_path / "outputs/reproduce/test/one/figure.csv")) == 5
 
@@ -197,6 +197,7 @@ def test_words(tmp_path):
     assert of("at('A', 29.9)") == 91
     assert of("at('A', 40, x='comm_rounds')") == 91
     assert of("first('A', 85)") == 10
+    assert (of("first('A', 99)"), of("first('A', 99, or_end=True)")) == (math.inf, 40)
     assert of("first('A', 90, x='bytes')") == 20 * 150
     assert of("first('B', 1, metric='distance')") == 10
     assert of("first('A', 99) >= 5 * first('A', 90)") == 1
@@ -241,16 +242,20 @@ def test_verdicts(tmp_path):
     for seed, (a, b) in enumerate([(90, 80), (92, 85), (94, 84)]):
         folders = {"A": record(tmp_path / f"a{seed}", (10, a), seed), "B": record(tmp_path / f"b{seed}", (10, b), seed)}
         seeds[seed] = measures(folders)
-    row = claims.verdict(claims.Claim("A beats B", "final('A') - final('B')", "9", at_least=9), seeds)
+    row = claims.verdict(claims.Claim("A beats B", "final('A') - final('B')", "9", at_least=7), seeds)
     assert (row["mean"], row["std"], row["seeds"], row["holds"]) == (
         9,
         pytest.approx(3**0.5 * 3**0.5 / 3**0.5),
         3,
         "holds",
     )
-    assert claims.sentence(row) == "holds         A beats B: 9 ± 1.73 (3 seeds), asked >= 9, paper 9"
-    row = claims.verdict(claims.Claim("A wins", "final('A') - final('B')", at_least=9.1), seeds)
-    assert claims.sentence(row) == "does not hold A wins: 9 ± 1.73 (3 seeds), asked >= 9.1"
+    assert claims.sentence(row) == "holds                   A beats B: 9 ± 1.73 (3 seeds), asked >= 7, paper 9"
+    # The standard error is 1
+    difference = "final('A') - final('B')"
+    for at_least, said in ((8.1, "holds, narrowly"), (9.9, "does not hold, narrowly"), (10.1, "does not hold")):
+        assert claims.verdict(claims.Claim("A wins", difference, at_least=at_least), seeds)["holds"] == said
+    for within, said in ((11, "holds"), (9.5, "holds, narrowly"), (8.5, "does not hold, narrowly")):
+        assert claims.verdict(claims.Claim("near", f"-({difference})", within=within), seeds)["holds"] == said
 
     seeds[1] = measures({"A": tmp_path / "a1"})
     (tmp_path / "b2" / "summary.json").write_text('{"status": "diverged"}')
@@ -259,7 +264,7 @@ def test_verdicts(tmp_path):
     assert (row["mean"], row["seeds"]) == (10, 2)
     assert row["note"] == "without seed 1: B has no run that ended; B diverged in seed 2"
     row = claims.verdict(claims.Claim("never", "first('A', 99) / first('B', 99)", at_least=1), {0: seeds[0]})
-    assert claims.sentence(row) == "not measured  never: not a number in seed 0"
+    assert claims.sentence(row) == "not measured            never: not a number in seed 0"
     row = claims.verdict(claims.Claim("never", "first('A', 99)", at_least=1), seeds)
     assert (row["mean"], row["holds"]) == (math.inf, "holds")
     row = claims.verdict(claims.Claim("typo", "final('A', 'test_acuracy')", at_least=1), {0: seeds[0]})

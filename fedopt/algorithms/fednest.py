@@ -24,6 +24,7 @@ from fedopt.oracles import (
     inner_hessian,
     inverse_product,
     local_hypergradient,
+    local_samples,
     outer_gradient_x,
     outer_gradient_y,
 )
@@ -83,6 +84,8 @@ class FedNest:
                 )
         if not self.alternating and (self.inner, self.outer, self.T, self.E_out) != ("sgd", "sgd", 1, None):
             raise ValueError("alternating=false goes with inner=sgd, outer=sgd, T=1 and tau_out")
+        if not self.alternating and self.B_out != self.B:
+            raise ValueError("alternating=false draws all samples at once: B_out must be B")
 
     def init(self, problem: Bilevel, fed: Federation) -> State:
         return State(0, *problem.start())
@@ -181,25 +184,27 @@ class FedNest:
     def _lfed_out(self, x: Tensor, y: Tensor, alpha: float, problem: Bilevel, fed: Federation) -> Tensor:
         """Alg. 5. (It prints grad_x f as the last factor: it is grad_y f.)"""
         products = self._products(problem, fed)
+        samples = local_samples(problem, products)
 
         def local_steps(client: Client, message: Pair) -> Tensor:
             x, y = message
-            return client.scan(self._outer_step(problem, y, alpha, products), x, samples=1 + products)
+            return client.scan(self._outer_step(problem, y, alpha, products), x, samples=samples)
 
-        return fed.round(local_steps, (x, y), fed.cohort(), self._local_outer_draws(products))
+        return fed.round(local_steps, (x, y), fed.cohort(), self._local_outer_draws(problem, samples))
 
     def _non_alternating(
         self, x: Tensor, y: Tensor, alpha: float, beta: float, problem: Bilevel, fed: Federation
     ) -> Pair:
         """LFedNest-NonAlt [App. H.1]."""
         products = self._products(problem, fed)
-        draws = self._non_alternating_draws(products)
+        samples = local_samples(problem, products)
+        draws = self._non_alternating_draws(samples)
 
         def local_steps(client: Client, message: Pair) -> Pair:
             x, y = message
             y_i = client.hold(x).scan(self._inner_step(problem, x, beta), y, first=draws.extra)
             outer_step = self._outer_step(problem, y_i, alpha, products)
-            return client.scan(outer_step, x, last=draws.extra, samples=1 + products), y_i
+            return client.scan(outer_step, x, last=draws.extra, samples=samples), y_i
 
         return fed.round(local_steps, (x, y), fed.cohort(), draws)
 
@@ -223,25 +228,23 @@ class FedNest:
     def _outer_draws(self, problem: Bilevel) -> Minibatches:
         return Minibatches(self.B_out, self.tau_out or 1, self.E_out, split=problem.f_split)
 
-    def _local_outer_draws(self, products: int) -> Minibatches:
-        """A step takes a sample for itself and one for each product."""
-        epochs = None if self.E_out is None else self.E_out * (1 + products)
-        return Minibatches(self.B_out, (self.tau_out or 1) * (1 + products), epochs)
+    def _local_outer_draws(self, problem: Bilevel, samples: int) -> Minibatches:
+        """samples: of a step."""
+        epochs = None if self.E_out is None else self.E_out * samples
+        return Minibatches(self.B_out, (self.tau_out or 1) * samples, epochs, passes=problem.f_split)
 
-    def _non_alternating_draws(self, products: int) -> Minibatches:
-        return Minibatches(self.B, self.tau_in or 1, self.E_in, extra=(self.tau_out or 1) * (1 + products))
+    def _non_alternating_draws(self, samples: int) -> Minibatches:
+        return Minibatches(self.B, self.tau_in or 1, self.E_in, extra=(self.tau_out or 1) * samples)
 
     def cost(self, s: State, problem: Bilevel, fed: Federation) -> dict[str, int]:
         """What `step` adds to the ledger."""
         M, m = problem.clients, fed.cohort_size or problem.clients
         products, indirect, direct = self._products(problem, fed), problem.indirect, problem.direct
+        samples = local_samples(problem, products)
         X, Y = (size_in_bytes(v) for v in (s.x, s.y))
 
         def steps(draws: Minibatches, extra: int = 0) -> int:  # of the next cohort, over all its clients
-            return (
-                int(draws.steps_of(problem.splits[draws.split or problem.g_split].sizes[fed.cohort()]).sum())
-                - m * extra
-            )
+            return int(draws.steps_of(draws.sizes(problem.splits)[fed.cohort()]).sum()) - m * extra
 
         cost = dict.fromkeys(("comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls"), 0)
 
@@ -250,7 +253,7 @@ class FedNest:
                 cost[key] += value
 
         if not self.alternating:
-            draws = self._non_alternating_draws(products)
+            draws = self._non_alternating_draws(samples)
             inner, outer = steps(draws, draws.extra), m * (self.tau_out or 1)
             exchange(m, X + Y, X + Y, inner + outer, outer * products, outer * indirect)
             return cost
@@ -263,7 +266,7 @@ class FedNest:
                 exchange(clients, X + Y, Y, clients)
                 exchange(m, X + 2 * Y, Y, local)
         if self.outer == "sgd":
-            local = steps(self._local_outer_draws(products)) // (1 + products)
+            local = steps(self._local_outer_draws(problem, samples)) // samples
             exchange(m, X + Y, X, local, local * products, local * indirect)
             return cost
         local = 2 * (steps(self._outer_draws(problem)) - m) * direct

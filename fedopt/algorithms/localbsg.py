@@ -20,7 +20,7 @@ from fedopt.federation.client import Client
 from fedopt.federation.draws import Minibatches
 from fedopt.federation.federation import Federation
 from fedopt.federation.ledger import size_in_bytes
-from fedopt.oracles import Product, inner_gradient, local_hypergradient, neumann_sum
+from fedopt.oracles import Product, inner_gradient, local_hypergradient, local_samples, neumann_sum
 from fedopt.problems.classes import Bilevel
 
 Vectors = tuple[Tensor, ...]
@@ -37,8 +37,8 @@ def products(problem: Bilevel, Q: int) -> int:
 
 
 def samples(client: Client, k: int, n: int) -> list[Any]:
-    """The k-th xi, with n Hessian products."""
-    return [client.sample(k * (n + 1) + j) for j in range(n + 1)]
+    """The k-th xi, of n draws."""
+    return [client.sample(k * n + j) for j in range(n)]
 
 
 def estimates(problem: Bilevel, x: Tensor, y: Tensor, xi: list[Any], theta: float, Q: int) -> tuple[Tensor, Tensor]:
@@ -89,7 +89,7 @@ class LocalBSGM:
         return StateM(0, start(problem))
 
     def step(self, s: StateM, problem: Bilevel, fed: Federation) -> StateM:
-        eta, n = self.eta, products(problem, self.Q)
+        eta, n = self.eta, local_samples(problem, products(problem, self.Q))
 
         def iterations(client: Client, z: Vectors) -> Vectors:
             x, y, u, v = z
@@ -100,7 +100,7 @@ class LocalBSGM:
                 x, y = x - self.rho1 * eta * u, y - self.rho2 * eta * v  # eq. 3.5
             return x, y, u, v  # line 12 has u_{t+1}, v_{t+1}, which do not exist yet
 
-        z = fed.round(iterations, s.z, fed.cohort(), Minibatches(self.B, self.p * (n + 1)))
+        z = fed.round(iterations, s.z, fed.cohort(), Minibatches(self.B, self.p * n))
         return StateM(s.t + self.p, z)
 
     def output(self, s: StateM) -> Vectors:
@@ -162,7 +162,8 @@ class LocalBSGVRM:
         return StateVRM(0, z, point.repeat(problem.clients, 1) if self._all(problem, fed) else point)
 
     def step(self, s: StateVRM, problem: Bilevel, fed: Federation) -> StateVRM:
-        K, n, S = fed.cohort_size or problem.clients, products(problem, self.Q), self._first_draws(s)
+        K, S = fed.cohort_size or problem.clients, self._first_draws(s)
+        n = local_samples(problem, products(problem, self.Q))
         rho1 = 0.0 if s.t < self.warm_up * self.p else self.rho1
 
         # After a communication x_t, y_t, u_{t-1}, v_{t-1} are averages, and x_{t-1}, y_{t-1} still the client's own: they are
@@ -185,7 +186,7 @@ class LocalBSGVRM:
                 x, y = x - rho1 * self.eta_t(t, K) * u, y - self.rho2 * self.eta_t(t, K) * v
             return (x, y, u, v), torch.cat([x_prev, y_prev])
 
-        draws = Minibatches(self.B, (S - 1 + self.p) * (n + 1))
+        draws = Minibatches(self.B, (S - 1 + self.p) * n)
         own = s.memory if self._all(problem, fed) else None
         z, memory = fed.round(iterations, self._message(s, problem, fed), fed.cohort(), draws, memory=own)
         return StateVRM(

@@ -24,9 +24,9 @@ class World:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
 
-    def rng(self) -> np.random.Generator:
-        """For the problem's own constants."""
-        return keyed_rng(self.seed, Purpose.PROBLEM)
+    def rng(self, *part: int) -> np.random.Generator:
+        """For the problem's own constants, or for a part of them."""
+        return keyed_rng(self.seed, Purpose.PROBLEM, *part)
 
     def load(self) -> LabelledData:
         """The data set. Raises UserError where none is chosen or it cannot be read."""

@@ -18,10 +18,9 @@ class Minibatches:
 
     size: examples a step from each split, without replacement, all a client has where it has fewer; None: always the full
         local data, and the steps then share one sample.
-    steps: independent draws; epochs: shuffled passes over the first split drawn instead, the last batch of a pass being
-        what is left of it.
+    steps: independent draws; epochs: shuffled passes instead, the last batch of a pass being what is left of it.
     extra: independent draws before those.
-    split: the only split to draw from; None for all.
+    split: the only split to draw from; None for all. passes: the split that is passed over; None for the first drawn.
     """
 
     size: int | None
@@ -29,13 +28,18 @@ class Minibatches:
     epochs: int | None = None
     extra: int = 0
     split: str | None = None
+    passes: str | None = None
 
     def of(self, splits: Mapping[str, Ragged]) -> Mapping[str, Ragged]:
         """The splits that are drawn from."""
         return splits if self.split is None else {self.split: splits[self.split]}
 
+    def sizes(self, splits: Mapping[str, Ragged]) -> np.ndarray:
+        """The number of examples of each client that `steps_of` counts, [M]."""
+        return (splits[self.passes] if self.passes else next(iter(self.of(splits).values()))).sizes
+
     def steps_of(self, sizes: np.ndarray) -> np.ndarray:
-        """The number of steps of each client, from its number of examples in the first split drawn."""
+        """The number of steps of each client."""
         if self.epochs is None:
             return np.full(len(sizes), self.extra + self.steps)
         per_epoch = 1 if self.size is None else -(-sizes // self.size)
@@ -81,7 +85,7 @@ class Key(NamedTuple):
 def draw(minibatches: Minibatches, splits: Mapping[str, Ragged], clients: np.ndarray, key: Key, like: Tensor) -> Drawn:
     """Draw for each of `clients`, each from its own generator; tensors on the device and of the dtype of `like`."""
     drawn_from = minibatches.of(splits)
-    steps = minibatches.steps_of(next(iter(drawn_from.values())).sizes[clients])
+    steps = minibatches.steps_of(minibatches.sizes(splits)[clients])
     rngs = [keyed_rng(key.seed, Purpose.SAMPLES, key.round, key.exchange, int(i)) for i in clients]
     whole, positions = {}, {}
     for name, split in drawn_from.items():

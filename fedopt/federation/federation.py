@@ -79,7 +79,7 @@ class Federation:
         key = Key(self.seed, self._round, self._exchange)
         weights = np.full(len(cohort), 1 / len(cohort)) if weights is None else weights
         like, splits = self.problem.start()[0], self.problem.splits
-        sizes = next(iter((draws.of(splits) if draws else splits).values())).sizes[cohort]
+        sizes = (draws.sizes(splits) if draws else next(iter(splits.values())).sizes)[cohort]
 
         # Stacks of equally busy clients waste the least; a rank without clients computes one at weight zero, for the shapes.
         busy = np.lexsort((sizes, draws.steps_of(sizes) if draws else sizes))[::-1]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedopt.data.world import World
 from fedopt.problems.classes import Bilevel
-from fedopt.problems.quadratics import centred_noise, family, gaussian, spd
+from fedopt.problems.quadratics import Families, centred_noise, gaussian, spd
 
 
 class Sample(NamedTuple):
@@ -51,19 +51,18 @@ class QuadraticBilevel(Bilevel):
     examples: PositiveInt
 
     def build(self, world: World) -> "QuadraticBilevel":
-        rng = world.rng()
         dx, dy = self.dx, self.dy
         self.splits = world.split(self.examples, None, 0.5)
-        M = self.clients
+        families = Families(self.clients, self.heterogeneity, world)
 
         def spds(dim: int) -> Tensor:
-            return family(lambda: spd(rng, dim, self.conditioning), M, self.heterogeneity, world)
+            return families(lambda rng: spd(rng, dim, self.conditioning))
 
         def gaussians(*shape: int) -> Tensor:
-            return family(lambda: gaussian(rng, *shape), M, self.heterogeneity, world)
+            return families(lambda rng: gaussian(rng, *shape))
 
         def noise(dim: int) -> Tensor:
-            return centred_noise(rng, self.noise, self.examples, dim, self.splits, world)
+            return centred_noise(families.noise, self.noise, self.examples, dim, self.splits, world)
 
         H = spds(dx + dy)  # of f in (x, y) together: then f(x, y*(x)) is strongly convex too
         blocks = {"D": H[:, :dx, :dx], "F": H[:, dx:, dx:], "G": H[:, :dx, dx:]}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedopt.data.world import World
 from fedopt.problems.classes import TwoLevel
-from fedopt.problems.quadratics import centred_noise, family, gaussian, isometry, spd
+from fedopt.problems.quadratics import Families, centred_noise, gaussian, isometry, spd
 
 
 class Sample(NamedTuple):
@@ -50,17 +50,16 @@ class QuadraticCompositional(TwoLevel):
             raise ValueError("d0 must be at most d1: else the composition is not strongly convex")
 
     def build(self, world: World) -> "QuadraticCompositional":
-        rng = world.rng()
         self.splits = world.split(self.examples)
         self.dims = (self.d0, self.d1)
-        M, h = self.clients, self.heterogeneity
+        families = Families(self.clients, self.heterogeneity, world)
         self.matrices = {
-            "A": family(lambda: isometry(rng, self.d1, self.d0), M, h, world),
-            "Q": family(lambda: spd(rng, self.d1, self.conditioning), M, h, world),
+            "A": families(lambda rng: isometry(rng, self.d1, self.d0)),
+            "Q": families(lambda rng: spd(rng, self.d1, self.conditioning)),
         }
-        self.linear = {name: family(lambda: gaussian(rng, self.d1), M, h, world) for name in "ce"}
+        self.linear = {name: families(lambda rng: gaussian(rng, self.d1)) for name in "ce"}
         self._noise = {
-            name: centred_noise(rng, self.noise, self.examples, self.d1, self.splits, world) for name in "ce"
+            name: centred_noise(families.noise, self.noise, self.examples, self.d1, self.splits, world) for name in "ce"
         }
         self._mean = Sample(**{name: v.mean(0) for name, v in {**self.matrices, **self.linear}.items()})
         A, c, Q, e = self._mean

@@ -26,11 +26,21 @@ def gaussian(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape) * (1 / np.sqrt(shape[-1]))
 
 
-def family(draw: Callable[[], np.ndarray], clients: int, heterogeneity: float, world: World) -> Tensor:
-    """An array for each client, [clients, ...]: one for all, mixed with the client's own in the proportion 1 : heterogeneity."""
-    share = heterogeneity / (1 + heterogeneity)
-    common, own = draw(), [draw() for _ in range(clients)]
-    return tensor(np.stack([(1 - share) * common + share * mine for mine in own]), world)
+class Families:
+    """Arrays that the clients share in part: calling it gives one for each client, [clients, ...], the same for all mixed with
+    the client's own in the proportion 1 : heterogeneity. What is the same does not depend on the number of clients.
+
+    noise: the generator for what is no client's.
+    """
+
+    def __init__(self, clients: int, heterogeneity: float, world: World):
+        self._clients, self._world = clients, world
+        self._share = heterogeneity / (1 + heterogeneity)
+        self._common, self._own, self.noise = (world.rng(part) for part in range(3))
+
+    def __call__(self, draw: Callable[[np.random.Generator], np.ndarray]) -> Tensor:
+        common, own = draw(self._common), [draw(self._own) for _ in range(self._clients)]
+        return tensor(np.stack([(1 - self._share) * common + self._share * mine for mine in own]), self._world)
 
 
 def centred_noise(
