@@ -32,8 +32,8 @@ class Published:
     """The node `experiment` of a file.
 
     minutes: on two cores, for all seeds. lines: label -> overrides on top of the file's common set-up (words or a list).
-    x: what is spent; until: where the picture ends, though runs go on. y: columns of metrics.csv, a picture each; the first is what
-    a measure takes if it names none.
+    x: what is spent; until: where the picture ends, though runs go on. y: columns of metrics.csv, a picture each; the first is
+    what a measure takes if it names none; y_from: where the picture begins, below.
     transform: of what is drawn. panels: title -> labels, a row of pictures each. horizontal: labels that are drawn as a
     horizontal line at their last mean. quick: overrides of all lines for --quick.
 
@@ -48,6 +48,7 @@ class Published:
     y: Names
     x: Literal["round", "comm_rounds", "bytes", "seconds"] = "comm_rounds"
     until: PositiveFloat | None = None
+    y_from: float | None = None
     seeds: PositiveInt = 3
     scale: Literal["linear", "log"] = "linear"
     transform: Literal["none", "square"] = "none"

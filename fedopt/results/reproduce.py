@@ -284,6 +284,8 @@ def draw_curves(path: Path, published: Published, lines: Mapping[str, list[Recor
             axes.set_yscale(published.scale)
             if published.until is not None:
                 axes.set_xlim(0, published.until)
+            if published.y_from is not None:
+                axes.set_ylim(bottom=published.y_from)
     _save(figure, path, handles)
 
 
