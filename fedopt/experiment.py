@@ -44,6 +44,12 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     cohort = None if isinstance(partitioner, Centralized) else participation.cohort
     if cohort is not None and cohort > partitioner.clients:
         raise UserError(f"participation.cohort={cohort}: must be at most partitioner.clients={partitioner.clients}")
+    if participation.uneven and not getattr(algorithm, "uneven", False):
+        raise UserError(f"participation.least, participation.work: {type(algorithm).__name__} has no uneven local work")
+    if participation.work is not None and len(participation.work) != partitioner.clients:
+        raise UserError(
+            f"participation.work={participation.work}: must have an entry for each of the {partitioner.clients} clients"
+        )
     if name(class_of(unbuilt)) not in covered(algorithm.solves):
         raise UserError(
             f"{type(algorithm).__name__} solves {', '.join(sorted(covered(algorithm.solves)))} problems, "
@@ -55,5 +61,7 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     original = unbuilt.build(world)
     problem = reduce(original, algorithm.solves)
     engine = engines.choose(hardware.engine, hardware.stack, problem, cohort or problem.clients)
-    federation = Federation(problem, engine, seed, cohort)
+    federation = Federation(
+        problem, engine, seed, cohort, participation.dropout, participation.least, participation.work
+    )
     return Experiment(algorithm, original, problem, federation, budget, evaluation, device)

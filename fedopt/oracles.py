@@ -121,13 +121,13 @@ def outer_gradients(problem: Bilevel | Minimax, x: Tensor, y: Tensor, sample: An
     return grad_x, grad_y
 
 
-def outer_gradient_x(problem: Bilevel, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+def outer_gradient_x(problem: Bilevel | Minimax, x: Tensor, y: Tensor, sample: Any) -> Tensor:
     """grad_x f(x, y), [dx]. One gradient call."""
     _count(grad=1)
     return _grad(lambda x: problem.f(x, y, sample), x)
 
 
-def outer_gradient_y(problem: Bilevel, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+def outer_gradient_y(problem: Bilevel | Minimax, x: Tensor, y: Tensor, sample: Any) -> Tensor:
     """grad_y f(x, y), [dy]. One gradient call."""
     _count(grad=1)
     return _grad(lambda y: problem.f(x, y, sample), y)

@@ -21,6 +21,8 @@ class Purpose(IntEnum):
     SAMPLES = 5
     OUTPUT = 6
     ESTIMATOR = 7
+    DROPOUT = 8
+    WORK = 9
 
 
 def keyed_rng(seed: int, purpose: Purpose, round: int = 0, exchange: int = 0, client: int = 0) -> np.random.Generator:

@@ -68,9 +68,27 @@ class Evaluation:
 
 @dataclass(frozen=True, config=_config)
 class Participation:
-    """cohort: clients that take part in a round, uniformly without replacement; null for all."""
+    """cohort: clients that take part in a round, uniformly without replacement; null for all.
+
+    dropout: the probability that one of them drops out of it; at least one does not.
+    least: local steps, or epochs, of a client and round are uniform from this to the algorithm's number, null: always that.
+    work: or fixed, a number for each client.
+    """
 
     cohort: PositiveInt | None
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    least: PositiveInt | None = None
+    work: list[PositiveInt] | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Participation":
+        if self.least is not None and self.work is not None:
+            raise ValueError("give least or work, and set the other to null")
+        return self
+
+    @property
+    def uneven(self) -> bool:
+        return self.least is not None or self.work is not None
 
 
 @dataclass(frozen=True, config=_config)

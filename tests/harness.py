@@ -21,6 +21,7 @@ FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 SMALL = {
     "mco": ["problem.examples=1000"],
     "quadratic_bilevel": ["problem.examples=64"],
+    "quadratic_minimax": ["problem.examples=64"],
     "imbalanced_mnist": [
         "dataset=digits",
         "problem.largest=140",

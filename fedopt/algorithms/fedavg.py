@@ -34,6 +34,7 @@ class FedAvg:
     weighting: Literal["samples", "uniform"]
 
     solves: ClassVar = (Minimisation,)
+    uneven: ClassVar = True
 
     def __post_init__(self) -> None:
         if (self.E is None) == (self.steps is None):
@@ -53,7 +54,7 @@ class FedAvg:
 
         S = fed.cohort()
         n = problem.sizes()[S] if self.weighting == "samples" else np.ones(len(S))
-        x = fed.round(local_steps, s.x, S, self._draws(), weights=n / n.sum())
+        x = fed.round(local_steps, s.x, S, self._draws(fed), weights=n / n.sum())
         return State(s.r + 1, x)
 
     def output(self, s: State) -> tuple[Tensor, ...]:
@@ -63,7 +64,7 @@ class FedAvg:
         """What `step` adds to the ledger."""
         S = fed.cohort()
         size = len(S) * size_in_bytes(s.x)
-        steps = self._draws().steps_of(problem.sizes()[S]).sum()
+        steps = self._draws(fed).steps_of(problem.splits, S).sum()
         return {
             "comm_rounds": 1,
             "bytes_down": size,
@@ -73,5 +74,7 @@ class FedAvg:
             "jvp_calls": 0,
         }
 
-    def _draws(self) -> Minibatches:
-        return Minibatches(self.B, self.steps or 1, self.E)
+    def _draws(self, fed: Federation) -> Minibatches:
+        if self.E is not None:
+            return Minibatches(self.B, epochs=fed.work(self.E))
+        return Minibatches(self.B, fed.work(self.steps or 1))

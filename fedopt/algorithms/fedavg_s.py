@@ -33,6 +33,7 @@ class FedAvgS:
     B: PositiveInt | None
 
     solves: ClassVar = (Minimax,)
+    uneven: ClassVar = True
 
     def init(self, problem: Minimax, fed: Federation) -> State:
         return State(0, *problem.start())
@@ -48,7 +49,7 @@ class FedAvgS:
 
             return client.scan(step, message)
 
-        x, y = fed.round(local_steps, (s.x, s.y), fed.cohort(), Minibatches(self.B, self.tau))
+        x, y = fed.round(local_steps, (s.x, s.y), fed.cohort(), self._draws(fed))
         return State(s.r + 1, x, y)
 
     def output(self, s: State) -> Point:
@@ -56,7 +57,11 @@ class FedAvgS:
 
     def cost(self, s: State, problem: Minimax, fed: Federation) -> dict[str, int]:
         """What `step` adds to the ledger."""
-        m = len(fed.cohort())
-        size = m * size_in_bytes((s.x, s.y))
-        calls = {"grad_calls": m * self.tau, "hvp_calls": 0, "jvp_calls": 0}
+        S = fed.cohort()
+        size = len(S) * size_in_bytes((s.x, s.y))
+        steps = int(self._draws(fed).steps_of(problem.splits, S).sum())
+        calls = {"grad_calls": steps, "hvp_calls": 0, "jvp_calls": 0}
         return {"comm_rounds": 1, "bytes_down": size, "bytes_up": size, **calls}
+
+    def _draws(self, fed: Federation) -> Minibatches:
+        return Minibatches(self.B, fed.work(self.tau))

@@ -143,4 +143,4 @@ class FedMSA:
 
     def _exact(self, fed: Federation) -> bool:
         """With the full data of all clients h_{r-1} = mean p^m(u_{r-1}): momentum has nothing to correct, and is skipped."""
-        return self.B is None and (self.anchor == "all" or fed.cohort_size is None)
+        return self.B is None and (self.anchor == "all" or fed.complete)

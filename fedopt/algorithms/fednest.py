@@ -244,7 +244,7 @@ class FedNest:
         X, Y = (size_in_bytes(v) for v in (s.x, s.y))
 
         def steps(draws: Minibatches, extra: int = 0) -> int:  # of the next cohort, over all its clients
-            return int(draws.steps_of(draws.sizes(problem.splits)[fed.cohort()]).sum()) - m * extra
+            return int(draws.steps_of(problem.splits, fed.cohort()).sum()) - m * extra
 
         cost = dict.fromkeys(("comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls"), 0)
 

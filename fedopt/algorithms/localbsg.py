@@ -203,7 +203,7 @@ class LocalBSGVRM:
 
     def _all(self, problem: Bilevel, fed: Federation) -> bool:
         """Whether every client takes part in every round, as in the paper."""
-        return fed.cohort_size in (None, problem.clients)
+        return fed.complete
 
     def _message(self, s: StateVRM, problem: Bilevel, fed: Federation) -> Vectors:
         return s.z if self._all(problem, fed) else (*s.z, s.memory)

@@ -18,14 +18,15 @@ class Minibatches:
 
     size: examples a step from each split, without replacement, all a client has where it has fewer; None: always the full
         local data, and the steps then share one sample.
-    steps: independent draws; epochs: shuffled passes instead, the last batch of a pass being what is left of it.
+    steps: independent draws; epochs: shuffled passes instead, the last batch of a pass being what is left of it; each one
+        number for all clients, or [M].
     extra: independent draws before those.
     split: the only split to draw from; None for all. passes: the split that is passed over; None for the first drawn.
     """
 
     size: int | None
-    steps: int = 1
-    epochs: int | None = None
+    steps: int | np.ndarray = 1
+    epochs: int | np.ndarray | None = None
     extra: int = 0
     split: str | None = None
     passes: str | None = None
@@ -35,15 +36,15 @@ class Minibatches:
         return splits if self.split is None else {self.split: splits[self.split]}
 
     def sizes(self, splits: Mapping[str, Ragged]) -> np.ndarray:
-        """The number of examples of each client that `steps_of` counts, [M]."""
+        """The number of examples of each client that an epoch passes over, [M]."""
         return (splits[self.passes] if self.passes else next(iter(self.of(splits).values()))).sizes
 
-    def steps_of(self, sizes: np.ndarray) -> np.ndarray:
-        """The number of steps of each client."""
-        if self.epochs is None:
-            return np.full(len(sizes), self.extra + self.steps)
+    def steps_of(self, splits: Mapping[str, Ragged], clients: np.ndarray) -> np.ndarray:
+        """The number of steps of each of `clients`."""
+        sizes = self.sizes(splits)
         per_epoch = 1 if self.size is None else -(-sizes // self.size)
-        return self.extra + self.epochs * per_epoch * np.ones(len(sizes), dtype=np.int64)
+        steps = self.steps if self.epochs is None else self.epochs * per_epoch
+        return (self.extra + steps * np.ones(len(sizes), dtype=np.int64))[clients]
 
     def positions(self, rng: np.random.Generator, n: int, steps: int) -> list[np.ndarray]:
         """For each of `steps` steps, the positions among a client's n examples."""
@@ -85,7 +86,7 @@ class Key(NamedTuple):
 def draw(minibatches: Minibatches, splits: Mapping[str, Ragged], clients: np.ndarray, key: Key, like: Tensor) -> Drawn:
     """Draw for each of `clients`, each from its own generator; tensors on the device and of the dtype of `like`."""
     drawn_from = minibatches.of(splits)
-    steps = minibatches.steps_of(minibatches.sizes(splits)[clients])
+    steps = minibatches.steps_of(splits, clients)
     rngs = [keyed_rng(key.seed, Purpose.SAMPLES, key.round, key.exchange, int(i)) for i in clients]
     whole, positions = {}, {}
     for name, split in drawn_from.items():

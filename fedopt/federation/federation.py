@@ -1,6 +1,6 @@
 """The simulated federation: who takes part, what is drawn, and the one exchange between server and clients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from fedopt.errors import UserError
 from fedopt.federation import ranks
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Key, Minibatches, draw
@@ -23,15 +24,29 @@ ClientFn = Callable[[Client, Any], Any]
 class Federation:
     """M clients and a server.
 
-    cohort_size: clients that `cohort()` chooses, None for all. Where torch.distributed runs, the clients of an exchange are
-    shared out over the ranks; every rank holds the same server.
+    cohort_size: clients that `cohort()` chooses, None for all; dropout: the probability that one of them drops out.
+    least, local_work: how uneven the clients' local work is, see `work`.
+
+    Where torch.distributed runs, the clients of an exchange are shared out over the ranks; every rank holds the same server.
     """
 
-    def __init__(self, problem: Problem, engine: Engine, seed: int, cohort_size: int | None = None):
+    def __init__(
+        self,
+        problem: Problem,
+        engine: Engine,
+        seed: int,
+        cohort_size: int | None = None,
+        dropout: float = 0.0,
+        least: int | None = None,
+        local_work: Sequence[int] | None = None,
+    ):
         self.problem = problem
         self.engine = engine
         self.seed = seed
         self.cohort_size = cohort_size
+        self.dropout = dropout
+        self.least = least
+        self.local_work = local_work
         self.ledger = Ledger(problem.clients)
         self.begin(0)
 
@@ -49,13 +64,39 @@ class Federation:
         """All clients."""
         return np.arange(self.problem.clients)
 
+    @property
+    def complete(self) -> bool:
+        """Whether `cohort()` is all clients in every round."""
+        return self.cohort_size in (None, self.problem.clients) and not self.dropout
+
     def cohort(self) -> np.ndarray:
-        """The clients that take part: `cohort_size` of them, uniformly without replacement; a new draw at each call."""
-        if self.cohort_size is None:
+        """The clients that take part: `cohort_size` of them, uniformly without replacement, less those that drop out, but at
+        least one; a new draw at each call."""
+        if self.complete:
             return self.everyone()
-        rng = keyed_rng(self.seed, Purpose.COHORT, self._round, self._cohorts)
+        key = (self._round, self._cohorts)
         self._cohorts += 1
-        return np.sort(rng.choice(self.problem.clients, self.cohort_size, replace=False))
+        size = self.cohort_size or self.problem.clients
+        chosen = np.sort(keyed_rng(self.seed, Purpose.COHORT, *key).choice(self.problem.clients, size, replace=False))
+        if not self.dropout:
+            return chosen
+        luck = np.array([keyed_rng(self.seed, Purpose.DROPOUT, *key, int(i)).random() for i in chosen])
+        return chosen[luck >= min(self.dropout, luck.max())]
+
+    def work(self, most: int) -> int | np.ndarray:
+        """The local steps, or epochs, of this round of an algorithm that asks for `most` of them: `most` where clients are even,
+        else [M], of each client its entry of `local_work`, or a draw from {least..most}.
+
+        Raises UserError where least is more than `most`.
+        """
+        if self.local_work is not None:
+            return np.array(self.local_work)
+        if self.least is None:
+            return most
+        if self.least > most:
+            raise UserError(f"participation.least={self.least}: must be at most the algorithm's local work, {most}")
+        rngs = [keyed_rng(self.seed, Purpose.WORK, self._round, client=i) for i in range(self.problem.clients)]
+        return np.array([rng.integers(self.least, most + 1) for rng in rngs])
 
     def round(
         self,
@@ -82,7 +123,8 @@ class Federation:
         sizes = (draws.sizes(splits) if draws else next(iter(splits.values())).sizes)[cohort]
 
         # Stacks of equally busy clients waste the least; a rank without clients computes one at weight zero, for the shapes.
-        busy = np.lexsort((sizes, draws.steps_of(sizes) if draws else sizes))[::-1]
+        steps = draws.steps_of(splits, cohort) if draws else np.ones(len(cohort), dtype=np.int64)
+        busy = np.lexsort((sizes, steps))[::-1]
         mine = busy[ranks.rank() :: ranks.count()]
         idle = len(mine) == 0
         mine, weights = (busy[:1], 0 * weights) if idle else (mine, weights)

@@ -1,0 +1,169 @@
+"""Fed-Norm-SGDA and Fed-Norm-SGDA+ [Sharma, Panda & Joshi 2023, Alg. 1], and what they are without normalisation: Local SGDA and
+Local SGDA+ [Deng & Mahdavi 2021], and both with momentum [Sharma et al. 2022].
+
+Notation
+    a_i, |a_i|_1    the weights of client i's gradients in its last iterate, and their sum [App. A.1]
+    G_x, G_y        sum_k a_i^k grad_k, so that x_i = x - eta_x G_x, and y_i = y + eta_y G_y but for projections
+    x_hat           the x at which grad_y is taken: the client's own, or with "+" the server's of up to S rounds ago
+    p_i, C          the weight of a client, sum 1; who takes part
+"""
+
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Minibatches
+from fedopt.federation.federation import Federation
+from fedopt.federation.ledger import size_in_bytes
+from fedopt.oracles import outer_gradient_x, outer_gradient_y, outer_gradients
+from fedopt.problems.classes import Minimax
+from fedopt.schedules import Schedule
+
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+Decay = Annotated[float, Field(gt=0, le=1)]
+Vectors = tuple[Tensor, ...]
+
+
+class State(NamedTuple):
+    """x_hat: (x_hat,) with "+", else ()."""
+
+    r: int
+    x: Tensor
+    y: Tensor
+    x_hat: Vectors
+
+
+class Progress(NamedTuple):
+    """Of a local solver: G = sum_k a^k grad_k over the gradients so far, and its momentum d."""
+
+    G: Tensor
+    d: Tensor
+
+    def add(self, grad: Tensor | float, rho: Any, rate: Any, keep: Any) -> "Progress":
+        """With one more gradient. rate: eta_k / eta_0; keep: 1 - eta mu, what the pull to the start leaves of G."""
+        d = rho * self.d + grad
+        return Progress(keep * self.G + rate * d, d)
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class FedNormSgda:
+    """eta_x, eta_y: the clients' steps; gamma_x, gamma_y: the server's, relative to them.
+
+    E, tau: local epochs, or local steps, the most of them where clients are uneven.
+    B: examples of a step, null for all a client has.
+    S: rounds between snapshots x_hat ("+"); null: grad_y is taken at the client's own x.
+    rho, mu, decay: the local solver: momentum, proximal coefficient, factor of the local steps' sizes from one to the next;
+        SGD is 0, 0, 1. A list mixes solvers: client i has its entry i, and from the first again.
+    aggregation: normalised by |a_i|_1, or naive: the mean of the clients' changes.
+    weighting: p_i by numbers of examples, or uniform.
+    """
+
+    eta_x: Schedule
+    eta_y: Schedule
+    gamma_x: Schedule
+    gamma_y: Schedule
+    E: PositiveInt | None
+    tau: PositiveInt | None
+    B: PositiveInt | None
+    S: PositiveInt | None
+    rho: Momentum | list[Momentum]
+    mu: NonNegativeFloat | list[NonNegativeFloat]
+    decay: Decay | list[Decay]
+    aggregation: Literal["normalised", "naive"]
+    weighting: Literal["samples", "uniform"]
+
+    solves: ClassVar = (Minimax,)
+    uneven: ClassVar = True
+
+    def __post_init__(self) -> None:
+        if (self.E is None) == (self.tau is None):
+            raise ValueError("give either E (local epochs) or tau (local steps), and set the other to null")
+        if [] in (self.rho, self.mu, self.decay):
+            raise ValueError("rho, mu and decay need at least one entry")
+
+    def init(self, problem: Minimax, fed: Federation) -> State:
+        x, y = problem.start()
+        return State(0, x, y, (x,) if self.S else ())
+
+    def step(self, s: State, problem: Minimax, fed: Federation) -> State:
+        eta_x, eta_y = self.eta_x(s.r), self.eta_y(s.r)
+        plus = self.S is not None
+        normalised = self.aggregation == "normalised"
+
+        def local_steps(client: Client, message: Vectors) -> Vectors:
+            x, y = message[:2]
+            x_hat = message[-1] if len(message) > 2 else x  # in the round of a snapshot they are one
+            rho, mu, decay = (self._own(value, client, x) for value in (self.rho, self.mu, self.decay))
+            keep_x, keep_y = 1 - eta_x * mu, 1 - eta_y * mu
+            keep = torch.stack([keep_x, keep_y])
+
+            def step(carry: tuple[Any, ...], xi: Any) -> tuple[Any, ...]:
+                of_x, of_y, of_ones, y_i, rate = carry
+                x_i = x - eta_x * of_x.G
+                if plus:
+                    g_x, g_y = outer_gradient_x(problem, x_i, y_i, xi), outer_gradient_y(problem, x_hat, y_i, xi)
+                else:
+                    g_x, g_y = outer_gradients(problem, x_i, y_i, xi)
+                of_x = of_x.add(g_x, rho, rate, keep_x)
+                of_y = of_y.add(g_y, rho, rate, keep_y)
+                of_ones = of_ones.add(1.0, rho, rate, keep)
+                y_i = problem.project(y + keep_y * (y_i - y) + eta_y * rate * of_y.d)
+                return of_x, of_y, of_ones, y_i, decay * rate
+
+            none = [Progress(torch.zeros_like(v), torch.zeros_like(v)) for v in (x, y, keep)]
+            of_x, of_y, of_ones, y_i, _ = client.scan(step, (*none, y, torch.ones_like(rho)))
+            if not normalised:
+                return eta_x * of_x.G, y_i - y
+            a = of_ones.G  # |a_i|_1 for x and for y: what the solver makes of gradients that are all one
+            return eta_x * of_x.G / a[0], eta_y * of_y.G / a[1], a
+
+        C = fed.cohort()
+        message, x_hat = self._message(s)
+        weights = self._p(problem)[C] * problem.clients / len(C)  # eq. 3
+        g_x, g_y, *norms = fed.round(local_steps, message, C, self._draws(fed), weights)
+        tau_x, tau_y = norms[0] if normalised else (1.0, 1.0)  # tau_eff
+        x = s.x - tau_x * self.gamma_x(s.r) * g_x
+        y = problem.project(s.y + tau_y * self.gamma_y(s.r) * g_y)
+        return State(s.r + 1, x, y, x_hat)
+
+    def output(self, s: State) -> Vectors:
+        return s.x, s.y
+
+    def cost(self, s: State, problem: Minimax, fed: Federation) -> dict[str, int]:
+        """What `step` adds to the ledger."""
+        C = fed.cohort()
+        norms = 2 * s.x.element_size() if self.aggregation == "normalised" else 0
+        steps = int(self._draws(fed).steps_of(problem.splits, C).sum())
+        return {
+            "comm_rounds": 1,
+            "bytes_down": len(C) * size_in_bytes(self._message(s)[0]),
+            "bytes_up": len(C) * (size_in_bytes((s.x, s.y)) + norms),
+            "grad_calls": steps if self.S is None else 2 * steps,
+            "hvp_calls": 0,
+            "jvp_calls": 0,
+        }
+
+    def _message(self, s: State) -> tuple[Vectors, Vectors]:
+        """What is sent, and x_hat of this round: x itself, which is not sent twice, every S rounds."""
+        if self.S is None:
+            return (s.x, s.y), ()
+        return ((s.x, s.y), (s.x,)) if s.r % self.S == 0 else ((s.x, s.y, *s.x_hat), s.x_hat)
+
+    def _own(self, value: float | list[float], client: Client, like: Tensor) -> Tensor:
+        """A client's own entry of a list."""
+        values = value if isinstance(value, list) else [value]
+        return like.new_tensor(values)[client.index % len(values)]
+
+    def _p(self, problem: Minimax) -> np.ndarray:
+        n = problem.sizes() if self.weighting == "samples" else np.ones(problem.clients)
+        return n / n.sum()
+
+    def _draws(self, fed: Federation) -> Minibatches:
+        if self.E is not None:
+            return Minibatches(self.B, epochs=fed.work(self.E))
+        return Minibatches(self.B, fed.work(self.tau or 1))

@@ -1,0 +1,118 @@
+"""A strongly convex, strongly concave quadratic saddle with closed forms, also of what naive averaging makes of it
+[FedNormSGDA Fig. 1].
+
+    f_i(x, y) = 1/2 x'A_i x - (c_i + noise)'x + x'B_i y - 1/2 y'D_i y + (e_i + noise)'y
+
+With weights w_i, and the weighted means over clients written without index, the saddle solves A x + B y = c, B'x - D y = -e.
+Equal weights give the solution; averaging without normalisation ends where w_i is proportional to |a_i|_1 (eq. 2), for local
+steps that vanish.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedopt.data.world import World
+from fedopt.errors import UserError
+from fedopt.problems.classes import Minimax
+from fedopt.problems.quadratics import Families, centred_noise, gaussian, spd
+
+
+class Sample(NamedTuple):
+    """One client's matrices and its linear terms with the sample's noise."""
+
+    A: Tensor
+    B: Tensor
+    D: Tensor
+    c: Tensor
+    e: Tensor
+
+
+@dataclass(config=ConfigDict(extra="forbid"))
+class QuadraticMinimax(Minimax):
+    """dx, dy: dimensions of x and y.
+
+    conditioning: the ratio of the largest to the least eigenvalue of the A_i and of the D_i.
+    heterogeneity: 0 makes all clients equal, 1 mixes each client's matrices half and half with its own, and so on.
+    noise: standard deviation of the examples' linear terms around their client's; a full local batch has none.
+    examples: over all clients.
+    mismatch: weights, up to a factor, whose saddle `distance_mismatched` is the distance to, one for each client; null: none.
+    """
+
+    dx: PositiveInt
+    dy: PositiveInt
+    conditioning: Annotated[float, Field(ge=1)]
+    heterogeneity: NonNegativeFloat
+    noise: NonNegativeFloat
+    examples: PositiveInt
+    mismatch: list[PositiveFloat] | None
+
+    def build(self, world: World) -> "QuadraticMinimax":
+        dx, dy = self.dx, self.dy
+        self.splits = world.split(self.examples)
+        if self.mismatch is not None and len(self.mismatch) != self.clients:
+            raise UserError(
+                f"problem.mismatch={self.mismatch}: must have an entry for each of the {self.clients} clients"
+            )
+        families = Families(self.clients, self.heterogeneity, world)
+        self.matrices = {
+            "A": families(lambda rng: spd(rng, dx, self.conditioning)),
+            "B": families(lambda rng: gaussian(rng, dx, dy)),
+            "D": families(lambda rng: spd(rng, dy, self.conditioning)),
+        }
+        dims = {"c": dx, "e": dy}
+        self.linear = {"c": families(lambda rng: gaussian(rng, dx)), "e": families(lambda rng: gaussian(rng, dy))}
+        self._noise = {
+            name: centred_noise(families.noise, self.noise, self.examples, dim, self.splits, world)
+            for name, dim in dims.items()
+        }
+        equal = np.ones(self.clients)
+        self._mean, self._saddle = self._weighted(equal), self.saddle(equal)
+        self.optimum = self._saddle[0]
+        self._mismatched = None if self.mismatch is None else self.saddle(np.array(self.mismatch))
+        return self
+
+    def saddle(self, weights: np.ndarray) -> tuple[Tensor, Tensor]:
+        """(x, y), the saddle of sum_i w_i f_i, with w the weights [M] over their sum."""
+        A, B, D, c, e = self._weighted(weights)
+        x = torch.linalg.solve(A + B @ torch.linalg.solve(D, B.T), c - B @ torch.linalg.solve(D, e))
+        return x, torch.linalg.solve(D, e + B.T @ x)
+
+    def _weighted(self, weights: np.ndarray) -> Sample:
+        w = torch.from_numpy(weights / weights.sum())
+        families = {**self.matrices, **self.linear}
+        return Sample(**{name: torch.tensordot(w.to(v), v, dims=1) for name, v in families.items()})
+
+    def start(self) -> tuple[Tensor, ...]:
+        return self._mean.c.new_ones(self.dx), self._mean.e.new_ones(self.dy)
+
+    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Sample:
+        index, weight = rows["train"]
+        linear = {name: v[client] + weight @ self._noise[name][index] for name, v in self.linear.items()}
+        return Sample(**linear, **{name: v[client] for name, v in self.matrices.items()})
+
+    def f(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
+        A, B, D, c, e = sample
+        return 0.5 * x @ (A @ x) - c @ x + x @ (B @ y) - 0.5 * y @ (D @ y) + e @ y
+
+    def metrics(self, *point: Tensor) -> dict[str, float]:
+        """The objective is max_y f(x, y)."""
+        x, y = point[:2]
+        _, B, D, _, e = self._mean
+        best = torch.linalg.solve(D, e + B.T @ x)
+        distances = {
+            "distance": torch.cat([x - self._saddle[0], y - self._saddle[1]]),
+            "distance_x": x - self._saddle[0],
+            "distance_y": y - self._saddle[1],
+        }
+        if self._mismatched is not None:
+            distances["distance_mismatched"] = torch.cat([x - self._mismatched[0], y - self._mismatched[1]])
+        return {
+            "objective": float(self.f(x, best, self._mean)),
+            **{name: float(torch.linalg.norm(difference)) for name, difference in distances.items()},
+        }

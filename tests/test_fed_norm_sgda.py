@@ -1,0 +1,277 @@
+"""Fed-Norm-SGDA, Local SGDA and their kin against NumPy derivations and closed forms; uneven work and partial participation."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from harness import config, small, steps
+
+from fedopt.errors import UserError
+from fedopt.experiment import assemble
+from fedopt.federation.federation import Federation
+
+SOLVERS = {
+    "sgd": ["algo.rho=0"],
+    "momentum": ["algo.rho=0.7"],
+    "proximal": ["algo.mu=0.9"],
+    "decaying": ["algo.decay=0.8"],
+    "mixed": ["algo.rho=[0.7,0]", "algo.mu=[0,0.9]"],
+    "all at once": ["algo.rho=[0.5,0.7]", "algo.mu=0.4", "algo.decay=0.9"],
+}
+TAU = (2, 5)
+
+
+def experiment(*overrides, algo="fed_norm_sgda", problem="quadratic_minimax"):
+    return assemble(
+        config(
+            f"algo={algo}",
+            f"problem={problem}",
+            "participation=uneven",
+            "participation.least=null",
+            f"participation.work={list(TAU)}",
+            "hardware.threads=1",
+            *overrides,
+        )
+    )
+
+
+def solver(e, i, eta, tau):
+    """a_i [tau] of App. A.1, and from the recursion's definition: the change of an iterate from gradients g_0, g_1, ..."""
+    rho, mu, decay = (
+        v if isinstance(v, float) else v[i % len(v)] for v in (e.algorithm.rho, e.algorithm.mu, e.algorithm.decay)
+    )
+    weights = np.zeros(tau)
+    for k in range(tau):
+        z = d = 0.0  # one gradient, the k-th, is 1
+        for j in range(tau):
+            d = rho * d + (j == k)
+            z = z - eta * mu * z + decay**j * d
+        weights[k] = z
+    return weights, rho, mu, decay
+
+
+def derivatives(problem, i):
+    A, B, D = (problem.matrices[name][i].numpy() for name in "ABD")
+    c, e = (problem.linear[name][i].numpy() for name in "ce")
+    return lambda x, y: A @ x - c + B @ y, lambda x, y: B.T @ x - D @ y + e
+
+
+def numpy_round(e, x, y, x_hat, tau=TAU):
+    """A round of Alg. 1 over all clients, which weigh the same; the gradients are weighted by a_i after the fact."""
+    a = e.algorithm
+    eta_x, eta_y, gamma_x, gamma_y = (getattr(a, key)(0) for key in ("eta_x", "eta_y", "gamma_x", "gamma_y"))
+    sums, norms, ends = [], [], []
+    for i, tau_i in enumerate(tau):
+        of_x, of_y = derivatives(e.problem, i)
+        a_x, rho, mu, decay = solver(e, i, eta_x, tau_i)
+        a_y = solver(e, i, eta_y, tau_i)[0]
+        x_i, y_i, d_x, d_y, gradients = x, y, 0.0, 0.0, []
+        for k in range(tau_i):
+            g_x, g_y = of_x(x_i, y_i), of_y(x_i if x_hat is None else x_hat, y_i)
+            gradients.append((g_x, g_y))
+            d_x, d_y = rho * d_x + g_x, rho * d_y + g_y
+            x_i = x_i - eta_x * (decay**k * d_x + mu * (x_i - x))
+            y_i = y_i + eta_y * (decay**k * d_y - mu * (y_i - y))
+        sums.append([sum(w * g[j] for w, g in zip(v, gradients, strict=True)) for j, v in enumerate((a_x, a_y))])
+        norms.append((a_x.sum(), a_y.sum()))
+        ends.append((x_i, y_i))
+        np.testing.assert_allclose(x_i, x - eta_x * sums[-1][0], rtol=1e-12)  # the iterate is the weighted sum
+        np.testing.assert_allclose(y_i, y + eta_y * sums[-1][1], rtol=1e-12)
+    n = len(tau)
+    if a.aggregation == "naive":
+        mean_x, mean_y = (np.mean([end[j] for end in ends], axis=0) for j in (0, 1))
+        return x + gamma_x * (mean_x - x), y + gamma_y * (mean_y - y)
+    g_x, g_y = (sum(s[j] / norm[j] for s, norm in zip(sums, norms, strict=True)) / n for j in (0, 1))
+    eff_x, eff_y = (sum(norm[j] for norm in norms) / n for j in (0, 1))
+    return x - eff_x * gamma_x * eta_x * g_x, y + eff_y * gamma_y * eta_y * g_y
+
+
+@pytest.mark.parametrize("aggregation", ["normalised", "naive"])
+@pytest.mark.parametrize("S", [None, 2])
+@pytest.mark.parametrize("name", SOLVERS)
+def test_golden_numbers(name, S, aggregation):
+    """Two clients with 2 and 5 local steps, three rounds: Alg. 1 written out."""
+    rates = ["algo.eta_x=0.1", "algo.eta_y=0.2", "algo.gamma_x=0.8", "algo.gamma_y=1.3"]
+    e = experiment(*rates, *SOLVERS[name], f"algo.S={S or 'null'}", f"algo.aggregation={aggregation}")
+    x, y = (v.numpy() for v in e.problem.start())
+    x_hat = None
+    for r, state in enumerate(steps(e, 3)[1:]):
+        if S is not None and r % S == 0:
+            x_hat = x
+        x, y = numpy_round(e, x, y, x_hat)
+        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-10)
+        np.testing.assert_allclose(state.y.numpy(), y, rtol=1e-10)
+
+
+def test_weights_of_the_solvers():
+    """App. A.1 in closed form."""
+    eta, tau = 0.3, 4
+    k = np.arange(tau)
+    closed = {
+        "sgd": np.ones(tau),
+        "momentum": (1 - 0.7 ** (tau - k)) / (1 - 0.7),
+        "proximal": (1 - eta * 0.9) ** (tau - 1 - k),
+        "decaying": 0.8**k,
+    }
+    for name, expected in closed.items():
+        np.testing.assert_allclose(solver(experiment(*SOLVERS[name]), 0, eta, tau)[0], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_naive_averaging_finds_another_saddle_and_normalised_the_solution(name):
+    """Eq. 2: with local steps that vanish, the weights are p_i |a_i|_1, or p_i."""
+    vanishing = ["algo.eta_x=1e-6", "algo.eta_y=1e-6", "algo.gamma_x=2e4", "algo.gamma_y=2e4", "problem.conditioning=2"]
+    ends, e = {}, None
+    for aggregation in ("normalised", "naive"):
+        e = experiment(*vanishing, *SOLVERS[name], f"algo.aggregation={aggregation}")
+        ends[aggregation] = torch.cat(e.algorithm.output(steps(e, 400)[-1]))
+    norms = np.array([solver(e, i, 1e-6, tau)[0].sum() for i, tau in enumerate(TAU)])
+    solution, mismatched = (torch.cat(e.problem.saddle(weights)) for weights in (np.ones(2), norms))
+    assert float((ends["normalised"] - solution).norm()) < 1e-4
+    assert float((ends["naive"] - mismatched).norm()) < 1e-4
+    assert float((solution - mismatched).norm()) > 1e-2
+
+
+def test_local_sgda_is_fed_norm_sgda_of_even_clients():
+    """Equal tau_i, SGD, gamma = 1."""
+    runs = [
+        steps(small(algo, "quadratic_minimax", "algo.B=8", "algo.tau=4"), 5)[-1]
+        for algo in ("fed_norm_sgda", "local_sgda")
+    ]
+    for a, b in zip(runs[0][1:3], runs[1][1:3], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_local_sgda_averages_the_iterates():
+    """As FedAvg-S does, on even clients."""
+    overrides = ["partitioner.clients=3", "participation.cohort=2"]
+    ours = small("local_sgda", "saddle", *overrides, "algo.eta_x=0.03", "algo.eta_y=0.2", "algo.tau=3")
+    theirs = small("fedavg_s", "saddle", *overrides, "algo.alpha=0.03", "algo.beta=0.2", "algo.tau=3")
+    for a, b in zip(steps(ours, 4)[-1][1:3], steps(theirs, 4)[-1][1:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_aggregate_of_a_cohort_is_unbiased(weighting, monkeypatch):
+    """Eq. 3: over all cohorts of 2 out of 5, the mean of what the server adds up is that of all clients."""
+    settings = [
+        "partitioner.clients=5",
+        "problem.examples=23",
+        "participation=uneven",
+        "participation.least=1",
+        "participation.cohort=2",
+        f"algo.weighting={weighting}",
+        "algo.B=3",
+    ]
+    e = small("fed_norm_sgda", "quadratic_minimax", *settings)
+    aggregates = []
+    run = Federation.round
+
+    def spy(fed, *arguments, **more):
+        answer = run(fed, *arguments, **more)
+        aggregates.append(torch.cat(answer))
+        return answer
+
+    monkeypatch.setattr(Federation, "round", spy)
+    for cohort in [*combinations(range(5), 2), range(5)]:
+        monkeypatch.setattr(Federation, "cohort", lambda fed, cohort=cohort: np.array(cohort))
+        steps(e, 1)
+    torch.testing.assert_close(torch.stack(aggregates[:-1]).mean(0), aggregates[-1], rtol=1e-12, atol=1e-14)
+    sizes = e.problem.sizes()
+    assert len(set(sizes)) > 1
+
+
+def test_snapshot_is_sent_only_where_it_is_not_x():
+    e = small("fed_norm_sgda_plus", "quadratic_minimax", "algo.S=3")
+    down = [0]
+    for _ in steps(e, 0):
+        state = e.algorithm.init(e.problem, e.federation)
+    for r in range(1, 7):
+        e.federation.begin(r)
+        state = e.algorithm.step(state, e.problem, e.federation)
+        down.append(e.federation.ledger.columns()["bytes_down"])
+    vectors = np.diff(down) / (3 * 8)
+    np.testing.assert_array_equal(vectors, [7, 11, 11, 7, 11, 11])
+
+
+# Uneven local work
+
+
+def work(fed, rounds, most):
+    drawn = []
+    for r in range(rounds):
+        fed.begin(r)
+        drawn.append(fed.work(most))
+    return np.array(drawn)
+
+
+def test_uneven_work_is_uniform_by_client_and_round():
+    problem = small("fed_norm_sgda", "quadratic_minimax").problem
+    drawn = work(Federation(problem, None, 0, least=2), 500, 5)
+    assert drawn.shape == (500, 6)
+    assert [abs((drawn == tau).mean() - 0.25) < 0.03 for tau in (2, 3, 4, 5)] == [True] * 4
+    assert set(np.unique(drawn)) == {2, 3, 4, 5}
+    assert abs(np.corrcoef(drawn.T) - np.eye(6)).max() < 0.2
+    np.testing.assert_array_equal(drawn, work(Federation(problem, None, 0, least=2), 500, 5))
+    assert Federation(problem, None, 0).work(5) == 5
+    np.testing.assert_array_equal(Federation(problem, None, 0, local_work=[3] * 6).work(5), [3] * 6)
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
+@pytest.mark.parametrize("unit", [["algo.E=3", "algo.tau=null"], ["algo.E=null", "algo.tau=3"]])
+def test_clients_take_their_own_steps(engine, unit):
+    """Epochs or steps of each client, counted where they are taken."""
+    shares = ["participation=uneven", "participation.cohort=null", "participation.least=null"]
+    e = small(
+        "local_sgda",
+        "quadratic_minimax",
+        *shares,
+        "participation.work=[1,2,3,4,5,6]",
+        "algo.B=4",
+        "problem.examples=60",
+        *unit,
+        f"hardware.engine={engine}",
+    )
+    steps(e, 1)
+    batches = 3 if unit[0] == "algo.E=3" else 1  # 10 examples in batches of 4
+    assert e.federation.ledger.calls.grad == batches * 21
+
+
+def test_dropout():
+    """Of a cohort, a share; never all."""
+    problem = small("fed_norm_sgda", "quadratic_minimax").problem
+    fed = Federation(problem, None, 0, cohort_size=4, dropout=0.3)
+    full = Federation(problem, None, 0, cohort_size=4)
+    sizes = []
+    for r in range(1500):
+        fed.begin(r)
+        full.begin(r)
+        present = fed.cohort()
+        assert set(present) <= set(full.cohort())
+        sizes.append(len(present))
+    assert np.mean(sizes) == pytest.approx(4 * 0.7 + 0.3**4, abs=0.1)
+    assert min(sizes) == 1
+    assert not fed.complete
+    assert full.cohort_size == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["participation.least=9"], ["participation.least=9", "at most", "5"]),
+        (["participation.least=null", "participation.work=[1,2,3]"], ["participation.work", "2 clients"]),
+        (["participation.work=[1,2]"], ["least or work"]),
+        (["algo=fednest"], ["FedNest", "uneven"]),
+        (["participation.dropout=1"], ["participation.dropout=1", "less than 1"]),
+        (["algo.tau=null"], ["E (local epochs) or tau"]),
+        (["algo.rho=[]"], ["at least one"]),
+        (["problem.mismatch=[1,2,3]"], ["problem.mismatch", "2 clients"]),
+    ],
+)
+def test_mistakes(overrides, words):
+    with pytest.raises(UserError) as error:
+        steps(
+            assemble(config("algo=fed_norm_sgda", "problem=quadratic_minimax", "participation=uneven", *overrides)), 1
+        )
+    assert all(word in str(error.value) for word in words), error.value
