@@ -85,7 +85,8 @@ class FedMSA:
             return msa_maps(problem, u, xi, self.damping)
 
         def descend(u: Vectors, d: Vectors) -> Vectors:
-            return tuple(u_n.sub(d_n, alpha=step) for u_n, d_n, step in zip(u, d, steps, strict=True))
+            u = tuple(u_n.sub(d_n, alpha=step) for u_n, d_n, step in zip(u, d, steps, strict=True))
+            return (u[0], problem.project(u[1]), *u[2:]) if isinstance(problem, Bilevel) else u
 
         def directions(client: Client, message: tuple[Vectors, ...]) -> Vectors:
             u, *u_prev = message

@@ -116,9 +116,11 @@ class FedNest:
 
             def step(y_i: Tensor, zeta: Any) -> Tensor:
                 q_i = inner_gradient(problem, x, y_i, zeta).sub_(inner_gradient(problem, x, y, zeta)).add_(q)
-                return y_i.sub(q_i, alpha=beta)
+                return problem.project(y_i.sub(q_i, alpha=beta))
 
-            return client.hold(x).scan(step, y.sub(q, alpha=beta), first=1)  # y_i = y at first: q_i = q
+            return client.hold(x).scan(
+                step, problem.project(y.sub(q, alpha=beta)), first=1
+            )  # y_i = y at first: q_i = q
 
         S = fed.cohort()
         anchored = fed.everyone() if self.anchor == "all" else S
@@ -209,7 +211,7 @@ class FedNest:
         return fed.round(local_steps, (x, y), fed.cohort(), draws)
 
     def _inner_step(self, problem: Bilevel, x: Tensor, beta: float) -> Callable[..., Tensor]:
-        return lambda y_i, zeta: y_i.sub(inner_gradient(problem, x, y_i, zeta), alpha=beta)
+        return lambda y_i, zeta: problem.project(y_i.sub(inner_gradient(problem, x, y_i, zeta), alpha=beta))
 
     def _outer_step(self, problem: Bilevel, y: Tensor, alpha: float, products: int) -> Callable[..., Tensor]:
         """With the client's own Hessian."""

@@ -97,7 +97,7 @@ class LocalBSGM:
                 D, G = estimates(problem, x, y, samples(client, k, n), self.theta, self.Q)
                 a, b = (1.0, 1.0) if s.t + k == 0 else (self.alpha * eta, self.beta * eta)
                 u, v = (1 - a) * u + a * D, (1 - b) * v + b * G  # eq. 3.4
-                x, y = x - self.rho1 * eta * u, y - self.rho2 * eta * v  # eq. 3.5
+                x, y = x - self.rho1 * eta * u, problem.project(y - self.rho2 * eta * v)  # eq. 3.5
             return x, y, u, v  # line 12 has u_{t+1}, v_{t+1}, which do not exist yet
 
         z = fed.round(iterations, s.z, fed.cohort(), Minibatches(self.B, self.p * n))
@@ -183,7 +183,7 @@ class LocalBSGVRM:
                     a, b = (weight * self.eta_t(t - 1, K) ** 2 for weight in (self.alpha, self.beta))
                     u, v = (1 - a) * (u - D_prev) + D, (1 - b) * (v - G_prev) + G  # eq. 3.8
                 x_prev, y_prev = x, y
-                x, y = x - rho1 * self.eta_t(t, K) * u, y - self.rho2 * self.eta_t(t, K) * v
+                x, y = x - rho1 * self.eta_t(t, K) * u, problem.project(y - self.rho2 * self.eta_t(t, K) * v)
             return (x, y, u, v), torch.cat([x_prev, y_prev])
 
         draws = Minibatches(self.B, (S - 1 + self.p) * n)

@@ -79,7 +79,7 @@ class Minimisation(Problem):
 
 
 class Bilevel(Problem):
-    """min_x (1/M) sum_i f_i(x, y*(x)), y*(x) = argmin_y (1/M) sum_i g_i(x, y).
+    """min_x (1/M) sum_i f_i(x, y*(x)), y*(x) = argmin_{y in Y} (1/M) sum_i g_i(x, y).
 
     The hypergradient is grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f; what is known of its parts saves work:
     direct: False where grad_x f is zero; indirect: False where grad_y f is, at y*(x); identity: True where grad^2_yy g = I.
@@ -103,6 +103,10 @@ class Bilevel(Problem):
     def inner_gradient(self, x: Tensor, y: Tensor, sample: Any, out: Tensor | None = None) -> Tensor | None:
         """grad_y g_i(x, y), as `Minimisation.gradient`."""
         return None
+
+    def project(self, y: Tensor) -> Tensor:
+        """The point of Y nearest to y; Y is everything unless `indirect` is False, since y*(x) must be differentiable."""
+        return y
 
 
 class Minimax(Problem):
@@ -190,6 +194,9 @@ class MinimaxAsBilevel(_Reduced, Bilevel):
 
     def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         return -self.original.f(x, y, sample)
+
+    def project(self, y: Tensor) -> Tensor:
+        return self.original.project(y)
 
 
 class TwoLevelAsBilevel(_Reduced, Bilevel):

@@ -48,6 +48,12 @@ class Images:
         return Batch(x, take_rows(self.y, rows), weight)
 
 
+def training_images(data: LabelledData, world: World, examples: int | None) -> tuple[Images, np.ndarray]:
+    """The training examples and their labels: all, or so many at random."""
+    kept = np.sort(world.rng().permutation(len(data.y_train))[:examples])
+    return Images(data.x_train[kept], data.y_train[kept], data, world), data.y_train[kept]
+
+
 def split_batches(images: Images, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:
     """A sample: one batch of each split."""
     return {split: images.batch(*of_split) for split, of_split in rows.items()}

@@ -1,0 +1,95 @@
+"""Classification that is as good for the worst class [FedNormSGDA eq. 8; Mohri et al. 2019].
+
+min_x max_{y in simplex} sum_c y_c F_c(x) - lam/2 |y|^2,    F_c the mean loss of class c
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, NonNegativeFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedopt import models
+from fedopt.data.world import World
+from fedopt.problems.classes import Minimax
+from fedopt.problems.projections import simplex
+from fedopt.problems.supervised import (
+    Batch,
+    Images,
+    client_mean,
+    cross_entropy,
+    losses,
+    split_batches,
+    training_images,
+    weighted_sums,
+)
+
+
+@dataclass(config=ConfigDict(extra="forbid"))
+class FairClassification(Minimax):
+    """x: the parameters of the model; y: the weights of the classes, [C].
+
+    A client's example of class c counts 1 / (the class's share of all data), where clients weigh the same: so the clients' f_i have
+    the mean above, however few of a class they have.
+
+    lam: how strongly the weights are drawn to be equal.
+    examples: of the training set, at random; null for all.
+    """
+
+    model: str
+    widths: list[PositiveInt]
+    lam: NonNegativeFloat
+    examples: PositiveInt | None
+
+    def build(self, world: World) -> "FairClassification":
+        data = world.load()
+        self.train, self.labels = training_images(data, world, self.examples)
+        self.test = Images(data.x_test, data.y_test, data, world)
+        self.splits = world.split(len(self.train), self.labels)
+        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed)
+        self.convolutional = self.net.convolutional
+        train, C = self.splits["train"], data.classes
+        shares = np.bincount(self.labels[train.rows], train.client_mean_weights(), minlength=C)
+        self._per_share = torch.from_numpy(1 / np.where(shares > 0, shares, 1)).to(world.device, world.dtype)
+        self._test_shares = np.bincount(data.y_test, minlength=C) / len(data.y_test)
+        self._start = (self.net.initial.to(self._per_share), torch.full_like(self._per_share, 1 / C))
+        return self
+
+    def start(self) -> tuple[Tensor, ...]:
+        return self._start
+
+    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:
+        return split_batches(self.train, rows)
+
+    def f(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor:
+        batch = sample["train"]
+        return cross_entropy(self.net(x, batch.x), batch, y * self._per_share) - 0.5 * self.lam * torch.sum(y**2)
+
+    def project(self, y: Tensor) -> Tensor:
+        return simplex(y)
+
+    def metrics(self, *point: Tensor) -> dict[str, float]:
+        """train_loss is sum_c y_c F_c(x); test_accuracy is of all test examples, worst_accuracy of the worst class of them."""
+        x, y = point[:2]
+        weight, C = y * self._per_share, len(y)
+
+        def weighted_losses(batch: Batch) -> Tensor:
+            return losses(self.net(x, batch.x), batch) * weight[batch.y]
+
+        def loss_and_hits(batch: Batch) -> tuple[Tensor, ...]:
+            logits = self.net(x, batch.x)
+            hit = logits.argmax(1) == batch.y
+            return losses(logits, batch), *(hit & (batch.y == c) for c in range(C))
+
+        n = len(self.test)
+        loss, *hits = weighted_sums(self.test, np.arange(n), np.full(n, 1 / n), loss_and_hits)
+        present = self._test_shares > 0
+        return {
+            "train_loss": client_mean(self.train, self.splits["train"], weighted_losses),
+            "test_loss": loss,
+            "test_accuracy": 100 * sum(hits),
+            "worst_accuracy": 100 * float((np.array(hits)[present] / self._test_shares[present]).min()),
+            **{f"weight_{c}": float(y[c]) for c in range(C)},
+        }

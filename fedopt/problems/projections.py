@@ -1,0 +1,29 @@
+"""Euclidean projections onto the sets Y of minimax problems: the point of Y nearest to y, exact, and the same under vmap."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Norm = Literal["l1", "l2", "linf"]
+
+
+def simplex(y: Tensor, total: float | Tensor = 1.0) -> Tensor:
+    """Onto {z >= 0, sum z = total}, total > 0: max(y - t, 0), t = max_k ((sum of the k largest y) - total) / k."""
+    falling = torch.sort(y, descending=True).values
+    k = torch.arange(1, len(y) + 1, device=y.device, dtype=y.dtype)
+    return torch.relu(y - ((falling.cumsum(0) - total) / k).amax())
+
+
+def box(y: Tensor, low: float, high: float) -> Tensor:
+    """Onto {low <= z <= high}."""
+    return y.clamp(low, high)
+
+
+def ball(y: Tensor, radius: float, norm: Norm = "l2") -> Tensor:
+    """Onto {|z| <= radius}, radius > 0, in the norm that is named."""
+    if norm == "linf":
+        return box(y, -radius, radius)
+    if norm == "l2":
+        return y * (radius / torch.linalg.vector_norm(y).clamp(min=radius))
+    return torch.where(y.abs().sum() <= radius, y, y.sign() * simplex(y.abs(), radius))

@@ -1,0 +1,97 @@
+"""Training a network against one perturbation of all inputs [FedNormSGDA eq. 7].
+
+min_x max_{|y| <= eps} (1/M) sum_i mean_j loss(h_x(a_ij + y), b_ij)
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedopt import models
+from fedopt.data.world import World
+from fedopt.problems.classes import Minimax
+from fedopt.problems.projections import Norm, ball
+from fedopt.problems.supervised import (
+    Batch,
+    Images,
+    client_mean,
+    cross_entropy,
+    losses,
+    split_batches,
+    test_metrics,
+    training_images,
+)
+
+
+@dataclass(config=ConfigDict(extra="forbid"))
+class RobustNn(Minimax):
+    """x: the parameters of the model; y: the perturbation, [features], in the units in which the model sees pixels.
+
+    eps, norm: the radius of the ball that y is in, and the norm, l1, l2 or linf.
+    examples: of the training set, at random; null for all.
+    ascent: steps of the search for the worst perturbation, one pass over the test set together.
+    """
+
+    model: str
+    widths: list[PositiveInt]
+    eps: PositiveFloat
+    norm: Norm
+    examples: PositiveInt | None
+    ascent: PositiveInt
+
+    def build(self, world: World) -> "RobustNn":
+        data = world.load()
+        self.train, self.labels = training_images(data, world, self.examples)
+        self.test = Images(data.x_test, data.y_test, data, world)
+        self.splits = world.split(len(self.train), self.labels)
+        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed)
+        self.convolutional = self.net.convolutional
+        x = self.net.initial.to(world.device, world.dtype)
+        self._start = (x, x.new_zeros(int(np.prod(self.train.shape))))
+        return self
+
+    def start(self) -> tuple[Tensor, ...]:
+        return self._start
+
+    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:
+        return split_batches(self.train, rows)
+
+    def f(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor:
+        batch = sample["train"]
+        return cross_entropy(self.net(x, batch.x + y), batch)
+
+    def project(self, y: Tensor) -> Tensor:
+        return ball(y, self.eps, self.norm)
+
+    def metrics(self, *point: Tensor) -> dict[str, float]:
+        """test_accuracy is of the test set as it is, perturbed_accuracy under y, and robust_accuracy under the worst perturbation
+        that an ascent from y on the test set finds, y itself included."""
+        x, y = point[:2]
+
+        def perturbed_losses(batch: Batch) -> Tensor:
+            return losses(self.net(x, batch.x + y), batch)
+
+        perturbed = self._accuracy(x, y)
+        return {
+            "train_loss": client_mean(self.train, self.splits["train"], perturbed_losses),
+            **test_metrics(self.test, lambda images: self.net(x, images)),
+            "perturbed_accuracy": perturbed,
+            "robust_accuracy": min(perturbed, self._accuracy(x, self.worst(x, y))),
+        }
+
+    def _accuracy(self, x: Tensor, y: Tensor) -> float:
+        return test_metrics(self.test, lambda images: self.net(x, images + y))["test_accuracy"]
+
+    def worst(self, x: Tensor, y: Tensor) -> Tensor:
+        """A perturbation that the test loss is large under, by projected ascent from y with normalised steps."""
+        for rows in torch.arange(len(self.test), device=y.device).chunk(self.ascent):
+            batch = self.test.batch(rows, torch.full(rows.shape, 1 / len(rows)).to(y))
+            y = y.detach().requires_grad_()
+            (g,) = torch.autograd.grad(cross_entropy(self.net(x, batch.x + y), batch), y)
+            steepest = g.sign() if self.norm == "linf" else g / torch.linalg.vector_norm(g).clamp(min=1e-12)
+            y = self.project(y.detach() + 2.5 * self.eps / self.ascent * steepest)  # far enough to cross the ball
+        return y
