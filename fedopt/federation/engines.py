@@ -17,12 +17,15 @@ STACK_BYTES = (
     64 * 2**20
 )  # of messages in a stack: bounds memory; larger stacks gain nothing more (scripts/bench stacks)
 LARGEST_STACK = 256
+STEP_OVERHEAD = (
+    8  # what a step of a stack costs besides its clients, in clients: 4 to 9 on one thread (scripts/bench uneven)
+)
 LARGEST_VECTOR, LARGEST_VECTOR_THREADED = 750 * 2**10, 4 * 2**20  # bytes, with one thread and with several
 
 
 class Engine(Protocol):
-    def stacks(self, clients: np.ndarray, message_bytes: int) -> list[np.ndarray]:
-        """Cut a list of clients into those that are run at once."""
+    def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
+        """Cut a list of clients into those that are run at once. steps: of each of them, falling."""
         ...
 
     def run(
@@ -49,7 +52,7 @@ def _activity(drawn: Drawn | None) -> tuple[np.ndarray, list[int]]:
 class OneByOne:
     """A plain loop."""
 
-    def stacks(self, clients: np.ndarray, message_bytes: int) -> list[np.ndarray]:
+    def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
         return list(clients[:, None])
 
     def run(self, client_fn, message, problem, clients, drawn, memory, calls) -> Any:
@@ -66,9 +69,10 @@ class Vectorised:
     def __init__(self, stack: int | None = None):
         self.stack = stack
 
-    def stacks(self, clients: np.ndarray, message_bytes: int) -> list[np.ndarray]:
+    def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
         size = self.stack or min(max(STACK_BYTES // max(message_bytes, 1), 1), LARGEST_STACK)
-        return np.array_split(clients, -(-len(clients) // size))
+        groups = np.split(clients, equally_busy(steps))
+        return [stack for group in groups for stack in np.array_split(group, -(-len(group) // size))]
 
     def run(self, client_fn, message, problem, clients, drawn, memory, calls) -> Any:
         active, counts = _activity(drawn)
@@ -91,6 +95,17 @@ class Vectorised:
 
         with oracles.running(len(clients), True, calls):
             return torch.func.vmap(one)(mapped)
+
+
+def equally_busy(steps: np.ndarray) -> list[int]:
+    """Where to cut clients with so many local steps, falling, so that they take the least time together: in a stack all wait for
+    the busiest, and every step of a stack has its overhead."""
+    n, first = np.arange(1, len(steps)), STEP_OVERHEAD + len(steps)
+    costs = np.append(steps[0] * first, steps[0] * (STEP_OVERHEAD + n) + steps[1:] * (first - n))
+    cut = int(costs.argmin())
+    if cut == 0:
+        return []
+    return [*equally_busy(steps[:cut]), cut, *(cut + c for c in equally_busy(steps[cut:]))]
 
 
 def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Engine:

@@ -132,7 +132,7 @@ class Federation:
         sums: list[Tensor] = []
         rows: list[Tensor] = []
         calls = Calls()
-        for stack in self.engine.stacks(mine, size_in_bytes(message)):
+        for stack in self.engine.stacks(mine, steps[mine], size_in_bytes(message)):
             clients = cohort[stack]
             drawn = draw(draws, splits, clients, key, like) if draws else None
             own = None if memory is None else memory[torch.from_numpy(clients)]
