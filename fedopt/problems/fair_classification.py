@@ -18,9 +18,9 @@ from fedopt.problems.projections import simplex
 from fedopt.problems.supervised import (
     Batch,
     Images,
-    client_mean,
     cross_entropy,
     losses,
+    mean,
     split_batches,
     training_images,
     weighted_sums,
@@ -31,8 +31,8 @@ from fedopt.problems.supervised import (
 class FairClassification(Minimax):
     """x: the parameters of the model; y: the weights of the classes, [C].
 
-    A client's example of class c counts 1 / (the class's share of all data), where clients weigh the same: so the clients' f_i have
-    the mean above, however few of a class they have.
+    An example of class c counts 1 / (the class's share of all data): where clients weigh by their numbers of examples, their f_i
+    have the mean above, however few of a class they have.
 
     lam: how strongly the weights are drawn to be equal.
     examples: of the training set, at random; null for all.
@@ -50,8 +50,8 @@ class FairClassification(Minimax):
         self.splits = world.split(len(self.train), self.labels)
         self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed)
         self.convolutional = self.net.convolutional
-        train, C = self.splits["train"], data.classes
-        shares = np.bincount(self.labels[train.rows], train.client_mean_weights(), minlength=C)
+        C = data.classes
+        shares = np.bincount(self.labels, minlength=C) / len(self.labels)
         self._per_share = torch.from_numpy(1 / np.where(shares > 0, shares, 1)).to(world.device, world.dtype)
         self._test_shares = np.bincount(data.y_test, minlength=C) / len(data.y_test)
         self._start = (self.net.initial.to(self._per_share), torch.full_like(self._per_share, 1 / C))
@@ -87,7 +87,7 @@ class FairClassification(Minimax):
         loss, *hits = weighted_sums(self.test, np.arange(n), np.full(n, 1 / n), loss_and_hits)
         present = self._test_shares > 0
         return {
-            "train_loss": client_mean(self.train, self.splits["train"], weighted_losses),
+            "train_loss": mean(self.train, weighted_losses),
             "test_loss": loss,
             "test_accuracy": 100 * sum(hits),
             "worst_accuracy": 100 * float((np.array(hits)[present] / self._test_shares[present]).min()),

@@ -1,6 +1,6 @@
 """Training a network against one perturbation of all inputs [FedNormSGDA eq. 7].
 
-min_x max_{|y| <= eps} (1/M) sum_i mean_j loss(h_x(a_ij + y), b_ij)
+min_x max_{|y| <= eps} (1/n) sum_j loss(h_x(a_j + y), b_j), over the n examples j of all clients.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from fedopt.problems.projections import Norm, ball
 from fedopt.problems.supervised import (
     Batch,
     Images,
-    client_mean,
     cross_entropy,
     losses,
+    mean,
     split_batches,
     test_metrics,
     training_images,
@@ -77,7 +77,7 @@ class RobustNn(Minimax):
 
         perturbed = self._accuracy(x, y)
         return {
-            "train_loss": client_mean(self.train, self.splits["train"], perturbed_losses),
+            "train_loss": mean(self.train, perturbed_losses),
             **test_metrics(self.test, lambda images: self.net(x, images)),
             "perturbed_accuracy": perturbed,
             "robust_accuracy": min(perturbed, self._accuracy(x, self.worst(x, y))),

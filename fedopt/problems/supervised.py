@@ -96,6 +96,12 @@ def test_metrics(images: Images, logits: Callable[[Tensor], Tensor]) -> dict[str
     return {"test_loss": loss, "test_accuracy": 100 * accuracy}
 
 
+def mean(images: Images, value: Callable[[Batch], Tensor]) -> float:
+    """Of `value` over all examples."""
+    n = len(images)
+    return weighted_sums(images, np.arange(n), np.full(n, 1 / n), lambda batch: (value(batch),))[0]
+
+
 def client_mean(images: Images, split: Ragged, value: Callable[[Batch], Tensor]) -> float:
     """(1/M) sum_i of the clients' own means of `value` over their examples of a split."""
     return weighted_sums(images, split.rows, split.client_mean_weights(), lambda batch: (value(batch),))[0]
