@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from harness import config, small, steps
+from harness import config, real, small, steps
 
 from fedopt.errors import UserError
 from fedopt.experiment import assemble
@@ -134,11 +134,9 @@ def test_naive_averaging_finds_another_saddle_and_normalised_the_solution(name):
 
 
 def test_local_sgda_is_fed_norm_sgda_of_even_clients():
-    """Equal tau_i, SGD, gamma = 1."""
-    runs = [
-        steps(small(algo, "quadratic_minimax", "algo.B=8", "algo.tau=4"), 5)[-1]
-        for algo in ("fed_norm_sgda", "local_sgda")
-    ]
+    """Equal tau_i, SGD, gamma = 1; also of cohorts of clients that do not weigh the same."""
+    settings = ["algo.B=8", "algo.tau=4", "problem.examples=23"]
+    runs = [steps(small(algo, "quadratic_minimax", *settings), 5)[-1] for algo in ("fed_norm_sgda", "local_sgda")]
     for a, b in zip(runs[0][1:3], runs[1][1:3], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
 
@@ -275,3 +273,18 @@ def test_mistakes(overrides, words):
             assemble(config("algo=fed_norm_sgda", "problem=quadratic_minimax", "participation=uneven", *overrides)), 1
         )
     assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.slow
+def test_vgg11_on_cifar10():
+    """Two rounds of the published set-up at full size, but for the number of examples."""
+    real("cifar10.npz")
+    few = ["problem.examples=96", "partitioner.clients=3", "algo.E=2", "hardware=cpu", "hardware.threads=1"]
+    e = assemble(config("experiment=fednormsgda/fig3", *few))
+    states = steps(e, 2)
+    for before, after in zip(states[1:], states[:-1], strict=True):
+        for a, b in zip(before[1:3], after[1:3], strict=True):
+            assert torch.isfinite(b).all()
+            assert not torch.equal(a, b)
+    assert len(states[0].x) > 9e6
+    assert float(states[-1].y.norm()) <= e.original.eps

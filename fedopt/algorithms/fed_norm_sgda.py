@@ -126,7 +126,7 @@ class FedNormSgda:
         message, x_hat = self._message(s)
         weights = self._p(problem)[C] * problem.clients / len(C)  # eq. 3
         g_x, g_y, *norms = fed.round(local_steps, message, C, self._draws(fed), weights)
-        tau_x, tau_y = norms[0] if normalised else (1.0, 1.0)  # tau_eff
+        tau_x, tau_y = norms[0] / weights.sum() if normalised else (1.0, 1.0)  # tau_eff: a mean of |a_i|_1
         x = s.x - tau_x * self.gamma_x(s.r) * g_x
         y = problem.project(s.y + tau_y * self.gamma_y(s.r) * g_y)
         return State(s.r + 1, x, y, x_hat)

@@ -75,7 +75,7 @@ class Client:
         for k in range(first, self.steps if last is None else last, samples):
             oracles.count_for(self._active_counts[k])
             new = step(carry, *(self.sample(j) for j in range(k, k + samples)))
-            if self._active is None:
+            if self._active is None or self._active_counts[k] == self._active_counts[0]:  # nobody has finished yet
                 carry = new
             else:
                 active = self._active[k]
