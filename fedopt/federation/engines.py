@@ -18,7 +18,7 @@ STACK_BYTES = (
 )  # of messages in a stack: bounds memory; larger stacks gain nothing more (scripts/bench stacks)
 LARGEST_STACK = 256
 STEP_OVERHEAD = (
-    8  # what a step of a stack costs besides its clients, in clients: 4 to 9 on one thread (scripts/bench uneven)
+    8  # what a step of a stack costs besides its clients, in clients: 4 (MLP) to 9 (softmax) measured on one thread
 )
 LARGEST_VECTOR, LARGEST_VECTOR_THREADED = 750 * 2**10, 4 * 2**20  # bytes, with one thread and with several
 
