@@ -282,7 +282,9 @@ def execute(
     run = Run(config, folder, overrides, jobs)
     try:
         ranks.from_main(lambda: _enter(folder, config["resume"]))
-        return run(), folder
+        status = run()
+        ranks.wait()
+        return status, folder
     except Exception as error:
         if run.began:  # one refused at the door leaves no trace in another's folder
             record_failure(folder, error, overrides)

@@ -19,6 +19,12 @@ def start() -> None:
         dist.init_process_group(backend, timeout=timedelta(hours=2))  # a rank may wait while another evaluates
 
 
+def wait() -> None:
+    """For all ranks: one that leaves while another still writes may take the connections down with it."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
 def stop() -> None:
     """Leave."""
     if dist.is_initialized():
