@@ -150,7 +150,7 @@ def test_quick_run_of_a_published_experiment(name, tmp_path, command):
 
 
 def test_an_interrupted_run_goes_on(tmp_path, experiment, command):
-    experiment("one", common={"budget": {"rounds": 400}, "eval": {"every": 10}}, seeds=1)
+    experiment("one", common={"budget": {"rounds": 1500}, "eval": {"every": 10}}, seeds=1)
     arguments = ["-m", "fedopt.results.reproduce", "--config-dir", "conf", "test/one"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "FEDOPT_CHECKPOINT_SECONDS": "0"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
