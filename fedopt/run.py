@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 import yaml
 
 from fedopt.errors import UserError
@@ -283,7 +284,8 @@ def execute(
     try:
         ranks.from_main(lambda: _enter(folder, config["resume"]))
         status = run()
-        ranks.wait()
+        # One that leaves while another still writes may take the connections down with it
+        ranks.agree(False, torch.device("cpu"))
         return status, folder
     except Exception as error:
         if run.began:  # one refused at the door leaves no trace in another's folder

@@ -19,12 +19,6 @@ def start() -> None:
         dist.init_process_group(backend, timeout=timedelta(hours=2))  # a rank may wait while another evaluates
 
 
-def wait() -> None:
-    """For all ranks: one that leaves while another still writes may take the connections down with it."""
-    if dist.is_initialized():
-        dist.barrier()
-
-
 def stop() -> None:
     """Leave."""
     if dist.is_initialized():
@@ -56,7 +50,7 @@ def total(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def agree(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set on any rank."""
+    """Whether the flag is set on any rank; waits for all of them."""
     if count() == 1:
         return flag
     vote = torch.tensor(int(flag), device=device)
