@@ -24,7 +24,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 import fedopt
 from fedopt.config import CONF, composed, plain, read_node
 from fedopt.errors import UserError
-from fedopt.results.folder import RunFolder, slug
+from fedopt.results.folder import ENDED, RunFolder, slug
 
 GROUPS = ("algo", "problem", "dataset", "partitioner", "participation", "hardware", "logger", "preset", "experiment")
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
@@ -121,7 +121,7 @@ def _single(config: DictConfig, overrides: list[str]) -> int:
 def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, overrides: list[str], jobs: int) -> str:
     """Skips what is done and resumes what was interrupted. Returns the status; a failure is recorded in the folder."""
     before = folder.status()
-    if before in ("finished", "diverged"):
+    if before in ENDED:
         return before
     from fedopt import run
 

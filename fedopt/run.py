@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 import yaml
 
 from fedopt.errors import UserError
@@ -282,7 +283,10 @@ def execute(
     run = Run(config, folder, overrides, jobs)
     try:
         ranks.from_main(lambda: _enter(folder, config["resume"]))
-        return run(), folder
+        status = run()
+        # One that leaves while another still writes may take the connections down with it
+        ranks.agree(False, torch.device("cpu"))
+        return status, folder
     except Exception as error:
         if run.began:  # one refused at the door leaves no trace in another's folder
             record_failure(folder, error, overrides)

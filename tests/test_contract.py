@@ -28,8 +28,8 @@ def batches(algo, size):
     return [f"algo.{key}={size}" for key in node("algo", algo) if key[0] == "B"]
 
 
-def last(e, rounds=3):
-    return steps(e, rounds)[-1]
+def last(e):
+    return steps(e, 2)[-1]
 
 
 @both

@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from harness import rows_of, small, steps
+from harness import config, rows_of, small, steps
 
 from fedopt.algorithms.fedmsa import FedMSA
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
+from fedopt.experiment import assemble
 from fedopt.federation.draws import Key, Minibatches, draw
 from fedopt.federation.engines import Vectorised
 from fedopt.federation.federation import Federation
@@ -109,12 +110,11 @@ def test_damping_adds_lambda_v():
 
 def test_random_iterate_is_uniform():
     """Over many seeds, the drawn iterate comes from each of the K local steps of the rounds equally often."""
+    settings = ["algo.iterate=random", "algo.K=2", "problem.examples=24", "hardware.threads=1"]
+    described = config("algo=fedmsa", "problem=quadratic_bilevel", *settings)
     seeds, counts = 120, np.zeros(3)
     for seed in range(seeds):  # u_0 (round 1 has K = 1), then the two local iterates of round 2
-        e = small(
-            "fedmsa", "quadratic_bilevel", f"seed={seed}", "algo.iterate=random", "algo.K=2", "problem.examples=24"
-        )
-        states = steps(e, 2)
+        states = steps(assemble({**described, "seed": seed}), 2)
         same = [torch.allclose(states[-1].u_drawn[0], states[r].u[0], rtol=1e-12) for r in (0, 1)]
         counts[same.index(True) if any(same) else 2] += 1
     assert abs(counts - seeds / 3).max() < 4 * np.sqrt(seeds * 2 / 9)

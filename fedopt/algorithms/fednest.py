@@ -41,6 +41,11 @@ class State(NamedTuple):
     y: Tensor
 
 
+def one_sample(oracle: Callable[..., Tensor], problem: Bilevel) -> Callable[[Client, Pair], Tensor]:
+    """A client's answer to (x, y): the oracle there."""
+    return lambda client, message: oracle(problem, *message, client.sample())
+
+
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FedNest:
     """alpha, beta: steps of x and y; T: inner rounds.
@@ -107,10 +112,6 @@ class FedNest:
     def _fed_inn(self, x: Tensor, y: Tensor, beta: float, problem: Bilevel, fed: Federation) -> Tensor:
         """Alg. 4."""
 
-        def gradient(client: Client, message: Pair) -> Tensor:
-            x, y = message
-            return inner_gradient(problem, x, y, client.sample())
-
         def local_steps(client: Client, message: tuple[Tensor, Tensor, Tensor]) -> Tensor:
             x, y, q = message
 
@@ -124,7 +125,8 @@ class FedNest:
 
         S = fed.cohort()
         anchored = fed.everyone() if self.anchor == "all" else S
-        q = fed.round(gradient, (x, y), anchored, Minibatches(self.B_anchor, split=problem.g_split))
+        draws = Minibatches(self.B_anchor, split=problem.g_split)
+        q = fed.round(one_sample(inner_gradient, problem), (x, y), anchored, draws)
         return fed.round(local_steps, (x, y, q), S, self._inner_draws(problem))
 
     def _lfed_inn(self, x: Tensor, y: Tensor, beta: float, problem: Bilevel, fed: Federation) -> Tensor:
@@ -164,10 +166,6 @@ class FedNest:
     def _fed_ihgp(self, x: Tensor, y: Tensor, S: Any, problem: Bilevel, fed: Federation) -> Tensor:
         """Alg. 3: every product with the Hessian is an exchange."""
 
-        def gradient(client: Client, message: Pair) -> Tensor:
-            x, y = message
-            return outer_gradient_y(problem, x, y, client.sample())
-
         def product(client: Client, message: tuple[Tensor, Tensor, Tensor]) -> Tensor:
             x, y, p = message
             return inner_hessian(problem, x, y, client.sample())(p)
@@ -178,7 +176,8 @@ class FedNest:
         def cohort() -> Any:
             return fed.cohort() if self.cohorts == "fresh" else S
 
-        b = fed.round(gradient, (x, y), cohort(), Minibatches(self.B_out, split=problem.f_split))
+        draws = Minibatches(self.B_out, split=problem.f_split)
+        b = fed.round(one_sample(outer_gradient_y, problem), (x, y), cohort(), draws)
         if problem.identity:
             return b
         return inverse_product(self.inverse, self.N, self.l, self._products(problem, fed))(mean_product, b)

@@ -50,7 +50,7 @@ def total(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def agree(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set on any rank."""
+    """Whether the flag is set on any rank; waits for all of them."""
     if count() == 1:
         return flag
     vote = torch.tensor(int(flag), device=device)

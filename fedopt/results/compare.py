@@ -27,7 +27,7 @@ from fedopt.cli import nearest
 from fedopt.errors import UserError
 from fedopt.results.command import Parser, answer
 from fedopt.results.figures import COUNTERS, LABELS, plt, set_scale
-from fedopt.results.folder import RunFolder, write_atomically
+from fedopt.results.folder import ENDED, RunFolder, write_atomically
 from fedopt.results.measures import better, reached
 
 COSTS = {
@@ -40,7 +40,6 @@ USUAL_METRICS = ("test_accuracy", "distance", "objective")  # the first that a r
 CLASSES = ("algo", "problem", "dataset", "partitioner")  # config groups that stand for the class that they name
 # What does not tell groups apart of itself; population only feeds partitioner.clients and participation.cohort
 NOT_GROUPED = ("seed", "output_dir", "resume", "name", "hardware", "budget", "logger", "population")
-ENDED = ("finished", "diverged")
 ABSENT = "-"  # the value of a key that a run does not have
 
 

@@ -17,6 +17,8 @@ from typing import IO, Any
 
 from fedopt.errors import UserError
 
+ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
+
 
 def slug(overrides: list[str], longest: int = 120) -> str:
     """A folder name for a run, from its overrides: those that say where it goes or how it starts do not count."""

@@ -29,9 +29,9 @@ from fedopt.errors import UserError
 from fedopt.results import claims
 from fedopt.results.claims import Measures, Unmeasurable
 from fedopt.results.command import Parser, answer
-from fedopt.results.compare import ENDED, Recorded, colour, draw_line, moments, plus_minus, read
+from fedopt.results.compare import Recorded, colour, draw_line, moments, plus_minus, read
 from fedopt.results.figures import LABELS, plt
-from fedopt.results.folder import RunFolder, write_atomically
+from fedopt.results.folder import ENDED, RunFolder, write_atomically
 from fedopt.results.published import Published, Task, chosen, load, names, tasks
 
 RUNS = "runs"  # the folder of all runs, in the output folder
