@@ -45,7 +45,10 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     if cohort is not None and cohort > partitioner.clients:
         raise UserError(f"participation.cohort={cohort}: must be at most partitioner.clients={partitioner.clients}")
     if participation.uneven and not getattr(algorithm, "uneven", False):
-        raise UserError(f"participation.least, participation.work: {type(algorithm).__name__} has no uneven local work")
+        raise UserError(
+            "participation.least, participation.work, participation.stragglers: "
+            f"{type(algorithm).__name__} has no uneven local work"
+        )
     if participation.work is not None and len(participation.work) != partitioner.clients:
         raise UserError(
             f"participation.work={participation.work}: must have an entry for each of the {partitioner.clients} clients"
@@ -62,6 +65,13 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     problem = reduce(original, algorithm.solves)
     engine = engines.choose(hardware.engine, hardware.stack, problem, cohort or problem.clients)
     federation = Federation(
-        problem, engine, seed, cohort, participation.dropout, participation.least, participation.work
+        problem,
+        engine,
+        seed,
+        cohort,
+        participation.dropout,
+        participation.least,
+        participation.work,
+        participation.stragglers,
     )
     return Experiment(algorithm, original, problem, federation, budget, evaluation, device)

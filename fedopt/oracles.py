@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedopt.problems.classes import Bilevel, Compositional, Minimax, Minimisation
+from fedopt.problems.classes import Bilevel, Compositional, Hierarchical, Minimax, Minimisation
 
 
 @dataclass
@@ -57,10 +57,22 @@ def count_for(clients: int) -> None:
     _scope.get().clients = clients
 
 
+def counted_clients() -> int:
+    """How many that is."""
+    return _scope.get().clients
+
+
 def _count(**calls: int) -> None:
     scope = _scope.get()
     for name, number in calls.items():
         setattr(scope.calls, name, getattr(scope.calls, name) + number * scope.clients)
+
+
+def at_each(fn: Callable[..., Tensor], *points: Tensor) -> Tensor:
+    """fn at each of several points [P, ...]: all at once in a stack of clients, in turn where a client is alone."""
+    if _scope.get().vectorised:
+        return torch.func.vmap(fn)(*points)
+    return torch.stack([fn(*point) for point in zip(*points, strict=True)])
 
 
 def _vjp(fn: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[[Any], tuple[Tensor, ...]]]:
@@ -111,6 +123,19 @@ def gradient(problem: Minimisation, x: Tensor, sample: Any) -> Tensor:
     _count(grad=1)
     own = problem.gradient(x, sample, _fresh(x))
     return _grad(lambda x: problem.f(x, sample), x) if own is None else own
+
+
+def server_gradient(problem: Hierarchical, x: Tensor, sample: Any) -> Tensor:
+    """grad f1(x), [d]. The server's own, and so no client's gradient call."""
+    own = problem.f1_gradient(x, sample)
+    return _grad(lambda x: problem.f1(x, sample), x) if own is None else own
+
+
+def local_gradients(problem: Hierarchical, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+    """grad_y h_i(x, y) at P points, x, y: [P, d]. P gradient calls."""
+    _count(grad=len(x))
+    own = problem.h_gradients(x, y, sample)
+    return at_each(lambda x, y: _grad(lambda y: problem.h(x, y, sample), y), x, y) if own is None else own
 
 
 def outer_gradients(problem: Bilevel | Minimax, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:

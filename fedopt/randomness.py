@@ -23,6 +23,9 @@ class Purpose(IntEnum):
     ESTIMATOR = 7
     DROPOUT = 8
     WORK = 9
+    STRAGGLERS = 10
+    SERVER = 11
+    DIRECTIONS = 12
 
 
 def keyed_rng(seed: int, purpose: Purpose, round: int = 0, exchange: int = 0, client: int = 0) -> np.random.Generator:

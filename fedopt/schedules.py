@@ -1,11 +1,15 @@
 """Step sizes as functions of the round: a number, or one of the schedules below, in any `algo.*` key that is a step size.
+Numbers of local steps likewise, in `algo.steps`.
 
 algo.alpha=0.05
 'algo.alpha={kind: inverse_power, initial: 0.1, power: 0.5}'
+'algo.steps={kind: growing, tau: 20}'
 """
 
+import math
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
@@ -72,5 +76,37 @@ def _number_is_constant(value: object) -> object:
 
 Schedule = Annotated[
     Annotated[Constant | InversePower | Exponential | Piecewise, Field(discriminator="kind")],
+    BeforeValidator(_number_is_constant),
+]
+
+
+@dataclass(frozen=True, config=_config)
+class Fixed:
+    """value, in every round and for every client."""
+
+    value: PositiveInt
+    kind: Literal["constant"] = "constant"
+
+    def __call__(self, r: int, clients: int) -> int:
+        return self.value
+
+
+@dataclass(frozen=True, config=_config)
+class Growing:
+    """ceil(tau (r + 1)^power); a list of tau gives client i its entry i, and from the first again."""
+
+    tau: PositiveFloat | Annotated[list[PositiveFloat], Field(min_length=1)]
+    power: NonNegativeFloat = 0.5
+    kind: Literal["growing"] = "growing"
+
+    def __call__(self, r: int, clients: int) -> int | np.ndarray:
+        factor = (r + 1) ** self.power
+        if isinstance(self.tau, list):
+            return np.ceil(np.resize(self.tau, clients) * factor).astype(np.int64)
+        return math.ceil(self.tau * factor)
+
+
+LocalSteps = Annotated[
+    Annotated[Fixed | Growing, Field(discriminator="kind")],
     BeforeValidator(_number_is_constant),
 ]

@@ -73,12 +73,14 @@ class Participation:
     dropout: the probability that one of them drops out of it; at least one does not.
     least: local steps, or epochs, of a client and round are uniform from this to the algorithm's number, null: always that.
     work: or fixed, a number for each client.
+    stragglers: fraction of all clients that take no local step in a round, drawn anew each time; they answer all the same.
     """
 
     cohort: PositiveInt | None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     least: PositiveInt | None = None
     work: list[PositiveInt] | None = None
+    stragglers: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Participation":
@@ -88,7 +90,7 @@ class Participation:
 
     @property
     def uneven(self) -> bool:
-        return self.least is not None or self.work is not None
+        return self.least is not None or self.work is not None or self.stragglers > 0
 
 
 @dataclass(frozen=True, config=_config)
@@ -129,6 +131,7 @@ def build_target(node: dict[str, Any], where: str) -> Any:
 
 _KINDS = {
     "constant",
+    "growing",
     "inverse_power",
     "exponential",
     "piecewise",

@@ -46,6 +46,8 @@ SMALL = {
         "partitioner=iid",
     ],
     "classification": ["dataset=digits", "problem.widths=[9]"],
+    "hierarchical": ["dataset=digits", "problem.fit=10", "partitioner=iid"],
+    "zo_hfl": ["algo.steps=3"],
     "localbsgm": ["algo.p=2", "algo.Q=3"],
     "localbsgvrm": ["algo.p=2", "algo.Q=3"],
 }

@@ -47,6 +47,18 @@ WRONG = {
     "fewer examples than clients": (["partitioner.clients=50"], ["partitioner.clients=50", "40 examples"]),
     "classes where there are none": (["partitioner=shards"], ["partitioner", "no classes", "iid"]),
     "both epochs and steps": ([*DIGITS, "algo.steps=3"], ["E (local epochs) or steps"]),
+    "fraction of a local step": ([*DIGITS, "algo.E=null", "algo.steps=2.5"], ["algo.steps", "2.5", "integer"]),
+    "no growth of local steps": (
+        [*DIGITS, "algo.E=null", "algo.steps={kind: growing}"],
+        ["algo.steps.tau", "missing"],
+    ),
+    "everyone a straggler": ([*DIGITS, "+participation.stragglers=1"], ["participation.stragglers=1", "less than 1"]),
+    "stragglers where work is even": (["participation=stragglers"], ["participation.stragglers", "FedMSA"]),
+    "server with everything": ([*DIGITS, "problem.server=1"], ["problem.server=1", "less than 1"]),
+    "hierarchical for another algorithm": (
+        ["algo=zo_hfl", "problem=classification"],
+        ["do not fit", "problem=hierarchical|implicit_toy", "scaffold"],
+    ),
     "clients no multiple of the classes": (
         [*DIGITS, "partitioner=q_heterogeneity", "partitioner.clients=15"],
         ["multiple"],

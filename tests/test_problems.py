@@ -361,7 +361,7 @@ def tuned_problem(data, partitioner=None, **changes):
 
 
 def plain_problem(data, partitioner=None):
-    return Classification("mlp", [3]).build(World(0, partitioner or Iid(4), Given(data), dtype=F64))
+    return Classification("mlp", [3], None, 0.0, None).build(World(0, partitioner or Iid(4), Given(data), dtype=F64))
 
 
 def mlp_logits(flat, x):

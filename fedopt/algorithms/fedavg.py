@@ -1,9 +1,11 @@
-"""Federated averaging [McMahan et al. 2017, Alg. 1]."""
+"""Federated averaging [McMahan et al. 2017, Alg. 1], with a proximal term FedProx [Li et al. 2020, Alg. 2]; the server's step and
+momentum as Reddi et al. 2021, Alg. 1, and Hsu et al. 2019 have them.
+"""
 
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import ConfigDict, PositiveInt
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -13,24 +15,34 @@ from fedopt.federation.federation import Federation
 from fedopt.federation.ledger import size_in_bytes
 from fedopt.oracles import gradient
 from fedopt.problems.classes import Minimisation
-from fedopt.schedules import Schedule
+from fedopt.schedules import LocalSteps, Schedule
 
 
 class State(NamedTuple):
+    """v: (the server's momentum,), or () where it has none."""
+
     r: int
     x: Tensor
+    v: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FedAvg:
-    """Notation: eta_r the local step size, E local epochs over batches of B examples (null: the full local data), or
-    `steps` local steps on independent batches instead; clients weighted by their numbers of examples, or uniformly.
+    """eta: the local step size; gamma, momentum: the server's step on the clients' mean change, and its momentum.
+
+    E: local epochs over batches of B examples (null: the full local data), or
+    steps: local steps on independent batches instead.
+    mu: of the proximal term mu/2 |x_i - x|^2 of each client's objective; 0 is FedAvg.
+    weighting: clients by their numbers of examples, or uniformly.
     """
 
     eta: Schedule
+    gamma: Schedule
+    momentum: Annotated[float, Field(ge=0, lt=1)]
     E: PositiveInt | None
-    steps: PositiveInt | None
+    steps: LocalSteps | None
     B: PositiveInt | None
+    mu: NonNegativeFloat
     weighting: Literal["samples", "uniform"]
 
     solves: ClassVar = (Minimisation,)
@@ -41,21 +53,24 @@ class FedAvg:
             raise ValueError("give either E (local epochs) or steps, and set the other to null")
 
     def init(self, problem: Minimisation, fed: Federation) -> State:
-        return State(0, *problem.start())
+        (x,) = problem.start()
+        return State(0, x, (0 * x,) if self.momentum else ())
 
     def step(self, s: State, problem: Minimisation, fed: Federation) -> State:
         eta = self.eta(s.r)
 
         def local_steps(client: Client, x: Tensor) -> Tensor:
-            def step(x: Tensor, sample: Any) -> Tensor:
-                return x.sub(gradient(problem, x, sample), alpha=eta)  # x - eta grad f_i(x)
+            def step(x_i: Tensor, sample: Any) -> Tensor:
+                x_next = x_i.sub(gradient(problem, x_i, sample), alpha=eta)  # x_i - eta grad f_i(x_i)
+                return x_next.sub(x_i - x, alpha=eta * self.mu) if self.mu else x_next
 
             return client.scan(step, x)
 
         S = fed.cohort()
         n = problem.sizes()[S] if self.weighting == "samples" else np.ones(len(S))
-        x = fed.round(local_steps, s.x, S, self._draws(fed), weights=n / n.sum())
-        return State(s.r + 1, x)
+        mean = fed.round(local_steps, s.x, S, self._draws(s.r, fed), weights=n / n.sum())
+        v = tuple(self.momentum * v + (mean - s.x) for v in s.v)
+        return State(s.r + 1, s.x + self.gamma(s.r) * (v[0] if v else mean - s.x), v)
 
     def output(self, s: State) -> tuple[Tensor, ...]:
         return (s.x,)
@@ -64,17 +79,16 @@ class FedAvg:
         """What `step` adds to the ledger."""
         S = fed.cohort()
         size = len(S) * size_in_bytes(s.x)
-        steps = self._draws(fed).steps_of(problem.splits, S).sum()
         return {
             "comm_rounds": 1,
             "bytes_down": size,
             "bytes_up": size,
-            "grad_calls": steps,
+            "grad_calls": self._draws(s.r, fed).steps_of(problem.splits, S).sum(),
             "hvp_calls": 0,
             "jvp_calls": 0,
         }
 
-    def _draws(self, fed: Federation) -> Minibatches:
-        if self.E is not None:
-            return Minibatches(self.B, epochs=fed.work(self.E))
-        return Minibatches(self.B, fed.work(self.steps or 1))
+    def _draws(self, r: int, fed: Federation) -> Minibatches:
+        if self.steps is None:
+            return Minibatches(self.B, epochs=fed.work(self.E or 1))
+        return Minibatches(self.B, fed.work(self.steps(r, fed.problem.clients)), replace=True)

@@ -49,6 +49,13 @@ class LabelledData:
         channels = self.x_train.shape[1]
         return np.zeros(channels), np.full(channels, float(self.x_train.max()))
 
+    def redivided(self, test: float, rng: np.random.Generator) -> "LabelledData":
+        """All examples, the fraction `test` of them, at random, for testing, and the rest for training."""
+        x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
+        order = rng.permutation(len(y))
+        held_out, rest = np.split(order, [round(test * len(y))])
+        return replace(self, x_train=x[rest], y_train=y[rest], x_test=x[held_out], y_test=y[held_out])
+
     def _statistics(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of the training pixels."""
         pixels = self.x_train.transpose(1, 0, 2, 3).reshape(self.x_train.shape[1], -1)

@@ -1,6 +1,6 @@
 """Which of its examples a client uses in its local steps."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ class Minibatches:
         number for all clients, or [M].
     extra: independent draws before those.
     split: the only split to draw from; None for all. passes: the split that is passed over; None for the first drawn.
+    replace: with replacement, every example of every independent draw for itself: fast where steps are many.
     """
 
     size: int | None
@@ -30,6 +31,7 @@ class Minibatches:
     extra: int = 0
     split: str | None = None
     passes: str | None = None
+    replace: bool = False
 
     def of(self, splits: Mapping[str, Ragged]) -> Mapping[str, Ragged]:
         """The splits that are drawn from."""
@@ -46,8 +48,10 @@ class Minibatches:
         steps = self.steps if self.epochs is None else self.epochs * per_epoch
         return (self.extra + steps * np.ones(len(sizes), dtype=np.int64))[clients]
 
-    def positions(self, rng: np.random.Generator, n: int, steps: int) -> list[np.ndarray]:
+    def positions(self, rng: np.random.Generator, n: int, steps: int) -> Sequence[np.ndarray]:
         """For each of `steps` steps, the positions among a client's n examples."""
+        if self.replace and self.epochs is None:
+            return rng.integers(n, size=(steps, self.size or n))
         independent = steps if self.epochs is None else self.extra
         drawn = [self._some(rng, n) for _ in range(independent)]
         while len(drawn) < steps:
@@ -97,13 +101,21 @@ def draw(minibatches: Minibatches, splits: Mapping[str, Ragged], clients: np.nda
     return Drawn(whole, positions, steps)
 
 
-def _padded(lists: list[list[np.ndarray]], like: Tensor, step: int | slice = slice(None)) -> tuple[Tensor, Tensor]:
+def _padded(lists: Sequence[Sequence[np.ndarray]], like: Tensor, step: int | slice = slice(None)) -> tuple[Tensor, Tensor]:
     """Numbers [clients, steps, B] from lists of unequal lengths, and their weights: equal in a step, zero for padding."""
-    width = max(len(numbers) for of_client in lists for numbers in of_client)
+    width = max((_width(of_client) for of_client in lists), default=1)
     shape = (len(lists), max(len(of_client) for of_client in lists), width)
     index, weight = np.zeros(shape, dtype=np.int64), np.zeros(shape)
     for c, of_client in enumerate(lists):
+        if isinstance(of_client, np.ndarray):
+            index[c, : len(of_client)], weight[c, : len(of_client)] = of_client, 1 / width
+            continue
         for k, numbers in enumerate(of_client):
             index[c, k, : len(numbers)] = numbers
             weight[c, k, : len(numbers)] = 1 / len(numbers)
     return torch.from_numpy(index[:, step]).to(like.device), torch.from_numpy(weight[:, step]).to(like)
+
+
+def _width(of_client: Sequence[np.ndarray]) -> int:
+    """The most numbers of a step, 1 where there are none."""
+    return of_client.shape[1] if isinstance(of_client, np.ndarray) else max(map(len, of_client), default=1)

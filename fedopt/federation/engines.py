@@ -1,7 +1,7 @@
 """How the clients of an exchange are run: all at once, stacked by vmap, or one by one. They agree to rounding."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,6 +23,13 @@ STEP_OVERHEAD = (
 LARGEST_VECTOR, LARGEST_VECTOR_THREADED = 750 * 2**10, 4 * 2**20  # bytes, with one thread and with several
 
 
+class Private(NamedTuple):
+    """What each client of a stack has to itself, [clients, ...] or None: its row of the memory, its part of the message."""
+
+    memory: Tensor | None = None
+    own: Tensor | None = None
+
+
 class Engine(Protocol):
     def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
         """Cut a list of clients into those that are run at once. steps: of each of them, falling."""
@@ -35,7 +42,7 @@ class Engine(Protocol):
         problem: Problem,
         clients: np.ndarray,
         drawn: Drawn | None,
-        memory: Tensor | None,
+        private: Private,
         calls: oracles.Calls,
     ) -> Any:
         """The answers of one stack, tensors with a leading dimension [clients]; oracle calls are added to `calls`."""
@@ -55,10 +62,11 @@ class OneByOne:
     def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
         return list(clients[:, None])
 
-    def run(self, client_fn, message, problem, clients, drawn, memory, calls) -> Any:
+    def run(self, client_fn, message, problem, clients, drawn, private, calls) -> Any:
         _, counts = _activity(drawn)
         whole, positions = tree_map(lambda t: t[0], drawn[:2]) if drawn else ({}, {})
-        client = Client(problem, int(clients[0]), whole, positions, None, counts, None if memory is None else memory[0])
+        memory, own = (None if part is None else part[0] for part in private)
+        client = Client(problem, int(clients[0]), whole, positions, None, counts, memory, own)
         with oracles.running(1, False, calls):
             return tree_map(lambda leaf: leaf[None], client_fn(client, message))
 
@@ -74,7 +82,7 @@ class Vectorised:
         groups = np.split(clients, equally_busy(steps))
         return [stack for group in groups for stack in np.array_split(group, -(-len(group) // size))]
 
-    def run(self, client_fn, message, problem, clients, drawn, memory, calls) -> Any:
+    def run(self, client_fn, message, problem, clients, drawn, private, calls) -> Any:
         active, counts = _activity(drawn)
         ragged = not active.all()
 
@@ -85,12 +93,12 @@ class Vectorised:
         }
         if ragged:
             mapped["active"] = torch.from_numpy(active).to(device)
-        if memory is not None:
-            mapped["memory"] = memory
+        mapped |= {name: part for name, part in private._asdict().items() if part is not None}
 
-        def one(own: dict[str, Any]) -> Any:
-            whole, positions = own["data"]
-            client = Client(problem, own["index"], whole, positions, own.get("active"), counts, own.get("memory"))
+        def one(of: dict[str, Any]) -> Any:
+            whole, positions = of["data"]
+            private = of.get("memory"), of.get("own")
+            client = Client(problem, of["index"], whole, positions, of.get("active"), counts, *private)
             return client_fn(client, message)
 
         with oracles.running(len(clients), True, calls):

@@ -12,7 +12,7 @@ from fedopt.errors import UserError
 from fedopt.federation import ranks
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Key, Minibatches, draw
-from fedopt.federation.engines import Engine
+from fedopt.federation.engines import Engine, Private
 from fedopt.federation.ledger import Ledger, size_in_bytes
 from fedopt.oracles import Calls
 from fedopt.problems.classes import Problem
@@ -25,7 +25,7 @@ class Federation:
     """M clients and a server.
 
     cohort_size: clients that `cohort()` chooses, None for all; dropout: the probability that one of them drops out.
-    least, local_work: how uneven the clients' local work is, see `work`.
+    least, local_work, stragglers: how uneven the clients' local work is, see `work`.
 
     Where torch.distributed runs, the clients of an exchange are shared out over the ranks; every rank holds the same server.
     """
@@ -39,6 +39,7 @@ class Federation:
         dropout: float = 0.0,
         least: int | None = None,
         local_work: Sequence[int] | None = None,
+        stragglers: float = 0.0,
     ):
         self.problem = problem
         self.engine = engine
@@ -47,6 +48,7 @@ class Federation:
         self.dropout = dropout
         self.least = least
         self.local_work = local_work
+        self.stragglers = stragglers
         self.ledger = Ledger(problem.clients)
         self.begin(0)
 
@@ -56,9 +58,9 @@ class Federation:
         self._exchange = 0
         self._cohorts = 0
 
-    def rng(self, purpose: Purpose) -> np.random.Generator:
-        """A generator for the server's own draws of this round."""
-        return keyed_rng(self.seed, purpose, self._round)
+    def rng(self, purpose: Purpose, client: int = 0) -> np.random.Generator:
+        """A generator for the server's own draws of this round, or for those that it makes for a client."""
+        return keyed_rng(self.seed, purpose, self._round, client=client)
 
     def everyone(self) -> np.ndarray:
         """All clients."""
@@ -83,20 +85,29 @@ class Federation:
         luck = np.array([keyed_rng(self.seed, Purpose.DROPOUT, *key, int(i)).random() for i in chosen])
         return chosen[luck >= min(self.dropout, luck.max())]
 
-    def work(self, most: int) -> int | np.ndarray:
-        """The local steps, or epochs, of this round of an algorithm that asks for `most` of them: `most` where clients are even,
-        else [M], of each client its entry of `local_work`, or a draw from {least..most}.
+    def work(self, most: int | np.ndarray) -> int | np.ndarray:
+        """The local steps, or epochs, of this round of an algorithm that asks for `most` of them, one number or [M]: `most` where
+        clients are even, else [M], of each client its entry of `local_work`, or a draw from {least..most}; 0 for stragglers.
 
         Raises UserError where least is more than `most`.
         """
+        work = self._before_stragglers(most)
+        if not self.stragglers:
+            return work
+        M = self.problem.clients
+        late = keyed_rng(self.seed, Purpose.STRAGGLERS, self._round).permutation(M)[: round(self.stragglers * M)]
+        return np.where(np.isin(np.arange(M), late), 0, work)
+
+    def _before_stragglers(self, most: int | np.ndarray) -> int | np.ndarray:
         if self.local_work is not None:
             return np.array(self.local_work)
         if self.least is None:
             return most
-        if self.least > most:
+        if self.least > np.min(most):
             raise UserError(f"participation.least={self.least}: must be at most the algorithm's local work, {most}")
-        rngs = [keyed_rng(self.seed, Purpose.WORK, self._round, client=i) for i in range(self.problem.clients)]
-        return np.array([rng.integers(self.least, most + 1) for rng in rngs])
+        M = self.problem.clients
+        rngs = [keyed_rng(self.seed, Purpose.WORK, self._round, client=i) for i in range(M)]
+        return np.array([rng.integers(self.least, m + 1) for rng, m in zip(rngs, np.broadcast_to(most, M), strict=True)])
 
     def round(
         self,
@@ -106,6 +117,7 @@ class Federation:
         draws: Minibatches | None = None,
         weights: np.ndarray | None = None,
         memory: Tensor | None = None,
+        own: Tensor | None = None,
     ) -> Any:
         """One exchange: send `message` to the cohort, run `client_fn(client, message)` on each, return the mean of the answers.
 
@@ -113,6 +125,7 @@ class Federation:
         weights: [cohort], of the answers in the mean, used as they are; 1/|cohort| by default.
         memory: [M, d], a row for each client, seen as `client.memory`; client_fn then returns (answer, new row) and this
             returns (mean, new memory).
+        own: [cohort, ...], a part of the message for each client alone, seen as `client.own`.
 
         Messages and answers are tensors or (nested) tuples of them. Bills one communication round.
         """
@@ -135,8 +148,11 @@ class Federation:
         for stack in self.engine.stacks(mine, steps[mine], size_in_bytes(message)):
             clients = cohort[stack]
             drawn = draw(draws, splits, clients, key, like) if draws else None
-            own = None if memory is None else memory[torch.from_numpy(clients)]
-            answers = self.engine.run(client_fn, message, self.problem, clients, drawn, own, calls)
+            private = Private(
+                None if memory is None else memory[torch.from_numpy(clients)],
+                None if own is None else own[stack.tolist()],
+            )
+            answers = self.engine.run(client_fn, message, self.problem, clients, drawn, private, calls)
             if memory is not None:
                 answers, new_rows = answers
                 rows.append(new_rows)
@@ -146,7 +162,7 @@ class Federation:
                 for weight, answer in zip(weights[stack], leaf, strict=True):
                     total.add_(answer, alpha=weight)  # in double: the order of clients is lost in the rounding
 
-        self._account(cohort, message, [leaf[0] for leaf in leaves], Calls() if idle else calls)
+        self._account(cohort, message if own is None else (message, own[0]), [leaf[0] for leaf in leaves], Calls() if idle else calls)
         sums = [total.to(leaf.dtype) for total, leaf in zip(ranks.total(sums), leaves, strict=True)]
         mean = tree_unflatten(sums, structure)
         if memory is None:

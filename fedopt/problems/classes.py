@@ -142,8 +142,20 @@ class Hierarchical(Problem):
     """min_x f1(x) + (1/M) sum_i f2(x, y_i(x)), y_i(x) = argmin_{y in Y_i(x)} h_i(x, y)."""
 
     @abstractmethod
+    def server_sample(self, rng: np.random.Generator, size: int | None) -> Any:
+        """What `f1` needs of so many of the server's examples, drawn with replacement, or of all."""
+
+    @abstractmethod
     def f1(self, x: Tensor, sample: Any) -> Tensor:
         """The server's own objective, on the server's data."""
+
+    def f1_gradient(self, x: Tensor, sample: Any) -> Tensor | None:
+        """grad f1(x) where the problem has a faster way to it than automatic differentiation, else None."""
+        return None
+
+    def h_gradients(self, x: Tensor, y: Tensor, sample: Any) -> Tensor | None:
+        """grad_y h_i at several points, [P, d], as `f1_gradient`. x, y: [P, d]."""
+        return None
 
     @abstractmethod
     def f2(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
@@ -154,7 +166,7 @@ class Hierarchical(Problem):
         """The client's own inner objective."""
 
     def project(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        """The point of Y_i(x) nearest to y."""
+        """The point of Y_i(x) nearest to y, at several points: x, y: [P, d]."""
         return y
 
 

@@ -9,23 +9,40 @@ from torch import Tensor
 from fedopt import models
 from fedopt.data.world import World
 from fedopt.problems.classes import Minimisation
-from fedopt.problems.supervised import Batch, Images, client_mean, cross_entropy, losses, split_batches, test_metrics
+from fedopt.problems.supervised import (
+    Batch,
+    Fraction,
+    Share,
+    client_mean,
+    cross_entropy,
+    divided,
+    losses,
+    own_accuracies,
+    split_batches,
+    test_metrics,
+)
 
 
 @dataclass(config=ConfigDict(extra="forbid"))
 class Classification(Minimisation):
-    """f_i is the mean cross-entropy over the client's examples; x are the parameters of the model."""
+    """f_i is the mean cross-entropy over the client's examples; x are the parameters of the model.
+
+    test: fraction of all examples to test on, null for the data set's own; server: fraction of the others that no client has;
+    own_test: fraction of a client's examples that it keeps to test on, null for none. `hierarchical` has the same three, and
+    divides the same.
+    """
 
     model: str
     widths: list[PositiveInt]
+    test: Fraction | None
+    server: Share
+    own_test: Fraction | None
 
     def build(self, world: World) -> "Classification":
-        data = world.load()
-        self.train = Images(data.x_train, data.y_train, data, world)
-        self.test = Images(data.x_test, data.y_test, data, world)
-        self.labels = data.y_train
-        self.splits = world.split(len(self.train), data.y_train)
-        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed)
+        self.train, self.labels, self.splits, self._own, _, self._test, classes = divided(
+            world, self.test, self.server, self.own_test
+        )
+        self.net = models.build(self.model, self.widths, self.train.shape, classes, world.seed)
         self.convolutional = self.net.convolutional
         self._start = self.net.initial.to(world.device, world.dtype)
         return self
@@ -41,9 +58,11 @@ class Classification(Minimisation):
         return cross_entropy(self.net(x, batch.x), batch)
 
     def gradient(self, x: Tensor, sample: dict[str, Batch], out: Tensor | None = None) -> Tensor | None:
-        return self.net.cross_entropy_gradient(x, *sample["train"], out) if self.net.dense else None
+        return self.net.own_gradient(x, *sample["train"], out)
 
     def metrics(self, *point: Tensor) -> dict[str, float]:
+        """personal_accuracy, worst_personal_accuracy: of x on the clients' own test examples, where they have some."""
         (x,) = point
         train_loss = client_mean(self.train, self.splits["train"], lambda batch: losses(self.net(x, batch.x), batch))
-        return {"train_loss": train_loss, **test_metrics(self.test, lambda images: self.net(x, images))}
+        personal = {} if self._own is None else own_accuracies(self.train, self._own, lambda i, images: self.net(x, images))
+        return {"train_loss": train_loss, **test_metrics(self._test, lambda images: self.net(x, images)), **personal}

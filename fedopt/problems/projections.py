@@ -21,9 +21,9 @@ def box(y: Tensor, low: float, high: float) -> Tensor:
 
 
 def ball(y: Tensor, radius: float, norm: Norm = "l2") -> Tensor:
-    """Onto {|z| <= radius}, radius > 0, in the norm that is named."""
+    """Onto {|z| <= radius}, radius > 0, in the norm that is named; l2 and linf also of several y, [..., d]."""
     if norm == "linf":
         return box(y, -radius, radius)
     if norm == "l2":
-        return y * (radius / torch.linalg.vector_norm(y).clamp(min=radius))
+        return y * (radius / torch.linalg.vector_norm(y, dim=-1, keepdim=True).clamp(min=radius))
     return torch.where(y.abs().sum() <= radius, y, y.sign() * simplex(y.abs(), radius))

@@ -1,16 +1,17 @@
 """What classification problems share: examples on the device, minibatches, the weighted cross-entropy, evaluation."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from fedopt.data.datasets import LabelledData
 from fedopt.data.ragged import Ragged
-from fedopt.data.rows import take_rows
+from fedopt.data.rows import take_rows, take_scaled_rows
 from fedopt.data.world import World
 
 
@@ -28,7 +29,7 @@ class Images:
     def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
         mean, std = data.normalisation()
         self.shape = x.shape[1:]
-        self.x = torch.from_numpy(x.reshape(len(x), -1)).to(world.device)
+        self.x = torch.from_numpy(x.reshape(len(x), int(np.prod(self.shape)))).to(world.device)
         self.y = torch.from_numpy(y).to(world.device)
         pixels = int(np.prod(self.shape[1:]))
         scale = 1 / np.maximum(std, 1e-12)
@@ -37,21 +38,63 @@ class Images:
             torch.from_numpy(np.repeat(v, 1 if len(v) == 1 else pixels)).to(world.device, world.dtype)
             for v in per_channel
         )
-        self._dtype = world.dtype
 
     def __len__(self) -> int:
         return len(self.y)
 
     def batch(self, rows: Tensor, weight: Tensor) -> Batch:
         """The examples `rows` [B], normalised."""
-        x = take_rows(self.x, rows).to(self._dtype).mul_(self._scale).add_(self._shift)
-        return Batch(x, take_rows(self.y, rows), weight)
+        return Batch(take_scaled_rows(self.x, rows, self._scale, self._shift), take_rows(self.y, rows), weight)
 
 
 def training_images(data: LabelledData, world: World, examples: int | None) -> tuple[Images, np.ndarray]:
     """The training examples and their labels: all, or so many at random."""
     kept = np.sort(world.rng().permutation(len(data.y_train))[:examples])
     return Images(data.x_train[kept], data.y_train[kept], data, world), data.y_train[kept]
+
+
+class Divided(NamedTuple):
+    """train: the clients' examples, with their labels, divided by `splits`; own: rows of it, those that each client keeps to
+    test its own model, None for none; server: the server's examples."""
+
+    train: Images
+    labels: np.ndarray
+    splits: dict[str, Ragged]
+    own: Ragged | None
+    server: Images
+    test: Images
+    classes: int
+
+
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+def divided(world: World, test: float | None, server: float, own_test: float | None) -> Divided:
+    """Who has what. test: fraction of all examples, None for the data set's own test examples; server: fraction of the others;
+    own_test: of each client's."""
+    data = world.load()
+    if test is not None:
+        data = data.redivided(test, world.rng(1))
+    n = len(data.y_train)
+    at_server, at_clients = (np.sort(rows) for rows in np.split(world.rng(2).permutation(n), [round(server * n)]))
+    labels = data.y_train[at_clients]
+    splits = world.split(len(labels), labels, own_test)
+    own = splits.pop("val", None)
+    train, of_server = (Images(data.x_train[rows], data.y_train[rows], data, world) for rows in (at_clients, at_server))
+    return Divided(
+        train, labels, splits, own, of_server, Images(data.x_test, data.y_test, data, world), data.classes
+    )
+
+
+def own_accuracies(images: Images, own: Ragged, logits: Callable[[int, Tensor], Tensor]) -> dict[str, float]:
+    """personal_accuracy, the mean over clients of the accuracy of each one's model on its own test examples, and that of the
+    worst. logits: of a client's model."""
+    hits = []
+    for i, rows in enumerate(own):
+        weights = np.full(len(rows), 1 / len(rows))
+        hits += weighted_sums(images, rows, weights, lambda batch, i=i: (logits(i, batch.x).argmax(1) == batch.y,))
+    return {"personal_accuracy": 100 * float(np.mean(hits)), "worst_personal_accuracy": 100 * min(hits)}
 
 
 def split_batches(images: Images, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:

@@ -26,6 +26,8 @@ Names = Annotated[
     list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Field(min_length=1)
 ]
 
+Cell = tuple[str, float | None]
+
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Published:
@@ -39,6 +41,8 @@ class Published:
 
     points: series -> {x: label}, a picture of `point` against x in place of the lines' curves. point: a measure of the names
     `line` and `x`, for all series or for each.
+
+    table: row -> {column: [label, what the paper's table has there, or null]}, printed with what `cell` measures of the line.
     """
 
     paper: str
@@ -56,6 +60,8 @@ class Published:
     horizontal: list[str] = Field(default_factory=list)
     points: dict[str, Annotated[dict[float, str], Field(min_length=1)]] = Field(default_factory=dict)
     point: str | dict[str, str] = Field(default_factory=dict)
+    table: dict[str, dict[str, Cell]] = Field(default_factory=dict)
+    cell: str = "final(line)"
     x_label: str = ""
     y_label: str = ""
     quick: Words = Field(default_factory=lambda: ["budget.rounds=4", "eval.every=1"])
@@ -75,6 +81,7 @@ class Published:
     def check_labels(self) -> None:
         """Raises UserError for a label that no line has, and for measures that could never be evaluated."""
         named = [*self.horizontal, *(label for labels in self.panels.values() for label in labels)]
+        named += [label for row in self.table.values() for label, _ in row.values()]
         for label in [*named, *(label for series in self.points.values() for label in series.values())]:
             if label not in self.lines:
                 raise UserError(f"{label}: there is no such line{nearest(label, list(self.lines))}")
@@ -83,7 +90,7 @@ class Published:
                 check(claim.measure, self.lines, self.points)
             except UserError as error:
                 raise UserError(f"claim '{claim.says}': {error}") from None
-        for expression in self.measured.values():
+        for expression in (*self.measured.values(), self.cell):
             check(expression, self.lines, self.points, line=True)
 
 

@@ -5,13 +5,14 @@ experiment that needs the same ones; nothing here imports torch but the processe
 """
 
 import argparse
+import math
 import multiprocessing
 import os
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import replace
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -207,7 +208,7 @@ def _write(path: Path, table: pd.DataFrame) -> None:
 
 
 def report(published: Published, needed: Sequence[Task], runs: Path, folder: Path) -> None:
-    """Write figure.png, figure.csv and claims.csv, and print the claims."""
+    """Write figure.png, figure.csv, claims.csv and table.csv, and print the claims and the table."""
     ended: dict[int, dict[str, Recorded]] = {task.seed: {} for task in needed}
     for task in needed:
         if RunFolder(runs / task.folder).status() in ENDED:
@@ -216,6 +217,10 @@ def report(published: Published, needed: Sequence[Task], runs: Path, folder: Pat
         seed: Measures(lines, published.x, published.y[0], published.points, published.measured)
         for seed, lines in ended.items()
     }
+    if published.table:
+        cells = _table(published, seeds)
+        _write(folder / "table.csv", cells)
+        Console(width=None if sys.stdout.isatty() else 250).print(_shown(published, cells))
     rows = [claims.verdict(claim, seeds) for claim in published.claims]
     for row in rows:
         print(claims.sentence(row))
@@ -257,6 +262,34 @@ def _points(published: Published, seeds: Mapping[int, Measures]) -> pd.DataFrame
                     y = np.nan
                 rows.append({"series": series, "x": x, "seed": seed, "y": y})
     return pd.DataFrame(rows)
+
+
+def _table(published: Published, seeds: Mapping[int, Measures]) -> pd.DataFrame:
+    """row, column, paper, mean, std, seeds: a row for each cell; seeds that cannot be measured are left out."""
+    rows = []
+    for row, cells in published.table.items():
+        for column, (label, paper) in cells.items():
+            values = []
+            for measures in seeds.values():
+                with suppress(Unmeasurable):
+                    values.append(measures.evaluate(published.cell, {"line": label}))
+            rows.append((row, column, paper, *moments(values), len(values)))
+    return pd.DataFrame(rows, columns=["row", "column", "paper", "mean", "std", "seeds"])
+
+
+def _shown(published: Published, cells: pd.DataFrame) -> Table:
+    """As the paper has it, its numbers in brackets."""
+    columns = list(dict.fromkeys(cells["column"]))
+    table = Table("", *columns, caption="measured (paper)")
+    for row in published.table:
+        of = cells[cells["row"] == row].set_index("column")
+        table.add_row(row, *(_beside_paper(of.loc[c]) if c in of.index else "" for c in columns))
+    return table
+
+
+def _beside_paper(cell: pd.Series) -> str:
+    measured = plus_minus(cell["mean"], cell["std"]) if cell["seeds"] else "-"
+    return measured if math.isnan(cell["paper"]) else f"{measured} ({cell['paper']:g})"
 
 
 def draw_curves(path: Path, published: Published, lines: Mapping[str, list[Recorded]]) -> None:

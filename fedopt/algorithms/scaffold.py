@@ -1,0 +1,99 @@
+"""SCAFFOLD: local steps corrected by control variates [Karimireddy et al. 2020, Alg. 1, option II].
+
+Notation
+    c, c_i    control variates of the server and of client i, estimates of grad f and of grad f_i; c = (1/M) sum c_i
+    K_i       local steps of a client
+"""
+
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import ConfigDict, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Minibatches
+from fedopt.federation.federation import Federation
+from fedopt.federation.ledger import size_in_bytes
+from fedopt.oracles import gradient
+from fedopt.problems.classes import Minimisation
+from fedopt.schedules import LocalSteps, Schedule
+
+Pair = tuple[Tensor, Tensor]
+
+
+class State(NamedTuple):
+    """memory: c_i of each client, [M, d]."""
+
+    r: int
+    x: Tensor
+    c: Tensor
+    memory: Tensor
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Scaffold:
+    """eta, eta_g: steps of the clients, and of the server on their mean change.
+
+    E: local epochs over batches of B examples (null: the full local data), or
+    steps: local steps on independent batches instead.
+    """
+
+    eta: Schedule
+    eta_g: Schedule
+    E: PositiveInt | None
+    steps: LocalSteps | None
+    B: PositiveInt | None
+
+    solves: ClassVar = (Minimisation,)
+    uneven: ClassVar = True
+
+    def __post_init__(self) -> None:
+        if (self.E is None) == (self.steps is None):
+            raise ValueError("give either E (local epochs) or steps, and set the other to null")
+
+    def init(self, problem: Minimisation, fed: Federation) -> State:
+        (x,) = problem.start()
+        return State(0, x, 0 * x, (0 * x).repeat(problem.clients, 1))
+
+    def step(self, s: State, problem: Minimisation, fed: Federation) -> State:
+        eta = self.eta(s.r)
+
+        def local_steps(client: Client, message: Pair) -> tuple[Pair, Tensor]:
+            x, c = message
+            c_i = client.memory
+            correction = c - c_i
+
+            def step(y: Tensor, sample: Any) -> Tensor:
+                return y.sub(gradient(problem, y, sample) + correction, alpha=eta)
+
+            y, K = client.scan(step, x), client.own_steps
+            drift = (x - y) / eta / K.clamp(min=1)
+            change = K.clamp(max=1) * (drift - c)  # of c_i: line 12, option II; a client without a step keeps its own
+            return (y - x, change), c_i + change
+
+        S = fed.cohort()
+        message = (s.x, s.c)
+        (dx, dc), memory = fed.round(local_steps, message, S, self._draws(s.r, fed), memory=s.memory)
+        return State(s.r + 1, s.x + self.eta_g(s.r) * dx, s.c + len(S) / problem.clients * dc, memory)
+
+    def output(self, s: State) -> tuple[Tensor, ...]:
+        return (s.x,)
+
+    def cost(self, s: State, problem: Minimisation, fed: Federation) -> dict[str, int]:
+        """What `step` adds to the ledger."""
+        S = fed.cohort()
+        size = len(S) * size_in_bytes((s.x, s.c))
+        return {
+            "comm_rounds": 1,
+            "bytes_down": size,
+            "bytes_up": size,
+            "grad_calls": self._draws(s.r, fed).steps_of(problem.splits, S).sum(),
+            "hvp_calls": 0,
+            "jvp_calls": 0,
+        }
+
+    def _draws(self, r: int, fed: Federation) -> Minibatches:
+        if self.steps is None:
+            return Minibatches(self.B, epochs=fed.work(self.E or 1))
+        return Minibatches(self.B, fed.work(self.steps(r, fed.problem.clients)), replace=True)

@@ -1,0 +1,58 @@
+"""The smallest hierarchical problem with an implicit function that is neither smooth nor convex [ZO-HFL Appendix, eq. 2].
+
+    f1 = 0,    f2_i(x, y) = 1/2 |x + 1 - y|^2,    h_i(x, y) = |y - x|^2 over y >= 0, so that y_i(x) = max(x, 0)
+
+In each coordinate, 1/2 (x + 1 - max(x, 0))^2 is least, and 0, at x = -1, and 1/2 for all x >= 0, which are stationary but for x = 0.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedopt.data.world import World
+from fedopt.problems.classes import Hierarchical
+
+
+@dataclass(config=ConfigDict(extra="forbid"))
+class ImplicitToy(Hierarchical):
+    """The same for all clients. d: the dimension; x0: every coordinate of the start."""
+
+    d: PositiveInt
+    x0: float
+
+    def build(self, world: World) -> "ImplicitToy":
+        self.splits = world.split(world.partitioner.clients)  # one example a client, which says nothing
+        self._start = torch.full((self.d,), self.x0, device=world.device, dtype=world.dtype)
+        self.optimum = torch.full_like(self._start, -1.0)
+        return self
+
+    def start(self) -> tuple[Tensor, ...]:
+        return (self._start,)
+
+    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
+        return rows["train"][1]  # their weights, which nothing needs
+
+    def server_sample(self, rng: np.random.Generator, size: int | None) -> None:
+        return None
+
+    def f1(self, x: Tensor, sample: Any) -> Tensor:
+        return 0 * x.sum()
+
+    def f2(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        return 0.5 * torch.sum((x + 1 - y) ** 2)
+
+    def h(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        return torch.sum((y - x) ** 2)
+
+    def project(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        return y.clamp(min=0)
+
+    def metrics(self, *point: Tensor) -> dict[str, float]:
+        (x,) = point
+        y = x.clamp(min=0)
+        return {"objective": float(self.f2(x, y, None)), "distance": float(torch.linalg.norm(x + 1))}
