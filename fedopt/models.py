@@ -36,7 +36,9 @@ class FlatModel:
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
         """All layers but the last, and the last. Raises UserError where there is only one."""
         if len(self._layers) == 1:
-            raise UserError("problem.model=linear and problem.model=softmax have no hidden layers: use mlp, cnn or vgg11")
+            raise UserError(
+                "problem.model=linear and problem.model=softmax have no hidden layers: use mlp, cnn or vgg11"
+            )
         body, head = nn.Sequential(*self._layers[:-1]), nn.Sequential(self._layers[-1])
         return FlatModel(body, self.input_shape), FlatModel(head, ())
 
@@ -61,7 +63,9 @@ class FlatModel:
         pieces = torch.split_with_sizes(flat, self.sizes)
         return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(pieces, self._shapes, strict=True)]
 
-    def own_gradient(self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor | None:
+    def own_gradient(
+        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, out: Tensor | None = None
+    ) -> Tensor | None:
         """The gradient [dim] of sum_j weight_j CE(logits_j), where there is a faster way to it than automatic differentiation;
         arguments as those of `cross_entropy_gradient`. Of softmax regression also at several points at once, flat [P, dim]."""
         if self.softmax:
@@ -120,8 +124,9 @@ def softmax_gradient(flat: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tens
 def build(name: str, widths: Sequence[int], input_shape: Sequence[int], classes: int, seed: int) -> FlatModel:
     """A model by name.
 
-    linear: softmax regression; softmax: the same without biases; mlp: hidden layers of the given widths; cnn: two 3x3 convolutions of 16 and 32 channels, each
-    with max pooling, and a linear layer; vgg11: torchvision's features and one linear layer, for 32 x 32 images.
+    linear: softmax regression; softmax: the same without biases; mlp: hidden layers of the given widths; cnn: two 3x3 convolutions
+    of 16 and 32 channels, each with max pooling, and a linear layer; vgg11: torchvision's features and one linear layer, for
+    32 x 32 images.
     input_shape: (channels, height, width).
     """
     channels, height, width = input_shape

@@ -46,6 +46,7 @@ SMALL = {
         "partitioner=iid",
     ],
     "classification": ["dataset=digits", "problem.widths=[9]"],
+    "classification_with_server": ["dataset=digits", "partitioner=iid"],
     "hierarchical": ["dataset=digits", "problem.fit=10", "partitioner=iid"],
     "zo_hfl": ["algo.steps=3"],
     "localbsgm": ["algo.p=2", "algo.Q=3"],

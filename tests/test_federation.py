@@ -71,6 +71,21 @@ def test_minibatches(problem, B, E, k):
             np.testing.assert_allclose(weights[i, s][weights[i, s] > 0], 1 / len(t))
 
 
+def test_minibatches_with_replacement(problem):
+    """Own rows only, B of them however few there are, each uniform."""
+    clients = np.arange(problem.clients)
+    drawn = draw(Minibatches(5, np.array([0, 3, 2000, 1, 2, 3]), replace=True), problem.splits, clients, KEY, LIKE)
+    rows, weights = (t.numpy() for t in rows_of(drawn, "train"))
+    assert rows.shape == (6, 2000, 5)
+    for i, k in enumerate(drawn.steps):
+        assert set(rows[i, :k].ravel()) <= set(problem.splits["train"][i])
+        np.testing.assert_allclose(weights[i, :k], 1 / 5)
+    n = int(problem.sizes()[2])
+    counts = np.unique(rows[2], return_counts=True)[1]
+    assert len(counts) == n
+    assert abs(counts - 10_000 / n).max() < 6 * np.sqrt(10_000 / n)
+
+
 def test_samples_are_uniform(problem):
     """Each example of a client is in a batch of B with probability B / n."""
     n, B, steps_drawn = int(problem.sizes()[0]), 5, 4000
@@ -125,6 +140,42 @@ def test_clients_wait_for_each_other_only_where_it_is_cheaper():
     assert equally_busy(uneven) == [50, 100, 150]
     stacks = Vectorised(40).stacks(np.arange(200), uneven, 8)
     assert [len(stack) for stack in stacks] == [25] * 8
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("B", [2, None])
+def test_stragglers_take_no_step(problem, engine, B):
+    """Next to others, and where there are only stragglers."""
+    fed = Federation(problem, engine, 0, stragglers=0.5)
+    for steps in (fed.work(3), np.zeros(6, dtype=np.int64)):
+        start = torch.zeros(2, dtype=torch.float64)
+        drawn = Minibatches(B, steps, replace=True)
+        _, taken = fed.round(count_examples, start, fed.everyone(), drawn, np.ones(6))
+        assert float(taken) == steps.sum()
+
+
+def test_stragglers_are_drawn_anew(problem):
+    fed = Federation(problem, OneByOne(), 0, least=2, stragglers=1 / 3)
+    late = np.zeros(6)
+    for r in range(600):
+        fed.begin(r)
+        work = fed.work(4)
+        assert sorted(work)[:2] == [0, 0] < sorted(work)[2:3]
+        late += work == 0
+    assert abs(late - 200).max() < 5 * np.sqrt(200 * 2 / 3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_part_of_the_message_for_each_alone(problem, engine):
+    """Clients of a cohort in any order; it is billed."""
+    fed = Federation(problem, engine, 0)
+    cohort = np.array([4, 1, 3])
+    own = torch.tensor([[4.0, 0], [1, 0], [3, 0]], dtype=torch.float64)
+    x = torch.zeros(3, dtype=torch.float64)
+    weights = np.array([100.0, 10, 1])
+    answer = fed.round(lambda client, x: client.own * 2 + client.index, x, cohort, weights=weights, own=own)
+    torch.testing.assert_close(answer, torch.tensor([3 * 413.0, 413.0], dtype=torch.float64))
+    np.testing.assert_array_equal(fed.ledger.down, [0, 40, 0, 40, 40, 0])
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -12,6 +12,7 @@ from fedopt.errors import UserError
 
 SMALL = [  # name, widths, (channels, height, width), classes
     ("linear", [], (1, 3, 4), 5),
+    ("softmax", [], (2, 3, 4), 5),
     ("linear", [7], (2, 3, 4), 5),  # has no hidden layers whatever the widths
     ("mlp", [], (1, 3, 4), 5),
     ("mlp", [6], (1, 3, 4), 3),
@@ -41,7 +42,7 @@ def sequential(name, widths, shape, classes):
     sizes = [channels * height * width, *(widths if name == "mlp" else []), classes]
     layers = [nn.Flatten()]
     for a, b in itertools.pairwise(sizes):
-        layers += [nn.Linear(a, b), nn.ReLU()]
+        layers += [nn.Linear(a, b, bias=name != "softmax"), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
@@ -65,6 +66,7 @@ def test_forward(name, widths, shape, classes):
     ("name", "widths", "shape", "classes", "count"),
     [
         ("linear", [], (1, 28, 28), 10, 784 * 10 + 10),
+        ("softmax", [], (1, 28, 28), 10, 784 * 10),
         ("mlp", [200], (1, 28, 28), 10, 157_000 + 2_010),
         ("mlp", [200, 100], (1, 28, 28), 10, 784 * 200 + 200 + 200 * 100 + 100 + 100 * 10 + 10),
         ("cnn", [], (1, 28, 28), 10, (9 + 1) * 16 + (9 * 16 + 1) * 32 + (32 * 7 * 7 + 1) * 10),
@@ -142,11 +144,10 @@ def test_unfit_images_and_names(name, shape, message):
         models.build(name, [], shape, 10, seed=0)
 
 
-@pytest.mark.parametrize(("name", "widths"), [("linear", []), ("mlp", [5]), ("mlp", [6, 4, 5])])
+@pytest.mark.parametrize(("name", "widths"), [("linear", []), ("softmax", []), ("mlp", [5]), ("mlp", [6, 4, 5])])
 def test_gradient_written_out(name, widths):
     """Backpropagation by hand = autograd, alone and in a stack, with uneven and zero weights."""
     model = models.build(name, widths, (1, 3, 4), 7, seed=0)
-    assert model.dense
     generator = torch.Generator().manual_seed(1)
     flat = model.initial.double() + 0.3 * torch.randn(2, model.dim, generator=generator, dtype=torch.float64)
     x = torch.randn(2, 6, 12, generator=generator, dtype=torch.float64)
@@ -157,6 +158,9 @@ def test_gradient_written_out(name, widths):
         return torch.nn.functional.cross_entropy(model(flat, x), y, reduction="none") @ weight
 
     expected = torch.stack([torch.func.grad(loss)(*of) for of in zip(flat, x, y, weight, strict=True)])
-    alone = [model.cross_entropy_gradient(*of) for of in zip(flat, x, y, weight, strict=True)]
+    alone = [model.own_gradient(*of) for of in zip(flat, x, y, weight, strict=True)]
     torch.testing.assert_close(torch.stack(alone), expected)
-    torch.testing.assert_close(torch.func.vmap(model.cross_entropy_gradient)(flat, x, y, weight), expected)
+    torch.testing.assert_close(torch.func.vmap(model.own_gradient)(flat, x, y, weight), expected)
+    if name == "softmax":  # also at several points
+        points = torch.stack([model.own_gradient(point, x[0], y[0], weight[0]) for point in flat])
+        torch.testing.assert_close(model.own_gradient(flat, x[0], y[0], weight[0]), points)

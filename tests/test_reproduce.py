@@ -342,6 +342,26 @@ def test_points(tmp_path, experiment, command, monkeypatch):
     compare.plt.close(kept[0])
 
 
+def test_table(tmp_path, experiment, command):
+    """Measured beside what the paper has, where it has something; cells may be missing."""
+    table = {"slow": {"K = 1": ["one", 0.5], "K = 2": ["two", None]}, "fast": {"K = 2": ["two", 9]}}
+    lines = {"one": "algo.K=1", "two": "algo.K=2"}
+    experiment("one", lines=lines, table=table, cell="per_round(line, 'grad_calls')")
+    result = command("test/one")
+    assert result.code == 0, result.err
+    cells = pd.read_csv(tmp_path / "outputs/reproduce/test/one/table.csv").set_index(["row", "column"])
+    assert list(cells.columns) == ["paper", "mean", "std", "seeds"]
+    one, two = cells.loc[("slow", "K = 1")], cells.loc[("fast", "K = 2")]
+    assert two["mean"] > one["mean"] > 0
+    assert (one["std"], one["seeds"], one["paper"]) == (0, 2, 0.5)
+    shown = [line for line in result.out.splitlines() if "slow" in line or "fast" in line]
+    assert f"{one['mean']:.4g} ± 0 (0.5)" in shown[0]
+    assert f"{two['mean']:.4g} ± 0 (9)" in shown[1]
+    assert shown[0].count("(") == shown[1].count("(") == 1
+    experiment("two", table={"row": {"column": ["three", 1]}})
+    assert "three: there is no such line" in command("test/two").err
+
+
 # What there is
 
 

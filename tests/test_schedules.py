@@ -1,10 +1,11 @@
 """Step sizes against their formulas, built as a config's are."""
 
+import numpy as np
 import pytest
 from pydantic.dataclasses import dataclass
 
 from fedopt.errors import UserError
-from fedopt.schedules import Schedule
+from fedopt.schedules import LocalSteps, Schedule
 from fedopt.settings import build
 
 
@@ -68,4 +69,33 @@ def test_bad_values_name_the_key(node, message):
     with pytest.raises(UserError, match=message) as caught:
         schedule(node)
     assert str(caught.value).startswith("algo.alpha")
+    assert "\n" not in str(caught.value)
+
+
+def local_steps(node):
+    return build(LocalSteps, node, "algo.steps")
+
+
+def test_local_steps():
+    """A number, or ceil(tau (r + 1)^power), tau of each client's own where there is a list."""
+    assert [local_steps(3)(r, 4) for r in (0, 7)] == [3, 3]
+    assert [local_steps({"kind": "growing", "tau": 20})(r, 4) for r in (0, 1, 499)] == [20, 29, 448]
+    assert local_steps({"kind": "growing", "tau": 0.3, "power": 0})(99, 4) == 1
+    own = local_steps({"kind": "growing", "tau": [1, 2.5, 7]})(1, 5)
+    np.testing.assert_array_equal(own, np.ceil(np.sqrt(2) * np.array([1, 2.5, 7, 1, 2.5])))
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (0, "algo.steps.*0.*greater than 0"),
+        (2.5, "algo.steps.*2.5.*integer"),
+        ({"kind": "growing", "tau": []}, "algo.steps.*tau"),
+        ({"kind": "growing", "tau": 0}, "algo.steps.*tau"),
+        ({"kind": "shrinking", "tau": 1}, "shrinking.*growing"),
+    ],
+)
+def test_bad_local_steps_name_the_key(node, message):
+    with pytest.raises(UserError, match=message) as caught:
+        local_steps(node)
     assert "\n" not in str(caught.value)

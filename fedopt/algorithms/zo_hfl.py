@@ -60,7 +60,9 @@ class ZoHfl:
             z = torch.cat([x + eta * v, x - eta * v])  # the 2 D points of Alg. 1, line 5, are worked on together
             of_f2 = client.sample(0)
 
-            def step(y: Tensor, k: int, zeta: Any) -> Tensor:  # Alg. 2; zeta is that of z = x + eta v and of z = x - eta v
+            def step(
+                y: Tensor, k: int, zeta: Any
+            ) -> Tensor:  # Alg. 2; zeta is that of z = x + eta v and of z = x - eta v
                 y = y.sub(local_gradients(problem, z, y, zeta), alpha=self.gamma_local(k - 1))
                 return problem.project(z, y, zeta)
 

@@ -33,7 +33,9 @@ def take_scaled_rows(table: Tensor, rows: Tensor, scale: Tensor, shift: Tensor) 
 
 
 def _of_all_clients(operator: Any) -> Any:
-    def rule(info: Any, in_dims: tuple[int | None, ...], table: Tensor, rows: Tensor, *more: Tensor) -> tuple[Tensor, int]:
+    def rule(
+        info: Any, in_dims: tuple[int | None, ...], table: Tensor, rows: Tensor, *more: Tensor
+    ) -> tuple[Tensor, int]:
         in_table, in_rows, *others = in_dims
         assert in_table is None
         assert in_rows is not None

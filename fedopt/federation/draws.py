@@ -48,7 +48,7 @@ class Minibatches:
         steps = self.steps if self.epochs is None else self.epochs * per_epoch
         return (self.extra + steps * np.ones(len(sizes), dtype=np.int64))[clients]
 
-    def positions(self, rng: np.random.Generator, n: int, steps: int) -> Sequence[np.ndarray]:
+    def positions(self, rng: np.random.Generator, n: int, steps: int) -> list[np.ndarray] | np.ndarray:
         """For each of `steps` steps, the positions among a client's n examples."""
         if self.replace and self.epochs is None:
             return rng.integers(n, size=(steps, self.size or n))
@@ -101,7 +101,9 @@ def draw(minibatches: Minibatches, splits: Mapping[str, Ragged], clients: np.nda
     return Drawn(whole, positions, steps)
 
 
-def _padded(lists: Sequence[Sequence[np.ndarray]], like: Tensor, step: int | slice = slice(None)) -> tuple[Tensor, Tensor]:
+def _padded(
+    lists: Sequence[list[np.ndarray] | np.ndarray], like: Tensor, step: int | slice = slice(None)
+) -> tuple[Tensor, Tensor]:
     """Numbers [clients, steps, B] from lists of unequal lengths, and their weights: equal in a step, zero for padding."""
     width = max((_width(of_client) for of_client in lists), default=1)
     shape = (len(lists), max(len(of_client) for of_client in lists), width)
@@ -116,6 +118,6 @@ def _padded(lists: Sequence[Sequence[np.ndarray]], like: Tensor, step: int | sli
     return torch.from_numpy(index[:, step]).to(like.device), torch.from_numpy(weight[:, step]).to(like)
 
 
-def _width(of_client: Sequence[np.ndarray]) -> int:
+def _width(of_client: list[np.ndarray] | np.ndarray) -> int:
     """The most numbers of a step, 1 where there are none."""
     return of_client.shape[1] if isinstance(of_client, np.ndarray) else max(map(len, of_client), default=1)

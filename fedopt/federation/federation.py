@@ -107,7 +107,9 @@ class Federation:
             raise UserError(f"participation.least={self.least}: must be at most the algorithm's local work, {most}")
         M = self.problem.clients
         rngs = [keyed_rng(self.seed, Purpose.WORK, self._round, client=i) for i in range(M)]
-        return np.array([rng.integers(self.least, m + 1) for rng, m in zip(rngs, np.broadcast_to(most, M), strict=True)])
+        return np.array(
+            [rng.integers(self.least, m + 1) for rng, m in zip(rngs, np.broadcast_to(most, M), strict=True)]
+        )
 
     def round(
         self,
@@ -162,7 +164,12 @@ class Federation:
                 for weight, answer in zip(weights[stack], leaf, strict=True):
                     total.add_(answer, alpha=weight)  # in double: the order of clients is lost in the rounding
 
-        self._account(cohort, message if own is None else (message, own[0]), [leaf[0] for leaf in leaves], Calls() if idle else calls)
+        self._account(
+            cohort,
+            message if own is None else (message, own[0]),
+            [leaf[0] for leaf in leaves],
+            Calls() if idle else calls,
+        )
         sums = [total.to(leaf.dtype) for total, leaf in zip(ranks.total(sums), leaves, strict=True)]
         mean = tree_unflatten(sums, structure)
         if memory is None:

@@ -64,5 +64,7 @@ class Classification(Minimisation):
         """personal_accuracy, worst_personal_accuracy: of x on the clients' own test examples, where they have some."""
         (x,) = point
         train_loss = client_mean(self.train, self.splits["train"], lambda batch: losses(self.net(x, batch.x), batch))
-        personal = {} if self._own is None else own_accuracies(self.train, self._own, lambda i, images: self.net(x, images))
+        personal = (
+            {} if self._own is None else own_accuracies(self.train, self._own, lambda i, images: self.net(x, images))
+        )
         return {"train_loss": train_loss, **test_metrics(self._test, lambda images: self.net(x, images)), **personal}

@@ -1,7 +1,7 @@
 """Classification with a server that has data too, and personalised clients [ZO-HFL Sec. IV].
 
-    f1(x) = the server's mean cross-entropy,    f2_i(x, y) = M rho_i lam/2 |x - y|^2,
-    h_i(x, y) = the client's mean cross-entropy at y + mu/2 |x - y|^2,    y_i(x) = argmin_{y in Y_i(x)} h_i(x, y)
+f1(x) = the server's mean cross-entropy,    f2_i(x, y) = M rho_i lam/2 |x - y|^2,
+h_i(x, y) = the client's mean cross-entropy at y + mu/2 |x - y|^2,    y_i(x) = argmin_{y in Y_i(x)} h_i(x, y)
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,6 @@ from fedopt.problems.projections import ball
 from fedopt.problems.supervised import (
     Batch,
     Fraction,
-    Share,
     cross_entropy,
     divided,
     losses,
@@ -85,7 +84,7 @@ class Hierarchical(classes.Hierarchical):
     def server_sample(self, rng: np.random.Generator, size: int | None) -> Batch:
         n = len(self._server)
         rows = torch.from_numpy(np.arange(n) if size is None else rng.integers(n, size=size)).to(self._start.device)
-        return self._server.batch(rows, torch.full(rows.shape, 1 / len(rows)).to(self._start))
+        return self._server.batch(rows, self._start.new_full(rows.shape, 1 / len(rows)))
 
     def f1(self, x: Tensor, sample: Batch) -> Tensor:
         return cross_entropy(self.net(x, sample.x), sample)
@@ -114,7 +113,7 @@ class Hierarchical(classes.Hierarchical):
         split, z = self.splits["train"], x[None]
         positions = self._rng(3).random((self.fit, self.clients, FIT_BATCH)) * split.sizes[:, None]
         rows = torch.from_numpy(split.rows[split.offsets[:, None] + positions.astype(np.int64)]).to(x.device)
-        weight = torch.full((FIT_BATCH,), 1 / FIT_BATCH).to(x)
+        weight = x.new_full((FIT_BATCH,), 1 / FIT_BATCH)
 
         def step(y: Tensor, rows: Tensor, share: Tensor, size: float) -> Tensor:
             sample = Sample(self.train.batch(rows, weight), share)

@@ -2,7 +2,7 @@
 
     f1 = 0,    f2_i(x, y) = 1/2 |x + 1 - y|^2,    h_i(x, y) = |y - x|^2 over y >= 0, so that y_i(x) = max(x, 0)
 
-In each coordinate, 1/2 (x + 1 - max(x, 0))^2 is least, and 0, at x = -1, and 1/2 for all x >= 0, which are stationary but for x = 0.
+In each coordinate, 1/2 (x + 1 - max(x, 0))^2 is least, and 0, at x = -1, and 1/2 for all x >= 0, stationary but at x = 0.
 """
 
 from collections.abc import Mapping

@@ -82,9 +82,7 @@ def divided(world: World, test: float | None, server: float, own_test: float | N
     splits = world.split(len(labels), labels, own_test)
     own = splits.pop("val", None)
     train, of_server = (Images(data.x_train[rows], data.y_train[rows], data, world) for rows in (at_clients, at_server))
-    return Divided(
-        train, labels, splits, own, of_server, Images(data.x_test, data.y_test, data, world), data.classes
-    )
+    return Divided(train, labels, splits, own, of_server, Images(data.x_test, data.y_test, data, world), data.classes)
 
 
 def own_accuracies(images: Images, own: Ragged, logits: Callable[[int, Tensor], Tensor]) -> dict[str, float]:
@@ -92,8 +90,11 @@ def own_accuracies(images: Images, own: Ragged, logits: Callable[[int, Tensor], 
     worst. logits: of a client's model."""
     hits = []
     for i, rows in enumerate(own):
-        weights = np.full(len(rows), 1 / len(rows))
-        hits += weighted_sums(images, rows, weights, lambda batch, i=i: (logits(i, batch.x).argmax(1) == batch.y,))
+
+        def hit(batch: Batch, i: int = i) -> tuple[Tensor, ...]:
+            return (logits(i, batch.x).argmax(1) == batch.y,)
+
+        hits += weighted_sums(images, rows, np.full(len(rows), 1 / len(rows)), hit)
     return {"personal_accuracy": 100 * float(np.mean(hits)), "worst_personal_accuracy": 100 * min(hits)}
 
 

@@ -1,0 +1,105 @@
+"""FedAvg, FedProx and SCAFFOLD against NumPy derivations."""
+
+import numpy as np
+import pytest
+import torch
+from harness import small, steps
+from softmax import examples, gradient
+
+UNEQUAL = ["problem.model=softmax", "partitioner=dirichlet", "algo.B=null", "algo.E=null", "algo.steps=3"]
+
+
+def experiment(algo, *overrides):
+    return small(algo, "classification", *UNEQUAL, *overrides)
+
+
+def clients_data(p):
+    return [examples(p.train, rows) for rows in p.splits["train"]]
+
+
+def cohorts(e, rounds):
+    found = []
+    for r in range(rounds):
+        e.federation.begin(r + 1)
+        found.append(e.federation.cohort())
+    return found
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize(("gamma", "momentum", "mu"), [(1, 0, 0), (0.7, 0, 0.5), (1.2, 0.6, 0), (0.5, 0.9, 2)])
+def test_golden_numbers_of_fedavg_and_fedprox(gamma, momentum, mu, weighting):
+    """Cohorts of 3 out of 6, full batches, three rounds."""
+    overrides = [f"algo.gamma={gamma}", f"algo.momentum={momentum}", f"algo.mu={mu}", f"algo.weighting={weighting}"]
+    e = experiment("fedavg", *overrides)
+    data, sizes = clients_data(e.problem), e.problem.sizes()
+    x, v = e.problem.start()[0].numpy(), 0
+    for S, state in zip(cohorts(e, 3), steps(e, 3)[1:], strict=True):
+        weights = sizes[S] if weighting == "samples" else np.ones(len(S))
+        mean = 0
+        for i, weight in zip(S, weights / weights.sum(), strict=True):
+            x_i = x
+            for _ in range(3):
+                x_i = x_i - 0.1 * (gradient(x_i, *data[i]) + mu * (x_i - x))
+            mean = mean + weight * x_i
+        v = momentum * v + (mean - x)
+        x = x + gamma * v
+        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("B", ["null", "4"])
+def test_fedprox_without_its_term_is_fedavg(B):
+    prox, avg = (steps(experiment(algo, f"algo.B={B}", "algo.mu=0"), 3)[-1].x for algo in ("fedprox", "fedavg"))
+    assert torch.equal(prox, avg)
+    assert not torch.equal(steps(experiment("fedprox", f"algo.B={B}"), 3)[-1].x, avg)
+
+
+def test_golden_numbers_of_scaffold():
+    """Alg. 1 with option II on cohorts of 3 out of 6, full batches, four rounds."""
+    e = experiment("scaffold", "algo.eta_g=0.8")
+    data, K, eta = clients_data(e.problem), 3, 0.1
+    x = e.problem.start()[0].numpy()
+    c, c_of = np.zeros_like(x), np.zeros((6, len(x)))
+    for S, state in zip(cohorts(e, 4), steps(e, 4)[1:], strict=True):
+        dx, dc = 0, 0
+        for i in S:
+            y = x
+            for _ in range(K):
+                y = y - eta * (gradient(y, *data[i]) - c_of[i] + c)
+            c_plus = c_of[i] - c + (x - y) / (K * eta)
+            dx, dc, c_of[i] = dx + y - x, dc + c_plus - c_of[i], c_plus
+        x, c = x + 0.8 / len(S) * dx, c + dc / 6
+        for ours, theirs in ((state.x, x), (state.c, c), (state.memory, c_of)):
+            np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("stragglers", [0, 0.5])
+def test_control_variates_average_to_the_servers(stragglers):
+    e = experiment(
+        "scaffold", "algo.B=4", f"+participation.stragglers={stragglers}", "algo.steps={kind: growing, tau: [1, 3]}"
+    )
+    for state in steps(e, 6):
+        torch.testing.assert_close(state.memory.mean(0), state.c, rtol=1e-10, atol=1e-14)
+    assert float(state.c.norm()) > 0.01
+
+
+def test_scaffold_with_one_local_step_is_gradient_descent():
+    e = experiment("scaffold", "algo.steps=1", "participation.cohort=6")
+    data, x = clients_data(e.problem), e.problem.start()[0].numpy()
+    for state in steps(e, 5)[1:]:
+        x = x - 0.1 * np.mean([gradient(x, *of) for of in data], axis=0)
+        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "scaffold"])
+def test_stragglers_return_what_they_were_sent(algo):
+    """Nobody else's work changes, and a control variate of a client without a step stays."""
+    overrides = ["participation.cohort=6", "+participation.stragglers=0.5", "algo.B=4", "algo.eta=0.1"]
+    e = experiment(algo, *overrides)
+    state = steps(e, 1)[-1]
+    e.federation.begin(1)
+    late = e.federation.work(3) == 0
+    assert late.sum() == 3
+    assert e.federation.ledger.calls.grad == 3 * 3
+    if algo == "scaffold":
+        assert not state.memory[torch.from_numpy(late)].any()
+        assert bool(state.memory[torch.from_numpy(~late)].any(1).all())

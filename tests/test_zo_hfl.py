@@ -1,0 +1,297 @@
+"""ZO-HFL against a NumPy derivation and closed forms; the hierarchical problems."""
+
+import numpy as np
+import pytest
+import torch
+from harness import config, small, steps
+from softmax import examples, gradient, loss
+
+from fedopt.algorithms.zo_hfl import State
+from fedopt.data.partitioners import Iid
+from fedopt.data.world import World
+from fedopt.experiment import assemble
+from fedopt.federation.engines import OneByOne, Vectorised
+from fedopt.federation.federation import Federation
+from fedopt.problems.classes import Hierarchical
+from fedopt.randomness import Purpose, keyed_rng
+
+F64 = torch.float64
+UNEVEN = ["participation.cohort=null", "+participation.stragglers=0.34", "algo.steps={kind: growing, tau: [1, 2.5]}"]
+
+
+def directions(r, i, D, n):
+    v = keyed_rng(0, Purpose.DIRECTIONS, r, client=i).standard_normal((D, n))
+    return v / np.linalg.norm(v, axis=1, keepdims=True)
+
+
+def projected(p, x, y):
+    if p.constraint == "orthant":
+        return np.maximum(y, 0)
+    if p.constraint == "ball":
+        return x + (y - x) * min(1, p.radius / max(np.linalg.norm(y - x), 1e-300))
+    return y
+
+
+def numpy_round(e, r, x, H, D, gamma, eta):
+    """Alg. 1 and 2 over all clients, on full batches."""
+    p, n = e.problem, len(x)
+    sizes, g = p.sizes(), 0
+    for i in range(p.clients):
+        data, f2 = examples(p.train, p.splits["train"][i]), []
+        for v in directions(r + 1, i, D, n):
+            for z in (x + eta * v, x - eta * v):
+                y = z
+                for t in range(H[i]):
+                    y = projected(p, z, y - 0.1 / (t + 1) * (gradient(y, *data) + p.mu * (y - z)))
+                f2.append(sizes[i] / sizes.mean() * p.lam / 2 * np.sum((z - y) ** 2))
+            g = g + n / (2 * eta) * (f2[-2] - f2[-1]) * v / D / p.clients
+    return x - gamma / np.sqrt(r + 1) * (gradient(x, *examples(p._server, range(len(p._server)))) + g)
+
+
+@pytest.mark.parametrize("constraint", ["none", "ball", "orthant"])
+@pytest.mark.parametrize("D", [1, 3])
+def test_golden_numbers(D, constraint):
+    """Clients of unequal sizes and numbers of local steps, two of them stragglers: three rounds of the pseudocode."""
+    overrides = [
+        "problem.lam=0.7",
+        "problem.radius=0.05",
+        f"problem.constraint={constraint}",
+        "algo.gamma.initial=0.02",
+    ]
+    full = ["algo.B=null", "algo.B_server=null", f"algo.directions={D}", "partitioner=dirichlet"]
+    e = small("zo_hfl", "hierarchical", *full, *overrides, *UNEVEN)
+    (x,) = (v.numpy() for v in e.problem.start())
+    for r, state in enumerate(steps(e, 3)[1:]):
+        e.federation.begin(r + 1)
+        H = e.federation.work(np.ceil(np.resize([1, 2.5], 6) * np.sqrt(r + 1)).astype(int))
+        assert sorted(H)[:2] == [0, 0] < sorted(H)[2:]
+        x = numpy_round(e, r, x, H, D, 0.02, 0.1)
+        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("model", ["softmax", "linear"])
+def test_engines_agree_on_uneven_clients(model):
+    """With a gradient written out and without one."""
+    runs = []
+    for engine in (Vectorised(), OneByOne(), Vectorised(2)):
+        e = small("zo_hfl", "hierarchical", "algo.B=5", f"problem.model={model}", "algo.directions=2", *UNEVEN)
+        e.federation.engine = engine
+        runs.append((steps(e, 3)[-1].x, e.federation.ledger.columns()))
+    for x, columns in runs[1:]:
+        torch.testing.assert_close(x, runs[0][0], rtol=1e-10, atol=1e-12)
+        assert columns == runs[0][1]
+
+
+# The estimator
+
+
+class Quadratic(Hierarchical):
+    """f2 = 1/2 (y - c)'A(y - c) at y = x, which the local steps begin at and never leave."""
+
+    def build(self, world):
+        self.splits = world.split(world.partitioner.clients)
+        rng = np.random.default_rng(0)
+        root = rng.standard_normal((4, 4))
+        self.A, self.c = torch.from_numpy(root @ root.T), torch.from_numpy(rng.standard_normal(4))
+        return self
+
+    def start(self):
+        return (torch.ones(4, dtype=F64),)
+
+    def sample(self, client, rows):
+        return rows["train"][1]
+
+    def server_sample(self, rng, size):
+        return None
+
+    def f1(self, x, sample):
+        return 0 * x.sum()
+
+    def f2(self, x, y, sample):
+        return 0.5 * (y - self.c) @ self.A @ (y - self.c)
+
+    def h(self, x, y, sample):
+        return torch.sum((y - x) ** 2)
+
+    def metrics(self, *point):
+        return {}
+
+
+def estimate(algorithm, problem, fed, x, r):
+    """g of round r at x: what a server's step of size 1 subtracts; the objective of the server is 0."""
+    fed.begin(r)
+    return x - algorithm.step(State(0, x), problem, fed).x
+
+
+def estimator(D):
+    return small("zo_hfl", "implicit_toy", "algo.gamma=1", f"algo.directions={D}").algorithm
+
+
+def test_estimator_is_unbiased_on_a_quadratic():
+    """Smoothing a quadratic leaves its gradient as it is."""
+    problem = Quadratic().build(World(0, Iid(5), dtype=F64))
+    fed = Federation(problem, Vectorised(), 0)
+    (x,) = problem.start()
+    g = torch.stack([estimate(estimator(4000), problem, fed, x, r) for r in range(10)])
+    expected = problem.A @ (x - problem.c)
+    error = g.std(0) / np.sqrt(10)
+    assert bool(((g.mean(0) - expected).abs() < 4 * error).all())
+    assert bool((error < 0.02 * expected.norm()).all())
+
+
+def smoothed_derivative(x, eta):
+    """d/dx_j of the mean of implicit_toy's objective over a disc of radius eta: the mean of (x_j + eta u + 1) where x_j + eta u is
+    negative, u being a coordinate of a uniform point of the unit disc."""
+    u = np.linspace(-1, 1, 200_001)
+    density = 2 / np.pi * np.sqrt(1 - u**2)
+    return np.trapezoid(density * np.where(x + eta * u < 0, x + eta * u + 1, 0), u)
+
+
+def test_estimator_is_unbiased_on_the_implicit_function():
+    e = small(
+        "zo_hfl", "implicit_toy", "algo.gamma=1", "algo.directions=4000", "algo.eta=0.1", "participation.cohort=6"
+    )
+    x = torch.tensor([0.03, -0.04], dtype=F64)
+    g = torch.stack([estimate(e.algorithm, e.problem, e.federation, x, r) for r in range(10)])
+    expected = torch.tensor([smoothed_derivative(v, 0.1) for v in x.tolist()])
+    error = g.std(0) / np.sqrt(10)
+    assert bool(((g.mean(0) - expected).abs() < 4 * error).all())
+    assert bool((error < 0.02).all())
+    assert 0.05 < float(expected[0]) < 0.5  # which the function itself, flat there, does not have
+
+
+def test_variance_falls_with_the_number_of_directions():
+    problem = Quadratic().build(World(0, Iid(1), dtype=F64))
+    fed = Federation(problem, OneByOne(), 0)
+    (x,) = problem.start()
+    variances = {
+        D: float(torch.stack([estimate(estimator(D), problem, fed, x, r) for r in range(200)]).var(0).sum())
+        for D in (1, 4, 16)
+    }
+    assert variances[1] / variances[4] == pytest.approx(4, rel=0.25)
+    assert variances[1] / variances[16] == pytest.approx(16, rel=0.25)
+
+
+def test_axes_give_the_gradient():
+    """Central differences along all axes are exact for a quadratic."""
+    problem = Quadratic().build(World(0, Iid(3), dtype=F64))
+    (x,) = problem.start()
+    g = estimate(estimator("null"), problem, Federation(problem, Vectorised(), 0), x, 1)
+    torch.testing.assert_close(g, problem.A @ (x - problem.c), rtol=1e-10, atol=1e-12)
+
+
+# implicit_toy
+
+
+def end_of_toy(x0):
+    e = assemble(config("algo=zo_hfl", "problem=implicit_toy", f"problem.x0={x0}", "hardware.threads=1"))
+    return e.problem.metrics(*e.algorithm.output(steps(e, 200)[-1]))
+
+
+@pytest.mark.parametrize("x0", [-5, -0.5, 0.05])
+def test_toy_reaches_its_minimum(x0):
+    """From below 0, and from above where the smoothing still sees the slope."""
+    assert end_of_toy(x0)["distance"] < 1e-2
+
+
+def test_toy_stays_where_it_is_flat():
+    metrics = end_of_toy(5)
+    assert metrics["objective"] == 0.5 * 2
+    assert metrics["distance"] == pytest.approx(6 * np.sqrt(2))
+
+
+# hierarchical
+
+
+def test_objectives():
+    e = small("zo_hfl", "hierarchical", "problem.lam=0.7", "problem.mu=0.3", "partitioner=dirichlet", "problem.fit=60")
+    p = e.problem
+    rng = np.random.default_rng(0)
+    x, y = (0.1 * rng.standard_normal(640) for _ in range(2))
+    at = [torch.from_numpy(v) for v in (x, y)]
+    rows = p.splits["train"][1]
+    data = examples(p.train, rows)
+    weight = torch.full((len(rows),), 1 / len(rows), dtype=F64)
+    sample = p.sample(1, {"train": (torch.from_numpy(rows), weight)})
+    share = len(rows) / p.sizes().mean()
+    assert float(p.f2(*at, sample)) == pytest.approx(share * 0.35 * np.sum((x - y) ** 2), rel=1e-12)
+    assert float(p.h(*at, sample)) == pytest.approx(loss(y, *data) + 0.15 * np.sum((x - y) ** 2), rel=1e-12)
+    expected = gradient(y, *data) + 0.3 * (y - x)
+    np.testing.assert_allclose(p.h_gradients(at[0][None], at[1][None], sample)[0], expected, rtol=1e-9, atol=1e-12)
+    server = examples(p._server, range(len(p._server)))
+    xi = p.server_sample(np.random.default_rng(0), None)
+    assert float(p.f1(at[0], xi)) == pytest.approx(loss(x, *server), rel=1e-12)
+    np.testing.assert_allclose(p.f1_gradient(at[0], xi), gradient(x, *server), rtol=1e-9, atol=1e-12)
+
+    personal = p.personal(at[0])
+    metrics = p.metrics(at[0])
+    shares = p.sizes() / p.sizes().mean()
+    f2 = np.mean(shares * 0.35 * np.sum((x - personal.numpy()) ** 2, 1))
+    assert metrics["objective"] == pytest.approx(loss(x, *server) + f2, rel=1e-9)
+    hits = []
+    for i, rows in enumerate(p._own):
+        u, labels = examples(p.train, rows)
+        hits.append(100 * np.mean((u @ personal[i].numpy().reshape(10, -1).T).argmax(1) == labels))
+    assert metrics["personal_accuracy"] == pytest.approx(np.mean(hits))
+    assert metrics["worst_personal_accuracy"] == pytest.approx(min(hits))
+    for i in range(p.clients):  # y_i(x) is nearly stationary, and x is not
+        data = examples(p.train, p.splits["train"][i])
+        slope = [np.linalg.norm(gradient(y, *data) + 0.3 * (y - x)) for y in (personal[i].numpy(), x)]
+        assert slope[0] < 0.5 * slope[1]
+
+
+@pytest.mark.parametrize("constraint", ["ball", "orthant"])
+@pytest.mark.parametrize("model", ["softmax", "mlp"])
+def test_own_models_are_in_their_sets(constraint, model):
+    p = small("zo_hfl", "hierarchical", f"problem.constraint={constraint}", f"problem.model={model}", "problem.widths=[3]",
+              "problem.radius=0.01").problem  # fmt: skip
+    (x,) = p.start()
+    y = p.personal(x)
+    if constraint == "ball":
+        assert float((y - x).norm(dim=1).max()) <= 0.01 * (1 + 1e-9)
+        assert float((y - x).norm(dim=1).max()) > 0.009
+    else:
+        assert float(y.min()) == 0
+
+
+def test_cnn():
+    """One after the other, by automatic differentiation."""
+    e = small("zo_hfl", "hierarchical", "problem.model=cnn", "problem.fit=2", "algo.B=4", "algo.steps=2")
+    assert isinstance(e.federation.engine, OneByOne)
+    states = steps(e, 1)
+    assert not torch.equal(states[0].x, states[1].x)
+    assert set(e.problem.metrics(states[1].x)) >= {"objective", "test_accuracy", "worst_personal_accuracy"}
+
+
+def test_who_has_what():
+    """90/10, 30 % of the training data on the server, 10 % of a client's for itself; the baselines' division is the same."""
+    ours = small("zo_hfl", "hierarchical").original
+    theirs = small("fedavg", "classification_with_server", "dataset=digits", "partitioner=iid").original
+    n = 1797
+    training = n - round(0.1 * n)
+    server = round(0.3 * training)
+    assert (len(ours._test), len(ours._server), len(ours.train)) == (n - training, server, training - server)
+    assert ours._own.sizes.sum() == pytest.approx(0.1 * len(ours.train), abs=3)
+    assert len(set(ours._own.rows) | set(ours.splits["train"].rows)) == len(ours.train)
+    for a, b in ((ours.train, theirs.train), (ours._test, theirs._test)):
+        assert torch.equal(a.x, b.x)
+    for a, b in ((ours.splits["train"], theirs.splits["train"]), (ours._own, theirs._own)):
+        np.testing.assert_array_equal(a.rows, b.rows)
+    whole = np.concatenate([part.x.numpy() for part in (ours.train, ours._server, ours._test)])
+    plain = small("fedavg", "classification", "partitioner=iid").original
+    everything = np.concatenate([plain.train.x.numpy(), plain._test.x.numpy()])
+    np.testing.assert_array_equal(*(np.sort(v.view([("", v.dtype)] * 64).ravel()) for v in (whole, everything)))
+
+
+def test_equal_budgets():
+    """A client of ZO-HFL takes at each of two points as many local steps as a baseline's."""
+    growing = ["algo.steps={kind: growing, tau: 2}", "participation.cohort=2"]
+    ours = small("zo_hfl", "hierarchical", *growing)
+    theirs = small(
+        "scaffold", "classification_with_server", "dataset=digits", "partitioner=iid", "algo.E=null", *growing
+    )
+    calls = []
+    for e in (ours, theirs):
+        steps(e, 3)
+        calls.append(e.federation.ledger.calls.grad)
+    assert calls == [2 * 2 * (2 + 3 + 4), 2 * (2 + 3 + 4)]
