@@ -115,9 +115,10 @@ def softmax_gradient(flat: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tens
     """The gradient of sum_j weight_j CE(logits_j), logits = x W', W = flat [classes * features], or, for several W at once,
     flat [P, classes * features]: they share the matrix products. x: [B, features]; y, weight: [B]."""
     W = flat.reshape(-1, x.shape[1])
-    delta = torch.softmax((x @ W.mT).reshape(len(x), flat[..., 0].numel(), -1), 2) * weight[:, None, None]
-    at = y[:, None, None].expand(-1, delta.shape[1], 1)
-    delta.scatter_add_(2, at, -weight[:, None, None].expand_as(at))
+    P, w = len(flat) if flat.dim() == 2 else 1, weight.reshape(-1, 1, 1)
+    delta = torch.softmax((x @ W.mT).reshape(len(x), P, -1), 2) * w
+    at = y.reshape(-1, 1, 1).expand(-1, P, 1)
+    delta.scatter_add_(2, at, (-w).expand_as(at))
     return (delta.flatten(1).mT @ x).reshape(flat.shape)
 
 
