@@ -31,7 +31,7 @@ class FedAvg:
     """eta: the local step size; gamma, momentum: the server's step on the clients' mean change, and its momentum.
 
     E: local epochs over batches of B examples (null: the full local data), or
-    steps: local steps on independent batches instead.
+    steps: local steps on independent batches instead, drawn with replacement.
     mu: of the proximal term mu/2 |x_i - x|^2 of each client's objective; 0 is FedAvg.
     weighting: clients by their numbers of examples, or uniformly.
     """

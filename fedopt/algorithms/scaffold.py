@@ -36,7 +36,7 @@ class Scaffold:
     """eta, eta_g: steps of the clients, and of the server on their mean change.
 
     E: local epochs over batches of B examples (null: the full local data), or
-    steps: local steps on independent batches instead.
+    steps: local steps on independent batches instead, drawn with replacement.
     """
 
     eta: Schedule

@@ -12,7 +12,7 @@ from fedopt import oracles
 from fedopt.problems.classes import Problem
 
 Rows = dict[str, tuple[Tensor, Tensor]]  # by split: numbers of examples, their weights
-AT_ONCE = 128  # examples of a client that a stack fetches in one go, which saves the overhead of small batches
+AT_ONCE = 256  # examples of a client that a stack fetches in one go, which saves the overhead of small batches
 
 
 class Client:
