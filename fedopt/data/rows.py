@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_library = torch.library.Library("fedopt", "FRAGMENT")
+_library = torch.library.Library("fedopt", "DEF")
 _library.define("take_rows(Tensor table, Tensor rows) -> Tensor")
 _library.impl("take_rows", lambda table, rows: table.index_select(0, rows), "CompositeExplicitAutograd")
 _library.define("take_scaled_rows(Tensor table, Tensor rows, Tensor scale, Tensor shift) -> Tensor")
