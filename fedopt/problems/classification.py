@@ -25,7 +25,7 @@ class Classification(Minimisation):
         self.test = Images(data.x_test, data.y_test, data, world)
         self.labels = data.y_train
         self.splits = world.split(len(self.train), data.y_train)
-        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed)
+        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed, world.autocast)
         self.convolutional = self.net.convolutional
         self._start = self.net.initial.to(world.device, world.dtype)
         return self
