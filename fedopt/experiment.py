@@ -60,7 +60,8 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
         )
 
     device = machine.configure(hardware, jobs)
-    world = World(seed, partitioner, dataset, device, getattr(torch, hardware.dtype))
+    autocast = hardware.autocast and getattr(torch, hardware.autocast)
+    world = World(seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
     original = unbuilt.build(world)
     problem = reduce(original, algorithm.solves)
     engine = engines.choose(hardware.engine, hardware.stack, problem, cohort or problem.clients)

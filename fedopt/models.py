@@ -17,20 +17,23 @@ class FlatModel:
     """A chain of layers whose parameters live in one flat vector, in the order of `nn.Sequential.parameters()`.
 
     dim: the length of that vector; initial: its value after PyTorch's own initialisation, [dim], float32.
-    convolutional: whether it has convolutions; dense: whether it is linear layers with ReLUs between them, and no more;
-    softmax: whether it is one linear layer without biases.
+    autocast: the type that products and convolutions are computed in, None for that of the parameters.
+    convolutional: whether it has convolutions; dense: whether `cross_entropy_gradient` knows it, that is linear layers with
+        ReLUs between them, and no autocast; softmax: whether `softmax_gradient` does, that is one linear layer without biases.
     """
 
-    def __init__(self, layers: nn.Sequential, input_shape: Sequence[int]):
+    def __init__(self, layers: nn.Sequential, input_shape: Sequence[int], autocast: torch.dtype | None = None):
         parameters = list(layers.parameters())
         self.input_shape = tuple(input_shape)
+        self.autocast = autocast
         self.convolutional = any(isinstance(layer, nn.Conv2d) for layer in layers)
         self.sizes = [p.numel() for p in parameters]
         self.dim = sum(self.sizes)
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters])
         self._shapes = [p.shape for p in parameters]
-        self.softmax = len(layers) == len(parameters) == 1
-        self.dense = not self.softmax and all(isinstance(layer, nn.Linear | nn.ReLU) for layer in layers)
+        self.softmax = autocast is None and len(layers) == len(parameters) == 1
+        linear = all(isinstance(layer, nn.Linear | nn.ReLU) for layer in layers)
+        self.dense = autocast is None and linear and not self.softmax
         self._layers = [layer.requires_grad_(False) for layer in layers]
 
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
@@ -40,10 +43,16 @@ class FlatModel:
                 "problem.model=linear and problem.model=softmax have no hidden layers: use mlp, cnn or vgg11"
             )
         body, head = nn.Sequential(*self._layers[:-1]), nn.Sequential(self._layers[-1])
-        return FlatModel(body, self.input_shape), FlatModel(head, ())
+        return FlatModel(body, self.input_shape, self.autocast), FlatModel(head, (), self.autocast)
 
     def __call__(self, flat: Tensor, x: Tensor) -> Tensor:
-        """Logits [B, classes] of x [B, features] under the parameters flat [dim]."""
+        """Logits [B, classes] of x [B, features] under the parameters flat [dim], in their type."""
+        if self.autocast is None:
+            return self._forward(flat, x)
+        with torch.autocast(flat.device.type, self.autocast, cache_enabled=False):
+            return self._forward(flat, x).to(flat.dtype)
+
+    def _forward(self, flat: Tensor, x: Tensor) -> Tensor:
         parameters = iter(self._views(flat))
         if self.convolutional:
             x = x.reshape(-1, *self.input_shape)
@@ -122,7 +131,14 @@ def softmax_gradient(flat: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tens
     return (delta.flatten(1).mT @ x).reshape(flat.shape)
 
 
-def build(name: str, widths: Sequence[int], input_shape: Sequence[int], classes: int, seed: int) -> FlatModel:
+def build(
+    name: str,
+    widths: Sequence[int],
+    input_shape: Sequence[int],
+    classes: int,
+    seed: int,
+    autocast: torch.dtype | None = None,
+) -> FlatModel:
     """A model by name.
 
     linear: softmax regression; softmax: the same without biases; mlp: hidden layers of the given widths; cnn: two 3x3 convolutions
@@ -158,7 +174,7 @@ def build(name: str, widths: Sequence[int], input_shape: Sequence[int], classes:
             layers = [*features, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)]
         else:
             raise UserError(f"problem.model={name} is not known; there are {', '.join(NAMES)}")
-    return FlatModel(nn.Sequential(*layers), input_shape)
+    return FlatModel(nn.Sequential(*layers), input_shape, autocast)
 
 
 def _needs_pixels(name: str, height: int, width: int, least: int) -> None:

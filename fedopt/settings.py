@@ -98,7 +98,8 @@ class Hardware:
     """device: cpu, cuda, cuda:1, ...; threads: of one process, null for all cores, shared among the jobs of a parallel sweep.
 
     engine: auto, vectorised or one_by_one; stack: clients that the vectorised engine runs at once, null for what fits the cache.
-    tf32: TensorFloat-32 matrix products on GPUs; deterministic: only operations that give the same bits every time.
+    tf32: TensorFloat-32 matrix products on GPUs; autocast: the type of the products and convolutions of networks, null for dtype.
+    deterministic: only operations that give the same bits every time.
     """
 
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
@@ -107,7 +108,14 @@ class Hardware:
     stack: PositiveInt | None
     threads: PositiveInt | None
     tf32: bool
+    autocast: Literal["bfloat16"] | None
     deterministic: bool
+
+    @model_validator(mode="after")
+    def _single_precision(self) -> "Hardware":
+        if self.autocast and self.dtype != "float32":
+            raise ValueError(f"autocast={self.autocast} goes with dtype=float32")
+        return self
 
 
 def build(cls: type[T], node: Any, where: str) -> T:

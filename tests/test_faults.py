@@ -38,6 +38,7 @@ WRONG = {
     "seed that is no number": (["seed=x"], ["seed=x"]),
     "no budget": (["budget.rounds=null"], ["budget", "at least one"]),
     "negative budget": (["budget.rounds=-5"], ["budget.rounds=-5"]),
+    "autocast in double": (["hardware.autocast=bfloat16", "hardware.dtype=float64"], ["hardware", "float32"]),
     "unknown engine": (["hardware.engine=fast"], ["hardware.engine=fast", "vectorised"]),
     "unknown device": (["hardware.device=tpu"], ["hardware.device=tpu"]),
     "cohort larger than the federation": (

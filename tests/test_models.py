@@ -119,6 +119,23 @@ def test_vmap_over_parameters(name, widths, shape, classes):
     torch.testing.assert_close(shared, torch.stack([model(flat, x[0]) for flat in flats]))
 
 
+@pytest.mark.parametrize(("name", "widths", "shape"), [("mlp", [6], (1, 4, 4)), ("cnn", [], (1, 4, 4))])
+def test_autocast(name, widths, shape):
+    """Products have the 8 bits of bfloat16, parameters, logits and gradients stay float32."""
+    exact = models.build(name, widths, shape, 3, seed=0)
+    cast = models.build(name, widths, shape, 3, seed=0, autocast=torch.bfloat16)
+    assert not cast.dense
+    x = torch.randn(4, 5, math.prod(shape), generator=torch.Generator().manual_seed(1))
+
+    def gradient(model):
+        return torch.func.grad(lambda flat, x: model(flat, x).square().sum())
+
+    for of, bound in ((lambda model: model, 0.02), (gradient, 0.2)):  # a maximum that flips changes a gradient's way
+        values = [torch.func.vmap(of(model), in_dims=(None, 0))(model.initial, x) for model in (exact, cast)]
+        assert values[1].dtype == torch.float32
+        assert 1e-5 < (values[1] - values[0]).norm() / values[0].norm() < bound
+
+
 def test_vgg11():
     shape = (3, 32, 32)
     model = models.build("vgg11", [], shape, 10, seed=0)

@@ -16,13 +16,15 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class World:
-    """seed: of every draw made while building; dataset: where images come from, None for problems that make their own data."""
+    """seed: of every draw made while building; dataset: where images come from, None for problems that make their own data;
+    autocast: the type of the products and convolutions of networks, None for dtype."""
 
     seed: int
     partitioner: Partitioner
     dataset: DatasetSource | None = None
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
+    autocast: torch.dtype | None = None
 
     def rng(self, *part: int) -> np.random.Generator:
         """For the problem's own constants, or for a part of them."""

@@ -13,13 +13,11 @@ from fedopt.federation.client import Client
 from fedopt.federation.draws import Drawn
 from fedopt.problems.classes import Problem
 
-STACK_BYTES = (
-    64 * 2**20
-)  # of messages in a stack: bounds memory; larger stacks gain nothing more (scripts/bench stacks)
+# Messages in a stack: bounds memory; larger stacks gain nothing more (scripts/bench stacks)
+STACK_BYTES = 64 * 2**20
 LARGEST_STACK = 256
-STEP_OVERHEAD = (
-    8  # what a step of a stack costs besides its clients, in clients: 4 (MLP) to 9 (softmax) measured on one thread
-)
+# What a step of a stack costs besides its clients, in clients: 4 (MLP) to 9 (softmax) measured on one thread
+STEP_OVERHEAD = 8
 LARGEST_VECTOR, LARGEST_VECTOR_THREADED = 750 * 2**10, 4 * 2**20  # bytes, with one thread and with several
 
 

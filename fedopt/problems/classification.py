@@ -42,7 +42,7 @@ class Classification(Minimisation):
         self.train, self.labels, self.splits, self._own, _, self._test, classes = divided(
             world, self.test, self.server, self.own_test
         )
-        self.net = models.build(self.model, self.widths, self.train.shape, classes, world.seed)
+        self.net = models.build(self.model, self.widths, self.train.shape, classes, world.seed, world.autocast)
         self.convolutional = self.net.convolutional
         self._start = self.net.initial.to(world.device, world.dtype)
         return self

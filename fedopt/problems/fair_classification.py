@@ -48,7 +48,7 @@ class FairClassification(Minimax):
         self.train, self.labels = training_images(data, world, self.examples)
         self.test = Images(data.x_test, data.y_test, data, world)
         self.splits = world.split(len(self.train), self.labels)
-        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed)
+        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed, world.autocast)
         self.convolutional = self.net.convolutional
         C = data.classes
         shares = np.bincount(self.labels, minlength=C) / len(self.labels)

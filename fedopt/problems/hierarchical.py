@@ -67,7 +67,7 @@ class Hierarchical(classes.Hierarchical):
         )
         assert own is not None
         self._own = own
-        self.net = models.build(self.model, self.widths, self.train.shape, count, world.seed)
+        self.net = models.build(self.model, self.widths, self.train.shape, count, world.seed, world.autocast)
         self.convolutional = self.net.convolutional
         self._start = self.net.initial.to(world.device, world.dtype)
         n = self.sizes() if self.weighting == "samples" else np.ones(self.clients)

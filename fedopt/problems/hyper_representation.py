@@ -38,7 +38,7 @@ class HyperRepresentation(Bilevel):
         self.test = Images(data.x_test, data.y_test, data, world)
         self.labels = data.y_train
         self.splits = world.split(len(self.train), data.y_train, self.validation)
-        net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed)
+        net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed, world.autocast)
         self.convolutional = net.convolutional
         self.body, self.head = net.split_last()
         self._start = tuple(part.initial.to(world.device, world.dtype) for part in (self.body, self.head))

@@ -54,7 +54,7 @@ class ImbalancedMnist(Bilevel):
         self.train = Images(data.x_train[kept], self.labels, data, world)
         self.test = Images(data.x_test, data.y_test, data, world)
         self.splits = world.split(len(kept), self.labels, self.validation)
-        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed)
+        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed, world.autocast)
         self.convolutional = self.net.convolutional
         val = self.splits["val"]  # an example weighs 1 / (M n_i): a class's share is not its count where sizes differ
         shares = np.bincount(self.labels[val.rows], val.client_mean_weights(), minlength=data.classes)

@@ -48,7 +48,7 @@ class RobustNn(Minimax):
         self.train, self.labels = training_images(data, world, self.examples)
         self.test = Images(data.x_test, data.y_test, data, world)
         self.splits = world.split(len(self.train), self.labels)
-        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed)
+        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed, world.autocast)
         self.convolutional = self.net.convolutional
         x = self.net.initial.to(world.device, world.dtype)
         self._start = (x, x.new_zeros(int(np.prod(self.train.shape))))
