@@ -75,8 +75,8 @@ def pairs() -> list[tuple[str, str]]:
 
 
 def config(*overrides: str) -> dict[str, Any]:
-    """Composing takes as long as many a test: choices of groups are composed once, values are set afterwards."""
-    groups = tuple(o for o in overrides if (FOLDERS[0] / o.partition("=")[0]).is_dir())
+    """Composing takes as long as many a test: choices of groups and new keys are composed once, values are set afterwards."""
+    groups = tuple(o for o in overrides if o[0] == "+" or (CONF / o.partition("=")[0]).is_dir())
     chosen = _composed(groups).copy()
     for override in overrides:
         if override not in groups:
