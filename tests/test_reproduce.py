@@ -17,7 +17,7 @@ from harness import real
 from test_compare import FEDAVG, record
 
 from fedopt.errors import UserError
-from fedopt.results import claims, compare, published, reproduce
+from fedopt.results import claims, compare, published, report, reproduce
 from fedopt.results.folder import RunFolder
 from fedopt.settings import Budget, Evaluation, Participation, build, build_target
 
@@ -309,7 +309,7 @@ def test_curves(tmp_path, monkeypatch):
     node = {**FEDMSA, "lines": {label: [] for label in "ABC"}, "y": ["distance", "train_loss"], "x": "round"}
     node |= {"panels": {"left": ["A", "C"], "right": ["B", "C"]}, "horizontal": ["C"], "transform": "square"}
     described = build(published.Published, {**node, "scale": "log"}, "experiment")
-    reproduce.draw_curves(tmp_path / "a.png", described, runs)
+    report.draw_curves(tmp_path / "a.png", described, runs)
     monkeypatch.undo()
     (figure,) = kept
     assert [axes.get_title() for axes in figure.axes] == ["left", "left", "right", "right"]
