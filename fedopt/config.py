@@ -1,16 +1,23 @@
 """Where the configs are, and composing them outside the `fedopt` command."""
 
 import os
+import re
 from collections.abc import Iterable
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 _inside, _beside = Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
+_VALUE = re.compile(r"\w+(\.\w+)*")  # the key of an override that neither adds nor removes
 
 
 def read_node(path: Path) -> dict[str, Any]:
@@ -23,10 +30,33 @@ def read_node(path: Path) -> dict[str, Any]:
 
 
 def composed(overrides: Iterable[str], folders: Iterable[str | Path] = ()) -> DictConfig:
-    """The config that `fedopt OVERRIDES` has; folders: config folders of one's own, searched after fedopt's."""
+    """The config that `fedopt OVERRIDES` has; folders: config folders of one's own, searched after fedopt's.
+
+    Choosing files takes Hydra long: configs that differ in values alone share it. Raises hydra's and omegaconf's errors.
+    """
+    words, own = tuple(overrides), tuple(str(folder) for folder in folders)
+    values = [word for word in words if _VALUE.fullmatch(key := word.partition("=")[0]) and not _is_group(key, own)]
+    try:
+        choose = _compose if own else _compose_once  # one's own files may change meanwhile
+        config = deepcopy(choose(tuple(word for word in words if word not in values), own))
+        for override in OverridesParser.create().parse_overrides(values):
+            OmegaConf.update(config, override.key_or_group, override.value())
+        return config
+    except (HydraException, OmegaConfBaseException):
+        return _compose(words, own)  # whose message is the one that is wanted
+
+
+def _is_group(key: str, folders: Iterable[str]) -> bool:
+    return any((folder / key).is_dir() for folder in (CONF, *map(Path, folders)))
+
+
+def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> DictConfig:
     search = ",".join("file://" + os.path.abspath(folder) for folder in folders)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides=[*([f"hydra.searchpath=[{search}]"] if search else []), *overrides])
+
+
+_compose_once = cache(_compose)
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

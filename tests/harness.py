@@ -2,14 +2,11 @@
 
 import os
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
-from omegaconf import DictConfig, OmegaConf
 
 from fedopt.config import CONF, composed, plain, read_node
 from fedopt.experiment import Experiment, assemble
@@ -75,19 +72,7 @@ def pairs() -> list[tuple[str, str]]:
 
 
 def config(*overrides: str) -> dict[str, Any]:
-    """Composing takes as long as many a test: choices of groups and new keys are composed once, values are set afterwards."""
-    groups = tuple(o for o in overrides if o[0] == "+" or (CONF / o.partition("=")[0]).is_dir())
-    chosen = _composed(groups).copy()
-    for override in overrides:
-        if override not in groups:
-            key, _, value = override.partition("=")
-            OmegaConf.update(chosen, key, yaml.safe_load(value), merge=False)
-    return plain(chosen)
-
-
-@cache
-def _composed(groups: tuple[str, ...]) -> DictConfig:
-    return composed(groups, FOLDERS[1:])
+    return plain(composed(overrides, FOLDERS[1:]))
 
 
 def small(algo: str, problem: str, *overrides: str) -> Experiment:
