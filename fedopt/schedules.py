@@ -106,6 +106,12 @@ class Growing:
         return math.ceil(self.tau * factor)
 
 
+def check_either(settings: object, steps: str, epochs: str) -> None:
+    """Raises ValueError unless one of two settings, of local steps and of local epochs, is given and the other null."""
+    if (getattr(settings, steps) is None) == (getattr(settings, epochs) is None):
+        raise ValueError(f"give either {steps} (local steps) or {epochs} (local epochs), and set the other to null")
+
+
 LocalSteps = Annotated[
     Annotated[Fixed | Growing, Field(discriminator="kind")],
     BeforeValidator(_number_is_constant),

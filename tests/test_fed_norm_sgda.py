@@ -262,7 +262,7 @@ def test_dropout():
         (["participation.work=[1,2]"], ["least or work"]),
         (["algo=fednest"], ["FedNest", "uneven"]),
         (["participation.dropout=1"], ["participation.dropout=1", "less than 1"]),
-        (["algo.tau=null"], ["E (local epochs) or tau"]),
+        (["algo.tau=null"], ["either tau (local steps) or E (local epochs)"]),
         (["algo.rho=[]"], ["at least one"]),
         (["problem.mismatch=[1,2,3]"], ["problem.mismatch", "2 clients"]),
     ],

@@ -19,10 +19,10 @@ from torch import Tensor
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Minibatches
 from fedopt.federation.federation import Federation
-from fedopt.federation.ledger import size_in_bytes
+from fedopt.federation.ledger import exchange, size_in_bytes
 from fedopt.oracles import outer_gradient_x, outer_gradient_y, outer_gradients
 from fedopt.problems.classes import Minimax
-from fedopt.schedules import Schedule
+from fedopt.schedules import Schedule, check_either
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(gt=0, le=1)]
@@ -81,8 +81,7 @@ class FedNormSgda:
     uneven: ClassVar = True
 
     def __post_init__(self) -> None:
-        if (self.E is None) == (self.tau is None):
-            raise ValueError("give either E (local epochs) or tau (local steps), and set the other to null")
+        check_either(self, "tau", "E")
         if [] in (self.rho, self.mu, self.decay):
             raise ValueError("rho, mu and decay need at least one entry")
 
@@ -138,15 +137,9 @@ class FedNormSgda:
         """What `step` adds to the ledger."""
         C = fed.cohort()
         norms = 2 * s.x.element_size() if self.aggregation == "normalised" else 0
-        steps = int(self._draws(fed).steps_of(problem.splits, C).sum())
-        return {
-            "comm_rounds": 1,
-            "bytes_down": len(C) * size_in_bytes(self._message(s)[0]),
-            "bytes_up": len(C) * (size_in_bytes((s.x, s.y)) + norms),
-            "grad_calls": steps if self.S is None else 2 * steps,
-            "hvp_calls": 0,
-            "jvp_calls": 0,
-        }
+        steps = self._draws(fed).steps_of(problem.splits, C).sum()
+        down, up = size_in_bytes(self._message(s)[0]), size_in_bytes((s.x, s.y)) + norms
+        return exchange(len(C), down, up, steps if self.S is None else 2 * steps)
 
     def _message(self, s: State) -> tuple[Vectors, Vectors]:
         """What is sent, and x_hat of this round: x itself, which is not sent twice, every S rounds."""

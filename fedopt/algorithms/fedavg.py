@@ -12,10 +12,10 @@ from torch import Tensor
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Minibatches
 from fedopt.federation.federation import Federation
-from fedopt.federation.ledger import size_in_bytes
+from fedopt.federation.ledger import exchange, size_in_bytes
 from fedopt.oracles import gradient
 from fedopt.problems.classes import Minimisation
-from fedopt.schedules import LocalSteps, Schedule
+from fedopt.schedules import LocalSteps, Schedule, check_either
 
 
 class State(NamedTuple):
@@ -49,8 +49,7 @@ class FedAvg:
     uneven: ClassVar = True
 
     def __post_init__(self) -> None:
-        if (self.E is None) == (self.steps is None):
-            raise ValueError("give either E (local epochs) or steps, and set the other to null")
+        check_either(self, "steps", "E")
 
     def init(self, problem: Minimisation, fed: Federation) -> State:
         (x,) = problem.start()
@@ -78,17 +77,8 @@ class FedAvg:
     def cost(self, s: State, problem: Minimisation, fed: Federation) -> dict[str, int]:
         """What `step` adds to the ledger."""
         S = fed.cohort()
-        size = len(S) * size_in_bytes(s.x)
-        return {
-            "comm_rounds": 1,
-            "bytes_down": size,
-            "bytes_up": size,
-            "grad_calls": self._draws(s.r, fed).steps_of(problem.splits, S).sum(),
-            "hvp_calls": 0,
-            "jvp_calls": 0,
-        }
+        size, steps = size_in_bytes(s.x), self._draws(s.r, fed).steps_of(problem.splits, S)
+        return exchange(len(S), size, size, steps.sum())
 
     def _draws(self, r: int, fed: Federation) -> Minibatches:
-        if self.steps is None:
-            return Minibatches(self.B, epochs=fed.work(self.E or 1))
-        return Minibatches(self.B, fed.work(self.steps(r, fed.problem.clients)), replace=True)
+        return fed.local_draws(self.B, self.E, self.steps(r, fed.problem.clients) if self.steps else None)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Minibatches
 from fedopt.federation.federation import Federation
-from fedopt.federation.ledger import size_in_bytes
+from fedopt.federation.ledger import exchange, size_in_bytes
 from fedopt.oracles import outer_gradients
 from fedopt.problems.classes import Minimax
 from fedopt.schedules import Schedule
@@ -58,10 +58,8 @@ class FedAvgS:
     def cost(self, s: State, problem: Minimax, fed: Federation) -> dict[str, int]:
         """What `step` adds to the ledger."""
         S = fed.cohort()
-        size = len(S) * size_in_bytes((s.x, s.y))
-        steps = int(self._draws(fed).steps_of(problem.splits, S).sum())
-        calls = {"grad_calls": steps, "hvp_calls": 0, "jvp_calls": 0}
-        return {"comm_rounds": 1, "bytes_down": size, "bytes_up": size, **calls}
+        size, steps = size_in_bytes((s.x, s.y)), self._draws(fed).steps_of(problem.splits, S)
+        return exchange(len(S), size, size, steps.sum())
 
     def _draws(self, fed: Federation) -> Minibatches:
         return Minibatches(self.B, fed.work(self.tau))

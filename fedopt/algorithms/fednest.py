@@ -6,6 +6,7 @@ Notation
     p                                      an estimate of [grad^2_yy g]^-1 grad_y f (FedIHGP)
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Minibatches
 from fedopt.federation.federation import Federation
-from fedopt.federation.ledger import size_in_bytes
+from fedopt.federation.ledger import exchange, size_in_bytes
 from fedopt.oracles import (
     cross_product,
     inner_gradient,
@@ -30,7 +31,7 @@ from fedopt.oracles import (
 )
 from fedopt.problems.classes import Bilevel
 from fedopt.randomness import Purpose
-from fedopt.schedules import Schedule
+from fedopt.schedules import Schedule, check_either
 
 Pair = tuple[Tensor, Tensor]
 
@@ -83,10 +84,7 @@ class FedNest:
 
     def __post_init__(self) -> None:
         for steps, epochs in (("tau_in", "E_in"), ("tau_out", "E_out")):
-            if (getattr(self, steps) is None) == (getattr(self, epochs) is None):
-                raise ValueError(
-                    f"give either {steps} (local steps) or {epochs} (local epochs), and set the other to null"
-                )
+            check_either(self, steps, epochs)
         if not self.alternating and (self.inner, self.outer, self.T, self.E_out) != ("sgd", "sgd", 1, None):
             raise ValueError("alternating=false goes with inner=sgd, outer=sgd, T=1 and tau_out")
         if not self.alternating and self.B_out != self.B:
@@ -247,34 +245,33 @@ class FedNest:
         def steps(draws: Minibatches, extra: int = 0) -> int:  # of the next cohort, over all its clients
             return int(draws.steps_of(problem.splits, fed.cohort()).sum()) - m * extra
 
-        cost = dict.fromkeys(("comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls"), 0)
+        total: Counter[str] = Counter()
 
-        def exchange(clients: int, down: int, up: int, grad: int = 0, hvp: int = 0, jvp: int = 0) -> None:
-            for key, value in zip(cost, (1, clients * down, clients * up, grad, hvp, jvp), strict=True):
-                cost[key] += value
+        def add(*of_exchange: int, **calls: int) -> None:
+            total.update(exchange(*of_exchange, **calls))
 
         if not self.alternating:
             draws = self._non_alternating_draws(samples)
             inner, outer = steps(draws, draws.extra), m * (self.tau_out or 1)
-            exchange(m, X + Y, X + Y, inner + outer, outer * products, outer * indirect)
-            return cost
+            add(m, X + Y, X + Y, inner + outer, outer * products, outer * indirect)
+            return total
         for _ in range(self.T):
             if self.inner == "sgd":
-                exchange(m, X + Y, Y, steps(self._inner_draws(problem)))
+                add(m, X + Y, Y, steps(self._inner_draws(problem)))
             else:
                 local = 2 * (steps(self._inner_draws(problem)) - m)
                 clients = M if self.anchor == "all" else m
-                exchange(clients, X + Y, Y, clients)
-                exchange(m, X + 2 * Y, Y, local)
+                add(clients, X + Y, Y, clients)
+                add(m, X + 2 * Y, Y, local)
         if self.outer == "sgd":
             local = steps(self._local_outer_draws(problem, samples)) // samples
-            exchange(m, X + Y, X, local, local * products, local * indirect)
-            return cost
+            add(m, X + Y, X, local, local * products, local * indirect)
+            return total
         local = 2 * (steps(self._outer_draws(problem)) - m) * direct
         if indirect:
-            exchange(m, X + Y, Y, m)
+            add(m, X + Y, Y, m)
         for _ in range(products):
-            exchange(m, X + 2 * Y, Y, hvp=m)
-        exchange(m, X + Y * (1 + indirect), X, m * direct, jvp=m * indirect)
-        exchange(m, 2 * X + Y, X, local)
-        return cost
+            add(m, X + 2 * Y, Y, hvp=m)
+        add(m, X + Y * (1 + indirect), X, m * direct, jvp=m * indirect)
+        add(m, 2 * X + Y, X, local)
+        return total

@@ -19,7 +19,7 @@ from fedopt.errors import UserError
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Minibatches
 from fedopt.federation.federation import Federation
-from fedopt.federation.ledger import size_in_bytes
+from fedopt.federation.ledger import exchange, size_in_bytes
 from fedopt.oracles import Product, inner_gradient, local_hypergradient, local_samples, neumann_sum
 from fedopt.problems.classes import Bilevel
 
@@ -52,9 +52,8 @@ def estimates(problem: Bilevel, x: Tensor, y: Tensor, xi: list[Any], theta: floa
 
 def cost(problem: Bilevel, clients: int, message: Vectors, evaluations: int, Q: int) -> dict[str, int]:
     """What an exchange adds to the ledger in which each client takes so many (D, G)."""
-    size, each = clients * size_in_bytes(message), clients * evaluations
-    calls = {"grad_calls": 2 * each, "hvp_calls": products(problem, Q) * each, "jvp_calls": problem.indirect * each}
-    return {"comm_rounds": 1, "bytes_down": size, "bytes_up": size, **calls}
+    size, each = size_in_bytes(message), clients * evaluations
+    return exchange(clients, size, size, 2 * each, products(problem, Q) * each, problem.indirect * each)
 
 
 class StateM(NamedTuple):

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Minibatches
 from fedopt.federation.federation import Federation
-from fedopt.federation.ledger import size_in_bytes
+from fedopt.federation.ledger import exchange, size_in_bytes
 from fedopt.oracles import at_each, local_gradients, server_gradient
 from fedopt.problems.classes import Hierarchical
 from fedopt.randomness import Purpose
@@ -60,9 +60,8 @@ class ZoHfl:
             z = torch.cat([x + eta * v, x - eta * v])  # the 2 D points of Alg. 1, line 5, are worked on together
             of_f2 = client.sample(0)
 
-            def step(
-                y: Tensor, k: int, zeta: Any
-            ) -> Tensor:  # Alg. 2; zeta is that of z = x + eta v and of z = x - eta v
+            # Alg. 2; zeta is that of z = x + eta v and of z = x - eta v
+            def step(y: Tensor, k: int, zeta: Any) -> Tensor:
                 y = y.sub(local_gradients(problem, z, y, zeta), alpha=self.gamma_local(k - 1))
                 return problem.project(z, y, zeta)
 
@@ -81,15 +80,8 @@ class ZoHfl:
     def cost(self, s: State, problem: Hierarchical, fed: Federation) -> dict[str, int]:
         """What `step` adds to the ledger."""
         S, D = fed.cohort(), self.directions or s.x.numel()
-        size = size_in_bytes(s.x)
-        return {
-            "comm_rounds": 1,
-            "bytes_down": len(S) * (1 + D) * size,
-            "bytes_up": len(S) * size,
-            "grad_calls": 2 * D * (self._draws(s.r, fed).steps_of(problem.splits, S) - 1).sum(),
-            "hvp_calls": 0,
-            "jvp_calls": 0,
-        }
+        size, steps = size_in_bytes(s.x), self._draws(s.r, fed).steps_of(problem.splits, S) - 1
+        return exchange(len(S), (1 + D) * size, size, 2 * D * steps.sum())
 
     def _directions(self, x: Tensor, S: np.ndarray, fed: Federation) -> Tensor:
         """[cohort, D, n]."""

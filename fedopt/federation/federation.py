@@ -111,6 +111,12 @@ class Federation:
             [rng.integers(self.least, m + 1) for rng, m in zip(rngs, np.broadcast_to(most, M), strict=True)]
         )
 
+    def local_draws(self, B: int | None, epochs: int | None, steps: int | np.ndarray | None) -> Minibatches:
+        """For so many local epochs, or so many local steps on independent batches, drawn with replacement, as `work` has them."""
+        if epochs is not None:
+            return Minibatches(B, epochs=self.work(epochs))
+        return Minibatches(B, self.work(1 if steps is None else steps), replace=True)
+
     def round(
         self,
         client_fn: ClientFn,

@@ -16,6 +16,18 @@ def size_in_bytes(message: object) -> int:
     return sum(t.numel() * t.element_size() for t in tree_leaves(message) if isinstance(t, Tensor))
 
 
+def exchange(clients: int, down: int, up: int, grad: int = 0, hvp: int = 0, jvp: int = 0) -> dict[str, int]:
+    """What one exchange adds to the columns: `down` and `up` bytes with each of so many clients; all their calls."""
+    return {
+        "comm_rounds": 1,
+        "bytes_down": clients * down,
+        "bytes_up": clients * up,
+        "grad_calls": grad,
+        "hvp_calls": hvp,
+        "jvp_calls": jvp,
+    }
+
+
 @dataclass
 class Ledger:
     """comm_rounds: server -> clients -> server exchanges; down, up: bytes to and from each client, [M] int64."""

@@ -3,65 +3,43 @@
 min_x max_{y in simplex} sum_c y_c F_c(x) - lam/2 |y|^2,    F_c the mean loss of class c
 """
 
-from collections.abc import Mapping
+from typing import Self
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, NonNegativeFloat, PositiveInt
+from pydantic import ConfigDict, NonNegativeFloat
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedopt import models
 from fedopt.data.world import World
-from fedopt.problems.classes import Minimax
+from fedopt.problems.network import NetworkMinimax
 from fedopt.problems.projections import simplex
-from fedopt.problems.supervised import (
-    Batch,
-    Images,
-    cross_entropy,
-    losses,
-    mean,
-    split_batches,
-    training_images,
-    weighted_sums,
-)
+from fedopt.problems.supervised import Batch, cross_entropy, losses, mean, weighted_sums
 
 
 @dataclass(config=ConfigDict(extra="forbid"))
-class FairClassification(Minimax):
-    """x: the parameters of the model; y: the weights of the classes, [C].
+class FairClassification(NetworkMinimax):
+    """y: the weights of the classes, [C].
 
     An example of class c counts 1 / (the class's share of all data): where clients weigh by their numbers of examples, their f_i
     have the mean above, however few of a class they have.
 
     lam: how strongly the weights are drawn to be equal.
-    examples: of the training set, at random; null for all.
     """
 
-    model: str
-    widths: list[PositiveInt]
     lam: NonNegativeFloat
-    examples: PositiveInt | None
 
-    def build(self, world: World) -> "FairClassification":
-        data = world.load()
-        self.train, self.labels = training_images(data, world, self.examples)
-        self.test = Images(data.x_test, data.y_test, data, world)
-        self.splits = world.split(len(self.train), self.labels)
-        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed, world.autocast)
-        self.convolutional = self.net.convolutional
-        C = data.classes
-        shares = np.bincount(self.labels, minlength=C) / len(self.labels)
+    def build(self, world: World) -> Self:
+        super().build(world)
+        C = len(self.start()[1])
+        shares, self._test_shares = (
+            np.bincount(y, minlength=C) / len(y) for y in (self.labels, self.test.y.cpu().numpy())
+        )
         self._per_share = torch.from_numpy(1 / np.where(shares > 0, shares, 1)).to(world.device, world.dtype)
-        self._test_shares = np.bincount(data.y_test, minlength=C) / len(data.y_test)
-        self._start = (self.net.initial.to(self._per_share), torch.full_like(self._per_share, 1 / C))
         return self
 
-    def start(self) -> tuple[Tensor, ...]:
-        return self._start
-
-    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:
-        return split_batches(self.train, rows)
+    def start_y(self, x: Tensor, classes: int) -> Tensor:
+        return x.new_full((classes,), 1 / classes)
 
     def f(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor:
         batch = sample["train"]

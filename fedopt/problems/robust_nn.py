@@ -3,62 +3,31 @@
 min_x max_{|y| <= eps} (1/n) sum_j loss(h_x(a_j + y), b_j), over the n examples j of all clients.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from pydantic import ConfigDict, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedopt import models
-from fedopt.data.world import World
-from fedopt.problems.classes import Minimax
+from fedopt.problems.network import NetworkMinimax
 from fedopt.problems.projections import Norm, ball
-from fedopt.problems.supervised import (
-    Batch,
-    Images,
-    cross_entropy,
-    losses,
-    mean,
-    split_batches,
-    test_metrics,
-    training_images,
-)
+from fedopt.problems.supervised import Batch, cross_entropy, losses, mean, test_metrics
 
 
 @dataclass(config=ConfigDict(extra="forbid"))
-class RobustNn(Minimax):
-    """x: the parameters of the model; y: the perturbation, [features], in the units in which the model sees pixels.
+class RobustNn(NetworkMinimax):
+    """y: the perturbation, [features], in the units in which the model sees pixels.
 
     eps, norm: the radius of the ball that y is in, and the norm, l1, l2 or linf.
-    examples: of the training set, at random; null for all.
     ascent: steps of the search for the worst perturbation, one pass over the test set together.
     """
 
-    model: str
-    widths: list[PositiveInt]
     eps: PositiveFloat
     norm: Norm
-    examples: PositiveInt | None
     ascent: PositiveInt
 
-    def build(self, world: World) -> "RobustNn":
-        data = world.load()
-        self.train, self.labels = training_images(data, world, self.examples)
-        self.test = Images(data.x_test, data.y_test, data, world)
-        self.splits = world.split(len(self.train), self.labels)
-        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed, world.autocast)
-        self.convolutional = self.net.convolutional
-        x = self.net.initial.to(world.device, world.dtype)
-        self._start = (x, x.new_zeros(int(np.prod(self.train.shape))))
-        return self
-
-    def start(self) -> tuple[Tensor, ...]:
-        return self._start
-
-    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:
-        return split_batches(self.train, rows)
+    def start_y(self, x: Tensor, classes: int) -> Tensor:
+        return x.new_zeros(int(np.prod(self.train.shape)))
 
     def f(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor:
         batch = sample["train"]

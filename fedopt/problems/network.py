@@ -1,0 +1,44 @@
+"""Minimax problems whose x are the parameters of a network."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Self
+
+from pydantic import ConfigDict, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedopt import models
+from fedopt.data.world import World
+from fedopt.problems.classes import Minimax
+from fedopt.problems.supervised import Batch, Images, split_batches, training_images
+
+
+@dataclass(config=ConfigDict(extra="forbid"))
+class NetworkMinimax(Minimax):
+    """model, widths: see `models.build`; examples: of the training set, at random; null for all."""
+
+    model: str
+    widths: list[PositiveInt]
+    examples: PositiveInt | None
+
+    def build(self, world: World) -> Self:
+        data = world.load()
+        self.train, self.labels = training_images(data, world, self.examples)
+        self.test = Images(data.x_test, data.y_test, data, world)
+        self.splits = world.split(len(self.train), self.labels)
+        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed, world.autocast)
+        self.convolutional = self.net.convolutional
+        x = self.net.initial.to(world.device, world.dtype)
+        self._start = (x, self.start_y(x, data.classes))
+        return self
+
+    @abstractmethod
+    def start_y(self, x: Tensor, classes: int) -> Tensor:
+        """Where y starts, on the device and of the dtype of x."""
+
+    def start(self) -> tuple[Tensor, ...]:
+        return self._start
+
+    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:
+        return split_batches(self.train, rows)
