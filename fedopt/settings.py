@@ -150,7 +150,7 @@ def _message(error: Any, where: str) -> str:
     path = [
         str(part)
         for part in error["loc"]
-        if str(part) not in _KINDS and not str(part).startswith(("function-", "list["))
+        if str(part) not in _KINDS and not str(part).startswith(("function-", "list[", "constrained-"))
     ]
     key = ".".join([where, *path])
     text = error["msg"].removeprefix("Value error, ")

@@ -53,6 +53,17 @@ def test_engines_agree(algo, problem, B):
         np.testing.assert_array_equal(ledger.down, runs[0][1].down)
 
 
+UNEVEN = [a for a in names("algo") if getattr(get_class(node("algo", a)["_target_"]), "uneven", False)]
+
+
+@pytest.mark.parametrize(("algo", "problem"), [pair for pair in PAIRS if pair[0] in UNEVEN])
+def test_stragglers_do_no_harm(algo, problem):
+    """Clients without a single local step, with and without others beside them."""
+    for stragglers in (0.34, 0.9):
+        state = last(small(algo, problem, "participation.cohort=2", f"+participation.stragglers={stragglers}"))
+        assert all(torch.as_tensor(leaf).isfinite().all() for leaf in tree_leaves(state))
+
+
 @both
 def test_ledger_is_as_declared(algo, problem):
     e = small(algo, problem)

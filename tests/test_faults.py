@@ -53,6 +53,20 @@ WRONG = {
         [*DIGITS, "algo.E=null", "algo.steps={kind: growing}"],
         ["algo.steps.tau", "missing"],
     ),
+    "a server without data": (
+        ["algo=zo_hfl", "problem=hierarchical", "dataset=digits", "problem.server=0.0001"],
+        ["problem.server=0.0001", "less than one example"],
+    ),
+    "nothing to test on": ([*DIGITS, "problem.test=0.0001"], ["problem.test=0.0001", "less than one example"]),
+    "more examples than there are": (
+        ["algo=local_sgda", "problem=robust_nn", "dataset=digits", "problem.examples=5000"],
+        ["problem.examples=5000", "1437"],
+    ),
+    "a proximal term that overshoots": (
+        ["algo=fed_norm_sgda", "problem=quadratic_minimax", "algo.mu=40"],
+        ["algo", "mu times eta_x"],
+    ),
+    "SCAFFOLD without steps": ([*DIGITS, "algo=scaffold", "algo.eta=0"], ["eta must be greater than 0"]),
     "everyone a straggler": ([*DIGITS, "+participation.stragglers=1"], ["participation.stragglers=1", "less than 1"]),
     "stragglers where work is even": (["participation=stragglers"], ["participation.stragglers", "FedMSA"]),
     "server with everything": ([*DIGITS, "problem.server=1"], ["problem.server=1", "less than 1"]),

@@ -10,6 +10,7 @@ from harness import config, real, small, steps
 from fedopt.errors import UserError
 from fedopt.experiment import assemble
 from fedopt.federation.federation import Federation
+from fedopt.problems.projections import ball
 
 SOLVERS = {
     "sgd": ["algo.rho=0"],
@@ -57,8 +58,14 @@ def derivatives(problem, i):
     return lambda x, y: A @ x - c + B @ y, lambda x, y: B.T @ x - D @ y + e
 
 
-def numpy_round(e, x, y, x_hat, tau=TAU):
-    """A round of Alg. 1 over all clients, which weigh the same; the gradients are weighted by a_i after the fact."""
+def inside(y, radius):
+    """In the ball; no ball, the same."""
+    return y if radius is None else y * min(1, radius / np.linalg.norm(y))
+
+
+def numpy_round(e, x, y, x_hat, tau=TAU, radius=None):
+    """A round of Alg. 1 over all clients, which weigh the same; the gradients are weighted by a_i after the fact. y is projected
+    in each local step and by the server."""
     a = e.algorithm
     eta_x, eta_y, gamma_x, gamma_y = (getattr(a, key)(0) for key in ("eta_x", "eta_y", "gamma_x", "gamma_y"))
     sums, norms, ends = [], [], []
@@ -72,41 +79,53 @@ def numpy_round(e, x, y, x_hat, tau=TAU):
             gradients.append((g_x, g_y))
             d_x, d_y = rho * d_x + g_x, rho * d_y + g_y
             x_i = x_i - eta_x * (decay**k * d_x + mu * (x_i - x))
-            y_i = y_i + eta_y * (decay**k * d_y - mu * (y_i - y))
+            y_i = inside(y_i + eta_y * (decay**k * d_y - mu * (y_i - y)), radius)
         sums.append([sum(w * g[j] for w, g in zip(v, gradients, strict=True)) for j, v in enumerate((a_x, a_y))])
         norms.append((a_x.sum(), a_y.sum()))
         ends.append((x_i, y_i))
         np.testing.assert_allclose(x_i, x - eta_x * sums[-1][0], rtol=1e-12)  # the iterate is the weighted sum
-        np.testing.assert_allclose(y_i, y + eta_y * sums[-1][1], rtol=1e-12)
+        if radius is None:
+            np.testing.assert_allclose(y_i, y + eta_y * sums[-1][1], rtol=1e-12)
     n = len(tau)
     if a.aggregation == "naive":
         mean_x, mean_y = (np.mean([end[j] for end in ends], axis=0) for j in (0, 1))
-        return x + gamma_x * (mean_x - x), y + gamma_y * (mean_y - y)
+        return x + gamma_x * (mean_x - x), inside(y + gamma_y * (mean_y - y), radius)
     g_x, g_y = (sum(s[j] / norm[j] for s, norm in zip(sums, norms, strict=True)) / n for j in (0, 1))
     eff_x, eff_y = (sum(norm[j] for norm in norms) / n for j in (0, 1))
-    return x - eff_x * gamma_x * eta_x * g_x, y + eff_y * gamma_y * eta_y * g_y
+    return x - eff_x * gamma_x * eta_x * g_x, inside(y + eff_y * gamma_y * eta_y * g_y, radius)
 
 
 @pytest.mark.parametrize("aggregation", ["normalised", "naive"])
 @pytest.mark.parametrize("S", [None, 2])
+@pytest.mark.parametrize("radius", [None, 0.7])
 @pytest.mark.parametrize("name", SOLVERS)
-def test_golden_numbers(name, S, aggregation):
-    """Two clients with 2 and 5 local steps, three rounds: Alg. 1 written out."""
+def test_golden_numbers(name, radius, S, aggregation, monkeypatch):
+    """Two clients with 2 and 5 local steps, three rounds: Alg. 1 written out; also with y in a ball, outside of which it starts."""
     rates = ["algo.eta_x=0.1", "algo.eta_y=0.2", "algo.gamma_x=0.8", "algo.gamma_y=1.3"]
     e = experiment(*rates, *SOLVERS[name], f"algo.S={S or 'null'}", f"algo.aggregation={aggregation}")
+    if radius is not None:
+        monkeypatch.setattr(e.problem, "project", lambda y: ball(y, radius), raising=False)
     x, y = (v.numpy() for v in e.problem.start())
     x_hat = None
     for r, state in enumerate(steps(e, 3)[1:]):
         if S is not None and r % S == 0:
             x_hat = x
-        x, y = numpy_round(e, x, y, x_hat)
+        x, y = numpy_round(e, x, y, x_hat, radius=radius)
         np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-10)
         np.testing.assert_allclose(state.y.numpy(), y, rtol=1e-10)
 
 
-def test_weights_of_the_solvers():
-    """App. A.1 in closed form."""
+def test_weights_of_the_solvers(monkeypatch):
+    """App. A.1 in closed form: of the derivation above, and |a_i|_1 as clients send it."""
     eta, tau = 0.3, 4
+    sent = []
+    run = Federation.round
+
+    def spy(fed, *arguments):
+        sent.append(run(fed, *arguments))
+        return sent[-1]
+
+    monkeypatch.setattr(Federation, "round", spy)
     k = np.arange(tau)
     closed = {
         "sgd": np.ones(tau),
@@ -115,7 +134,10 @@ def test_weights_of_the_solvers():
         "decaying": 0.8**k,
     }
     for name, expected in closed.items():
-        np.testing.assert_allclose(solver(experiment(*SOLVERS[name]), 0, eta, tau)[0], expected, rtol=1e-12)
+        e = experiment(*SOLVERS[name], f"participation.work=[{tau},{tau}]", f"algo.eta_x={eta}", "algo.eta_y=0.1")
+        np.testing.assert_allclose(solver(e, 0, eta, tau)[0], expected, rtol=1e-12)
+        steps(e, 1)
+        assert float(sent[-1][2][0]) == pytest.approx(expected.sum(), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", SOLVERS)
@@ -133,9 +155,10 @@ def test_naive_averaging_finds_another_saddle_and_normalised_the_solution(name):
     assert float((solution - mismatched).norm()) > 1e-2
 
 
-def test_local_sgda_is_fed_norm_sgda_of_even_clients():
-    """Equal tau_i, SGD, gamma = 1; also of cohorts of clients that do not weigh the same."""
-    settings = ["algo.B=8", "algo.tau=4", "problem.examples=23"]
+@pytest.mark.parametrize("more", [["algo.weighting=uniform"], ["participation.cohort=6"]])
+def test_local_sgda_is_fed_norm_sgda_of_even_clients(more):
+    """Equal tau_i, SGD, gamma = 1: of cohorts, and of all clients where they do not weigh the same."""
+    settings = ["algo.B=8", "algo.tau=4", "problem.examples=23", *more]
     runs = [steps(small(algo, "quadratic_minimax", *settings), 5)[-1] for algo in ("fed_norm_sgda", "local_sgda")]
     for a, b in zip(runs[0][1:3], runs[1][1:3], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)

@@ -59,7 +59,7 @@ class FedNormSgda:
     S: rounds between snapshots x_hat ("+"); null: grad_y is taken at the client's own x.
     rho, mu, decay: the local solver: momentum, proximal coefficient, factor of the local steps' sizes from one to the next;
         SGD is 0, 0, 1. A list mixes solvers: client i has its entry i, and from the first again.
-    aggregation: normalised by |a_i|_1, or naive: the mean of the clients' changes.
+    aggregation: normalised by |a_i|_1, or naive: the mean of the cohort's changes, weighted by p_i.
     weighting: p_i by numbers of examples, or uniform.
     """
 
@@ -84,6 +84,8 @@ class FedNormSgda:
         check_either(self, "tau", "E")
         if [] in (self.rho, self.mu, self.decay):
             raise ValueError("rho, mu and decay need at least one entry")
+        if max(self.eta_x(0), self.eta_y(0)) * (max(self.mu) if isinstance(self.mu, list) else self.mu) > 1:
+            raise ValueError("mu times eta_x and times eta_y must be at most 1: weights a_i would be negative")
 
     def init(self, problem: Minimax, fed: Federation) -> State:
         x, y = problem.start()
@@ -119,11 +121,13 @@ class FedNormSgda:
             if not normalised:
                 return eta_x * of_x.G, y_i - y
             a = of_ones.G  # |a_i|_1 for x and for y: what the solver makes of gradients that are all one
-            return eta_x * of_x.G / a[0], eta_y * of_y.G / a[1], a
+            by_x, by_y = torch.where(a > 0, a, 1)  # of a straggler all is zero
+            return eta_x * of_x.G / by_x, eta_y * of_y.G / by_y, a
 
         C = fed.cohort()
         message, x_hat = self._message(s)
-        weights = self._p(problem)[C] * problem.clients / len(C)  # eq. 3
+        weights = self._p(problem)[C]
+        weights *= problem.clients / len(C) if normalised else 1 / weights.sum()  # eq. 3; the mean over the cohort
         g_x, g_y, *norms = fed.round(local_steps, message, C, self._draws(fed), weights)
         tau_x, tau_y = norms[0] / weights.sum() if normalised else (1.0, 1.0)  # tau_eff: a mean of |a_i|_1
         x = s.x - tau_x * self.gamma_x(s.r) * g_x
@@ -159,4 +163,5 @@ class FedNormSgda:
     def _draws(self, fed: Federation) -> Minibatches:
         if self.E is not None:
             return Minibatches(self.B, epochs=fed.work(self.E))
-        return Minibatches(self.B, fed.work(self.tau or 1))
+        assert self.tau is not None
+        return Minibatches(self.B, fed.work(self.tau))

@@ -50,6 +50,8 @@ class Scaffold:
 
     def __post_init__(self) -> None:
         check_either(self, "steps", "E")
+        if self.eta(0) == 0:
+            raise ValueError("eta must be greater than 0: the control variates are changes of iterates over eta")
 
     def init(self, problem: Minimisation, fed: Federation) -> State:
         (x,) = problem.start()

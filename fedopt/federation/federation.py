@@ -112,10 +112,12 @@ class Federation:
         )
 
     def local_draws(self, B: int | None, epochs: int | None, steps: int | np.ndarray | None) -> Minibatches:
-        """For so many local epochs, or so many local steps on independent batches, drawn with replacement, as `work` has them."""
+        """For so many local epochs, or else so many local steps on independent batches, drawn with replacement, as `work` has
+        them."""
         if epochs is not None:
             return Minibatches(B, epochs=self.work(epochs))
-        return Minibatches(B, self.work(1 if steps is None else steps), replace=True)
+        assert steps is not None
+        return Minibatches(B, self.work(steps), replace=True)
 
     def round(
         self,

@@ -13,6 +13,7 @@ from fedopt.data.datasets import LabelledData
 from fedopt.data.ragged import Ragged
 from fedopt.data.rows import take_rows, take_scaled_rows
 from fedopt.data.world import World
+from fedopt.errors import UserError
 
 
 class Batch(NamedTuple):
@@ -48,7 +49,9 @@ class Images:
 
 
 def training_images(data: LabelledData, world: World, examples: int | None) -> tuple[Images, np.ndarray]:
-    """The training examples and their labels: all, or so many at random."""
+    """The training examples and their labels: all, or so many at random. Raises UserError where there are not so many."""
+    if examples is not None and examples > len(data.y_train):
+        raise UserError(f"problem.examples={examples}: the data set has {len(data.y_train)} training examples")
     kept = np.sort(world.rng().permutation(len(data.y_train))[:examples])
     return Images(data.x_train[kept], data.y_train[kept], data, world), data.y_train[kept]
 
@@ -72,11 +75,14 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 def divided(world: World, test: float | None, server: float, own_test: float | None) -> Divided:
     """Who has what. test: fraction of all examples, None for the data set's own test examples; server: fraction of the others;
-    own_test: of each client's."""
+    own_test: of each client's. Raises UserError for a fraction that is less than one example."""
     data = world.load()
     if test is not None:
         data = data.redivided(test, world.rng(1))
     n = len(data.y_train)
+    for key, fraction, count in (("test", test, len(data.y_test)), ("server", server, round(server * n))):
+        if fraction and not count:
+            raise UserError(f"problem.{key}={fraction}: is less than one example")
     at_server, at_clients = (np.sort(rows) for rows in np.split(world.rng(2).permutation(n), [round(server * n)]))
     labels = data.y_train[at_clients]
     splits = world.split(len(labels), labels, own_test)

@@ -1,6 +1,5 @@
 """What the runs of a published experiment say: its figure, its table, its claims."""
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -108,7 +107,7 @@ def _shown(published: Published, cells: pd.DataFrame) -> Table:
 
 def _beside_paper(cell: pd.Series) -> str:
     measured = plus_minus(cell["mean"], cell["std"]) if cell["seeds"] else "-"
-    return measured if math.isnan(cell["paper"]) else f"{measured} ({cell['paper']:g})"
+    return measured if pd.isna(cell["paper"]) else f"{measured} ({cell['paper']:g})"
 
 
 def draw_curves(path: Path, published: Published, lines: Mapping[str, list[Recorded]]) -> None:
