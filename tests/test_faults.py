@@ -199,23 +199,24 @@ def test_corrupted_checkpoint(monkeypatch, capsys, tmp_path):
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == metrics
 
 
-def test_full_disk(tmp_path):
+def test_full_disk(monkeypatch, capsys, tmp_path):
     """A file may not grow beyond 8 kB: the row that does not fit is not there by half, and the run can go on."""
 
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
+    monkeypatch.chdir(tmp_path)
     setting = [*TINY, "budget.rounds=150", "output_dir=run"]
     # figures are larger than the limit: begin without it, and interrupt nothing but the growth of metrics.csv
-    first = run(*TINY, "output_dir=run", cwd=tmp_path)
+    first = fedopt(monkeypatch, capsys, *TINY, "output_dir=run")
     assert first.code == 0
     result = run(*setting, "resume=true", cwd=tmp_path, preexec_fn=limit)
     one_line(result._replace(err=result.err.splitlines()[-1]), "metrics.csv", "resume=true")
     content = (tmp_path / "run" / "metrics.csv").read_text()
     assert content.endswith("\n")
     assert len({line.count(",") for line in content.splitlines()}) == 1
-    assert run(*setting, "resume=true", cwd=tmp_path).code == 0
-    undisturbed = run(*TINY, "budget.rounds=150", "output_dir=whole", cwd=tmp_path)
+    assert fedopt(monkeypatch, capsys, *setting, "resume=true").code == 0
+    undisturbed = fedopt(monkeypatch, capsys, *TINY, "budget.rounds=150", "output_dir=whole")
     assert undisturbed.code == 0
     assert without_time(tmp_path / "run" / "metrics.csv") == without_time(tmp_path / "whole" / "metrics.csv")
 

@@ -81,7 +81,7 @@ def test_killed_runs_resume_exactly(monkeypatch, capsys, tmp_path):
     pd.testing.assert_frame_equal(without_time(tmp_path / "run"), without_time(tmp_path / "whole"))
 
 
-def test_ctrl_c(tmp_path):
+def test_ctrl_c(monkeypatch, capsys, tmp_path):
     """Finishes the row, checkpoints, says how to go on; going on gives the undisturbed result."""
     process = start(*LONG, "budget.rounds=100000", "output_dir=run", cwd=tmp_path)
     metrics = tmp_path / "run" / "metrics.csv"
@@ -99,8 +99,9 @@ def test_ctrl_c(tmp_path):
     assert table["round"].iloc[-1] == summary["round"]
     assert checkpointed_round(tmp_path / "run") == summary["round"]
     rounds = int(summary["round"]) + 6
-    assert run(*LONG, f"budget.rounds={rounds}", "output_dir=run", "resume=true", cwd=tmp_path).code == 0
-    assert run(*LONG, f"budget.rounds={rounds}", "output_dir=whole", cwd=tmp_path).code == 0
+    for name, more in (("run", ["resume=true"]), ("whole", [])):
+        arguments = [*LONG, f"budget.rounds={rounds}", f"output_dir={tmp_path / name}", *more]
+        assert fedopt(monkeypatch, capsys, *arguments).code == 0
     after, whole = without_time(tmp_path / "run"), without_time(tmp_path / "whole")
     regular = after["round"].astype(int).isin(whole["round"].astype(int))  # the interrupted round has a row of its own
     pd.testing.assert_frame_equal(after[regular].reset_index(drop=True), whole)
