@@ -195,6 +195,13 @@ TWO_RANKS = {
         "partitioner.clients=20",
         "participation.cohort=5",
     ],
+    "classification": [
+        "algo=fedavg",
+        "dataset=digits",
+        "problem.widths=[16]",
+        "partitioner.clients=7",
+        "participation.cohort=3",
+    ],
     "classification_with_server": ["algo=scaffold", "dataset=digits", "algo.steps=5", "participation.cohort=3"],
     "hierarchical": [
         "algo=zo_hfl",

@@ -161,7 +161,4 @@ class FedNormSgda:
         return n / n.sum()
 
     def _draws(self, fed: Federation) -> Minibatches:
-        if self.E is not None:
-            return Minibatches(self.B, epochs=fed.work(self.E))
-        assert self.tau is not None
-        return Minibatches(self.B, fed.work(self.tau))
+        return fed.local_draws(self.B, self.E, self.tau)

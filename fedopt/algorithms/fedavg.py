@@ -81,4 +81,5 @@ class FedAvg:
         return exchange(len(S), size, size, steps.sum())
 
     def _draws(self, r: int, fed: Federation) -> Minibatches:
-        return fed.local_draws(self.B, self.E, self.steps(r, fed.problem.clients) if self.steps else None)
+        steps = self.steps(r, fed.problem.clients) if self.steps else None
+        return fed.local_draws(self.B, self.E, steps, replace=True)

@@ -111,13 +111,15 @@ class Federation:
             [rng.integers(self.least, m + 1) for rng, m in zip(rngs, np.broadcast_to(most, M), strict=True)]
         )
 
-    def local_draws(self, B: int | None, epochs: int | None, steps: int | np.ndarray | None) -> Minibatches:
-        """For so many local epochs, or else so many local steps on independent batches, drawn with replacement, as `work` has
-        them."""
+    def local_draws(
+        self, B: int | None, epochs: int | None, steps: int | np.ndarray | None, replace: bool = False
+    ) -> Minibatches:
+        """For so many local epochs, or else so many local steps on independent batches, as `work` has them. replace: of steps,
+        see `Minibatches`."""
         if epochs is not None:
             return Minibatches(B, epochs=self.work(epochs))
         assert steps is not None
-        return Minibatches(B, self.work(steps), replace=True)
+        return Minibatches(B, self.work(steps), replace=replace)
 
     def round(
         self,
