@@ -63,13 +63,14 @@ def inside(y, radius):
     return y if radius is None else y * min(1, radius / np.linalg.norm(y))
 
 
-def numpy_round(e, x, y, x_hat, tau=TAU, radius=None):
-    """A round of Alg. 1 over all clients, which weigh the same; the gradients are weighted by a_i after the fact. y is projected
-    in each local step and by the server."""
+def numpy_round(e, x, y, x_hat, radius=None, tau=None, p=(0.5, 0.5)):
+    """A round of Alg. 1 with local steps `tau` of the clients that take part (None: of all, TAU), by client, and weights p; the
+    gradients are weighted by a_i after the fact. y is projected in each local step and by the server."""
+    tau = dict(enumerate(TAU)) if tau is None else tau
     a = e.algorithm
     eta_x, eta_y, gamma_x, gamma_y = (getattr(a, key)(0) for key in ("eta_x", "eta_y", "gamma_x", "gamma_y"))
     sums, norms, ends = [], [], []
-    for i, tau_i in enumerate(tau):
+    for i, tau_i in tau.items():
         of_x, of_y = derivatives(e.problem, i)
         a_x, rho, mu, decay = solver(e, i, eta_x, tau_i)
         a_y = solver(e, i, eta_y, tau_i)[0]
@@ -86,12 +87,13 @@ def numpy_round(e, x, y, x_hat, tau=TAU, radius=None):
         np.testing.assert_allclose(x_i, x - eta_x * sums[-1][0], rtol=1e-12)  # the iterate is the weighted sum
         if radius is None:
             np.testing.assert_allclose(y_i, y + eta_y * sums[-1][1], rtol=1e-12)
-    n = len(tau)
+    p_C = np.array([p[i] for i in tau])
     if a.aggregation == "naive":
-        mean_x, mean_y = (np.mean([end[j] for end in ends], axis=0) for j in (0, 1))
+        mean_x, mean_y = (np.average([end[j] for end in ends], axis=0, weights=p_C) for j in (0, 1))
         return x + gamma_x * (mean_x - x), inside(y + gamma_y * (mean_y - y), radius)
-    g_x, g_y = (sum(s[j] / norm[j] for s, norm in zip(sums, norms, strict=True)) / n for j in (0, 1))
-    eff_x, eff_y = (sum(norm[j] for norm in norms) / n for j in (0, 1))
+    p_tilde = p_C * len(p) / len(tau)
+    g_x, g_y = (sum(w * s[j] / norm[j] for w, s, norm in zip(p_tilde, sums, norms, strict=True)) for j in (0, 1))
+    eff_x, eff_y = np.average(norms, axis=0, weights=p_C)
     return x - eff_x * gamma_x * eta_x * g_x, inside(y + eff_y * gamma_y * eta_y * g_y, radius)
 
 
@@ -111,6 +113,40 @@ def test_golden_numbers(name, radius, S, aggregation, monkeypatch):
         if S is not None and r % S == 0:
             x_hat = x
         x, y = numpy_round(e, x, y, x_hat, radius=radius)
+        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-10)
+        np.testing.assert_allclose(state.y.numpy(), y, rtol=1e-10)
+
+
+@pytest.mark.parametrize("aggregation", ["normalised", "naive"])
+@pytest.mark.parametrize("S", [None, 2])
+def test_golden_numbers_of_cohorts(S, aggregation, monkeypatch):
+    """Three of five clients, with as many local steps as their numbers and examples of their own: Alg. 1 with eq. 3's weights."""
+    tau, cohorts = [1, 2, 3, 4, 5], [[0, 2, 3], [1, 2, 4], [0, 1, 4]]
+    e = experiment(
+        "partitioner.clients=5",
+        "participation.cohort=3",
+        f"participation.work={tau}",
+        "problem.examples=23",
+        "problem.mismatch=null",
+        "algo.weighting=samples",
+        "algo.B=null",
+        "algo.rho=[0.5,0]",
+        "algo.eta_x=0.1",
+        "algo.eta_y=0.2",
+        f"algo.S={S or 'null'}",
+        f"algo.aggregation={aggregation}",
+        "hardware.dtype=float64",
+    )
+    p = e.problem.sizes() / 23
+    assert len(set(p)) > 1
+    x, y = (v.numpy() for v in e.problem.start())
+    x_hat = None
+    todo = iter(cohorts)
+    monkeypatch.setattr(Federation, "cohort", lambda fed: np.array(next(todo)))
+    for r, state in enumerate(steps(e, 3)[1:]):
+        if S is not None and r % S == 0:
+            x_hat = x
+        x, y = numpy_round(e, x, y, x_hat, tau={i: tau[i] for i in cohorts[r]}, p=p)
         np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-10)
         np.testing.assert_allclose(state.y.numpy(), y, rtol=1e-10)
 

@@ -200,6 +200,7 @@ def test_words(tmp_path):
     assert of("first('B', 1, metric='distance')") == 10
     assert of("first('A', 99) >= 5 * first('A', 90)") == 1
     assert of("smooth('A', 2)") == 82
+    assert of("smooth('A')") == 85
     assert of("noise('A', 4)") == pytest.approx(np.std([6, -11, 4], ddof=1))
     assert of("smooth('A', 2, until=20)") == 88
     assert of("first_mean_square('B', 7.5, metric='distance')") == 20
@@ -461,6 +462,26 @@ def test_published_experiments_compose(name):
         for group in ("algo", "problem", "partitioner"):
             build_target(config[group], group)
     assert len({task.folder for task in lines}) == len(lines)
+
+
+def test_file_that_builds_on_another(experiment, tmp_path):
+    """As Hydra merges them: runs and what is measured of them agree."""
+    experiment("one", claims=[{"says": "a", "measure": "1", "at_least": 0}])
+    node = {"title": "another", "lines": {"more": "algo.K=3"}}
+    content = {"defaults": ["test/one", {"override /participation": "uneven"}, "_self_"], "experiment": node}
+    experiment("two").write_text("# @package _global_\n" + yaml.safe_dump(content))
+    folders = [tmp_path / "conf"]
+    one, two = (published.load(f"test/{name}", folders) for name in ("one", "two"))
+    assert two == replace(one, title="another", lines={**one.lines, "more": ["algo.K=3"]})
+    (first,), (same, more) = (
+        published.tasks(f"test/{name}", of, 1, (), folders) for name, of in (("one", one), ("two", two))
+    )
+    assert (same.config["participation"]["least"], more.config["algo"]["K"]) == (2, 3)
+    assert same.config["budget"] == first.config["budget"]
+    content["defaults"][0] = "test/three"
+    experiment("two").write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match="test/three.yaml: there is no such file"):
+        published.load("test/two", folders)
 
 
 def test_identity_is_what_the_numbers_depend_on():

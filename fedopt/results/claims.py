@@ -115,8 +115,8 @@ class Measures:
         hits = [reached(metric or self._metric, value, target) for value in self._values(label, metric)]
         return self._first(np.array(hits), self._spent(label, x), or_end)
 
-    def smooth(self, label: str, n: int, metric: str | None = None, until: float = math.inf) -> float:
-        """The mean of the last n evaluations up to x = until."""
+    def smooth(self, label: str, n: int | None = None, metric: str | None = None, until: float = math.inf) -> float:
+        """The mean of the last n evaluations up to x = until; by default, of a fifth of them, and of at least 3."""
         return float(np.mean(self._last(label, n, metric, until)))
 
     def noise(self, label: str, n: int, metric: str | None = None, until: float = math.inf) -> float:
@@ -188,8 +188,9 @@ class Measures:
         worst = -math.inf if name.endswith("accuracy") else math.inf
         return np.nan_to_num(run.values(name), nan=worst, posinf=worst, neginf=worst)
 
-    def _last(self, label: str, n: int, metric: str | None, until: float) -> np.ndarray:
-        return self._values(label, metric)[self._spent(label, None) <= until][-n:]
+    def _last(self, label: str, n: int | None, metric: str | None, until: float) -> np.ndarray:
+        values = self._values(label, metric)[self._spent(label, None) <= until]
+        return values[-(n or max(3, len(values) // 5)) :]
 
     def _spent(self, label: str, x: str | None) -> np.ndarray:
         if (x or self._x) not in COSTS:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
@@ -126,19 +127,30 @@ def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
 def load(name: str, folders: Sequence[Path] = ()) -> Published:
     """Raises UserError in one line for a file that is broken."""
     file = f"experiment/{name}.yaml"
-    path = next(folder / file for folder in _all(folders) if (folder / file).exists())
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read: {_where(error)}") from None
-    if not isinstance(content, dict) or "experiment" not in content:
-        raise UserError(f"{file}: has no node experiment")
-    published = build(Published, content["experiment"], f"{file}: experiment")
+    published = build(Published, _node(name, folders), f"{file}: experiment")
     try:
         published.check_labels()
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
     return published
+
+
+def _node(name: str, folders: Sequence[Path]) -> dict[str, Any]:
+    """The node `experiment` of a file, on top of those of the experiments that the file builds on, as Hydra merges them."""
+    file = f"experiment/{name}.yaml"
+    path = next((path for folder in _all(folders) if (path := folder / file).exists()), None)
+    if path is None:
+        raise UserError(f"{file}: there is no such file")
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read: {_where(error)}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("experiment"), dict):
+        raise UserError(f"{file}: has no node experiment")
+    bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
+    merged = OmegaConf.to_container(OmegaConf.merge(*(_node(base, folders) for base in bases), content["experiment"]))
+    assert isinstance(merged, dict)
+    return {str(key): value for key, value in merged.items()}
 
 
 def tasks(
