@@ -480,7 +480,7 @@ def test_file_that_builds_on_another(experiment, tmp_path):
     assert same.config["budget"] == first.config["budget"]
     content["defaults"][0] = "test/three"
     experiment("two").write_text(yaml.safe_dump(content))
-    with pytest.raises(UserError, match="test/three.yaml: there is no such file"):
+    with pytest.raises(UserError, match=r"test/three\.yaml: there is no such file"):
         published.load("test/two", folders)
 
 
