@@ -174,7 +174,7 @@ def test_a_failed_run_is_named_and_the_others_are_judged(tmp_path, experiment, c
         result = command("test/one")
         assert result.code == 1
         assert "failed    bad  seed 0" in result.out
-        assert "not measured            it ends: without seed 0: bad has no run that ended" in result.out
+        assert "not measured            it ends: bad has no run that ended (seed 0)" in result.out
         assert result.err.count("algo.beta: 1 step sizes") == 1
     assert len(pd.read_csv(tmp_path / "outputs/reproduce/test/one/figure.csv")) == 5
 
@@ -261,15 +261,15 @@ def test_verdicts(tmp_path):
     seeds[2] = measures({"A": tmp_path / "a2", "B": tmp_path / "b2"})
     row = claims.verdict(claims.Claim("A beats B", "final('A') - final('B')", at_least=9), seeds)
     assert (row["mean"], row["seeds"]) == (10, 2)
-    assert row["note"] == "without seed 1: B has no run that ended; B diverged in seed 2"
+    assert row["note"] == "B has no run that ended (seed 1); B diverged (seed 2)"
     row = claims.verdict(claims.Claim("never", "first('A', 99) / first('B', 99)", at_least=1), {0: seeds[0]})
-    assert claims.sentence(row) == "not measured            never: not a number in seed 0"
+    assert claims.sentence(row) == "not measured            never: not a number (seed 0)"
     row = claims.verdict(claims.Claim("never", "first('A', 99)", at_least=1), seeds)
     assert (row["mean"], row["holds"]) == (math.inf, "holds")
     row = claims.verdict(claims.Claim("typo", "final('A', 'test_acuracy')", at_least=1), {0: seeds[0]})
-    assert row["note"] == "without seed 0: A has no test_acuracy, did you mean test_accuracy?"
+    assert row["note"] == "A has no test_acuracy, did you mean test_accuracy? (seed 0)"
     row = claims.verdict(claims.Claim("nothing", "1 / diverged('A')", at_least=1), {0: seeds[0]})
-    assert row["note"] == "without seed 0: a division by zero"
+    assert row["note"] == "a division by zero (seed 0)"
 
 
 @pytest.mark.parametrize(

@@ -251,22 +251,24 @@ def _calls(expression: str) -> Iterator[ast.Call]:
 
 
 def verdict(claim: Claim, seeds: Mapping[int, Measures]) -> dict[str, Any]:
-    """A row of claims.csv: COLUMNS. Seeds whose runs have not ended are left out and named in `note`; diverged runs count, and
-    are named."""
-    values, notes = [], []
+    """A row of claims.csv: COLUMNS. `note` names the seeds that are left out, and why, and those of diverged runs, which count."""
+    values = []
+    notes: dict[str, list[str]] = {}  # what is to be said -> of which seeds
     for seed, measures in seeds.items():
+        said = [f"{label} diverged" for label in measures.has_diverged(labels_in(claim.measure))]
         try:
             values.append(measures.evaluate(claim.measure))
-            if math.isnan(values[-1]):
-                notes.append(f"not a number in seed {seed}")
+            said += ["not a number"] if math.isnan(values[-1]) else []
         except Unmeasurable as error:
-            notes.append(f"without seed {seed}: {error}")
-        notes += [f"{label} diverged in seed {seed}" for label in measures.has_diverged(labels_in(claim.measure))]
+            said.append(str(error))
+        for text in said:
+            notes.setdefault(text, []).append(str(seed))
+    note = "; ".join(f"{text} (seed{'s' * (len(of) > 1)} {', '.join(of)})" for text, of in notes.items())
     mean, std = moments(values)
     holds = UNMEASURED if math.isnan(mean) else HOLDS if claim.holds(mean) else FAILS
     if holds != UNMEASURED and len(values) > 1 and claim.distance(mean) < std / math.sqrt(len(values)):
         holds += NARROWLY
-    row = (claim.says, claim.measure, claim.bound, claim.paper, mean, std, len(values), holds, "; ".join(notes))
+    row = (claim.says, claim.measure, claim.bound, claim.paper, mean, std, len(values), holds, note)
     return dict(zip(COLUMNS, row, strict=True))
 
 
