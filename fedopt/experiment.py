@@ -49,6 +49,10 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
             "participation.least, participation.work, participation.stragglers: "
             f"{type(algorithm).__name__} has no uneven local work"
         )
+    if 0 < participation.stragglers * partitioner.clients < 0.5:
+        raise UserError(
+            f"participation.stragglers={participation.stragglers}: is no client of {partitioner.clients}, to the nearest number"
+        )
     if participation.work is not None and len(participation.work) != partitioner.clients:
         raise UserError(
             f"participation.work={participation.work}: must have an entry for each of the {partitioner.clients} clients"

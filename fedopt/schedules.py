@@ -80,6 +80,11 @@ Schedule = Annotated[
 ]
 
 
+def values(schedule: Constant | InversePower | Exponential | Piecewise) -> list[float]:
+    """All of a piecewise schedule's; of the others the first, which no later one exceeds, and none is 0 unless that is."""
+    return schedule.values if isinstance(schedule, Piecewise) else [schedule(0)]
+
+
 @dataclass(frozen=True, config=_config)
 class Fixed:
     """value, in every round and for every client."""

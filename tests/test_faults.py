@@ -67,6 +67,10 @@ WRONG = {
         ["algo", "mu times eta_x"],
     ),
     "SCAFFOLD without steps": ([*DIGITS, "algo=scaffold", "algo.eta=0"], ["eta must be greater than 0"]),
+    "nobody a straggler": (
+        [*DIGITS, "+participation.stragglers=0.001"],
+        ["participation.stragglers=0.001", "no client of 100"],
+    ),
     "everyone a straggler": ([*DIGITS, "+participation.stragglers=1"], ["participation.stragglers=1", "less than 1"]),
     "stragglers where work is even": (["participation=stragglers"], ["participation.stragglers", "FedMSA"]),
     "server with everything": ([*DIGITS, "problem.server=1"], ["problem.server=1", "less than 1"]),

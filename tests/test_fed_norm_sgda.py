@@ -323,6 +323,18 @@ def test_dropout():
         (["participation.dropout=1"], ["participation.dropout=1", "less than 1"]),
         (["algo.tau=null"], ["either tau (local steps) or E (local epochs)"]),
         (["algo.rho=[]"], ["at least one"]),
+        (
+            ["algo.mu=2", "algo.eta_y={kind: piecewise, values: [0.1, 0.6], boundaries: [9]}"],
+            ["mu times eta_x and times eta_y"],
+        ),
+        (
+            [
+                "problem=classification_with_server",
+                "algo=scaffold",
+                "algo.eta={kind: exponential, initial: 0, decay: 1}",
+            ],
+            ["eta must"],
+        ),
         (["problem.mismatch=[1,2,3]"], ["problem.mismatch", "2 clients"]),
     ],
 )

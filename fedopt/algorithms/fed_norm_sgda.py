@@ -22,7 +22,7 @@ from fedopt.federation.federation import Federation
 from fedopt.federation.ledger import exchange, size_in_bytes
 from fedopt.oracles import outer_gradient_x, outer_gradient_y, outer_gradients
 from fedopt.problems.classes import Minimax
-from fedopt.schedules import Schedule, check_either
+from fedopt.schedules import Schedule, check_either, values
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(gt=0, le=1)]
@@ -84,7 +84,8 @@ class FedNormSgda:
         check_either(self, "tau", "E")
         if [] in (self.rho, self.mu, self.decay):
             raise ValueError("rho, mu and decay need at least one entry")
-        if max(self.eta_x(0), self.eta_y(0)) * (max(self.mu) if isinstance(self.mu, list) else self.mu) > 1:
+        mu = max(self.mu) if isinstance(self.mu, list) else self.mu
+        if max(values(self.eta_x) + values(self.eta_y)) * mu > 1:
             raise ValueError("mu times eta_x and times eta_y must be at most 1: weights a_i would be negative")
 
     def init(self, problem: Minimax, fed: Federation) -> State:

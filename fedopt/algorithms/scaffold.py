@@ -17,7 +17,7 @@ from fedopt.federation.federation import Federation
 from fedopt.federation.ledger import exchange, size_in_bytes
 from fedopt.oracles import gradient
 from fedopt.problems.classes import Minimisation
-from fedopt.schedules import LocalSteps, Schedule, check_either
+from fedopt.schedules import LocalSteps, Schedule, check_either, values
 
 Pair = tuple[Tensor, Tensor]
 
@@ -50,7 +50,7 @@ class Scaffold:
 
     def __post_init__(self) -> None:
         check_either(self, "steps", "E")
-        if self.eta(0) == 0:
+        if 0 in values(self.eta):
             raise ValueError("eta must be greater than 0: the control variates are changes of iterates over eta")
 
     def init(self, problem: Minimisation, fed: Federation) -> State:
