@@ -67,6 +67,10 @@ WRONG = {
         ["algo", "mu times eta_x"],
     ),
     "SCAFFOLD without steps": ([*DIGITS, "algo=scaffold", "algo.eta=0"], ["eta must be greater than 0"]),
+    "SCAFFOLD without steps from some round on": (
+        [*DIGITS, "algo=scaffold", "algo.eta={kind: piecewise, values: [0.1, 0], boundaries: [9]}"],
+        ["eta must be greater than 0"],
+    ),
     "nobody a straggler": (
         [*DIGITS, "+participation.stragglers=0.001"],
         ["participation.stragglers=0.001", "no client of 100"],

@@ -327,14 +327,6 @@ def test_dropout():
             ["algo.mu=2", "algo.eta_y={kind: piecewise, values: [0.1, 0.6], boundaries: [9]}"],
             ["mu times eta_x and times eta_y"],
         ),
-        (
-            [
-                "problem=classification_with_server",
-                "algo=scaffold",
-                "algo.eta={kind: exponential, initial: 0, decay: 1}",
-            ],
-            ["eta must"],
-        ),
         (["problem.mismatch=[1,2,3]"], ["problem.mismatch", "2 clients"]),
     ],
 )
