@@ -63,14 +63,13 @@ def inside(y, radius):
     return y if radius is None else y * min(1, radius / np.linalg.norm(y))
 
 
-def numpy_round(e, x, y, x_hat, radius=None, tau=None, p=(0.5, 0.5)):
-    """A round of Alg. 1 with local steps `tau` of the clients that take part (None: of all, TAU), by client, and weights p; the
-    gradients are weighted by a_i after the fact. y is projected in each local step and by the server."""
-    tau = dict(enumerate(TAU)) if tau is None else tau
+def numpy_round(e, x, y, x_hat, radius=None, tau=TAU, p=(0.5, 0.5), C=(0, 1)):
+    """A round of Alg. 1 with local steps tau and weights p of all clients, and the cohort C; the gradients are weighted by a_i
+    after the fact. y is projected in each local step and by the server."""
     a = e.algorithm
     eta_x, eta_y, gamma_x, gamma_y = (getattr(a, key)(0) for key in ("eta_x", "eta_y", "gamma_x", "gamma_y"))
     sums, norms, ends = [], [], []
-    for i, tau_i in tau.items():
+    for i, tau_i in enumerate(tau):
         of_x, of_y = derivatives(e.problem, i)
         a_x, rho, mu, decay = solver(e, i, eta_x, tau_i)
         a_y = solver(e, i, eta_y, tau_i)[0]
@@ -87,13 +86,14 @@ def numpy_round(e, x, y, x_hat, radius=None, tau=None, p=(0.5, 0.5)):
         np.testing.assert_allclose(x_i, x - eta_x * sums[-1][0], rtol=1e-12)  # the iterate is the weighted sum
         if radius is None:
             np.testing.assert_allclose(y_i, y + eta_y * sums[-1][1], rtol=1e-12)
-    p_C = np.array([p[i] for i in tau])
+    C = list(C)
+    p = np.array(p)
     if a.aggregation == "naive":
-        mean_x, mean_y = (np.average([end[j] for end in ends], axis=0, weights=p_C) for j in (0, 1))
+        mean_x, mean_y = (np.average([ends[i][j] for i in C], axis=0, weights=p[C]) for j in (0, 1))
         return x + gamma_x * (mean_x - x), inside(y + gamma_y * (mean_y - y), radius)
-    p_tilde = p_C * len(p) / len(tau)
-    g_x, g_y = (sum(w * s[j] / norm[j] for w, s, norm in zip(p_tilde, sums, norms, strict=True)) for j in (0, 1))
-    eff_x, eff_y = np.average(norms, axis=0, weights=p_C)
+    g_x, g_y = (sum(p[i] * len(p) / len(C) * sums[i][j] / norms[i][j] for i in C) for j in (0, 1))
+    of = C if a.tau_eff == "cohort" else range(len(p))
+    eff_x, eff_y = (np.average([norms[i][j] for i in of], weights=[p[i] for i in of]) for j in (0, 1))
     return x - eff_x * gamma_x * eta_x * g_x, inside(y + eff_y * gamma_y * eta_y * g_y, radius)
 
 
@@ -117,9 +117,11 @@ def test_golden_numbers(name, radius, S, aggregation, monkeypatch):
         np.testing.assert_allclose(state.y.numpy(), y, rtol=1e-10)
 
 
-@pytest.mark.parametrize("aggregation", ["normalised", "naive"])
+@pytest.mark.parametrize(
+    "kind", [["algo.tau_eff=all"], ["algo.tau_eff=cohort"], ["algo.aggregation=naive"]], ids=["all", "cohort", "naive"]
+)
 @pytest.mark.parametrize("S", [None, 2])
-def test_golden_numbers_of_cohorts(S, aggregation, monkeypatch):
+def test_golden_numbers_of_cohorts(S, kind, monkeypatch):
     """Three of five clients, with as many local steps as their numbers and examples of their own: Alg. 1 with eq. 3's weights."""
     tau, cohorts = [1, 2, 3, 4, 5], [[0, 2, 3], [1, 2, 4], [0, 1, 4]]
     e = experiment(
@@ -134,7 +136,7 @@ def test_golden_numbers_of_cohorts(S, aggregation, monkeypatch):
         "algo.eta_x=0.1",
         "algo.eta_y=0.2",
         f"algo.S={S or 'null'}",
-        f"algo.aggregation={aggregation}",
+        *kind,
         "hardware.dtype=float64",
     )
     p = e.problem.sizes() / 23
@@ -146,22 +148,14 @@ def test_golden_numbers_of_cohorts(S, aggregation, monkeypatch):
     for r, state in enumerate(steps(e, 3)[1:]):
         if S is not None and r % S == 0:
             x_hat = x
-        x, y = numpy_round(e, x, y, x_hat, tau={i: tau[i] for i in cohorts[r]}, p=p)
+        x, y = numpy_round(e, x, y, x_hat, tau=tau, p=p, C=cohorts[r])
         np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-10)
         np.testing.assert_allclose(state.y.numpy(), y, rtol=1e-10)
 
 
-def test_weights_of_the_solvers(monkeypatch):
-    """App. A.1 in closed form: of the derivation above, and |a_i|_1 as clients send it."""
+def test_weights_of_the_solvers():
+    """App. A.1 in closed form: the weights of the derivation above."""
     eta, tau = 0.3, 4
-    sent = []
-    run = Federation.round
-
-    def spy(fed, *arguments):
-        sent.append(run(fed, *arguments))
-        return sent[-1]
-
-    monkeypatch.setattr(Federation, "round", spy)
     k = np.arange(tau)
     closed = {
         "sgd": np.ones(tau),
@@ -170,10 +164,7 @@ def test_weights_of_the_solvers(monkeypatch):
         "decaying": 0.8**k,
     }
     for name, expected in closed.items():
-        e = experiment(*SOLVERS[name], f"participation.work=[{tau},{tau}]", f"algo.eta_x={eta}", "algo.eta_y=0.1")
-        np.testing.assert_allclose(solver(e, 0, eta, tau)[0], expected, rtol=1e-12)
-        steps(e, 1)
-        assert float(sent[-1][2][0]) == pytest.approx(expected.sum(), rel=1e-12)
+        np.testing.assert_allclose(solver(experiment(*SOLVERS[name]), 0, eta, tau)[0], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", SOLVERS)
@@ -210,8 +201,10 @@ def test_local_sgda_averages_the_iterates():
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-def test_aggregate_of_a_cohort_is_unbiased(weighting, monkeypatch):
-    """Eq. 3: over all cohorts of 2 out of 5, the mean of what the server adds up is that of all clients."""
+@pytest.mark.parametrize("tau_eff", ["all", "cohort"])
+def test_step_of_a_cohort_is_unbiased(tau_eff, weighting, monkeypatch):
+    """Eq. 3: over all cohorts of 2 out of 5, the mean of the server's steps is that of all clients; with tau_eff of the cohort,
+    only that of its aggregates."""
     settings = [
         "partitioner.clients=5",
         "problem.examples=23",
@@ -219,10 +212,11 @@ def test_aggregate_of_a_cohort_is_unbiased(weighting, monkeypatch):
         "participation.least=1",
         "participation.cohort=2",
         f"algo.weighting={weighting}",
+        f"algo.tau_eff={tau_eff}",
         "algo.B=3",
     ]
     e = small("fed_norm_sgda", "quadratic_minimax", *settings)
-    aggregates = []
+    ends, aggregates = [], []
     run = Federation.round
 
     def spy(fed, *arguments, **more):
@@ -233,10 +227,35 @@ def test_aggregate_of_a_cohort_is_unbiased(weighting, monkeypatch):
     monkeypatch.setattr(Federation, "round", spy)
     for cohort in [*combinations(range(5), 2), range(5)]:
         monkeypatch.setattr(Federation, "cohort", lambda fed, cohort=cohort: np.array(cohort))
-        steps(e, 1)
+        ends.append(torch.cat(steps(e, 1)[-1][1:3]))
+    mean = torch.stack(ends[:-1]).mean(0)
+    assert torch.allclose(mean, ends[-1], rtol=1e-12, atol=1e-14) == (tau_eff == "all")
     torch.testing.assert_close(torch.stack(aggregates[:-1]).mean(0), aggregates[-1], rtol=1e-12, atol=1e-14)
     sizes = e.problem.sizes()
     assert len(set(sizes)) > 1
+
+
+@pytest.mark.parametrize("tau_eff", ["all", "cohort"])
+def test_where_cohorts_lead(tau_eff, monkeypatch):
+    """One client of two a round, 2 and 5 local steps that vanish: the mean step is zero at the solution, but with tau_eff of the
+    one at the saddle of naive averaging, since then each weighs as much as it works."""
+    vanishing = ["algo.eta_x=1e-7", "algo.eta_y=1e-7", "algo.gamma_x=1e7", "algo.gamma_y=1e7"]
+    e = experiment(*vanishing, "participation.cohort=1", f"algo.tau_eff={tau_eff}")
+    lengths = {}
+    for where, weights in (("solution", (1, 1)), ("mismatched", TAU)):
+        x, y = e.problem.saddle(np.array(weights))
+        moves = []
+        for client in (0, 1):
+            monkeypatch.setattr(Federation, "cohort", lambda fed, client=client: np.array([client]))
+            e.federation.begin(1)
+            state = e.algorithm.step(
+                e.algorithm.init(e.problem, e.federation)._replace(x=x, y=y), e.problem, e.federation
+            )
+            moves.append(torch.cat([state.x - x, state.y - y]))
+        lengths[where] = float(torch.norm(sum(moves)) / torch.norm(moves[0]))
+    there, elsewhere = ("solution", "mismatched") if tau_eff == "all" else ("mismatched", "solution")
+    assert lengths[there] < 1e-5
+    assert lengths[elsewhere] > 1e-2
 
 
 def test_snapshot_is_sent_only_where_it_is_not_x():
