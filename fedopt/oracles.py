@@ -268,23 +268,31 @@ def _shares_examples(problem: Bilevel) -> bool:
 
 
 def msa_maps(
-    problem: Bilevel | Compositional, u: Sequence[Tensor], sample: Any, damping: float = 0.0
+    problem: Bilevel | Compositional, u: Sequence[Tensor], samples: Sequence[Any], damping: float = 0.0
 ) -> tuple[Tensor, ...]:
     """The mappings of multi-sequence stochastic approximation at u = (x, z^1..z^N): (P, S^1..S^N) [FedMSA eq. 2, 3, 10, 11].
 
     * Bilevel, u = (x, w, v):  P = grad_x f - grad^2_xw g v,  S = [grad_w g, (grad^2_ww g + damping I) v - grad_w f].
-      (Eq. 10a prints grad_x f in S; eq. 2 has grad_w f.)
+      (Eq. 10a prints grad_x f in S; eq. 2 has grad_w f.) Where grad_x f is all of the hypergradient, u = (x, w) and v is left out.
     * Compositional, u = (x, z^1..z^N):  P = J f^0(x)^T J f^1(z^1)^T ... grad f^N(z^N),  S^n = z^n - f^{n-1}(z^{n-1}).
 
-    Each mapping has the shape of its variable; P = 0, S = 0 exactly at the stationary points.
+    samples: `msa_samples` many. Each mapping has the shape of its variable; P = 0, S = 0 exactly at the stationary points.
     """
-    return (
-        _bilevel_maps(problem, u, sample, damping) if isinstance(problem, Bilevel) else _chain_maps(problem, u, sample)
-    )
+    if isinstance(problem, Bilevel):
+        return _bilevel_maps(problem, u, samples[0], damping)
+    return _chain_maps(problem, u, samples)
+
+
+def msa_samples(problem: Bilevel | Compositional) -> int:
+    """Samples that `msa_maps` takes: each level its own, since the product of two levels of one sample is biased."""
+    return len(problem.dims) if isinstance(problem, Compositional) else 1
 
 
 def _bilevel_maps(problem: Bilevel, u: Sequence[Tensor], sample: Any, damping: float) -> tuple[Tensor, ...]:
-    x, w, v = u
+    x, w = u[:2]
+    if not problem.indirect:
+        return outer_gradient_x(problem, x, w, sample), inner_gradient(problem, x, w, sample)
+    v = u[2]
     _count(grad=2, hvp=1, jvp=1)
 
     # The second derivatives of g along v and the gradients of -f are one backward pass through one graph.
@@ -296,14 +304,14 @@ def _bilevel_maps(problem: Bilevel, u: Sequence[Tensor], sample: Any, damping: f
     return -minus_p, s_w, s_v.add(v, alpha=damping) if damping else s_v
 
 
-def _chain_maps(problem: Compositional, u: Sequence[Tensor], sample: Any) -> tuple[Tensor, ...]:
+def _chain_maps(problem: Compositional, u: Sequence[Tensor], samples: Sequence[Any]) -> tuple[Tensor, ...]:
     N = len(u) - 1
     _count(grad=1, jvp=N)
-    value, pull = _vjp(lambda z: problem.level(N, z, sample), u[N])
+    value, pull = _vjp(lambda z: problem.level(N, z, samples[N]), u[N])
     (p,) = pull(torch.ones_like(value))
     s: list[Tensor] = []
     for n in reversed(range(N)):  # from the last level back: no Jacobian is formed
-        value, pull = _vjp(lambda z, n=n: problem.level(n, z, sample), u[n])
+        value, pull = _vjp(lambda z, n=n: problem.level(n, z, samples[n]), u[n])
         (p,) = pull(p)
         s.insert(0, u[n + 1] - value)
     return (p, *s)

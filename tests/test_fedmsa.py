@@ -11,6 +11,7 @@ from fedopt.algorithms.fedmsa import FedMSA
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
 from fedopt.experiment import assemble
+from fedopt.federation.client import Client
 from fedopt.federation.draws import Key, Minibatches, draw
 from fedopt.federation.engines import Vectorised
 from fedopt.federation.federation import Federation
@@ -42,17 +43,19 @@ def sample_noise(problem, fed, r, exchange, client, B, k, steps_drawn):
     return noise
 
 
+@pytest.mark.parametrize("anchor", ["all", "cohort"])
 @pytest.mark.parametrize("B", [None, 3])
-def test_golden_numbers(B):
+def test_golden_numbers(B, anchor):
     """Two clients, two rounds, K = 3, rho = 0.4: Alg. 1 written out, momentum and all evaluations included."""
-    alpha, beta, rho, K = 0.03, 0.2, 0.4, 3
+    alpha, beta_w, beta_v, rho, K = 0.03, 0.2, 0.07, 0.4, 3
     e = small(
         "fedmsa",
         "quadratic_bilevel",
         "partitioner.clients=2",
         "participation.cohort=1",
         f"algo.alpha={alpha}",
-        f"algo.beta={beta}",
+        f"algo.beta=[{beta_w},{beta_v}]",
+        f"algo.anchor={anchor}",
         f"algo.rho={rho}",
         f"algo.K={K}",
         f"algo.B={'null' if B is None else B}",
@@ -65,15 +68,16 @@ def test_golden_numbers(B):
     for r in (1, 2):
         rho_r, K_r = (1, 1) if r == 1 else (rho, K)
         fed.begin(r)
+        anchored = (0, 1) if anchor == "all" else fed.cohort()
         (chosen,) = fed.cohort()
         per_client = []
-        for m in (0, 1):
+        for m in anchored:
             xi = sample_noise(p, fed, r, 1, m, B, 0, 1)
             new, old = numpy_maps(p, m, u, xi), numpy_maps(p, m, u_prev, xi)
             per_client.append(
                 [n + (1 - rho_r) * ((0 if d is None else dj) - o) for n, o, dj in zip(new, old, d or u, strict=True)]
             )
-        d = [np.mean(pair, axis=0) for pair in zip(*per_client, strict=True)]
+        d = [np.mean(of_clients, axis=0) for of_clients in zip(*per_client, strict=True)]
         local, before, after = list(d), u, u
         for k in range(1, K_r + 1):
             xi = sample_noise(p, fed, r, 2, chosen, B, max(k - 2, 0), max(K_r - 1, 1))
@@ -81,7 +85,7 @@ def test_golden_numbers(B):
             local = [n + h - o for n, h, o in zip(new, local, old, strict=True)]
             before, after = (
                 after,
-                tuple(a - step * h for a, h, step in zip(after, local, (alpha, beta, beta), strict=True)),
+                tuple(a - step * h for a, h, step in zip(after, local, (alpha, beta_w, beta_v), strict=True)),
             )
         u_prev, u = u, after
     for computed, derived in zip((*state.u, *state.d), (*u, *d), strict=True):
@@ -113,10 +117,12 @@ def test_random_iterate_is_uniform():
     settings = ["algo.iterate=random", "algo.K=2", "problem.examples=24", "hardware.threads=1"]
     described = config("algo=fedmsa", "problem=quadratic_bilevel", *settings)
     seeds, counts = 120, np.zeros(3)
-    for seed in range(seeds):  # u_0 (round 1 has K = 1), then the two local iterates of round 2
-        states = steps(assemble({**described, "seed": seed}), 2)
-        same = [torch.allclose(states[-1].u_drawn[0], states[r].u[0], rtol=1e-12) for r in (0, 1)]
-        counts[same.index(True) if any(same) else 2] += 1
+    for seed in range(seeds):
+        e = assemble({**described, "seed": seed})
+        _, one, two = states = steps(e, 2)
+        second = one.u[0] - e.algorithm.alpha(1) * two.d[0]  # of round 2, for all clients
+        iterates = (states[0].u[0], one.u[0], second)  # round 1 has K = 1
+        counts[[torch.allclose(two.u_drawn[0], x, rtol=1e-12) for x in iterates].index(True)] += 1
     assert abs(counts - seeds / 3).max() < 4 * np.sqrt(seeds * 2 / 9)
 
 
@@ -130,6 +136,37 @@ def test_warm_up_moves_only_z():
 def test_wrong_number_of_betas():
     with pytest.raises(UserError, match=r"algo\.beta"):
         steps(small("fedmsa", "mco", "algo.beta=[0.1,0.1,0.1]"), 0)
+
+
+def test_levels_have_samples_of_their_own(monkeypatch):
+    """Three levels, three local steps: 3 draws for the directions, and 2 x 3 for the steps after the first."""
+    taken, sample = [], Client.sample
+    monkeypatch.setattr(Client, "sample", lambda client, k=0: taken.append(k) or sample(client, k))
+    e = small("fedmsa", "mco", "algo.K=3", "algo.B=4", "hardware.engine=one_by_one")
+    steps(e, 1)
+    taken.clear()
+    e.federation.begin(1)
+    e.algorithm.step(steps(e, 1)[-1], e.problem, e.federation)
+    clients = e.problem.clients
+    of_round = taken[-(3 * clients + 6 * 3) :]
+    assert of_round[: 3 * clients] == [0, 1, 2] * clients
+    assert of_round[3 * clients :] == [0, 1, 2, 3, 4, 5] * 3
+
+
+@pytest.mark.parametrize("radius", [None, 0.4])
+def test_minimax(radius, monkeypatch):
+    """The hypergradient is grad_x f, also where y* is on the border of Y and grad_y f is not zero there."""
+    project = (lambda y: y) if radius is None else (lambda y: y * torch.clamp(radius / y.norm(), max=1))
+    e = small("fedmsa", "quadratic_minimax", "partitioner.clients=4", "algo.B=null", "algo.alpha=0.05", "algo.beta=0.2")
+    monkeypatch.setattr(e.original, "project", project, raising=False)
+    state = steps(e, 600)[-1]
+    assert len(state.u) == 2
+    x, y = state.u
+    m = {name: v.mean(0) for name, v in {**e.original.matrices, **e.original.linear}.items()}
+    of_y = m["B"].T @ x - m["D"] @ y + m["e"]
+    torch.testing.assert_close(m["A"] @ x + m["B"] @ y, m["c"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(project(y + of_y), y, rtol=0, atol=1e-6)
+    assert float(of_y.norm()) < 1e-6 if radius is None else float(of_y.norm()) > 0.1
 
 
 @dataclasses.dataclass

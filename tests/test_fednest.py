@@ -368,3 +368,23 @@ def test_both_levels_have_samples_of_their_own():
     inverse = oracles.inverse_product("truncated", 1, 1.0, 0)
     products = [oracles.local_hypergradient(problem, x, y, pair, inverse) for pair in itertools.product(signs, signs)]
     assert [float(h) for h in products] == [1, -1, -1, 1]
+
+
+@pytest.mark.parametrize(("kind", "chosen"), [("truncated", 0), ("randomised", 2)])
+def test_each_hessian_product_has_a_sample_of_its_own(kind, chosen):
+    """The product over j of (I - A_j / l), the A_j of the samples after the first in turn [LocalBSG eq. 3.3, FedNest Alg. 5]."""
+    e = small("fednest", "quadratic_bilevel", "partitioner.clients=1", "participation.cohort=null")
+    problem, N, l = e.problem, 3, 5.0
+    first = problem.sample(0, {})
+    zetas = [first._replace(A=first.A * factor) for factor in (0.5, 2.0, 3.0)]
+    x, y = (v + 0.3 for v in problem.start())
+    m = {name: v.numpy() for name, v in first._asdict().items()}
+    b = m["F"] @ y.numpy() - m["e"] + m["G"].T @ x.numpy()
+    terms = [b]
+    for zeta in zetas:
+        terms.append(terms[-1] - zeta.A.numpy() @ terms[-1] / l)
+    p = sum(terms) / l if kind == "truncated" else N / l * terms[chosen]
+    grad_x = m["D"] @ x.numpy() - m["d"] + m["G"] @ y.numpy()
+    inverse = oracles.inverse_product(kind, N, l, chosen)
+    found = oracles.local_hypergradient(problem, x, y, [first, *zetas], inverse)
+    np.testing.assert_allclose(found.numpy(), grad_x + m["B"].T @ p, rtol=1e-12)

@@ -83,14 +83,17 @@ def test_golden_numbers_of_localbsgm(B):
 
 
 @pytest.mark.parametrize("B", [None, 3])
-@pytest.mark.parametrize("step_size", ["constant", "theorem"])
-def test_golden_numbers_of_localbsgvrm(B, step_size):
-    """Two clients, three communications after two iterations each: Alg. 2 written out. What is averaged is x_{t+1}, y_{t+1},
-    u_t, v_t; a client's x_{t-1}, y_{t-1} stay its own."""
-    alpha, beta, eta, S, L, L_Phi, K = 2.0, 1.5, 0.4, 4, 2.5, 3.0, 2
+@pytest.mark.parametrize(
+    ("step_size", "p", "rounds", "L_Phi"), [("constant", 2, 3, 3.0), ("theorem", 2, 3, 3.0), ("theorem", 1, 7, 7.35)]
+)
+def test_golden_numbers_of_localbsgvrm(B, step_size, p, rounds, L_Phi):
+    """Two clients, some communications after p iterations each: Alg. 2 written out. What is averaged is x_{t+1}, y_{t+1},
+    u_t, v_t; a client's x_{t-1}, y_{t-1} stay its own. Each of the three bounds on w_t is met."""
+    alpha, beta, eta, S, L, K = 2.0, 1.5, 0.4, 4, 2.5, 2
     e = experiment(
         "localbsgvrm",
         f"algo.step_size={step_size}",
+        f"algo.p={p}",
         f"algo.eta={eta}",
         f"algo.L={L}",
         f"algo.L_Phi={L_Phi}",
@@ -99,23 +102,23 @@ def test_golden_numbers_of_localbsgvrm(B, step_size):
         f"algo.S={S}",
         f"algo.B={B or 'null'}",
     )
-    state = steps(e, 3)[-1]
+    state = steps(e, rounds)[-1]
 
     def eta_of(t):
         if step_size == "constant":
             return eta
-        w_t = max(2, K**2 * P**3 - t, 8 * RHO1**3 * L_Phi**3 * K**2 / L**3 - t)
+        w_t = max(2, K**2 * p**3 - t, 8 * RHO1**3 * L_Phi**3 * K**2 / L**3 - t)
         return (K ** (2 / 3) / L) / (w_t + t) ** (1 / 3)
 
     x, y = (v.numpy() for v in e.problem.start())
     clients, before = [[x, y, None, None] for _ in range(2)], [[x, y] for _ in range(2)]
     first_draws = 1 if B is None else S
-    for r in (1, 2, 3):
+    for r in range(1, rounds + 1):
         extra = first_draws - 1 if r == 1 else 0
         for i in (0, 1):
-            noise = noise_of_draws(e, r, i, B, (P + extra) * (Q + 1))
-            for k in range(P):
-                t = (r - 1) * P + k + 1
+            noise = noise_of_draws(e, r, i, B, (p + extra) * (Q + 1))
+            for k in range(p):
+                t = (r - 1) * p + k + 1
                 x, y, u, v = clients[i]
                 if t == 1:
                     first = [numpy_estimates(e.problem, i, x, y, noise[j * (Q + 1)]) for j in range(first_draws)]

@@ -590,7 +590,7 @@ def test_minimisation_as_one_level():
     a, x = normal(3, seed=1), normal(3, seed=2)
     assert p.dims == (3,)
     assert float(p.level(0, x, a)) == pytest.approx(float(np.sum(a.numpy() * x.numpy() ** 3)))
-    (gradient,) = oracles.msa_maps(p, (x,), a)
+    (gradient,) = oracles.msa_maps(p, (x,), [a])
     torch.testing.assert_close(gradient, 3 * a * x**2)
 
 
@@ -717,7 +717,7 @@ def dense_bilevel(p, x, w, sample):
 @pytest.mark.parametrize(("p", "dx", "dw", "first", "second"), BILEVEL)
 def test_msa_maps_of_bilevel_problems(p, dx, dw, first, second, damping):
     def maps(x, w, v, *sample):
-        return oracles.msa_maps(p, (x, w, v), sample, damping)
+        return oracles.msa_maps(p, (x, w, v), [sample], damping)
 
     def dense(x, w, v, *sample):
         f_x, f_w, g_w, cross, ww = dense_bilevel(p, x, w, sample)
@@ -793,19 +793,20 @@ class Chain(Toy, Compositional):
 
 @pytest.mark.parametrize("N", [0, 1, 3])
 def test_msa_maps_of_chains(N):
+    """Each level of a sample of its own."""
     p = Chain(N)
 
     def maps(b, *u):
         return oracles.msa_maps(p, u, b)
 
     def dense(b, *u):
-        product = jacobian(lambda z: p.level(N, z, b), u[N])
+        product = jacobian(lambda z: p.level(N, z, b[N]), u[N])
         for n in reversed(range(N)):
-            product = jacobian(lambda z, n=n: p.level(n, z, b), u[n]).T @ product
-        return product, *(u[n] - p.level(n - 1, u[n - 1], b) for n in range(1, N + 1))
+            product = jacobian(lambda z, n=n: p.level(n, z, b[n]), u[n]).T @ product
+        return product, *(u[n] - p.level(n - 1, u[n - 1], b[n - 1]) for n in range(1, N + 1))
 
     u = [normal(STACK, size, seed=10 + n) for n, size in enumerate(p.dims)]
-    assert_both_ways(maps, dense, oracles.Calls(grad=STACK, jvp=N * STACK), normal(STACK, seed=3), *u)
+    assert_both_ways(maps, dense, oracles.Calls(grad=STACK, jvp=N * STACK), normal(STACK, N + 1, seed=3), *u)
 
 
 @pytest.mark.parametrize("N", [1, 3])
@@ -820,7 +821,7 @@ def test_msa_maps_of_a_consistent_chain_are_the_chain_rule(N):
             x = p.level(n, x, b)
         return x
 
-    gradient, *consistency = oracles.msa_maps(p, u, b)
+    gradient, *consistency = oracles.msa_maps(p, u, [b] * (N + 1))
     np.testing.assert_allclose(gradient, central_differences(composed, x), rtol=1e-6, atol=1e-8)
     assert all(not s.any() for s in consistency)
 
@@ -892,7 +893,7 @@ def test_oracles_of_a_problem_under_vmap():
     x, w, v = normal(3, seed=1), normal(4, 5, seed=2), normal(4, 5, seed=3)
 
     def one(client, w, v, rows):
-        return oracles.msa_maps(p, (x, w, v), p.sample(client, rows))
+        return oracles.msa_maps(p, (x, w, v), [p.sample(client, rows)])
 
     calls = oracles.Calls()
     with oracles.running(4, True, calls):
