@@ -56,7 +56,8 @@ class FedNest:
     B: examples for an inner step; B_anchor: for q; B_out: for all that the outer part evaluates; null for all a client has.
     inner, outer: svrg (FedInn, FedOut) or sgd (LFedInn, LFedOut).
     anchor: who computes q, the cohort or all clients.
-    inverse: randomised, one term of the series (the paper's); truncated, the sum of 1 + N; cg, conjugate gradients.
+    inverse: randomised, one term of the series (the paper's); truncated, the sum of 1 + N; cg, conjugate gradients, which take H to
+        be the same in every product: with cohorts=one and B_out=null it is.
     cohorts: fresh, a new cohort for each exchange of FedIHGP, or one.
     alternating: False is LFedNest-NonAlt: a client's inner steps, then its outer steps on its own y_i, in one exchange.
     """
