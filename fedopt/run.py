@@ -70,6 +70,7 @@ class Run:
         self.to_target: dict[str, Any] | None = None
         self.seconds = 0.0  # of training
         self.round = 0
+        self.evaluated = True  # at this round
         self.rows_size = 0
         self.next_checkpoint = -math.inf
         self.metrics: MetricsFile | None = None  # of the main rank
@@ -127,28 +128,27 @@ class Run:
             self._evaluate(e, state, display)
             self._checkpoint(state, e)
 
-        evaluated = True  # at self.round
         while True:
             spent = e.budget.spent(self.round, fed.ledger.comm_rounds, fed.ledger.total_bytes, self.seconds)
             display.round(spent, self.round)
-            stop = ranks.agree(spent >= 1 or interrupt.requested, e.device)
-            if not evaluated and (stop or e.evaluation.due(self.round)):
+            ended = ranks.agree(spent >= 1, e.device)
+            stop = ended or ranks.agree(interrupt.requested, e.device)
+            if not self.evaluated and (ended or e.evaluation.due(self.round)):
                 self._evaluate(e, state, display)
                 if self._diverged(e.evaluation.diverged):
                     status = "diverged"
                     break
-                evaluated = True
-            if stop or (evaluated and ranks.agree(self._checkpoint_due(), e.device)):
+            if stop or (self.evaluated and ranks.agree(self._checkpoint_due(), e.device)):
                 self._checkpoint(state, e)
             if stop:
-                status = "finished" if ranks.agree(spent >= 1, e.device) else "interrupted"
+                status = "finished" if ended else "interrupted"
                 break
             fed.begin(self.round + 1)
             started = time.perf_counter()
             state = algorithm.step(state, problem, fed)
             self.seconds += time.perf_counter() - started
             self.round += 1
-            evaluated = False
+            self.evaluated = False
         self._summary(status, e)
         return status
 
@@ -173,6 +173,7 @@ class Run:
         values = e.problem.metrics(*e.algorithm.output(state))
         row.update(values)
         self.final = values
+        self.evaluated = True
         self.best = {name: better(name, value, self.best.get(name, math.nan)) for name, value in values.items()}
         target = e.evaluation
         if target.metric is not None and target.target is not None:
@@ -206,6 +207,7 @@ class Run:
             return
         progress = {
             "round": self.round,
+            "evaluated": self.evaluated,
             "seconds": self.seconds,
             "rows_size": self.metrics.size,
             "final": self.final,
@@ -218,7 +220,7 @@ class Run:
         self.next_checkpoint = done + max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (done - started))
 
     def _restore(self, progress: dict[str, Any]) -> None:
-        self.round, self.seconds = progress["round"], progress["seconds"]
+        self.round, self.seconds, self.evaluated = progress["round"], progress["seconds"], progress["evaluated"]
         self.rows_size, self.to_target = progress["rows_size"], progress["to_target"]
         self.final, self.best = progress["final"], progress["best"]
 
