@@ -101,6 +101,7 @@ def test_constant_images_normalise_without_a_warning():
         ({"y_train": np.zeros(12)}, "y_train must be .* whole numbers"),
         ({"y_train": np.zeros((12, 1), dtype=int)}, "y_train must be"),
         ({"x_train": np.zeros((12, 4, 3), dtype=np.int64)}, "x_train must be uint8 or floating point"),
+        ({"x_test": np.full((5, 4, 3), np.nan)}, "x_test has values that are no finite numbers"),
         ({"x_train": np.zeros(12, dtype=np.uint8)}, "x_train must be .*n, h, w"),
         ({"x_train": np.zeros((12, 4, 3, 1, 1), dtype=np.uint8)}, "x_train must be .*n, h, w"),
         ({"x_train": np.zeros((12, 4, 4), dtype=np.uint8)}, "different shapes"),
@@ -296,3 +297,4 @@ def test_unit_pixels():
     shift, scale = LabelledData(x, y, x, y, "unit").normalisation()
     np.testing.assert_array_equal((x[:, 0, 0, 0] - shift) / scale, [0, 0.2, 1])
     assert Digits(pixels="unit").load().normalisation()[1] == 16
+    assert LabelledData(-x.astype(float), y, x, y, "unit").normalisation()[1] == 255

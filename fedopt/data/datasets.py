@@ -29,7 +29,7 @@ class LabelledData:
     """x_*: [n, channels, height, width], uint8 or float; y_*: [n], int64, 0 .. classes - 1.
 
     pixels: the form in which models see them, `standardised` to mean 0 and variance 1 over the training set (each channel),
-        or `unit`, with the largest at 1.
+        or `unit`, with the largest magnitude at 1.
     """
 
     x_train: np.ndarray
@@ -47,7 +47,7 @@ class LabelledData:
         if self.pixels == "standardised":
             return self._statistics()
         channels = self.x_train.shape[1]
-        return np.zeros(channels), np.full(channels, float(self.x_train.max()))
+        return np.zeros(channels), np.full(channels, float(np.abs(self.x_train).max()) or 1.0)
 
     def redivided(self, test: float, rng: np.random.Generator) -> "LabelledData":
         """All examples, the fraction `test` of them, at random, for testing, and the rest for training."""
@@ -125,6 +125,8 @@ def _checked(arrays: dict[str, np.ndarray], path: Path) -> LabelledData:
 def _images(x: np.ndarray, where: str) -> np.ndarray:
     if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
         raise UserError(f"{where} must be uint8 or floating point, not {x.dtype}")
+    if x.dtype != np.uint8 and not np.isfinite(x).all():
+        raise UserError(f"{where} has values that are no finite numbers")
     if x.ndim == 2:  # features
         x = x[:, None, None, :]
     elif x.ndim == 3:

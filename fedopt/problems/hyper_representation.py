@@ -69,7 +69,11 @@ class HyperRepresentation(Bilevel):
         loss = self._loss(x, y, sample["train"])
         return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
 
-    def inner_gradient(self, x: Tensor, y: Tensor, sample: Mapping[str, Batch], out: Tensor | None = None) -> Tensor:
+    def inner_gradient(
+        self, x: Tensor, y: Tensor, sample: Mapping[str, Batch], out: Tensor | None = None
+    ) -> Tensor | None:
+        if not self.head.dense:
+            return None
         gradient = self.head.cross_entropy_gradient(y, self._features(x, sample["train"]), *sample["train"][1:], out)
         return gradient.add(y, alpha=self.ridge) if self.ridge else gradient
 

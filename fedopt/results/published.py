@@ -19,7 +19,7 @@ from fedopt.errors import UserError
 from fedopt.results.claims import Claim, check
 from fedopt.settings import build
 
-# What a run's numbers do not depend on, but for hardware's dtype and autocast, and what only says which classes fit
+# What a run's numbers do not depend on, but for hardware's precision, and what only says which classes fit
 NOT_IDENTITY = ("output_dir", "resume", "logger", "hardware", "_solves_", "_class_")
 
 Words = Annotated[list[str], BeforeValidator(lambda value: value.split() if isinstance(value, str) else value)]
@@ -175,7 +175,8 @@ def tasks(
 
 def identity(config: dict[str, Any]) -> str:
     """Ten hexadecimal digits that runs with the same numbers share."""
-    precision = [config["hardware"][key] for key in ("dtype", "autocast") if config["hardware"][key]]
+    hardware = config["hardware"]
+    precision = [hardware["dtype"], *(f"{key}={hardware[key]}" for key in ("autocast", "tf32") if hardware[key])]
     text = json.dumps([_kept(config), *precision], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
