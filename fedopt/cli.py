@@ -25,6 +25,7 @@ import fedopt
 from fedopt.config import CONF, composed, plain, read_node
 from fedopt.errors import UserError
 from fedopt.results.folder import ENDED, RunFolder, slug
+from fedopt.settings import cores
 
 GROUPS = ("algo", "problem", "dataset", "partitioner", "participation", "hardware", "logger", "preset", "experiment")
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
@@ -101,7 +102,7 @@ def _run_hydra(config: DictConfig) -> None:
         return
     folder = RunFolder(Path(job.sweep.dir) / slug(overrides))
     parallel = OmegaConf.select(job.launcher, "n_jobs", default=1)
-    jobs = len(os.sched_getaffinity(0)) if parallel == -1 else parallel
+    jobs = cores() if parallel == -1 else parallel
     status = job_of_many(lambda: resolve(config), folder, overrides, jobs)
     print(f"{status:<12} {folder.path}", flush=True)
     if status == "interrupted":
@@ -112,7 +113,13 @@ def _single(config: DictConfig, overrides: list[str]) -> int:
     resolved = resolve(config)
     from fedopt import run
 
-    status, folder = run.execute(resolved, lambda: _run_path(resolved, overrides), overrides)
+    def locate() -> Path:
+        path = _run_path(resolved, overrides)
+        if resolved["resume"] and not RunFolder(path).used:
+            _say(f"resume=true: there is no run in {path} yet, so one begins")
+        return path
+
+    status, folder = run.execute(resolved, locate, overrides)
     if int(os.environ.get("RANK", "0")) == 0:
         print(_last_line(status, folder))
     return EXIT[status]
@@ -195,7 +202,8 @@ def _prepare_sweep(arguments: list[str]) -> Path:
 
 
 def _extra_folders(arguments: list[str]) -> list[str]:
-    return [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
+    joined = [a.removeprefix("--config-dir=") for a in arguments if a.startswith("--config-dir=")]
+    return joined + [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
 
 
 def _alternatives(override: Override) -> list[str]:
@@ -222,6 +230,8 @@ def explain(error: BaseException, arguments: list[str]) -> str:
     if key := re.search(r"Could not override '([^']+)'", text):
         known = known_keys(arguments)
         return f"{key[1]}: there is no such key{nearest(key[1].lstrip('+~'), known)}; fedopt --help lists them"
+    if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        return f"{several[1]}: several values are a sweep, with -m, or a list, in square brackets"
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key}: a value must be given"
     if isinstance(error, OverrideParseException):

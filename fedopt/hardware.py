@@ -7,7 +7,7 @@ import sys
 import torch
 
 from fedopt.errors import UserError
-from fedopt.settings import Hardware
+from fedopt.settings import Hardware, cores
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 
@@ -29,7 +29,7 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    threads = hardware.threads or max(1, len(os.sched_getaffinity(0)) // (jobs * ranks_here))
+    threads = hardware.threads or max(1, cores() // (jobs * ranks_here))
     torch.set_num_threads(threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = hardware.tf32
     if hardware.deterministic:

@@ -104,12 +104,10 @@ class Run:
 
     def _how_to_begin(self) -> str:
         """Anew, at the checkpoint ("resume"), or not at all ("done")."""
-        if not (self.config["resume"] and self.folder.used):
+        if not (self.config["resume"] and self.folder.checkpoint.exists()):
             return "anew"
         self._same_config()
-        if self.folder.status() == "finished" and self._budget_unchanged():
-            return "done"
-        return "resume" if self.folder.checkpoint.exists() else "anew"
+        return "done" if self.folder.status() == "finished" and self._budget_unchanged() else "resume"
 
     def _loop(self, e: Experiment, interrupt: Interrupt, display: Display, resuming: bool, logger: Any) -> str:
         fed, problem, algorithm = e.federation, e.problem, e.algorithm

@@ -1,5 +1,6 @@
 """The parts of a config that every run has, and how a config node becomes an object: types and ranges are checked here."""
 
+import os
 from typing import Annotated, Any, Literal, TypeVar
 
 from hydra.utils import get_class
@@ -118,6 +119,13 @@ class Hardware:
         return self
 
 
+def cores() -> int:
+    """That this process may use."""
+    return (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )  # macOS has no affinity
+
+
 def build(cls: type[T], node: Any, where: str) -> T:
     """An object of a (pydantic) dataclass from its config node. Raises UserError naming the key, the value and what is allowed."""
     try:
@@ -128,6 +136,8 @@ def build(cls: type[T], node: Any, where: str) -> T:
 
 def build_target(node: dict[str, Any], where: str) -> Any:
     """An object of the class that the node's `_target_` names; keys that begin with an underscore are not its fields."""
+    if "_target_" not in node:
+        raise UserError(f"{where}._target_: is missing, the class to build")
     try:
         cls = get_class(node["_target_"])
     except Exception as error:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from fedopt.data.ragged import Ragged
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.problems.classes import class_of, covered, name
+from fedopt.settings import Hardware, Participation, build, build_target
 
 PAIRS = pairs()
 both = pytest.mark.parametrize(("algo", "problem"), PAIRS)
@@ -173,6 +174,11 @@ def test_presets_belong_to_a_pair(preset):
 
 
 @pytest.mark.parametrize("group", ["partitioner", "participation", "hardware", "dataset", "logger"])
-def test_groups_have_files_that_compose(group):
+def test_groups_have_files_that_can_be_built(group):
+    classes = {"participation": Participation, "hardware": Hardware}
     for option in names(group):
-        assert config(f"{group}={option}", *(["dataset.path=x"] if option == "npz" else []))
+        node = config(f"{group}={option}", *(["dataset.path=x"] if option == "npz" else []))[group]
+        if group in classes:
+            build(classes[group], node, group)
+        elif node["_target_"] is not None:
+            build_target(node, group)

@@ -27,6 +27,7 @@ WRONG = {
     "unknown group": (["algorithm=fedmsa"], ["algorithm", "no such key"]),
     "not an override": (["fedmsa"], ["fedmsa", "key=value"]),
     "wrong class of problem": (["algo=fedavg", "problem=mco"], ["do not fit", "algo=fedmsa", "problem=classification"]),
+    "a sweep without -m": (["algo.alpha=0.1,0.2"], ["algo.alpha=0.1,0.2", "-m", "square brackets"]),
     "wrong type": (["algo.K=many"], ["algo.K=many", "integer"]),
     "fraction for a whole number": (["algo.K=2.5"], ["algo.K=2.5", "integer"]),
     "out of range": (["algo.rho=1.5"], ["algo.rho=1.5", "less than or equal to 1"]),
@@ -188,6 +189,24 @@ def test_two_processes_in_a_folder(monkeypatch, capsys, tmp_path):
     one_line(fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path}"), "another run is writing here")
     assert folder.status() == "running"
     folder.close()
+
+
+def test_resume_of_what_has_not_begun(monkeypatch, capsys, tmp_path):
+    """Says so and begins; so does a run that failed before its first row, under another config."""
+    arguments = [*TINY, f"output_dir={tmp_path / 'run'}", "resume=true"]
+    result = fedopt(monkeypatch, capsys, *arguments, "eval.metric=distanec", "eval.target=1")
+    assert result.code == 2
+    assert "there is no run in" in result.err
+    assert fedopt(monkeypatch, capsys, *arguments).code == 0
+    assert RunFolder(tmp_path / "run").status() == "finished"
+
+
+def test_config_folder_after_an_equals_sign(monkeypatch, capsys, tmp_path):
+    own = tmp_path / "own" / "preset" / "mine.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("# @package _global_\nseed: 5\n")
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, "-m", "--config-dir=own", *TINY, "preset=mine").code == 0
 
 
 def test_resume_with_other_values(monkeypatch, capsys, tmp_path):

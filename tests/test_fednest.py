@@ -268,6 +268,9 @@ def test_communication_rounds_of_table_2(algo, rounds, T, N):
     e = fednest(algo, "quadratic_bilevel", T=T, N=N, inverse="truncated", tau_in=2)
     steps(e, 2)
     assert e.federation.ledger.comm_rounds == 2 * rounds(T, N)
+
+
+def test_communication_rounds_of_lfednest_nonalt():
     e = fednest("lfednest_nonalt", "quadratic_bilevel", tau_in=2)
     steps(e, 2)
     assert e.federation.ledger.comm_rounds == 2

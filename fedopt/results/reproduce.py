@@ -29,10 +29,10 @@ from fedopt.results.compare import plus_minus
 from fedopt.results.folder import ENDED, RunFolder, write_atomically
 from fedopt.results.published import Published, Task, chosen, load, names, tasks
 from fedopt.results.report import report, write_table
+from fedopt.settings import cores
 
 RUNS = "runs"  # the folder of all runs, in the output folder
 BEGIN, END = "<!-- claims -->", "<!-- /claims -->"
-CORES = len(os.sched_getaffinity(0))
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def _arguments() -> argparse.Namespace:
     add("--update", type=Path, metavar="FILE", help=f"with --claims: put them between {BEGIN} and {END} of this file")
     add("--seeds", type=_positive, metavar="N", help="seeds 0 to N-1 of each line (default: what the experiment says)")
     add("--quick", action="store_true", help="a few rounds and one seed, to see that everything runs")
-    add("--jobs", type=_positive, default=CORES, metavar="J", help="runs at a time (default: one a core)")
+    add("--jobs", type=_positive, default=cores(), metavar="J", help="runs at a time (default: one a core)")
     add("--hardware", metavar="NAME", help="cpu or cuda (default: what the experiment says)")
     add("--output", type=Path, default=Path("outputs/reproduce"), metavar="DIR", help="default: outputs/reproduce")
     add(
@@ -90,10 +90,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
 
 
 # Running

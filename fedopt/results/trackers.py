@@ -49,5 +49,5 @@ def _summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UserError("logger=tensorboard: not installed; pip install 'fedopt[tensorboard]'") from None
+        raise UserError("logger=tensorboard: not installed; pip install tensorboard") from None
     return SummaryWriter
