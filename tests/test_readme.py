@@ -41,6 +41,12 @@ def test_command(command, monkeypatch, capsys, tmp_path):
     assert result.code == 0, result.err
 
 
+def test_from_python(capsys):
+    (source,) = [text for language, text in BLOCKS if language == "python" and "assemble" in text]
+    exec(source, {})
+    assert "distance" in capsys.readouterr().out
+
+
 def own_algorithm(folder: Path) -> dict[str, str]:
     """README's algorithm as a user would write it down, and the environment in which it is found."""
     (source,) = [text for language, text in BLOCKS if language == "python" and "my_sgd.py" in text]
