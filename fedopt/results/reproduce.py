@@ -228,7 +228,7 @@ def claims_table(wanted: Sequence[str], output: Path) -> str:
             cells = (name, row["says"], row["bound"], row["paper"], measured, row["holds"], row["note"])
             rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
     lines = [
-        "| experiment | claim | asked | paper | measured (seeds) | | note |",
+        "| experiment | claim | asked | paper | measured (seeds) | outcome | note |",
         "|---|---|---|---|---|---|---|",
         *rows,
     ]
