@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 import fedopt
-from fedopt.config import CONF, composed, plain, read_node
-from fedopt.errors import UserError
+from fedopt.config import CONF, composed, resolve
+from fedopt.errors import UserError, nearest
 from fedopt.results.folder import ENDED, RunFolder, slug
 from fedopt.settings import cores
 
@@ -140,24 +139,6 @@ def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, overr
         return "failed"
 
 
-def resolve(config: DictConfig) -> dict[str, Any]:
-    """The config as plain values, without the figure that it may belong to.
-
-    Raises UserError when the algorithm is not for this class of problems.
-    """
-    resolved = plain(config)
-    resolved.pop("experiment", None)
-    algo, problem = resolved["algo"], resolved["problem"]
-    if problem.get("_class_") not in (None, *algo.get("_solves_", [problem.get("_class_")])):
-        fitting = [name for name, node in _nodes("problem").items() if node.get("_class_") in algo["_solves_"]]
-        methods = [name for name, node in _nodes("algo").items() if problem["_class_"] in node.get("_solves_", [])]
-        raise UserError(
-            f"algo and problem do not fit: this algorithm solves {', '.join(algo['_solves_'])} problems (problem="
-            f"{'|'.join(fitting)}), and this problem is {problem['_class_']} (algo={'|'.join(methods)})"
-        )
-    return resolved
-
-
 def _run_path(config: dict[str, Any], overrides: list[str]) -> Path:
     """output_dir, else a folder named by the overrides; a further run with the same overrides gets the next number."""
     if config["output_dir"]:
@@ -241,13 +222,6 @@ def explain(error: BaseException, arguments: list[str]) -> str:
     return _first_line(error)
 
 
-def nearest(word: str, known: list[str]) -> str:
-    """The words that suggest the known name nearest to a mistyped one, empty where none is near enough."""
-    leaves = {name.split(".")[-1]: name for name in known}
-    found = get_close_matches(word, known, 1) or [leaves[n] for n in get_close_matches(word.split(".")[-1], leaves, 1)]
-    return f", did you mean {found[0]}?" if found else ""
-
-
 def known_keys(arguments: list[str]) -> list[str]:
     """Groups, and the dotted keys of the config that the command's group choices compose to."""
     choices = [a for a in arguments if a.split("=")[0] in GROUPS and not set(a) & set(", ()[]{}")]
@@ -266,11 +240,6 @@ def known_keys(arguments: list[str]) -> list[str]:
 
     walk(config, "")
     return [*GROUPS, *keys]
-
-
-def _nodes(group: str) -> dict[str, Any]:
-    """The nodes that the files of a group define, by name."""
-    return {path.stem: read_node(path) for path in sorted((CONF / group).glob("*.yaml"))}
 
 
 def _options(group: str) -> list[str]:

@@ -15,6 +15,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedopt.errors import UserError
+
 _inside, _beside = Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
 _VALUE = re.compile(r"\w+(\.\w+)*")  # the key of an override that neither adds nor removes
@@ -64,3 +66,26 @@ def plain(config: DictConfig) -> dict[str, Any]:
     resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """The config as plain values, without the figure that it may belong to.
+
+    Raises UserError when the algorithm is not for this class of problems.
+    """
+    resolved = plain(config)
+    resolved.pop("experiment", None)
+    algo, problem = resolved["algo"], resolved["problem"]
+    if problem.get("_class_") not in (None, *algo.get("_solves_", [problem.get("_class_")])):
+        fitting = [name for name, node in _nodes("problem").items() if node.get("_class_") in algo["_solves_"]]
+        methods = [name for name, node in _nodes("algo").items() if problem["_class_"] in node.get("_solves_", [])]
+        raise UserError(
+            f"algo and problem do not fit: this algorithm solves {', '.join(algo['_solves_'])} problems (problem="
+            f"{'|'.join(fitting)}), and this problem is {problem['_class_']} (algo={'|'.join(methods)})"
+        )
+    return resolved
+
+
+def _nodes(group: str) -> dict[str, Any]:
+    """The nodes that the files of a group define, by name."""
+    return {path.stem: read_node(path) for path in sorted((CONF / group).glob("*.yaml"))}

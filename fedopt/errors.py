@@ -1,5 +1,14 @@
-"""The one exception for mistakes that a user can mend."""
+"""The one exception for mistakes that a user can mend, and words that help."""
+
+from difflib import get_close_matches
 
 
 class UserError(Exception):
     """Shown as one line, without a traceback; the message names what is wrong, where, and what to do."""
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """The words that suggest the known name nearest to a mistyped one, empty where none is near enough."""
+    leaves = {name.split(".")[-1]: name for name in known}
+    found = get_close_matches(word, known, 1) or [leaves[n] for n in get_close_matches(word.split(".")[-1], leaves, 1)]
+    return f", did you mean {found[0]}?" if found else ""

@@ -18,8 +18,7 @@ from pydantic import ConfigDict, model_validator
 from pydantic.dataclasses import dataclass
 from simpleeval import InvalidExpression, SimpleEval
 
-from fedopt.cli import nearest
-from fedopt.errors import UserError
+from fedopt.errors import UserError, nearest
 from fedopt.results.compare import COSTS, Recorded, moments, plus_minus
 from fedopt.results.measures import better, reached
 

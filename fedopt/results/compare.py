@@ -23,8 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedopt.cli import nearest
-from fedopt.errors import UserError
+from fedopt.errors import UserError, nearest
 from fedopt.results.command import Parser, answer
 from fedopt.results.figures import COUNTERS, LABELS, plt, set_scale
 from fedopt.results.folder import ENDED, RunFolder, write_atomically

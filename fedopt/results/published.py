@@ -13,9 +13,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
-from fedopt.cli import explain, nearest, resolve
-from fedopt.config import CONF, composed
-from fedopt.errors import UserError
+from fedopt.cli import explain
+from fedopt.config import CONF, composed, resolve
+from fedopt.errors import UserError, nearest
 from fedopt.results.claims import Claim, check
 from fedopt.settings import build
 
