@@ -25,10 +25,16 @@ _VALUE = re.compile(r"\w+(\.\w+)*")  # the key of an override that neither adds 
 def read_node(path: Path) -> dict[str, Any]:
     """What a config file defines for its group, with the files of the group that it builds on, read without Hydra."""
     read = yaml.safe_load(path.read_text()) or {}
-    bases = [base for base in read.pop("defaults", []) if isinstance(base, str) and base != "_self_"]
+    bases = bases_of(read)
+    read.pop("defaults", None)
     node = {key: value for base in bases for key, value in read_node(path.with_name(f"{base}.yaml")).items()}
     own: dict[str, Any] = read.get(path.parent.name) or read
     return node | own
+
+
+def bases_of(content: dict[str, Any]) -> list[str]:
+    """The files of its group that a config file builds on."""
+    return [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
 
 
 def composed(overrides: Iterable[str], folders: Iterable[str | Path] = ()) -> DictConfig:

@@ -49,7 +49,7 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
             "participation.least, participation.work, participation.stragglers: "
             f"{type(algorithm).__name__} has no uneven local work"
         )
-    if 0 < participation.stragglers * partitioner.clients < 0.5:
+    if participation.stragglers and not round(participation.stragglers * partitioner.clients):
         raise UserError(
             f"participation.stragglers={participation.stragglers}: is no client of {partitioner.clients}, to the nearest number"
         )

@@ -129,8 +129,8 @@ class Run:
         while True:
             spent = e.budget.spent(self.round, fed.ledger.comm_rounds, fed.ledger.total_bytes, self.seconds)
             display.round(spent, self.round)
-            ended = ranks.agree(spent >= 1, e.device)
-            stop = ended or ranks.agree(interrupt.requested, e.device)
+            stop = ranks.agree(spent >= 1 or interrupt.requested, e.device)
+            ended = stop and ranks.agree(spent >= 1, e.device)
             if not self.evaluated and (ended or e.evaluation.due(self.round)):
                 self._evaluate(e, state, display)
                 if self._diverged(e.evaluation.diverged):

@@ -120,10 +120,8 @@ class Hardware:
 
 
 def cores() -> int:
-    """That this process may use."""
-    return (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )  # macOS has no affinity
+    """That this process may use; macOS does not say, and all count."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def build(cls: type[T], node: Any, where: str) -> T:

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, Positive
 from pydantic.dataclasses import dataclass
 
 from fedopt.cli import explain
-from fedopt.config import CONF, composed, resolve
+from fedopt.config import CONF, bases_of, composed, resolve
 from fedopt.errors import UserError, nearest
 from fedopt.results.claims import Claim, check
 from fedopt.settings import build
@@ -147,8 +147,8 @@ def _node(name: str, folders: Sequence[Path]) -> dict[str, Any]:
         raise UserError(f"{file}: cannot be read: {_where(error)}") from None
     if not isinstance(content, dict) or not isinstance(content.get("experiment"), dict):
         raise UserError(f"{file}: has no node experiment")
-    bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
-    merged = OmegaConf.to_container(OmegaConf.merge(*(_node(base, folders) for base in bases), content["experiment"]))
+    bases = (_node(base, folders) for base in bases_of(content))
+    merged = OmegaConf.to_container(OmegaConf.merge(*bases, content["experiment"]))
     assert isinstance(merged, dict)
     return {str(key): value for key, value in merged.items()}
 
