@@ -6,11 +6,11 @@ h_i(x, y) = the client's mean cross-entropy at y + mu/2 |x - y|^2,    y_i(x) = a
 
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -33,10 +33,11 @@ FIT_BATCH = 64
 
 
 class Sample(NamedTuple):
-    """share: M rho_i."""
+    """share: M rho_i; radius: r_i of the ball Y_i."""
 
     batch: Batch
     share: Tensor
+    radius: Tensor
 
 
 @dataclass(config=ConfigDict(extra="forbid"))
@@ -45,6 +46,7 @@ class Hierarchical(classes.Hierarchical):
 
     weighting: rho_i by numbers of examples, or uniform.
     constraint: Y_i(x), everything, the ball |y - x| <= radius, or y >= 0.
+    radius: r_i; of a list, client i has its entry i, and from the first again.
     test, server, own_test: as those of `classification`.
     fit, fit_step: metrics take y_i(x) from `fit` steps of client i's own from x, of the sizes fit_step /
         sqrt(t + 1): with 100 steps of 0.1, within 15 % of its distance from x on MNIST.
@@ -56,7 +58,7 @@ class Hierarchical(classes.Hierarchical):
     mu: NonNegativeFloat
     weighting: Literal["samples", "uniform"]
     constraint: Literal["none", "ball", "orthant"]
-    radius: PositiveFloat
+    radius: PositiveFloat | Annotated[list[PositiveFloat], Field(min_length=1)]
     test: Fraction | None
     server: Fraction
     own_test: Fraction
@@ -73,7 +75,10 @@ class Hierarchical(classes.Hierarchical):
         self.convolutional = self.net.convolutional
         self._start = self.net.initial.to(world.device, world.dtype)
         n = self.sizes() if self.weighting == "samples" else np.ones(self.clients)
-        self.matrices = {"share": torch.from_numpy(n / n.mean()).to(self._start)}
+        self.matrices = {
+            "share": torch.from_numpy(n / n.mean()).to(self._start),
+            "radius": torch.from_numpy(np.resize(self.radius, self.clients)).to(self._start),
+        }
         self._rng = world.rng
         return self
 
@@ -81,7 +86,7 @@ class Hierarchical(classes.Hierarchical):
         return (self._start,)
 
     def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Sample:
-        return Sample(self.train.batch(*rows["train"]), self.matrices["share"][client])
+        return Sample(self.train.batch(*rows["train"]), **{name: v[client] for name, v in self.matrices.items()})
 
     def server_sample(self, rng: np.random.Generator, size: int | None) -> Batch:
         n = len(self._server)
@@ -107,7 +112,7 @@ class Hierarchical(classes.Hierarchical):
 
     def project(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         if self.constraint == "ball":
-            return x + ball(y - x, self.radius)
+            return x + ball(y - x, sample.radius)
         return y.clamp(min=0) if self.constraint == "orthant" else y
 
     def personal(self, x: Tensor) -> Tensor:
@@ -117,21 +122,21 @@ class Hierarchical(classes.Hierarchical):
         rows = torch.from_numpy(split.rows[split.offsets[:, None] + positions.astype(np.int64)]).to(x.device)
         weight = x.new_full((FIT_BATCH,), 1 / FIT_BATCH)
 
-        def step(y: Tensor, rows: Tensor, share: Tensor, size: float) -> Tensor:
-            sample = Sample(self.train.batch(rows, weight), share)
+        def step(y: Tensor, rows: Tensor, of_client: dict[str, Tensor], size: float) -> Tensor:
+            sample = Sample(self.train.batch(rows, weight), **of_client)
             gradient = self.h_gradients(z, y[None], sample)
             if gradient is None:
                 gradient = torch.func.grad(lambda y: self.h(x, y, sample))(y)[None]
             return self.project(z, y - size * gradient, sample)[0]
 
         y = x.expand(self.clients, -1)
-        for t, of_clients in enumerate(rows):
+        for t, of_round in enumerate(rows):
             size = self.fit_step / math.sqrt(t + 1)
             if self.convolutional:  # which vmap makes slower
-                stepped = zip(y, of_clients, self.matrices["share"], strict=True)
-                y = torch.stack([step(*own, size) for own in stepped])
+                own = [{name: v[i] for name, v in self.matrices.items()} for i in range(self.clients)]
+                y = torch.stack([step(*of_one, size) for of_one in zip(y, of_round, own, strict=True)])
             else:
-                y = torch.func.vmap(step, (0, 0, 0, None))(y, of_clients, self.matrices["share"], size)
+                y = torch.func.vmap(step, (0, 0, 0, None))(y, of_round, self.matrices, size)
         return y
 
     def metrics(self, *point: Tensor) -> dict[str, float]:

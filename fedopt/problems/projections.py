@@ -15,12 +15,12 @@ def simplex(y: Tensor, total: float | Tensor = 1.0) -> Tensor:
     return torch.relu(y - ((falling.cumsum(0) - total) / k).amax())
 
 
-def box(y: Tensor, low: float, high: float) -> Tensor:
+def box(y: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
     """Onto {low <= z <= high}."""
     return y.clamp(low, high)
 
 
-def ball(y: Tensor, radius: float, norm: Norm = "l2") -> Tensor:
+def ball(y: Tensor, radius: float | Tensor, norm: Norm = "l2") -> Tensor:
     """Onto {|z| <= radius}, radius > 0, in the norm that is named; l2 and linf also of several y, [..., d]."""
     if norm == "linf":
         return box(y, -radius, radius)
