@@ -1,13 +1,12 @@
-"""The `fedopt` command: Hydra composes the config, `run.execute` runs it; mistakes are answered in one line.
+"""The `fedopt` command: Hydra composes the config, `run.execute` runs it.
 
 Nothing here imports torch before a run starts, so that help and mistakes are answered at once.
 """
 
 import os
-import re
 import sys
 from collections.abc import Callable
-from itertools import islice, pairwise, product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,16 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 import fedopt
+from fedopt.command import GROUPS, answer, extra_folders, options, say
 from fedopt.config import CONF, composed, resolve
-from fedopt.errors import UserError, nearest
+from fedopt.errors import UserError
 from fedopt.results.folder import ENDED, RunFolder, slug
 from fedopt.settings import cores
 
-GROUPS = ("algo", "problem", "dataset", "partitioner", "participation", "hardware", "logger", "preset", "experiment")
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
 _outcome: list[int | Exception] = []  # of a single run: its exit code, or what went wrong
 
@@ -35,24 +32,10 @@ def main() -> None:
     """Entry point of `fedopt` and `python -m fedopt`."""
     arguments = sys.argv[1:]
     before = os.environ.get("HYDRA_FULL_ERROR")
-    full_error = before == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
     _outcome.clear()
     try:
-        sys.exit(_dispatch(arguments))
-    except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
-        if full_error:
-            raise
-        _say(explain(error, arguments))
-        sys.exit(2)
-    except KeyboardInterrupt:
-        _say("stopped")
-        sys.exit(130)
-    except Exception as error:
-        if full_error:
-            raise
-        _say(f"{type(error).__name__}: {_first_line(error)} (this is a bug: HYDRA_FULL_ERROR=1 shows where)")
-        sys.exit(1)
+        answer(lambda: _dispatch(arguments), arguments, full_error=before == "1")
     finally:
         os.environ.pop("HYDRA_FULL_ERROR")
         if before is not None:
@@ -115,7 +98,7 @@ def _single(config: DictConfig, overrides: list[str]) -> int:
     def locate() -> Path:
         path = _run_path(resolved, overrides)
         if resolved["resume"] and not RunFolder(path).used:
-            _say(f"resume=true: there is no run in {path} yet, so one begins")
+            say(f"resume=true: there is no run in {path} yet, so one begins")
         return path
 
     status, folder = run.execute(resolved, locate, overrides)
@@ -176,15 +159,10 @@ def _prepare_sweep(arguments: list[str]) -> Path:
     overrides = OverridesParser.create().parse_overrides(texts)
     swept = [_alternatives(o) if o.key_or_group in GROUPS else _alternatives(o)[:1] for o in overrides]
     for combination in islice(product(*swept), 100):
-        composed((o for o in combination if not o.startswith("hydra")), _extra_folders(arguments))
+        composed((o for o in combination if not o.startswith("hydra")), extra_folders(arguments))
     chosen = [o.value() for o in overrides if o.key_or_group == "output_dir"]
     named = [t for t in texts if not t.startswith("hydra")]
     return Path(str(chosen[0])) if chosen else Path("outputs") / "multirun" / slug(named)
-
-
-def _extra_folders(arguments: list[str]) -> list[str]:
-    joined = [a.removeprefix("--config-dir=") for a in arguments if a.startswith("--config-dir=")]
-    return joined + [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
 
 
 def _alternatives(override: Override) -> list[str]:
@@ -194,58 +172,7 @@ def _alternatives(override: Override) -> list[str]:
     return [f"{override.key_or_group}={value}" for value in values]
 
 
-# Errors and help
-
-
-def explain(error: BaseException, arguments: list[str]) -> str:
-    """One line for a mistake in the command or the config: what, where, and the nearest valid name."""
-    if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        missing = error.missing_cfg_file
-        nested = missing.startswith("experiment/")  # Hydra's options are those of the paper then
-        group, _, option = missing.partition("/") if nested else missing.rpartition("/")
-        options = _options(group) if nested else sorted(error.options or []) or _options(group)
-        return f"{group}={option}: there is no such {group}{nearest(option, options)}; there are {', '.join(options)}"
-    text = " ".join(str(error).split())
-    if key := re.search(r"Could not override '([^']+)'", text):
-        known = known_keys(arguments)
-        return f"{key[1]}: there is no such key{nearest(key[1].lstrip('+~'), known)}; fedopt --help lists them"
-    if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
-        return f"{several[1]}: several values are a sweep, with -m, or a list, in square brackets"
-    if isinstance(error, MissingMandatoryValue):
-        return f"{error.full_key}: a value must be given"
-    if isinstance(error, OverrideParseException):
-        return f"{error.override}: not an override; write key=value, with quotes around values that hold blanks, commas or braces"
-    if isinstance(error, OSError):
-        return f"{error.filename or 'output'}: {error.strerror or error}"
-    return _first_line(error)
-
-
-def known_keys(arguments: list[str]) -> list[str]:
-    """Groups, and the dotted keys of the config that the command's group choices compose to."""
-    choices = [a for a in arguments if a.split("=")[0] in GROUPS and not set(a) & set(", ()[]{}")]
-    try:
-        config = composed(choices, _extra_folders(arguments))
-    except (HydraException, OmegaConfBaseException):
-        return list(GROUPS)
-    keys: list[str] = []
-
-    def walk(node: Any, prefix: str) -> None:
-        for name in node:
-            if not str(name).startswith("_"):
-                keys.append(prefix + str(name))
-                if OmegaConf.is_dict(node._get_node(name)) and node[name] is not None:
-                    walk(node[name], f"{prefix}{name}.")
-
-    walk(config, "")
-    return [*GROUPS, *keys]
-
-
-def _options(group: str) -> list[str]:
-    """What fedopt itself has for a group."""
-    files = sorted((CONF / group).rglob("*.yaml"))
-    return [path.relative_to(CONF / group).with_suffix("").as_posix() for path in files]
+# Help
 
 
 def _summary_of(path: Path) -> str:
@@ -268,7 +195,7 @@ def help_text() -> str:
         "  fedopt-reproduce PAPER/NAME...                 a published figure; --list shows all",
     ]
     for group in GROUPS:
-        names = _options(group)
+        names = options(group)
         if group == "preset" or not names:
             continue
         width = max(24, *(len(n) for n in names))
@@ -277,12 +204,3 @@ def help_text() -> str:
     body = (CONF / "config.yaml").read_text()
     lines += ["  " + text for text in body[body.index("\nseed:") + 1 : body.index("\nhydra:")].rstrip().split("\n")]
     return "\n".join(lines)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _say(line: str) -> None:
-    if int(os.environ.get("RANK", "0")) == 0:
-        print(f"fedopt: {line}", file=sys.stderr)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +26,17 @@ def fedopt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     monkeypatch.setattr(sys, "argv", ["fedopt", *arguments])
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     capsys.readouterr()
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    captured = capsys.readouterr()
-    return Result(int(exit_.value.code or 0), captured.out, captured.err)
+    code = code_of(cli.main)
+    return Result(code, *capsys.readouterr())
+
+
+def code_of(main: Callable[[], None]) -> int:
+    """What the process would exit with."""
+    try:
+        main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
 
 
 def start(*arguments: str, cwd: Path, **options) -> subprocess.Popen:

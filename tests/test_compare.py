@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from command import code_of
 
 from fedopt.results import compare
 from fedopt.results.measures import better, reached
@@ -37,11 +38,7 @@ def command(tmp_path, monkeypatch, capsys):
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["fedopt-compare", *map(str, arguments), "--out", str(tmp_path / "out")])
-        code = 0
-        try:
-            compare.main()
-        except SystemExit as stop:
-            code = stop.code
+        code = code_of(compare.main)
         csv = tmp_path / "out" / "compare.csv"
         return code, pd.read_csv(csv) if csv.exists() else None, *capsys.readouterr()
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from command import ROOT, Result, fedopt
+from command import ROOT, Result, code_of, fedopt
 from test_compare import FEDAVG, record
 
 from fedopt.errors import UserError
@@ -49,12 +49,7 @@ def command(tmp_path, monkeypatch, capsys):
         monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
         monkeypatch.setattr(sys, "argv", ["fedopt-reproduce", "--config-dir", "conf", *map(str, arguments)])
         capsys.readouterr()
-        code = 0
-        try:
-            reproduce.main()
-        except SystemExit as stop:
-            code = stop.code
-        return Result(code, *capsys.readouterr())
+        return Result(code_of(reproduce.main), *capsys.readouterr())
 
     return run
 

@@ -17,7 +17,7 @@ def simplex(y: Tensor, total: float | Tensor = 1.0) -> Tensor:
 
 def box(y: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
     """Onto {low <= z <= high}."""
-    return y.clamp(low, high)
+    return y.clamp(min=low).clamp(max=high)
 
 
 def ball(y: Tensor, radius: float | Tensor, norm: Norm = "l2") -> Tensor:

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedopt.command import Parser, answer
 from fedopt.errors import UserError, nearest
-from fedopt.results.command import Parser, answer
 from fedopt.results.figures import COUNTERS, LABELS, plt, set_scale
 from fedopt.results.folder import ENDED, RunFolder, write_atomically
 from fedopt.results.measures import better, reached

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
-from fedopt.cli import explain
+from fedopt.command import explain
 from fedopt.config import CONF, bases_of, composed, resolve
 from fedopt.errors import UserError, nearest
 from fedopt.results.claims import Claim, check

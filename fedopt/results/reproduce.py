@@ -23,8 +23,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from rich.table import Table
 
 from fedopt.cli import job_of_many
+from fedopt.command import Parser, answer
 from fedopt.errors import UserError
-from fedopt.results.command import Parser, answer
 from fedopt.results.compare import plus_minus
 from fedopt.results.folder import ENDED, RunFolder, write_atomically
 from fedopt.results.published import Published, Task, chosen, load, names, tasks

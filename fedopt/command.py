@@ -1,0 +1,118 @@
+"""What the commands share: mistakes are answered in one line. Imports no torch."""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NoReturn
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from fedopt.config import CONF, composed
+from fedopt.errors import UserError, nearest
+
+GROUPS = ("algo", "problem", "dataset", "partitioner", "participation", "hardware", "logger", "preset", "experiment")
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UserError for a mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; {self.prog} --help lists the options")
+
+
+def answer(work: Callable[[], int | None], arguments: Sequence[str] = (), *, full_error: bool | None = None) -> None:
+    """Do the work and exit with the code that it returns, if any; with 2 for a mistake of the user's, 130 for Ctrl-C and 1 for a
+    bug, and one line about it.
+
+    full_error: raise them instead; null: with HYDRA_FULL_ERROR=1.
+    """
+    if full_error is None:
+        full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    try:
+        code = work()
+    except KeyboardInterrupt:
+        say("stopped")
+        code = 130
+    except Exception as error:
+        if full_error:
+            raise
+        if isinstance(error, UserError | HydraException | OmegaConfBaseException | OSError):
+            say(explain(error, arguments))
+            code = 2
+        else:
+            say(f"{type(error).__name__}: {_first_line(error)} (this is a bug: HYDRA_FULL_ERROR=1 shows where)")
+            code = 1
+    if code:
+        sys.exit(code)
+
+
+def explain(error: BaseException, arguments: Sequence[str]) -> str:
+    """One line for a mistake in the command or the config: what, where, and the nearest valid name."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        missing = error.missing_cfg_file
+        nested = missing.startswith("experiment/")  # Hydra's options are those of the paper then
+        group, _, option = missing.partition("/") if nested else missing.rpartition("/")
+        known = options(group) if nested else sorted(error.options or []) or options(group)
+        return f"{group}={option}: there is no such {group}{nearest(option, known)}; there are {', '.join(known)}"
+    text = " ".join(str(error).split())
+    if key := re.search(r"Could not override '([^']+)'", text):
+        known = known_keys(arguments)
+        return f"{key[1]}: there is no such key{nearest(key[1].lstrip('+~'), known)}; fedopt --help lists them"
+    if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        return f"{several[1]}: several values are a sweep, with -m, or a list, in square brackets"
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key}: a value must be given"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: not an override; write key=value, with quotes around values that hold blanks, commas or braces"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'output'}: {error.strerror or error}"
+    return _first_line(error)
+
+
+def known_keys(arguments: Sequence[str]) -> list[str]:
+    """Groups, and the dotted keys of the config that the command's group choices compose to."""
+    choices = [a for a in arguments if a.split("=")[0] in GROUPS and not set(a) & set(", ()[]{}")]
+    try:
+        config = composed(choices, extra_folders(arguments))
+    except (HydraException, OmegaConfBaseException):
+        return list(GROUPS)
+    keys: list[str] = []
+
+    def walk(node: Any, prefix: str) -> None:
+        for name in node:
+            if not str(name).startswith("_"):
+                keys.append(prefix + str(name))
+                if OmegaConf.is_dict(node._get_node(name)) and node[name] is not None:
+                    walk(node[name], f"{prefix}{name}.")
+
+    walk(config, "")
+    return [*GROUPS, *keys]
+
+
+def options(group: str) -> list[str]:
+    """What fedopt itself has for a config group."""
+    files = sorted((CONF / group).rglob("*.yaml"))
+    return [path.relative_to(CONF / group).with_suffix("").as_posix() for path in files]
+
+
+def extra_folders(arguments: Sequence[str]) -> list[str]:
+    """Those of --config-dir."""
+    joined = [a.removeprefix("--config-dir=") for a in arguments if a.startswith("--config-dir=")]
+    return joined + [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def say(line: str) -> None:
+    """To stderr, by one of several ranks."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"fedopt: {line}", file=sys.stderr)
