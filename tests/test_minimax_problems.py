@@ -128,6 +128,7 @@ def test_robust_metrics(norm, p):
         loss(torch.zeros(16)) if norm == "l1" else loss(y)
     )  # from a corner of that ball steps lead inside
     assert metrics["robust_accuracy"] == pytest.approx(min(accuracy(y.numpy()), accuracy(worst.numpy())))
+    assert "robust_accuracy" not in robust(norm=norm, eps=1.5, ascent=0).metrics(x, y)
     train = problem.train.batch(torch.arange(60), torch.full((60,), 1 / 60, dtype=F64))
     of_each = numpy_losses(numpy_logits(problem.net, x, train.x.numpy() + y.numpy()), train.y.numpy())
     assert metrics["train_loss"] == pytest.approx(of_each.mean(), rel=1e-12)

@@ -5,7 +5,7 @@ min_x max_{|y| <= eps} (1/n) sum_j loss(h_x(a_j + y), b_j), over the n examples 
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, NonNegativeInt, PositiveFloat
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -19,12 +19,12 @@ class RobustNn(NetworkMinimax):
     """y: the perturbation, [features], in the units in which the model sees pixels.
 
     eps, norm: the radius of the ball that y is in, and the norm, l1, l2 or linf.
-    ascent: steps of the search for the worst perturbation, one pass over the test set together.
+    ascent: steps of the search for the worst perturbation, one pass over the test set together; 0: it is not looked for.
     """
 
     eps: PositiveFloat
     norm: Norm
-    ascent: PositiveInt
+    ascent: NonNegativeInt
 
     def start_y(self, x: Tensor, classes: int) -> Tensor:
         return x.new_zeros(int(np.prod(self.train.shape)))
@@ -45,11 +45,12 @@ class RobustNn(NetworkMinimax):
             return losses(self.net(x, batch.x + y), batch)
 
         perturbed = self._accuracy(x, y)
+        robust = {"robust_accuracy": min(perturbed, self._accuracy(x, self.worst(x, y)))} if self.ascent else {}
         return {
             "train_loss": mean(self.train, perturbed_losses),
             **test_metrics(self.test, lambda images: self.net(x, images)),
             "perturbed_accuracy": perturbed,
-            "robust_accuracy": min(perturbed, self._accuracy(x, self.worst(x, y))),
+            **robust,
         }
 
     def _accuracy(self, x: Tensor, y: Tensor) -> float:
