@@ -94,3 +94,18 @@ def test_scaffold_with_one_local_step_is_gradient_descent():
     for state in steps(e, 5)[1:]:
         x = x - 0.1 * np.mean([gradient(x, *of) for of in data], axis=0)
         np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "scaffold"])
+def test_stragglers_return_what_they_were_sent(algo):
+    """Nobody else's work changes, and a control variate of a client without a step stays."""
+    overrides = ["participation.cohort=6", "+participation.stragglers=0.5", "algo.B=4", "algo.eta=0.1"]
+    e = experiment(algo, *overrides)
+    state = steps(e, 1)[-1]
+    e.federation.begin(1)
+    late = e.federation.work(3) == 0
+    assert late.sum() == 3
+    assert e.federation.ledger.calls.grad == 3 * 3
+    if algo == "scaffold":
+        assert not state.memory[torch.from_numpy(late)].any()
+        assert bool(state.memory[torch.from_numpy(~late)].any(1).all())

@@ -86,7 +86,10 @@ class Hierarchical(classes.Hierarchical):
         return (self._start,)
 
     def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Sample:
-        return Sample(self.train.batch(*rows["train"]), **{name: v[client] for name, v in self.matrices.items()})
+        return Sample(self.train.batch(*rows["train"]), **self._of(client))
+
+    def _of(self, client: int | Tensor) -> dict[str, Tensor]:
+        return {name: v[client] for name, v in self.matrices.items()}
 
     def server_sample(self, rng: np.random.Generator, size: int | None) -> Batch:
         n = len(self._server)
@@ -129,11 +132,10 @@ class Hierarchical(classes.Hierarchical):
                 gradient = torch.func.grad(lambda y: self.h(x, y, sample))(y)[None]
             return self.project(z, y - size * gradient, sample)[0]
 
-        y = x.expand(self.clients, -1)
+        y, own = x.expand(self.clients, -1), [self._of(i) for i in range(self.clients)]
         for t, of_round in enumerate(rows):
             size = self.fit_step / math.sqrt(t + 1)
             if self.convolutional:  # which vmap makes slower
-                own = [{name: v[i] for name, v in self.matrices.items()} for i in range(self.clients)]
                 y = torch.stack([step(*of_one, size) for of_one in zip(y, of_round, own, strict=True)])
             else:
                 y = torch.func.vmap(step, (0, 0, 0, None))(y, of_round, self.matrices, size)
