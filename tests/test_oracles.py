@@ -1,0 +1,455 @@
+"""The reductions between classes of problems; the oracles against dense derivatives."""
+
+import numpy as np
+import pytest
+import torch
+from test_problems import F64, central_differences, normal, quadratic, whole
+from torch.autograd.functional import hessian, jacobian
+
+from fedopt import oracles
+from fedopt.problems.classes import (
+    Bilevel,
+    Compositional,
+    Hierarchical,
+    Minimax,
+    MinimaxAsBilevel,
+    Minimisation,
+    MinimisationAsCompositional,
+    TwoLevel,
+    TwoLevelAsBilevel,
+    class_of,
+    covered,
+    reduce,
+)
+
+# Reductions
+
+
+class Toy:
+    """The parts of a problem that these tests do not use: a sample is whatever it is given."""
+
+    splits = {}  # noqa: RUF012
+
+    def start(self):
+        return (torch.full((3,), 2.0, dtype=F64),)
+
+    def sample(self, client, rows):
+        return rows
+
+    def metrics(self, *point):
+        return {"first": float(point[0][0]), "variables": len(point)}
+
+
+class ToySaddle(Toy, Minimax):
+    """f_i = -(1/2 |y|^2 - b_i'y + y'A_i x) + lam/2 |x|^2; a sample is (A_i, b_i)."""
+
+    lam = 3.0
+
+    def start(self):
+        return torch.ones(3, dtype=F64), torch.zeros(4, dtype=F64)
+
+    def f(self, x, y, sample):
+        A, b = sample
+        return -(0.5 * y @ y - b @ y + y @ (A @ x)) + 0.5 * self.lam * x @ x
+
+
+class TwoLevels(Toy, TwoLevel):
+    """f_i^0(x) = tanh(A_i x), f_i^1(y) = 1/2 |y - b_i|^4; a sample is (A_i, b_i)."""
+
+    dims = (3, 4)
+
+    def level(self, n, z, sample):
+        A, b = sample
+        return torch.tanh(A @ z) if n == 0 else 0.5 * torch.sum((z - b) ** 2) ** 2
+
+
+@pytest.fixture
+def clients():
+    """Five of them: A_i and b_i."""
+    return list(zip(normal(5, 4, 3, seed=1), normal(5, 4, seed=2), strict=True))
+
+
+def mean_over(clients, fn):
+    return sum(fn(sample) for sample in clients) / len(clients)
+
+
+def hypergradient(p, x, y, clients):
+    """Of a bilevel problem with dense matrices: grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f, of the means."""
+
+    def f(x, y):
+        return mean_over(clients, lambda s: p.f(x, y, s))
+
+    def g(x, y):
+        return mean_over(clients, lambda s: p.g(x, y, s))
+
+    f_x, f_y = jacobian(f, (x, y))
+    (_, cross), (_, yy) = hessian(g, (x, y))
+    return f_x - cross @ torch.linalg.solve(yy, f_y), cross, yy
+
+
+def test_minimax_as_bilevel(clients):
+    p = MinimaxAsBilevel(ToySaddle())
+    x = normal(3, seed=3)
+    A, b = (mean_over(clients, lambda s, j=j: s[j]) for j in (0, 1))
+    y = b - A @ x  # the maximiser
+    for seed in range(3):  # g is least where f is largest
+        step = 0.1 * normal(4, seed=seed)
+        assert mean_over(clients, lambda s: p.g(x, y, s)) < mean_over(clients, lambda s, d=step: p.g(x, y + d, s))
+    gradient, cross, yy = hypergradient(p, x, y, clients)
+    # phi(x) = max_y f = 1/2 |b - A x|^2 + lam/2 |x|^2
+    torch.testing.assert_close(gradient, -A.T @ (b - A @ x) + 3.0 * x)
+    torch.testing.assert_close(yy, torch.eye(4, dtype=F64))
+    torch.testing.assert_close(cross, A.T)
+    assert [len(v) for v in p.start()] == [3, 4]
+    assert p.metrics(x, y) == {"first": float(x[0]), "variables": 2}
+
+
+def test_two_levels_as_bilevel(clients):
+    p = TwoLevelAsBilevel(TwoLevels())
+    x = normal(3, seed=3)
+    matrices, targets = (np.stack([s[j].numpy() for s in clients]) for j in (0, 1))
+
+    def inner(x):
+        return np.tanh(matrices @ np.asarray(x)).mean(0)
+
+    def composed(x):
+        return np.mean([0.5 * np.sum((inner(x) - b) ** 2) ** 2 for b in targets])
+
+    y = torch.from_numpy(inner(x))
+    gradient, cross, yy = hypergradient(p, x, y, clients)
+    np.testing.assert_allclose(gradient, central_differences(composed, x), rtol=1e-6)
+    torch.testing.assert_close(yy, torch.eye(4, dtype=F64))
+    np.testing.assert_allclose(cross, -central_differences(inner, x).T, rtol=1e-6, atol=1e-9)
+    inner_gradient = central_differences(lambda y: mean_over(clients, lambda s: p.g(x, y, s)), y)
+    np.testing.assert_allclose(inner_gradient, 0, atol=1e-8)
+
+    # The oracle says the same of one client: Hessian I, cross derivative -J'.
+    sample = clients[0]
+    v = normal(4, seed=4)
+    grad_y = oracles.inner_gradient(p, x, y, sample)
+    cross_v, hessian_v = oracles.cross_product(p, x, y, v, sample), oracles.inner_hessian(p, x, y, sample)(v)
+    J = central_differences(lambda x: np.tanh(matrices[0] @ np.asarray(x)), x)
+    np.testing.assert_allclose(grad_y, y.numpy() - np.tanh(matrices[0] @ x.numpy()), rtol=1e-12)
+    np.testing.assert_allclose(cross_v, -J.T @ v.numpy(), rtol=1e-6)
+    torch.testing.assert_close(hessian_v, v)
+
+    assert [variable.tolist() for variable in p.start()] == [[2.0] * 3, [0.0] * 4]
+    assert p.metrics(x, y) == {"first": float(x[0]), "variables": 1}
+
+
+class Minimised(Toy, Minimisation):
+    """f(x) = sum(a x^3)."""
+
+    def f(self, x, sample):
+        return torch.sum(sample * x**3)
+
+
+def test_minimisation_as_one_level():
+    p = MinimisationAsCompositional(Minimised())
+    a, x = normal(3, seed=1), normal(3, seed=2)
+    assert p.dims == (3,)
+    assert float(p.level(0, x, a)) == pytest.approx(float(np.sum(a.numpy() * x.numpy() ** 3)))
+    (gradient,) = oracles.msa_maps(p, (x,), [a])
+    torch.testing.assert_close(gradient, 3 * a * x**2)
+
+
+def test_which_reduction():
+    saddle, two, one = ToySaddle(), TwoLevels(), Minimised()
+    assert reduce(two, (Compositional, Bilevel)) is two
+    for problem, solves, expected in [
+        (saddle, (Bilevel,), MinimaxAsBilevel),
+        (two, (Bilevel,), TwoLevelAsBilevel),
+        (one, (Bilevel, Compositional), MinimisationAsCompositional),
+    ]:
+        reduced = reduce(problem, solves)
+        assert type(reduced) is expected
+        assert reduced.original is problem
+        assert reduced.splits is problem.splits
+    with pytest.raises(TypeError, match="minimax to minimisation"):
+        reduce(saddle, (Minimisation,))
+    with pytest.raises(TypeError, match="compositional to bilevel"):
+        reduce(Chain(3), (Bilevel,))
+    assert [class_of(p) for p in (saddle, two, Minimised, MinimaxAsBilevel)] == [
+        Minimax,
+        TwoLevel,
+        Minimisation,
+        Bilevel,
+    ]
+    assert covered((Bilevel,)) == {"bilevel", "minimax", "two_level"}
+    assert covered((Bilevel, Compositional)) == {"bilevel", "minimax", "compositional", "two_level", "minimisation"}
+    assert covered((Hierarchical,)) == {"hierarchical"}
+
+
+# Oracles against dense derivatives. Each is asked for four clients, one after another and stacked by vmap.
+
+STACK = 4
+
+
+def both_ways(fn, *stacked):
+    """fn of every client's arguments, [(answers of all clients, calls)] of a loop and of vmap."""
+    loop, vmapped = oracles.Calls(), oracles.Calls()
+    answers = []
+    for arguments in zip(*stacked, strict=True):
+        with oracles.running(1, False, loop):
+            answers.append(fn(*arguments))
+    with oracles.running(STACK, True, vmapped):
+        at_once = torch.func.vmap(fn)(*stacked)
+    return [(tuple(torch.stack(answer) for answer in zip(*answers, strict=True)), loop), (at_once, vmapped)]
+
+
+def assert_both_ways(fn, dense, calls, *stacked):
+    expected = [dense(*arguments) for arguments in zip(*stacked, strict=True)]
+    for answers, counted in both_ways(fn, *stacked):
+        assert counted == calls
+        for got, *wanted in zip(answers, *expected, strict=True):
+            torch.testing.assert_close(got, torch.stack(wanted), rtol=1e-10, atol=1e-12)
+            assert not got.requires_grad
+
+
+class Network(Toy, Bilevel):
+    """A 3-4-1 network w ([16]) on inputs scaled by x ([3]); a sample is (inputs [B, 3], targets [B])."""
+
+    def output(self, w, inputs):
+        return torch.tanh(inputs @ w[:12].view(4, 3).T) @ w[12:]
+
+    def f(self, x, w, sample):
+        inputs, targets = sample
+        return torch.mean(torch.cos(self.output(w, inputs + x) - targets)) + torch.sum(x**3) * w[0]
+
+    def g(self, x, w, sample):
+        inputs, targets = sample
+        ridge = torch.exp(x[0]) + 1
+        return 0.5 * torch.mean((self.output(w, inputs * x) - targets) ** 2) + 0.5 * ridge * torch.sum(w**2)
+
+
+class Flat(Toy, Bilevel):
+    """What has no derivative of some kind: g = w'Bx is linear in w, f = c'w does not know x; a sample is (B, c)."""
+
+    def f(self, x, w, sample):
+        return sample[1] @ w
+
+    def g(self, x, w, sample):
+        return w @ (sample[0] @ x)
+
+
+class Unconcerned(Network):
+    """f knows neither variable, g does not know x."""
+
+    def f(self, x, w, sample):
+        return sample[1].sum()
+
+    def g(self, x, w, sample):
+        return torch.mean(self.output(w, sample[0]) ** 2)
+
+
+class Constants(Flat):
+    """f knows neither variable, and the gradient of g is constant."""
+
+    def f(self, x, w, sample):
+        return sample[1].sum()
+
+    def g(self, x, w, sample):
+        return sample[1] @ w
+
+
+BILEVEL = [
+    (Network(), 3, 16, normal(STACK, 6, 3, seed=5), normal(STACK, 6, seed=6)),
+    (Flat(), 3, 2, normal(STACK, 2, 3, seed=5), normal(STACK, 2, seed=6)),
+    (Constants(), 3, 2, normal(STACK, 2, 3, seed=5), normal(STACK, 2, seed=6)),
+    (Unconcerned(), 3, 16, normal(STACK, 6, 3, seed=5), normal(STACK, 6, seed=6)),
+]
+
+
+def dense_bilevel(p, x, w, sample):
+    def zero(grad, like):
+        return torch.zeros_like(like) if grad is None else grad
+
+    x, w = (v.clone().requires_grad_() for v in (x, w))
+    value = p.f(x, w, sample)
+    f = torch.autograd.grad(value, (x, w), allow_unused=True) if value.requires_grad else (None, None)
+    g_w = jacobian(lambda w: p.g(x.detach(), w, sample), w.detach())
+    (_, cross), (_, yy) = hessian(lambda x, w: p.g(x, w, sample), (x.detach(), w.detach()))
+    return zero(f[0], x).detach(), zero(f[1], w).detach(), g_w, cross, yy
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.7])
+@pytest.mark.parametrize(("p", "dx", "dw", "first", "second"), BILEVEL)
+def test_msa_maps_of_bilevel_problems(p, dx, dw, first, second, damping):
+    def maps(x, w, v, *sample):
+        return oracles.msa_maps(p, (x, w, v), [sample], damping)
+
+    def dense(x, w, v, *sample):
+        f_x, f_w, g_w, cross, ww = dense_bilevel(p, x, w, sample)
+        return f_x - cross @ v, g_w, ww @ v + damping * v - f_w
+
+    variables = (normal(STACK, size, seed=j) for j, size in enumerate((dx, dw, dw)))
+    calls = oracles.Calls(grad=2 * STACK, hvp=STACK, jvp=STACK)
+    assert_both_ways(maps, dense, calls, *variables, first, second)
+
+
+@pytest.mark.parametrize(("p", "dx", "dw", "first", "second"), BILEVEL)
+def test_gradients_and_products(p, dx, dw, first, second):
+    def all_of_them(x, w, v, *sample):
+        H = oracles.inner_hessian(p, x, w, sample)
+        both = oracles.outer_gradients(p, x, w, sample)
+        alone = oracles.outer_gradient_x(p, x, w, sample), oracles.outer_gradient_y(p, x, w, sample)
+        inner = oracles.inner_gradient(p, x, w, sample), oracles.cross_product(p, x, w, v, sample)
+        return *both, *alone, *inner, H(v), H(torch.sin(v))
+
+    def dense(x, w, v, *sample):
+        f_x, f_w, g_w, cross, ww = dense_bilevel(p, x, w, sample)
+        return f_x, f_w, f_x, f_w, g_w, cross @ v, ww @ v, ww @ torch.sin(v)
+
+    variables = (normal(STACK, size, seed=j) for j, size in enumerate((dx, dw, dw)))
+    calls = oracles.Calls(grad=4 * STACK, hvp=2 * STACK, jvp=STACK)
+    assert_both_ways(all_of_them, dense, calls, *variables, first, second)
+
+
+def spd(dim, seed):
+    A = normal(dim, dim, seed=seed)
+    return A @ A.T / dim + torch.eye(dim, dtype=F64)
+
+
+def test_estimators_of_the_inverse():
+    """Against powers of a dense matrix: the sum, its terms, whose mean over the chosen number is the sum, and CG."""
+    H, b, N, l = spd(6, seed=1), normal(6, seed=2), 5, 9.0
+    powers = [torch.linalg.matrix_power(torch.eye(6, dtype=F64) - H / l, n) @ b / l for n in range(N + 1)]
+
+    def product(v, n):
+        return H @ v
+
+    torch.testing.assert_close(oracles.neumann_sum(product, b, N, l), sum(powers))
+    terms = [oracles.neumann_term(product, b, N, l, chosen) for chosen in range(N)]
+    torch.testing.assert_close(sum(terms) / N, sum(powers[:N]))
+    torch.testing.assert_close(oracles.conjugate_gradients(product, b, 6), torch.linalg.solve(H, b))
+    torch.testing.assert_close(oracles.conjugate_gradients(product, b, 12), torch.linalg.solve(H, b))
+    x1 = (b @ b) / (b @ H @ b) * b
+    torch.testing.assert_close(oracles.conjugate_gradients(product, b, 1), x1)
+    torch.testing.assert_close(oracles.conjugate_gradients(product, 0 * b, 3), 0 * b)
+    torch.testing.assert_close(oracles.conjugate_gradients(lambda v, n: -v, b, 3), 0 * b)
+
+
+def test_neumann_sum_takes_products_in_turn():
+    """Of other samples: sum_q prod_{j <= q} (I - theta H_j) b, H_0 first [LocalBSG eq. 3.3]."""
+    H, b, theta = [spd(4, seed=s) for s in range(3)], normal(4, seed=9), 0.1
+    A = [torch.eye(4, dtype=F64) - theta * h for h in H]
+    expected = theta * (b + A[0] @ b + A[1] @ A[0] @ b + A[2] @ A[1] @ A[0] @ b)
+    torch.testing.assert_close(oracles.neumann_sum(lambda v, n: H[n] @ v, b, 3, 1 / theta), expected)
+
+
+class Chain(Toy, Compositional):
+    """f^n(z) = sin(A_n z) + b, the last one summed and squared; a sample is b, a number."""
+
+    def __init__(self, N):
+        self.dims = (3, 4, 2, 5)[: N + 1]
+        sizes = (*self.dims[1:], 6)
+        self.A = [normal(b, a, seed=n) for n, (a, b) in enumerate(zip(self.dims, sizes, strict=True))]
+
+    def level(self, n, z, sample):
+        out = torch.sin(self.A[n] @ z) + sample
+        return torch.sum(out) ** 2 if n == len(self.dims) - 1 else out
+
+
+@pytest.mark.parametrize("N", [0, 1, 3])
+def test_msa_maps_of_chains(N):
+    """Each level of a sample of its own."""
+    p = Chain(N)
+
+    def maps(b, *u):
+        return oracles.msa_maps(p, u, b)
+
+    def dense(b, *u):
+        product = jacobian(lambda z: p.level(N, z, b[N]), u[N])
+        for n in reversed(range(N)):
+            product = jacobian(lambda z, n=n: p.level(n, z, b[n]), u[n]).T @ product
+        return product, *(u[n] - p.level(n - 1, u[n - 1], b[n - 1]) for n in range(1, N + 1))
+
+    u = [normal(STACK, size, seed=10 + n) for n, size in enumerate(p.dims)]
+    assert_both_ways(maps, dense, oracles.Calls(grad=STACK, jvp=N * STACK), normal(STACK, N + 1, seed=3), *u)
+
+
+@pytest.mark.parametrize("N", [1, 3])
+def test_msa_maps_of_a_consistent_chain_are_the_chain_rule(N):
+    p, x, b = Chain(N), normal(3, seed=1), torch.tensor(0.3, dtype=F64)
+    u = [x]
+    for n in range(N):
+        u.append(p.level(n, u[-1], b))
+
+    def composed(x):
+        for n in range(N + 1):
+            x = p.level(n, x, b)
+        return x
+
+    gradient, *consistency = oracles.msa_maps(p, u, [b] * (N + 1))
+    np.testing.assert_allclose(gradient, central_differences(composed, x), rtol=1e-6, atol=1e-8)
+    assert all(not s.any() for s in consistency)
+
+
+class Scalar(Toy, Minimisation):
+    """f_i(x) = fn(x, sample)."""
+
+    def __init__(self, fn):
+        self.fn = fn
+
+    def f(self, x, sample):
+        return self.fn(x, sample)
+
+
+class OwnGradient(Minimised):
+    """Has a gradient of its own, which is twice that of f so that it shows."""
+
+    def gradient(self, x, sample, out=None):
+        return 6 * sample * x**2
+
+
+class Constant(Minimised):
+    def f(self, x, sample):
+        return sample.sum()
+
+
+@pytest.mark.parametrize(("p", "factor"), [(Minimised(), 3), (OwnGradient(), 6), (Constant(), 0)])
+def test_gradient(p, factor):
+    def of_client(a, x):
+        return (oracles.gradient(p, x, a),)
+
+    a, x = normal(STACK, 3, seed=1), normal(STACK, 3, seed=2)
+    assert_both_ways(of_client, lambda a, x: (factor * a * x**2,), oracles.Calls(grad=STACK), a, x)
+
+
+def test_calls_count_for_those_who_still_work():
+    calls, inner = oracles.Calls(), oracles.Calls()
+    p, x = Minimised(), torch.ones(3)
+
+    def once():
+        oracles.gradient(p, x, x)
+
+    with oracles.running(7, False, calls):
+        once()
+        oracles.count_for(3)
+        once()
+        with oracles.running(2, False, inner):
+            once()
+        once()
+    once()
+    assert calls == oracles.Calls(grad=13)
+    assert inner == oracles.Calls(grad=2)
+
+
+def test_oracles_of_a_problem_under_vmap():
+    """The client's number and its examples are tensors there."""
+    p = quadratic()
+    splits = {name: [whole(split[i][:5]) for i in range(4)] for name, split in p.splits.items()}
+    rows = {name: tuple(torch.stack(t) for t in zip(*of_clients, strict=True)) for name, of_clients in splits.items()}
+    x, w, v = normal(3, seed=1), normal(4, 5, seed=2), normal(4, 5, seed=3)
+
+    def one(client, w, v, rows):
+        return oracles.msa_maps(p, (x, w, v), [p.sample(client, rows)])
+
+    calls = oracles.Calls()
+    with oracles.running(4, True, calls):
+        stacked = torch.func.vmap(one)(torch.arange(4), w, v, rows)
+    for i in range(4):
+        sample = p.sample(i, {name: splits[name][i] for name in splits})
+        f_x, f_w, g_w, cross, ww = dense_bilevel(p, x, w[i], sample)
+        for got, expected in zip(stacked, (f_x - cross @ v[i], g_w, ww @ v[i] - f_w), strict=True):
+            torch.testing.assert_close(got[i], expected, rtol=1e-10, atol=1e-12)
