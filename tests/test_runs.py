@@ -182,6 +182,8 @@ def test_parallel_sweep(tmp_path):
     assert set(pd.read_csv(tmp_path / "sweep" / "sweep.csv")["status"]) == {"finished"}
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+
 TWO_RANKS = {
     "mco": ["algo=fedmsa", "problem.examples=200"],
     "imbalanced_mnist": [
@@ -223,9 +225,8 @@ def test_engines_and_two_ranks_agree(monkeypatch, capsys, problem, tmp_path):
     for engine in ("one_by_one", "vectorised"):
         arguments = [*overrides, f"hardware.engine={engine}", f"output_dir={tmp_path / engine}"]
         assert fedopt(monkeypatch, capsys, *arguments).code == 0
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "fedopt"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*launcher, *overrides, "hardware.threads=1", "output_dir=ranks"]
+    command = [*TORCHRUN, "-m", "fedopt", *overrides, "hardware.threads=1", "output_dir=ranks"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("results:") == 1
@@ -237,6 +238,28 @@ def test_engines_and_two_ranks_agree(monkeypatch, capsys, problem, tmp_path):
         other = pd.read_csv(tmp_path / name / "metrics.csv")
         pd.testing.assert_frame_equal(one[ledger], other[ledger])
         np.testing.assert_allclose(other[metrics], one[metrics], rtol=1e-5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads in /proc")
+def test_ranks_leave_no_thread_behind(tmp_path):
+    """One of gloo's that outlives the group can abort a process that exits."""
+    script = tmp_path / "leave.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "import torch\n"
+        "from fedopt.federation import ranks\n"
+        "def threads():\n"
+        "    return {name.read_text().strip() for name in Path('/proc/self/task').glob('*/comm')}\n"
+        "ranks.start()\n"
+        "torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(2, 2))\n"
+        "assert ranks.agree(ranks.rank() == 1, torch.device('cpu'))\n"
+        "assert any('gloo' in name for name in threads())\n"
+        "ranks.stop()\n"
+        "assert not any('gloo' in name for name in threads()), threads()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*TORCHRUN, script], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_help_names_everything(monkeypatch, capsys):
