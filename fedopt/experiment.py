@@ -1,6 +1,6 @@
 """From a resolved config to the objects of a run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,9 +41,12 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     unbuilt = build_target(config["problem"], "problem")
     partitioner = build_target(config["partitioner"], "partitioner")
     dataset = build_target(config["dataset"], "dataset") if config["dataset"].get("_target_") else None
-    cohort = None if isinstance(partitioner, Centralized) else participation.cohort
-    if cohort is not None and cohort > partitioner.clients:
-        raise UserError(f"participation.cohort={cohort}: must be at most partitioner.clients={partitioner.clients}")
+    if isinstance(partitioner, Centralized):
+        participation = replace(participation, cohort=None)
+    if participation.cohort is not None and participation.cohort > partitioner.clients:
+        raise UserError(
+            f"participation.cohort={participation.cohort}: must be at most partitioner.clients={partitioner.clients}"
+        )
     if participation.uneven and not getattr(algorithm, "uneven", False):
         raise UserError(
             "participation.least, participation.work, participation.stragglers: "
@@ -68,15 +71,6 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     world = World(seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
     original = unbuilt.build(world)
     problem = reduce(original, algorithm.solves)
-    engine = engines.choose(hardware.engine, hardware.stack, problem, cohort or problem.clients)
-    federation = Federation(
-        problem,
-        engine,
-        seed,
-        cohort,
-        participation.dropout,
-        participation.least,
-        participation.work,
-        participation.stragglers,
-    )
+    engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
+    federation = Federation(problem, engine, seed, participation)
     return Experiment(algorithm, original, problem, federation, budget, evaluation, device)

@@ -77,7 +77,7 @@ class Participation:
     stragglers: fraction of all clients that take no local step in a round, drawn anew each time; they answer all the same.
     """
 
-    cohort: PositiveInt | None
+    cohort: PositiveInt | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     least: PositiveInt | None = None
     work: list[PositiveInt] | None = None

@@ -11,6 +11,7 @@ from fedopt.errors import UserError
 from fedopt.experiment import assemble
 from fedopt.federation.federation import Federation
 from fedopt.problems.projections import ball
+from fedopt.settings import Participation
 
 SOLVERS = {
     "sgd": ["algo.rho=0"],
@@ -284,14 +285,14 @@ def work(fed, rounds, most):
 
 def test_uneven_work_is_uniform_by_client_and_round():
     problem = small("fed_norm_sgda", "quadratic_minimax").problem
-    drawn = work(Federation(problem, None, 0, least=2), 500, 5)
+    drawn = work(Federation(problem, None, 0, Participation(least=2)), 500, 5)
     assert drawn.shape == (500, 6)
     assert [abs((drawn == tau).mean() - 0.25) < 0.03 for tau in (2, 3, 4, 5)] == [True] * 4
     assert set(np.unique(drawn)) == {2, 3, 4, 5}
     assert abs(np.corrcoef(drawn.T) - np.eye(6)).max() < 0.2
-    np.testing.assert_array_equal(drawn, work(Federation(problem, None, 0, least=2), 500, 5))
+    np.testing.assert_array_equal(drawn, work(Federation(problem, None, 0, Participation(least=2)), 500, 5))
     assert Federation(problem, None, 0).work(5) == 5
-    np.testing.assert_array_equal(Federation(problem, None, 0, local_work=[3] * 6).work(5), [3] * 6)
+    np.testing.assert_array_equal(Federation(problem, None, 0, Participation(work=[3] * 6)).work(5), [3] * 6)
 
 
 @pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
@@ -317,8 +318,8 @@ def test_clients_take_their_own_steps(engine, unit):
 def test_dropout():
     """Of a cohort, a share; never all."""
     problem = small("fed_norm_sgda", "quadratic_minimax").problem
-    fed = Federation(problem, None, 0, cohort_size=4, dropout=0.3)
-    full = Federation(problem, None, 0, cohort_size=4)
+    fed = Federation(problem, None, 0, Participation(cohort=4, dropout=0.3))
+    full = Federation(problem, None, 0, Participation(cohort=4))
     sizes = []
     for r in range(1500):
         fed.begin(r)

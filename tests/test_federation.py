@@ -12,6 +12,7 @@ from fedopt.federation.engines import STEP_OVERHEAD, OneByOne, Vectorised, equal
 from fedopt.federation.federation import Federation
 from fedopt.oracles import gradient
 from fedopt.randomness import Purpose, keyed_rng
+from fedopt.settings import Participation
 
 ENGINES = [OneByOne(), Vectorised(), Vectorised(2)]
 KEY = Key(seed=7, round=3, exchange=1)
@@ -146,7 +147,7 @@ def test_clients_wait_for_each_other_only_where_it_is_cheaper():
 @pytest.mark.parametrize("B", [2, None])
 def test_stragglers_take_no_step(problem, engine, B):
     """Next to others, and where there are only stragglers."""
-    fed = Federation(problem, engine, 0, stragglers=0.5)
+    fed = Federation(problem, engine, 0, Participation(stragglers=0.5))
     for steps in (fed.work(3), np.zeros(6, dtype=np.int64)):
         start = torch.zeros(2, dtype=torch.float64)
         drawn = Minibatches(B, steps, replace=True)
@@ -155,7 +156,7 @@ def test_stragglers_take_no_step(problem, engine, B):
 
 
 def test_stragglers_are_drawn_anew(problem):
-    fed = Federation(problem, OneByOne(), 0, least=2, stragglers=1 / 3)
+    fed = Federation(problem, OneByOne(), 0, Participation(least=2, stragglers=1 / 3))
     late = np.zeros(6)
     for r in range(600):
         fed.begin(r)
@@ -206,7 +207,7 @@ def test_mean_and_memory(problem, engine):
 
 
 def test_cohorts_are_uniform_and_new_each_time(problem):
-    fed = Federation(problem, OneByOne(), 0, cohort_size=2)
+    fed = Federation(problem, OneByOne(), 0, Participation(cohort=2))
     counts = np.zeros(6)
     for r in range(600):
         fed.begin(r)

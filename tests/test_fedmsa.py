@@ -16,6 +16,7 @@ from fedopt.federation.draws import Key, Minibatches, draw
 from fedopt.federation.engines import Vectorised
 from fedopt.federation.federation import Federation
 from fedopt.problems.classes import Compositional
+from fedopt.settings import Participation
 
 
 def numpy_maps(problem, i, u, noise):
@@ -207,7 +208,7 @@ class Chain(Compositional):
 
 def end_of_run(problem, rounds=600):
     algorithm = FedMSA(0.02, 0.5, rho=0.5, K=3, B=None, anchor="all", warm_up=0, damping=0, iterate="last")
-    fed = Federation(problem, Vectorised(), seed=0, cohort_size=1)
+    fed = Federation(problem, Vectorised(), 0, Participation(cohort=1))
     state = algorithm.init(problem, fed)
     assert problem.metrics(*state.u)["distance"] > 0.5
     for r in range(rounds):

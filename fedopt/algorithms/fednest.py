@@ -238,7 +238,7 @@ class FedNest:
 
     def cost(self, s: State, problem: Bilevel, fed: Federation) -> dict[str, int]:
         """What `step` adds to the ledger."""
-        M, m = problem.clients, fed.cohort_size or problem.clients
+        M, m = problem.clients, fed.cohort_size
         products, indirect, direct = self._products(problem, fed), problem.indirect, problem.direct
         samples = local_samples(problem, products)
         X, Y = (size_in_bytes(v) for v in (s.x, s.y))

@@ -152,7 +152,7 @@ class LocalBSGVRM:
         return K ** (2 / 3) / self.L / w_plus_t ** (1 / 3)
 
     def init(self, problem: Bilevel, fed: Federation) -> StateVRM:
-        eta_1 = self.eta_t(1, fed.cohort_size or problem.clients)
+        eta_1 = self.eta_t(1, fed.cohort_size)
         for name, weight in (("alpha", self.alpha), ("beta", self.beta)):
             if weight * eta_1**2 >= 1:
                 raise UserError(f"algo.{name} * eta_1^2 must be less than 1, and is {weight:g} * {eta_1:g}^2")
@@ -161,7 +161,7 @@ class LocalBSGVRM:
         return StateVRM(0, z, point.repeat(problem.clients, 1) if self._all(problem, fed) else point)
 
     def step(self, s: StateVRM, problem: Bilevel, fed: Federation) -> StateVRM:
-        K, S = fed.cohort_size or problem.clients, self._first_draws(s)
+        K, S = fed.cohort_size, self._first_draws(s)
         n = local_samples(problem, products(problem, self.Q))
         rho1 = 0.0 if s.t < self.warm_up * self.p else self.rho1
 

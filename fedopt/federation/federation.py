@@ -1,6 +1,6 @@
 """The simulated federation: who takes part, what is drawn, and the one exchange between server and clients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,16 @@ from fedopt.federation.ledger import Ledger, size_in_bytes
 from fedopt.oracles import Calls
 from fedopt.problems.classes import Problem
 from fedopt.randomness import Purpose, keyed_rng
+from fedopt.settings import Participation
 
 ClientFn = Callable[[Client, Any], Any]
+FULL = Participation()
 
 
 class Federation:
     """M clients and a server.
 
-    cohort_size: clients that `cohort()` chooses, None for all; dropout: the probability that one of them drops out.
-    least, local_work, stragglers: how uneven the clients' local work is, see `work`.
+    participation: which clients take part in a round, and how uneven their local work is; by default all, evenly.
 
     Where torch.distributed runs, the clients of an exchange are shared out over the ranks; every rank holds the same server.
     """
@@ -35,20 +36,12 @@ class Federation:
         problem: Problem,
         engine: Engine,
         seed: int,
-        cohort_size: int | None = None,
-        dropout: float = 0.0,
-        least: int | None = None,
-        local_work: Sequence[int] | None = None,
-        stragglers: float = 0.0,
+        participation: Participation = FULL,
     ):
         self.problem = problem
         self.engine = engine
         self.seed = seed
-        self.cohort_size = cohort_size
-        self.dropout = dropout
-        self.least = least
-        self.local_work = local_work
-        self.stragglers = stragglers
+        self.participation = participation
         self.ledger = Ledger(problem.clients)
         self.begin(0)
 
@@ -67,9 +60,14 @@ class Federation:
         return np.arange(self.problem.clients)
 
     @property
+    def cohort_size(self) -> int:
+        """Of a cohort that nobody drops out of."""
+        return self.participation.cohort or self.problem.clients
+
+    @property
     def complete(self) -> bool:
         """Whether `cohort()` is all clients in every round."""
-        return self.cohort_size in (None, self.problem.clients) and not self.dropout
+        return self.cohort_size == self.problem.clients and not self.participation.dropout
 
     def cohort(self) -> np.ndarray:
         """The clients that take part: `cohort_size` of them, uniformly without replacement, less those that drop out, but at
@@ -78,38 +76,39 @@ class Federation:
             return self.everyone()
         key = (self._round, self._cohorts)
         self._cohorts += 1
-        size = self.cohort_size or self.problem.clients
-        chosen = np.sort(keyed_rng(self.seed, Purpose.COHORT, *key).choice(self.problem.clients, size, replace=False))
-        if not self.dropout:
+        rng = keyed_rng(self.seed, Purpose.COHORT, *key)
+        chosen = np.sort(rng.choice(self.problem.clients, self.cohort_size, replace=False))
+        dropout = self.participation.dropout
+        if not dropout:
             return chosen
         luck = np.array([keyed_rng(self.seed, Purpose.DROPOUT, *key, int(i)).random() for i in chosen])
-        return chosen[luck >= min(self.dropout, luck.max())]
+        return chosen[luck >= min(dropout, luck.max())]
 
     def work(self, most: int | np.ndarray) -> int | np.ndarray:
         """The local steps, or epochs, of this round of an algorithm that asks for `most` of them, one number or [M]: `most` where
-        clients are even, else [M], of each client its entry of `local_work`, or a draw from {least..most}; 0 for stragglers.
+        clients are even, else [M], of each client its entry of participation.work or a draw from {least..most}; 0 for stragglers.
 
         Raises UserError where least is more than `most`.
         """
         work = self._before_stragglers(most)
-        if not self.stragglers:
+        stragglers = self.participation.stragglers
+        if not stragglers:
             return work
         M = self.problem.clients
-        late = keyed_rng(self.seed, Purpose.STRAGGLERS, self._round).permutation(M)[: round(self.stragglers * M)]
+        late = keyed_rng(self.seed, Purpose.STRAGGLERS, self._round).permutation(M)[: round(stragglers * M)]
         return np.where(np.isin(np.arange(M), late), 0, work)
 
     def _before_stragglers(self, most: int | np.ndarray) -> int | np.ndarray:
-        if self.local_work is not None:
-            return np.array(self.local_work)
-        if self.least is None:
+        work, least = self.participation.work, self.participation.least
+        if work is not None:
+            return np.array(work)
+        if least is None:
             return most
-        if self.least > np.min(most):
-            raise UserError(f"participation.least={self.least}: must be at most the algorithm's local work, {most}")
+        if least > np.min(most):
+            raise UserError(f"participation.least={least}: must be at most the algorithm's local work, {most}")
         M = self.problem.clients
         rngs = [keyed_rng(self.seed, Purpose.WORK, self._round, client=i) for i in range(M)]
-        return np.array(
-            [rng.integers(self.least, m + 1) for rng, m in zip(rngs, np.broadcast_to(most, M), strict=True)]
-        )
+        return np.array([rng.integers(least, m + 1) for rng, m in zip(rngs, np.broadcast_to(most, M), strict=True)])
 
     def local_draws(
         self, B: int | None, epochs: int | None, steps: int | np.ndarray | None, replace: bool = False
