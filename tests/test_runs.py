@@ -182,7 +182,14 @@ def test_parallel_sweep(tmp_path):
     assert set(pd.read_csv(tmp_path / "sweep" / "sweep.csv")["status"]) == {"finished"}
 
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+def torchrun(*arguments, cwd):
+    """On two ranks."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*launcher, *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done
+
 
 TWO_RANKS = {
     "mco": ["algo=fedmsa", "problem.examples=200"],
@@ -225,10 +232,7 @@ def test_engines_and_two_ranks_agree(monkeypatch, capsys, problem, tmp_path):
     for engine in ("one_by_one", "vectorised"):
         arguments = [*overrides, f"hardware.engine={engine}", f"output_dir={tmp_path / engine}"]
         assert fedopt(monkeypatch, capsys, *arguments).code == 0
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*TORCHRUN, "-m", "fedopt", *overrides, "hardware.threads=1", "output_dir=ranks"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    done = torchrun("-m", "fedopt", *overrides, "hardware.threads=1", "output_dir=ranks", cwd=tmp_path)
     assert done.stdout.count("results:") == 1
     one = pd.read_csv(tmp_path / "one_by_one" / "metrics.csv")
     ledger = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls"]
@@ -257,9 +261,7 @@ def test_ranks_leave_no_thread_behind(tmp_path):
         "ranks.stop()\n"
         "assert not any('gloo' in name for name in threads()), threads()\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*TORCHRUN, script], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    torchrun(script, cwd=tmp_path)
 
 
 def test_help_names_everything(monkeypatch, capsys):
