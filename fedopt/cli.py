@@ -5,7 +5,6 @@ Nothing here imports torch before a run starts, so that help and mistakes are an
 
 import os
 import sys
-from collections.abc import Callable
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import fedopt
 from fedopt.command import GROUPS, answer, extra_folders, options, say
 from fedopt.config import CONF, composed, resolve
 from fedopt.errors import UserError
-from fedopt.results.folder import ENDED, RunFolder, slug
+from fedopt.results.folder import RunFolder, slug
 from fedopt.settings import cores
 
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
@@ -60,7 +59,7 @@ def _dispatch(arguments: list[str]) -> int:
         try:
             _run_hydra()
         finally:  # also when it was interrupted
-            from fedopt.results.sweep import report
+            from fedopt.reproduce.sweep import report
 
             code = report(folder) if folder.is_dir() else 0
         return code
@@ -85,6 +84,8 @@ def _run_hydra(config: DictConfig) -> None:
     folder = RunFolder(Path(job.sweep.dir) / slug(overrides))
     parallel = OmegaConf.select(job.launcher, "n_jobs", default=1)
     jobs = cores() if parallel == -1 else parallel
+    from fedopt.reproduce.sweep import job_of_many
+
     status = job_of_many(lambda: resolve(config), folder, overrides, jobs)
     print(f"{status:<12} {folder.path}", flush=True)
     if status == "interrupted":
@@ -105,21 +106,6 @@ def _single(config: DictConfig, overrides: list[str]) -> int:
     if int(os.environ.get("RANK", "0")) == 0:
         print(_last_line(status, folder))
     return EXIT[status]
-
-
-def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, overrides: list[str], jobs: int) -> str:
-    """Skips what is done and resumes what was interrupted. Returns the status; a failure is recorded in the folder."""
-    before = folder.status()
-    if before in ENDED:
-        return before
-    from fedopt import run
-
-    try:
-        config = {**resolved(), "resume": folder.used}
-        return run.execute(config, lambda: folder.path, overrides, jobs)[0]
-    except Exception as error:
-        run.record_failure(folder, error, overrides)
-        return "failed"
 
 
 def _run_path(config: dict[str, Any], overrides: list[str]) -> Path:

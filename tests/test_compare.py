@@ -11,7 +11,7 @@ import pytest
 import yaml
 from command import code_of
 
-from fedopt.results import compare
+from fedopt.reproduce import compare
 from fedopt.results.measures import better, reached
 
 FEDMSA = {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "_solves_": ["bilevel", "minimisation"], "K": 5}
@@ -287,5 +287,5 @@ def test_better_and_reached():
 
 
 def test_starts_without_torch():
-    check = "import sys, fedopt.results.compare; sys.exit('torch' in sys.modules)"
+    check = "import sys, fedopt.reproduce.compare; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command import ROOT, fedopt
 
-from fedopt.results import compare
+from fedopt.reproduce import compare
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)

@@ -16,7 +16,7 @@ from command import ROOT, Result, code_of, fedopt
 from test_compare import FEDAVG, record
 
 from fedopt.errors import UserError
-from fedopt.results import claims, compare, published, report, reproduce
+from fedopt.reproduce import claims, compare, published, report, reproduce
 from fedopt.results.folder import RunFolder
 from fedopt.settings import Budget, Evaluation, Participation, build, build_target
 
@@ -143,7 +143,7 @@ def test_quick_run_of_a_published_experiment(tmp_path, command):
 
 def test_an_interrupted_run_goes_on(tmp_path, experiment, command):
     experiment("one", common={"budget": {"rounds": 1500}, "eval": {"every": 10}}, seeds=1)
-    arguments = ["-m", "fedopt.results.reproduce", "--config-dir", "conf", "test/one"]
+    arguments = ["-m", "fedopt.reproduce.reproduce", "--config-dir", "conf", "test/one"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "FEDOPT_CHECKPOINT_SECONDS": "0"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, *arguments], cwd=tmp_path, env=environment, **pipes)
@@ -496,7 +496,7 @@ def one_line(name):
 
 
 def test_starts_without_torch():
-    check = "import sys, fedopt.results.reproduce; sys.exit('torch' in sys.modules)"
+    check = "import sys, fedopt.reproduce.reproduce; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
 
 

@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from simpleeval import InvalidExpression, SimpleEval
 
 from fedopt.errors import UserError, nearest
-from fedopt.results.compare import COSTS, Recorded, moments, plus_minus
+from fedopt.reproduce.compare import COSTS, Recorded, moments, plus_minus
 from fedopt.results.measures import better, reached
 
 HOLDS, FAILS, UNMEASURED = "holds", "does not hold", "not measured"

@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
-from fedopt.cli import job_of_many
 from fedopt.command import Parser, answer
 from fedopt.errors import UserError
-from fedopt.results.compare import plus_minus
+from fedopt.reproduce.compare import plus_minus
+from fedopt.reproduce.published import Published, Task, chosen, load, names, tasks
+from fedopt.reproduce.report import report, write_table
+from fedopt.reproduce.sweep import job_of_many
 from fedopt.results.folder import ENDED, RunFolder, write_atomically
-from fedopt.results.published import Published, Task, chosen, load, names, tasks
-from fedopt.results.report import report, write_table
 from fedopt.settings import cores
 
 RUNS = "runs"  # the folder of all runs, in the output folder

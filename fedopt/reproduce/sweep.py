@@ -1,12 +1,29 @@
-"""The table of a sweep: one row per run."""
+"""The jobs of a sweep, and its table: one row per run."""
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from fedopt.results.folder import RunFolder, read_json, write_atomically
+from fedopt.results.folder import ENDED, RunFolder, read_json, write_atomically
+
+
+def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, overrides: list[str], jobs: int) -> str:
+    """Skips what is done and resumes what was interrupted. Returns the status; a failure is recorded in the folder."""
+    before = folder.status()
+    if before in ENDED:
+        return before
+    from fedopt import run
+
+    try:
+        config = {**resolved(), "resume": folder.used}
+        return run.execute(config, lambda: folder.path, overrides, jobs)[0]
+    except Exception as error:
+        run.record_failure(folder, error, overrides)
+        return "failed"
 
 
 def collect(folder: Path) -> pd.DataFrame:

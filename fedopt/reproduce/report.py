@@ -12,12 +12,12 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from fedopt.results import claims
-from fedopt.results.claims import Measures, Unmeasurable
-from fedopt.results.compare import Recorded, colour, draw_line, moments, plus_minus, read
+from fedopt.reproduce import claims
+from fedopt.reproduce.claims import Measures, Unmeasurable
+from fedopt.reproduce.compare import Recorded, colour, draw_line, moments, plus_minus, read
+from fedopt.reproduce.published import Published, Task
 from fedopt.results.figures import LABELS, plt
 from fedopt.results.folder import ENDED, RunFolder, write_atomically
-from fedopt.results.published import Published, Task
 
 
 def report(published: Published, needed: Sequence[Task], runs: Path, folder: Path) -> None:

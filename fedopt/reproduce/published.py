@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from fedopt.command import explain
 from fedopt.config import CONF, bases_of, composed, resolve
 from fedopt.errors import UserError, nearest
-from fedopt.results.claims import Claim, check
+from fedopt.reproduce.claims import Claim, check
 from fedopt.settings import build
 
 # What a run's numbers do not depend on, but for hardware's precision, and what only says which classes fit

@@ -1,0 +1,45 @@
+"""What a metric says of itself: its name, its label and unit, which way is better, how it is drawn. Imports no torch.
+
+A problem declares its metrics as values of `Metric`; a run records them beside its numbers (run.json), so that nothing else needs
+to know any metric by its name.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Metric:
+    """name: the column of metrics.csv; label: of an axis; unit: such as %, empty for none.
+
+    better: lower or higher values; scale: of an axis; bounds: whether a run whose value exceeds eval.diverged is stopped as diverged.
+    """
+
+    name: str
+    label: str
+    unit: str = ""
+    better: Literal["lower", "higher"] = "lower"
+    scale: Literal["linear", "log"] = "linear"
+    bounds: bool = False
+
+    @property
+    def title(self) -> str:
+        """The label with its unit."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    @property
+    def worst(self) -> float:
+        """The value that nothing is worse than."""
+        return -math.inf if self.better == "higher" else math.inf
+
+    def best(self, values: Iterable[float]) -> float:
+        """The best of the values, nan where none is finite."""
+        finite = [value for value in values if math.isfinite(value)]
+        return reduce(max if self.better == "higher" else min, finite) if finite else math.nan
+
+    def reached(self, value: float, target: float) -> bool:
+        """Whether a value is at least as good as the target."""
+        return value >= target if self.better == "higher" else value <= target
