@@ -95,3 +95,11 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 def _nodes(group: str) -> dict[str, Any]:
     """The nodes that the files of a group define, by name."""
     return {path.stem: read_node(path) for path in sorted((CONF / group).glob("*.yaml"))}
+
+
+def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of nested dicts by dotted key; an empty dict is a value."""
+    if not isinstance(node, dict) or not node:
+        return {prefix: node}
+    start = f"{prefix}." if prefix else ""
+    return {key: value for name, inner in node.items() for key, value in flat(inner, f"{start}{name}").items()}

@@ -3,15 +3,17 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedopt import hardware as machine
+from fedopt.algorithms import Algorithm
 from fedopt.data.partitioners import Centralized
 from fedopt.data.world import World
-from fedopt.errors import UserError
+from fedopt.errors import UserError, nearest
 from fedopt.federation import engines
 from fedopt.federation.federation import Federation
-from fedopt.problems.classes import Problem, class_of, covered, name, reduce
+from fedopt.problems.classes import Problem, reduce
 from fedopt.settings import Budget, Evaluation, Hardware, Participation, build, build_target
 
 
@@ -19,8 +21,8 @@ from fedopt.settings import Budget, Evaluation, Hardware, Participation, build, 
 class Experiment:
     """An algorithm on a problem: `problem` as the algorithm sees it, after any reduction; `original` as it was named."""
 
-    algorithm: Any
-    original: Any
+    algorithm: Algorithm
+    original: Problem
     problem: Problem
     federation: Federation
     budget: Budget
@@ -37,40 +39,50 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     evaluation = build(Evaluation, config["eval"], "eval")
     hardware = build(Hardware, config["hardware"], "hardware")
     participation = build(Participation, config["participation"], "participation")
-    algorithm = build_target(config["algo"], "algo")
-    unbuilt = build_target(config["problem"], "problem")
+    algorithm: Algorithm = build_target(config["algo"], "algo")
     partitioner = build_target(config["partitioner"], "partitioner")
     dataset = build_target(config["dataset"], "dataset") if config["dataset"].get("_target_") else None
     if isinstance(partitioner, Centralized):
         participation = replace(participation, cohort=None)
-    if participation.cohort is not None and participation.cohort > partitioner.clients:
-        raise UserError(
-            f"participation.cohort={participation.cohort}: must be at most partitioner.clients={partitioner.clients}"
-        )
-    if participation.uneven and not getattr(algorithm, "uneven", False):
-        raise UserError(
-            "participation.least, participation.work, participation.stragglers: "
-            f"{type(algorithm).__name__} has no uneven local work"
-        )
-    if participation.stragglers and not round(participation.stragglers * partitioner.clients):
-        raise UserError(
-            f"participation.stragglers={participation.stragglers}: is no client of {partitioner.clients}, to the nearest number"
-        )
-    if participation.work is not None and len(participation.work) != partitioner.clients:
-        raise UserError(
-            f"participation.work={participation.work}: must have an entry for each of the {partitioner.clients} clients"
-        )
-    if name(class_of(unbuilt)) not in covered(algorithm.solves):
-        raise UserError(
-            f"{type(algorithm).__name__} solves {', '.join(sorted(covered(algorithm.solves)))} problems, "
-            f"and {type(unbuilt).__name__} is {name(class_of(unbuilt))}"
-        )
+    check_participation(participation, algorithm, partitioner.clients)
 
     device = machine.configure(hardware, jobs)
     autocast = hardware.autocast and getattr(torch, hardware.autocast)
     world = World(seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
-    original = unbuilt.build(world)
+    original: Problem = build_target(config["problem"], "problem", world=world)
     problem = reduce(original, algorithm.solves)
+    known = [metric.name for metric in problem.metrics]
+    if evaluation.metric is not None and evaluation.metric not in known:
+        raise UserError(
+            f"eval.metric={evaluation.metric}: this problem has {', '.join(known)}{nearest(evaluation.metric, known)}"
+        )
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
     federation = Federation(problem, engine, seed, participation)
     return Experiment(algorithm, original, problem, federation, budget, evaluation, device)
+
+
+def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:
+    """Raises UserError where participation does not fit the number of clients, or the algorithm's local work."""
+    cohort, least, work, stragglers = (
+        participation.cohort,
+        participation.least,
+        participation.work,
+        participation.stragglers,
+    )
+    if cohort is not None and cohort > clients:
+        raise UserError(f"participation.cohort={cohort}: must be at most partitioner.clients={clients}")
+    if stragglers and not round(stragglers * clients):
+        raise UserError(f"participation.stragglers={stragglers}: is no client of {clients}, to the nearest number")
+    if work is not None and len(work) != clients:
+        raise UserError(f"participation.work={work}: must have an entry for each of the {clients} clients")
+    key = getattr(algorithm, "uneven", None)
+    if participation.uneven and key is None:
+        raise UserError(
+            "participation.least, participation.work, participation.stragglers: "
+            f"{type(algorithm).__name__} has no uneven local work"
+        )
+    if least is not None and key is not None:
+        local = getattr(algorithm, key)
+        most = int(np.min(local(0, clients)))
+        if least > most:
+            raise UserError(f"participation.least={least}: must be at most algo.{key}, which is {most} {local.unit}")

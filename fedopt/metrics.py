@@ -15,7 +15,7 @@ from typing import Literal
 class Metric:
     """name: the column of metrics.csv; label: of an axis; unit: such as %, empty for none.
 
-    better: lower or higher values; scale: of an axis; bounds: whether a run whose value exceeds eval.diverged is stopped as diverged.
+    better: lower or higher values; scale: of an axis; bounds: whether a run with a value beyond eval.diverged is stopped as diverged.
     """
 
     name: str
@@ -43,3 +43,21 @@ class Metric:
     def reached(self, value: float, target: float) -> bool:
         """Whether a value is at least as good as the target."""
         return value >= target if self.better == "higher" else value <= target
+
+
+# What several problems measure
+TEST_ACCURACY = Metric("test_accuracy", "test accuracy", "%", better="higher")
+TEST_LOSS = Metric("test_loss", "test loss", bounds=True)
+TRAIN_LOSS = Metric("train_loss", "training loss", bounds=True)
+VAL_LOSS = Metric("val_loss", "validation loss", bounds=True)
+PERSONAL_ACCURACY = Metric(
+    "personal_accuracy", "mean accuracy of the clients on their own examples", "%", better="higher"
+)
+WORST_PERSONAL_ACCURACY = Metric(
+    "worst_personal_accuracy", "accuracy of the worst client on its own examples", "%", better="higher"
+)
+OBJECTIVE = Metric("objective", "objective", scale="log", bounds=True)
+DISTANCE = Metric("distance", "distance to the solution", scale="log", bounds=True)
+DISTANCE_X = Metric("distance_x", "|x - x*|", scale="log")
+DISTANCE_Y = Metric("distance_y", "|y - y*|", scale="log")
+HYPERGRADIENT_NORM = Metric("hypergradient_norm", "norm of the hypergradient", scale="log")

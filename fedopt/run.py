@@ -21,7 +21,7 @@ from fedopt.federation import ranks
 from fedopt.results import checkpoint, figures
 from fedopt.results.card import run_card
 from fedopt.results.folder import MetricsFile, RunFolder
-from fedopt.results.measures import better, reached
+from fedopt.results.identity import numbers
 from fedopt.results.progress import Display
 from fedopt.results.trackers import Tracker
 from fedopt.settings import build_target
@@ -30,8 +30,6 @@ CHECKPOINT_SECONDS = float(
     os.environ.get("FEDOPT_CHECKPOINT_SECONDS", "5")
 )  # of wall time between checkpoints, at least
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
-BOUNDED = ("train_loss", "val_loss", "test_loss", "objective", "distance")  # what may not exceed eval.diverged
-FREE_ON_RESUME = ("budget", "hardware", "output_dir", "resume", "logger")  # keys that a resumed run may change
 
 
 class Interrupt:
@@ -85,14 +83,19 @@ class Run:
         node = self.config["logger"]
         logger = build_target(node, "logger") if self.main and node.get("_target_") else None
         experiment = assemble(self.config, self.jobs)
+        started = time.perf_counter()
+        state = experiment.algorithm.init(experiment.problem)
+        self.seconds = time.perf_counter() - started
         self._begin(experiment, resuming)
         interrupt = Interrupt()
         display = Display(
-            f"{type(experiment.algorithm).__name__} on {type(experiment.original).__name__}", quiet=not self.main
+            f"{type(experiment.algorithm).__name__} on {type(experiment.original).__name__}",
+            [metric.name for metric in experiment.problem.metrics],
+            quiet=not self.main,
         )
         try:
             with interrupt.listening():
-                status = self._loop(experiment, interrupt, display, resuming, logger)
+                status = self._loop(experiment, state, interrupt, display, resuming, logger)
         finally:
             display.close()
             for writer in (self.metrics, self.tracker):
@@ -109,14 +112,12 @@ class Run:
         self._same_config()
         return "done" if self.folder.status() == "finished" and self._budget_unchanged() else "resume"
 
-    def _loop(self, e: Experiment, interrupt: Interrupt, display: Display, resuming: bool, logger: Any) -> str:
-        fed, problem, algorithm = e.federation, e.problem, e.algorithm
-        started = time.perf_counter()
-        fed.begin(0)
-        state = algorithm.init(problem, fed)
-        self.seconds = time.perf_counter() - started
+    def _loop(
+        self, e: Experiment, state: Any, interrupt: Interrupt, display: Display, resuming: bool, logger: Any
+    ) -> str:
+        ledger = e.federation.ledger
         if resuming:
-            state, progress = checkpoint.restore(self.folder.checkpoint, state, fed.ledger)
+            state, progress = checkpoint.restore(self.folder.checkpoint, state, ledger)
             self._restore(progress)
         if self.main:
             self.metrics = MetricsFile(self.folder.metrics, self.rows_size if resuming else None)
@@ -127,13 +128,13 @@ class Run:
             self._checkpoint(state, e)
 
         while True:
-            spent = e.budget.spent(self.round, fed.ledger.comm_rounds, fed.ledger.total_bytes, self.seconds)
+            spent = e.budget.spent(self.round, ledger.comm_rounds, ledger.total_bytes, self.seconds)
             display.round(spent, self.round)
             stop = ranks.agree(spent >= 1 or interrupt.requested, e.device)
             ended = stop and ranks.agree(spent >= 1, e.device)
             if not self.evaluated and (ended or e.evaluation.due(self.round)):
                 self._evaluate(e, state, display)
-                if self._diverged(e.evaluation.diverged):
+                if self._diverged(e):
                     status = "diverged"
                     break
             if stop or (self.evaluated and ranks.agree(self._checkpoint_due(), e.device)):
@@ -141,9 +142,8 @@ class Run:
             if stop:
                 status = "finished" if ended else "interrupted"
                 break
-            fed.begin(self.round + 1)
             started = time.perf_counter()
-            state = algorithm.step(state, problem, fed)
+            state = e.algorithm.step(state, e.problem, e.federation.at(self.round))
             self.seconds += time.perf_counter() - started
             self.round += 1
             self.evaluated = False
@@ -158,27 +158,29 @@ class Run:
         if not resuming:
             for stale in (self.folder.metrics, self.folder.checkpoint):
                 stale.unlink(missing_ok=True)
-            card = run_card(self.overrides, self.config["seed"], datetime.now(UTC).isoformat(timespec="seconds"))
+            started = datetime.now(UTC).isoformat(timespec="seconds")
+            card = run_card(self.overrides, self.config["seed"], started, e.problem.metrics)
             self.folder.write_json("run.json", card)
-            labels = getattr(e.original, "labels", None)
-            figures.partition(self.folder.path / "partition.png", e.original.splits["train"], labels)
+            figures.partition(self.folder.path / "partition.png", e.original.splits["train"], e.original.labels)
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
         self.folder.log(f"{datetime.now(UTC).isoformat(timespec='seconds')} {'resumed' if resuming else 'started'}")
 
     def _evaluate(self, e: Experiment, state: Any, display: Display) -> None:
         row: dict[str, Any] = {"round": self.round, **e.federation.ledger.columns(), "train_seconds": self.seconds}
-        values = e.problem.metrics(*e.algorithm.output(state))
-        row.update(values)
+        metrics = {metric.name: metric for metric in e.problem.metrics}
+        values = e.problem.evaluate(*e.algorithm.output(state))
+        if set(values) != set(metrics):
+            raise UserError(
+                f"{type(e.original).__name__}.evaluate gives {', '.join(values)}, and its metrics are {', '.join(metrics)}"
+            )
+        row.update({name: values[name] for name in metrics})
         self.final = values
         self.evaluated = True
-        self.best = {name: better(name, value, self.best.get(name, math.nan)) for name, value in values.items()}
-        target = e.evaluation
-        if target.metric is not None and target.target is not None:
-            if target.metric not in values:
-                raise UserError(f"eval.metric={target.metric}: this problem has {', '.join(values)}")
-            if self.to_target is None and reached(target.metric, values[target.metric], target.target):
-                self.to_target = self._spent(e)
+        self.best = {name: m.best([values[name], self.best.get(name, math.nan)]) for name, m in metrics.items()}
+        wanted, target = e.evaluation.metric, e.evaluation.target
+        if wanted is not None and target is not None and self.to_target is None:
+            self.to_target = self._spent(e) if metrics[wanted].reached(values[wanted], target) else None
         if self.metrics is not None:
             self.metrics.append(row)
         if self.tracker is not None:
@@ -194,8 +196,9 @@ class Run:
             "seconds": round(self.seconds, 3),
         }
 
-    def _diverged(self, limit: float) -> bool:
-        return any(not math.isfinite(v) or (name in BOUNDED and abs(v) > limit) for name, v in self.final.items())
+    def _diverged(self, e: Experiment) -> bool:
+        bounded, limit = {metric.name for metric in e.problem.metrics if metric.bounds}, e.evaluation.diverged
+        return any(not math.isfinite(v) or (name in bounded and abs(v) > limit) for name, v in self.final.items())
 
     def _checkpoint_due(self) -> bool:
         return self.main and time.monotonic() > self.next_checkpoint
@@ -245,7 +248,7 @@ class Run:
         self.folder.log(f"{datetime.now(UTC).isoformat(timespec='seconds')} {status} after {self.round} rounds")
 
     def _same_config(self) -> None:
-        """A run is resumed under the config it was begun with, but for the budget and where it runs."""
+        """A run is resumed under the config it was begun with, but for the budget and where it runs. Raises UserError."""
         path = self.folder.path / "config.yaml"
         try:
             before = yaml.safe_load(path.read_text())
@@ -253,9 +256,9 @@ class Run:
             raise UserError(
                 f"{path}: cannot be read ({str(error).splitlines()[0]}); choose another output_dir"
             ) from None
-        old, new = _flat(before), _flat(self.config)
+        old, new = numbers(before), numbers(self.config)
         for key in sorted(old.keys() | new.keys()):
-            if key.split(".")[0] not in FREE_ON_RESUME and old.get(key) != new.get(key):
+            if old.get(key) != new.get(key):
                 raise UserError(
                     f"resume: the run in {self.folder.path} was begun with {key}={old.get(key)}, not {new.get(key)}; "
                     f"give the same value, or another output_dir"
@@ -263,12 +266,6 @@ class Run:
 
     def _budget_unchanged(self) -> bool:
         return yaml.safe_load((self.folder.path / "config.yaml").read_text())["budget"] == self.config["budget"]
-
-
-def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(node, dict):
-        return {prefix[:-1]: node}
-    return {key: value for name, inner in node.items() for key, value in _flat(inner, f"{prefix}{name}.").items()}
 
 
 def execute(

@@ -1,12 +1,13 @@
 """Step sizes as functions of the round: a number, or one of the schedules below, in any `algo.*` key that is a step size.
-Numbers of local steps likewise, in `algo.steps`.
+Local work likewise, in steps or in epochs, in `algo.tau`.
 
 algo.alpha=0.05
 'algo.alpha={kind: inverse_power, initial: 0.1, power: 0.5}'
-'algo.steps={kind: growing, tau: 20}'
+algo.tau=5, 'algo.tau=5 epochs', 'algo.tau={kind: growing, tau: 20}'
 """
 
 import math
+import re
 from typing import Annotated, Literal
 
 import numpy as np
@@ -111,13 +112,27 @@ class Growing:
         return math.ceil(self.tau * factor)
 
 
-def check_either(settings: object, steps: str, epochs: str) -> None:
-    """Raises ValueError unless one of two settings, of local steps and of local epochs, is given and the other null."""
-    if (getattr(settings, steps) is None) == (getattr(settings, epochs) is None):
-        raise ValueError(f"give either {steps} (local steps) or {epochs} (local epochs), and set the other to null")
+@dataclass(frozen=True, config=_config)
+class Work:
+    """Local work of a client in a round: so many steps, or epochs, that is passes over its examples."""
+
+    amount: Annotated[Fixed | Growing, Field(discriminator="kind")]
+    unit: Literal["steps", "epochs"]
+
+    def __call__(self, r: int, clients: int) -> int | np.ndarray:
+        """The amount in round r, one number for all clients or [clients]."""
+        return self.amount(r, clients)
 
 
-LocalSteps = Annotated[
-    Annotated[Fixed | Growing, Field(discriminator="kind")],
-    BeforeValidator(_number_is_constant),
-]
+def _parsed(value: object) -> object:
+    """5 and '5 steps' are steps, '5 epochs' epochs, and a schedule is one of steps."""
+    if isinstance(value, dict):
+        return {"amount": value, "unit": "steps"}
+    found = re.fullmatch(r"(\d+) *(steps?|epochs?)?", str(value)) if isinstance(value, int | str) else None
+    if found is None:
+        raise ValueError("must be a number of steps such as 5, of epochs such as '5 epochs', or a schedule of steps")
+    unit = "epochs" if (found[2] or "").startswith("epoch") else "steps"
+    return {"amount": {"kind": "constant", "value": int(found[1])}, "unit": unit}
+
+
+LocalWork = Annotated[Work, BeforeValidator(_parsed)]

@@ -1,7 +1,10 @@
 """The parts of a config that every run has, and how a config node becomes an object: types and ranges are checked here."""
 
+import dataclasses
 import os
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Hashable
+from functools import cache
+from typing import Annotated, Any, Literal, NotRequired, TypeVar, get_type_hints
 
 from hydra.utils import get_class
 from pydantic import (
@@ -14,7 +17,8 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass, is_pydantic_dataclass
+from typing_extensions import TypedDict
 
 from fedopt.errors import UserError
 
@@ -124,16 +128,41 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def build(cls: type[T], node: Any, where: str) -> T:
-    """An object of a (pydantic) dataclass from its config node. Raises UserError naming the key, the value and what is allowed."""
+def build(cls: type[T], node: Any, where: str, **given: Any) -> T:
+    """An object of a dataclass from its config node, whose values are held against the fields' types. given: fields without a key.
+
+    Raises UserError naming the key, the value and what is allowed.
+    """
+    checked: Any = cls
     try:
-        return TypeAdapter(cls).validate_python(node)
+        if is_pydantic_dataclass(cls):
+            return TypeAdapter(checked).validate_python(node)
+        values = TypeAdapter(_keys_of(checked, *given)).validate_python(node)
     except ValidationError as error:
         raise UserError("; ".join(_message(e, where) for e in error.errors(include_url=False)[:3])) from None
+    try:
+        return cls(**given, **values)
+    except ValueError as error:
+        if given:  # of the data that were given, and not of a key
+            raise
+        raise UserError(f"{where}: {error}") from None
 
 
-def build_target(node: dict[str, Any], where: str) -> Any:
-    """An object of the class that the node's `_target_` names; keys that begin with an underscore are not its fields."""
+@cache
+def _keys_of(cls: Hashable, *given: str) -> Any:
+    """The fields of a dataclass and their types, without those that are given."""
+    assert isinstance(cls, type)
+    hints = get_type_hints(cls, include_extras=True)
+    fields = [f for f in dataclasses.fields(cls) if f.init and f.name not in given]
+    keys = {f.name: hints[f.name] if f.default is dataclasses.MISSING else NotRequired[hints[f.name]] for f in fields}
+    typed = TypedDict(cls.__name__, keys)  # type: ignore[misc]
+    typed.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)  # type: ignore[attr-defined]
+    return typed
+
+
+def build_target(node: dict[str, Any], where: str, **given: Any) -> Any:
+    """An object of the class that the node's `_target_` names; keys that begin with an underscore are not its fields. given: as of
+    `build`. Raises UserError."""
     if "_target_" not in node:
         raise UserError(f"{where}._target_: is missing, the class to build")
     try:
@@ -142,7 +171,11 @@ def build_target(node: dict[str, Any], where: str) -> Any:
         raise UserError(
             f"{where}._target_={node['_target_']} cannot be imported: {str(error).splitlines()[0]}"
         ) from None
-    return build(cls, {key: value for key, value in node.items() if not key.startswith("_")}, where)
+    lacking = sorted(getattr(cls, "__abstractmethods__", ()))
+    if lacking or not dataclasses.is_dataclass(cls):
+        why = f"does not define {', '.join(lacking)}" if lacking else "is not a dataclass"
+        raise UserError(f"{where}._target_={node['_target_']}: {cls.__name__} {why}")
+    return build(cls, {key: value for key, value in node.items() if not key.startswith("_")}, where, **given)
 
 
 _KINDS = {

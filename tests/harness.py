@@ -46,7 +46,7 @@ SMALL = {
     "classification": ["dataset=digits", "problem.widths=[9]"],
     "classification_with_server": ["dataset=digits", "partitioner=iid"],
     "hierarchical": ["dataset=digits", "problem.fit=10", "partitioner=iid"],
-    "zo_hfl": ["algo.steps=3"],
+    "zo_hfl": ["algo.tau=3"],
     "localbsgm": ["algo.p=2", "algo.Q=3"],
     "localbsgvrm": ["algo.p=2", "algo.Q=3"],
 }
@@ -85,13 +85,13 @@ def tuned(algo: str, problem: str, *overrides: str) -> Experiment:
     return assemble(config(f"algo={algo}", f"problem={problem}", *SMALL.get(problem, []), *FEDERATION, *overrides))
 
 
-def rows_of(drawn: Drawn, split: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which examples each step takes and with what weights, [clients, steps, B]."""
-    whole, weight = drawn.whole[split]
+def rows_of(whole: dict[str, Any], drawn: Drawn, split: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which examples each sample takes and with what weights, [clients, samples, B]."""
+    rows, weight = whole[split]
     if not drawn.positions:
-        return whole[:, None], weight[:, None]
+        return rows[:, None], weight[:, None]
     positions, weight = drawn.positions[split]
-    return torch.stack([own[at] for own, at in zip(whole, positions, strict=True)]), weight
+    return torch.stack([own[at] for own, at in zip(rows, positions, strict=True)]), weight
 
 
 def real(path: str) -> Path:
@@ -106,12 +106,10 @@ def real(path: str) -> Path:
 
 def iterate(e: Experiment, rounds: int) -> Iterator[Any]:
     """The states of a run, the initial one first."""
-    e.federation.begin(0)
-    state = e.algorithm.init(e.problem, e.federation)
+    state = e.algorithm.init(e.problem)
     yield state
     for r in range(rounds):
-        e.federation.begin(r + 1)
-        state = e.algorithm.step(state, e.problem, e.federation)
+        state = e.algorithm.step(state, e.problem, e.federation.at(r))
         yield state
 
 

@@ -48,10 +48,10 @@ WRONG = {
     ),
     "fewer examples than clients": (["partitioner.clients=50"], ["partitioner.clients=50", "40 examples"]),
     "classes where there are none": (["partitioner=shards"], ["partitioner", "no classes", "iid"]),
-    "both epochs and steps": ([*DIGITS, "algo.steps=3"], ["either steps (local steps) or E (local epochs)"]),
-    "fraction of a local step": ([*DIGITS, "algo.E=null", "algo.steps=2.5"], ["algo.steps", "2.5", "integer"]),
+    "both epochs and steps": ([*DIGITS, "algo.tau=3"], ["either steps (local steps) or E (local epochs)"]),
+    "fraction of a local step": ([*DIGITS, "algo.tau=2.5"], ["algo.steps", "2.5", "integer"]),
     "no growth of local steps": (
-        [*DIGITS, "algo.E=null", "algo.steps={kind: growing}"],
+        [*DIGITS, "algo.tau={kind: growing}"],
         ["algo.steps.tau", "missing"],
     ),
     "a server without data": (

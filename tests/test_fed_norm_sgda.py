@@ -131,7 +131,7 @@ def test_golden_numbers_of_cohorts(S, kind, monkeypatch):
         f"participation.work={tau}",
         "problem.examples=23",
         "problem.mismatch=null",
-        "algo.weighting=samples",
+        "problem.weighting=samples",
         "algo.B=null",
         "algo.rho=[0.5,0]",
         "algo.eta_x=0.1",
@@ -183,7 +183,7 @@ def test_naive_averaging_finds_another_saddle_and_normalised_the_solution(name):
     assert float((solution - mismatched).norm()) > 1e-2
 
 
-@pytest.mark.parametrize("more", [["algo.weighting=uniform"], ["participation.cohort=6"]])
+@pytest.mark.parametrize("more", [["problem.weighting=uniform"], ["participation.cohort=6"]])
 def test_local_sgda_is_fed_norm_sgda_of_even_clients(more):
     """Equal tau_i, SGD, gamma = 1: of cohorts, and of all clients where they do not weigh the same."""
     settings = ["algo.B=8", "algo.tau=4", "problem.examples=23", *more]
@@ -212,7 +212,7 @@ def test_step_of_a_cohort_is_unbiased(tau_eff, weighting, monkeypatch):
         "participation=uneven",
         "participation.least=1",
         "participation.cohort=2",
-        f"algo.weighting={weighting}",
+        f"problem.weighting={weighting}",
         f"algo.tau_eff={tau_eff}",
         "algo.B=3",
     ]
@@ -296,7 +296,7 @@ def test_uneven_work_is_uniform_by_client_and_round():
 
 
 @pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
-@pytest.mark.parametrize("unit", [["algo.E=3", "algo.tau=null"], ["algo.E=null", "algo.tau=3"]])
+@pytest.mark.parametrize("unit", [["algo.tau=3epochs"], ["algo.tau=3"]])
 def test_clients_take_their_own_steps(engine, unit):
     """Epochs or steps of each client, counted where they are taken."""
     shares = ["participation=uneven", "participation.cohort=null", "participation.least=null"]
@@ -311,7 +311,7 @@ def test_clients_take_their_own_steps(engine, unit):
         f"hardware.engine={engine}",
     )
     steps(e, 1)
-    batches = 3 if unit[0] == "algo.E=3" else 1  # 10 examples in batches of 4
+    batches = 3 if unit[0] == "algo.tau=3epochs" else 1  # 10 examples in batches of 4
     assert e.federation.ledger.calls.grad == batches * 21
 
 
@@ -341,7 +341,7 @@ def test_dropout():
         (["participation.work=[1,2]"], ["least or work"]),
         (["algo=fednest"], ["FedNest", "uneven"]),
         (["participation.dropout=1"], ["participation.dropout=1", "less than 1"]),
-        (["algo.tau=null"], ["either tau (local steps) or E (local epochs)"]),
+        ([""], ["either tau (local steps) or E (local epochs)"]),
         (["algo.rho=[]"], ["at least one"]),
         (
             ["algo.mu=2", "algo.eta_y={kind: piecewise, values: [0.1, 0.6], boundaries: [9]}"],
@@ -362,7 +362,7 @@ def test_mistakes(overrides, words):
 def test_vgg11_on_cifar10():
     """Two rounds of the published set-up at full size, but for the number of examples."""
     real("cifar10.npz")
-    few = ["problem.examples=96", "partitioner.clients=3", "algo.E=2", "hardware=cpu", "hardware.threads=1"]
+    few = ["problem.examples=96", "partitioner.clients=3", "algo.tau=2epochs", "hardware=cpu", "hardware.threads=1"]
     e = assemble(config("experiment=fednormsgda/fig3", *few))
     states = steps(e, 2)
     for before, after in zip(states[1:], states[:-1], strict=True):

@@ -150,7 +150,7 @@ def test_with_identical_clients_local_is_global(problem):
     """LFedNest = FedNest when all clients have the same data, and one local step."""
     runs = []
     for algo in ("fednest", "lfednest"):
-        e = small(algo, problem, *FULL, "algo.inverse=truncated", "algo.tau_in=3", "algo.E_in=null", ALL)
+        e = small(algo, problem, *FULL, "algo.inverse=truncated", "algo.tau_in=3", ALL)
         one = {name: split[1] for name, split in e.original.splits.items()}
         e.original.splits = {name: type(split)([one[name]] * 4) for name, split in e.original.splits.items()}
         if problem == "quadratic_bilevel":

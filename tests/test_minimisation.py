@@ -6,7 +6,7 @@ import torch
 from harness import small, steps
 from softmax import examples, gradient
 
-UNEQUAL = ["problem.model=softmax", "partitioner=dirichlet", "algo.B=null", "algo.E=null", "algo.steps=3"]
+UNEQUAL = ["problem.model=softmax", "partitioner=dirichlet", "algo.B=null", "algo.tau=3"]
 
 
 def experiment(algo, *overrides):
@@ -34,7 +34,7 @@ late = pytest.mark.parametrize("stragglers", [0, 0.34])
 @pytest.mark.parametrize(("gamma", "momentum", "mu"), [(1, 0, 0), (0.7, 0, 0.5), (1.2, 0.6, 0), (0.5, 0.9, 2)])
 def test_golden_numbers_of_fedavg_and_fedprox(gamma, momentum, mu, weighting, stragglers):
     """Cohorts of 3 out of 6, full batches, three rounds; a straggler returns what it was sent."""
-    overrides = [f"algo.gamma={gamma}", f"algo.momentum={momentum}", f"algo.mu={mu}", f"algo.weighting={weighting}"]
+    overrides = [f"algo.gamma={gamma}", f"algo.momentum={momentum}", f"algo.mu={mu}", f"problem.weighting={weighting}"]
     e = experiment("fedavg", *overrides, f"+participation.stragglers={stragglers}")
     data, sizes = clients_data(e.problem), e.problem.sizes()
     x, v = e.problem.start()[0].numpy(), 0
@@ -81,7 +81,7 @@ def test_golden_numbers_of_scaffold(stragglers):
 @pytest.mark.parametrize("stragglers", [0, 0.5])
 def test_control_variates_average_to_the_servers(stragglers):
     e = experiment(
-        "scaffold", "algo.B=4", f"+participation.stragglers={stragglers}", "algo.steps={kind: growing, tau: [1, 3]}"
+        "scaffold", "algo.B=4", f"+participation.stragglers={stragglers}", "algo.tau={kind: growing, tau: [1, 3]}"
     )
     for state in steps(e, 6):
         torch.testing.assert_close(state.memory.mean(0), state.c, rtol=1e-10, atol=1e-14)
@@ -89,7 +89,7 @@ def test_control_variates_average_to_the_servers(stragglers):
 
 
 def test_scaffold_with_one_local_step_is_gradient_descent():
-    e = experiment("scaffold", "algo.steps=1", "participation.cohort=6")
+    e = experiment("scaffold", "algo.tau=1", "participation.cohort=6")
     data, x = clients_data(e.problem), e.problem.start()[0].numpy()
     for state in steps(e, 5)[1:]:
         x = x - 0.1 * np.mean([gradient(x, *of) for of in data], axis=0)

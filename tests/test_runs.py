@@ -208,11 +208,11 @@ TWO_RANKS = {
         "partitioner.clients=7",
         "participation.cohort=3",
     ],
-    "classification_with_server": ["algo=scaffold", "dataset=digits", "algo.steps=5", "participation.cohort=3"],
+    "classification_with_server": ["algo=scaffold", "dataset=digits", "algo.tau=5", "participation.cohort=3"],
     "hierarchical": [
         "algo=zo_hfl",
         "dataset=digits",
-        "algo.steps={kind: growing, tau: [2, 5]}",
+        "algo.tau={kind: growing, tau: [2, 5]}",
         "participation=stragglers",
         "problem.fit=5",
     ],

@@ -17,7 +17,7 @@ from fedopt.problems.classes import Hierarchical
 from fedopt.randomness import Purpose, keyed_rng
 
 F64 = torch.float64
-UNEVEN = ["participation.cohort=null", "+participation.stragglers=0.34", "algo.steps={kind: growing, tau: [1, 2.5]}"]
+UNEVEN = ["participation.cohort=null", "+participation.stragglers=0.34", "algo.tau={kind: growing, tau: [1, 2.5]}"]
 
 
 def directions(r, i, D, n):
@@ -261,7 +261,7 @@ def test_own_models_are_in_their_sets(constraint, model):
 
 def test_cnn():
     """One after the other, by automatic differentiation."""
-    e = small("zo_hfl", "hierarchical", "problem.model=cnn", "problem.fit=2", "algo.B=4", "algo.steps=2")
+    e = small("zo_hfl", "hierarchical", "problem.model=cnn", "problem.fit=2", "algo.B=4", "algo.tau=2")
     assert isinstance(e.federation.engine, OneByOne)
     states = steps(e, 1)
     assert not torch.equal(states[0].x, states[1].x)
@@ -290,11 +290,9 @@ def test_who_has_what():
 
 def test_equal_budgets():
     """A client of ZO-HFL takes at each of two points as many local steps as a baseline's."""
-    growing = ["algo.steps={kind: growing, tau: 2}", "participation.cohort=2"]
+    growing = ["algo.tau={kind: growing, tau: 2}", "participation.cohort=2"]
     ours = small("zo_hfl", "hierarchical", *growing)
-    theirs = small(
-        "scaffold", "classification_with_server", "dataset=digits", "partitioner=iid", "algo.E=null", *growing
-    )
+    theirs = small("scaffold", "classification_with_server", "dataset=digits", "partitioner=iid", *growing)
     calls = []
     for e in (ours, theirs):
         steps(e, 3)

@@ -2,84 +2,61 @@
 momentum as Reddi et al. 2021, Alg. 1, and Hsu et al. 2019 have them.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-import numpy as np
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.federation.client import Client
-from fedopt.federation.draws import Minibatches
-from fedopt.federation.federation import Federation
-from fedopt.federation.ledger import exchange, size_in_bytes
-from fedopt.oracles import gradient
+from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimisation
-from fedopt.schedules import LocalSteps, Schedule, check_either
+from fedopt.schedules import LocalWork, Schedule
 
 
 class State(NamedTuple):
     """v: (the server's momentum,), or () where it has none."""
 
-    r: int
     x: Tensor
     v: tuple[Tensor, ...]
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True)
 class FedAvg:
     """eta: the local step size; gamma, momentum: the server's step on the clients' mean change, and its momentum.
 
-    E: local epochs over batches of B examples (null: the full local data), or
-    steps: local steps on independent batches instead, drawn with replacement.
+    tau: local work, in epochs over batches of B examples, or in steps on independent batches, drawn with replacement.
+    B: examples of a batch, None for all that a client has.
     mu: of the proximal term mu/2 |x_i - x|^2 of each client's objective; 0 is FedAvg.
-    weighting: clients by their numbers of examples, or uniformly.
     """
 
     eta: Schedule
     gamma: Schedule
     momentum: Annotated[float, Field(ge=0, lt=1)]
-    E: PositiveInt | None
-    steps: LocalSteps | None
+    tau: LocalWork
     B: PositiveInt | None
     mu: NonNegativeFloat
-    weighting: Literal["samples", "uniform"]
 
     solves: ClassVar = (Minimisation,)
-    uneven: ClassVar = True
+    uneven: ClassVar = "tau"
 
-    def __post_init__(self) -> None:
-        check_either(self, "steps", "E")
-
-    def init(self, problem: Minimisation, fed: Federation) -> State:
+    def init(self, problem: Minimisation) -> State:
         (x,) = problem.start()
-        return State(0, x, (0 * x,) if self.momentum else ())
+        return State(x, (0 * x,) if self.momentum else ())
 
-    def step(self, s: State, problem: Minimisation, fed: Federation) -> State:
-        eta = self.eta(s.r)
+    def step(self, s: State, problem: Minimisation, fed: Round) -> State:
+        eta = self.eta(fed.r)
 
         def local_steps(client: Client, x: Tensor) -> Tensor:
-            def step(x_i: Tensor, sample: Any) -> Tensor:
-                x_next = x_i.sub(gradient(problem, x_i, sample), alpha=eta)  # x_i - eta grad f_i(x_i)
-                return x_next.sub(x_i - x, alpha=eta * self.mu) if self.mu else x_next
+            def step(x_i: Tensor, xi: Any) -> Tensor:
+                proximal = self.mu * (x_i - x) if self.mu else None
+                return client.gradient_step(x_i, xi, eta, proximal)  # x_i - eta (grad f_i(x_i) + mu (x_i - x))
 
-            return client.scan(step, x)
+            return client.scan("local", step, x)
 
-        S = fed.cohort()
-        n = problem.sizes()[S] if self.weighting == "samples" else np.ones(len(S))
-        mean = fed.round(local_steps, s.x, S, self._draws(s.r, fed), weights=n / n.sum())
+        mean = fed.exchange(local_steps, s.x, fed.cohort(), local=fed.local(self.tau, self.B, replace=True))
         v = tuple(self.momentum * v + (mean - s.x) for v in s.v)
-        return State(s.r + 1, s.x + self.gamma(s.r) * (v[0] if v else mean - s.x), v)
+        return State(s.x + self.gamma(fed.r) * (v[0] if v else mean - s.x), v)
 
     def output(self, s: State) -> tuple[Tensor, ...]:
         return (s.x,)
-
-    def cost(self, s: State, problem: Minimisation, fed: Federation) -> dict[str, int]:
-        """What `step` adds to the ledger."""
-        S = fed.cohort()
-        size, steps = size_in_bytes(s.x), self._draws(s.r, fed).steps_of(problem.splits, S)
-        return exchange(len(S), size, size, steps.sum())
-
-    def _draws(self, r: int, fed: Federation) -> Minibatches:
-        steps = self.steps(r, fed.problem.clients) if self.steps else None
-        return fed.local_draws(self.B, self.E, steps, replace=True)

@@ -23,6 +23,9 @@ class Ragged:
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[i] for i in range(len(self)))
 
-    def client_mean_weights(self) -> np.ndarray:
-        """1 / (M n_i) for each of `rows`: a sum over all examples so weighted is the mean over clients of their means."""
-        return np.repeat(1 / (len(self) * self.sizes), self.sizes)
+    def example_weights(self, weights: np.ndarray) -> np.ndarray:
+        """p_i / n_i for each of `rows`: a sum over all examples so weighted is the weighted mean over clients of their own means.
+
+        weights: p_i of each client, [M].
+        """
+        return np.repeat(weights / self.sizes, self.sizes)

@@ -1,6 +1,6 @@
-"""What a client function sees."""
+"""What a client function sees: one client, with its examples, draws and memory, and the oracles of its problem."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -8,104 +8,124 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from fedopt import oracles
+from fedopt.federation.draws import Drawn, Weighted
+from fedopt.federation.oracles import Calls, Oracles
 from fedopt.problems.classes import Problem
 
-Rows = dict[str, tuple[Tensor, Tensor]]  # by split: numbers of examples, their weights
 AT_ONCE = 256  # examples of a client that a stack fetches in one go, which saves the overhead of small batches
 
 
-class Client:
-    """One client, or under vmap each of a stack of them: its own examples, draws and memory.
+class Client(Oracles):
+    """One client, or under vmap each of a stack of them.
 
-    index: which client; memory: its own row of the algorithm's per-client memory, or None; own: what was sent to it alone;
-    steps: local steps (of the stack's busiest client).
+    drawn: of the stack, by name. share: what belongs to the client alone: `index`, which client it is; `whole`, its rows; by name,
+    `positions`, its draws, and `active`, whether it takes a step, where clients of the stack differ in that; where there are any,
+    `memory`, its own row of the algorithm's per-client memory, and `own`, what was sent to it alone.
     """
 
     def __init__(
         self,
         problem: Problem,
-        index: int | Tensor,
-        whole: Rows,
-        positions: Rows,
-        active: Tensor | None,
-        active_counts: list[int],
-        memory: Any,
-        own: Any = None,
+        calls: Calls,
+        drawn: Mapping[str, Drawn],
+        share: Mapping[str, Any],
+        stacked: bool = False,
+        clients: int = 1,
     ):
-        self.index = index
-        self.memory = memory
-        self.own = own
-        self.steps = len(active_counts)
-        self._problem = problem
-        self._whole = whole
-        self._positions = positions
+        super().__init__(problem, calls, stacked, clients)
+        self.index: int | Tensor = share["index"]
+        self.memory: Any = share.get("memory")
+        self.own: Any = share.get("own")
+        self._share = share
+        self._drawn = drawn
+        self._counts: dict[str, list[int]] = {name: d.active().sum(0).tolist() for name, d in drawn.items()}
         self._held: Any = None
-        self._active = active
-        self._active_counts = active_counts
-        self._samples: dict[int, Any] = {}
+        self._samples: dict[str, dict[int, Any]] = {}
 
-    @property
-    def own_steps(self) -> Tensor:
-        """Local steps of this client, a whole number."""
-        return torch.tensor(self.steps) if self._active is None else self._active.sum()
+    def entry(self, values: Any) -> Any:
+        """This client's entry of a hyperparameter that may be a list, in which client i has entry i, and from the first again."""
+        if not isinstance(values, Sequence):
+            return values
+        like = self._problem.start()[0]
+        return torch.tensor(values, device=like.device, dtype=like.dtype)[self.index % len(values)]
 
-    def sample(self, k: int = 0) -> Any:
-        """The sample of local step k (counted from 0). With full local batches it is the same one for all steps."""
-        k = k if self._positions else 0
-        if k not in self._samples:
-            self._samples = self._fetch(k)
-        return self._samples[k]
+    def own_steps(self, name: str) -> Tensor:
+        """The number of this client's local steps in the draws of that name, a whole number."""
+        if name in self._share["active"]:
+            return self._share["active"][name].sum()
+        return torch.tensor(len(self._counts[name]))
 
-    def _fetch(self, k: int) -> dict[int, Any]:
-        """The samples from k on that are fetched in one go."""
-        if not self._positions:
-            return {k: self._problem.sample(self.index, self._whole) if self._held is None else self._held}
-        size = max(position.shape[-1] for position, _ in self._positions.values())
-        if isinstance(self.index, int) or 2 * size > AT_ONCE:
-            return {k: self._sample({split: (at[k], weight[k]) for split, (at, weight) in self._positions.items()})}
-        some = slice(k, min(k + AT_ONCE // size, self.steps))
-        chosen = {split: (at[some], weight[some]) for split, (at, weight) in self._positions.items()}
-        leaves, structure = tree_flatten(torch.func.vmap(self._sample)(chosen))
-        of_each = zip(*(leaf.unbind() for leaf in leaves), strict=True)
-        return {k + j: tree_unflatten(list(own), structure) for j, own in enumerate(of_each)}
+    def sample(self, name: str) -> Any:
+        """What the first step takes of the draws of a name, for draws that are made once."""
+        return self._of_step(name, 0)
 
-    def _sample(self, chosen: Rows) -> Any:
-        if self._held is not None:
-            return self._problem.pick(self._held, chosen)
-        rows = {split: (self._whole[split][0].gather(0, at), weight) for split, (at, weight) in chosen.items()}
-        return self._problem.sample(self.index, rows)
+    def steps(self, name: str) -> Iterator[Any]:
+        """What each local step takes in turn: a sample, or a list of them where the draws say how many.
+
+        It serves algorithms whose clients all take the same number of steps; `scan` serves the others too.
+        """
+        return (self._of_step(name, k) for k in range(len(self._counts[name])))
+
+    def scan(
+        self, name: str, step: Callable[..., Any], carry: Any, *schedules: Callable[[int], Any], skip: int = 0
+    ) -> Any:
+        """carry = step(carry, what step k takes, *(schedule(k) for each of the schedules)), k = skip, skip + 1, ...
+
+        A step takes a sample, or a list of them where the draws say how many. A client with fewer steps than the others keeps its
+        last carry.
+        """
+        everyone, counts = self._counted, self._counts[name]
+        for k in range(skip, len(counts)):
+            self._counted = counts[k]
+            new = step(carry, self._of_step(name, k), *(schedule(k) for schedule in schedules))
+            if counts[k] == everyone:
+                carry = new
+            else:  # somebody has finished
+                active = self._share["active"][name][k]
+                carry = tree_map(lambda a, b, active=active: torch.where(active, a, b), new, carry)
+        self._counted = everyone
+        return carry
+
+    def project(self, *point: Any) -> Any:
+        """The nearest point that the problem's constraint admits."""
+        return self._problem.project(*point)
 
     def hold(self, x: Tensor) -> "Client":
         """This client while x stays fixed: what all its samples then share is computed once. Derivatives in x are lost."""
         held = copy(self)
-        held._held = self._problem.hold(x, self._problem.sample(self.index, self._whole))
+        held._held = self._problem.hold(x, self._problem.sample(self.index, self._share["whole"]))
         held._samples = {}
         return held
 
-    def scan(
-        self,
-        step: Callable[..., Any],
-        carry: Any,
-        first: int = 0,
-        last: int | None = None,
-        samples: int = 1,
-        numbered: bool = False,
-    ) -> Any:
-        """carry = step(carry, its sample or samples), the samples first..last-1 being taken in turn, `samples` by each step.
+    def _of_step(self, name: str, k: int) -> Any:
+        n = self._drawn[name].samples
+        return self._sample(name, k) if n is None else [self._sample(name, k * n + j) for j in range(n)]
 
-        numbered: step(carry, k, its sample or samples), k the number of the first of them.
-        A client that has fewer than the others keeps its last carry.
-        """
-        everyone = oracles.counted_clients()
-        for k in range(first, self.steps if last is None else last, samples):
-            oracles.count_for(self._active_counts[k])
-            own = (self.sample(j) for j in range(k, k + samples))
-            new = step(carry, k, *own) if numbered else step(carry, *own)
-            if self._active is None or self._active_counts[k] == everyone:  # nobody has finished yet
-                carry = new
-            else:
-                active = self._active[k]
-                carry = tree_map(lambda a, b, active=active: torch.where(active, a, b), new, carry)
-        oracles.count_for(everyone)
-        return carry
+    def _sample(self, name: str, k: int) -> Any:
+        """The k-th sample of a name, k = 0, 1, ... With full local batches all samples are one."""
+        k = k if self._share["positions"][name] else 0
+        samples = self._samples.get(name, {})
+        if k not in samples:
+            samples = self._samples[name] = self._fetch(name, k)
+        return samples[k]
+
+    def _fetch(self, name: str, k: int) -> dict[int, Any]:
+        """The samples from k on that are fetched in one go."""
+        positions: dict[str, Weighted] = self._share["positions"][name]
+        if not positions:
+            whole = {split: self._share["whole"][split] for split in self._drawn[name].splits}
+            return {k: self._problem.sample(self.index, whole) if self._held is None else self._held}
+        size = max(at.shape[-1] for at, _ in positions.values())
+        if not self._stacked or 2 * size > AT_ONCE:
+            return {k: self._chosen({split: (at[k], weight[k]) for split, (at, weight) in positions.items()})}
+        some = slice(k, k + AT_ONCE // size)
+        chosen = {split: (at[some], weight[some]) for split, (at, weight) in positions.items()}
+        leaves, structure = tree_flatten(torch.func.vmap(self._chosen)(chosen))
+        of_each = zip(*(leaf.unbind() for leaf in leaves), strict=True)
+        return {k + j: tree_unflatten(list(own), structure) for j, own in enumerate(of_each)}
+
+    def _chosen(self, chosen: dict[str, Weighted]) -> Any:
+        if self._held is not None:
+            return self._problem.pick(self._held, chosen)
+        rows = {split: (self._share["whole"][split][0].gather(0, at), weight) for split, (at, weight) in chosen.items()}
+        return self._problem.sample(self.index, rows)

@@ -1,4 +1,4 @@
-"""Which of its examples a client uses in its local steps."""
+"""Which of its examples a client uses. An exchange names its draws, as in `fed.exchange(f, x, S, local=Steps(5, B=32))`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,72 +11,96 @@ from torch import Tensor
 from fedopt.data.ragged import Ragged
 from fedopt.randomness import Purpose, keyed_rng
 
+Weighted = tuple[Tensor, Tensor]  # numbers of examples, or positions among a client's own, and their weights
+Splits = Mapping[str, Ragged]
+
 
 @dataclass(frozen=True)
-class Minibatches:
-    """The samples of `steps` local steps, or of as many steps as `epochs` passes take.
+class Steps:
+    """Samples for a number of local steps, each drawn independently of the others.
 
-    size: examples a step from each split, without replacement, all a client has where it has fewer; None: always the full
-        local data, and the steps then share one sample.
-    steps: independent draws; epochs: shuffled passes instead, the last batch of a pass being what is left of it; each one
-        number for all clients, or [M].
-    extra: independent draws before those.
-    split: the only split to draw from; None for all. passes: the split that is passed over; None for the first drawn.
-    replace: with replacement, every example of every independent draw for itself: fast where steps are many.
+    steps: one number for all clients, or [M]. B: examples of a sample from each split, without replacement, all that a client has
+        where it has fewer; None: always the full local data, and all steps share one sample.
+    samples: how many samples a step takes, as a list; None: one sample by itself.
+    split: the only split to draw from; None for all of them.
+    replace: with replacement, every example for itself: fast where steps are many.
     """
 
-    size: int | None
     steps: int | np.ndarray = 1
-    epochs: int | np.ndarray | None = None
-    extra: int = 0
+    B: int | None = None
+    samples: int | None = None
     split: str | None = None
-    passes: str | None = None
     replace: bool = False
 
-    def of(self, splits: Mapping[str, Ragged]) -> Mapping[str, Ragged]:
-        """The splits that are drawn from."""
-        return splits if self.split is None else {self.split: splits[self.split]}
+    def steps_of(self, splits: Splits) -> np.ndarray:
+        """The number of local steps of each client, [M]."""
+        return self.steps * np.ones(len(next(iter(splits.values()))), dtype=np.int64)
 
-    def sizes(self, splits: Mapping[str, Ragged]) -> np.ndarray:
-        """The number of examples of each client that an epoch passes over, [M]."""
-        return (splits[self.passes] if self.passes else next(iter(self.of(splits).values()))).sizes
+    def positions(self, rng: np.random.Generator, n: int, count: int) -> list[np.ndarray] | np.ndarray:
+        """`count` samples, as positions among a client's n examples."""
+        if self.replace:
+            return rng.integers(n, size=(count, self.B or n))
+        return [_some(rng, n, self.B) for _ in range(count)]
 
-    def steps_of(self, splits: Mapping[str, Ragged], clients: np.ndarray) -> np.ndarray:
-        """The number of steps of each of `clients`."""
-        sizes = self.sizes(splits)
-        per_epoch = 1 if self.size is None else -(-sizes // self.size)
-        steps = self.steps if self.epochs is None else self.epochs * per_epoch
-        return (self.extra + steps * np.ones(len(sizes), dtype=np.int64))[clients]
 
-    def positions(self, rng: np.random.Generator, n: int, steps: int) -> list[np.ndarray] | np.ndarray:
-        """For each of `steps` steps, the positions among a client's n examples."""
-        if self.replace and self.epochs is None:
-            return rng.integers(n, size=(steps, self.size or n))
-        independent = steps if self.epochs is None else self.extra
-        drawn = [self._some(rng, n) for _ in range(independent)]
-        while len(drawn) < steps:
+@dataclass(frozen=True)
+class Epochs:
+    """Samples from shuffled passes over a client's examples; the last sample of a pass has what is left of it.
+
+    epochs: passes, one number for all clients, or [M]. B, samples, split: as of `Steps`.
+    over: the split that decides how many steps a pass has; None for the first that is drawn from.
+    """
+
+    epochs: int | np.ndarray
+    B: int | None = None
+    samples: int | None = None
+    split: str | None = None
+    over: str | None = None
+
+    def steps_of(self, splits: Splits) -> np.ndarray:
+        """The number of local steps of each client, [M]."""
+        sizes = splits[self.over or self.split or next(iter(splits))].sizes
+        return self.epochs * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))
+
+    def positions(self, rng: np.random.Generator, n: int, count: int) -> list[np.ndarray]:
+        """`count` samples, as positions among a client's n examples."""
+        drawn: list[np.ndarray] = []
+        while len(drawn) < count:
             order = rng.permutation(n)
-            drawn += [order[start : start + (self.size or n)] for start in range(0, n, self.size or n)]
-        return drawn[:steps]
+            drawn += [order[start : start + (self.B or n)] for start in range(0, n, self.B or n)]
+        return drawn[:count]
 
-    def _some(self, rng: np.random.Generator, n: int) -> np.ndarray:
-        if self.size is None or n <= self.size:
-            return np.arange(n)
-        return rng.choice(n, self.size, replace=False, shuffle=False)
+
+def Full(split: str | None = None) -> Steps:
+    """One sample that is all of a client's data, or all of one split."""
+    return Steps(split=split)
+
+
+Draws = Mapping[str, Steps | Epochs]  # of an exchange, by name; they are made in this order
+
+
+def _some(rng: np.random.Generator, n: int, B: int | None) -> np.ndarray:
+    if B is None or n <= B:
+        return np.arange(n)
+    return rng.choice(n, B, replace=False, shuffle=False)
 
 
 class Drawn(NamedTuple):
-    """The draws of a stack of clients.
+    """What was drawn under one name for a stack of clients.
 
-    whole: for each split, all rows of a client and their weights, [clients, n], padded with weight zero.
-    positions: for each split, which of these a step takes and with what weights, [clients, steps, B]; empty where every step
-        takes all.
-    steps: local steps of each client, [clients].
+    splits: those that are drawn from. positions: for each of them, which of a client's rows each sample takes and with what
+        weights, [clients, samples, B]; empty where every sample takes all.
+    steps: the number of local steps of each client, [clients]; samples: as of `Steps`.
     """
 
-    whole: dict[str, tuple[Tensor, Tensor]]
-    positions: dict[str, tuple[Tensor, Tensor]]
+    splits: tuple[str, ...]
+    positions: dict[str, Weighted]
     steps: np.ndarray
+    samples: int | None
+
+    def active(self) -> np.ndarray:
+        """Whether a client takes a step, [clients, the most steps of any]."""
+        return np.arange(self.steps.max()) < self.steps[:, None]
 
 
 class Key(NamedTuple):
@@ -87,24 +111,35 @@ class Key(NamedTuple):
     exchange: int
 
 
-def draw(minibatches: Minibatches, splits: Mapping[str, Ragged], clients: np.ndarray, key: Key, like: Tensor) -> Drawn:
-    """Draw for each of `clients`, each from its own generator; tensors on the device and of the dtype of `like`."""
-    drawn_from = minibatches.of(splits)
-    steps = minibatches.steps_of(splits, clients)
+def draw(
+    draws: Draws, splits: Splits, clients: np.ndarray, key: Key, like: Tensor
+) -> tuple[dict[str, Weighted], dict[str, Drawn]]:
+    """For each of `clients`, each from a generator of its own: for each split all rows of a client and their weights,
+    [clients, n], padded with weight zero; and what was drawn, by name. Tensors have the device and dtype of `like`."""
+    drawn_from = {
+        name: tuple(split for split in splits if wanted.split in (None, split)) for name, wanted in draws.items()
+    }
+    drawn = {
+        name: Drawn(drawn_from[name], {}, wanted.steps_of(splits)[clients], wanted.samples)
+        for name, wanted in draws.items()
+    }
     rngs = [keyed_rng(key.seed, Purpose.SAMPLES, key.round, key.exchange, int(i)) for i in clients]
-    whole, positions = {}, {}
-    for name, split in drawn_from.items():
-        whole[name] = _padded([[split[int(i)]] for i in clients], like, 0)
-        if minibatches.size is not None:
-            of_clients = zip(rngs, split.sizes[clients], steps, strict=True)
-            positions[name] = _padded([minibatches.positions(rng, int(n), int(k)) for rng, n, k in of_clients], like)
-    return Drawn(whole, positions, steps)
+    whole = {}
+    for split, ragged in splits.items():
+        if not any(split in names for names in drawn_from.values()):
+            continue
+        whole[split] = _padded([[ragged[int(i)]] for i in clients], like, 0)
+        for name, wanted in draws.items():
+            if split in drawn_from[name] and wanted.B is not None:
+                counts = drawn[name].steps * (wanted.samples or 1)
+                of_clients = zip(rngs, ragged.sizes[clients], counts, strict=True)
+                numbers = [wanted.positions(rng, int(n), int(count)) for rng, n, count in of_clients]
+                drawn[name].positions[split] = _padded(numbers, like)
+    return whole, drawn
 
 
-def _padded(
-    lists: Sequence[list[np.ndarray] | np.ndarray], like: Tensor, step: int | slice = slice(None)
-) -> tuple[Tensor, Tensor]:
-    """Numbers [clients, steps, B] from lists of unequal lengths, and their weights: equal in a step, zero for padding."""
+def _padded(lists: Sequence[list[np.ndarray] | np.ndarray], like: Tensor, step: int | slice = slice(None)) -> Weighted:
+    """Numbers [clients, samples, B] from lists of unequal lengths, and their weights: equal in a sample, zero for padding."""
     width = max((_width(of_client) for of_client in lists), default=1)
     shape = (len(lists), max(len(of_client) for of_client in lists), width)
     index, weight = np.zeros(shape, dtype=np.int64), np.zeros(shape)
@@ -119,5 +154,5 @@ def _padded(
 
 
 def _width(of_client: list[np.ndarray] | np.ndarray) -> int:
-    """The most numbers of a step, 1 where there are none."""
+    """The most numbers of a sample, 1 where there are none."""
     return of_client.shape[1] if isinstance(of_client, np.ndarray) else max(map(len, of_client), default=1)

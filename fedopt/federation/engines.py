@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from fedopt import oracles
 from fedopt.federation.client import Client
-from fedopt.federation.draws import Drawn
+from fedopt.federation.draws import Drawn, Weighted
+from fedopt.federation.oracles import Calls
 from fedopt.problems.classes import Problem
 
 # Messages in a stack: bounds memory; larger stacks gain nothing more (scripts/bench stacks)
@@ -21,11 +21,29 @@ STEP_OVERHEAD = 8
 LARGEST_VECTOR, LARGEST_VECTOR_THREADED = 750 * 2**10, 4 * 2**20  # bytes, with one thread and with several
 
 
-class Private(NamedTuple):
-    """What each client of a stack has to itself, [clients, ...] or None: its row of the memory, its part of the message."""
+class Stack(NamedTuple):
+    """Clients that are run at once.
 
-    memory: Tensor | None = None
-    own: Tensor | None = None
+    clients: their numbers, [n]. whole, drawn: as `draws.draw` gives them. memory, own: what each client has to itself, its row of the
+    memory and its part of the message, [n, ...], or None.
+    """
+
+    clients: np.ndarray
+    whole: dict[str, Weighted]
+    drawn: dict[str, Drawn]
+    memory: Tensor | None
+    own: Tensor | None
+
+    def shares(self, device: torch.device) -> dict[str, Any]:
+        """What belongs to each client alone, as `Client` takes it: tensors with a leading dimension [n]."""
+        active = {name: drawn.active() for name, drawn in self.drawn.items()}
+        share: dict[str, Any] = {
+            "index": torch.from_numpy(self.clients).to(device),
+            "whole": self.whole,
+            "positions": {name: drawn.positions for name, drawn in self.drawn.items()},
+            "active": {name: torch.from_numpy(a).to(device) for name, a in active.items() if not a.all()},
+        }
+        return share | {name: v for name, v in (("memory", self.memory), ("own", self.own)) if v is not None}
 
 
 class Engine(Protocol):
@@ -34,39 +52,21 @@ class Engine(Protocol):
         ...
 
     def run(
-        self,
-        client_fn: Callable[[Client, Any], Any],
-        message: Any,
-        problem: Problem,
-        clients: np.ndarray,
-        drawn: Drawn | None,
-        private: Private,
-        calls: oracles.Calls,
+        self, client_fn: Callable[[Client, Any], Any], message: Any, problem: Problem, stack: Stack, calls: Calls
     ) -> Any:
-        """The answers of one stack, tensors with a leading dimension [clients]; oracle calls are added to `calls`."""
+        """The answers of one stack, tensors with a leading dimension [n]; oracle calls are added to `calls`."""
         ...
 
 
-def _activity(drawn: Drawn | None) -> tuple[np.ndarray, list[int]]:
-    """[clients, steps], whether a client still takes a step; and how many do, for each step."""
-    steps = drawn.steps if drawn else np.ones(1, dtype=np.int64)
-    active = np.arange(steps.max()) < steps[:, None]
-    return active, active.sum(0).tolist()
-
-
 class OneByOne:
-    """A plain loop."""
+    """A plain loop: stacks of one client, without vmap."""
 
     def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
         return list(clients[:, None])
 
-    def run(self, client_fn, message, problem, clients, drawn, private, calls) -> Any:
-        _, counts = _activity(drawn)
-        whole, positions = tree_map(lambda t: t[0], drawn[:2]) if drawn else ({}, {})
-        memory, own = (None if part is None else part[0] for part in private)
-        client = Client(problem, int(clients[0]), whole, positions, None, counts, memory, own)
-        with oracles.running(1, False, calls):
-            return tree_map(lambda leaf: leaf[None], client_fn(client, message))
+    def run(self, client_fn, message, problem, stack, calls) -> Any:
+        share = tree_map(lambda t: t[0], stack.shares(torch.device("cpu"))) | {"index": int(stack.clients[0])}
+        return tree_map(lambda leaf: leaf[None], client_fn(Client(problem, calls, stack.drawn, share), message))
 
 
 class Vectorised:
@@ -80,27 +80,11 @@ class Vectorised:
         groups = np.split(clients, equally_busy(steps))
         return [stack for group in groups for stack in np.array_split(group, -(-len(group) // size))]
 
-    def run(self, client_fn, message, problem, clients, drawn, private, calls) -> Any:
-        active, counts = _activity(drawn)
-        ragged = not active.all()
+    def run(self, client_fn, message, problem, stack, calls) -> Any:
+        def one(share: dict[str, Any]) -> Any:
+            return client_fn(Client(problem, calls, stack.drawn, share, True, len(stack.clients)), message)
 
-        device = problem.start()[0].device
-        mapped: dict[str, Any] = {
-            "index": torch.from_numpy(clients).to(device),
-            "data": drawn[:2] if drawn else ({}, {}),
-        }
-        if ragged:
-            mapped["active"] = torch.from_numpy(active).to(device)
-        mapped |= {name: part for name, part in private._asdict().items() if part is not None}
-
-        def one(of: dict[str, Any]) -> Any:
-            whole, positions = of["data"]
-            private = of.get("memory"), of.get("own")
-            client = Client(problem, of["index"], whole, positions, of.get("active"), counts, *private)
-            return client_fn(client, message)
-
-        with oracles.running(len(clients), True, calls):
-            return torch.func.vmap(one)(mapped)
+        return torch.func.vmap(one)(stack.shares(problem.start()[0].device))
 
 
 def equally_busy(steps: np.ndarray) -> list[int]:

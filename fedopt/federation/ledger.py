@@ -8,24 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fedopt.oracles import Calls
+from fedopt.federation import ranks
+from fedopt.federation.oracles import Calls
 
 
 def size_in_bytes(message: object) -> int:
-    """Of all tensors in a (nested) message, from their element sizes. Python numbers are hyperparameters, known to all."""
+    """The bytes of all tensors in a (nested) message. Python numbers are hyperparameters, known to all, and cost nothing."""
     return sum(t.numel() * t.element_size() for t in tree_leaves(message) if isinstance(t, Tensor))
-
-
-def exchange(clients: int, down: int, up: int, grad: int = 0, hvp: int = 0, jvp: int = 0) -> dict[str, int]:
-    """What one exchange adds to the columns: `down` and `up` bytes with each of so many clients; all their calls."""
-    return {
-        "comm_rounds": 1,
-        "bytes_down": clients * down,
-        "bytes_up": clients * up,
-        "grad_calls": grad,
-        "hvp_calls": hvp,
-        "jvp_calls": jvp,
-    }
 
 
 @dataclass
@@ -46,8 +35,15 @@ class Ledger:
         self.down[cohort] += down
         self.up[cohort] += up
 
+    def count(self, calls: Calls, device: torch.device) -> None:
+        """Oracle calls of the clients of this rank; every rank adds those of all ranks."""
+        counted = torch.tensor([calls.grad, calls.hvp, calls.jvp], device=device)
+        grad, hvp, jvp = ranks.total([counted])[0].tolist()
+        self.calls = Calls(self.calls.grad + grad, self.calls.hvp + hvp, self.calls.jvp + jvp)
+
     @property
     def total_bytes(self) -> int:
+        """Bytes to and from all clients."""
         return int(self.down.sum() + self.up.sum())
 
     def columns(self) -> dict[str, int]:

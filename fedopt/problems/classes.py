@@ -1,88 +1,115 @@
 """The five problem classes, and the reductions between them.
 
-A problem says what *one* client computes on one sample of its own data, on flat vectors. Its files under `problems/` are
-dataclasses whose fields are the keys of `conf/problem/<name>.yaml`; they are built with a `World`, which brings the data.
+A problem says what *one* client computes on one sample of its own data, on flat vectors. Problems are dataclasses whose fields
+are the keys of `conf/problem/<name>.yaml`, and `world`, which brings the data; `__post_init__` prepares what they compute with.
 """
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedopt.data.ragged import Ragged
+from fedopt.data.world import World
+from fedopt.errors import UserError
+from fedopt.metrics import Metric
+
+Rows = Mapping[str, tuple[Tensor, Tensor]]  # by split: numbers of examples [B], and their weights [B]
+Weighting = Literal["samples", "uniform"]
 
 
-class Problem(ABC):
+@dataclass(eq=False)
+class _InWorld:
+    """world: the data and their division among clients, the seed, the device and the type of numbers."""
+
+    world: World
+
+
+class Problem(_InWorld, ABC):
     """What every class of problems has.
 
     splits: which examples are whose, by the name of the split (`train`, and `val` where the problem has an outer
         objective of its own); they all have the same number of clients.
-    optimum: the solution in closed form, where there is one.
+    weighting: how much clients count in the objective: by their numbers of training examples, or uniformly; uniformly where a
+        problem does not say.
+    per_client: arrays that have a row for each client, by name.
+    metrics: what `evaluate` measures; the first one is what comparisons take unless another is named.
+    labels: the class of each training example, None where there are no classes.
+    optimum: the solution in closed form, None where it is not known.
     convolutional: whether its functions are mostly convolutions.
     """
 
     splits: Mapping[str, Ragged]
+    weighting: Weighting
+    per_client: Mapping[str, Tensor] = {}
+    metrics: Sequence[Metric]
+    labels: np.ndarray | None = None
     optimum: Tensor | None = None
     convolutional: bool = False
 
     @property
     def clients(self) -> int:
-        """M."""
+        """The number of clients M."""
         return len(self.splits["train"])
 
     def sizes(self) -> np.ndarray:
-        """Training examples of each client, [M]."""
+        """The number of training examples of each client, [M]."""
         return self.splits["train"].sizes
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The weights p_i of the clients in the objective, [M], with sum 1: every method minimises, and `evaluate` measures, the
+        weighted mean over clients."""
+        n = self.sizes() if getattr(self, "weighting", "uniform") == "samples" else np.ones(self.clients)
+        return n / n.sum()
 
     @abstractmethod
     def start(self) -> tuple[Tensor, ...]:
         """The starting point, one flat vector a variable."""
 
     @abstractmethod
-    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
+    def sample(self, client: int | Tensor, rows: Rows) -> Any:
         """What `f`, `g`, ... need of one client's examples.
 
-        rows: for each split, (which examples [B], their weights [B]); the weights sum to one, padding weighs nothing.
+        rows: for each split, (numbers of examples [B], their weights [B]); the weights sum to one, padding has weight zero.
         """
 
     def hold(self, x: Tensor, sample: Any) -> Any:
-        """A sample with all that depends on x alone computed, say the features of a frozen layer, or None where there is
+        """A sample with all that depends on x alone computed, such as the features of a frozen layer, or None where there is
         nothing. The problem's functions take it in place of the sample; they are then constant in x."""
         return None
 
-    def pick(self, held: Any, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
+    def pick(self, held: Any, rows: Rows) -> Any:
         """Some of the examples of what `hold` gave. rows: for each split, (positions among them [B], their weights [B])."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} holds samples and does not say how to pick from them")
 
     @abstractmethod
-    def metrics(self, *point: Tensor) -> dict[str, float]:
-        """What is known of a point, by the names of metrics.csv."""
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        """The value of each of `metrics` at a point, by name. point: the variables; further ones are ignored."""
 
 
 class Minimisation(Problem):
-    """min_x (1/M) sum_i f_i(x)."""
+    """min_x sum_i p_i f_i(x)."""
 
     @abstractmethod
     def f(self, x: Tensor, sample: Any) -> Tensor:
         """f_i(x), a scalar."""
 
-    def gradient(self, x: Tensor, sample: Any, out: Tensor | None = None) -> Tensor | None:
-        """grad f_i(x) where the problem has a faster way to it than automatic differentiation, else None.
-
-        out: a vector to write it to and return, None under vmap; it may be ignored.
-        """
+    def gradient(self, x: Tensor, sample: Any) -> Tensor | None:
+        """grad f_i(x) where the problem has a faster way to it than automatic differentiation, else None."""
         return None
 
 
 class Bilevel(Problem):
-    """min_x (1/M) sum_i f_i(x, y*(x)), y*(x) = argmin_{y in Y} (1/M) sum_i g_i(x, y).
+    """min_x sum_i p_i f_i(x, y*(x)), y*(x) = argmin_{y in Y} sum_i p_i g_i(x, y).
 
     The hypergradient is grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f; what is known of its parts saves work:
-    direct: False where grad_x f is zero; indirect: False where grad_y f is, at y*(x); identity: True where grad^2_yy g = I.
+    direct: False where grad_x f is zero; indirect: False where grad_y f is zero at y*(x); identity: True where grad^2_yy g = I.
     f_split, g_split: the examples that f and g are taken on.
     """
 
@@ -92,6 +119,16 @@ class Bilevel(Problem):
     f_split: str = "val"
     g_split: str = "train"
 
+    @property
+    def shares_examples(self) -> bool:
+        """Whether f and g of one sample are of the same examples: a product of their derivatives is then biased, and takes two
+        samples."""
+        return self.indirect and self.f_split == self.g_split
+
+    def hypergradient_samples(self, products: int) -> int:
+        """The number of samples that a client's hypergradient takes with so many Hessian-vector products."""
+        return 1 + products + self.shares_examples
+
     @abstractmethod
     def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """The outer objective f_i(x, y), a scalar."""
@@ -100,8 +137,8 @@ class Bilevel(Problem):
     def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """The inner objective g_i(x, y), a scalar."""
 
-    def inner_gradient(self, x: Tensor, y: Tensor, sample: Any, out: Tensor | None = None) -> Tensor | None:
-        """grad_y g_i(x, y), as `Minimisation.gradient`."""
+    def inner_gradient(self, x: Tensor, y: Tensor, sample: Any) -> Tensor | None:
+        """grad_y g_i(x, y) where the problem has a faster way to it than automatic differentiation, else None."""
         return None
 
     def project(self, y: Tensor) -> Tensor:
@@ -122,7 +159,7 @@ class Minimax(Problem):
 
 
 class Compositional(Problem):
-    """min_x F^N o ... o F^0 (x), F^n = (1/M) sum_i f_i^n.
+    """min_x F^N o ... o F^0 (x), F^n = sum_i p_i f_i^n.
 
     dims: the dimensions (d_0, ..., d_N) of what the levels take: x has d_0, f^n maps d_n to d_{n+1}, f^N to a scalar.
     """
@@ -139,11 +176,11 @@ class TwoLevel(Compositional):
 
 
 class Hierarchical(Problem):
-    """min_x f1(x) + (1/M) sum_i f2(x, y_i(x)), y_i(x) = argmin_{y in Y_i(x)} h_i(x, y)."""
+    """min_x f1(x) + sum_i p_i f2(x, y_i(x)), y_i(x) = argmin_{y in Y_i(x)} h_i(x, y)."""
 
     @abstractmethod
     def server_sample(self, rng: np.random.Generator, size: int | None) -> Any:
-        """What `f1` needs of so many of the server's examples, drawn with replacement, or of all."""
+        """What `f1` needs of so many of the server's examples, drawn with replacement, or of all (None)."""
 
     @abstractmethod
     def f1(self, x: Tensor, sample: Any) -> Tensor:
@@ -174,18 +211,32 @@ CLASSES: tuple[type[Problem], ...] = (Minimisation, Bilevel, Minimax, TwoLevel, 
 
 
 class _Reduced(Problem):
-    """A problem seen as one of another class; data, samples and metrics are those of the original."""
+    """A problem seen as one of another class; data, weights, samples and metrics are those of the original."""
 
     source: ClassVar[type[Problem]]
 
     def __init__(self, original: Any):
+        super().__init__(original.world)
         self.original = original
         self.splits = original.splits
+        self.per_client = original.per_client
+        self.metrics = original.metrics
+        self.labels = original.labels
         self.optimum = original.optimum
         self.convolutional = original.convolutional
 
-    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
+    @property
+    def weights(self) -> np.ndarray:
+        return self.original.weights
+
+    def start(self) -> tuple[Tensor, ...]:
+        return self.original.start()
+
+    def sample(self, client: int | Tensor, rows: Rows) -> Any:
         return self.original.sample(client, rows)
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        return self.original.evaluate(*point)
 
 
 class MinimaxAsBilevel(_Reduced, Bilevel):
@@ -194,12 +245,6 @@ class MinimaxAsBilevel(_Reduced, Bilevel):
     source = Minimax
     indirect = False
     f_split = "train"
-
-    def start(self) -> tuple[Tensor, ...]:
-        return self.original.start()
-
-    def metrics(self, *point: Tensor) -> dict[str, float]:
-        return self.original.metrics(*point)
 
     def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         return self.original.f(x, y, sample)
@@ -223,9 +268,6 @@ class TwoLevelAsBilevel(_Reduced, Bilevel):
         (x,) = self.original.start()
         return x, x.new_zeros(self.original.dims[1])
 
-    def metrics(self, *point: Tensor) -> dict[str, float]:
-        return self.original.metrics(point[0])
-
     def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         return self.original.level(1, y, sample)
 
@@ -241,12 +283,6 @@ class MinimisationAsCompositional(_Reduced, Compositional):
     def __init__(self, original: Minimisation):
         super().__init__(original)
         self.dims = (original.start()[0].numel(),)
-
-    def start(self) -> tuple[Tensor, ...]:
-        return self.original.start()
-
-    def metrics(self, *point: Tensor) -> dict[str, float]:
-        return self.original.metrics(*point)
 
     def level(self, n: int, z: Tensor, sample: Any) -> Tensor:
         return self.original.f(z, sample)
@@ -276,11 +312,14 @@ def covered(solves: tuple[type[Problem], ...]) -> set[str]:
 def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
     """The problem itself if it is of one of the classes in `solves`, else its reduction to one of them.
 
-    Raises TypeError when there is none.
+    Raises UserError where there is none.
     """
     if isinstance(problem, solves):
         return problem
     for reduction in REDUCTIONS:
         if isinstance(problem, reduction.source) and issubclass(reduction, solves):
             return reduction(problem)
-    raise TypeError(f"no reduction from {name(class_of(problem))} to {', '.join(name(c) for c in solves)}")
+    raise UserError(
+        f"the algorithm solves {', '.join(sorted(covered(solves)))} problems, and {type(problem).__name__} is "
+        f"{name(class_of(problem))}"
+    )

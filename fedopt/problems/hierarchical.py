@@ -1,22 +1,30 @@
 """Classification with a server that has data too, and personalised clients [ZO-HFL Sec. IV].
 
-f1(x) = the server's mean cross-entropy,    f2_i(x, y) = M rho_i lam/2 |x - y|^2,
+f1(x) = the server's mean cross-entropy,    f2(x, y) = lam/2 |x - y|^2,    rho_i = the client's weight p_i,
 h_i(x, y) = the client's mean cross-entropy at y + mu/2 |x - y|^2,    y_i(x) = argmin_{y in Y_i(x)} h_i(x, y)
 """
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt import models
-from fedopt.data.world import World
+from fedopt.metrics import (
+    OBJECTIVE,
+    PERSONAL_ACCURACY,
+    TEST_ACCURACY,
+    TEST_LOSS,
+    WORST_PERSONAL_ACCURACY,
+    Metric,
+)
 from fedopt.problems import classes
+from fedopt.problems.classes import Rows, Weighting
 from fedopt.problems.projections import ball
 from fedopt.problems.supervised import (
     Batch,
@@ -30,17 +38,17 @@ from fedopt.problems.supervised import (
 )
 
 FIT_BATCH = 64
+SERVER_LOSS = Metric("server_loss", "loss on the server's examples")
 
 
 class Sample(NamedTuple):
-    """share: M rho_i; radius: r_i of the ball Y_i."""
+    """radius: r_i of the ball Y_i."""
 
     batch: Batch
-    share: Tensor
     radius: Tensor
 
 
-@dataclass(config=ConfigDict(extra="forbid"))
+@dataclass(eq=False)
 class Hierarchical(classes.Hierarchical):
     """x: the global model; y_i: the clients' own.
 
@@ -56,7 +64,7 @@ class Hierarchical(classes.Hierarchical):
     widths: list[PositiveInt]
     lam: NonNegativeFloat
     mu: NonNegativeFloat
-    weighting: Literal["samples", "uniform"]
+    weighting: Weighting
     constraint: Literal["none", "ball", "orthant"]
     radius: PositiveFloat | Annotated[list[PositiveFloat], Field(min_length=1)]
     test: Fraction | None
@@ -65,7 +73,10 @@ class Hierarchical(classes.Hierarchical):
     fit: PositiveInt
     fit_step: PositiveFloat
 
-    def build(self, world: World) -> "Hierarchical":
+    metrics = (TEST_ACCURACY, TEST_LOSS, OBJECTIVE, SERVER_LOSS, PERSONAL_ACCURACY, WORST_PERSONAL_ACCURACY)
+
+    def __post_init__(self) -> None:
+        world = self.world
         self.train, self.labels, self.splits, own, self._server, self._test, count = divided(
             world, self.test, self.server, self.own_test
         )
@@ -74,22 +85,16 @@ class Hierarchical(classes.Hierarchical):
         self.net = models.build(self.model, self.widths, self.train.shape, count, world.seed, world.autocast)
         self.convolutional = self.net.convolutional
         self._start = self.net.initial.to(world.device, world.dtype)
-        n = self.sizes() if self.weighting == "samples" else np.ones(self.clients)
-        self.matrices = {
-            "share": torch.from_numpy(n / n.mean()).to(self._start),
-            "radius": torch.from_numpy(np.resize(self.radius, self.clients)).to(self._start),
-        }
-        self._rng = world.rng
-        return self
+        self.per_client = {"radius": torch.from_numpy(np.resize(self.radius, self.clients)).to(self._start)}
 
     def start(self) -> tuple[Tensor, ...]:
         return (self._start,)
 
-    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Sample:
+    def sample(self, client: int | Tensor, rows: Rows) -> Sample:
         return Sample(self.train.batch(*rows["train"]), **self._of(client))
 
     def _of(self, client: int | Tensor) -> dict[str, Tensor]:
-        return {name: v[client] for name, v in self.matrices.items()}
+        return {name: v[client] for name, v in self.per_client.items()}
 
     def server_sample(self, rng: np.random.Generator, size: int | None) -> Batch:
         n = len(self._server)
@@ -103,7 +108,7 @@ class Hierarchical(classes.Hierarchical):
         return self.net.own_gradient(x, *sample)
 
     def f2(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        return 0.5 * self.lam * sample.share * torch.sum((x - y) ** 2)
+        return 0.5 * self.lam * torch.sum((x - y) ** 2)
 
     def h(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         return cross_entropy(self.net(y, sample.batch.x), sample.batch) + 0.5 * self.mu * torch.sum((x - y) ** 2)
@@ -121,11 +126,11 @@ class Hierarchical(classes.Hierarchical):
     def personal(self, x: Tensor) -> Tensor:
         """y_i(x) of all clients, nearly, [M, d]; the same draws at every x."""
         split, z = self.splits["train"], x[None]
-        positions = self._rng(3).random((self.fit, self.clients, FIT_BATCH)) * split.sizes[:, None]
+        positions = self.world.rng(3).random((self.fit, self.clients, FIT_BATCH)) * split.sizes[:, None]
         rows = torch.from_numpy(split.rows[split.offsets[:, None] + positions.astype(np.int64)]).to(x.device)
         weight = x.new_full((FIT_BATCH,), 1 / FIT_BATCH)
 
-        def step(y: Tensor, rows: Tensor, of_client: dict[str, Tensor], size: float) -> Tensor:
+        def step(y: Tensor, rows: Tensor, of_client: Mapping[str, Tensor], size: float) -> Tensor:
             sample = Sample(self.train.batch(rows, weight), **of_client)
             gradient = self.h_gradients(z, y[None], sample)
             if gradient is None:
@@ -138,16 +143,16 @@ class Hierarchical(classes.Hierarchical):
             if self.convolutional:  # which vmap makes slower
                 y = torch.stack([step(*of_one, size) for of_one in zip(y, of_round, own, strict=True)])
             else:
-                y = torch.func.vmap(step, (0, 0, 0, None))(y, of_round, self.matrices, size)
+                y = torch.func.vmap(step, (0, 0, 0, None))(y, of_round, self.per_client, size)
         return y
 
-    def metrics(self, *point: Tensor) -> dict[str, float]:
-        """objective: f1 + (1/M) sum f2_i at y_i(x); test_accuracy, test_loss: of x; personal_accuracy, worst_personal_accuracy: of
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        """objective: f1 + sum_i p_i f2 at y_i(x); test_accuracy, test_loss: of x; personal_accuracy, worst_personal_accuracy: of
         y_i on client i's own test examples."""
         (x,) = point
         y = self.personal(x)
         f1 = mean(self._server, lambda batch: losses(self.net(x, batch.x), batch))
-        f2 = 0.5 * self.lam * float(torch.sum((x - y) ** 2, 1) @ self.matrices["share"]) / self.clients
+        f2 = 0.5 * self.lam * float(torch.sum((x - y) ** 2, 1) @ torch.from_numpy(self.weights).to(x))
         return {
             "objective": f1 + f2,
             "server_loss": f1,

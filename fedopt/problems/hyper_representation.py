@@ -1,16 +1,16 @@
 """Learning a representation for all clients: the hidden layers outside, the output layer inside [FedNest Sec. 4.1]."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from fedopt import models
-from fedopt.data.world import World
-from fedopt.problems.classes import Bilevel
+from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
+from fedopt.problems.classes import Bilevel, Rows
 from fedopt.problems.supervised import Batch, Images, client_mean, cross_entropy, losses, split_batches, test_metrics
 
 
@@ -18,7 +18,7 @@ class Features(Batch):
     """A batch behind the hidden layers: x is [B, features]."""
 
 
-@dataclass(config=ConfigDict(extra="forbid"))
+@dataclass(eq=False)
 class HyperRepresentation(Bilevel):
     """x: the parameters of all layers but the last; y: those of the last, which is linear.
 
@@ -32,7 +32,10 @@ class HyperRepresentation(Bilevel):
     validation: Annotated[float, Field(gt=0, lt=1)]
     ridge: NonNegativeFloat
 
-    def build(self, world: World) -> "HyperRepresentation":
+    metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS)
+
+    def __post_init__(self) -> None:
+        world = self.world
         data = world.load()
         self.train = Images(data.x_train, data.y_train, data, world)
         self.test = Images(data.x_test, data.y_test, data, world)
@@ -42,18 +45,17 @@ class HyperRepresentation(Bilevel):
         self.convolutional = net.convolutional
         self.body, self.head = net.split_last()
         self._start = tuple(part.initial.to(world.device, world.dtype) for part in (self.body, self.head))
-        return self
 
     def start(self) -> tuple[Tensor, ...]:
         return self._start
 
-    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:
+    def sample(self, client: int | Tensor, rows: Rows) -> dict[str, Batch]:
         return split_batches(self.train, rows)
 
     def hold(self, x: Tensor, sample: Mapping[str, Batch]) -> dict[str, Features]:
         return {split: Features(self.body(x, batch.x), batch.y, batch.weight) for split, batch in sample.items()}
 
-    def pick(self, held: Mapping[str, Features], rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Features]:
+    def pick(self, held: Mapping[str, Features], rows: Rows) -> dict[str, Features]:
         return {split: Features(held[split].x[at], held[split].y[at], weight) for split, (at, weight) in rows.items()}
 
     def _features(self, x: Tensor, batch: Batch) -> Tensor:
@@ -69,21 +71,22 @@ class HyperRepresentation(Bilevel):
         loss = self._loss(x, y, sample["train"])
         return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
 
-    def inner_gradient(
-        self, x: Tensor, y: Tensor, sample: Mapping[str, Batch], out: Tensor | None = None
-    ) -> Tensor | None:
+    def inner_gradient(self, x: Tensor, y: Tensor, sample: Mapping[str, Batch]) -> Tensor | None:
         if not self.head.dense:
             return None
-        gradient = self.head.cross_entropy_gradient(y, self._features(x, sample["train"]), *sample["train"][1:], out)
+        gradient = self.head.cross_entropy_gradient(y, self._features(x, sample["train"]), *sample["train"][1:])
         return gradient.add(y, alpha=self.ridge) if self.ridge else gradient
 
-    def metrics(self, *point: Tensor) -> dict[str, float]:
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]
 
         def logits(images: Tensor) -> Tensor:
             return self.head(y, self.body(x, images))
 
+        def of_examples(batch: Batch) -> Tensor:
+            return losses(logits(batch.x), batch)
+
         def mean_loss(split: str) -> float:
-            return client_mean(self.train, self.splits[split], lambda batch: losses(logits(batch.x), batch))
+            return client_mean(self.train, self.splits[split], self.weights, of_examples)
 
         return {"train_loss": mean_loss("train"), "val_loss": mean_loss("val"), **test_metrics(self.test, logits)}

@@ -4,18 +4,17 @@ The inner problem trains a network y on imbalanced data with a parametric loss; 
 class-balanced validation loss. It depends on x through y*(x) alone: the direct part of the hypergradient is zero.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from fedopt import models
-from fedopt.data.world import World
-from fedopt.problems.classes import Bilevel
+from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
+from fedopt.problems.classes import Bilevel, Rows
 from fedopt.problems.supervised import Batch, Images, client_mean, cross_entropy, losses, split_batches, test_metrics
 
 
@@ -29,7 +28,7 @@ def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
     return np.sort(np.concatenate(keep))
 
 
-@dataclass(config=ConfigDict(extra="forbid"))
+@dataclass(eq=False)
 class ImbalancedMnist(Bilevel):
     """x = (Delta, l), [2 C]: the VS loss takes logits * sigmoid(Delta_c) + l_c; y: the network's parameters.
 
@@ -45,9 +44,12 @@ class ImbalancedMnist(Bilevel):
     validation: Annotated[float, Field(gt=0, lt=1)]
     ridge: NonNegativeFloat
 
+    metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS)
+
     direct = False
 
-    def build(self, world: World) -> "ImbalancedMnist":
+    def __post_init__(self) -> None:
+        world = self.world
         data = world.load()
         kept = long_tail(data.y_train, self.largest, self.imbalance)
         self.labels = data.y_train[kept]
@@ -56,17 +58,16 @@ class ImbalancedMnist(Bilevel):
         self.splits = world.split(len(kept), self.labels, self.validation)
         self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed, world.autocast)
         self.convolutional = self.net.convolutional
-        val = self.splits["val"]  # an example weighs 1 / (M n_i): a class's share is not its count where sizes differ
-        shares = np.bincount(self.labels[val.rows], val.client_mean_weights(), minlength=data.classes)
+        val = self.splits["val"]  # an example weighs p_i / n_i: a class's share is not its count where sizes differ
+        shares = np.bincount(self.labels[val.rows], val.example_weights(self.weights), minlength=data.classes)
         balance = 1 / (data.classes * np.where(shares > 0, shares, 1))  # the classes' mean losses weigh the same
         self.class_weight = torch.from_numpy(balance).to(world.device, world.dtype)
         self._start = (self.class_weight.new_zeros(2 * data.classes), self.net.initial.to(world.device, world.dtype))
-        return self
 
     def start(self) -> tuple[Tensor, ...]:
         return self._start
 
-    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:
+    def sample(self, client: int | Tensor, rows: Rows) -> dict[str, Batch]:
         return split_batches(self.train, rows)
 
     def _scale_and_shift(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,15 +87,13 @@ class ImbalancedMnist(Bilevel):
         loss = cross_entropy(self._tuned(x, self.net(y, batch.x)), batch)
         return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
 
-    def inner_gradient(
-        self, x: Tensor, y: Tensor, sample: dict[str, Batch], out: Tensor | None = None
-    ) -> Tensor | None:
+    def inner_gradient(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor | None:
         if not self.net.dense:
             return None
-        gradient = self.net.cross_entropy_gradient(y, *sample["train"], out, *self._scale_and_shift(x))
+        gradient = self.net.cross_entropy_gradient(y, *sample["train"], None, *self._scale_and_shift(x))
         return gradient.add(y, alpha=self.ridge) if self.ridge else gradient
 
-    def metrics(self, *point: Tensor) -> dict[str, float]:
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]
 
         def tuned_losses(batch: Batch) -> Tensor:
@@ -104,7 +103,7 @@ class ImbalancedMnist(Bilevel):
             return losses(self.net(y, batch.x), batch) * self.class_weight[batch.y]
 
         return {
-            "train_loss": client_mean(self.train, self.splits["train"], tuned_losses),
-            "val_loss": client_mean(self.train, self.splits["val"], balanced_losses),
+            "train_loss": client_mean(self.train, self.splits["train"], self.weights, tuned_losses),
+            "val_loss": client_mean(self.train, self.splits["val"], self.weights, balanced_losses),
             **test_metrics(self.test, lambda images: self.net(y, images)),
         }

@@ -5,36 +5,37 @@
 In each coordinate, 1/2 (x + 1 - max(x, 0))^2 is least, and 0, at x = -1, and 1/2 for all x >= 0, stationary but at x = 0.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import PositiveInt
 from torch import Tensor
 
-from fedopt.data.world import World
-from fedopt.problems.classes import Hierarchical
+from fedopt.metrics import DISTANCE, OBJECTIVE
+from fedopt.problems.classes import Hierarchical, Rows
 
 
-@dataclass(config=ConfigDict(extra="forbid"))
+@dataclass(eq=False)
 class ImplicitToy(Hierarchical):
     """The same for all clients. d: the dimension; x0: every coordinate of the start."""
 
     d: PositiveInt
     x0: float
 
-    def build(self, world: World) -> "ImplicitToy":
+    metrics = (DISTANCE, OBJECTIVE)
+
+    def __post_init__(self) -> None:
+        world = self.world
         self.splits = world.split(world.partitioner.clients)  # one example a client, which says nothing
         self._start = torch.full((self.d,), self.x0, device=world.device, dtype=world.dtype)
         self.optimum = torch.full_like(self._start, -1.0)
-        return self
 
     def start(self) -> tuple[Tensor, ...]:
         return (self._start,)
 
-    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
+    def sample(self, client: int | Tensor, rows: Rows) -> Tensor:
         return rows["train"][1]  # their weights, which nothing needs
 
     def server_sample(self, rng: np.random.Generator, size: int | None) -> None:
@@ -52,7 +53,7 @@ class ImplicitToy(Hierarchical):
     def project(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         return y.clamp(min=0)
 
-    def metrics(self, *point: Tensor) -> dict[str, float]:
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
         (x,) = point
         y = x.clamp(min=0)
         return {"objective": float(self.f2(x, y, None)), "distance": float(torch.linalg.norm(x + 1))}

@@ -5,19 +5,18 @@
 (The paper's display of f1 drops the square.) U depends on (a'x)^2, so that x* and -x* are both solutions.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data.world import World
-from fedopt.problems.classes import Compositional
+from fedopt.metrics import DISTANCE, OBJECTIVE
+from fedopt.problems.classes import Compositional, Rows
 
 
-@dataclass(config=ConfigDict(extra="forbid"))
+@dataclass(eq=False)
 class Mco(Compositional):
     """a ~ N(0, C), C = (A'A)^(1/2) with A_ij ~ N(0, 1); b = (a'x*)^2 + noise, x* ~ N(0, I).
 
@@ -31,7 +30,10 @@ class Mco(Compositional):
     noise_variance: NonNegativeFloat
     x0: float
 
-    def build(self, world: World) -> "Mco":
+    metrics = (DISTANCE, OBJECTIVE)
+
+    def __post_init__(self) -> None:
+        world = self.world
         rng = world.rng()
         A = rng.standard_normal((self.d, self.d))
         variances, axes = np.linalg.eigh(A.T @ A)  # C = axes sqrt(variances) axes', so that C^(1/2) has the fourth root
@@ -42,12 +44,11 @@ class Mco(Compositional):
         self.a, self.b, self.optimum = (torch.from_numpy(v).to(world.device, world.dtype) for v in (a, b, solution))
         self.splits = world.split(self.examples)
         self.dims = (self.d, self.d + 1, 2)
-        return self
 
     def start(self) -> tuple[Tensor, ...]:
         return (torch.full_like(self.a[0], self.x0),)
 
-    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    def sample(self, client: int | Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         index, weight = rows["train"]
         return self.a[index], self.b[index], weight
 
@@ -63,11 +64,11 @@ class Mco(Compositional):
         excess = torch.relu(U - z[self.d])  # f1(x, u) = (u, E max(0, U(x) - u)^2)
         return torch.stack([z[self.d], weight @ excess**2])
 
-    def metrics(self, *point: Tensor) -> dict[str, float]:
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
         x = point[0]
         split = self.splits["train"]
-        weight = torch.from_numpy(split.client_mean_weights()).to(self.a)
         index = torch.from_numpy(split.rows).to(self.a.device)
+        weight = torch.from_numpy(split.example_weights(self.weights)).to(self.a)
         everything = (self.a[index], self.b[index], weight)
         z = x
         for n in range(3):

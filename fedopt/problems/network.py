@@ -1,28 +1,30 @@
 """Minimax problems whose x are the parameters of a network."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Self
+from dataclasses import dataclass
 
-from pydantic import ConfigDict, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt import models
-from fedopt.data.world import World
-from fedopt.problems.classes import Minimax
+from fedopt.problems.classes import Minimax, Rows, Weighting
 from fedopt.problems.supervised import Batch, Images, split_batches, training_images
 
 
-@dataclass(config=ConfigDict(extra="forbid"))
+@dataclass(eq=False)
 class NetworkMinimax(Minimax):
-    """model, widths: see `models.build`; examples: of the training set, at random; null for all."""
+    """model, widths: see `models.build`; examples: of the training set, at random; None for all.
+
+    weighting: clients count by their numbers of examples, so that f is a mean over all examples, or uniformly.
+    """
 
     model: str
     widths: list[PositiveInt]
     examples: PositiveInt | None
+    weighting: Weighting
 
-    def build(self, world: World) -> Self:
+    def __post_init__(self) -> None:
+        world = self.world
         data = world.load()
         self.train, self.labels = training_images(data, world, self.examples)
         self.test = Images(data.x_test, data.y_test, data, world)
@@ -31,7 +33,6 @@ class NetworkMinimax(Minimax):
         self.convolutional = self.net.convolutional
         x = self.net.initial.to(world.device, world.dtype)
         self._start = (x, self.start_y(x, data.classes))
-        return self
 
     @abstractmethod
     def start_y(self, x: Tensor, classes: int) -> Tensor:
@@ -40,5 +41,5 @@ class NetworkMinimax(Minimax):
     def start(self) -> tuple[Tensor, ...]:
         return self._start
 
-    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:
+    def sample(self, client: int | Tensor, rows: Rows) -> dict[str, Batch]:
         return split_batches(self.train, rows)

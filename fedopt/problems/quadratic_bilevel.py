@@ -7,16 +7,15 @@ With the means over clients written without index, y*(x) = A^-1 (B x + c), the h
 grad f(x) = D x - d + G y* + B' A^-1 (F y* - e + G'x), and it is linear in x.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import torch
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data.world import World
-from fedopt.problems.classes import Bilevel
+from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
+from fedopt.problems.classes import Bilevel, Rows
 from fedopt.problems.quadratics import Families, centred_noise, gaussian, spd
 
 
@@ -33,7 +32,7 @@ class Sample(NamedTuple):
     G: Tensor
 
 
-@dataclass(config=ConfigDict(extra="forbid"))
+@dataclass(eq=False)
 class QuadraticBilevel(Bilevel):
     """dx, dy: dimensions of x and y.
 
@@ -50,7 +49,10 @@ class QuadraticBilevel(Bilevel):
     noise: NonNegativeFloat
     examples: PositiveInt
 
-    def build(self, world: World) -> "QuadraticBilevel":
+    metrics = (DISTANCE, OBJECTIVE, HYPERGRADIENT_NORM)
+
+    def __post_init__(self) -> None:
+        world = self.world
         dx, dy = self.dx, self.dy
         self.splits = world.split(self.examples, None, 0.5)
         families = Families(self.clients, self.heterogeneity, world)
@@ -66,14 +68,14 @@ class QuadraticBilevel(Bilevel):
 
         H = spds(dx + dy)  # of f in (x, y) together: then f(x, y*(x)) is strongly convex too
         blocks = {"D": H[:, :dx, :dx], "F": H[:, dx:, dx:], "G": H[:, :dx, dx:]}
-        self.matrices = {"A": spds(dy), "B": gaussians(dy, dx), **blocks}
-        self.linear = {"c": gaussians(dy), "d": gaussians(dx), "e": gaussians(dy)}
-        self._noise = {name: noise(v.shape[1]) for name, v in self.linear.items()}
+        matrices = {"A": spds(dy), "B": gaussians(dy, dx), **blocks}
+        linear = {"c": gaussians(dy), "d": gaussians(dx), "e": gaussians(dy)}
+        self.per_client = {**matrices, **linear}
+        self._noise = {name: noise(v.shape[1]) for name, v in linear.items()}
         self._solve()
-        return self
 
     def _solve(self) -> None:
-        m = {name: v.mean(0) for name, v in {**self.matrices, **self.linear}.items()}
+        m = {name: v.mean(0) for name, v in self.per_client.items()}
         self._mean = m
         S = torch.linalg.solve(m["A"], m["B"])  # dy*/dx
         y0 = torch.linalg.solve(m["A"], m["c"])
@@ -92,8 +94,8 @@ class QuadraticBilevel(Bilevel):
     def start(self) -> tuple[Tensor, ...]:
         return self._constant.new_ones(self.dx), self._constant.new_zeros(self.dy)
 
-    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Sample:
-        parts = {name: v[client] for name, v in {**self.matrices, **self.linear}.items()}
+    def sample(self, client: int | Tensor, rows: Rows) -> Sample:
+        parts = {name: v[client] for name, v in self.per_client.items()}
         for name, split in (("c", "train"), ("d", "val"), ("e", "val")):
             if split in rows:
                 index, weight = rows[split]
@@ -109,7 +111,7 @@ class QuadraticBilevel(Bilevel):
         s = sample
         return 0.5 * y @ (s.A @ y) - y @ (s.B @ x + s.c)
 
-    def metrics(self, *point: Tensor) -> dict[str, float]:
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
         x = point[0]
         assert self.optimum is not None
         y = self.inner_solution(x)

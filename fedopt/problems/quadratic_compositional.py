@@ -6,16 +6,16 @@
 With the means over clients written without index, the gradient of F^1(F^0(x)) is A' (Q (A x + c) - e), linear in x.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import torch
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data.world import World
-from fedopt.problems.classes import TwoLevel
+from fedopt.errors import UserError
+from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
+from fedopt.problems.classes import Rows, TwoLevel
 from fedopt.problems.quadratics import Families, centred_noise, gaussian, isometry, spd
 
 
@@ -28,7 +28,7 @@ class Sample(NamedTuple):
     e: Tensor
 
 
-@dataclass(config=ConfigDict(extra="forbid"))
+@dataclass(eq=False)
 class QuadraticCompositional(TwoLevel):
     """d0, d1: dimensions of x and of y = F^0(x), d0 <= d1. Each A_i is drawn with orthonormal columns before it is mixed.
 
@@ -45,26 +45,28 @@ class QuadraticCompositional(TwoLevel):
     noise: NonNegativeFloat
     examples: PositiveInt
 
+    metrics = (DISTANCE, OBJECTIVE, HYPERGRADIENT_NORM)
+
     def __post_init__(self) -> None:
         if self.d0 > self.d1:
-            raise ValueError("d0 must be at most d1: else the composition is not strongly convex")
-
-    def build(self, world: World) -> "QuadraticCompositional":
+            raise UserError(
+                f"problem.d0={self.d0}: must be at most problem.d1={self.d1}, else the composition is not strongly convex"
+            )
+        world = self.world
         self.splits = world.split(self.examples)
         self.dims = (self.d0, self.d1)
         families = Families(self.clients, self.heterogeneity, world)
-        self.matrices = {
+        self.per_client = {
             "A": families(lambda rng: isometry(rng, self.d1, self.d0)),
             "Q": families(lambda rng: spd(rng, self.d1, self.conditioning)),
+            **{name: families(lambda rng: gaussian(rng, self.d1)) for name in "ce"},
         }
-        self.linear = {name: families(lambda rng: gaussian(rng, self.d1)) for name in "ce"}
         self._noise = {
             name: centred_noise(families.noise, self.noise, self.examples, self.d1, self.splits, world) for name in "ce"
         }
-        self._mean = Sample(**{name: v.mean(0) for name, v in {**self.matrices, **self.linear}.items()})
+        self._mean = Sample(**{name: v.mean(0) for name, v in self.per_client.items()})
         A, c, Q, e = self._mean
         self.optimum = torch.linalg.solve(A.T @ Q @ A, A.T @ (e - Q @ c))
-        return self
 
     def gradient(self, x: Tensor) -> Tensor:
         """grad F^1(F^0(x)), [d0], in closed form."""
@@ -74,16 +76,17 @@ class QuadraticCompositional(TwoLevel):
     def start(self) -> tuple[Tensor, ...]:
         return (self._mean.A.new_ones(self.d0),)
 
-    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Sample:
+    def sample(self, client: int | Tensor, rows: Rows) -> Sample:
         index, weight = rows["train"]
-        linear = {name: v[client] + weight @ self._noise[name][index] for name, v in self.linear.items()}
-        return Sample(**linear, **{name: v[client] for name, v in self.matrices.items()})
+        own = {name: v[client] for name, v in self.per_client.items()}
+        noisy = {name: own[name] + weight @ noise[index] for name, noise in self._noise.items()}
+        return Sample(**own | noisy)
 
     def level(self, n: int, z: Tensor, sample: Sample) -> Tensor:
         s = sample
         return s.A @ z + s.c if n == 0 else 0.5 * z @ (s.Q @ z) - s.e @ z
 
-    def metrics(self, *point: Tensor) -> dict[str, float]:
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
         x = point[0]
         assert self.optimum is not None
         return {

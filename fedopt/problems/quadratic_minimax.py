@@ -8,19 +8,20 @@ Equal weights give the solution; averaging without normalisation ends where w_i 
 steps that vanish.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data.world import World
 from fedopt.errors import UserError
-from fedopt.problems.classes import Minimax
+from fedopt.metrics import DISTANCE, DISTANCE_X, DISTANCE_Y, OBJECTIVE, Metric
+from fedopt.problems.classes import Minimax, Rows
 from fedopt.problems.quadratics import Families, centred_noise, gaussian, spd
+
+MISMATCHED = Metric("distance_mismatched", "distance to the saddle of mismatched weights", scale="log")
 
 
 class Sample(NamedTuple):
@@ -33,7 +34,7 @@ class Sample(NamedTuple):
     e: Tensor
 
 
-@dataclass(config=ConfigDict(extra="forbid"))
+@dataclass(eq=False)
 class QuadraticMinimax(Minimax):
     """dx, dy: dimensions of x and y.
 
@@ -52,7 +53,8 @@ class QuadraticMinimax(Minimax):
     examples: PositiveInt
     mismatch: list[PositiveFloat] | None
 
-    def build(self, world: World) -> "QuadraticMinimax":
+    def __post_init__(self) -> None:
+        world = self.world
         dx, dy = self.dx, self.dy
         self.splits = world.split(self.examples)
         if self.mismatch is not None and len(self.mismatch) != self.clients:
@@ -60,22 +62,21 @@ class QuadraticMinimax(Minimax):
                 f"problem.mismatch={self.mismatch}: must have an entry for each of the {self.clients} clients"
             )
         families = Families(self.clients, self.heterogeneity, world)
-        self.matrices = {
+        self.per_client = {
             "A": families(lambda rng: spd(rng, dx, self.conditioning)),
             "B": families(lambda rng: gaussian(rng, dx, dy)),
             "D": families(lambda rng: spd(rng, dy, self.conditioning)),
+            "c": families(lambda rng: gaussian(rng, dx)),
+            "e": families(lambda rng: gaussian(rng, dy)),
         }
-        dims = {"c": dx, "e": dy}
-        self.linear = {"c": families(lambda rng: gaussian(rng, dx)), "e": families(lambda rng: gaussian(rng, dy))}
         self._noise = {
             name: centred_noise(families.noise, self.noise, self.examples, dim, self.splits, world)
-            for name, dim in dims.items()
+            for name, dim in {"c": dx, "e": dy}.items()
         }
-        equal = np.ones(self.clients)
-        self._mean, self._saddle = self._weighted(equal), self.saddle(equal)
+        self._mean, self._saddle = self._weighted(self.weights), self.saddle(self.weights)
         self.optimum = self._saddle[0]
         self._mismatched = None if self.mismatch is None else self.saddle(np.array(self.mismatch))
-        return self
+        self.metrics = (DISTANCE, OBJECTIVE, DISTANCE_X, DISTANCE_Y, *([] if self.mismatch is None else [MISMATCHED]))
 
     def saddle(self, weights: np.ndarray) -> tuple[Tensor, Tensor]:
         """(x, y), the saddle of sum_i w_i f_i, with w the weights [M] over their sum."""
@@ -85,22 +86,22 @@ class QuadraticMinimax(Minimax):
 
     def _weighted(self, weights: np.ndarray) -> Sample:
         w = torch.from_numpy(weights / weights.sum())
-        families = {**self.matrices, **self.linear}
-        return Sample(**{name: torch.tensordot(w.to(v), v, dims=1) for name, v in families.items()})
+        return Sample(**{name: torch.tensordot(w.to(v), v, dims=1) for name, v in self.per_client.items()})
 
     def start(self) -> tuple[Tensor, ...]:
         return self._mean.c.new_ones(self.dx), self._mean.e.new_ones(self.dy)
 
-    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Sample:
+    def sample(self, client: int | Tensor, rows: Rows) -> Sample:
         index, weight = rows["train"]
-        linear = {name: v[client] + weight @ self._noise[name][index] for name, v in self.linear.items()}
-        return Sample(**linear, **{name: v[client] for name, v in self.matrices.items()})
+        own = {name: v[client] for name, v in self.per_client.items()}
+        noisy = {name: own[name] + weight @ noise[index] for name, noise in self._noise.items()}
+        return Sample(**own | noisy)
 
     def f(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         A, B, D, c, e = sample
         return 0.5 * x @ (A @ x) - c @ x + x @ (B @ y) - 0.5 * y @ (D @ y) + e @ y
 
-    def metrics(self, *point: Tensor) -> dict[str, float]:
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
         """The objective is max_y f(x, y)."""
         x, y = point[:2]
         _, B, D, _, e = self._mean

@@ -3,18 +3,23 @@
 min_x max_{|y| <= eps} (1/n) sum_j loss(h_x(a_j + y), b_j), over the n examples j of all clients.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
-from pydantic import ConfigDict, NonNegativeInt, PositiveFloat
-from pydantic.dataclasses import dataclass
+from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
+from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, Metric
 from fedopt.problems.network import NetworkMinimax
 from fedopt.problems.projections import Norm, ball
-from fedopt.problems.supervised import Batch, cross_entropy, losses, mean, test_metrics
+from fedopt.problems.supervised import Batch, client_mean, cross_entropy, losses, test_metrics
+
+PERTURBED_ACCURACY = Metric("perturbed_accuracy", "test accuracy under the perturbation y", "%", better="higher")
+ROBUST_ACCURACY = Metric("robust_accuracy", "test accuracy under the worst perturbation found", "%", better="higher")
 
 
-@dataclass(config=ConfigDict(extra="forbid"))
+@dataclass(eq=False)
 class RobustNn(NetworkMinimax):
     """y: the perturbation, [features], in the units in which the model sees pixels.
 
@@ -26,6 +31,11 @@ class RobustNn(NetworkMinimax):
     norm: Norm
     ascent: NonNegativeInt
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        robust = (ROBUST_ACCURACY,) if self.ascent else ()
+        self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, PERTURBED_ACCURACY, *robust)
+
     def start_y(self, x: Tensor, classes: int) -> Tensor:
         return x.new_zeros(int(np.prod(self.train.shape)))
 
@@ -36,7 +46,7 @@ class RobustNn(NetworkMinimax):
     def project(self, y: Tensor) -> Tensor:
         return ball(y, self.eps, self.norm)
 
-    def metrics(self, *point: Tensor) -> dict[str, float]:
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
         """test_accuracy is of the test set as it is, perturbed_accuracy under y, and robust_accuracy under the worst perturbation
         that an ascent from y on the test set finds, y itself included."""
         x, y = point[:2]
@@ -47,7 +57,7 @@ class RobustNn(NetworkMinimax):
         perturbed = self._accuracy(x, y)
         robust = {"robust_accuracy": min(perturbed, self._accuracy(x, self.worst(x, y)))} if self.ascent else {}
         return {
-            "train_loss": mean(self.train, perturbed_losses),
+            "train_loss": client_mean(self.train, self.splits["train"], self.weights, perturbed_losses),
             **test_metrics(self.test, lambda images: self.net(x, images)),
             "perturbed_accuracy": perturbed,
             **robust,

@@ -5,16 +5,15 @@
 With t = mean t_i, y*(x) = -t x and max_y f(x, y) = (lam + t^2)/2 |x|^2: the solution is x* = 0, y* = 0.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data.world import World
-from fedopt.problems.classes import Minimax
+from fedopt.metrics import DISTANCE, DISTANCE_X, DISTANCE_Y, OBJECTIVE
+from fedopt.problems.classes import Minimax, Rows
 from fedopt.problems.quadratics import tensor
 
 
@@ -25,7 +24,7 @@ class Sample(NamedTuple):
     b: Tensor
 
 
-@dataclass(config=ConfigDict(extra="forbid"))
+@dataclass(eq=False)
 class Saddle(Minimax):
     """t_i ~ U(0, t_max); b_i = b'_i - mean b', b'_i ~ N(0, s^2 I).
 
@@ -38,29 +37,30 @@ class Saddle(Minimax):
     t_max: NonNegativeFloat
     x0: float
 
-    def build(self, world: World) -> "Saddle":
+    metrics = (DISTANCE, OBJECTIVE, DISTANCE_X, DISTANCE_Y)
+
+    def __post_init__(self) -> None:
+        world = self.world
         rng = world.rng()
         M = world.partitioner.clients
         self.splits = world.split(M)  # one example a client, which says nothing
         b = self.s * rng.standard_normal((M, self.d))
-        self.matrices = {"t": tensor(rng.uniform(0, self.t_max, M), world)}
-        self.linear = {"b": tensor(b - b.mean(0), world)}
-        self.optimum = torch.zeros_like(self.linear["b"][0])
-        self._t = float(self.matrices["t"].mean())
-        return self
+        self.per_client = {"t": tensor(rng.uniform(0, self.t_max, M), world), "b": tensor(b - b.mean(0), world)}
+        self.optimum = torch.zeros_like(self.per_client["b"][0])
+        self._t = float(self.per_client["t"].mean())
 
     def start(self) -> tuple[Tensor, ...]:
-        x = torch.full_like(self.linear["b"][0], self.x0)
+        x = torch.full_like(self.per_client["b"][0], self.x0)
         return x, x.clone()
 
-    def sample(self, client: int | Tensor, rows: Mapping[str, tuple[Tensor, Tensor]]) -> Sample:
-        return Sample(self.matrices["t"][client], self.linear["b"][client])
+    def sample(self, client: int | Tensor, rows: Rows) -> Sample:
+        return Sample(**{name: v[client] for name, v in self.per_client.items()})
 
     def f(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         t, b = sample
         return -(0.5 * y @ y - b @ y + t * (y @ x)) + 0.5 * self.lam * x @ x
 
-    def metrics(self, *point: Tensor) -> dict[str, float]:
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
         """The objective is max_y f(x, y)."""
         x, y = point[:2]
         distance = float(torch.linalg.norm(x))

@@ -147,11 +147,11 @@ def test_metrics(images: Images, logits: Callable[[Tensor], Tensor]) -> dict[str
 
 
 def mean(images: Images, value: Callable[[Batch], Tensor]) -> float:
-    """Of `value` over all examples."""
+    """The mean of `value` over all examples."""
     n = len(images)
     return weighted_sums(images, np.arange(n), np.full(n, 1 / n), lambda batch: (value(batch),))[0]
 
 
-def client_mean(images: Images, split: Ragged, value: Callable[[Batch], Tensor]) -> float:
-    """(1/M) sum_i of the clients' own means of `value` over their examples of a split."""
-    return weighted_sums(images, split.rows, split.client_mean_weights(), lambda batch: (value(batch),))[0]
+def client_mean(images: Images, split: Ragged, weights: np.ndarray, value: Callable[[Batch], Tensor]) -> float:
+    """sum_i p_i of the clients' own means of `value` over their examples of a split. weights: p_i, [M]."""
+    return weighted_sums(images, split.rows, split.example_weights(weights), lambda batch: (value(batch),))[0]

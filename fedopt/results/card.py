@@ -3,6 +3,8 @@
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,17 +13,20 @@ import numpy
 import torch
 
 import fedopt
+from fedopt.metrics import Metric
 
 PACKAGES = ("hydra-core", "omegaconf", "torchvision", "pandas", "pydantic", "safetensors")
 
 
-def run_card(overrides: list[str], seed: int, started: str) -> dict[str, Any]:
-    """Command, overrides, seed, versions, machine, and the commit of the code where it is a git checkout."""
+def run_card(overrides: list[str], seed: int, started: str, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Command, overrides, seed, what the metrics say of themselves, versions, machine, and the commit of the code where it is a git
+    checkout."""
     return {
         "command": " ".join(sys.argv),
         "overrides": overrides,
         "seed": seed,
         "started": started,
+        "metrics": [asdict(metric) for metric in metrics],
         "commit": _commit(),
         "versions": {
             "fedopt": fedopt.__version__,

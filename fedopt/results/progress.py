@@ -2,19 +2,20 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-SHOWN = ("train_loss", "val_loss", "objective", "distance", "hypergradient_norm", "test_accuracy")
+SHOWN = 4  # metrics, of those that a problem names first
 
 
 class Display:
-    """quiet: show nothing (ranks other than 0)."""
+    """metrics: the names of the problem's; quiet: show nothing (ranks other than 0)."""
 
-    def __init__(self, title: str, quiet: bool = False):
+    def __init__(self, title: str, metrics: Sequence[str], quiet: bool = False):
+        self._shown = metrics[:SHOWN]
         self._console = Console(stderr=True, quiet=quiet)
         self._last_line = 0.0
         self._metrics = ""
@@ -41,7 +42,7 @@ class Display:
 
     def row(self, row: Mapping[str, Any], last: bool = False) -> None:
         """An evaluation; as plain lines, at most one every two seconds."""
-        self._metrics = "  ".join(f"{name} {row[name]:.4g}" for name in SHOWN if name in row)
+        self._metrics = "  ".join(f"{name} {row[name]:.4g}" for name in self._shown)
         if not self._bar and (last or row["round"] == 0 or time.monotonic() - self._last_line > 2):
             self._last_line = time.monotonic()
             text = f"round {row['round']:>6}  comm_rounds {row['comm_rounds']:>6}  {self._metrics}"

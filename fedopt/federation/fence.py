@@ -1,0 +1,79 @@
+"""The fence between server and clients: a client function knows what it was sent, and nothing else of the server's."""
+
+import dis
+import gc
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedopt.errors import UserError
+
+NUMBERS = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device)
+NAMED = (type, ModuleType, BuiltinFunctionType)  # what is the same on the server and on the clients
+GENERATORS = (np.random.Generator, np.random.BitGenerator, torch.Generator)
+
+
+def check(client_fn: Callable[..., Any]) -> None:
+    """Raises UserError where a client function carries a tensor, an array or a random generator, and names the variable.
+
+    What is looked at: the variables of enclosing functions and of the module that the function and the functions it calls use,
+    default arguments, the object that a method belongs to, and whatever these hold.
+    """
+    for name, value in variables(client_fn):
+        if carries(value, set()):
+            function = getattr(client_fn, "__name__", "of the exchange")
+            raise UserError(
+                f"the client function {function} carries the server's data in its variable {name}: send them in the message; a "
+                "client's own data, draws and memory come with its first argument"
+            )
+
+
+def variables(function: Any) -> Iterator[tuple[str, Any]]:
+    """What a function, method or partial function brings along besides its arguments, with names."""
+    if not isinstance(function, FunctionType):
+        for held in gc.get_referents(function):
+            if isinstance(held, FunctionType):
+                yield from variables(held)
+            else:
+                yield ("self" if hasattr(function, "__self__") else "arguments of partial"), held
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    names = function.__code__.co_varnames
+    for name, value in zip(
+        reversed(names[: function.__code__.co_argcount]), reversed(function.__defaults__ or ()), strict=False
+    ):
+        yield name, value
+    yield from (function.__kwdefaults__ or {}).items()
+    for name in _globals(function.__code__):
+        value = function.__globals__.get(name)
+        if not isinstance(value, FunctionType) or value.__globals__ is function.__globals__:
+            yield name, value
+
+
+@cache
+def _globals(code: CodeType) -> tuple[str, ...]:
+    """The names of the module's variables that a function and the functions written in it use."""
+    own = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    inner = [name for constant in code.co_consts if isinstance(constant, CodeType) for name in _globals(constant)]
+    return tuple(dict.fromkeys([*own, *inner]))
+
+
+def carries(value: Any, seen: set[int]) -> bool:
+    """Whether a value is a tensor, an array or a random generator, or holds one. seen: identities that were looked at before."""
+    if isinstance(value, (*NUMBERS, *NAMED)):
+        return False
+    if hasattr(value, "__array__") or isinstance(value, GENERATORS):
+        return True
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    held = (v for _, v in variables(value)) if isinstance(value, FunctionType) else gc.get_referents(value)
+    return any(carries(v, seen) for v in held)

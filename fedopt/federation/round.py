@@ -1,0 +1,181 @@
+"""One round: its cohorts, its draws, and the one exchange between server and clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fedopt.federation import fence, ranks
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Epochs, Key, Steps, draw
+from fedopt.federation.engines import Stack
+from fedopt.federation.ledger import size_in_bytes
+from fedopt.federation.oracles import Calls, Oracles
+from fedopt.problems.classes import Hierarchical
+from fedopt.randomness import Purpose, keyed_rng
+from fedopt.schedules import Work
+
+if TYPE_CHECKING:
+    from fedopt.federation.federation import Federation
+
+ClientFn = Callable[[Client, Any], Any]
+
+
+class Round:
+    """The r-th step of the server, r = 0, 1, ...: the same draws whenever it is made anew from the same federation."""
+
+    def __init__(self, federation: Federation, r: int):
+        self.r = r
+        self.problem = federation.problem
+        self.participation = federation.participation
+        self._federation = federation
+        self._exchanges = count(1)
+        self._cohorts = count()
+
+    def rng(self, purpose: Purpose, exchange: int = 0, client: int = 0) -> np.random.Generator:
+        """A generator for the server's own draws of this round, or for those that it makes for a client."""
+        return keyed_rng(self._federation.seed, purpose, self.r + 1, exchange, client)
+
+    def everyone(self) -> np.ndarray:
+        """All clients."""
+        return np.arange(self.problem.clients)
+
+    @property
+    def cohort_size(self) -> int:
+        """The number of clients of a cohort that nobody drops out of."""
+        return self.participation.cohort or self.problem.clients
+
+    @property
+    def complete(self) -> bool:
+        """Whether `cohort()` is all clients in every round."""
+        return self.cohort_size == self.problem.clients and not self.participation.dropout
+
+    def cohort(self) -> np.ndarray:
+        """The clients that take part: `cohort_size` of them, uniformly without replacement, less those that drop out, but at
+        least one; a new draw at each call."""
+        if self.complete:
+            return self.everyone()
+        number = next(self._cohorts)
+        chosen = np.sort(self.rng(Purpose.COHORT, number).choice(self.problem.clients, self.cohort_size, replace=False))
+        dropout = self.participation.dropout
+        if not dropout:
+            return chosen
+        luck = np.array([self.rng(Purpose.DROPOUT, number, int(i)).random() for i in chosen])
+        return chosen[luck >= min(dropout, luck.max())]
+
+    def local(self, work: Work, B: int | None, replace: bool = False) -> Steps | Epochs:
+        """The draws for the local work of an algorithm, as uneven as participation makes it. B, replace: as of `Steps`."""
+        amount = self.work(work(self.r, self.problem.clients))
+        return Epochs(amount, B) if work.unit == "epochs" else Steps(amount, B, replace=replace)
+
+    def work(self, most: int | np.ndarray) -> int | np.ndarray:
+        """The local steps, or epochs, of this round of an algorithm that asks for `most` of them, one number or [M]: `most` where
+        clients are even, else [M], of each client its entry of participation.work or a draw from {least..most}; 0 for stragglers.
+        """
+        work = self._before_stragglers(most)
+        stragglers = self.participation.stragglers
+        if not stragglers:
+            return work
+        M = self.problem.clients
+        late = self.rng(Purpose.STRAGGLERS).permutation(M)[: round(stragglers * M)]
+        return np.where(np.isin(np.arange(M), late), 0, work)
+
+    def _before_stragglers(self, most: int | np.ndarray) -> int | np.ndarray:
+        work, least = self.participation.work, self.participation.least
+        if work is not None:
+            return np.array(work)
+        if least is None:
+            return most
+        M = self.problem.clients
+        of_clients = enumerate(np.broadcast_to(most, M))
+        return np.array([self.rng(Purpose.WORK, client=i).integers(least, m + 1) for i, m in of_clients])
+
+    def server_gradient(self, x: Tensor, B: int | None) -> Tensor:
+        """grad f1(x) of a hierarchical problem, [d], on B of the server's examples, or on all (None)."""
+        assert isinstance(self.problem, Hierarchical)
+        xi = self.problem.server_sample(self.rng(Purpose.SERVER), B)
+        return Oracles(self.problem).server_gradient(x, xi)
+
+    def exchange(
+        self,
+        client_fn: ClientFn,
+        message: Any,
+        cohort: np.ndarray,
+        *,
+        weights: np.ndarray | None = None,
+        memory: Tensor | None = None,
+        own: Tensor | None = None,
+        **draws: Steps | Epochs,
+    ) -> Any:
+        """Send `message` to the cohort, run `client_fn(client, message)` on each, return the mean of what the clients send back.
+
+        weights: [cohort], of the answers in the mean, used as they are; by default the problem's weights of the cohort, divided by
+            their sum.
+        memory: [M, d], a row for each client, seen as `client.memory`; client_fn then returns (answer, new row) and this
+            returns (mean, new memory).
+        own: [cohort, ...], a part of the message for each client alone, seen as `client.own`.
+        draws: which of their examples the clients use, by the name under which they ask for them.
+
+        Messages and answers are tensors or (nested) tuples of them. Bills one communication round. Raises UserError where client_fn
+        carries data of the server's that are not in the message.
+        """
+        fence.check(client_fn)
+        problem, engine = self.problem, self._federation.engine
+        key = Key(self._federation.seed, self.r + 1, next(self._exchanges))
+        if weights is None:
+            weights = problem.weights[cohort] / problem.weights[cohort].sum()
+        like, splits = problem.start()[0], problem.splits
+
+        # Stacks of equally busy clients waste the least; a rank without clients computes one at weight zero, for the shapes.
+        steps = sum(
+            (wanted.steps_of(splits)[cohort] for wanted in draws.values()), np.zeros(len(cohort), dtype=np.int64)
+        )
+        busy = np.lexsort((problem.sizes()[cohort], steps))[::-1]
+        mine = busy[ranks.rank() :: ranks.count()]
+        idle = len(mine) == 0
+        mine, weights = (busy[:1], 0 * weights) if idle else (mine, weights)
+
+        sums: list[Tensor] = []
+        rows: list[Tensor] = []
+        calls = Calls()
+        for members in engine.stacks(mine, steps[mine], size_in_bytes(message)):
+            clients = cohort[members]
+            stack = Stack(
+                clients,
+                *draw(draws, splits, clients, key, like),
+                None if memory is None else memory[torch.from_numpy(clients)],
+                None if own is None else own[members.tolist()],
+            )
+            answers = engine.run(client_fn, message, problem, stack, calls)
+            if memory is not None:
+                answers, new_rows = answers
+                rows.append(new_rows)
+            leaves, structure = tree_flatten(answers)
+            sums = sums or [torch.zeros_like(leaf[0], dtype=torch.float64) for leaf in leaves]
+            for total, leaf in zip(sums, leaves, strict=True):
+                for weight, answer in zip(weights[members], leaf, strict=True):
+                    total.add_(answer, alpha=weight)  # in double: the order of clients is lost in the rounding
+
+        sent = message if own is None else (message, own[0])
+        self._federation.ledger.bill(cohort, size_in_bytes(sent), size_in_bytes([leaf[0] for leaf in leaves]))
+        self._federation.ledger.count(Calls() if idle else calls, like.device)
+        sums = [total.to(leaf.dtype) for total, leaf in zip(ranks.total(sums), leaves, strict=True)]
+        mean = tree_unflatten(sums, structure)
+        if memory is None:
+            return mean
+        return mean, _updated(memory, cohort[mine], torch.cat(rows), idle)
+
+
+def _updated(memory: Tensor, clients: np.ndarray, rows: Tensor, idle: bool) -> Tensor:
+    """memory with new rows for these clients and, where ranks share the work, for those of the others."""
+    change = torch.zeros_like(memory)
+    if not idle:
+        index = torch.from_numpy(clients)
+        change[index] = rows - memory[index]
+    return memory + ranks.total([change])[0]

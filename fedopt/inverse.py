@@ -1,0 +1,54 @@
+"""Estimates of H^-1 b, for a Hessian H that is known by its products with vectors."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Product = Callable[[Tensor, int], Tensor]  # H v from v; the n-th one asked for, n = 0, 1, ..., may be of another sample
+
+
+def neumann_sum(product: Product, b: Tensor, N: int, l: float) -> Tensor:
+    """(1/l) sum_{n <= N} (I - H/l)^n b, which tends to H^-1 b: N products [LocalBSG eq. 3.3]."""
+    term = total = b / l
+    for n in range(N):
+        term = term - product(term, n) / l
+        total = total + term
+    return total
+
+
+def neumann_term(product: Product, b: Tensor, N: int, l: float, chosen: int) -> Tensor:
+    """(N/l) (I - H/l)^chosen b: for `chosen` uniform in 0..N-1, the sum of N terms in expectation [FedNest Alg. 3]."""
+    term = b * (N / l)
+    for n in range(chosen):
+        term = term - product(term, n) / l
+    return term
+
+
+def conjugate_gradients(product: Product, b: Tensor, N: int) -> Tensor:
+    """H^-1 b by N steps of conjugate gradients from zero, for one positive definite H; it stays where it is where a step
+    would divide by nothing or meets negative curvature."""
+    solution, residual = torch.zeros_like(b), b
+    direction, square = b, b @ b
+    for n in range(N):
+        of_direction = product(direction, n)
+        curvature = direction @ of_direction
+        go = (curvature > 0) & (square > 0)
+        step = torch.where(go, square / torch.where(go, curvature, 1.0), 0.0)
+        solution, residual = solution + step * direction, residual - step * of_direction
+        new = residual @ residual
+        direction = residual + torch.where(go, new / torch.where(go, square, 1.0), 0.0) * direction
+        square = new
+    return solution
+
+
+Inverse = Callable[[Product, Tensor], Tensor]  # an estimate of H^-1 b from products with H and from b
+
+
+def estimator(kind: str, N: int, l: float, chosen: int) -> Inverse:
+    """The estimator by its name: randomised (the term number `chosen`), truncated, or cg."""
+    if kind == "randomised":
+        return lambda product, b: neumann_term(product, b, N, l, chosen)
+    if kind == "truncated":
+        return lambda product, b: neumann_sum(product, b, N, l)
+    return lambda product, b: conjugate_gradients(product, b, N)

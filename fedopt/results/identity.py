@@ -1,0 +1,37 @@
+"""What makes two runs the same run: asked when a run is resumed, skipped, shared or compared. Imports no torch."""
+
+import hashlib
+import json
+from typing import Any
+
+from fedopt.config import flat
+
+PLACE = ("output_dir", "resume", "logger")  # where a run goes, and how it starts
+LENGTH = "budget"  # a run may be made longer, and is another one then
+PRECISION = (
+    "hardware.dtype",
+    "hardware.autocast",
+    "hardware.tf32",
+)  # what numbers depend on of the machine that computes them
+
+
+def numbers(config: dict[str, Any]) -> dict[str, Any]:
+    """The dotted keys and values of a resolved config that the rows of metrics.csv depend on, but for how many there are."""
+    return {
+        key: value
+        for key, value in flat(config).items()
+        if key in PRECISION
+        or not (
+            key.partition(".")[0] in (*PLACE, LENGTH, "hardware") or key.rpartition(".")[2] in ("_solves_", "_class_")
+        )
+    }
+
+
+def identity(config: dict[str, Any]) -> dict[str, Any]:
+    """The dotted keys and values that all runs with the same metrics.csv share: `numbers`, and the budget."""
+    return numbers(config) | {key: value for key, value in flat(config).items() if key.partition(".")[0] == LENGTH}
+
+
+def digits(config: dict[str, Any]) -> str:
+    """Ten hexadecimal digits that runs of the same identity share."""
+    return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:10]
