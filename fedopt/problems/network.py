@@ -16,7 +16,7 @@ from fedopt.problems.supervised import Batch, Images, split_batches, training_im
 
 @dataclass(config=ConfigDict(extra="forbid"))
 class NetworkMinimax(Minimax):
-    """model, widths: see `models.build`; examples: of the training set, at random; null for all."""
+    """model, widths: see `models.build`; examples: of the training set, drawn at random, at most; None for all."""
 
     model: str
     widths: list[PositiveInt]
