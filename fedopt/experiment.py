@@ -12,7 +12,7 @@ from fedopt.errors import UserError
 from fedopt.federation import engines
 from fedopt.federation.federation import Federation
 from fedopt.problems.classes import Problem, class_of, covered, name, reduce
-from fedopt.settings import Budget, Evaluation, Hardware, Participation, build, build_target
+from fedopt.settings import Budget, Evaluation, Settings, build, build_target
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,8 @@ class Experiment:
 
 def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     """Check all values, load the data and build everything. Raises UserError for whatever a user can mend."""
-    seed = config["seed"]
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise UserError(f"seed={seed}: must be a whole number from 0 on")
-    budget = build(Budget, config["budget"], "budget")
-    evaluation = build(Evaluation, config["eval"], "eval")
-    hardware = build(Hardware, config["hardware"], "hardware")
-    participation = build(Participation, config["participation"], "participation")
+    settings = build(Settings, config)
+    seed, participation, hardware = settings.seed, settings.participation, settings.hardware
     algorithm = build_target(config["algo"], "algo")
     unbuilt = build_target(config["problem"], "problem")
     partitioner = build_target(config["partitioner"], "partitioner")
@@ -73,4 +68,4 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     problem = reduce(original, algorithm.solves)
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
     federation = Federation(problem, engine, seed, participation)
-    return Experiment(algorithm, original, problem, federation, budget, evaluation, device)
+    return Experiment(algorithm, original, problem, federation, settings.budget, settings.eval, device)

@@ -10,6 +10,8 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    StrictBool,
+    StrictInt,
     TypeAdapter,
     ValidationError,
     model_validator,
@@ -24,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, config=_config)
 class Budget:
-    """When a run ends: at whichever is reached first. null is no limit."""
+    """When a run ends: at whichever limit is reached first; seconds are of training time. None is no limit."""
 
     rounds: NonNegativeInt | None
     comm_rounds: NonNegativeInt | None
@@ -69,12 +71,14 @@ class Evaluation:
 
 @dataclass(frozen=True, config=_config)
 class Participation:
-    """cohort: clients that take part in a round, uniformly without replacement; null for all.
+    """Which clients take part in a round, and how much local work they do.
 
-    dropout: the probability that one of them drops out of it; at least one does not.
-    least: local steps, or epochs, of a client and round are uniform from this to the algorithm's number, null: always that.
-    work: or fixed, a number for each client.
-    stragglers: fraction of all clients that take no local step in a round, drawn anew each time; they answer all the same.
+    cohort: number of clients that take part in a round, drawn uniformly without replacement; None: all of them.
+    dropout: probability that a client of the cohort drops out of a round; at least one client stays.
+    least: a client's local steps (epochs where the algorithm has those) in a round are drawn uniformly from this number to the
+    algorithm's own; None: all clients take the algorithm's number.
+    work: fixed numbers of local steps or epochs instead, one for each client; None: not fixed.
+    stragglers: fraction of all clients, drawn anew each round, that take no local step in it; they answer all the same.
     """
 
     cohort: PositiveInt | None = None
@@ -96,10 +100,11 @@ class Participation:
 
 @dataclass(frozen=True, config=_config)
 class Hardware:
-    """device: cpu, cuda, cuda:1, ...; threads: of one process, null for all cores, shared among the jobs of a parallel sweep.
+    """Where a run computes, and with what numbers.
 
-    engine: auto, vectorised or one_by_one; stack: clients that the vectorised engine runs at once, null for what fits the cache.
-    tf32: TensorFloat-32 matrix products on GPUs; autocast: the type of the products and convolutions of networks, null for dtype.
+    device: cpu, cuda, cuda:1, ...; threads: of one process, None for all cores, shared among the jobs of a parallel sweep.
+    engine: auto, vectorised or one_by_one; stack: clients that the vectorised engine runs at once, None for what fits the cache.
+    tf32: TensorFloat-32 matrix products on GPUs; autocast: the type of the products and convolutions of networks, None for dtype.
     deterministic: only operations that give the same bits every time.
     """
 
@@ -119,13 +124,38 @@ class Hardware:
         return self
 
 
+@dataclass(frozen=True, config=_config)
+class Settings:
+    """The top level of a config.
+
+    seed: of all random draws; resume: go on with the run in output_dir; output_dir: of the run, None for a folder under outputs/
+    named by the overrides. algo, problem, partitioner, dataset, logger: the nodes that `build_target` makes objects of.
+    """
+
+    seed: Annotated[StrictInt, Field(ge=0, lt=2**63)]
+    resume: StrictBool
+    output_dir: str | None
+    budget: Budget
+    eval: Evaluation
+    hardware: Hardware
+    participation: Participation
+    algo: dict[str, Any]
+    problem: dict[str, Any]
+    partitioner: dict[str, Any]
+    dataset: dict[str, Any]
+    logger: dict[str, Any]
+
+
 def cores() -> int:
-    """That this process may use; macOS does not say, and all count."""
+    """The number of CPU cores that this process may use; on macOS, which does not say, all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def build(cls: type[T], node: Any, where: str) -> T:
-    """An object of a (pydantic) dataclass from its config node. Raises UserError naming the key, the value and what is allowed."""
+def build(cls: type[T], node: Any, where: str = "") -> T:
+    """An object of a (pydantic) dataclass from its config node. where: the node's dotted key, empty for the whole config.
+
+    Raises UserError, which names the key, the value and what is allowed.
+    """
     try:
         return TypeAdapter(cls).validate_python(node)
     except ValidationError as error:
@@ -133,7 +163,10 @@ def build(cls: type[T], node: Any, where: str) -> T:
 
 
 def build_target(node: dict[str, Any], where: str) -> Any:
-    """An object of the class that the node's `_target_` names; keys that begin with an underscore are not its fields."""
+    """An object of the class that the node's `_target_` names; keys that begin with an underscore are not its fields.
+
+    Raises UserError for a class that cannot be imported and for whatever `build` refuses.
+    """
     if "_target_" not in node:
         raise UserError(f"{where}._target_: is missing, the class to build")
     try:
@@ -160,7 +193,7 @@ def _message(error: Any, where: str) -> str:
         for part in error["loc"]
         if str(part) not in _KINDS and not str(part).startswith(("function-", "list[", "constrained-"))
     ]
-    key = ".".join([where, *path])
+    key = ".".join([where, *path] if where else path)
     text = error["msg"].removeprefix("Value error, ")
     text = text[0].lower() + text[1:]
     if error["type"] in ("missing", "unexpected_keyword_argument", "extra_forbidden"):
