@@ -57,7 +57,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         return str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         missing = error.missing_cfg_file
-        nested = missing.startswith("experiment/")  # Hydra's options are those of the paper then
+        nested = missing.startswith(("experiment/", "preset/"))  # Hydra's options are those of one folder then
         group, _, option = missing.partition("/") if nested else missing.rpartition("/")
         known = options(group) if nested else sorted(error.options or []) or options(group)
         return unknown(group, option, known)

@@ -199,4 +199,6 @@ def _message(error: Any, where: str) -> str:
     if error["type"] in ("missing", "unexpected_keyword_argument", "extra_forbidden"):
         return f"{key}: {'is missing' if error['type'] == 'missing' else 'there is no such key'}"
     value = error["input"]
+    if error["type"] == "dataclass_type":
+        return f"{key}={value}: is set by its keys, {key}.KEY=VALUE"
     return f"{key}: {text}" if isinstance(value, dict) or "ArgsKwargs" in str(type(value)) else f"{key}={value}: {text}"

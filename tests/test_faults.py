@@ -43,7 +43,7 @@ WRONG = {
     "folder that is a list": (["output_dir=[1]"], ["output_dir=[1]", "string"]),
     "new top-level key": (["+nonsense=1"], ["nonsense", "no such key"]),
     "new key of a node": (["+budget.epochs=1"], ["budget.epochs", "no such key"]),
-    "value for a node": (["participation=uneven"], ["participation=uneven"]),
+    "value for a node": (["participation=uneven"], ["participation=uneven", "participation.KEY=VALUE"]),
     "unknown preset": (["preset=fednest/sadle"], ["preset=fednest/sadle", "did you mean fednest/saddle?", "none"]),
     "family without a problem": (
         ["preset=fedmsa"],
