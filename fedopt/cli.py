@@ -17,8 +17,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 import fedopt
-from fedopt.command import GROUPS, answer, extra_folders, options, say
-from fedopt.config import CONF, composed, resolve
+from fedopt.command import GROUPS, answer, extra_folders, say
+from fedopt.config import CONF, check_preset, composed, options, resolve
 from fedopt.errors import UserError
 from fedopt.results.folder import RunFolder, slug
 from fedopt.settings import cores
@@ -63,6 +63,7 @@ def _dispatch(arguments: list[str]) -> int:
 
             code = report(folder) if folder.is_dir() else 0
         return code
+    check_preset(arguments, extra_folders(arguments))
     _run_hydra()
     outcome = _outcome[0] if _outcome else 0
     if isinstance(outcome, Exception):

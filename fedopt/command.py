@@ -6,16 +6,16 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from fedopt.config import CONF, composed
-from fedopt.errors import UserError, nearest
+from fedopt.config import composed, flat, options
+from fedopt.errors import UserError, nearest, unknown
 
-GROUPS = ("algo", "problem", "dataset", "partitioner", "participation", "hardware", "logger", "preset", "experiment")
+GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "preset", "experiment")
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,7 +29,7 @@ def answer(work: Callable[[], int | None], arguments: Sequence[str] = (), *, ful
     """Do the work and exit with the code that it returns, if any; with 2 for a mistake of the user's, 130 for Ctrl-C and 1 for a
     bug, and one line about it.
 
-    full_error: raise them instead; null: with HYDRA_FULL_ERROR=1.
+    full_error: raise them instead; None: with HYDRA_FULL_ERROR=1.
     """
     if full_error is None:
         full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
@@ -57,12 +57,14 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         return str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         missing = error.missing_cfg_file
-        nested = missing.startswith("experiment/")  # Hydra's options are those of the paper then
+        nested = missing.startswith(("experiment/", "preset/"))  # Hydra's options are those of one folder then
         group, _, option = missing.partition("/") if nested else missing.rpartition("/")
         known = options(group) if nested else sorted(error.options or []) or options(group)
-        return f"{group}={option}: there is no such {group}{nearest(option, known)}; there are {', '.join(known)}"
+        return unknown(group, option, known)
     text = " ".join(str(error).split())
     if key := re.search(r"Could not override '([^']+)'", text):
+        if key[1] in GROUPS:
+            return f"{key[1]}: neither the algorithm's nor the problem's file names one; +{key[1]}=NAME adds one"
         known = known_keys(arguments)
         return f"{key[1]}: there is no such key{nearest(key[1].lstrip('+~'), known)}; fedopt --help lists them"
     if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
@@ -77,33 +79,18 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
 
 
 def known_keys(arguments: Sequence[str]) -> list[str]:
-    """Groups, and the dotted keys of the config that the command's group choices compose to."""
+    """The config groups, and the dotted keys of the config that the command's choices from them compose to."""
     choices = [a for a in arguments if a.split("=")[0] in GROUPS and not set(a) & set(", ()[]{}")]
     try:
-        config = composed(choices, extra_folders(arguments))
-    except (HydraException, OmegaConfBaseException):
+        config = OmegaConf.to_container(composed(choices, extra_folders(arguments)))
+    except (UserError, HydraException, OmegaConfBaseException):
         return list(GROUPS)
-    keys: list[str] = []
-
-    def walk(node: Any, prefix: str) -> None:
-        for name in node:
-            if not str(name).startswith("_"):
-                keys.append(prefix + str(name))
-                if OmegaConf.is_dict(node._get_node(name)) and node[name] is not None:
-                    walk(node[name], f"{prefix}{name}.")
-
-    walk(config, "")
-    return [*GROUPS, *keys]
-
-
-def options(group: str) -> list[str]:
-    """What fedopt itself has for a config group."""
-    files = sorted((CONF / group).rglob("*.yaml"))
-    return [path.relative_to(CONF / group).with_suffix("").as_posix() for path in files]
+    assert isinstance(config, dict)
+    return [*GROUPS, *(key for key in flat(config) if not key.rpartition(".")[2].startswith("_"))]
 
 
 def extra_folders(arguments: Sequence[str]) -> list[str]:
-    """Those of --config-dir."""
+    """The config folders that a command names with --config-dir."""
     joined = [a.removeprefix("--config-dir=") for a in arguments if a.startswith("--config-dir=")]
     return joined + [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
 

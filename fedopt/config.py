@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -15,21 +15,20 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedopt.errors import UserError
+from fedopt.errors import UserError, unknown
+from fedopt.settings import Settings, build
 
 _inside, _beside = Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
 _VALUE = re.compile(r"\w+(\.\w+)*")  # the key of an override that neither adds nor removes
 
 
-def read_node(path: Path) -> dict[str, Any]:
-    """What a config file defines for its group, with the files of the group that it builds on, read without Hydra."""
-    read = yaml.safe_load(path.read_text()) or {}
-    bases = bases_of(read)
-    read.pop("defaults", None)
-    node = {key: value for base in bases for key, value in read_node(path.with_name(f"{base}.yaml")).items()}
-    own: dict[str, Any] = read.get(path.parent.name) or read
-    return node | own
+def options(group: str, folders: Iterable[str | Path] = ()) -> list[str]:
+    """What can be chosen from a config group. folders: config folders besides fedopt's."""
+    roots = [Path(folder) / group for folder in (CONF, *folders)]
+    return sorted(
+        {path.relative_to(root).with_suffix("").as_posix() for root in roots for path in root.rglob("*.yaml")}
+    )
 
 
 def bases_of(content: dict[str, Any]) -> list[str]:
@@ -40,9 +39,11 @@ def bases_of(content: dict[str, Any]) -> list[str]:
 def composed(overrides: Iterable[str], folders: Iterable[str | Path] = ()) -> DictConfig:
     """The config that `fedopt OVERRIDES` has; folders: config folders of one's own, searched after fedopt's.
 
-    Choosing files takes Hydra long: configs that differ in values alone share it. Raises hydra's and omegaconf's errors.
+    Choosing files takes Hydra long: configs that differ in values alone share it. Raises UserError for a preset that does not
+    exist, and hydra's and omegaconf's errors.
     """
     words, own = tuple(overrides), tuple(str(folder) for folder in folders)
+    check_preset(words, own)
     values = [word for word in words if _VALUE.fullmatch(key := word.partition("=")[0]) and not _is_group(key, own)]
     try:
         choose = _compose if own else _compose_once  # one's own files may change meanwhile
@@ -52,6 +53,17 @@ def composed(overrides: Iterable[str], folders: Iterable[str | Path] = ()) -> Di
         return config
     except (HydraException, OmegaConfBaseException):
         return _compose(words, own)  # whose message is the one that is wanted
+
+
+def check_preset(words: Iterable[str], folders: Iterable[str | Path] = ()) -> None:
+    """Raises UserError where a word of a command names a preset that does not exist.
+
+    Presets are optional in the defaults lists of algorithms, and so Hydra itself passes over a missing one.
+    """
+    for word in words:
+        key, _, name = word.partition("=")
+        if key == "preset" and name != "none" and name not in (known := options("preset", folders)):
+            raise UserError(unknown("preset", name, ["none", *known]))
 
 
 def _is_group(key: str, folders: Iterable[str]) -> bool:
@@ -68,23 +80,36 @@ _compose_once = cache(_compose)
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    """Resolved, as dicts, lists and numbers. Raises omegaconf's errors where a value is missing."""
+    """The config as dicts, lists, texts and numbers, without the published experiment that it may belong to.
+
+    Raises omegaconf's errors where a value is missing.
+    """
     resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}
+    return {str(key): value for key, value in resolved.items() if key != "experiment"}
+
+
+def flat(node: Mapping[Any, Any]) -> dict[str, Any]:
+    """The values of a nested dict by their dotted keys. Lists and empty dicts are values."""
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        inner = flat(value) if isinstance(value, dict) else {}
+        found |= {f"{key}.{name}": leaf for name, leaf in inner.items()} or {str(key): value}
+    return found
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """The config as plain values, without the figure that it may belong to.
+    """The config as plain values, as `plain` gives them, after all checks that need neither data nor torch.
 
-    Raises UserError when the algorithm is not for this class of problems.
+    Raises UserError for an unknown key, for a value of a wrong type or out of range among those that every run has, and when the
+    algorithm is not for this class of problems.
     """
     resolved = plain(config)
-    resolved.pop("experiment", None)
+    build(Settings, resolved)
     algo, problem = resolved["algo"], resolved["problem"]
     if problem.get("_class_") not in (None, *algo.get("_solves_", [problem.get("_class_")])):
-        fitting = [name for name, node in _nodes("problem").items() if node.get("_class_") in algo["_solves_"]]
-        methods = [name for name, node in _nodes("algo").items() if problem["_class_"] in node.get("_solves_", [])]
+        fitting = [name for name in options("problem") if _declared("problem", name, "_class_") in algo["_solves_"]]
+        methods = [name for name in options("algo") if problem["_class_"] in _declared("algo", name, "_solves_")]
         raise UserError(
             f"algo and problem do not fit: this algorithm solves {', '.join(algo['_solves_'])} problems (problem="
             f"{'|'.join(fitting)}), and this problem is {problem['_class_']} (algo={'|'.join(methods)})"
@@ -92,14 +117,11 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     return resolved
 
 
-def _nodes(group: str) -> dict[str, Any]:
-    """The nodes that the files of a group define, by name."""
-    return {path.stem: read_node(path) for path in sorted((CONF / group).glob("*.yaml"))}
+def _declared(group: str, name: str, key: str) -> Any:
+    """What one of fedopt's files, or else the file that it builds on, gives as this key of its group's node.
 
-
-def flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """The values of nested dicts by dotted key; an empty dict is a value."""
-    if not isinstance(node, dict) or not node:
-        return {prefix: node}
-    start = f"{prefix}." if prefix else ""
-    return {key: value for name, inner in node.items() for key, value in flat(inner, f"{start}{name}").items()}
+    Composing every file of a group takes Hydra two seconds, which is too long for a message.
+    """
+    content = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
+    node = content.get(group, {})
+    return node[key] if key in node else _declared(group, bases_of(content)[0], key)

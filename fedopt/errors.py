@@ -12,3 +12,8 @@ def nearest(word: str, known: list[str]) -> str:
     leaves = {name.split(".")[-1]: name for name in known}
     found = get_close_matches(word, known, 1) or [leaves[n] for n in get_close_matches(word.split(".")[-1], leaves, 1)]
     return f", did you mean {found[0]}?" if found else ""
+
+
+def unknown(group: str, option: str, known: list[str]) -> str:
+    """The line that answers a config group's option that does not exist."""
+    return f"{group}={option}: there is no such {group}{nearest(option, known)}; there are {', '.join(known)}"

@@ -14,7 +14,7 @@ from fedopt.errors import UserError, nearest
 from fedopt.federation import engines
 from fedopt.federation.federation import Federation
 from fedopt.problems.classes import Problem, reduce
-from fedopt.settings import Budget, Evaluation, Hardware, Participation, build, build_target
+from fedopt.settings import Participation, Settings, build, build_target
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,8 @@ class Experiment:
 
 def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     """Check all values, load the data and build everything. Raises UserError for whatever a user can mend."""
-    seed = config["seed"]
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise UserError(f"seed={seed}: must be a whole number from 0 on")
-    budget = build(Budget, config["budget"], "budget")
-    evaluation = build(Evaluation, config["eval"], "eval")
-    hardware = build(Hardware, config["hardware"], "hardware")
-    participation = build(Participation, config["participation"], "participation")
+    settings = build(Settings, config)
+    participation, hardware, evaluation = settings.participation, settings.hardware, settings.eval
     algorithm: Algorithm = build_target(config["algo"], "algo")
     partitioner = build_target(config["partitioner"], "partitioner")
     dataset = build_target(config["dataset"], "dataset") if config["dataset"].get("_target_") else None
@@ -48,7 +43,7 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
 
     device = machine.configure(hardware, jobs)
     autocast = hardware.autocast and getattr(torch, hardware.autocast)
-    world = World(seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
+    world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
     original: Problem = build_target(config["problem"], "problem", world=world)
     problem = reduce(original, algorithm.solves)
     known = [metric.name for metric in problem.metrics]
@@ -57,8 +52,8 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
             f"eval.metric={evaluation.metric}: this problem has {', '.join(known)}{nearest(evaluation.metric, known)}"
         )
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
-    federation = Federation(problem, engine, seed, participation)
-    return Experiment(algorithm, original, problem, federation, budget, evaluation, device)
+    federation = Federation(problem, engine, settings.seed, participation)
+    return Experiment(algorithm, original, problem, federation, settings.budget, evaluation, device)
 
 
 def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:

@@ -13,6 +13,8 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    StrictBool,
+    StrictInt,
     TypeAdapter,
     ValidationError,
     model_validator,
@@ -28,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, config=_config)
 class Budget:
-    """When a run ends: at whichever is reached first. null is no limit."""
+    """When a run ends: at whichever limit is reached first; seconds are of training time. None is no limit."""
 
     rounds: NonNegativeInt | None
     comm_rounds: NonNegativeInt | None
@@ -73,12 +75,14 @@ class Evaluation:
 
 @dataclass(frozen=True, config=_config)
 class Participation:
-    """cohort: clients that take part in a round, uniformly without replacement; null for all.
+    """Which clients take part in a round, and how much local work they do.
 
-    dropout: the probability that one of them drops out of it; at least one does not.
-    least: local steps, or epochs, of a client and round are uniform from this to the algorithm's number, null: always that.
-    work: or fixed, a number for each client.
-    stragglers: fraction of all clients that take no local step in a round, drawn anew each time; they answer all the same.
+    cohort: number of clients that take part in a round, drawn uniformly without replacement; None: all of them.
+    dropout: probability that a client of the cohort drops out of a round; at least one client stays.
+    least: a client's local steps (epochs where the algorithm has those) in a round are drawn uniformly from this number to the
+    algorithm's own; None: all clients take the algorithm's number.
+    work: fixed numbers of local steps or epochs instead, one for each client; None: not fixed.
+    stragglers: fraction of all clients, drawn anew each round, that take no local step in it; they answer all the same.
     """
 
     cohort: PositiveInt | None = None
@@ -100,10 +104,11 @@ class Participation:
 
 @dataclass(frozen=True, config=_config)
 class Hardware:
-    """device: cpu, cuda, cuda:1, ...; threads: of one process, null for all cores, shared among the jobs of a parallel sweep.
+    """Where a run computes, and with what numbers.
 
-    engine: auto, vectorised or one_by_one; stack: clients that the vectorised engine runs at once, null for what fits the cache.
-    tf32: TensorFloat-32 matrix products on GPUs; autocast: the type of the products and convolutions of networks, null for dtype.
+    device: cpu, cuda, cuda:1, ...; threads: of one process, None for all cores, shared among the jobs of a parallel sweep.
+    engine: auto, vectorised or one_by_one; stack: clients that the vectorised engine runs at once, None for what fits the cache.
+    tf32: TensorFloat-32 matrix products on GPUs; autocast: the type of the products and convolutions of networks, None for dtype.
     deterministic: only operations that give the same bits every time.
     """
 
@@ -123,15 +128,38 @@ class Hardware:
         return self
 
 
+@dataclass(frozen=True, config=_config)
+class Settings:
+    """The top level of a config.
+
+    seed: of all random draws; resume: go on with the run in output_dir; output_dir: of the run, None for a folder under outputs/
+    named by the overrides. algo, problem, partitioner, dataset, logger: the nodes that `build_target` makes objects of.
+    """
+
+    seed: Annotated[StrictInt, Field(ge=0, lt=2**63)]
+    resume: StrictBool
+    output_dir: str | None
+    budget: Budget
+    eval: Evaluation
+    hardware: Hardware
+    participation: Participation
+    algo: dict[str, Any]
+    problem: dict[str, Any]
+    partitioner: dict[str, Any]
+    dataset: dict[str, Any]
+    logger: dict[str, Any]
+
+
 def cores() -> int:
-    """That this process may use; macOS does not say, and all count."""
+    """The number of CPU cores that this process may use; on macOS, which does not say, all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def build(cls: type[T], node: Any, where: str, **given: Any) -> T:
-    """An object of a dataclass from its config node, whose values are held against the fields' types. given: fields without a key.
+def build(cls: type[T], node: Any, where: str = "", **given: Any) -> T:
+    """An object of a dataclass from its config node, whose values are held against the fields' types.
 
-    Raises UserError naming the key, the value and what is allowed.
+    where: the node's dotted key, empty for the whole config. given: fields that have no key. Raises UserError, which names the key, the
+    value and what is allowed.
     """
     checked: Any = cls
     try:
@@ -161,8 +189,10 @@ def _keys_of(cls: Hashable, *given: str) -> Any:
 
 
 def build_target(node: dict[str, Any], where: str, **given: Any) -> Any:
-    """An object of the class that the node's `_target_` names; keys that begin with an underscore are not its fields. given: as of
-    `build`. Raises UserError."""
+    """An object of the class that the node's `_target_` names; keys that begin with an underscore are not its fields.
+
+    given: as of `build`. Raises UserError for a class that cannot be built and for whatever `build` refuses.
+    """
     if "_target_" not in node:
         raise UserError(f"{where}._target_: is missing, the class to build")
     try:
@@ -193,10 +223,12 @@ def _message(error: Any, where: str) -> str:
         for part in error["loc"]
         if str(part) not in _KINDS and not str(part).startswith(("function-", "list[", "constrained-"))
     ]
-    key = ".".join([where, *path])
+    key = ".".join([where, *path] if where else path)
     text = error["msg"].removeprefix("Value error, ")
     text = text[0].lower() + text[1:]
     if error["type"] in ("missing", "unexpected_keyword_argument", "extra_forbidden"):
         return f"{key}: {'is missing' if error['type'] == 'missing' else 'there is no such key'}"
     value = error["input"]
+    if error["type"] == "dataclass_type":
+        return f"{key}={value}: is set by its keys, {key}.KEY=VALUE"
     return f"{key}: {text}" if isinstance(value, dict) or "ArgsKwargs" in str(type(value)) else f"{key}={value}: {text}"

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedopt.config import CONF, composed, plain, read_node
+from fedopt.config import CONF, composed, plain
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation.draws import Drawn
 
@@ -57,8 +58,10 @@ def names(group: str) -> list[str]:
     return sorted(path.stem for folder in FOLDERS for path in (folder / group).glob("*.yaml"))
 
 
+@cache
 def node(group: str, name: str) -> dict[str, Any]:
-    return read_node(next(path for folder in FOLDERS if (path := folder / group / f"{name}.yaml").exists()))
+    """What choosing this file makes of the group's node."""
+    return config(f"{group}={name}")[group]
 
 
 def pairs() -> list[tuple[str, str]]:

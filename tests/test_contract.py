@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from fedopt.data.ragged import Ragged
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.problems.classes import class_of, covered, name
-from fedopt.settings import Hardware, Participation, build, build_target
+from fedopt.settings import Hardware, build, build_target
 
 PAIRS = pairs()
 both = pytest.mark.parametrize(("algo", "problem"), PAIRS)
@@ -61,7 +61,7 @@ UNEVEN = [a for a in names("algo") if getattr(get_class(node("algo", a)["_target
 def test_stragglers_do_no_harm(algo, problem):
     """Clients without a single local step, with and without others beside them."""
     for stragglers in (0.34, 0.9):
-        state = last(small(algo, problem, "participation.cohort=2", f"+participation.stragglers={stragglers}"))
+        state = last(small(algo, problem, "participation.cohort=2", f"participation.stragglers={stragglers}"))
         assert all(torch.as_tensor(leaf).isfinite().all() for leaf in tree_leaves(state))
 
 
@@ -168,17 +168,11 @@ def test_problem_yaml_keys_are_the_fields(problem):
     assert read["_class_"] == name(class_of(cls))
 
 
-@pytest.mark.parametrize("preset", [p for p in names("preset") if p != "none"])
-def test_presets_belong_to_a_pair(preset):
-    assert preset in [f"{a}_{p}" for a, p in PAIRS]
-
-
-@pytest.mark.parametrize("group", ["partitioner", "participation", "hardware", "dataset", "logger"])
+@pytest.mark.parametrize("group", ["partitioner", "hardware", "dataset", "logger"])
 def test_groups_have_files_that_can_be_built(group):
-    classes = {"participation": Participation, "hardware": Hardware}
     for option in names(group):
         node = config(f"{group}={option}", *(["dataset.path=x"] if option == "npz" else []))[group]
-        if group in classes:
-            build(classes[group], node, group)
+        if group == "hardware":
+            build(Hardware, node, group)
         elif node["_target_"] is not None:
             build_target(node, group)

@@ -29,8 +29,6 @@ def experiment(*overrides, algo="fed_norm_sgda", problem="quadratic_minimax"):
         config(
             f"algo={algo}",
             f"problem={problem}",
-            "participation=uneven",
-            "participation.least=null",
             f"participation.work={list(TAU)}",
             "hardware.threads=1",
             *overrides,
@@ -209,7 +207,6 @@ def test_step_of_a_cohort_is_unbiased(tau_eff, weighting, monkeypatch):
     settings = [
         "partitioner.clients=5",
         "problem.examples=23",
-        "participation=uneven",
         "participation.least=1",
         "participation.cohort=2",
         f"problem.weighting={weighting}",
@@ -299,7 +296,7 @@ def test_uneven_work_is_uniform_by_client_and_round():
 @pytest.mark.parametrize("unit", [["algo.tau=3epochs"], ["algo.tau=3"]])
 def test_clients_take_their_own_steps(engine, unit):
     """Epochs or steps of each client, counted where they are taken."""
-    shares = ["participation=uneven", "participation.cohort=null", "participation.least=null"]
+    shares = ["participation.cohort=null"]
     e = small(
         "local_sgda",
         "quadratic_minimax",
@@ -337,9 +334,9 @@ def test_dropout():
     ("overrides", "words"),
     [
         (["participation.least=9"], ["participation.least=9", "at most", "5"]),
-        (["participation.least=null", "participation.work=[1,2,3]"], ["participation.work", "2 clients"]),
-        (["participation.work=[1,2]"], ["least or work"]),
-        (["algo=fednest"], ["FedNest", "uneven"]),
+        (["participation.work=[1,2,3]"], ["participation.work", "2 clients"]),
+        (["participation.least=2", "participation.work=[1,2]"], ["least or work"]),
+        (["algo=fednest", "participation.least=2"], ["FedNest", "uneven"]),
         (["participation.dropout=1"], ["participation.dropout=1", "less than 1"]),
         ([""], ["either tau (local steps) or E (local epochs)"]),
         (["algo.rho=[]"], ["at least one"]),
@@ -352,9 +349,7 @@ def test_dropout():
 )
 def test_mistakes(overrides, words):
     with pytest.raises(UserError) as error:
-        steps(
-            assemble(config("algo=fed_norm_sgda", "problem=quadratic_minimax", "participation=uneven", *overrides)), 1
-        )
+        steps(assemble(config("algo=fed_norm_sgda", "problem=quadratic_minimax", *overrides)), 1)
     assert all(word in str(error.value) for word in words), error.value
 
 

@@ -35,7 +35,7 @@ late = pytest.mark.parametrize("stragglers", [0, 0.34])
 def test_golden_numbers_of_fedavg_and_fedprox(gamma, momentum, mu, weighting, stragglers):
     """Cohorts of 3 out of 6, full batches, three rounds; a straggler returns what it was sent."""
     overrides = [f"algo.gamma={gamma}", f"algo.momentum={momentum}", f"algo.mu={mu}", f"problem.weighting={weighting}"]
-    e = experiment("fedavg", *overrides, f"+participation.stragglers={stragglers}")
+    e = experiment("fedavg", *overrides, f"participation.stragglers={stragglers}")
     data, sizes = clients_data(e.problem), e.problem.sizes()
     x, v = e.problem.start()[0].numpy(), 0
     for (S, steps_of), state in zip(cohorts(e, 3), steps(e, 3)[1:], strict=True):
@@ -61,7 +61,7 @@ def test_fedprox_without_its_term_is_fedavg(B):
 @late
 def test_golden_numbers_of_scaffold(stragglers):
     """Alg. 1 with option II on cohorts of 3 out of 6, full batches, four rounds; the control variate of a straggler stays."""
-    e = experiment("scaffold", "algo.eta_g=0.8", f"+participation.stragglers={stragglers}")
+    e = experiment("scaffold", "algo.eta_g=0.8", f"participation.stragglers={stragglers}")
     data, eta = clients_data(e.problem), 0.1
     x = e.problem.start()[0].numpy()
     c, c_of = np.zeros_like(x), np.zeros((6, len(x)))
@@ -81,7 +81,7 @@ def test_golden_numbers_of_scaffold(stragglers):
 @pytest.mark.parametrize("stragglers", [0, 0.5])
 def test_control_variates_average_to_the_servers(stragglers):
     e = experiment(
-        "scaffold", "algo.B=4", f"+participation.stragglers={stragglers}", "algo.tau={kind: growing, tau: [1, 3]}"
+        "scaffold", "algo.B=4", f"participation.stragglers={stragglers}", "algo.tau={kind: growing, tau: [1, 3]}"
     )
     for state in steps(e, 6):
         torch.testing.assert_close(state.memory.mean(0), state.c, rtol=1e-10, atol=1e-14)
@@ -99,7 +99,7 @@ def test_scaffold_with_one_local_step_is_gradient_descent():
 @pytest.mark.parametrize("algo", ["fedavg", "scaffold"])
 def test_stragglers_return_what_they_were_sent(algo):
     """Nobody else's work changes, and a control variate of a client without a step stays."""
-    overrides = ["participation.cohort=6", "+participation.stragglers=0.5", "algo.B=4", "algo.eta=0.1"]
+    overrides = ["participation.cohort=6", "participation.stragglers=0.5", "algo.B=4", "algo.eta=0.1"]
     e = experiment(algo, *overrides)
     state = steps(e, 1)[-1]
     e.federation.begin(1)

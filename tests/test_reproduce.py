@@ -463,7 +463,7 @@ def test_file_that_builds_on_another(experiment, tmp_path):
     """As Hydra merges them: runs and what is measured of them agree."""
     experiment("one", claims=[{"says": "a", "measure": "1", "at_least": 0}])
     node = {"title": "another", "lines": {"more": "algo.K=3"}}
-    content = {"defaults": ["test/one", {"override /participation": "uneven"}, "_self_"], "experiment": node}
+    content = {"defaults": ["test/one", "_self_"], "participation": {"least": 2}, "experiment": node}
     experiment("two").write_text("# @package _global_\n" + yaml.safe_dump(content))
     folders = [tmp_path / "conf"]
     one, two = (published.load(f"test/{name}", folders) for name in ("one", "two"))

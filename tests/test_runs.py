@@ -213,7 +213,7 @@ TWO_RANKS = {
         "algo=zo_hfl",
         "dataset=digits",
         "algo.tau={kind: growing, tau: [2, 5]}",
-        "participation=stragglers",
+        "participation.stragglers=0.1",
         "problem.fit=5",
     ],
 }

@@ -17,7 +17,7 @@ from fedopt.problems.classes import Hierarchical
 from fedopt.randomness import Purpose, keyed_rng
 
 F64 = torch.float64
-UNEVEN = ["participation.cohort=null", "+participation.stragglers=0.34", "algo.tau={kind: growing, tau: [1, 2.5]}"]
+UNEVEN = ["participation.cohort=null", "participation.stragglers=0.34", "algo.tau={kind: growing, tau: [1, 2.5]}"]
 
 
 def directions(r, i, D, n):

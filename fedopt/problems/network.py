@@ -13,7 +13,7 @@ from fedopt.problems.supervised import Batch, Images, split_batches, training_im
 
 @dataclass(eq=False)
 class NetworkMinimax(Minimax):
-    """model, widths: see `models.build`; examples: of the training set, at random; None for all.
+    """model, widths: see `models.build`; examples: of the training set, drawn at random, at most; None for all.
 
     weighting: clients count by their numbers of examples, so that f is a mean over all examples, or uniformly.
     """

@@ -49,9 +49,7 @@ class Images:
 
 
 def training_images(data: LabelledData, world: World, examples: int | None) -> tuple[Images, np.ndarray]:
-    """The training examples and their labels: all, or so many at random. Raises UserError where there are not so many."""
-    if examples is not None and examples > len(data.y_train):
-        raise UserError(f"problem.examples={examples}: the data set has {len(data.y_train)} training examples")
+    """The training examples and their labels: all of them, or at most `examples`, drawn at random."""
     kept = np.sort(world.rng().permutation(len(data.y_train))[:examples])
     return Images(data.x_train[kept], data.y_train[kept], data, world), data.y_train[kept]
 

@@ -1,0 +1,172 @@
+"""What the config files compose to: tuned values, clients, participation; and what is refused before torch is imported."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+import yaml
+from command import ROOT, fedopt
+from harness import config, names, node
+from hydra import compose, initialize_config_dir
+
+from fedopt.config import CONF, composed, flat, options, resolve
+from fedopt.errors import UserError
+from fedopt.experiment import assemble
+from fedopt.settings import Participation
+
+# Tuned values
+
+
+@cache
+def family(algo):
+    """Whose tuned values an algorithm takes up."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        choices = compose("config", overrides=[f"algo={algo}"], return_hydra_config=True).hydra.runtime.choices
+    return choices["preset"].removesuffix("/mco")
+
+
+@pytest.mark.parametrize("preset", options("preset"))
+def test_presets_have_values_and_belong_to_a_pair(preset):
+    name, problem = preset.split("/")
+    assert yaml.safe_load((CONF / "preset" / f"{preset}.yaml").read_text())
+    members = [algo for algo in options("algo") if family(algo) == name]
+    assert any(node("problem", problem)["_class_"] in node("algo", algo)["_solves_"] for algo in members)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "values"),
+    [
+        (["algo=fednest", "problem=saddle"], {"algo.T": 3, "algo.inner": "svrg", "budget.rounds": 200}),
+        (["algo=lfednest", "problem=saddle"], {"algo.T": 3, "algo.inner": "sgd", "algo.alternating": True}),
+        (["algo=lfednest_nonalt", "problem=saddle"], {"algo.T": 3, "algo.inner": "sgd", "algo.alternating": False}),
+        (["algo=fednest", "problem=saddle", "preset=none"], {"algo.T": 1, "algo.tau_out": 1}),
+        (["algo=fednest_sgd", "problem=robust_nn", "preset=fednest/saddle"], {"algo.T": 3, "algo.inner": "sgd"}),
+        (["algo=fednest", "problem=saddle", "algo.T=2"], {"algo.T": 2, "algo.tau_out": 15}),
+        (["algo=local_sgda_plus", "problem=robust_nn"], {"algo.eta_x": 0.1, "algo.rho": 0.0, "budget.rounds": 30}),
+        (["algo=local_sgda_plus_m", "problem=robust_nn"], {"algo.eta_x": 0.01, "algo.S": 5, "budget.rounds": 30}),
+        (["algo=local_sgda_m", "problem=saddle", "preset=fed_norm_sgda/saddle"], {"algo.eta_x": 0.01, "algo.rho": 0.9}),
+        (["algo=fedprox", "problem=classification"], {"algo.mu": 0.1, "eval.target": 95.0}),
+        (["algo=localbsgvrm", "problem=quadratic_compositional"], {"algo.Q": 10, "algo.S": 5, "algo.rho2": 0.4}),
+    ],
+)
+def test_tuned_values(overrides, values):
+    found = flat(config(*overrides))
+    assert {key: found[key] for key in values} == values
+
+
+def test_own_algorithms_and_families(tmp_path, monkeypatch, capsys):
+    """A variant inherits its family; an algorithm of one's own brings a family, or has none."""
+    (tmp_path / "algo").mkdir()
+    (tmp_path / "preset" / "own").mkdir(parents=True)
+    (tmp_path / "algo" / "variant.yaml").write_text("defaults: [fednest, _self_]\nN: 7\n")
+    text = "# @package _global_\ndefaults: [fedmsa, _self_, override /preset: 'own/${problem}']\nalgo: {K: 3}\n"
+    (tmp_path / "algo" / "own.yaml").write_text(text)
+    (tmp_path / "preset" / "own" / "mco.yaml").write_text("# @package _global_\nalgo: {alpha: 0.25}\nseed: 5\n")
+    (tmp_path / "algo" / "plain.yaml").write_text("_target_: fedopt.algorithms.fedmsa.FedMSA\nK: 4\n")
+
+    def algo(*overrides):
+        return composed(overrides, [tmp_path])["algo"]
+
+    assert (algo("algo=variant", "problem=saddle").T, algo("algo=variant", "problem=saddle").N) == (3, 7)
+    assert (algo("algo=own").alpha, algo("algo=own").K) == (0.25, 3)
+    assert algo("algo=own", "problem=quadratic_bilevel").alpha == 0.05  # the algorithm's own
+    assert algo("algo=own", "preset=fedmsa/mco").alpha == 3e-4
+    assert composed(["preset=own/mco"], [tmp_path]).seed == 5
+    assert algo("algo=plain") == {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "K": 4}
+    with pytest.raises(UserError, match=r"preset=own/moc: there is no such preset, did you mean own/mco\?"):
+        composed(["preset=own/moc"], [tmp_path])
+    result = fedopt(monkeypatch, capsys, f"--config-dir={tmp_path}", "algo=plain", "preset=none")
+    assert result.err.startswith("fedopt: preset: neither the algorithm's nor the problem's file names one")
+
+
+def test_misspelt_preset_in_a_sweep(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = fedopt(monkeypatch, capsys, "-m", "preset=none,fedmsa/mcoo")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.err.startswith("fedopt: preset=fedmsa/mcoo: there is no such preset, did you mean fedmsa/mco?")
+    assert not list(tmp_path.iterdir())
+
+
+# Clients and participation
+
+
+@pytest.mark.parametrize("problem", names("problem"))
+def test_numbers_of_clients(problem):
+    """The problem's number holds for every partitioner, but in one place there is one client."""
+    usual = config(f"problem={problem}")["partitioner"]
+    for partitioner in names("partitioner"):
+        chosen = config(f"problem={problem}", f"partitioner={partitioner}")["partitioner"]
+        assert chosen["clients"] == (1 if partitioner == "centralized" else usual["clients"])
+    assert config(f"problem={problem}", "partitioner=iid", "partitioner.clients=3")["partitioner"]["clients"] == 3
+
+
+def test_clients_of_an_own_problem(tmp_path):
+    """It is divided evenly unless its file says otherwise."""
+    (tmp_path / "problem").mkdir()
+    (tmp_path / "problem" / "own.yaml").write_text("_target_: own.Own\n_class_: minimisation\n")
+    partitioner = composed(["problem=own"], [tmp_path])["partitioner"]
+    assert partitioner == {"_target_": "fedopt.data.partitioners.Iid", "clients": 10}
+
+
+def test_participation_has_independent_values():
+    """config.yaml lists all fields with their defaults; a problem sets the cohort alone."""
+    listed = yaml.safe_load((CONF / "config.yaml").read_text())["participation"]
+    assert listed == dataclasses.asdict(Participation())
+    values = {"dropout": 0.1, "stragglers": 0.5, "cohort": 2}
+    for key, value in values.items():
+        assert config(f"participation.{key}={value}")["participation"] == {**listed, "cohort": 1, key: value}
+
+
+def test_one_client_takes_part_alone():
+    e = assemble(config("algo=fednest", "problem=quadratic_bilevel", "partitioner=centralized"))
+    assert (e.problem.clients, e.federation.cohort_size) == (1, 1)
+
+
+# Checks
+
+
+def test_checks_import_no_torch(tmp_path):
+    """Mistakes at the top level, in a preset's name and in a pair are answered before torch is imported."""
+    code = """
+import sys
+from fedopt import cli
+for words in ["resume=maybe"], ["+nonsense=1"], ["seed=abc"], ["output_dir=[1]"], ["preset=no"], ["algo=fedavg"], ["eval.at=x"]:
+    sys.argv = ["fedopt", *words]
+    try:
+        cli.main()
+    except SystemExit as stop:
+        assert stop.code == 2, words
+    else:
+        raise AssertionError(words)
+assert "torch" not in sys.modules
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["fedopt"] * 7
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_values_that_are_right(value):
+    resolved = resolve(composed([f"resume={value}", "seed=9223372036854775807", "output_dir=a/b", "budget.rounds=0"]))
+    assert (resolved["resume"], resolved["seed"]) == (value == "true", 2**63 - 1)
+    assert "experiment" not in resolved
+
+
+@pytest.mark.parametrize("problem", ["fair_classification", "robust_nn"])
+@pytest.mark.parametrize(("overrides", "count"), [([], 1437), (["problem.examples=200"], 200)])
+def test_examples_are_at_most_those_that_there_are(problem, overrides, count):
+    """The default is more than the digits have."""
+    small = ["dataset=digits", "partitioner=iid", "problem.model=linear", "hardware.threads=1"]
+    e = assemble(config("algo=local_sgda", f"problem={problem}", *small, *overrides))
+    assert sum(len(rows) for rows in e.problem.splits["train"]) == len(e.original.train) == count
+
+
+def test_flat():
+    nested = {"a": 1, "b": {"c": [1, {"d": 2}], "e": {}, "f": {"g": None}}}
+    assert flat(nested) == {"a": 1, "b.c": [1, {"d": 2}], "b.e": {}, "b.f.g": None}
+    assert flat({}) == {}
