@@ -14,7 +14,7 @@ from fedopt.errors import UserError, nearest
 from fedopt.federation import engines
 from fedopt.federation.federation import Federation
 from fedopt.problems.classes import Problem, reduce
-from fedopt.settings import Participation, Settings, build, build_target
+from fedopt.settings import Budget, Evaluation, Participation, Settings, build, build_target
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Literal
 class Metric:
     """name: the column of metrics.csv; label: of an axis; unit: such as %, empty for none.
 
-    better: lower or higher values; scale: of an axis; bounds: whether a run with a value beyond eval.diverged is stopped as diverged.
+    better: lower or higher values; scale: of an axis; bounds: whether a run with a value beyond eval.diverged is stopped.
     """
 
     name: str

@@ -158,8 +158,8 @@ def cores() -> int:
 def build(cls: type[T], node: Any, where: str = "", **given: Any) -> T:
     """An object of a dataclass from its config node, whose values are held against the fields' types.
 
-    where: the node's dotted key, empty for the whole config. given: fields that have no key. Raises UserError, which names the key, the
-    value and what is allowed.
+    where: the node's dotted key, empty for the whole config. given: fields that have no key. Raises UserError, which names the key,
+    the value and what is allowed.
     """
     checked: Any = cls
     try:

@@ -22,8 +22,8 @@ WORST_ACCURACY = Metric("worst_accuracy", "test accuracy of the worst class", "%
 class FairClassification(NetworkMinimax):
     """y: the weights of the classes, [C].
 
-    In f_i an example of class c counts 1 / (the class's share of the data, a weighted mean over clients): the f_i then have the mean
-    above, however few examples of a class a client has.
+    In f_i an example of class c counts 1 / (the class's share of the data, a weighted mean over clients): then the f_i have the
+    mean above, however few examples of a class a client has.
 
     lam: how strongly the weights are drawn to be equal.
     """
