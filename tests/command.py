@@ -53,3 +53,12 @@ def run(*arguments: str, cwd: Path, **options) -> Result:
     process = start(*arguments, cwd=cwd, **options)
     out, err = process.communicate(timeout=120)
     return Result(process.returncode, out, err)
+
+
+def torchrun(*arguments, cwd):
+    """A script or module on two ranks."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*launcher, *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done

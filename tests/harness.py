@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
+from hydra.utils import get_class
+from torch.utils._pytree import tree_leaves
 
-from fedopt.config import CONF, composed, plain
+from fedopt.config import CONF, bases_of, composed, plain
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation.draws import Drawn
+from fedopt.problems import classes as classes_of
 
 # A folder with a conf/algo of its own joins the contract tests: FEDOPT_CONTRACT_CONF=DIR pytest tests/test_contract.py
 EXTRA = os.environ.get("FEDOPT_CONTRACT_CONF")
@@ -58,19 +62,36 @@ def names(group: str) -> list[str]:
     return sorted(path.stem for folder in FOLDERS for path in (folder / group).glob("*.yaml"))
 
 
+def path(group: str, name: str) -> Path:
+    return next(path for folder in FOLDERS if (path := folder / group / f"{name}.yaml").exists())
+
+
+@cache
+def read(group: str, name: str) -> dict[str, Any]:
+    """The node of a file, without what the files that it builds on say, but for the keys with an underscore."""
+    content = yaml.safe_load(path(group, name).read_text())
+    base = read(group, bases[0]) if (bases := bases_of(content)) else {}
+    return {key: value for key, value in base.items() if key.startswith("_")} | content.get(group, content)
+
+
 @cache
 def node(group: str, name: str) -> dict[str, Any]:
     """What choosing this file makes of the group's node."""
     return config(f"{group}={name}")[group]
 
 
+def class_at(group: str, name: str) -> Any:
+    return get_class(read(group, name)["_target_"])
+
+
 def pairs() -> list[tuple[str, str]]:
     """Every algorithm with every problem of a class that it covers."""
+    classes = {p: classes_of.name(classes_of.class_of(class_at("problem", p))) for p in names("problem")}
     return [
         (a, p)
         for a in names("algo")
         for p in names("problem")
-        if node("problem", p)["_class_"] in node("algo", a)["_solves_"]
+        if classes[p] in classes_of.covered(class_at("algo", a).solves)
     ]
 
 
@@ -118,3 +139,7 @@ def iterate(e: Experiment, rounds: int) -> Iterator[Any]:
 
 def steps(e: Experiment, rounds: int) -> list[Any]:
     return list(iterate(e, rounds))
+
+
+def leaves(state: Any) -> list[torch.Tensor]:
+    return [torch.as_tensor(leaf) for leaf in tree_leaves(state)]

@@ -1,18 +1,23 @@
-"""The contract that every algorithm keeps, over everything in conf/algo, on every problem of a class that it covers."""
+"""The contract of algorithms and problems, over everything in conf/algo and conf/problem, in all pairs that fit."""
 
 import dataclasses
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from harness import config, iterate, names, node, pairs, small, steps, tuned
-from hydra.utils import get_class
+from command import torchrun
+from harness import class_at, config, iterate, leaves, names, node, pairs, read, small, steps, tuned
+from recount import Tapped, Watching
 from torch.utils._pytree import tree_leaves
 
 from fedopt.data.ragged import Ragged
 from fedopt.federation.engines import OneByOne, Vectorised
+from fedopt.federation.round import Round
+from fedopt.problems import classes
 from fedopt.problems.classes import class_of, covered, name
+from fedopt.results import checkpoint
 from fedopt.settings import Hardware, build, build_target
 
 PAIRS = pairs()
@@ -54,7 +59,7 @@ def test_engines_agree(algo, problem, B):
         np.testing.assert_array_equal(ledger.down, runs[0][1].down)
 
 
-UNEVEN = [a for a in names("algo") if getattr(get_class(node("algo", a)["_target_"]), "uneven", False)]
+UNEVEN = [a for a in names("algo") if getattr(class_at("algo", a), "uneven", None)]
 
 
 @pytest.mark.parametrize(("algo", "problem"), [pair for pair in PAIRS if pair[0] in UNEVEN])
@@ -65,19 +70,64 @@ def test_stragglers_do_no_harm(algo, problem):
         assert all(torch.as_tensor(leaf).isfinite().all() for leaf in tree_leaves(state))
 
 
+SETTINGS = {
+    "as it is": [],
+    "dropout": ["participation.dropout=0.5"],
+    "uneven": ["algo.tau=3", "participation.least=1", "participation.stragglers=0.34", "participation.dropout=0.3"],
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
 @both
-def test_ledger_is_as_declared(algo, problem):
+def test_ledger_is_an_independent_count(algo, problem, setting, monkeypatch):
+    """Derivatives are counted by taps on the problem's functions, bytes by what clients are sent and send back."""
+    if setting == "uneven" and algo not in UNEVEN:
+        pytest.skip("its clients' local work is even")
+    e = small(algo, problem, *SETTINGS[setting])
+    taps, engine, exchanges = Tapped(e.problem), Watching(), []
+    e.federation.engine = engine
+    exchange = Round.exchange
+    monkeypatch.setattr(Round, "exchange", lambda *given, **more: exchanges.append(0) or exchange(*given, **more))
+    steps(e, 3)
+    ledger = e.federation.ledger
+    assert ledger.comm_rounds == len(exchanges)
+    for counted, billed in ((engine.down, ledger.down), (engine.up, ledger.up)):
+        assert [counted[i] for i in range(e.problem.clients)] == billed.tolist()
+    assert dataclasses.asdict(ledger.calls) == taps.calls()
+
+
+@pytest.mark.parametrize("algo", names("algo"))
+def test_resumed_is_undisturbed(algo, tmp_path):
+    """A run that is stored and restored between two rounds, bit by bit."""
+    problem = next(p for a, p in PAIRS if a == algo)
     e = small(algo, problem)
-    fed, state = e.federation, None
-    fed.begin(0)
-    state = e.algorithm.init(e.problem, fed)
-    for r in range(1, 4):
-        fed.begin(r)
-        declared = e.algorithm.cost(state, e.problem, fed)
-        before = fed.ledger.columns()
-        fed.begin(r)
-        state = e.algorithm.step(state, e.problem, fed)
-        assert {k: v - before[k] for k, v in fed.ledger.columns().items()} == declared
+    *_, state = undisturbed = steps(e, 3)
+    ledger = e.federation.ledger.columns()
+
+    first = small(algo, problem)
+    checkpoint.store(tmp_path / "x", steps(first, 2)[-1], first.federation.ledger, {"round": 2})
+    second = small(algo, problem)
+    restored, progress = checkpoint.restore(
+        tmp_path / "x", second.algorithm.init(second.problem), second.federation.ledger
+    )
+    assert progress == {"round": 2}
+    close(restored, undisturbed[2], rtol=0)
+    resumed = second.algorithm.step(restored, second.problem, second.federation.at(2))
+    close(resumed, state, rtol=0)
+    assert second.federation.ledger.columns() == ledger
+
+
+def test_two_ranks_agree(tmp_path):
+    """Every algorithm, on one problem each."""
+    chosen = [(algo, [p for a, p in PAIRS if a == algo][-1]) for algo in names("algo")]
+    words = [f"{algo}:{problem}" for algo, problem in chosen]
+    torchrun(Path(__file__).with_name("two_ranks.py"), tmp_path / "states", *words, cwd=tmp_path)
+    found = torch.load(tmp_path / "states", weights_only=True)
+    for word, (algo, problem) in zip(words, chosen, strict=True):
+        e = small(algo, problem)
+        *together, ledger = found[word]
+        close(leaves(last(e)), together)
+        assert ledger.tolist() == list(e.federation.ledger.columns().values()), word
 
 
 @both
@@ -97,8 +147,7 @@ def test_step_keeps_shapes_and_leaves_its_input_alone(algo, problem):
     e = small(algo, problem)
     first = steps(e, 0)[0]
     before = [torch.as_tensor(leaf).clone() for leaf in tree_leaves(first)]
-    e.federation.begin(1)
-    second = e.algorithm.step(first, e.problem, e.federation)
+    second = e.algorithm.step(first, e.problem, e.federation.at(0))
     close(tree_leaves(first), before, rtol=0)
     for a, b in zip(before, tree_leaves(second), strict=True):
         b = torch.as_tensor(b)
@@ -108,12 +157,10 @@ def test_step_keeps_shapes_and_leaves_its_input_alone(algo, problem):
 
 def arranged(e, order):
     """The same experiment with its clients in another order, or the same one several times; everything takes part."""
-    original = e.original
-    original.splits = {name: Ragged([split[i] for i in order]) for name, split in original.splits.items()}
-    for family in ("matrices", "linear"):
-        if hasattr(original, family):
-            setattr(original, family, {k: v[torch.tensor(order)] for k, v in getattr(original, family).items()})
-    e.problem.splits = original.splits
+    splits = {name: Ragged([split[i] for i in order]) for name, split in e.original.splits.items()}
+    per_client = {name: rows[torch.tensor(order)] for name, rows in e.original.per_client.items()}
+    for problem in (e.original, e.problem):  # one and the same where nothing is reduced
+        problem.splits, problem.per_client = splits, per_client
     fed = type(e.federation)(e.problem, e.federation.engine, e.federation.seed)
     return dataclasses.replace(e, federation=fed)
 
@@ -146,26 +193,116 @@ def test_metric_improves(algo, problem):
     known, so does the distance or the hypergradient."""
     e = tuned(algo, problem, "participation.cohort=6")
     states = iterate(e, 100)
-    before = e.problem.metrics(*e.algorithm.output(next(states)))
+    before = e.problem.evaluate(*e.algorithm.output(next(states)))
     measure = next(m for m in ("hypergradient_norm", "distance", "train_loss", "objective") if m in before)
     every_tenth = islice(states, 9, None, 10)
-    assert any(e.problem.metrics(*e.algorithm.output(s))[measure] < 0.8 * before[measure] for s in every_tenth)
+    assert any(e.problem.evaluate(*e.algorithm.output(s))[measure] < 0.8 * before[measure] for s in every_tenth)
+
+
+def solution(e):
+    """All variables of a problem with equal clients and a known solution, at it: those that `start` gives, and FedMSA's v."""
+    problem, (x,) = e.problem, [e.problem.optimum]
+    xi = problem.sample(0, {name: weighted(split[0], x) for name, split in problem.splits.items()})
+    if isinstance(problem, classes.MinimaxAsBilevel | classes.Minimax):  # grad_y f is linear in y, and zero at y*
+        f_y = torch.func.grad(lambda y: getattr(problem, "original", problem).f(x, y, xi))
+        zero = torch.zeros_like(problem.start()[1])
+        return x, -torch.linalg.solve(torch.func.jacrev(f_y)(zero), f_y(zero))
+    if isinstance(problem, classes.TwoLevelAsBilevel):
+        return x, problem.original.level(0, x, xi)
+    if isinstance(problem, classes.Bilevel):
+        y = problem.inner_solution(x)
+        hessian = torch.func.jacrev(torch.func.grad(lambda y: problem.g(x, y, xi)))(y)
+        return x, y, torch.linalg.solve(hessian, torch.func.grad(lambda y: problem.f(x, y, xi))(y))
+    if isinstance(problem, classes.Compositional):
+        return x, *(problem.level(n, x, xi) for n in range(len(problem.dims) - 1))
+    return (x,)
+
+
+def weighted(rows, like):
+    return torch.from_numpy(rows), torch.full((len(rows),), 1 / len(rows)).to(like)
+
+
+CLOSED = ("quadratic_bilevel", "quadratic_compositional", "quadratic_minimax", "saddle", "implicit_toy")
+
+
+@pytest.mark.parametrize(("algo", "problem"), [pair for pair in PAIRS if pair[1] in CLOSED])
+def test_solution_is_a_fixed_point(algo, problem):
+    """Where clients are equal; with the inverse of the Hessian to rounding, where it is estimated by products."""
+    exact = {"N": 8, "inverse": "cg"} if "inverse" in node("algo", algo) else {"Q": 400, "theta": 1.0}
+    words = [f"algo.{key}={value}" for key, value in exact.items() if key in node("algo", algo)]
+    if words and problem != "quadratic_bilevel":
+        words = []  # no product is taken
+    words += [f"problem.{key}=0" for key in ("heterogeneity", "noise", "s", "t_max") if key in node("problem", problem)]
+    e = tuned(algo, problem, *without_chance(algo), *words, "participation.cohort=6")
+    at = solution(e)
+    e.problem.start = lambda: at[: 2 if isinstance(e.problem, classes.Bilevel | classes.Minimax) else 1]
+    first = e.algorithm.init(e.problem)
+    if "u" in first._fields:  # FedMSA has more variables than the problem
+        u = type(first.u)(at[: len(first.u)])
+        first = first._replace(u=u, u_prev=u, u_drawn=u)
+    state = first
+    for r in range(3):
+        state = e.algorithm.step(state, e.problem, e.federation.at(r))
+    for now, known in zip(e.algorithm.output(state), at, strict=False):
+        torch.testing.assert_close(now, known, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("algo", names("algo"))
 def test_yaml_keys_are_the_fields(algo):
-    read = node("algo", algo)
-    cls = get_class(read["_target_"])
-    assert [k for k in read if not k.startswith("_")] == [f.name for f in dataclasses.fields(cls)]
-    assert set(read["_solves_"]) == covered(cls.solves)
+    declared, cls = read("algo", algo), class_at("algo", algo)
+    assert [k for k in node("algo", algo) if not k.startswith("_")] == [f.name for f in dataclasses.fields(cls)]
+    assert set(declared.get("_solves_", covered(cls.solves))) == covered(cls.solves)
 
 
 @pytest.mark.parametrize("problem", names("problem"))
 def test_problem_yaml_keys_are_the_fields(problem):
-    read = node("problem", problem)
-    cls = get_class(read["_target_"])
-    assert [k for k in read if not k.startswith("_")] == [f.name for f in dataclasses.fields(cls)]
-    assert read["_class_"] == name(class_of(cls))
+    declared, cls = read("problem", problem), class_at("problem", problem)
+    keys = [k for k in node("problem", problem) if not k.startswith("_")]
+    assert ["world", *keys] == [f.name for f in dataclasses.fields(cls)]
+    assert declared.get("_class_", name(class_of(cls))) == name(class_of(cls))
+
+
+A_PAIR = [next(pair for pair in PAIRS if pair[1] == problem) for problem in names("problem")]
+
+
+@pytest.mark.parametrize(("algo", "problem"), A_PAIR)
+def test_problem_measures_what_it_says(algo, problem):
+    """Its metrics, at any point; they are not changed by the order of clients; its weights sum to one."""
+    e = small(algo, problem)
+    point = [v + 0.1 for v in e.original.start()]
+    values = e.original.evaluate(*point)
+    assert {metric.name for metric in e.original.metrics} == set(values)
+    assert len(e.original.metrics) == len(values)
+    assert all(isinstance(value, float) for value in values.values())
+    assert e.original.weights.sum() == pytest.approx(1)
+    assert len(e.original.weights) == e.original.clients
+    drawn = ("objective", "personal_accuracy", "worst_personal_accuracy") if "fit" in node("problem", problem) else ()
+    other = arranged(e, [3, 0, 5, 1, 4, 2]).original.evaluate(*point)
+    for metric in set(values) - {*drawn}:  # what is found by chance depends on which client has which draws
+        assert other[metric] == pytest.approx(values[metric], rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(("algo", "problem"), A_PAIR)
+def test_own_derivatives_are_those_of_the_functions(algo, problem):
+    """Those that a problem computes by itself, against automatic differentiation."""
+    p = small(algo, problem).original
+    xi = p.sample(1, {split: weighted(rows[1], p.start()[0]) for split, rows in p.splits.items()})
+    point = [v + 0.1 * torch.sin(torch.arange(v.numel())) for v in p.start()]
+    if isinstance(p, classes.Minimisation):
+        (x,) = point
+        own, automatic = p.gradient(x, xi), torch.func.grad(lambda x: p.f(x, xi))(x)
+    elif isinstance(p, classes.Bilevel):
+        x, y = point
+        own, automatic = p.inner_gradient(x, y, xi), torch.func.grad(lambda y: p.g(x, y, xi))(y)
+    elif isinstance(p, classes.Hierarchical):
+        (x,) = point
+        y = x + 0.1
+        own = p.h_gradients(x[None], y[None], xi)
+        automatic = torch.func.grad(lambda y: p.h(x, y, xi))(y)[None]
+    else:
+        pytest.skip("this class of problems has no derivatives of its own")
+    if own is not None:
+        close(own, automatic)
 
 
 @pytest.mark.parametrize("group", ["partitioner", "hardware", "dataset", "logger"])

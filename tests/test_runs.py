@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from command import ROOT, TINY, fedopt, run, start
+from command import ROOT, TINY, fedopt, run, start, torchrun
 from safetensors import safe_open
 
 from fedopt.results.folder import RunFolder
@@ -180,15 +180,6 @@ def test_parallel_sweep(tmp_path):
     result = run(*SWEEP[:-1], "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "output_dir=sweep", cwd=tmp_path)
     assert result.code == 0, result.err
     assert set(pd.read_csv(tmp_path / "sweep" / "sweep.csv")["status"]) == {"finished"}
-
-
-def torchrun(*arguments, cwd):
-    """On two ranks."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*launcher, *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 TWO_RANKS = {

@@ -1,0 +1,122 @@
+"""A count of a round's communication and derivatives that uses nothing of fedopt's own: taps on the problem's functions see which
+derivatives pass, and client functions are watched as they are run one by one.
+"""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from fedopt.federation.engines import OneByOne
+
+
+class Tap(torch.autograd.Function):
+    """The identity. events: gets "back" for each gradient that passes back, and "second" for each derivative of such a gradient."""
+
+    @staticmethod
+    def forward(ctx, v, events):
+        ctx.events = events
+        return v.view_as(v)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.events.append("back")
+        return Second.apply(gradient, ctx.events), None
+
+
+class Second(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gradient, events):
+        ctx.events = events
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.events.append("second")
+        return gradient, None
+
+
+class Tapped:
+    """Watches a problem's functions by attributes of its own on the object."""
+
+    def __init__(self, problem: Any):
+        self.seen: list[tuple[str, tuple[list[str], ...]]] = []  # function, events of each variable
+        self.own = 0  # gradients that the problem computes by itself
+        for name in ("f", "g", "h"):
+            if hasattr(problem, name):
+                self.tap(problem, name, 1 if name == "f" and not hasattr(problem, "g") else 2)
+        if hasattr(problem, "level"):
+            self.tap_levels(problem)
+        for name in ("gradient", "inner_gradient", "h_gradients"):
+            if hasattr(problem, name):
+                self.tap_own(problem, name)
+
+    def tap(self, problem, name, variables):
+        function = getattr(problem, name)
+
+        def tapped(*arguments):
+            *point, sample = arguments
+            events = tuple([] for _ in point)
+            self.seen.append((name, events))
+            return function(*(Tap.apply(v, e) for v, e in zip(point, events, strict=True)), sample)
+
+        setattr(problem, name, tapped)
+
+    def tap_levels(self, problem):
+        function, last = problem.level, len(problem.dims) - 1
+
+        def tapped(n, z, sample):
+            events = []
+            self.seen.append(("f" if n == last else "level", (events,)))
+            return function(n, Tap.apply(z, events), sample)
+
+        problem.level = tapped
+
+    def tap_own(self, problem, name):
+        function = getattr(problem, name)
+
+        def tapped(*arguments):
+            value = function(*arguments)
+            if value is not None:
+                self.own += len(value) if name == "h_gradients" else 1
+            return value
+
+        setattr(problem, name, tapped)
+
+    def calls(self) -> Counter:
+        """Gradients, Hessian-vector products and Jacobian-vector products so far."""
+        total = Counter(grad=self.own, hvp=0, jvp=0)
+        for name, events in self.seen:
+            backs = [of.count("back") for of in events]
+            if name == "level":
+                total["jvp"] += sum(backs)
+            elif not any("second" in of for of in events):
+                total["grad"] += max(backs, default=0)
+            else:  # the gradient in y (the last variable) was differentiated, along a vector
+                total["hvp"] += backs[-1] - 1
+                total["jvp"] += backs[0]
+                total["grad"] += bool(
+                    backs[0] and backs[-1] > 1
+                )  # in both at once: FedMSA's maps, of which the gradient is one
+        return total
+
+
+class Watching(OneByOne):
+    """One by one, with a record of the bytes that each client is sent and sends back."""
+
+    def __init__(self):
+        self.down, self.up = Counter(), Counter()
+
+    def run(self, client_fn, message, problem, stack, calls):
+        def watched(client, message):
+            answer = client_fn(client, message)
+            self.down[client.index] += size((message, client.own))
+            self.up[client.index] += size(answer if stack.memory is None else answer[0])
+            return answer
+
+        return super().run(watched, message, problem, stack, calls)
+
+
+def size(message) -> int:
+    return sum(leaf.nbytes for leaf in tree_leaves(message) if isinstance(leaf, torch.Tensor))
