@@ -68,12 +68,17 @@ def _globals(code: CodeType) -> tuple[str, ...]:
 
 def carries(value: Any, seen: set[int]) -> bool:
     """Whether a value is a tensor, an array or a random generator, or holds one. seen: identities that were looked at before."""
-    if isinstance(value, (*NUMBERS, *NAMED)):
-        return False
-    if hasattr(value, "__array__") or isinstance(value, GENERATORS):
-        return True
-    if id(value) in seen:
-        return False
+    known = _verdict(type(value))
+    if known is not None or id(value) in seen:
+        return bool(known)
     seen.add(id(value))
     held = (v for _, v in variables(value)) if isinstance(value, FunctionType) else gc.get_referents(value)
     return any(carries(v, seen) for v in held)
+
+
+@cache
+def _verdict(kind: type) -> bool | None:
+    """Whether values of a type are data of the server's, None where that depends on what they hold."""
+    if issubclass(kind, (*NUMBERS, *NAMED)):
+        return False
+    return True if hasattr(kind, "__array__") or issubclass(kind, GENERATORS) else None
