@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,9 +14,10 @@ from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, Positive
 from pydantic.dataclasses import dataclass
 
 from fedopt.command import explain
-from fedopt.config import CONF, bases_of, composed, resolve
+from fedopt.config import CONF, composed, resolve
 from fedopt.errors import UserError, nearest
 from fedopt.reproduce.claims import Claim, check
+from fedopt.reproduce.where import Where, names_in
 from fedopt.settings import build
 
 # What a run's numbers do not depend on, but for hardware's precision, and what only says which classes fit
@@ -32,18 +33,23 @@ Cell = tuple[str, float | None]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Published:
-    """The node `experiment` of a file.
+    """The node `experiment` of a file, after its node `where` has been put into its texts (`fedopt.reproduce.where`).
 
-    minutes: on two cores, for all seeds. lines: label -> overrides on top of the file's common set-up (words or a list).
-    x: what is spent; until: where the picture ends, though runs go on. y: columns of metrics.csv, a picture each; the first is
-    what a measure takes if it names none; y_from: where the picture begins, below.
-    transform: of what is drawn. panels: title -> labels, a row of pictures each. horizontal: labels that are drawn as a
-    horizontal line at their last mean. quick: overrides of all lines for --quick.
+    paper, title: of the figure. minutes: what all runs take on two cores. seeds: the number of seeds of each line.
+    lines: label -> overrides on top of the file's common set-up, as words in one text or as a list.
+    quick: overrides of all lines for --quick.
 
-    points: series -> {x: label}, a picture of `point` against x in place of the lines' curves. point: a measure of the names
-    `line` and `x`, for all series or for each.
+    x: what is spent; until: where the picture ends, though runs may go on. y: columns of metrics.csv, a picture for each; a
+    measure that names no metric takes the first. y_from: the lower end of the y axis. transform: what is drawn of a value.
+    panels: title -> labels, a row of pictures for each. horizontal: labels that are drawn as a horizontal line at the mean of
+    their last values.
 
-    table: row -> {column: [label, what the paper's table has there, or null]}, printed with what `cell` measures of the line.
+    points: series -> {x: label}, drawn as one picture of `point` against x instead of the lines' curves. point: a measure that
+    may use the names `line` and `x`, one for all series or one for each.
+
+    table: row -> {column: [label, the number in the paper's table or null]}, printed with the measure `cell` of each line.
+
+    claims: `fedopt.reproduce.claims.Claim`, and groups of them (`claims_of`).
     """
 
     paper: str
@@ -125,9 +131,13 @@ def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
 
 
 def load(name: str, folders: Sequence[Path] = ()) -> Published:
-    """Raises UserError in one line for a file that is broken."""
+    """The experiment of a file. Raises UserError in one line for a file that is broken."""
     file = f"experiment/{name}.yaml"
-    published = build(Published, _node(name, folders), f"{file}: experiment")
+    try:
+        node = filled(_node(name, folders))
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+    published = build(Published, node, f"{file}: experiment")
     try:
         published.check_labels()
     except UserError as error:
@@ -136,21 +146,55 @@ def load(name: str, folders: Sequence[Path] = ()) -> Published:
 
 
 def _node(name: str, folders: Sequence[Path]) -> dict[str, Any]:
-    """The node `experiment` of a file, on top of those of the experiments that the file builds on, as Hydra merges them."""
-    file = f"experiment/{name}.yaml"
-    path = next((path for folder in _all(folders) if (path := folder / file).exists()), None)
-    if path is None:
-        raise UserError(f"{file}: there is no such file")
+    """The node `experiment` of the config that the file composes to. Raises UserError."""
+    overrides = [f"experiment={name}"]
     try:
-        content = yaml.safe_load(path.read_text())
+        node = OmegaConf.to_container(composed(overrides, folders).get("experiment") or OmegaConf.create())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read: {_where(error)}") from None
-    if not isinstance(content, dict) or not isinstance(content.get("experiment"), dict):
-        raise UserError(f"{file}: has no node experiment")
-    bases = (_node(base, folders) for base in bases_of(content))
-    merged = OmegaConf.to_container(OmegaConf.merge(*bases, content["experiment"]))
-    assert isinstance(merged, dict)
-    return {str(key): value for key, value in merged.items()}
+        raise UserError(f"cannot be read: {_where(error)}") from None
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explain(error, overrides)) from None
+    if not isinstance(node, dict) or not node:
+        raise UserError("has no node experiment")
+    if list(node) == [name.partition("/")[0]]:
+        raise UserError("its first line must be '# @package _global_'")
+    return {str(key): value for key, value in node.items()}
+
+
+def filled(node: dict[str, Any]) -> dict[str, Any]:
+    """The node `experiment` without `where`, whose values stand in place of its names. Raises UserError."""
+    where = Where.read(node.get("where", {}))
+    found = {key: value for key, value in node.items() if key != "where"}
+    for key in found.keys() & {"panels", "horizontal", "points", "point", "table"}:
+        found[key] = where.filled(found[key])
+    if isinstance(lines := found.get("lines"), dict):
+        found["lines"] = {
+            label: [here.text(str(word)) for word in words] if isinstance(words, list) else here.filled(words)
+            for label, words, here in where.keyed(lines)
+        }
+    if isinstance(found.get("claims"), list):
+        found["claims"] = list(claims_of(found["claims"], where))
+    return found
+
+
+def claims_of(nodes: Sequence[Any], where: Where) -> Iterator[Any]:
+    """A claim for each combination of the axes in what it `says`; `for` maps axes to the values that the claim is about.
+
+    A node with `for` and `claims` is a group: all its claims for the first combination of the axes in `for`, then for the next.
+    Raises UserError.
+    """
+    for node in nodes:
+        if not isinstance(node, dict):
+            yield node
+            continue
+        among = node.get("for", [])
+        here = where.only(among)
+        if "claims" in node:
+            for each in here.each(list(among)):
+                yield from claims_of(node["claims"], each)
+        else:
+            claim = {key: value for key, value in node.items() if key != "for"}
+            yield from (each.filled(claim) for each in here.each(names_in(claim.get("says"))))
 
 
 def tasks(

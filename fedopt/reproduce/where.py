@@ -1,0 +1,163 @@
+"""Names in the texts of an experiment file, so that a line is said once and panels, table and claims refer to it.
+
+The node `where` of the file gives values to names:
+
+    where:
+      method: [FedAvg, ZO-HFL]                 # an axis: its values
+      alpha: [1000, 1]
+      cohort(alpha): [9, 5]                    # a function of an axis: a value for each of the axis's
+      step(method, alpha): {FedAvg: [0.1, 0.01], ZO-HFL: [1, 1]}
+    lines:
+      "{method}, alpha = {alpha}": algo.eta={step} participation.cohort={cohort}
+    panels:
+      alpha = {alpha}: ["{method}, alpha = {alpha}"]
+
+A key that names axes stands for a key for each combination of their values, which the names then have in everything under the key:
+four lines here and two panels. A text in a list that names further axes stands for as many texts: each panel has both methods.
+Combinations are in the order of `where`; the axis that is given first varies slowest.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from fedopt.errors import UserError, nearest
+
+_IN_TEXT = re.compile(r"\{(\w+)\}")
+_KEY = re.compile(r"(\w+)(?:\(([^()]+)\))?")  # name, or name(axis, axis)
+
+
+@dataclass(frozen=True)
+class Where:
+    """The values that names have at some place of a file.
+
+    axes: the values that each axis may have there; functions: the axes of each name and its values, in nested mappings from
+    the values of these axes. An axis is a function of itself. All values are texts.
+    """
+
+    axes: Mapping[str, list[str]]
+    functions: Mapping[str, tuple[list[str], Any]]
+
+    @classmethod
+    def read(cls, node: Any) -> "Where":
+        """From the node `where`. Raises UserError for a key or a value that makes no sense."""
+        if not isinstance(node, dict):
+            raise UserError("where: must give values to names")
+        found = {key: _KEY.fullmatch(str(key)) for key in node}
+        if wrong := [key for key, match in found.items() if not match]:
+            raise UserError(
+                f"where.{wrong[0]}: must be a name, or a name with the axes that it depends on, as name(axis)"
+            )
+        matches = [(match[1], match[2], node[key]) for key, match in found.items() if match]
+        axes = {name: _axis(name, values) for name, of, values in matches if of is None}
+        functions = {axis: ([axis], {value: value for value in values}) for axis, values in axes.items()}
+        for name, of, values in matches:
+            if of is not None:
+                if name in functions:
+                    raise UserError(f"where.{name}: is given twice")
+                depends = [_known(axis.strip(), axes, f"where.{name}") for axis in of.split(",")]
+                functions[name] = depends, _by_value(values, depends, axes, f"where.{name}")
+        return cls(axes, functions)
+
+    def only(self, chosen: Any) -> "Where":
+        """With fewer values of some axes. chosen: axis -> one of its values or a list of them, or a list of axes, which keep all.
+
+        Raises UserError for an axis or a value that there is not.
+        """
+        if not isinstance(chosen, dict | list):
+            raise UserError(f"for={chosen}: must be a list of axes, or map axes to some of their values")
+        narrowed = dict(self.axes)
+        for axis in chosen:
+            known = self.axes[_known(axis, self.axes, "for")]
+            if isinstance(chosen, dict):
+                values = chosen[axis] if isinstance(chosen[axis], list) else [chosen[axis]]
+                narrowed[axis] = [str(value) for value in values]
+                if wrong := [value for value in narrowed[axis] if value not in known]:
+                    raise UserError(f"for.{axis}={wrong[0]}: there is no such value; there are {', '.join(known)}")
+        return replace(self, axes=narrowed)
+
+    def each(self, names: Sequence[str]) -> Iterator["Where"]:
+        """One for each combination of values of the axes that are named, or that the functions named depend on."""
+        depends = {axis for name in names for axis in self._function(name)[0]}
+        varied = [axis for axis in self.axes if axis in depends]
+        for values in product(*(self.axes[axis] for axis in varied)):
+            yield replace(
+                self, axes={**self.axes, **{axis: [value] for axis, value in zip(varied, values, strict=True)}}
+            )
+
+    def keyed(self, node: Mapping[Any, Any]) -> Iterator[tuple[str, Any, "Where"]]:
+        """The keys that those of a node stand for, their values as they are written, and what the names are there."""
+        seen = set()
+        for key, value in node.items():
+            for here in self.each(names_in(key)):
+                text = here.text(str(key))
+                if text in seen:
+                    raise UserError(f"{text}: is given twice")
+                seen.add(text)
+                yield text, value, here
+
+    def filled(self, node: Any) -> Any:
+        """The node with values in place of names, in keys, lists and texts. Raises UserError for a name without a value."""
+        if isinstance(node, dict):
+            return {key: here.filled(value) for key, value, here in self.keyed(node)}
+        if isinstance(node, list):
+            return [here.filled(item) for item in node for here in self.each(names_in(item))]
+        return self.text(node) if isinstance(node, str) else node
+
+    def text(self, template: str) -> str:
+        """The template with values in place of names. Raises UserError for a name without one value."""
+        try:
+            return _IN_TEXT.sub(lambda found: self._value(found[1]), template)
+        except UserError as error:
+            raise UserError(f"'{template}': {error}") from None
+
+    def _value(self, name: str) -> str:
+        depends, values = self._function(name)
+        for axis in depends:
+            if len(self.axes[axis]) > 1:
+                raise UserError(f"{{{name}}}: {axis} may be {', '.join(self.axes[axis])} here")
+            (value,) = self.axes[axis]
+            if value not in values:
+                raise UserError(f"{{{name}}}: has no value for {axis} = {value}")
+            values = values[value]
+        return str(values)
+
+    def _function(self, name: str) -> tuple[list[str], Any]:
+        if name not in self.functions:
+            raise UserError(f"{{{name}}}: where has no such name{nearest(name, list(self.functions))}")
+        return self.functions[name]
+
+
+def names_in(text: Any) -> list[str]:
+    """The names in the curly brackets of a text; none for what is no text."""
+    return _IN_TEXT.findall(text) if isinstance(text, str) else []
+
+
+def _known(axis: Any, axes: Mapping[str, Any], where: str) -> str:
+    if axis not in axes:
+        raise UserError(f"{where}: {axis}: there is no such axis{nearest(str(axis), list(axes))}")
+    return str(axis)
+
+
+def _axis(name: str, values: Any) -> list[str]:
+    if not isinstance(values, list) or not values:
+        raise UserError(f"where.{name}: must be a list of values")
+    return [str(value) for value in values]
+
+
+def _by_value(node: Any, depends: Sequence[str], axes: Mapping[str, list[str]], where: str) -> Any:
+    """Nested mappings from the values of the axes; a list has its values in the order of an axis, and None is an empty text."""
+    if not depends:
+        if isinstance(node, dict | list):
+            raise UserError(f"{where}={node}: must be one value")
+        return "" if node is None else str(node)
+    axis, *rest = depends
+    if isinstance(node, list):
+        if len(node) != len(axes[axis]):
+            raise UserError(f"{where}: has {len(node)} values for {len(axes[axis])} of {axis}")
+        node = dict(zip(axes[axis], node, strict=True))
+    if not isinstance(node, dict):
+        raise UserError(f"{where}={node}: must be a list or a mapping over {axis}")
+    return {str(value): _by_value(of, rest, axes, where) for value, of in node.items()}
