@@ -28,10 +28,10 @@ COLUMNS = ("says", "measure", "bound", "paper", "mean", "std", "seeds", "holds",
 
 
 def _called(node: Any) -> Any:
-    """{min: [a, b]}, whose list names in curly brackets have filled, as the expression min(a, b)."""
+    """The expression min(a, b) for {min: [a, b]}; anything else as it is."""
     if isinstance(node, dict) and len(node) == 1:
         ((function, values),) = node.items()
-        return f"{function}({', '.join(values)})" if isinstance(values, list) else node
+        return f"{function}({', '.join(map(str, values))})" if isinstance(values, list) else node
     return node
 
 
@@ -214,7 +214,19 @@ class Measures:
         return self._run(label).spent(x or self._x)
 
 
-WORDS = ["final", "best", "at", "first", "first_mean_square", "smooth", "noise", "per_round", "diverged", "setting", "fit"]
+WORDS = [
+    "final",
+    "best",
+    "at",
+    "first",
+    "first_mean_square",
+    "smooth",
+    "noise",
+    "per_round",
+    "diverged",
+    "setting",
+    "fit",
+]
 ARITHMETIC = {
     "abs": abs,
     "min": min,
@@ -261,7 +273,7 @@ def _calls(expression: str) -> Iterator[ast.Call]:
 
 
 def verdict(claim: Claim, seeds: Mapping[int, Measures]) -> dict[str, Any]:
-    """A row of claims.csv: COLUMNS. `note` names the seeds that are left out, and why, and those of diverged runs, which count."""
+    """A row of claims.csv, by COLUMNS. `note` says why seeds are left out, and which runs diverged; these count."""
     values = []
     notes: dict[str, list[str]] = {}  # what is to be said -> of which seeds
     for seed, measures in seeds.items():

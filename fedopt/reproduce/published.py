@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
@@ -17,7 +17,7 @@ from fedopt.command import explain
 from fedopt.config import CONF, composed, resolve
 from fedopt.errors import UserError, nearest
 from fedopt.reproduce.claims import Claim, check
-from fedopt.reproduce.where import Where, names_in
+from fedopt.reproduce.where import filled
 from fedopt.settings import build
 
 # What a run's numbers do not depend on, but for hardware's precision, and what only says which classes fit
@@ -49,7 +49,7 @@ class Published:
 
     table: row -> {column: [label, the number in the paper's table or null]}, printed with the measure `cell` of each line.
 
-    claims: `fedopt.reproduce.claims.Claim`, and groups of them (`claims_of`).
+    claims: see `Claim`; one that names axes stands for several (`fedopt.reproduce.where`).
     """
 
     paper: str
@@ -76,7 +76,7 @@ class Published:
 
     @property
     def measured(self) -> dict[str, str]:
-        """`point` of each series."""
+        """series -> its `point`."""
         return self.point if isinstance(self.point, dict) else dict.fromkeys(self.points, self.point)
 
     @model_validator(mode="after")
@@ -86,7 +86,7 @@ class Published:
         return self
 
     def check_labels(self) -> None:
-        """Raises UserError for a label that no line has, and for measures that could never be evaluated."""
+        """Check that all labels are those of lines, and that runs could give all measures a value. Raises UserError."""
         named = [*self.horizontal, *(label for labels in self.panels.values() for label in labels)]
         named += [label for row in self.table.values() for label, _ in row.values()]
         for label in [*named, *(label for series in self.points.values() for label in series.values())]:
@@ -103,7 +103,7 @@ class Published:
 
 @dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))
 class Task:
-    """A run that a line needs. config: resolved; folder: its name among the runs, the same for the same config."""
+    """A run that a line needs. config: resolved; folder: the run's name among all runs, which equal configs share."""
 
     line: str
     seed: int
@@ -113,7 +113,7 @@ class Task:
 
 
 def names(folders: Sequence[Path] = ()) -> list[str]:
-    """<paper>/<name> of every file. folders: config folders besides fedopt's."""
+    """The names <paper>/<name> of all files. folders: config folders besides fedopt's."""
     found = (path.relative_to(f / "experiment") for f in _all(folders) for path in (f / "experiment").glob("*/*.yaml"))
     return sorted({path.with_suffix("").as_posix() for path in found})
 
@@ -132,16 +132,11 @@ def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
 
 def load(name: str, folders: Sequence[Path] = ()) -> Published:
     """The experiment of a file. Raises UserError in one line for a file that is broken."""
-    file = f"experiment/{name}.yaml"
     try:
-        node = filled(_node(name, folders))
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from None
-    published = build(Published, node, f"{file}: experiment")
-    try:
+        published = build(Published, filled(_node(name, folders)), "experiment")
         published.check_labels()
     except UserError as error:
-        raise UserError(f"{file}: {error}") from None
+        raise UserError(f"experiment/{name}.yaml: {error}") from None
     return published
 
 
@@ -149,52 +144,17 @@ def _node(name: str, folders: Sequence[Path]) -> dict[str, Any]:
     """The node `experiment` of the config that the file composes to. Raises UserError."""
     overrides = [f"experiment={name}"]
     try:
-        node = OmegaConf.to_container(composed(overrides, folders).get("experiment") or OmegaConf.create())
+        node = composed(overrides, folders).get("experiment")
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"cannot be read: {_where(error)}") from None
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain(error, overrides)) from None
-    if not isinstance(node, dict) or not node:
+    read = OmegaConf.to_container(node) if isinstance(node, DictConfig) else None
+    if not isinstance(read, dict) or not read:
         raise UserError("has no node experiment")
-    if list(node) == [name.partition("/")[0]]:
-        raise UserError("its first line must be '# @package _global_'")
-    return {str(key): value for key, value in node.items()}
-
-
-def filled(node: dict[str, Any]) -> dict[str, Any]:
-    """The node `experiment` without `where`, whose values stand in place of its names. Raises UserError."""
-    where = Where.read(node.get("where", {}))
-    found = {key: value for key, value in node.items() if key != "where"}
-    for key in found.keys() & {"panels", "horizontal", "points", "point", "table"}:
-        found[key] = where.filled(found[key])
-    if isinstance(lines := found.get("lines"), dict):
-        found["lines"] = {
-            label: [here.text(str(word)) for word in words] if isinstance(words, list) else here.filled(words)
-            for label, words, here in where.keyed(lines)
-        }
-    if isinstance(found.get("claims"), list):
-        found["claims"] = list(claims_of(found["claims"], where))
-    return found
-
-
-def claims_of(nodes: Sequence[Any], where: Where) -> Iterator[Any]:
-    """A claim for each combination of the axes in what it `says`; `for` maps axes to the values that the claim is about.
-
-    A node with `for` and `claims` is a group: all its claims for the first combination of the axes in `for`, then for the next.
-    Raises UserError.
-    """
-    for node in nodes:
-        if not isinstance(node, dict):
-            yield node
-            continue
-        among = node.get("for", [])
-        here = where.only(among)
-        if "claims" in node:
-            for each in here.each(list(among)):
-                yield from claims_of(node["claims"], each)
-        else:
-            claim = {key: value for key, value in node.items() if key != "for"}
-            yield from (each.filled(claim) for each in here.each(names_in(claim.get("says"))))
+    if "experiment" in read:
+        raise UserError("must begin with the line '# @package _global_'")
+    return {str(key): value for key, value in read.items()}
 
 
 def tasks(
@@ -238,4 +198,4 @@ def _all(folders: Sequence[Path]) -> list[Path]:
 def _where(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"line {mark.line + 1}: {problem}" if mark else problem
+    return f"{Path(mark.name).name}, line {mark.line + 1}: {problem}" if mark else problem

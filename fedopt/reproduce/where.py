@@ -15,6 +15,10 @@ The node `where` of the file gives values to names:
 A key that names axes stands for a key for each combination of their values, which the names then have in everything under the key:
 four lines here and two panels. A text in a list that names further axes stands for as many texts: each panel has both methods.
 Combinations are in the order of `where`; the axis that is given first varies slowest.
+
+A claim whose `says` names axes stands for a claim for each combination. Its `for` maps axes to those of their values that the claim
+is about. A node with `for` and `claims` is a group: all its claims for the first combination of the axes in `for`, a mapping or a
+list of axes, then all for the next.
 """
 
 import re
@@ -45,20 +49,23 @@ class Where:
         """From the node `where`. Raises UserError for a key or a value that makes no sense."""
         if not isinstance(node, dict):
             raise UserError("where: must give values to names")
-        found = {key: _KEY.fullmatch(str(key)) for key in node}
-        if wrong := [key for key, match in found.items() if not match]:
-            raise UserError(
-                f"where.{wrong[0]}: must be a name, or a name with the axes that it depends on, as name(axis)"
-            )
-        matches = [(match[1], match[2], node[key]) for key, match in found.items() if match]
-        axes = {name: _axis(name, values) for name, of, values in matches if of is None}
-        functions = {axis: ([axis], {value: value for value in values}) for axis, values in axes.items()}
-        for name, of, values in matches:
-            if of is not None:
-                if name in functions:
-                    raise UserError(f"where.{name}: is given twice")
-                depends = [_known(axis.strip(), axes, f"where.{name}") for axis in of.split(",")]
-                functions[name] = depends, _by_value(values, depends, axes, f"where.{name}")
+        axes: dict[str, list[str]] = {}
+        functions: dict[str, tuple[list[str], Any]] = {}
+        for key in sorted(node, key=lambda key: "(" in str(key)):  # axes, then what depends on them
+            match = _KEY.fullmatch(str(key))
+            if not match:
+                raise UserError(
+                    f"where.{key}: must be a name, or a name and the axes that it depends on, name(axis, axis)"
+                )
+            name, depends = match[1], match[2].split(",") if match[2] else []
+            if name in functions:
+                raise UserError(f"where.{name}: is given twice")
+            if depends:
+                known = [_known(axis.strip(), axes, f"where.{name}") for axis in depends]
+                functions[name] = known, _by_value(node[key], known, axes, f"where.{name}")
+            else:
+                axes[name] = _texts(node[key], f"where.{name}")
+                functions[name] = [name], {value: value for value in axes[name]}
         return cls(axes, functions)
 
     def only(self, chosen: Any) -> "Where":
@@ -73,7 +80,7 @@ class Where:
             known = self.axes[_known(axis, self.axes, "for")]
             if isinstance(chosen, dict):
                 values = chosen[axis] if isinstance(chosen[axis], list) else [chosen[axis]]
-                narrowed[axis] = [str(value) for value in values]
+                narrowed[axis] = _texts(values, f"for.{axis}")
                 if wrong := [value for value in narrowed[axis] if value not in known]:
                     raise UserError(f"for.{axis}={wrong[0]}: there is no such value; there are {', '.join(known)}")
         return replace(self, axes=narrowed)
@@ -91,7 +98,7 @@ class Where:
         """The keys that those of a node stand for, their values as they are written, and what the names are there."""
         seen = set()
         for key, value in node.items():
-            for here in self.each(names_in(key)):
+            for here in self.each(_names_in(key)):
                 text = here.text(str(key))
                 if text in seen:
                     raise UserError(f"{text}: is given twice")
@@ -99,11 +106,11 @@ class Where:
                 yield text, value, here
 
     def filled(self, node: Any) -> Any:
-        """The node with values in place of names, in keys, lists and texts. Raises UserError for a name without a value."""
+        """The node with values in place of names in all keys and texts. Raises UserError for a name without one value."""
         if isinstance(node, dict):
             return {key: here.filled(value) for key, value, here in self.keyed(node)}
         if isinstance(node, list):
-            return [here.filled(item) for item in node for here in self.each(names_in(item))]
+            return [here.filled(item) for item in node for here in self.each(_names_in(item))]
         return self.text(node) if isinstance(node, str) else node
 
     def text(self, template: str) -> str:
@@ -130,7 +137,38 @@ class Where:
         return self.functions[name]
 
 
-def names_in(text: Any) -> list[str]:
+def filled(node: dict[str, Any]) -> dict[str, Any]:
+    """The node `experiment` of a file without `where`, whose values stand in place of the names. Raises UserError."""
+    where = Where.read(node.get("where", {}))
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        if key == "lines" and isinstance(value, dict):
+            found[key] = {
+                label: [here.text(str(word)) for word in words] if isinstance(words, list) else here.filled(words)
+                for label, words, here in where.keyed(value)
+            }
+        elif key == "claims":
+            found[key] = list(_claims(value, where))
+        elif key != "where":
+            found[key] = where.filled(value)
+    return found
+
+
+def _claims(nodes: Any, where: Where) -> Iterator[dict[str, Any]]:
+    if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
+        raise UserError("claims: must be a list of claims, or of groups of claims")
+    for node in nodes:
+        among = node.get("for", [])
+        here = where.only(among)
+        if "claims" in node:
+            for each in here.each(list(among)):
+                yield from _claims(node["claims"], each)
+        else:
+            claim = {key: value for key, value in node.items() if key != "for"}
+            yield from (each.filled(claim) for each in here.each(_names_in(claim.get("says"))))
+
+
+def _names_in(text: Any) -> list[str]:
     """The names in the curly brackets of a text; none for what is no text."""
     return _IN_TEXT.findall(text) if isinstance(text, str) else []
 
@@ -141,9 +179,9 @@ def _known(axis: Any, axes: Mapping[str, Any], where: str) -> str:
     return str(axis)
 
 
-def _axis(name: str, values: Any) -> list[str]:
+def _texts(values: Any, where: str) -> list[str]:
     if not isinstance(values, list) or not values:
-        raise UserError(f"where.{name}: must be a list of values")
+        raise UserError(f"{where}: must be a list of values")
     return [str(value) for value in values]
 
 
