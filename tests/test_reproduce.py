@@ -421,6 +421,7 @@ def test_what_refers_to_lines_names_their_axes(experiment, tmp_path):
         ({"where": {"K": [1], "p(K)": [[3]]}}, "where.p=[3]: must be one value"),
         ({"claims": {"says": "a"}}, "claims: must be a list of claims"),
         ({"claims": [{"for": ["q"], "claims": 3}]}, "claims: must be a list of claims"),
+        ({"claims": [{"says": "a", "claims": []}]}, "claims: says: a group has no such key"),
         ({"claims": [{"for": 3, "says": "a"}]}, "for=3: must be a list of axes, or map axes to some of their values"),
         ({"claims": [{"for": ["qq"], "claims": []}]}, "for: qq: there is no such axis, did you mean q?"),
         ({"claims": [{"for": {"K": [3]}, "says": "a"}]}, "for.K=3: there is no such value; there are 1, 2, 4"),

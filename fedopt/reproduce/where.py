@@ -89,10 +89,8 @@ class Where:
         """One for each combination of values of the axes that are named, or that the functions named depend on."""
         depends = {axis for name in names for axis in self._function(name)[0]}
         varied = [axis for axis in self.axes if axis in depends]
-        for values in product(*(self.axes[axis] for axis in varied)):
-            yield replace(
-                self, axes={**self.axes, **{axis: [value] for axis, value in zip(varied, values, strict=True)}}
-            )
+        for values in product(*([[value] for value in self.axes[axis]] for axis in varied)):
+            yield replace(self, axes={**self.axes, **dict(zip(varied, values, strict=True))})
 
     def keyed(self, node: Mapping[Any, Any]) -> Iterator[tuple[str, Any, "Where"]]:
         """The keys that those of a node stand for, their values as they are written, and what the names are there."""
@@ -161,6 +159,8 @@ def _claims(nodes: Any, where: Where) -> Iterator[dict[str, Any]]:
         among = node.get("for", [])
         here = where.only(among)
         if "claims" in node:
+            if unknown := node.keys() - {"for", "claims"}:
+                raise UserError(f"claims: {min(unknown)}: a group has no such key; it has for and claims")
             for each in here.each(list(among)):
                 yield from _claims(node["claims"], each)
         else:
