@@ -355,6 +355,93 @@ def test_table(tmp_path, experiment, command):
     assert "three: there is no such line" in command("test/two").err
 
 
+# Lines that are said once
+
+WHERE = {"K": [1, 2, 4], "q": ["a", 0.5], "s(q)": [3, 7], "least(K, q)": {1: [0.1, 0.2], 2: {"a": 0.3, 0.5: None}}}
+
+
+def test_what_refers_to_lines_names_their_axes(experiment, tmp_path):
+    """In keys, texts and lists; the axis that is given first varies slowest."""
+    experiment(
+        "one",
+        where=WHERE,
+        lines={"K = {K}, {q}": "algo.K={K} seed={s}", "all": ["algo.K=1"], "of {q}": ["seed={s}"]},
+        panels={"to {q} ({s})": ["all", "K = {K}, {q}"]},
+        horizontal=["of {q}"],
+        points={"p {q}": {"{K}": "K = {K}, {q}"}},
+        point={"p {q}": "final(line) - {s}"},
+        table={"{q}": {"({K})": ["K = {K}, {q}", "{K}.5"]}, "all": {"(2)": ["all", None]}},
+        claims=[
+            {"says": "least", "for": {"q": "a"}, "measure": {"min": ["final('K = {K}, {q}')"]}, "at_most": "{s}"},
+            {
+                "for": ["q"],
+                "claims": [
+                    {"says": "{K}", "for": {"K": [2, 1]}, "measure": "final('K = {K}, {q}')", "within": 1},
+                    {"says": "of {q}", "measure": "final('of {q}') - {s}", "equals": 0, "paper": "{s}"},
+                ],
+            },
+            {"says": "{least}", "for": {"K": 1}, "measure": "1", "equals": 1},
+        ],
+    )
+    found = published.load("test/one", [tmp_path / "conf"])
+    labels = [f"K = {K}, {q}" for K in (1, 2, 4) for q in ("a", 0.5)]
+    assert list(found.lines) == [*labels, "all", "of a", "of 0.5"]
+    assert (found.lines["K = 2, 0.5"], found.lines["of a"]) == (["algo.K=2", "seed=7"], ["seed=3"])
+    assert found.panels == {f"to {q} ({s})": ["all", *labels[i::2]] for i, (q, s) in enumerate([("a", 3), (0.5, 7)])}
+    assert found.horizontal == ["of a", "of 0.5"]
+    assert found.points == {f"p {q}": {K: f"K = {K}, {q}" for K in (1, 2, 4)} for q in ("a", 0.5)}
+    assert found.measured == {"p a": "final(line) - 3", "p 0.5": "final(line) - 7"}
+    assert found.table["0.5"] == {f"({K})": (f"K = {K}, 0.5", K + 0.5) for K in (1, 2, 4)}
+    assert found.table["all"] == {"(2)": ("all", None)}
+    least, *grouped, first, second = found.claims
+    assert least.measure == "min(final('K = 1, a'), final('K = 2, a'), final('K = 4, a'))"
+    assert least.bound == "<= 3"
+    assert [claim.says for claim in grouped] == ["2", "1", "of a", "2", "1", "of 0.5"]
+    assert [claim.measure for claim in grouped[2:4]] == ["final('of a') - 3", "final('K = 2, 0.5')"]
+    assert (grouped[2].paper, first.says, second.says) == ("3", "0.1", "0.2")
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ({"lines": {"A {qq}": []}}, "{qq}: where has no such name, did you mean q?"),
+        ({"lines": {"A": "algo.K={K}"}}, "'algo.K={K}': {K}: K may be 1, 2, 4 here"),
+        ({"lines": {"A": ["algo.K={K}"]}}, "'algo.K={K}': {K}: K may be 1, 2, 4 here"),
+        ({"lines": {"A {K} {q}": "algo.alpha={least}"}}, "{least}: has no value for K = 4"),
+        ({"lines": {"A {K}": [], "A 1": []}}, "A 1: is given twice"),
+        ({"panels": {"{q}": ["FedMSA {q}"]}}, "FedMSA a: there is no such line, did you mean FedMSA?"),
+        ({"where": 3}, "where: must give values to names"),
+        ({"where": {"K": 3}}, "where.K: must be a list of values"),
+        ({"where": {"K": []}}, "where.K: must be a list of values"),
+        ({"where": {"a b": [3]}}, "where.a b: must be a name, or a name and the axes that it depends on"),
+        ({"where": {"K": [1], "p(KK)": [3]}}, "where.p: KK: there is no such axis, did you mean K?"),
+        ({"where": {"K": [1], "K(K)": [3]}}, "where.K: is given twice"),
+        ({"where": {"K": [1], "p(K)": [3, 4]}}, "where.p: has 2 values for 1 of K"),
+        ({"where": {"K": [1], "p(K)": 3}}, "where.p=3: must be a list or a mapping over K"),
+        ({"where": {"K": [1], "p(K)": [[3]]}}, "where.p=[3]: must be one value"),
+        ({"claims": {"says": "a"}}, "claims: must be a list of claims"),
+        ({"claims": [{"for": ["q"], "claims": 3}]}, "claims: must be a list of claims"),
+        ({"claims": [{"says": "a", "claims": []}]}, "claims: says: a group has no such key"),
+        ({"claims": [{"for": 3, "says": "a"}]}, "for=3: must be a list of axes, or map axes to some of their values"),
+        ({"claims": [{"for": ["qq"], "claims": []}]}, "for: qq: there is no such axis, did you mean q?"),
+        ({"claims": [{"for": {"K": [3]}, "says": "a"}]}, "for.K=3: there is no such value; there are 1, 2, 4"),
+        ({"claims": [{"for": {"K": []}, "says": "a"}]}, "for.K: must be a list of values"),
+        (
+            {"claims": [{"says": "a", "measure": "final('{K}')", "at_least": 0}]},
+            "'final('{K}')': {K}: K may be 1, 2, 4",
+        ),
+        ({"claims": [{"says": "a", "measure": {"mean": ["1"]}, "at_least": 0}]}, "claim 'a': there is no mean()"),
+        ({"claims": [{"says": "a", "measure": {"min": "1"}, "at_least": 0}]}, "experiment.claims.0.measure"),
+    ],
+)
+def test_mistakes_in_names(node, said, experiment, command):
+    experiment("one", **{"where": WHERE, **node})
+    result = command("test/one")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith("fedopt: experiment/test/one.yaml: ")
+    assert said in result.err
+
+
 # What there is
 
 
@@ -403,26 +490,38 @@ def test_mistakes_are_answered_in_one_line(command, arguments, said):
     assert result.err.count("\n") == 1
 
 
+GLOBAL = "# @package _global_\n"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("experiment: [1", "cannot be read: line 2: "),
-        ("budget: {rounds: 3}", "has no node experiment"),
-        ("experiment: {paper: A}", "experiment.title: is missing"),
+        (GLOBAL + "experiment: [1", "cannot be read: one.yaml, line 3: "),
+        (GLOBAL + "experiment: {<<: *x}", "cannot be read: one.yaml, line 2: found undefined alias"),
+        (GLOBAL + "budget: {rounds: 3}", "has no node experiment"),
+        (GLOBAL + "experiment: 3", "has no node experiment"),
+        ("experiment: {paper: A}", "must begin with the line '# @package _global_'"),
+        (GLOBAL + "experiment: {paper: A}", "experiment.title: is missing"),
         (
-            "experiment: {paper: A, title: B, minutes: 1, y: c, lines: {d: []}, lnies: {}}",
+            GLOBAL + "experiment: {paper: A, title: B, minutes: 1, y: c, lines: {d: []}, lnies: {}}",
             "lnies: there is no such key",
         ),
-        ("experiment: {<<: *x}", "cannot be read: line 1: found undefined alias"),
+        (GLOBAL + "defaults: [{override /algo: fedmas}]", "algo=fedmas: there is no such algo, did you mean fedmsa?"),
     ],
 )
 def test_broken_files(text, said, experiment, command):
     experiment("one").write_text(text + "\n")
-    for arguments in (["test/one"], ["--list"]):
-        result = command(*arguments)
-        assert (result.code, result.err.count("\n")) == (2, 1)
-        assert result.err.startswith("fedopt: experiment/test/one.yaml: ")
-        assert said in result.err
+    result = command("test/one")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.err.startswith("fedopt: experiment/test/one.yaml: ")
+    assert said in result.err
+
+
+def test_a_broken_file_in_the_list(experiment, command):
+    experiment("one").write_text(GLOBAL + "experiment: [1\n")
+    result = command("--list")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.err.startswith("fedopt: experiment/test/one.yaml: cannot be read: one.yaml, line 3: ")
 
 
 @pytest.mark.parametrize(
@@ -446,11 +545,10 @@ def test_mistakes_in_files(node, said, experiment, command):
 
 @pytest.mark.parametrize("name", published.names())
 def test_published_experiments_compose(name):
-    """Each line, and a quick one, gives a config that can be built."""
+    """Each line, also a quick one, gives a config that can be built."""
     described = published.load(name)
     lines = published.tasks(name, described, 1)
-    one = replace(described, lines=dict(list(described.lines.items())[:1]))
-    for task in [*lines, *published.tasks(name, one, 1, described.quick)]:
+    for task in [*lines, *published.tasks(name, described, 1, described.quick)]:
         config = task.config
         for cls, key in ((Budget, "budget"), (Evaluation, "eval"), (Participation, "participation")):
             build(cls, config[key], key)
@@ -474,8 +572,8 @@ def test_file_that_builds_on_another(experiment, tmp_path):
     assert (same.config["participation"]["least"], more.config["algo"]["K"]) == (2, 3)
     assert same.config["budget"] == first.config["budget"]
     content["defaults"][0] = "test/three"
-    experiment("two").write_text(yaml.safe_dump(content))
-    with pytest.raises(UserError, match=r"test/three\.yaml: there is no such file"):
+    experiment("two").write_text("# @package _global_\n" + yaml.safe_dump(content))
+    with pytest.raises(UserError, match=r"test/two\.yaml: experiment=test/three: there is no such experiment"):
         published.load("test/two", folders)
 
 

@@ -9,18 +9,17 @@ import ast
 import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from functools import reduce
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import ConfigDict, model_validator
+from pydantic import BeforeValidator, ConfigDict, model_validator
 from pydantic.dataclasses import dataclass
 from simpleeval import InvalidExpression, SimpleEval
 
 from fedopt.errors import UserError, nearest
 from fedopt.reproduce.compare import COSTS, Recorded, moments, plus_minus
-from fedopt.results.measures import better, reached
+from fedopt.results.measures import better
 
 HOLDS, FAILS, UNMEASURED = "holds", "does not hold", "not measured"
 NARROWLY = ", narrowly"  # the mean over the seeds is within its standard error of the bound
@@ -28,15 +27,24 @@ EXACT = 1e-9  # relative, of `equals`
 COLUMNS = ("says", "measure", "bound", "paper", "mean", "std", "seeds", "holds", "note")  # of claims.csv
 
 
+def _called(node: Any) -> Any:
+    """The expression min(a, b) for {min: [a, b]}; anything else as it is."""
+    if isinstance(node, dict) and len(node) == 1:
+        ((function, values),) = node.items()
+        return f"{function}({', '.join(map(str, values))})" if isinstance(values, list) else node
+    return node
+
+
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
 class Claim:
-    """says: in words; measure: the expression; paper: what the paper shows, in words; one bound on the mean over seeds.
+    """What is claimed, and one bound on the mean of a measure over the seeds.
 
-    within: at most so far from 0.
+    says: the claim in words. measure: the expression, or min, max or sum with a list of expressions, as {min: [...]}.
+    paper: what the paper shows, in words. within: the largest distance of the mean from 0.
     """
 
     says: str
-    measure: str
+    measure: Annotated[str, BeforeValidator(_called)]
     paper: str = ""
     at_least: float | None = None
     at_most: float | None = None
@@ -55,7 +63,7 @@ class Claim:
         return next(f"{sign} {value:g}" for sign, value in bounds.items() if value is not None)
 
     def distance(self, value: float) -> float:
-        """Of the value from the bound; inf for `equals`."""
+        """How far the value is from the bound, inf for `equals`."""
         bounds = [self.at_least, self.at_most, self.within, None if self.within is None else -self.within]
         return min((abs(value - bound) for bound in bounds if bound is not None), default=math.inf)
 
@@ -75,10 +83,10 @@ class Unmeasurable(Exception):
 
 
 class Measures:
-    """The words of the expressions, on the runs of one seed; every word takes a line's label first, but for `fit`.
+    """The words of the expressions, on the runs of one seed. Every word takes a line's label first; `fit` takes a series.
 
     metric: a column of metrics.csv, by default the first of the figure's y; a value that is not finite counts as the worst.
-    x: what is spent, by default the figure's x.
+    x: what is spent, by default the figure's x. All words raise Unmeasurable where the runs have no such value.
     """
 
     def __init__(
@@ -89,7 +97,7 @@ class Measures:
         points: Mapping[str, Mapping[float, str]],
         point: Mapping[str, str],
     ):
-        """runs: by label, of those lines that have ended; points, point: of the experiment, by series."""
+        """runs: label -> the run of a line that has ended. points, point: those of the experiment, by series."""
         self._runs, self._x, self._metric, self._points, self._point = runs, x, metric, points, point
 
     def final(self, label: str, metric: str | None = None) -> float:
@@ -97,9 +105,10 @@ class Measures:
         return float(self._values(label, metric)[-1])
 
     def best(self, label: str, metric: str | None = None) -> float:
-        """The largest accuracy, the least of anything else."""
-        name = metric or self._metric
-        return float(reduce(lambda a, b: better(name, a, b), self._values(label, metric), math.nan))
+        """The best value, nan where none is finite."""
+        values, sign = self._values(label, metric), self._sign(metric)
+        finite = values[np.isfinite(values)]
+        return float(sign * np.max(sign * finite)) if len(finite) else math.nan
 
     def at(self, label: str, where: float, metric: str | None = None, x: str | None = None) -> float:
         """The value at the last evaluation up to x = where."""
@@ -109,13 +118,16 @@ class Measures:
     def first(
         self, label: str, target: float, metric: str | None = None, x: str | None = None, or_end: bool = False
     ) -> float:
-        """The x at which the target is first reached; when it never is, inf, or where the run ends (`or_end`), which is less
-        than the truth: what a claim takes of those that it says are slow."""
-        hits = [reached(metric or self._metric, value, target) for value in self._values(label, metric)]
-        return self._first(np.array(hits), self._spent(label, x), or_end)
+        """The x at which the target is first reached. When it never is: inf, or with `or_end` the x at which the run ends.
+
+        That is less than the truth, and so on the safe side for the run that a claim says is slow.
+        """
+        sign = self._sign(metric)
+        hits = sign * self._values(label, metric) >= sign * target
+        return self._first(hits, self._spent(label, x), or_end)
 
     def smooth(self, label: str, n: int | None = None, metric: str | None = None, until: float = math.inf) -> float:
-        """The mean of the last n evaluations up to x = until; by default, of a fifth of them, and of at least 3."""
+        """The mean of the last n evaluations up to x = until; by default n is a fifth of them, at least 3."""
         return float(np.mean(self._last(label, n, metric, until)))
 
     def noise(self, label: str, n: int, metric: str | None = None, until: float = math.inf) -> float:
@@ -125,7 +137,7 @@ class Measures:
     def first_mean_square(
         self, label: str, target: float, metric: str | None = None, x: str | None = None, or_end: bool = False
     ) -> float:
-        """The x at which the mean of the squares so far is first at most the target; as `first`."""
+        """The x at which the mean of the squares so far is first at most the target; when it never is, as `first` has it."""
         squares = self._values(label, metric) ** 2
         hits = np.cumsum(squares) / np.arange(1, len(squares) + 1) <= target
         return self._first(hits, self._spent(label, x), or_end)
@@ -142,7 +154,7 @@ class Measures:
         return float(self._run(label).status == "diverged")
 
     def setting(self, label: str, key: str) -> float:
-        """The number that a key of the run's config has, such as 'algo.p'."""
+        """The number that the run's config has at a dotted key, such as 'algo.p'."""
         return float(self._run(label).keys[key])
 
     def fit(self, series: str) -> float:
@@ -151,15 +163,15 @@ class Measures:
         return float(np.polyfit(x, y, 1)[0])
 
     def points(self, series: str) -> dict[float, float]:
-        """y of each x of a series."""
+        """x -> y of the points of a series."""
         return {x: self.point(series, x, label) for x, label in self._points[series].items()}
 
     def point(self, series: str, x: float, label: str) -> float:
-        """y of one of them. Raises Unmeasurable."""
+        """y of one point of a series. Raises Unmeasurable."""
         return self.evaluate(self._point[series], {"x": x, "line": label})
 
     def evaluate(self, expression: str, names: Mapping[str, Any] = MappingProxyType({})) -> float:
-        """names: what else may stand in the expression. Raises Unmeasurable."""
+        """The value of an expression. names: what may stand in it besides the words. Raises Unmeasurable."""
         words = {name: getattr(self, name) for name in WORDS}
         evaluator = SimpleEval(functions={**words, **ARITHMETIC}, names=dict(names))
         try:
@@ -173,6 +185,7 @@ class Measures:
             raise Unmeasurable(str(error)) from None
 
     def has_diverged(self, labels: Iterable[str]) -> list[str]:
+        """Those of the labels whose runs were stopped as diverged."""
         return [label for label in labels if label in self._runs and self.diverged(label)]
 
     def _run(self, label: str) -> Recorded:
@@ -180,11 +193,15 @@ class Measures:
             raise Unmeasurable(f"{label} has no run that ended")
         return self._runs[label]
 
+    def _sign(self, metric: str | None) -> int:
+        """1 where more of the metric is better, -1 where less is."""
+        return 1 if better(metric or self._metric, 0, 1) == 1 else -1
+
     def _values(self, label: str, metric: str | None) -> np.ndarray:
         run, name = self._run(label), metric or self._metric
         if name not in run.columns:
             raise Unmeasurable(f"{label} has no {name}{nearest(name, run.columns)}")
-        worst = -math.inf if name.endswith("accuracy") else math.inf
+        worst = -self._sign(metric) * math.inf
         return np.nan_to_num(run.values(name), nan=worst, posinf=worst, neginf=worst)
 
     def _last(self, label: str, n: int | None, metric: str | None, until: float) -> np.ndarray:
@@ -197,7 +214,7 @@ class Measures:
         return self._run(label).spent(x or self._x)
 
 
-WORDS = (
+WORDS = [
     "final",
     "best",
     "at",
@@ -209,12 +226,18 @@ WORDS = (
     "diverged",
     "setting",
     "fit",
-)
-ARITHMETIC = {"abs": abs, "min": min, "max": max, "log10": lambda value: float(np.log10(value))}
+]
+ARITHMETIC = {
+    "abs": abs,
+    "min": min,
+    "max": max,
+    "sum": lambda *values: sum(values),
+    "log10": lambda value: float(np.log10(value)),
+}
 
 
 def check(expression: str, lines: Iterable[str], series: Iterable[str], line: bool = False) -> None:
-    """line: whether the name `line` may stand for a label. Raises UserError for what no run could give a value."""
+    """Whether runs could give the expression a value. line: the name `line` may stand for a label. Raises UserError."""
     known = {True: list(series), False: list(lines)}
     for call in _calls(expression):
         word = call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.func)
@@ -236,7 +259,7 @@ def check(expression: str, lines: Iterable[str], series: Iterable[str], line: bo
 
 
 def labels_in(expression: str) -> list[str]:
-    """Labels that an expression names, each once."""
+    """The labels that an expression names, each once."""
     first = [call.args[0] for call in _calls(expression) if call.args]
     return list(dict.fromkeys(str(a.value) for a in first if isinstance(a, ast.Constant) and isinstance(a.value, str)))
 
@@ -250,7 +273,7 @@ def _calls(expression: str) -> Iterator[ast.Call]:
 
 
 def verdict(claim: Claim, seeds: Mapping[int, Measures]) -> dict[str, Any]:
-    """A row of claims.csv: COLUMNS. `note` names the seeds that are left out, and why, and those of diverged runs, which count."""
+    """A row of claims.csv, by COLUMNS. `note` says why seeds are left out, and which runs diverged; these count."""
     values = []
     notes: dict[str, list[str]] = {}  # what is to be said -> of which seeds
     for seed, measures in seeds.items():

@@ -8,15 +8,16 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
 from fedopt.command import explain
-from fedopt.config import CONF, bases_of, composed, resolve
+from fedopt.config import CONF, composed, resolve
 from fedopt.errors import UserError, nearest
 from fedopt.reproduce.claims import Claim, check
+from fedopt.reproduce.where import filled
 from fedopt.settings import build
 
 # What a run's numbers do not depend on, but for hardware's precision, and what only says which classes fit
@@ -32,18 +33,23 @@ Cell = tuple[str, float | None]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Published:
-    """The node `experiment` of a file.
+    """The node `experiment` of a file, after its node `where` has been put into its texts (`fedopt.reproduce.where`).
 
-    minutes: on two cores, for all seeds. lines: label -> overrides on top of the file's common set-up (words or a list).
-    x: what is spent; until: where the picture ends, though runs go on. y: columns of metrics.csv, a picture each; the first is
-    what a measure takes if it names none; y_from: where the picture begins, below.
-    transform: of what is drawn. panels: title -> labels, a row of pictures each. horizontal: labels that are drawn as a
-    horizontal line at their last mean. quick: overrides of all lines for --quick.
+    paper, title: of the figure. minutes: what all runs take on two cores. seeds: the number of seeds of each line.
+    lines: label -> overrides on top of the file's common set-up, as words in one text or as a list.
+    quick: overrides of all lines for --quick.
 
-    points: series -> {x: label}, a picture of `point` against x in place of the lines' curves. point: a measure of the names
-    `line` and `x`, for all series or for each.
+    x: what is spent; until: where the picture ends, though runs may go on. y: columns of metrics.csv, a picture for each; a
+    measure that names no metric takes the first. y_from: the lower end of the y axis. transform: what is drawn of a value.
+    panels: title -> labels, a row of pictures for each. horizontal: labels that are drawn as a horizontal line at the mean of
+    their last values.
 
-    table: row -> {column: [label, what the paper's table has there, or null]}, printed with what `cell` measures of the line.
+    points: series -> {x: label}, drawn as one picture of `point` against x instead of the lines' curves. point: a measure that
+    may use the names `line` and `x`, one for all series or one for each.
+
+    table: row -> {column: [label, the number in the paper's table or null]}, printed with the measure `cell` of each line.
+
+    claims: see `Claim`; one that names axes stands for several (`fedopt.reproduce.where`).
     """
 
     paper: str
@@ -70,7 +76,7 @@ class Published:
 
     @property
     def measured(self) -> dict[str, str]:
-        """`point` of each series."""
+        """series -> its `point`."""
         return self.point if isinstance(self.point, dict) else dict.fromkeys(self.points, self.point)
 
     @model_validator(mode="after")
@@ -80,7 +86,7 @@ class Published:
         return self
 
     def check_labels(self) -> None:
-        """Raises UserError for a label that no line has, and for measures that could never be evaluated."""
+        """Check that all labels are those of lines, and that runs could give all measures a value. Raises UserError."""
         named = [*self.horizontal, *(label for labels in self.panels.values() for label in labels)]
         named += [label for row in self.table.values() for label, _ in row.values()]
         for label in [*named, *(label for series in self.points.values() for label in series.values())]:
@@ -97,7 +103,7 @@ class Published:
 
 @dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))
 class Task:
-    """A run that a line needs. config: resolved; folder: its name among the runs, the same for the same config."""
+    """A run that a line needs. config: resolved; folder: the run's name among all runs, which equal configs share."""
 
     line: str
     seed: int
@@ -107,7 +113,7 @@ class Task:
 
 
 def names(folders: Sequence[Path] = ()) -> list[str]:
-    """<paper>/<name> of every file. folders: config folders besides fedopt's."""
+    """The names <paper>/<name> of all files. folders: config folders besides fedopt's."""
     found = (path.relative_to(f / "experiment") for f in _all(folders) for path in (f / "experiment").glob("*/*.yaml"))
     return sorted({path.with_suffix("").as_posix() for path in found})
 
@@ -125,32 +131,30 @@ def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
 
 
 def load(name: str, folders: Sequence[Path] = ()) -> Published:
-    """Raises UserError in one line for a file that is broken."""
-    file = f"experiment/{name}.yaml"
-    published = build(Published, _node(name, folders), f"{file}: experiment")
+    """The experiment of a file. Raises UserError in one line for a file that is broken."""
     try:
+        published = build(Published, filled(_node(name, folders)), "experiment")
         published.check_labels()
     except UserError as error:
-        raise UserError(f"{file}: {error}") from None
+        raise UserError(f"experiment/{name}.yaml: {error}") from None
     return published
 
 
 def _node(name: str, folders: Sequence[Path]) -> dict[str, Any]:
-    """The node `experiment` of a file, on top of those of the experiments that the file builds on, as Hydra merges them."""
-    file = f"experiment/{name}.yaml"
-    path = next((path for folder in _all(folders) if (path := folder / file).exists()), None)
-    if path is None:
-        raise UserError(f"{file}: there is no such file")
+    """The node `experiment` of the config that the file composes to. Raises UserError."""
+    overrides = [f"experiment={name}"]
     try:
-        content = yaml.safe_load(path.read_text())
+        node = composed(overrides, folders).get("experiment")
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read: {_where(error)}") from None
-    if not isinstance(content, dict) or not isinstance(content.get("experiment"), dict):
-        raise UserError(f"{file}: has no node experiment")
-    bases = (_node(base, folders) for base in bases_of(content))
-    merged = OmegaConf.to_container(OmegaConf.merge(*bases, content["experiment"]))
-    assert isinstance(merged, dict)
-    return {str(key): value for key, value in merged.items()}
+        raise UserError(f"cannot be read: {_where(error)}") from None
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explain(error, overrides)) from None
+    read = OmegaConf.to_container(node) if isinstance(node, DictConfig) else None
+    if not isinstance(read, dict) or not read:
+        raise UserError("has no node experiment")
+    if "experiment" in read:
+        raise UserError("must begin with the line '# @package _global_'")
+    return {str(key): value for key, value in read.items()}
 
 
 def tasks(
@@ -194,4 +198,4 @@ def _all(folders: Sequence[Path]) -> list[Path]:
 def _where(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"line {mark.line + 1}: {problem}" if mark else problem
+    return f"{Path(mark.name).name}, line {mark.line + 1}: {problem}" if mark else problem

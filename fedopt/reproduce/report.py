@@ -1,4 +1,4 @@
-"""What the runs of a published experiment say: its figure, its table, its claims."""
+"""The figure, the table and the claims of a published experiment, from its runs."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -49,12 +49,13 @@ def report(published: Published, needed: Sequence[Task], runs: Path, folder: Pat
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
+    """Write the table as CSV, all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, table.to_csv(index=False).encode())
 
 
 def _curves(published: Published, ended: Mapping[int, Mapping[str, Recorded]]) -> pd.DataFrame:
-    """line, seed, x, y...: one row an evaluation, as it was measured."""
+    """A row for each evaluation, with the columns line, seed, the figure's x and its metrics y."""
     parts = [
         pd.DataFrame({"line": label, "seed": seed, published.x: lines[label].cost, **_columns(published, lines[label])})
         for label in published.lines
@@ -69,7 +70,7 @@ def _columns(published: Published, run: Recorded) -> dict[str, np.ndarray]:
 
 
 def _points(published: Published, seeds: Mapping[int, Measures]) -> pd.DataFrame:
-    """series, x, seed, y; y is nan where it cannot be measured."""
+    """A row for each point and seed, with the columns series, x, seed, y; y is nan where it cannot be measured."""
     rows = []
     for series, points in published.points.items():
         for x, label in points.items():
@@ -83,7 +84,7 @@ def _points(published: Published, seeds: Mapping[int, Measures]) -> pd.DataFrame
 
 
 def _table(published: Published, seeds: Mapping[int, Measures]) -> pd.DataFrame:
-    """row, column, paper, mean, std, seeds: a row for each cell; seeds that cannot be measured are left out."""
+    """A row for each cell of the paper's table, over the seeds that can be measured."""
     rows = []
     for row, cells in published.table.items():
         for column, (label, paper) in cells.items():
@@ -96,7 +97,7 @@ def _table(published: Published, seeds: Mapping[int, Measures]) -> pd.DataFrame:
 
 
 def _shown(published: Published, cells: pd.DataFrame) -> Table:
-    """As the paper has it, its numbers in brackets."""
+    """The table in the paper's layout, with the paper's numbers in brackets."""
     columns = list(dict.fromkeys(cells["column"]))
     table = Table("", *columns, caption="measured (paper)")
     for row in published.table:
@@ -111,7 +112,7 @@ def _beside_paper(cell: pd.Series) -> str:
 
 
 def draw_curves(path: Path, published: Published, lines: Mapping[str, list[Recorded]]) -> None:
-    """A row of pictures for each panel, a column for each metric; the same colour for the same line everywhere."""
+    """Draw a row of pictures for each panel and a column for each metric. A line has the same colour in all of them."""
     panels = published.panels or {"": list(published.lines)}
     shape = len(panels), len(published.y)
     figure, grid = _figure(published, *shape, len(lines))
@@ -147,7 +148,7 @@ def _transformed(run: Recorded, metric: str, published: Published) -> Recorded:
 
 
 def draw_points(path: Path, published: Published, table: pd.DataFrame) -> None:
-    """Mean and standard deviation of each point; values that are not finite are left out."""
+    """Draw the mean and the standard deviation of each point, over its finite values."""
     figure, grid = _figure(published, 1, 1, len(published.points))
     axes = grid[0][0]
     for j, series in enumerate(published.points):

@@ -99,7 +99,7 @@ def _positive(text: str) -> int:
 
 
 def reproduce(wanted: Sequence[str], folders: Sequence[Path], given: argparse.Namespace) -> int:
-    """Run what is not done yet, then draw and judge each experiment. Returns 1 when a run failed, else 0."""
+    """Run what is not done yet, then draw and judge each experiment. Returns 1 when a run failed, else 0. Raises UserError."""
     plans: dict[str, tuple[Published, list[Task]]] = {}
     for name in wanted:
         published = load(name, folders)
@@ -127,7 +127,10 @@ def reproduce(wanted: Sequence[str], folders: Sequence[Path], given: argparse.Na
 
 
 def run_all(needed: Sequence[Task], runs: Path, jobs: int) -> dict[str, str]:
-    """Those that have not ended, up to `jobs` at a time, each in a process of its own. Returns why runs failed, by folder."""
+    """Do the runs that have not ended, up to `jobs` at a time, each in a process of its own.
+
+    Returns folder -> why the run failed, for those that did.
+    """
     waiting = [task for task in needed if RunFolder(runs / task.folder).status() not in ENDED]
     done = len(needed) - len(waiting)
     if done:
@@ -180,7 +183,7 @@ def _work(task: Task, folder: Path, jobs: int) -> None:
 
 
 def _outcome(path: Path, task: Task, exitcode: int | None) -> tuple[str, str]:
-    """Status, and the last values or what went wrong."""
+    """The status of a run, and a text with its last values or with what went wrong."""
     summary = RunFolder(path).summary()
     status = str(summary.get("status", "failed"))
     if status == "failed" or (exitcode and status not in ENDED):
@@ -197,7 +200,7 @@ def _results(output: Path, name: str, quick: bool) -> Path:
 
 
 def show(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
-    """The table of --list."""
+    """Print the table of --list. Raises UserError for a file that is broken."""
     table = Table("name", "paper", "title", "minutes", "state")
     for name in known:
         published = load(name, folders)
@@ -206,7 +209,7 @@ def show(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
 
 
 def state(output: Path, name: str) -> str:
-    """Of the runs that the experiment needed when it was last asked for: "-", "5/12 runs" or "done"."""
+    """How far an experiment is, by the runs that it needed when it was last asked for: "-", "5/12 runs" or "done"."""
     listed = _results(output, name, quick=False) / "runs.csv"
     if not listed.exists():
         return "-"
@@ -216,7 +219,7 @@ def state(output: Path, name: str) -> str:
 
 
 def claims_table(wanted: Sequence[str], output: Path) -> str:
-    """Markdown: a row for each claim of the experiments that have been run, and the names of the others."""
+    """The claims as Markdown: a row for each claim of the experiments that have been run, and the names of the others."""
     rows, absent = [], []
     for name in wanted:
         path = _results(output, name, quick=False) / "claims.csv"
@@ -238,7 +241,7 @@ def claims_table(wanted: Sequence[str], output: Path) -> str:
 
 
 def _between_markers(path: Path, text: str) -> None:
-    """Raises UserError where the file lacks the markers."""
+    """Put the text between the markers of the file. Raises UserError where it lacks them."""
     content = path.read_text()
     before, begin, rest = content.partition(BEGIN)
     _, end, after = rest.partition(END)

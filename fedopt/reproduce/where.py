@@ -1,0 +1,201 @@
+"""Names in the texts of an experiment file, so that a line is said once and panels, table and claims refer to it.
+
+The node `where` of the file gives values to names:
+
+    where:
+      method: [FedAvg, ZO-HFL]                 # an axis: its values
+      alpha: [1000, 1]
+      cohort(alpha): [9, 5]                    # a function of an axis: a value for each of the axis's
+      step(method, alpha): {FedAvg: [0.1, 0.01], ZO-HFL: [1, 1]}
+    lines:
+      "{method}, alpha = {alpha}": algo.eta={step} participation.cohort={cohort}
+    panels:
+      alpha = {alpha}: ["{method}, alpha = {alpha}"]
+
+A key that names axes stands for a key for each combination of their values, which the names then have in everything under the key:
+four lines here and two panels. A text in a list that names further axes stands for as many texts: each panel has both methods.
+Combinations are in the order of `where`; the axis that is given first varies slowest.
+
+A claim whose `says` names axes stands for a claim for each combination. Its `for` maps axes to those of their values that the claim
+is about. A node with `for` and `claims` is a group: all its claims for the first combination of the axes in `for`, a mapping or a
+list of axes, then all for the next.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from fedopt.errors import UserError, nearest
+
+_IN_TEXT = re.compile(r"\{(\w+)\}")
+_KEY = re.compile(r"(\w+)(?:\(([^()]+)\))?")  # name, or name(axis, axis)
+
+
+@dataclass(frozen=True)
+class Where:
+    """The values that names have at some place of a file.
+
+    axes: the values that each axis may have there; functions: the axes of each name and its values, in nested mappings from
+    the values of these axes. An axis is a function of itself. All values are texts.
+    """
+
+    axes: Mapping[str, list[str]]
+    functions: Mapping[str, tuple[list[str], Any]]
+
+    @classmethod
+    def read(cls, node: Any) -> "Where":
+        """From the node `where`. Raises UserError for a key or a value that makes no sense."""
+        if not isinstance(node, dict):
+            raise UserError("where: must give values to names")
+        axes: dict[str, list[str]] = {}
+        functions: dict[str, tuple[list[str], Any]] = {}
+        for key in sorted(node, key=lambda key: "(" in str(key)):  # axes, then what depends on them
+            match = _KEY.fullmatch(str(key))
+            if not match:
+                raise UserError(
+                    f"where.{key}: must be a name, or a name and the axes that it depends on, name(axis, axis)"
+                )
+            name, depends = match[1], match[2].split(",") if match[2] else []
+            if name in functions:
+                raise UserError(f"where.{name}: is given twice")
+            if depends:
+                known = [_known(axis.strip(), axes, f"where.{name}") for axis in depends]
+                functions[name] = known, _by_value(node[key], known, axes, f"where.{name}")
+            else:
+                axes[name] = _texts(node[key], f"where.{name}")
+                functions[name] = [name], {value: value for value in axes[name]}
+        return cls(axes, functions)
+
+    def only(self, chosen: Any) -> "Where":
+        """With fewer values of some axes. chosen: axis -> one of its values or a list of them, or a list of axes, which keep all.
+
+        Raises UserError for an axis or a value that there is not.
+        """
+        if not isinstance(chosen, dict | list):
+            raise UserError(f"for={chosen}: must be a list of axes, or map axes to some of their values")
+        narrowed = dict(self.axes)
+        for axis in chosen:
+            known = self.axes[_known(axis, self.axes, "for")]
+            if isinstance(chosen, dict):
+                values = chosen[axis] if isinstance(chosen[axis], list) else [chosen[axis]]
+                narrowed[axis] = _texts(values, f"for.{axis}")
+                if wrong := [value for value in narrowed[axis] if value not in known]:
+                    raise UserError(f"for.{axis}={wrong[0]}: there is no such value; there are {', '.join(known)}")
+        return replace(self, axes=narrowed)
+
+    def each(self, names: Sequence[str]) -> Iterator["Where"]:
+        """One for each combination of values of the axes that are named, or that the functions named depend on."""
+        depends = {axis for name in names for axis in self._function(name)[0]}
+        varied = [axis for axis in self.axes if axis in depends]
+        for values in product(*([[value] for value in self.axes[axis]] for axis in varied)):
+            yield replace(self, axes={**self.axes, **dict(zip(varied, values, strict=True))})
+
+    def keyed(self, node: Mapping[Any, Any]) -> Iterator[tuple[str, Any, "Where"]]:
+        """The keys that those of a node stand for, their values as they are written, and what the names are there."""
+        seen = set()
+        for key, value in node.items():
+            for here in self.each(_names_in(key)):
+                text = here.text(str(key))
+                if text in seen:
+                    raise UserError(f"{text}: is given twice")
+                seen.add(text)
+                yield text, value, here
+
+    def filled(self, node: Any) -> Any:
+        """The node with values in place of names in all keys and texts. Raises UserError for a name without one value."""
+        if isinstance(node, dict):
+            return {key: here.filled(value) for key, value, here in self.keyed(node)}
+        if isinstance(node, list):
+            return [here.filled(item) for item in node for here in self.each(_names_in(item))]
+        return self.text(node) if isinstance(node, str) else node
+
+    def text(self, template: str) -> str:
+        """The template with values in place of names. Raises UserError for a name without one value."""
+        try:
+            return _IN_TEXT.sub(lambda found: self._value(found[1]), template)
+        except UserError as error:
+            raise UserError(f"'{template}': {error}") from None
+
+    def _value(self, name: str) -> str:
+        depends, values = self._function(name)
+        for axis in depends:
+            if len(self.axes[axis]) > 1:
+                raise UserError(f"{{{name}}}: {axis} may be {', '.join(self.axes[axis])} here")
+            (value,) = self.axes[axis]
+            if value not in values:
+                raise UserError(f"{{{name}}}: has no value for {axis} = {value}")
+            values = values[value]
+        return str(values)
+
+    def _function(self, name: str) -> tuple[list[str], Any]:
+        if name not in self.functions:
+            raise UserError(f"{{{name}}}: where has no such name{nearest(name, list(self.functions))}")
+        return self.functions[name]
+
+
+def filled(node: dict[str, Any]) -> dict[str, Any]:
+    """The node `experiment` of a file without `where`, whose values stand in place of the names. Raises UserError."""
+    where = Where.read(node.get("where", {}))
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        if key == "lines" and isinstance(value, dict):
+            found[key] = {
+                label: [here.text(str(word)) for word in words] if isinstance(words, list) else here.filled(words)
+                for label, words, here in where.keyed(value)
+            }
+        elif key == "claims":
+            found[key] = list(_claims(value, where))
+        elif key != "where":
+            found[key] = where.filled(value)
+    return found
+
+
+def _claims(nodes: Any, where: Where) -> Iterator[dict[str, Any]]:
+    if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
+        raise UserError("claims: must be a list of claims, or of groups of claims")
+    for node in nodes:
+        among = node.get("for", [])
+        here = where.only(among)
+        if "claims" in node:
+            if unknown := node.keys() - {"for", "claims"}:
+                raise UserError(f"claims: {min(unknown)}: a group has no such key; it has for and claims")
+            for each in here.each(list(among)):
+                yield from _claims(node["claims"], each)
+        else:
+            claim = {key: value for key, value in node.items() if key != "for"}
+            yield from (each.filled(claim) for each in here.each(_names_in(claim.get("says"))))
+
+
+def _names_in(text: Any) -> list[str]:
+    """The names in the curly brackets of a text; none for what is no text."""
+    return _IN_TEXT.findall(text) if isinstance(text, str) else []
+
+
+def _known(axis: Any, axes: Mapping[str, Any], where: str) -> str:
+    if axis not in axes:
+        raise UserError(f"{where}: {axis}: there is no such axis{nearest(str(axis), list(axes))}")
+    return str(axis)
+
+
+def _texts(values: Any, where: str) -> list[str]:
+    if not isinstance(values, list) or not values:
+        raise UserError(f"{where}: must be a list of values")
+    return [str(value) for value in values]
+
+
+def _by_value(node: Any, depends: Sequence[str], axes: Mapping[str, list[str]], where: str) -> Any:
+    """Nested mappings from the values of the axes; a list has its values in the order of an axis, and None is an empty text."""
+    if not depends:
+        if isinstance(node, dict | list):
+            raise UserError(f"{where}={node}: must be one value")
+        return "" if node is None else str(node)
+    axis, *rest = depends
+    if isinstance(node, list):
+        if len(node) != len(axes[axis]):
+            raise UserError(f"{where}: has {len(node)} values for {len(axes[axis])} of {axis}")
+        node = dict(zip(axes[axis], node, strict=True))
+    if not isinstance(node, dict):
+        raise UserError(f"{where}={node}: must be a list or a mapping over {axis}")
+    return {str(value): _by_value(of, rest, axes, where) for value, of in node.items()}
