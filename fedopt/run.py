@@ -21,7 +21,7 @@ from fedopt.federation import ranks
 from fedopt.results import checkpoint, figures
 from fedopt.results.card import run_card
 from fedopt.results.folder import MetricsFile, RunFolder
-from fedopt.results.identity import numbers
+from fedopt.results.identity import identity, numbers, refuse_other
 from fedopt.results.progress import Display
 from fedopt.results.trackers import Tracker
 from fedopt.settings import build_target
@@ -102,15 +102,16 @@ class Run:
                 if writer is not None:
                     writer.close()
         if self.main:
-            figures.metrics(self.folder.path / "metrics.png", self.folder.metrics)
+            figures.metrics(self.folder.path / "metrics.png", self.folder.metrics, experiment.problem.metrics)
         return status
 
     def _how_to_begin(self) -> str:
         """Anew, at the checkpoint ("resume"), or not at all ("done")."""
         if not (self.config["resume"] and self.folder.checkpoint.exists()):
             return "anew"
-        self._same_config()
-        return "done" if self.folder.status() == "finished" and self._budget_unchanged() else "resume"
+        before = self.folder.config()
+        refuse_other(self.folder.path, numbers(before), numbers(self.config))
+        return "done" if self.folder.status() == "finished" and identity(before) == identity(self.config) else "resume"
 
     def _loop(
         self, e: Experiment, state: Any, interrupt: Interrupt, display: Display, resuming: bool, logger: Any
@@ -246,26 +247,6 @@ class Run:
             },
         )
         self.folder.log(f"{datetime.now(UTC).isoformat(timespec='seconds')} {status} after {self.round} rounds")
-
-    def _same_config(self) -> None:
-        """A run is resumed under the config it was begun with, but for the budget and where it runs. Raises UserError."""
-        path = self.folder.path / "config.yaml"
-        try:
-            before = yaml.safe_load(path.read_text())
-        except (OSError, yaml.YAMLError) as error:
-            raise UserError(
-                f"{path}: cannot be read ({str(error).splitlines()[0]}); choose another output_dir"
-            ) from None
-        old, new = numbers(before), numbers(self.config)
-        for key in sorted(old.keys() | new.keys()):
-            if old.get(key) != new.get(key):
-                raise UserError(
-                    f"resume: the run in {self.folder.path} was begun with {key}={old.get(key)}, not {new.get(key)}; "
-                    f"give the same value, or another output_dir"
-                )
-
-    def _budget_unchanged(self) -> bool:
-        return yaml.safe_load((self.folder.path / "config.yaml").read_text())["budget"] == self.config["budget"]
 
 
 def execute(

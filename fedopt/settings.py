@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections.abc import Hashable
 from functools import cache
 from typing import Annotated, Any, Literal, NotRequired, TypeVar, get_type_hints
 
@@ -161,13 +160,9 @@ def build(cls: type[T], node: Any, where: str = "", **given: Any) -> T:
     where: the node's dotted key, empty for the whole config. given: fields that have no key. Raises UserError, which names the key,
     the value and what is allowed.
     """
-    checked: Any = cls
-    try:
-        if is_pydantic_dataclass(cls):
-            return TypeAdapter(checked).validate_python(node)
-        values = TypeAdapter(_keys_of(checked, *given)).validate_python(node)
-    except ValidationError as error:
-        raise UserError("; ".join(_message(e, where) for e in error.errors(include_url=False)[:3])) from None
+    values = checked(cls, node, where, *given)
+    if isinstance(values, cls):
+        return values
     try:
         return cls(**given, **values)
     except ValueError as error:
@@ -176,22 +171,15 @@ def build(cls: type[T], node: Any, where: str = "", **given: Any) -> T:
         raise UserError(f"{where}: {error}") from None
 
 
-@cache
-def _keys_of(cls: Hashable, *given: str) -> Any:
-    """The fields of a dataclass and their types, without those that are given."""
-    assert isinstance(cls, type)
-    hints = get_type_hints(cls, include_extras=True)
-    fields = [f for f in dataclasses.fields(cls) if f.init and f.name not in given]
-    keys = {f.name: hints[f.name] if f.default is dataclasses.MISSING else NotRequired[hints[f.name]] for f in fields}
-    typed = TypedDict(cls.__name__, keys)  # type: ignore[misc]
-    typed.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)  # type: ignore[attr-defined]
-    return typed
-
-
 def build_target(node: dict[str, Any], where: str, **given: Any) -> Any:
-    """An object of the class that the node's `_target_` names; keys that begin with an underscore are not its fields.
+    """An object of the class that the node's `_target_` names. given: as of `build`. Raises UserError, as `target` and `build`."""
+    return build(*target(node, where), where, **given)
 
-    given: as of `build`. Raises UserError for a class that cannot be built and for whatever `build` refuses.
+
+def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
+    """The class that the node's `_target_` names, and the node's keys but for those that begin with an underscore.
+
+    Raises UserError for a class that cannot be built.
     """
     if "_target_" not in node:
         raise UserError(f"{where}._target_: is missing, the class to build")
@@ -205,7 +193,29 @@ def build_target(node: dict[str, Any], where: str, **given: Any) -> Any:
     if lacking or not dataclasses.is_dataclass(cls):
         why = f"does not define {', '.join(lacking)}" if lacking else "is not a dataclass"
         raise UserError(f"{where}._target_={node['_target_']}: {cls.__name__} {why}")
-    return build(cls, {key: value for key, value in node.items() if not key.startswith("_")}, where, **given)
+    return cls, {key: value for key, value in node.items() if not key.startswith("_")}
+
+
+def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
+    """The values of a dataclass' fields from its config node, of their types, by name; of a pydantic dataclass, the object.
+
+    given: fields that have no key. Raises UserError, as `build`.
+    """
+    try:
+        return TypeAdapter(cls if is_pydantic_dataclass(cls) else _keys_of(cls, *given)).validate_python(node)
+    except ValidationError as error:
+        raise UserError("; ".join(_message(e, where) for e in error.errors(include_url=False)[:3])) from None
+
+
+@cache
+def _keys_of(cls: Any, *given: str) -> Any:
+    """The fields of a dataclass that have keys, as the type of a config node."""
+    hints = get_type_hints(cls, include_extras=True)
+    fields = [f for f in dataclasses.fields(cls) if f.init and f.name not in given]
+    keys = {f.name: hints[f.name] if f.default is dataclasses.MISSING else NotRequired[hints[f.name]] for f in fields}
+    typed = TypedDict(cls.__name__, keys)  # type: ignore[misc]
+    typed.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)  # type: ignore[attr-defined]
+    return typed
 
 
 _KINDS = {

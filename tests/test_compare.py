@@ -1,8 +1,8 @@
 """fedopt-compare on run folders made by hand."""
 
 import json
-import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,8 @@ import pytest
 import yaml
 from command import code_of
 
+from fedopt.metrics import TEST_ACCURACY, TRAIN_LOSS, Metric
 from fedopt.reproduce import compare
-from fedopt.results.measures import better, reached
 
 FEDMSA = {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "_solves_": ["bilevel", "minimisation"], "K": 5}
 FEDAVG = {"_target_": "fedopt.algorithms.fedavg.FedAvg", "_solves_": ["minimisation"], "eta": 0.1}
@@ -28,6 +28,9 @@ def record(folder, values, seed=0, metric="test_accuracy", every=10, status="fin
     for r, value in zip(range(0, 10_000, every), values, strict=False):
         lines.append(f"{r},{2 * r},{100 * r},{50 * r},{7 * r},{0.5 * r},0.25,{value}")
     (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    described = TEST_ACCURACY if metric == "test_accuracy" else Metric(metric, metric, scale="log")
+    card = {"metrics": [asdict(described), asdict(TRAIN_LOSS)]}
+    (folder / "run.json").write_text(json.dumps(card))
     (folder / "summary.json").write_text(json.dumps({"status": status}))
     return folder
 
@@ -134,7 +137,7 @@ def test_groups_by_what_differs(tmp_path):
     assert keys({}, {"problem": {**MCO, "d": 20, "_class_": "other"}}) == ["problem.d"]
     assert keys({"partitioner": {"clients": 2}}, {"partitioner": {"clients": 2.0}}) == ["algo"]
     assert keys({"participation": {"cohort": None}}, {"participation": {"cohort": 3}}) == ["participation.cohort"]
-    clients = [{"population": {"clients": n}, "partitioner": {"clients": n}} for n in (2, 3)]
+    clients = [{"partitioner": {"clients": n}} for n in (2, 3)]
     assert keys(*clients) == ["partitioner.clients"]
 
 
@@ -279,13 +282,40 @@ def test_picture(tmp_path, monkeypatch):
 
 
 def test_better_and_reached():
-    assert (better("test_accuracy", 1, 2), better("distance", 1, 2)) == (2, 1)
-    assert better("distance", float("nan"), 2) == better("distance", 2, float("-inf")) == 2
-    assert (reached("test_accuracy", 2, 2), reached("test_accuracy", 1.9, 2)) == (True, False)
-    assert (reached("objective", 2, 2), reached("objective", 2.1, 2)) == (True, False)
-    assert not reached("objective", float("nan"), 2)
+    """By what a metric says of itself, whatever its name."""
+    auc, nll, nan = Metric("auc", "AUC", better="higher"), Metric("nll", "loss"), float("nan")
+    assert (auc.best([1, 2]), nll.best([1, 2])) == (2, 1)
+    assert nll.best([nan, 2]) == nll.best([2, float("-inf")]) == 2
+    assert np.isnan(nll.best([nan]))
+    assert (auc.reached(2, 2), auc.reached(1.9, 2)) == (True, False)
+    assert (nll.reached(2, 2), nll.reached(2.1, 2)) == (True, False)
+    assert not nll.reached(nan, 2)
+    assert (auc.worst, nll.worst) == (-np.inf, np.inf)
+    assert (Metric("a", "A", "%").title, nll.title) == ("A (%)", "loss")
 
 
-def test_starts_without_torch():
-    check = "import sys, fedopt.reproduce.compare; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
+def test_a_users_metric_is_taken_as_it_says(tmp_path, command):
+    """No name decides: the best AUC is the largest, and it is the default since its problem names it first."""
+    auc = Metric("auc", "area under the curve", better="higher")
+    for seed, values in enumerate([(0.5, 0.9, 0.7), (0.5, 0.6, 0.8)]):
+        folder = record(tmp_path / "runs" / str(seed), values, seed, metric="auc")
+        (folder / "run.json").write_text(json.dumps({"metrics": [asdict(auc), asdict(TRAIN_LOSS)]}))
+    _, csv, _, err = command(tmp_path / "runs", "--target", 0.8)
+    (row,) = csv.to_dict("records")
+    assert err == ""
+    assert row["best_auc_mean"] == pytest.approx(0.85)
+    assert row["reached"] == 2
+
+
+def test_other_budgets_and_precisions_are_other_runs(tmp_path, command):
+    for seed in (0, 1):
+        for rounds in (5, 50):
+            record(tmp_path / f"{seed}-{rounds}", (1, rounds), seed, budget={"rounds": rounds})
+        record(
+            tmp_path / f"{seed}-f64", (1, 7), seed, budget={"rounds": 5}, hardware={"dtype": "float64", "threads": seed}
+        )
+    _, csv, _, _ = command(tmp_path)
+    assert sorted(csv["final_test_accuracy_mean"]) == [5, 7, 50]
+    assert set(csv["seeds"]) == {2}
+    assert {"budget.rounds", "hardware.dtype"} <= set(csv.columns)
+    assert "hardware.threads" not in csv.columns

@@ -18,7 +18,7 @@ from test_compare import FEDAVG, record
 from fedopt.errors import UserError
 from fedopt.reproduce import claims, compare, published, report, reproduce
 from fedopt.results.folder import RunFolder
-from fedopt.settings import Budget, Evaluation, Participation, build, build_target
+from fedopt.settings import Budget, Evaluation, Participation, build, checked, target
 
 TINY = {"problem": {"examples": 40}, "budget": {"rounds": 4}, "eval": {"every": 1}, "hardware": {"threads": 1}}
 FEDMSA = {"paper": "Test", "title": "a test", "minutes": 1, "seeds": 2, "y": "distance", "lines": {"FedMSA": []}}
@@ -553,7 +553,7 @@ def test_published_experiments_compose(name):
         for cls, key in ((Budget, "budget"), (Evaluation, "eval"), (Participation, "participation")):
             build(cls, config[key], key)
         for group in ("algo", "problem", "partitioner"):
-            build_target(config[group], group)
+            checked(*target(config[group], group), group, *(["world"] if group == "problem" else []))
     assert len({task.folder for task in lines}) == len(lines)
 
 

@@ -24,8 +24,8 @@ LARGEST_VECTOR, LARGEST_VECTOR_THREADED = 750 * 2**10, 4 * 2**20  # bytes, with 
 class Stack(NamedTuple):
     """Clients that are run at once.
 
-    clients: their numbers, [n]. whole, drawn: as `draws.draw` gives them. memory, own: what each client has to itself, [n, ...]: its
-    row of the memory, and its part of the message; None where there is none.
+    clients: their numbers, [n]. whole, drawn: as `draws.draw` gives them. memory, own: the rows of the memory and the parts of the
+    message that belong to each of them, [n, ...]; None where there are none.
     """
 
     clients: np.ndarray

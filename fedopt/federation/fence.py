@@ -68,7 +68,8 @@ def _globals(code: CodeType) -> tuple[str, ...]:
 
 def carries(value: Any, seen: set[int]) -> bool:
     """Whether a value is a tensor, an array or a random generator, or holds one. seen: identities that were looked at before."""
-    known = _verdict(type(value))
+    kind: Any = type(value)
+    known = _verdict(kind)
     if known is not None or id(value) in seen:
         return bool(known)
     seen.add(id(value))
@@ -77,7 +78,7 @@ def carries(value: Any, seen: set[int]) -> bool:
 
 
 @cache
-def _verdict(kind: type) -> bool | None:
+def _verdict(kind: Any) -> bool | None:
     """Whether values of a type are data of the server's, None where that depends on what they hold."""
     if issubclass(kind, (*NUMBERS, *NAMED)):
         return False

@@ -18,8 +18,9 @@ from pydantic.dataclasses import dataclass
 from simpleeval import InvalidExpression, SimpleEval
 
 from fedopt.errors import UserError, nearest
-from fedopt.reproduce.compare import COSTS, Recorded, moments, plus_minus
-from fedopt.results.measures import better
+from fedopt.metrics import Metric
+from fedopt.reproduce.compare import Recorded, moments, plus_minus
+from fedopt.results.figures import COSTS
 
 HOLDS, FAILS, UNMEASURED = "holds", "does not hold", "not measured"
 NARROWLY = ", narrowly"  # the mean over the seeds is within its standard error of the bound
@@ -106,9 +107,8 @@ class Measures:
 
     def best(self, label: str, metric: str | None = None) -> float:
         """The best value, nan where none is finite."""
-        values, sign = self._values(label, metric), self._sign(metric)
-        finite = values[np.isfinite(values)]
-        return float(sign * np.max(sign * finite)) if len(finite) else math.nan
+        values = self._values(label, metric)
+        return self._described(label, metric).best(map(float, values))
 
     def at(self, label: str, where: float, metric: str | None = None, x: str | None = None) -> float:
         """The value at the last evaluation up to x = where."""
@@ -122,9 +122,9 @@ class Measures:
 
         That is less than the truth, and so on the safe side for the run that a claim says is slow.
         """
-        sign = self._sign(metric)
-        hits = sign * self._values(label, metric) >= sign * target
-        return self._first(hits, self._spent(label, x), or_end)
+        described = self._described(label, metric)
+        hits = [described.reached(value, target) for value in self._values(label, metric)]
+        return self._first(np.array(hits), self._spent(label, x), or_end)
 
     def smooth(self, label: str, n: int | None = None, metric: str | None = None, until: float = math.inf) -> float:
         """The mean of the last n evaluations up to x = until; by default n is a fifth of them, at least 3."""
@@ -193,15 +193,14 @@ class Measures:
             raise Unmeasurable(f"{label} has no run that ended")
         return self._runs[label]
 
-    def _sign(self, metric: str | None) -> int:
-        """1 where more of the metric is better, -1 where less is."""
-        return 1 if better(metric or self._metric, 0, 1) == 1 else -1
+    def _described(self, label: str, metric: str | None) -> Metric:
+        return self._run(label).metric(metric or self._metric)
 
     def _values(self, label: str, metric: str | None) -> np.ndarray:
         run, name = self._run(label), metric or self._metric
         if name not in run.columns:
             raise Unmeasurable(f"{label} has no {name}{nearest(name, run.columns)}")
-        worst = -self._sign(metric) * math.inf
+        worst = run.metric(name).worst
         return np.nan_to_num(run.values(name), nan=worst, posinf=worst, neginf=worst)
 
     def _last(self, label: str, n: int | None, metric: str | None, until: float) -> np.ndarray:

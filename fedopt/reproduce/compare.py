@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,30 +23,29 @@ from rich.table import Table
 from rich.text import Text
 
 from fedopt.command import Parser, answer
+from fedopt.config import flat
 from fedopt.errors import UserError, nearest
-from fedopt.results.figures import COUNTERS, LABELS, plt, set_scale
-from fedopt.results.folder import ENDED, RunFolder, write_atomically
-from fedopt.results.measures import better, reached
+from fedopt.metrics import Metric
+from fedopt.results.figures import COSTS, plt, set_scale
+from fedopt.results.folder import ENDED, RunFolder, read_json, write_atomically
+from fedopt.results.identity import identity
 
-COSTS = {
-    "comm_rounds": ("comm_rounds",),
-    "bytes": ("bytes_down", "bytes_up"),
-    "seconds": ("train_seconds",),
-    "round": ("round",),
-}
-USUAL_METRICS = ("test_accuracy", "distance", "objective")  # the first that a run has is the default
 CLASSES = ("algo", "problem", "dataset", "partitioner")  # config groups that stand for the class that they name
-# What does not tell groups apart of itself; population only feeds partitioner.clients and participation.cohort
-NOT_GROUPED = ("seed", "output_dir", "resume", "name", "hardware", "budget", "logger", "population")
 ABSENT = "-"  # the value of a key that a run does not have
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run as its folder has it. keys: dotted config keys, values as text; cost: [rows] of x; table: metrics.csv."""
+    """A run as its folder has it.
+
+    keys: dotted config keys, values as text; apart: those in which another run with other numbers differs, but for the seed.
+    metrics: what they say of themselves, by name. cost: [rows] of x; table: metrics.csv.
+    """
 
     folder: Path
     keys: dict[str, str]
+    apart: Sequence[str]
+    metrics: dict[str, Metric]
     status: str
     cost: np.ndarray
     table: pd.DataFrame
@@ -56,6 +54,10 @@ class Recorded:
     def columns(self) -> list[str]:
         return [str(name) for name in self.table.columns]
 
+    def metric(self, name: str) -> Metric:
+        """What a column says of itself; of a column that is no metric, less is better."""
+        return self.metrics.get(name, Metric(name, name))
+
     def values(self, metric: str) -> np.ndarray:
         """[rows], nan for whatever is not finite."""
         values = self.table[metric].to_numpy(dtype=float)
@@ -63,7 +65,7 @@ class Recorded:
 
     def spent(self, x: str) -> np.ndarray:
         """[rows] of another x than that of `cost`."""
-        return self.table[list(COSTS[x])].to_numpy(dtype=float).sum(axis=1)
+        return self.table[list(COSTS[x][0])].to_numpy(dtype=float).sum(axis=1)
 
     def group(self, by: Sequence[str]) -> tuple[str, ...]:
         return tuple(self.keys.get(key, ABSENT) for key in by)
@@ -97,7 +99,7 @@ def _arguments() -> argparse.Namespace:
     parser = Parser(prog="fedopt-compare", description="Compare runs: a table, compare.csv and compare.png.")
     add = parser.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or one that holds some at any depth")
-    add("--metric", help="a column of metrics.csv (default: test_accuracy, distance, objective or the last)")
+    add("--metric", help="a column of metrics.csv (default: the first that the problem names)")
     add("--x", choices=COSTS, default="comm_rounds", help="what a run spends (default: comm_rounds)")
     add("--target", type=float, help="say how much x it took to reach this value of the metric")
     add("--group-by", metavar="KEY,...", help="keys of config.yaml, such as algo,algo.K (default: all that differ)")
@@ -141,37 +143,42 @@ def _folders(paths: Sequence[Path]) -> list[Path]:
 
 def read(folder: Path, x: str) -> Recorded:
     """Its rows that are whole so far. Raises OSError, ValueError, YAMLError or UserError where it is of no use."""
-    missing = [name for name in ("config.yaml", "metrics.csv") if not (folder / name).exists()]
+    missing = [name for name in ("config.yaml", "metrics.csv", "run.json") if not (folder / name).exists()]
     if missing:
         raise UserError(f"no {' and no '.join(missing)}")
     config = yaml.safe_load((folder / "config.yaml").read_text())
     if not isinstance(config, dict):
         raise UserError("config.yaml holds no config")
+    described = read_json(folder / "run.json").get("metrics", [])
+    try:
+        metrics = {metric.name: metric for metric in (Metric(**fields) for fields in described)}
+    except TypeError:
+        raise UserError("run.json does not say what its metrics are") from None
+    if not metrics:
+        raise UserError("run.json does not say what its metrics are")
     text = (folder / "metrics.csv").read_text()
     whole = text[: text.rfind("\n") + 1]  # a row being written has no line end yet
     if whole.count("\n") < 2:
         raise UserError("metrics.csv has no rows")
     table = pd.read_csv(StringIO(whole)).apply(pd.to_numeric, errors="coerce")
-    lacking = [name for name in COSTS[x] if name not in table]
+    columns = COSTS[x][0]
+    lacking = [name for name in columns if name not in table]
     if lacking:
         raise UserError(f"metrics.csv has no column {lacking[0]}")
-    cost = table[list(COSTS[x])].to_numpy(dtype=float).sum(axis=1)
+    cost = table[list(columns)].to_numpy(dtype=float).sum(axis=1)
     if not np.isfinite(cost).all():
-        raise UserError(f"metrics.csv has rows without {' or '.join(COSTS[x])}")
-    return Recorded(folder, _keys(config), RunFolder(folder).status() or "unknown", cost, table)
+        raise UserError(f"metrics.csv has rows without {' or '.join(columns)}")
+    apart = [key for key in _keys(identity(config)) if key != "seed"]
+    return Recorded(folder, _keys(flat(config)), apart, metrics, RunFolder(folder).status() or "unknown", cost, table)
 
 
-def _keys(node: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Dotted keys. That of a node with a `_target_` has its last part; other keys with an underscore are left out."""
-    found: dict[str, str] = {}
-    for name, inner in node.items():
-        if name == "_target_" and prefix:
-            found[prefix[:-1]] = _text(inner).rpartition(".")[2]
-        elif isinstance(inner, dict):
-            found |= _keys(inner, f"{prefix}{name}.")
-        elif not str(name).startswith("_"):
-            found[f"{prefix}{name}"] = _text(inner)
-    return found
+def _keys(config: dict[str, Any]) -> dict[str, str]:
+    """Values as text. A node's `_target_` stands for the node, by its last part; other keys with an underscore are left out."""
+    return {
+        key.removesuffix("._target_"): _text(value).rpartition(".")[2] if key.endswith("._target_") else _text(value)
+        for key, value in config.items()
+        if key.endswith("._target_") or not key.rpartition(".")[2].startswith("_")
+    }
 
 
 def _text(value: Any) -> str:
@@ -189,9 +196,9 @@ def _skip(folder: Path, why: str) -> None:
 
 
 def default_metric(runs: Sequence[Recorded]) -> str:
-    """The first of the usual ones that any run has, else the last column of the first run."""
-    present = {name for run in runs for name in run.columns}
-    return next((name for name in USUAL_METRICS if name in present), runs[0].columns[-1])
+    """The first that the first run's problem names and all runs have, else simply the first."""
+    names = list(runs[0].metrics)
+    return next((name for name in names if all(name in run.metrics for run in runs)), names[0])
 
 
 def _with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
@@ -202,7 +209,7 @@ def _with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
         raise UserError(f"--metric={metric}: no run has it{nearest(metric, names)}")
     for run in runs:
         if metric not in run.columns:
-            _skip(run.folder, f"has no metric {metric}, but {', '.join(n for n in run.columns if n not in COUNTERS)}")
+            _skip(run.folder, f"has no metric {metric}, but {', '.join(run.metrics)}")
     return kept
 
 
@@ -215,10 +222,8 @@ def default_keys(runs: Sequence[Recorded]) -> list[str]:
     apart = len({run.group(classes) for run in runs})
     others = [
         key
-        for key in dict.fromkeys(key for run in runs for key in run.keys)
-        if key not in CLASSES
-        and key.split(".")[0] not in NOT_GROUPED
-        and len({run.group([*classes, key]) for run in runs}) > apart
+        for key in dict.fromkeys(key for run in runs for key in run.apart)
+        if key not in CLASSES and len({run.group([*classes, key]) for run in runs}) > apart
     ]
     return [*classes, *others] or ["algo"]
 
@@ -253,11 +258,11 @@ def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None)
         "seeds": len({run.keys.get("seed") for run in runs}),
         "status": ", ".join(f"{statuses.count(status)} {status}" for status in sorted(set(statuses))),
     }
-    values = [run.values(metric) for run in runs]
+    values, described = [run.values(metric) for run in runs], runs[0].metric(metric)
     row |= _moments(f"final_{metric}", [v[-1] for v in values])
-    row |= _moments(f"best_{metric}", [reduce(lambda a, b: better(metric, a, b), v, np.nan) for v in values])
+    row |= _moments(f"best_{metric}", [described.best(v) for v in values])
     if target is not None:
-        hits = [[reached(metric, value, target) for value in v] for v in values]
+        hits = [[described.reached(value, target) for value in v] for v in values]
         costs = [run.cost[hit.index(True)] for run, hit in zip(runs, hits, strict=True) if True in hit]
         row |= {"target": target, "reached": len(costs), **_moments(f"{x}_to_target", costs)}
     return row
@@ -310,11 +315,12 @@ def draw(path: Path, groups: dict[str, list[Recorded]], metric: str, x: str, tar
     means = [
         draw_line(axes, label, runs, metric, colour(j, len(groups))) for j, (label, runs) in enumerate(groups.items())
     ]
-    set_scale(axes, metric, np.concatenate(means))
+    described = next(iter(groups.values()))[0].metric(metric)
+    set_scale(axes, described, np.concatenate(means))
     if target is not None:
         axes.axhline(target, color="grey", linestyle=":")
-    axes.set_xlabel(LABELS[x])
-    axes.set_ylabel(LABELS.get(metric, metric))
+    axes.set_xlabel(COSTS[x][1])
+    axes.set_ylabel(described.title)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", fontsize="small")
     figure.savefig(path, dpi=120)

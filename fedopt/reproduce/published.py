@@ -1,7 +1,5 @@
 """Published experiments: conf/experiment/<paper>/<name>.yaml, one figure or table a file."""
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,10 +16,8 @@ from fedopt.config import CONF, composed, resolve
 from fedopt.errors import UserError, nearest
 from fedopt.reproduce.claims import Claim, check
 from fedopt.reproduce.where import filled
+from fedopt.results.identity import digits
 from fedopt.settings import build
-
-# What a run's numbers do not depend on, but for hardware's precision, and what only says which classes fit
-NOT_IDENTITY = ("output_dir", "resume", "logger", "hardware", "_solves_", "_class_")
 
 Words = Annotated[list[str], BeforeValidator(lambda value: value.split() if isinstance(value, str) else value)]
 Names = Annotated[
@@ -170,25 +166,11 @@ def tasks(
                 config.seed = seed
                 resolved = resolve(config)
                 module = {group: resolved[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
-                folder = f"{module['algo']}_{module['problem']}-{identity(resolved)}"
+                folder = f"{module['algo']}_{module['problem']}-{digits(resolved)}"
                 found.append(Task(line, seed, [*overrides, f"seed={seed}"], resolved, folder))
         except (UserError, HydraException, OmegaConfBaseException) as error:
             raise UserError(f"experiment/{name}.yaml: line '{line}': {explain(error, overrides)}") from None
     return found
-
-
-def identity(config: dict[str, Any]) -> str:
-    """Ten hexadecimal digits that runs with the same numbers share."""
-    hardware = config["hardware"]
-    precision = [hardware["dtype"], *(f"{key}={hardware[key]}" for key in ("autocast", "tf32") if hardware[key])]
-    text = json.dumps([_kept(config), *precision], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
-
-
-def _kept(node: Any) -> Any:
-    if not isinstance(node, dict):
-        return node
-    return {key: _kept(value) for key, value in node.items() if key not in NOT_IDENTITY}
 
 
 def _all(folders: Sequence[Path]) -> list[Path]:

@@ -16,7 +16,7 @@ from fedopt.reproduce import claims
 from fedopt.reproduce.claims import Measures, Unmeasurable
 from fedopt.reproduce.compare import Recorded, colour, draw_line, moments, plus_minus, read
 from fedopt.reproduce.published import Published, Task
-from fedopt.results.figures import LABELS, plt
+from fedopt.results.figures import COSTS, plt
 from fedopt.results.folder import ENDED, RunFolder, write_atomically
 
 
@@ -130,9 +130,10 @@ def draw_curves(path: Path, published: Published, lines: Mapping[str, list[Recor
                 else:
                     draw_line(axes, label, runs, metric, colours[label])
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-            name = LABELS.get(metric, metric)
+            drawn = [run.metric(metric) for label in labels for run in lines.get(label, [])]
+            name = drawn[0].title if drawn else metric
             y_label = published.y_label or (f"{name}, squared" if published.transform == "square" else name)
-            _finish(axes, title, published.x_label or LABELS[published.x], y_label)
+            _finish(axes, title, published.x_label or COSTS[published.x][1], y_label)
             axes.set_yscale(published.scale)
             if published.until is not None:
                 axes.set_xlim(0, published.until)

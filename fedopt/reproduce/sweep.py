@@ -8,18 +8,32 @@ from typing import Any
 
 import pandas as pd
 
+from fedopt.command import say
+from fedopt.errors import UserError
 from fedopt.results.folder import ENDED, RunFolder, read_json, write_atomically
+from fedopt.results.identity import identity, refuse_other
 
 
 def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, overrides: list[str], jobs: int) -> str:
-    """Skips what is done and resumes what was interrupted. Returns the status; a failure is recorded in the folder."""
-    before = folder.status()
-    if before in ENDED:
-        return before
+    """Skips what is done and resumes what was interrupted. Returns the status; a failure is recorded in the folder.
+
+    resolved: gives the config, and raises UserError where it is wrong, which is a failure of this job alone.
+    """
     from fedopt import run
 
+    before = folder.status()
     try:
         config = {**resolved(), "resume": folder.used}
+        if before in ENDED:
+            refuse_other(folder.path, identity(folder.config()), identity(config))
+            return before
+    except UserError as error:
+        if before in ENDED:  # what is there stays as it is
+            say(str(error))
+            return "refused"
+        run.record_failure(folder, error, overrides)
+        return "failed"
+    try:
         return run.execute(config, lambda: folder.path, overrides, jobs)[0]
     except Exception as error:
         run.record_failure(folder, error, overrides)

@@ -1,5 +1,6 @@
 """The pictures in a run's folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -10,22 +11,13 @@ import numpy as np
 import pandas as pd
 
 from fedopt.data.ragged import Ragged
+from fedopt.metrics import Metric
 
-COUNTERS = ("round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls", "train_seconds")
-LABELS = {
-    "comm_rounds": "communication rounds",
-    "bytes": "bytes communicated",
-    "seconds": "training time (s)",
-    "round": "rounds",
-    "test_accuracy": "test accuracy (%)",
-    "test_loss": "test loss",
-    "train_loss": "training loss",
-    "val_loss": "validation loss",
-    "objective": "objective",
-    "distance": "distance to the solution",
-    "distance_x": "|x - x*|",
-    "distance_y": "|y - y*|",
-    "hypergradient_norm": "norm of the hypergradient",
+COSTS = {  # what a run spends: the columns of metrics.csv whose sum it is, and its label
+    "comm_rounds": (("comm_rounds",), "communication rounds"),
+    "bytes": (("bytes_down", "bytes_up"), "bytes communicated"),
+    "seconds": (("train_seconds",), "training time (s)"),
+    "round": (("round",), "rounds"),
 }
 BARS = 200  # up to so many clients are drawn as bars, more as an image
 
@@ -61,32 +53,27 @@ def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
     plt.close(figure)
 
 
-def metrics(path: Path, csv: Path) -> None:
+def metrics(path: Path, csv: Path, metrics: Sequence[Metric]) -> None:
     """Every metric against communication rounds."""
     table = pd.read_csv(csv)
-    names = [name for name in table.columns if name not in COUNTERS]
-    columns = min(len(names), 3)
-    rows = -(-len(names) // columns)
+    columns = min(len(metrics), 3)
+    rows = -(-len(metrics) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3 * rows), layout="constrained", squeeze=False)
-    for axis, name in zip(axes.flat, names, strict=False):
-        axis.plot(table["comm_rounds"], table[name])
-        set_scale(axis, name, table[name].to_numpy())
-        axis.set_xlabel(LABELS["comm_rounds"])
-        axis.set_ylabel(LABELS.get(name, name))
+    for axis, metric in zip(axes.flat, metrics, strict=False):
+        values = table[metric.name].to_numpy()
+        axis.plot(table["comm_rounds"], values)
+        set_scale(axis, metric, values)
+        axis.set_xlabel(COSTS["comm_rounds"][1])
+        axis.set_ylabel(metric.title)
         axis.grid(alpha=0.3)
-    for axis in axes.flat[len(names) :]:
+    for axis in axes.flat[len(metrics) :]:
         axis.remove()
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
-def set_scale(axis: plt.Axes, name: str, values: np.ndarray) -> None:
-    """Logarithmic for what should vanish, over more than a decade."""
+def set_scale(axis: plt.Axes, metric: Metric, values: np.ndarray) -> None:
+    """Logarithmic where the metric says so and the values are positive and cover more than a decade."""
     finite = values[np.isfinite(values)]
-    if (
-        name in ("distance", "distance_x", "distance_y", "hypergradient_norm", "objective")
-        and len(finite)
-        and finite.min() > 0
-        and finite.max() > 10 * finite.min()
-    ):
+    if metric.scale == "log" and len(finite) and finite.min() > 0 and finite.max() > 10 * finite.min():
         axis.set_yscale("log")

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import yaml
+
 from fedopt.errors import UserError
 
 ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
@@ -92,6 +94,19 @@ class RunFolder:
         self.close()
         if self.path.is_dir() and not any(self.path.iterdir()):
             self.path.rmdir()
+
+    def config(self) -> dict[str, Any]:
+        """config.yaml. Raises UserError where it cannot be read."""
+        path = self.path / "config.yaml"
+        try:
+            config = yaml.safe_load(path.read_text())
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UserError(
+                f"{path}: cannot be read ({str(error).splitlines()[0]}); choose another output_dir"
+            ) from None
+        if not isinstance(config, dict):
+            raise UserError(f"{path}: holds no config; choose another output_dir")
+        return config
 
     @property
     def used(self) -> bool:

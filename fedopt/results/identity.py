@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 from fedopt.config import flat
+from fedopt.errors import UserError
 
 PLACE = ("output_dir", "resume", "logger")  # where a run goes, and how it starts
 LENGTH = "budget"  # a run may be made longer, and is another one then
@@ -35,3 +37,16 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
 def digits(config: dict[str, Any]) -> str:
     """Ten hexadecimal digits that runs of the same identity share."""
     return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:10]
+
+
+def refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raises UserError where the run in a folder was begun with other values than those that are now asked for.
+
+    old, new: what `numbers` or `identity` give.
+    """
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            raise UserError(
+                f"the run in {folder} was begun with {key}={old.get(key)}, not {new.get(key)}; give the same value, or another "
+                "output_dir"
+            )
