@@ -178,20 +178,15 @@ def build_target(node: dict[str, Any], where: str, **given: Any) -> Any:
     return build(cls, {key: value for key, value in node.items() if not key.startswith("_")}, where, **given)
 
 
-_KINDS = {
-    "constant",
-    "growing",
-    "inverse_power",
-    "exponential",
-    "piecewise",
-}  # which schedule pydantic tried: not a key of the user's
+# Parts of a path that are no keys of the user's: which schedule pydantic tried, and where local work has its schedule
+_INSIDE = {"constant", "growing", "inverse_power", "exponential", "piecewise", "amount"}
 
 
 def _message(error: Any, where: str) -> str:
     path = [
         str(part)
         for part in error["loc"]
-        if str(part) not in _KINDS and not str(part).startswith(("function-", "list[", "constrained-"))
+        if str(part) not in _INSIDE and not str(part).startswith(("function-", "list[", "constrained-"))
     ]
     key = ".".join([where, *path])
     text = error["msg"].removeprefix("Value error, ")

@@ -217,7 +217,9 @@ class Chain(Compositional):
 
 
 def end_of_run(problem, rounds=450):
-    algorithm = FedMSA(Constant(0.02), Constant(0.5), rho=0.5, K=3, B=None, anchor="all", warm_up=0, damping=0, iterate="last")
+    algorithm = FedMSA(
+        Constant(0.02), Constant(0.5), rho=0.5, K=3, B=None, anchor="all", warm_up=0, damping=0, iterate="last"
+    )
     federation = Federation(problem, Vectorised(), 0, Participation(cohort=1))
     state = algorithm.init(problem)
     assert problem.evaluate(*state.u)["distance"] > 0.5
