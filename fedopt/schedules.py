@@ -128,7 +128,7 @@ def _parsed(value: object) -> object:
     """5 and '5 steps' are steps, '5 epochs' epochs, and a schedule is one of steps."""
     if isinstance(value, dict):
         return {"amount": value, "unit": "steps"}
-    found = re.fullmatch(r"(\d+) *(steps?|epochs?)?", str(value)) if isinstance(value, int | str) else None
+    found = re.fullmatch(r"([1-9][0-9]*) *(steps?|epochs?)?", str(value)) if isinstance(value, int | str) else None
     if found is None:
         raise ValueError("must be a number of steps such as 5, of epochs such as '5 epochs', or a schedule of steps")
     unit = "epochs" if (found[2] or "").startswith("epoch") else "steps"

@@ -218,20 +218,15 @@ def _keys_of(cls: Any, *given: str) -> Any:
     return typed
 
 
-_KINDS = {
-    "constant",
-    "growing",
-    "inverse_power",
-    "exponential",
-    "piecewise",
-}  # which schedule pydantic tried: not a key of the user's
+# Parts of a path that are no keys of the user's: which schedule pydantic tried, and where local work has its schedule
+_INSIDE = {"constant", "growing", "inverse_power", "exponential", "piecewise", "amount"}
 
 
 def _message(error: Any, where: str) -> str:
     path = [
         str(part)
         for part in error["loc"]
-        if str(part) not in _KINDS and not str(part).startswith(("function-", "list[", "constrained-"))
+        if str(part) not in _INSIDE and not str(part).startswith(("function-", "list[", "constrained-"))
     ]
     key = ".".join([where, *path] if where else path)
     text = error["msg"].removeprefix("Value error, ")

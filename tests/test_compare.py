@@ -11,7 +11,7 @@ import pytest
 import yaml
 from command import code_of
 
-from fedopt.metrics import TEST_ACCURACY, TRAIN_LOSS, Metric
+from fedopt.metrics import DISTANCE, TEST_ACCURACY, TRAIN_LOSS, Metric
 from fedopt.reproduce import compare
 
 FEDMSA = {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "_solves_": ["bilevel", "minimisation"], "K": 5}
@@ -28,7 +28,7 @@ def record(folder, values, seed=0, metric="test_accuracy", every=10, status="fin
     for r, value in zip(range(0, 10_000, every), values, strict=False):
         lines.append(f"{r},{2 * r},{100 * r},{50 * r},{7 * r},{0.5 * r},0.25,{value}")
     (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
-    described = TEST_ACCURACY if metric == "test_accuracy" else Metric(metric, metric, scale="log")
+    described = {"test_accuracy": TEST_ACCURACY, "distance": DISTANCE}.get(metric, Metric(metric, metric))
     card = {"metrics": [asdict(described), asdict(TRAIN_LOSS)]}
     (folder / "run.json").write_text(json.dumps(card))
     (folder / "summary.json").write_text(json.dumps({"status": status}))
@@ -103,20 +103,11 @@ def test_distances_go_down(tmp_path, command):
     assert csv["comm_rounds_to_target_mean"][0] == 20
 
 
-@pytest.mark.parametrize(
-    ("columns", "chosen"),
-    [
-        ("distance,objective,test_accuracy,val_loss", "test_accuracy"),
-        ("objective,distance", "distance"),
-        ("objective,val_loss", "objective"),
-        ("train_loss,val_loss", "val_loss"),
-    ],
-)
-def test_default_metric(tmp_path, columns, chosen):
-    folder = record(tmp_path / "run", (1, 2))
-    n = columns.count(",") + 1
-    (folder / "metrics.csv").write_text(f"comm_rounds,{columns}\n0{',1' * n}\n")
-    assert compare.default_metric([compare.read(folder, "comm_rounds")]) == chosen
+def test_default_metric(tmp_path):
+    """The one that the first run's problem names first; a run without it is skipped, and named."""
+    runs = [compare.read(record(tmp_path / m, (1, 2), metric=m), "round") for m in ("distance", "test_accuracy")]
+    assert compare.default_metric(runs) == "distance"
+    assert compare.default_metric(runs[::-1]) == "test_accuracy"
 
 
 def test_groups_by_what_differs(tmp_path):
@@ -127,9 +118,7 @@ def test_groups_by_what_differs(tmp_path):
             runs.append(compare.read(folder, "round"))
         return compare.default_keys(runs)
 
-    apart = [
-        {"hardware": {"threads": j}, "budget": {"rounds": j}, "name": f"n{j}", "resume": bool(j)} for j in range(2)
-    ]
+    apart = [{"hardware": {"threads": j}, "logger": {"_target_": f"l{j}"}, "resume": bool(j)} for j in range(2)]
     assert keys(*apart) == ["algo"]
     assert keys({}, {"algo": FEDAVG}) == ["algo"]  # and not K and eta, which only one of them has
     assert keys({}, {"algo": {**FEDMSA, "K": 1}}) == ["algo.K"]
@@ -214,7 +203,7 @@ def test_broken_runs_are_skipped(tmp_path, command):
     assert said["no_config"] == "no config.yaml"
     assert said["no_x"] == "metrics.csv has no column comm_rounds"
     assert said["short"] == "metrics.csv has rows without comm_rounds"
-    assert said["other"] == "has no metric test_accuracy, but train_loss, distance"
+    assert said["other"] == "has no metric test_accuracy, but distance, train_loss"
 
 
 def test_nothing_to_compare(tmp_path, command):

@@ -5,11 +5,12 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from harness import config, real, small, steps
+from harness import config, iterate, real, small, steps
 
 from fedopt.errors import UserError
 from fedopt.experiment import assemble
 from fedopt.federation.federation import Federation
+from fedopt.federation.round import Round
 from fedopt.problems.projections import ball
 from fedopt.settings import Participation
 
@@ -52,8 +53,7 @@ def solver(e, i, eta, tau):
 
 
 def derivatives(problem, i):
-    A, B, D = (problem.matrices[name][i].numpy() for name in "ABD")
-    c, e = (problem.linear[name][i].numpy() for name in "ce")
+    A, B, D, c, e = (problem.per_client[name][i].numpy() for name in "ABDce")
     return lambda x, y: A @ x - c + B @ y, lambda x, y: B.T @ x - D @ y + e
 
 
@@ -129,7 +129,6 @@ def test_golden_numbers_of_cohorts(S, kind, monkeypatch):
         f"participation.work={tau}",
         "problem.examples=23",
         "problem.mismatch=null",
-        "problem.weighting=samples",
         "algo.B=null",
         "algo.rho=[0.5,0]",
         "algo.eta_x=0.1",
@@ -138,12 +137,13 @@ def test_golden_numbers_of_cohorts(S, kind, monkeypatch):
         *kind,
         "hardware.dtype=float64",
     )
+    e.problem.weighting = "samples"
     p = e.problem.sizes() / 23
     assert len(set(p)) > 1
     x, y = (v.numpy() for v in e.problem.start())
     x_hat = None
     todo = iter(cohorts)
-    monkeypatch.setattr(Federation, "cohort", lambda fed: np.array(next(todo)))
+    monkeypatch.setattr(Round, "cohort", lambda fed: np.array(next(todo)))
     for r, state in enumerate(steps(e, 3)[1:]):
         if S is not None and r % S == 0:
             x_hat = x
@@ -166,28 +166,58 @@ def test_weights_of_the_solvers():
         np.testing.assert_allclose(solver(experiment(*SOLVERS[name]), 0, eta, tau)[0], expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", SOLVERS)
-def test_naive_averaging_finds_another_saddle_and_normalised_the_solution(name):
+@pytest.mark.parametrize(("name", "weighting"), [*((name, "uniform") for name in SOLVERS), ("mixed", "samples")])
+def test_naive_averaging_finds_another_saddle_and_normalised_the_solution(name, weighting):
     """Eq. 2: with local steps that vanish, the weights are p_i |a_i|_1, or p_i."""
-    vanishing = ["algo.eta_x=1e-6", "algo.eta_y=1e-6", "algo.gamma_x=2e4", "algo.gamma_y=2e4", "problem.conditioning=2"]
+    vanishing = ["algo.eta_x=1e-6", "algo.eta_y=1e-6", "algo.gamma_x=6e4", "algo.gamma_y=6e4", "problem.conditioning=2"]
     ends, e = {}, None
     for aggregation in ("normalised", "naive"):
-        e = experiment(*vanishing, *SOLVERS[name], f"algo.aggregation={aggregation}")
-        ends[aggregation] = torch.cat(e.algorithm.output(steps(e, 400)[-1]))
+        e = experiment(*vanishing, *SOLVERS[name], f"algo.aggregation={aggregation}", "problem.examples=3")
+        e.problem.weighting = weighting
+        ends[aggregation] = torch.cat(e.algorithm.output(steps(e, 140)[-1]))
+    p = np.array([2, 1]) / 3 if weighting == "samples" else np.ones(2) / 2
     norms = np.array([solver(e, i, 1e-6, tau)[0].sum() for i, tau in enumerate(TAU)])
-    solution, mismatched = (torch.cat(e.problem.saddle(weights)) for weights in (np.ones(2), norms))
+    solution, mismatched = (torch.cat(e.problem.saddle(weights)) for weights in (p, p * norms))
     assert float((ends["normalised"] - solution).norm()) < 1e-4
     assert float((ends["naive"] - mismatched).norm()) < 1e-4
     assert float((solution - mismatched).norm()) > 1e-2
 
 
-@pytest.mark.parametrize("more", [["problem.weighting=uniform"], ["participation.cohort=6"]])
-def test_local_sgda_is_fed_norm_sgda_of_even_clients(more):
+@pytest.mark.parametrize("aggregation", ["normalised", "naive"])
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_what_is_minimised_is_what_train_loss_reports(weighting, aggregation):
+    """One local step on full batches, clients of unequal sizes: the step is along the derivatives of train_loss."""
+    settings = [
+        "partitioner=dirichlet",
+        "participation.cohort=6",
+        "problem.examples=200",
+        "problem.eps=100",
+        "problem.ascent=0",
+    ]
+    one = ["algo.tau=1", "algo.B=null", "algo.eta_x=0.01", "algo.eta_y=0.02", f"algo.aggregation={aggregation}"]
+    e = small("fed_norm_sgda", "robust_nn", *settings, *one, f"problem.weighting={weighting}")
+    assert len(set(e.problem.sizes())) > 2
+    before, after = steps(e, 1)
+    of_x, of_y = (before.x - after.x) / 0.01, (after.y - before.y) / 0.02
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        d_x, d_y = (torch.randn(v.shape, generator=generator, dtype=v.dtype) for v in (of_x, of_y))
+        ahead, behind = (
+            e.problem.evaluate(before.x + h * d_x, before.y + h * d_y)["train_loss"] for h in (1e-6, -1e-6)
+        )
+        assert float(of_x @ d_x + of_y @ d_y) == pytest.approx((ahead - behind) / 2e-6, rel=1e-5)
+
+
+@pytest.mark.parametrize(("weighting", "cohort"), [("uniform", 3), ("samples", 6)])
+def test_local_sgda_is_fed_norm_sgda_of_even_clients(weighting, cohort):
     """Equal tau_i, SGD, gamma = 1: of cohorts, and of all clients where they do not weigh the same."""
-    settings = ["algo.B=8", "algo.tau=4", "problem.examples=23", *more]
-    runs = [steps(small(algo, "quadratic_minimax", *settings), 5)[-1] for algo in ("fed_norm_sgda", "local_sgda")]
-    for a, b in zip(runs[0][1:3], runs[1][1:3], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    settings = ["algo.B=8", "algo.tau=4", "problem.examples=23", f"participation.cohort={cohort}"]
+    runs = []
+    for algo in ("fed_norm_sgda", "local_sgda"):
+        e = small(algo, "quadratic_minimax", *settings)
+        e.problem.weighting = weighting
+        runs.append(steps(e, 5)[-1])
+    torch.testing.assert_close(*(run[:2] for run in runs), rtol=1e-12, atol=1e-14)
 
 
 def test_local_sgda_averages_the_iterates():
@@ -195,8 +225,7 @@ def test_local_sgda_averages_the_iterates():
     overrides = ["partitioner.clients=3", "participation.cohort=2"]
     ours = small("local_sgda", "saddle", *overrides, "algo.eta_x=0.03", "algo.eta_y=0.2", "algo.tau=3")
     theirs = small("fedavg_s", "saddle", *overrides, "algo.alpha=0.03", "algo.beta=0.2", "algo.tau=3")
-    for a, b in zip(steps(ours, 4)[-1][1:3], steps(theirs, 4)[-1][1:], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(steps(ours, 4)[-1][:2], tuple(steps(theirs, 4)[-1]), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
@@ -209,23 +238,23 @@ def test_step_of_a_cohort_is_unbiased(tau_eff, weighting, monkeypatch):
         "problem.examples=23",
         "participation.least=1",
         "participation.cohort=2",
-        f"problem.weighting={weighting}",
         f"algo.tau_eff={tau_eff}",
         "algo.B=3",
     ]
     e = small("fed_norm_sgda", "quadratic_minimax", *settings)
+    e.problem.weighting = weighting
     ends, aggregates = [], []
-    run = Federation.round
+    exchange = Round.exchange
 
     def spy(fed, *arguments, **more):
-        answer = run(fed, *arguments, **more)
+        answer = exchange(fed, *arguments, **more)
         aggregates.append(torch.cat(answer))
         return answer
 
-    monkeypatch.setattr(Federation, "round", spy)
+    monkeypatch.setattr(Round, "exchange", spy)
     for cohort in [*combinations(range(5), 2), range(5)]:
-        monkeypatch.setattr(Federation, "cohort", lambda fed, cohort=cohort: np.array(cohort))
-        ends.append(torch.cat(steps(e, 1)[-1][1:3]))
+        monkeypatch.setattr(Round, "cohort", lambda fed, cohort=cohort: np.array(cohort))
+        ends.append(torch.cat(steps(e, 1)[-1][:2]))
     mean = torch.stack(ends[:-1]).mean(0)
     assert torch.allclose(mean, ends[-1], rtol=1e-12, atol=1e-14) == (tau_eff == "all")
     torch.testing.assert_close(torch.stack(aggregates[:-1]).mean(0), aggregates[-1], rtol=1e-12, atol=1e-14)
@@ -244,11 +273,9 @@ def test_where_cohorts_lead(tau_eff, monkeypatch):
         x, y = e.problem.saddle(np.array(weights))
         moves = []
         for client in (0, 1):
-            monkeypatch.setattr(Federation, "cohort", lambda fed, client=client: np.array([client]))
-            e.federation.begin(1)
-            state = e.algorithm.step(
-                e.algorithm.init(e.problem, e.federation)._replace(x=x, y=y), e.problem, e.federation
-            )
+            monkeypatch.setattr(Round, "cohort", lambda fed, client=client: np.array([client]))
+            start = e.algorithm.init(e.problem)._replace(x=x, y=y)
+            state = e.algorithm.step(start, e.problem, e.federation.at(0))
             moves.append(torch.cat([state.x - x, state.y - y]))
         lengths[where] = float(torch.norm(sum(moves)) / torch.norm(moves[0]))
     there, elsewhere = ("solution", "mismatched") if tau_eff == "all" else ("mismatched", "solution")
@@ -258,13 +285,7 @@ def test_where_cohorts_lead(tau_eff, monkeypatch):
 
 def test_snapshot_is_sent_only_where_it_is_not_x():
     e = small("fed_norm_sgda_plus", "quadratic_minimax", "algo.S=3")
-    down = [0]
-    for _ in steps(e, 0):
-        state = e.algorithm.init(e.problem, e.federation)
-    for r in range(1, 7):
-        e.federation.begin(r)
-        state = e.algorithm.step(state, e.problem, e.federation)
-        down.append(e.federation.ledger.columns()["bytes_down"])
+    down = [e.federation.ledger.columns()["bytes_down"] for _ in iterate(e, 6)]
     vectors = np.diff(down) / (3 * 8)
     np.testing.assert_array_equal(vectors, [7, 11, 11, 7, 11, 11])
 
@@ -272,12 +293,8 @@ def test_snapshot_is_sent_only_where_it_is_not_x():
 # Uneven local work
 
 
-def work(fed, rounds, most):
-    drawn = []
-    for r in range(rounds):
-        fed.begin(r)
-        drawn.append(fed.work(most))
-    return np.array(drawn)
+def work(federation, rounds, most):
+    return np.array([federation.at(r).work(most) for r in range(rounds)])
 
 
 def test_uneven_work_is_uniform_by_client_and_round():
@@ -288,19 +305,19 @@ def test_uneven_work_is_uniform_by_client_and_round():
     assert set(np.unique(drawn)) == {2, 3, 4, 5}
     assert abs(np.corrcoef(drawn.T) - np.eye(6)).max() < 0.2
     np.testing.assert_array_equal(drawn, work(Federation(problem, None, 0, Participation(least=2)), 500, 5))
-    assert Federation(problem, None, 0).work(5) == 5
-    np.testing.assert_array_equal(Federation(problem, None, 0, Participation(work=[3] * 6)).work(5), [3] * 6)
+    assert Federation(problem, None, 0).at(0).work(5) == 5
+    fixed = Federation(problem, None, 0, Participation(work=[3] * 6)).at(0)
+    np.testing.assert_array_equal(fixed.work(5), [3] * 6)
 
 
 @pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
 @pytest.mark.parametrize("unit", [["algo.tau=3epochs"], ["algo.tau=3"]])
 def test_clients_take_their_own_steps(engine, unit):
     """Epochs or steps of each client, counted where they are taken."""
-    shares = ["participation.cohort=null"]
     e = small(
         "local_sgda",
         "quadratic_minimax",
-        *shares,
+        "participation.cohort=null",
         "participation.work=[1,2,3,4,5,6]",
         "algo.B=4",
         "problem.examples=60",
@@ -319,26 +336,24 @@ def test_dropout():
     full = Federation(problem, None, 0, Participation(cohort=4))
     sizes = []
     for r in range(1500):
-        fed.begin(r)
-        full.begin(r)
-        present = fed.cohort()
-        assert set(present) <= set(full.cohort())
+        present = fed.at(r).cohort()
+        assert set(present) <= set(full.at(r).cohort())
         sizes.append(len(present))
     assert np.mean(sizes) == pytest.approx(4 * 0.7 + 0.3**4, abs=0.1)
     assert min(sizes) == 1
-    assert not fed.complete
-    assert full.cohort_size == 4
+    assert not fed.at(0).complete
+    assert full.at(0).cohort_size == 4
 
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["participation.least=9"], ["participation.least=9", "at most", "5"]),
+        (["participation.least=9"], ["participation.least=9", "at most algo.tau, which is 5 steps"]),
         (["participation.work=[1,2,3]"], ["participation.work", "2 clients"]),
-        (["participation.least=2", "participation.work=[1,2]"], ["least or work"]),
+        (["participation.least=2", "++participation.work=[1,2]"], ["least or work"]),
         (["algo=fednest", "participation.least=2"], ["FedNest", "uneven"]),
         (["participation.dropout=1"], ["participation.dropout=1", "less than 1"]),
-        ([""], ["either tau (local steps) or E (local epochs)"]),
+        (["algo.tau=5 passes"], ["algo.tau=5 passes", "a number of steps such as 5, of epochs such as '5 epochs'"]),
         (["algo.rho=[]"], ["at least one"]),
         (
             ["algo.mu=2", "algo.eta_y={kind: piecewise, values: [0.1, 0.6], boundaries: [9]}"],
@@ -361,7 +376,7 @@ def test_vgg11_on_cifar10():
     e = assemble(config("experiment=fednormsgda/fig3", *few))
     states = steps(e, 2)
     for before, after in zip(states[1:], states[:-1], strict=True):
-        for a, b in zip(before[1:3], after[1:3], strict=True):
+        for a, b in zip(before[:2], after[:2], strict=True):
             assert torch.isfinite(b).all()
             assert not torch.equal(a, b)
     assert len(states[0].x) > 9e6

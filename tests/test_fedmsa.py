@@ -12,16 +12,17 @@ from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
 from fedopt.experiment import assemble
 from fedopt.federation.client import Client
-from fedopt.federation.draws import Key, Minibatches, draw
+from fedopt.federation.draws import Key, Steps, draw
 from fedopt.federation.engines import Vectorised
 from fedopt.federation.federation import Federation
 from fedopt.problems.classes import Compositional
+from fedopt.schedules import Constant
 from fedopt.settings import Participation
 
 
 def numpy_maps(problem, i, u, noise):
     """P, S_w, S_v of client i of the quadratic problem, from its definition; noise: of (c, d, e) on this sample."""
-    m = {k: v[i].numpy() for k, v in {**problem.matrices, **problem.linear}.items()}
+    m = {k: v[i].numpy() for k, v in problem.per_client.items()}
     x, w, v = u
     c, d, e = (m[k] + noise[k] for k in "cde")
     return (
@@ -31,15 +32,16 @@ def numpy_maps(problem, i, u, noise):
     )
 
 
-def sample_noise(problem, fed, r, exchange, client, B, k, steps_drawn):
+def sample_noise(problem, seed, r, exchange, client, B, k, steps_drawn):
     """Of local step k, from the rows that the client draws."""
     if B is None:
         return dict.fromkeys("cde", 0.0)
     like = torch.zeros((), dtype=torch.float64)
-    drawn = draw(Minibatches(B, steps_drawn), problem.splits, np.array([client]), Key(fed.seed, r, exchange), like)
+    draws = {"xi": Steps(steps_drawn, B, samples=1)}
+    whole, drawn = draw(draws, problem.splits, np.array([client]), Key(seed, r + 1, exchange), like)
     noise = {}
     for key, split in (("c", "train"), ("d", "val"), ("e", "val")):
-        rows, weight = (t[0, k].numpy() for t in rows_of(drawn, split))
+        rows, weight = (t[0, k].numpy() for t in rows_of(whole, drawn["xi"], split))
         noise[key] = weight @ problem._noise[key].numpy()[rows]
     return noise
 
@@ -63,17 +65,17 @@ def test_golden_numbers(B, anchor):
     )
     state = steps(e, 2)[-1]
 
-    p, fed = e.problem, e.federation
+    p, seed = e.problem, e.federation.seed
     u = tuple(t.numpy() for t in (*p.start(), torch.zeros(8, dtype=torch.float64)))
     u_prev, d = u, None
-    for r in (1, 2):
-        rho_r, K_r = (1, 1) if r == 1 else (rho, K)
-        fed.begin(r)
+    for r in (0, 1):
+        rho_r, K_r = (rho, K) if r else (1, 1)
+        fed = e.federation.at(r)
         anchored = (0, 1) if anchor == "all" else fed.cohort()
         (chosen,) = fed.cohort()
         per_client = []
         for m in anchored:
-            xi = sample_noise(p, fed, r, 1, m, B, 0, 1)
+            xi = sample_noise(p, seed, r, 1, m, B, 0, 1)
             new, old = numpy_maps(p, m, u, xi), numpy_maps(p, m, u_prev, xi)
             per_client.append(
                 [n + (1 - rho_r) * ((0 if d is None else dj) - o) for n, o, dj in zip(new, old, d or u, strict=True)]
@@ -81,7 +83,7 @@ def test_golden_numbers(B, anchor):
         d = [np.mean(of_clients, axis=0) for of_clients in zip(*per_client, strict=True)]
         local, before, after = list(d), u, u
         for k in range(1, K_r + 1):
-            xi = sample_noise(p, fed, r, 2, chosen, B, max(k - 2, 0), max(K_r - 1, 1))
+            xi = sample_noise(p, seed, r, 2, chosen, B, max(k - 2, 0), max(K_r - 1, 1))
             new, old = numpy_maps(p, chosen, after, xi), numpy_maps(p, chosen, before, xi)
             local = [n + h - o for n, h, o in zip(new, local, old, strict=True)]
             before, after = (
@@ -96,8 +98,8 @@ def test_golden_numbers(B, anchor):
 def test_reaches_the_closed_form_solution():
     """Deterministic oracles, heterogeneous clients, three of eight chosen: x within 1e-6 of x*."""
     e = small("fedmsa", "quadratic_bilevel", "partitioner.clients=8")
-    before = e.problem.metrics(*e.problem.start())
-    after = e.problem.metrics(*e.algorithm.output(steps(e, 400)[-1]))
+    before = e.problem.evaluate(*e.problem.start())
+    after = e.problem.evaluate(*e.algorithm.output(steps(e, 120)[-1]))
     assert before["distance"] > 0.5
     assert after["distance"] < 1e-6
     assert after["hypergradient_norm"] < 1e-6
@@ -140,42 +142,50 @@ def test_wrong_number_of_betas():
 
 
 def test_levels_have_samples_of_their_own(monkeypatch):
-    """Three levels, three local steps: 3 draws for the directions, and 2 x 3 for the steps after the first."""
-    taken, sample = [], Client.sample
-    monkeypatch.setattr(Client, "sample", lambda client, k=0: taken.append(k) or sample(client, k))
+    """Three levels, three local steps: 3 samples for the directions, and 2 x 3 for the steps after the first, each used at the
+    newest iterate and at the one before."""
+    asked, msa_maps = [], Client.msa_maps
+
+    def spy(client, u, samples, damping):
+        asked.append([tuple(b.tolist()) for _, b, _ in samples])
+        return msa_maps(client, u, samples, damping)
+
+    monkeypatch.setattr(Client, "msa_maps", spy)
     e = small("fedmsa", "mco", "algo.K=3", "algo.B=4", "hardware.engine=one_by_one")
-    steps(e, 1)
-    taken.clear()
-    e.federation.begin(1)
-    e.algorithm.step(steps(e, 1)[-1], e.problem, e.federation)
+    steps(e, 2)
     clients = e.problem.clients
-    of_round = taken[-(3 * clients + 6 * 3) :]
-    assert of_round[: 3 * clients] == [0, 1, 2] * clients
-    assert of_round[3 * clients :] == [0, 1, 2, 3, 4, 5] * 3
+    of_round = asked[-(2 * clients + 4 * 3) :]
+    new, old = of_round[::2], of_round[1::2]
+    assert new == old
+    assert all(len(set(samples)) == 3 for samples in new[:clients])
+    local = new[clients:]
+    assert all(len({*local[k], *local[k + 1]}) == 6 for k in range(0, 6, 2))
 
 
 @pytest.mark.parametrize("radius", [None, 0.4])
 def test_minimax(radius, monkeypatch):
     """The hypergradient is grad_x f, also where y* is on the border of Y and grad_y f is not zero there."""
     project = (lambda y: y) if radius is None else (lambda y: y * torch.clamp(radius / y.norm(), max=1))
-    e = small("fedmsa", "quadratic_minimax", "partitioner.clients=4", "algo.B=null", "algo.alpha=0.05", "algo.beta=0.2")
+    e = small("fedmsa", "quadratic_minimax", "partitioner.clients=4", "algo.B=null", "algo.alpha=0.2", "algo.beta=0.4")
     monkeypatch.setattr(e.original, "project", project, raising=False)
-    state = steps(e, 600)[-1]
+    state = steps(e, 100)[-1]
     assert len(state.u) == 2
     x, y = state.u
-    m = {name: v.mean(0) for name, v in {**e.original.matrices, **e.original.linear}.items()}
+    m = {name: v.mean(0) for name, v in e.original.per_client.items()}
     of_y = m["B"].T @ x - m["D"] @ y + m["e"]
     torch.testing.assert_close(m["A"] @ x + m["B"] @ y, m["c"], rtol=0, atol=1e-6)
     torch.testing.assert_close(project(y + of_y), y, rtol=0, atol=1e-6)
     assert float(of_y.norm()) < 1e-6 if radius is None else float(of_y.norm()) > 0.1
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Chain(Compositional):
     """f_i^n(z) = A_i^n z + b_i^n for n < N, f_i^N(z) = 1/2 |z - c_i|^2: a least-squares problem in the mean matrices."""
 
     N: int
     own_jacobians: bool = False  # of each client, or the same for all
+
+    metrics = ()
 
     def __post_init__(self):
         rng = np.random.default_rng(self.N)
@@ -202,35 +212,36 @@ class Chain(Compositional):
         A, b, c = sample
         return 0.5 * torch.sum((z - c) ** 2) if n == self.N else A[n] @ z + b[n]
 
-    def metrics(self, *point):
+    def evaluate(self, *point):
         return {"distance": float(torch.linalg.norm(point[0] - self.optimum))}
 
 
-def end_of_run(problem, rounds=600):
-    algorithm = FedMSA(0.02, 0.5, rho=0.5, K=3, B=None, anchor="all", warm_up=0, damping=0, iterate="last")
-    fed = Federation(problem, Vectorised(), 0, Participation(cohort=1))
-    state = algorithm.init(problem, fed)
-    assert problem.metrics(*state.u)["distance"] > 0.5
+def end_of_run(problem, rounds=450):
+    algorithm = FedMSA(
+        Constant(0.02), Constant(0.5), rho=0.5, K=3, B=None, anchor="all", warm_up=0, damping=0, iterate="last"
+    )
+    federation = Federation(problem, Vectorised(), 0, Participation(cohort=1))
+    state = algorithm.init(problem)
+    assert problem.evaluate(*state.u)["distance"] > 0.5
     for r in range(rounds):
-        fed.begin(r + 1)
-        state = algorithm.step(state, problem, fed)
+        state = algorithm.step(state, problem, federation.at(r))
     return state.u
 
 
 @pytest.mark.parametrize("N", [1, 3])
 def test_chains_reach_their_closed_form(N):
     """Clients with different offsets and targets, one of four chosen."""
-    problem = Chain(N)
-    assert problem.metrics(*end_of_run(problem))["distance"] < 1e-6
+    problem = Chain(world=None, N=N)
+    assert problem.evaluate(*end_of_run(problem))["distance"] < 1e-6
 
 
 def test_chains_with_different_jacobians_have_a_bias():
     """The mean of the clients' products of Jacobians (eq. 11) is not the product of their means (eq. 3): with N = 1 the
     method solves mean_i A_i' (A x + b - c_i) = 0, which is not the minimiser of |A x + b - c|^2."""
-    problem = Chain(1, own_jacobians=True)
+    problem = Chain(world=None, N=1, own_jacobians=True)
     A, b, c = problem.A[:, 0].numpy(), problem.b[:, 0].numpy(), problem.c.numpy()
     mean = A.mean(0)
     fixed = np.linalg.solve(mean.T @ mean, np.einsum("mji,mj->i", A, c) / 4 - mean.T @ b.mean(0))
     x = end_of_run(problem)[0]
     np.testing.assert_allclose(x.numpy(), fixed, atol=1e-6)
-    assert problem.metrics(x)["distance"] > 0.1
+    assert problem.evaluate(x)["distance"] > 0.1

@@ -23,7 +23,7 @@ def quadratic(clients=3, **changes):
         "examples": 40,
         "mismatch": None,
     }
-    return QuadraticMinimax(**{**fields, **changes}).build(World(0, Iid(clients), dtype=F64))
+    return QuadraticMinimax(World(0, Iid(clients), dtype=F64), **{**fields, **changes})
 
 
 def test_quadratic_saddle():
@@ -46,7 +46,7 @@ def test_quadratic_metrics():
     p = quadratic(mismatch=[1.0, 5.0, 2.0])
     x, y = normal(4, seed=1), normal(3, seed=2)
     solution, mismatched = p.saddle(np.ones(3)), p.saddle(np.array([1.0, 5.0, 2.0]))
-    metrics = p.metrics(x, y)
+    metrics = p.evaluate(x, y)
 
     def distance(point):
         return float(torch.linalg.norm(torch.cat([x, y]) - torch.cat(point)))
@@ -57,7 +57,7 @@ def test_quadratic_metrics():
     for k in range(5):
         other = y + 0.1 * k * normal(3, seed=k)
         assert metrics["objective"] > float(mean(p, lambda s, other=other: p.f(x, other, s)))
-    assert "distance_mismatched" not in quadratic().metrics(x, y)
+    assert "distance_mismatched" not in quadratic().evaluate(x, y)
 
 
 def images(count=60, classes=3, shape=(1, 4, 4), seed=0):
@@ -75,7 +75,7 @@ def world(partitioner=None, **more):
 
 def robust(where=None, **changes):
     fields = {"model": "mlp", "widths": [5], "eps": 2.0, "norm": "l2", "examples": None, "ascent": 4}
-    return RobustNn(**{**fields, **changes}).build(where or world())
+    return RobustNn(where or world(), **{**fields, "weighting": "samples", **changes})
 
 
 def numpy_logits(net, x, inputs):
@@ -119,7 +119,7 @@ def test_robust_metrics(norm, p):
     def loss(v):
         return numpy_losses(numpy_logits(problem.net, x, test.x.numpy() + v.numpy()), test.y.numpy()).mean()
 
-    metrics = problem.metrics(x, y)
+    metrics = problem.evaluate(x, y)
     assert metrics["test_accuracy"] == pytest.approx(accuracy(0.0))
     assert metrics["perturbed_accuracy"] == pytest.approx(accuracy(y.numpy()))
     worst = problem.worst(x, y)
@@ -128,7 +128,7 @@ def test_robust_metrics(norm, p):
         loss(torch.zeros(16)) if norm == "l1" else loss(y)
     )  # from a corner of that ball steps lead inside
     assert metrics["robust_accuracy"] == pytest.approx(min(accuracy(y.numpy()), accuracy(worst.numpy())))
-    assert "robust_accuracy" not in robust(norm=norm, eps=1.5, ascent=0).metrics(x, y)
+    assert "robust_accuracy" not in robust(norm=norm, eps=1.5, ascent=0).evaluate(x, y)
     train = problem.train.batch(torch.arange(60), torch.full((60,), 1 / 60, dtype=F64))
     of_each = numpy_losses(numpy_logits(problem.net, x, train.x.numpy() + y.numpy()), train.y.numpy())
     assert metrics["train_loss"] == pytest.approx(of_each.mean(), rel=1e-12)
@@ -145,29 +145,47 @@ def test_some_training_examples():
 
 
 def fair(where=None, **changes):
-    fields = {"model": "mlp", "widths": [5], "lam": 0.5, "examples": None}
-    return FairClassification(**{**fields, **changes}).build(where or world())
+    fields = {"model": "mlp", "widths": [5], "lam": 0.5, "examples": None, "weighting": "samples"}
+    return FairClassification(where or world(), **{**fields, **changes})
 
 
-def test_fair_objective_is_the_weighted_sum_of_the_classes_means():
-    """However the examples are divided: clients weigh by how many they have."""
-    p = fair(world(Dirichlet(4, 0.3)))
-    p_i = p.sizes() / p.sizes().sum()
-    assert max(p_i) > 0.3
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_fair_objective_is_the_weighted_sum_of_the_classes_means(weighting):
+    """However the examples are divided: an example of client i weighs p_i / n_i, the same for all where p_i is n_i / n."""
+    p = fair(world(Dirichlet(4, 0.3)), weighting=weighting)
+    sizes = p.sizes()
+    p_i = sizes / sizes.sum() if weighting == "samples" else np.full(4, 1 / 4)
+    assert max(sizes) > 0.3 * sizes.sum()
 
     def f(x, y):
         return sum(w * p.f(x, y, full(p, i)) for i, w in enumerate(p_i))
 
     x, y = p.start()[0], torch.tensor([0.2, 0.7, 0.1], dtype=F64)
     batch = p.train.batch(torch.arange(60), torch.full((60,), 1 / 60, dtype=F64))
-    of_each = numpy_losses(numpy_logits(p.net, x, batch.x.numpy()), batch.y.numpy())
-    F = np.array([of_each[batch.y.numpy() == c].mean() for c in range(3)])
+    of_each, weight = numpy_losses(numpy_logits(p.net, x, batch.x.numpy()), batch.y.numpy()), np.zeros(60)
+    for i, rows in enumerate(p.splits["train"]):
+        weight[rows] = p_i[i] / sizes[i]
+    of_class = [batch.y.numpy() == c for c in range(3)]
+    F = np.array([np.average(of_each[c], weights=weight[c]) for c in of_class])
     expected = y.numpy() @ F - 0.25 * float(y @ y)
     assert float(f(x, y)) == pytest.approx(expected, rel=1e-12)
-    assert p.metrics(x, y)["train_loss"] == pytest.approx(y.numpy() @ F, rel=1e-12)
+    assert p.evaluate(x, y)["train_loss"] == pytest.approx(y.numpy() @ F, rel=1e-12)
     np.testing.assert_allclose(p.start()[1], np.full(3, 1 / 3))
     gradient = central_differences(lambda v: f(x, v), y)
     np.testing.assert_allclose(gradient, F - 0.5 * y.numpy(), atol=1e-7)  # what y climbs
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_robust_training_loss_is_the_objective(weighting):
+    """Of clients of unequal sizes: the weighted mean of their own means."""
+    p = robust(world(Dirichlet(4, 0.3)), weighting=weighting)
+    x, y = p.start()[0], p.project(normal(16, seed=4))
+    batch = p.train.batch(torch.arange(60), torch.full((60,), 1 / 60, dtype=F64))
+    of_each = numpy_losses(numpy_logits(p.net, x, batch.x.numpy() + y.numpy()), batch.y.numpy())
+    own_means = [of_each[rows].mean() for rows in p.splits["train"]]
+    expected = of_each.mean() if weighting == "samples" else np.mean(own_means)
+    assert abs(of_each.mean() - np.mean(own_means)) > 1e-3
+    assert p.evaluate(x, y)["train_loss"] == pytest.approx(expected, rel=1e-12)
 
 
 def test_fair_metrics():
@@ -176,7 +194,7 @@ def test_fair_metrics():
     batch = p.test.batch(torch.arange(30), torch.full((30,), 1 / 30, dtype=F64))
     hit = numpy_logits(p.net, x, batch.x.numpy()).argmax(1) == batch.y.numpy()
     of_class = [100 * hit[batch.y.numpy() == c].mean() for c in range(3)]
-    metrics = p.metrics(x, y)
+    metrics = p.evaluate(x, y)
     assert metrics["test_accuracy"] == pytest.approx(100 * hit.mean())
     assert metrics["worst_accuracy"] == pytest.approx(min(of_class))
     assert [metrics[f"weight_{c}"] for c in range(3)] == pytest.approx([0.2, 0.7, 0.1])

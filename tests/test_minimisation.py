@@ -1,5 +1,7 @@
 """FedAvg, FedProx and SCAFFOLD against NumPy derivations."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -21,8 +23,8 @@ def cohorts(e, rounds):
     """Who takes part in each round, and everyone's number of local steps: 3, of a straggler 0."""
     found = []
     for r in range(rounds):
-        e.federation.begin(r + 1)
-        found.append((e.federation.cohort(), e.federation.work(np.full(6, 3))))
+        fed = e.federation.at(r)
+        found.append((fed.cohort(), fed.work(np.full(6, 3))))
     return found
 
 
@@ -59,10 +61,14 @@ def test_fedprox_without_its_term_is_fedavg(B):
 
 
 @late
-def test_golden_numbers_of_scaffold(stragglers):
-    """Alg. 1 with option II on cohorts of 3 out of 6, full batches, four rounds; the control variate of a straggler stays."""
-    e = experiment("scaffold", "algo.eta_g=0.8", f"participation.stragglers={stragglers}")
-    data, eta = clients_data(e.problem), 0.1
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_golden_numbers_of_scaffold(weighting, stragglers):
+    """Alg. 1 with option II on cohorts of 3 out of 6, full batches, four rounds; the control variate of a straggler stays. Means
+    over clients have the weights of the objective: of the cohort, and for the server's control variate of all."""
+    overrides = [f"problem.weighting={weighting}", f"participation.stragglers={stragglers}"]
+    e = experiment("scaffold", "algo.eta_g=0.8", *overrides)
+    data, eta, sizes = clients_data(e.problem), 0.1, e.problem.sizes()
+    p = sizes / sizes.sum() if weighting == "samples" else np.full(6, 1 / 6)
     x = e.problem.start()[0].numpy()
     c, c_of = np.zeros_like(x), np.zeros((6, len(x)))
     for (S, steps_of), state in zip(cohorts(e, 4), steps(e, 4)[1:], strict=True):
@@ -72,28 +78,49 @@ def test_golden_numbers_of_scaffold(stragglers):
             for _ in range(K):
                 y = y - eta * (gradient(y, *data[i]) - c_of[i] + c)
             c_plus = c_of[i] - c + (x - y) / (K * eta) if K else c_of[i]
-            dx, dc, c_of[i] = dx + y - x, dc + c_plus - c_of[i], c_plus
-        x, c = x + 0.8 / len(S) * dx, c + dc / 6
+            dx, dc, c_of[i] = dx + p[i] / p[S].sum() * (y - x), dc + p[i] * (c_plus - c_of[i]), c_plus
+        x, c = x + 0.8 * dx, c + dc
         for ours, theirs in ((state.x, x), (state.c, c), (state.memory, c_of)):
             np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("stragglers", [0, 0.5])
-def test_control_variates_average_to_the_servers(stragglers):
-    e = experiment(
-        "scaffold", "algo.B=4", f"participation.stragglers={stragglers}", "algo.tau={kind: growing, tau: [1, 3]}"
-    )
+def test_control_variates_average_to_the_servers(stragglers, weighting):
+    """Their mean has the weights of the objective."""
+    growing = [f"participation.stragglers={stragglers}", "algo.tau={kind: growing, tau: [1, 3]}"]
+    e = experiment("scaffold", "algo.B=4", f"problem.weighting={weighting}", *growing)
+    weights = torch.from_numpy(e.problem.weights)
     for state in steps(e, 6):
-        torch.testing.assert_close(state.memory.mean(0), state.c, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(weights @ state.memory, state.c, rtol=1e-10, atol=1e-14)
     assert float(state.c.norm()) > 0.01
 
 
-def test_scaffold_with_one_local_step_is_gradient_descent():
-    e = experiment("scaffold", "algo.tau=1", "participation.cohort=6")
-    data, x = clients_data(e.problem), e.problem.start()[0].numpy()
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_scaffold_with_one_local_step_is_gradient_descent(weighting):
+    """On the objective."""
+    e = experiment("scaffold", "algo.tau=1", "participation.cohort=6", f"problem.weighting={weighting}")
+    data, x, sizes = clients_data(e.problem), e.problem.start()[0].numpy(), e.problem.sizes()
     for state in steps(e, 5)[1:]:
-        x = x - 0.1 * np.mean([gradient(x, *of) for of in data], axis=0)
+        x = x - 0.1 * np.average(
+            [gradient(x, *of) for of in data], axis=0, weights=sizes if weighting == "samples" else None
+        )
         np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("algo", ["fedavg", "fedprox", "scaffold"])
+def test_what_is_minimised_is_what_train_loss_reports(algo, weighting):
+    """One local step on full batches, clients of unequal sizes: every step is along the gradient of train_loss."""
+    e = experiment(algo, "algo.tau=1", "participation.cohort=6", f"problem.weighting={weighting}")
+    assert len(set(e.problem.sizes())) > 2
+    states = steps(e, 3)
+    generator = torch.Generator().manual_seed(0)
+    for before, after in pairwise(states):
+        direction = torch.randn(before.x.shape, generator=generator, dtype=before.x.dtype)
+        ahead, behind = (e.problem.evaluate(before.x + h * direction)["train_loss"] for h in (1e-5, -1e-5))
+        step = (before.x - after.x) / 0.1
+        assert float(step @ direction) == pytest.approx((ahead - behind) / 2e-5, rel=1e-6)
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "scaffold"])
@@ -102,8 +129,7 @@ def test_stragglers_return_what_they_were_sent(algo):
     overrides = ["participation.cohort=6", "participation.stragglers=0.5", "algo.B=4", "algo.eta=0.1"]
     e = experiment(algo, *overrides)
     state = steps(e, 1)[-1]
-    e.federation.begin(1)
-    late = e.federation.work(3) == 0
+    late = e.federation.at(0).work(3) == 0
     assert late.sum() == 3
     assert e.federation.ledger.calls.grad == 3 * 3
     if algo == "scaffold":

@@ -1,12 +1,21 @@
 """The reductions between classes of problems; the oracles against dense derivatives."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from test_problems import F64, central_differences, normal, quadratic, whole
+from harness import small, steps
+from test_problems import F64, central_differences, normal, quadratic, two_levels, whole
 from torch.autograd.functional import hessian, jacobian
 
-from fedopt import oracles
+from fedopt import inverse
+from fedopt.errors import UserError
+from fedopt.federation import oracles
+from fedopt.federation.draws import Steps
+from fedopt.federation.engines import OneByOne, Vectorised
+from fedopt.federation.federation import Federation
+from fedopt.federation.oracles import Calls, Oracles
 from fedopt.problems.classes import (
     Bilevel,
     Compositional,
@@ -29,6 +38,10 @@ class Toy:
     """The parts of a problem that these tests do not use: a sample is whatever it is given."""
 
     splits = {}  # noqa: RUF012
+    metrics = ()
+
+    def __init__(self):
+        super().__init__(world=None)
 
     def start(self):
         return (torch.full((3,), 2.0, dtype=F64),)
@@ -36,7 +49,7 @@ class Toy:
     def sample(self, client, rows):
         return rows
 
-    def metrics(self, *point):
+    def evaluate(self, *point):
         return {"first": float(point[0][0]), "variables": len(point)}
 
 
@@ -101,7 +114,7 @@ def test_minimax_as_bilevel(clients):
     torch.testing.assert_close(yy, torch.eye(4, dtype=F64))
     torch.testing.assert_close(cross, A.T)
     assert [len(v) for v in p.start()] == [3, 4]
-    assert p.metrics(x, y) == {"first": float(x[0]), "variables": 2}
+    assert p.evaluate(x, y) == {"first": float(x[0]), "variables": 2}
 
 
 def test_two_levels_as_bilevel(clients):
@@ -126,15 +139,18 @@ def test_two_levels_as_bilevel(clients):
     # The oracle says the same of one client: Hessian I, cross derivative -J'.
     sample = clients[0]
     v = normal(4, seed=4)
-    grad_y = oracles.inner_gradient(p, x, y, sample)
-    cross_v, hessian_v = oracles.cross_product(p, x, y, v, sample), oracles.inner_hessian(p, x, y, sample)(v)
+    client = Oracles(p)
+    grad_y = client.inner_gradient(x, y, sample)
+    cross_v, hessian_v = client.cross_product(x, y, v, sample), client.inner_hessian(x, y, sample)(v)
     J = central_differences(lambda x: np.tanh(matrices[0] @ np.asarray(x)), x)
     np.testing.assert_allclose(grad_y, y.numpy() - np.tanh(matrices[0] @ x.numpy()), rtol=1e-12)
     np.testing.assert_allclose(cross_v, -J.T @ v.numpy(), rtol=1e-6)
     torch.testing.assert_close(hessian_v, v)
 
     assert [variable.tolist() for variable in p.start()] == [[2.0] * 3, [0.0] * 4]
-    assert p.metrics(x, y) == {"first": float(x[0]), "variables": 1}
+    assert p.evaluate(x, y) == {"first": float(x[0]), "variables": 2}  # the original ignores what is not its own
+    of_quadratic = TwoLevelAsBilevel(two_levels())
+    assert of_quadratic.evaluate(x, normal(5, seed=4)) == of_quadratic.original.evaluate(x)
 
 
 class Minimised(Toy, Minimisation):
@@ -149,7 +165,7 @@ def test_minimisation_as_one_level():
     a, x = normal(3, seed=1), normal(3, seed=2)
     assert p.dims == (3,)
     assert float(p.level(0, x, a)) == pytest.approx(float(np.sum(a.numpy() * x.numpy() ** 3)))
-    (gradient,) = oracles.msa_maps(p, (x,), [a])
+    (gradient,) = Oracles(p).msa_maps((x,), [a])
     torch.testing.assert_close(gradient, 3 * a * x**2)
 
 
@@ -165,9 +181,9 @@ def test_which_reduction():
         assert type(reduced) is expected
         assert reduced.original is problem
         assert reduced.splits is problem.splits
-    with pytest.raises(TypeError, match="minimax to minimisation"):
+    with pytest.raises(UserError, match=r"solves minimisation problems, and ToySaddle is minimax"):
         reduce(saddle, (Minimisation,))
-    with pytest.raises(TypeError, match="compositional to bilevel"):
+    with pytest.raises(UserError, match=r"solves bilevel, minimax, two_level problems, and Chain is compositional"):
         reduce(Chain(3), (Bilevel,))
     assert [class_of(p) for p in (saddle, two, Minimised, MinimaxAsBilevel)] == [
         Minimax,
@@ -185,21 +201,17 @@ def test_which_reduction():
 STACK = 4
 
 
-def both_ways(fn, *stacked):
-    """fn of every client's arguments, [(answers of all clients, calls)] of a loop and of vmap."""
-    loop, vmapped = oracles.Calls(), oracles.Calls()
-    answers = []
-    for arguments in zip(*stacked, strict=True):
-        with oracles.running(1, False, loop):
-            answers.append(fn(*arguments))
-    with oracles.running(STACK, True, vmapped):
-        at_once = torch.func.vmap(fn)(*stacked)
+def both_ways(p, fn, *stacked):
+    """fn(oracles of p, a client's arguments) of every client, [(answers of all clients, calls)] of a loop and of vmap."""
+    loop, vmapped = Calls(), Calls()
+    answers = [fn(Oracles(p, loop), *arguments) for arguments in zip(*stacked, strict=True)]
+    at_once = torch.func.vmap(partial(fn, Oracles(p, vmapped, stacked=True, clients=STACK)))(*stacked)
     return [(tuple(torch.stack(answer) for answer in zip(*answers, strict=True)), loop), (at_once, vmapped)]
 
 
-def assert_both_ways(fn, dense, calls, *stacked):
+def assert_both_ways(p, fn, dense, calls, *stacked):
     expected = [dense(*arguments) for arguments in zip(*stacked, strict=True)]
-    for answers, counted in both_ways(fn, *stacked):
+    for answers, counted in both_ways(p, fn, *stacked):
         assert counted == calls
         for got, *wanted in zip(answers, *expected, strict=True):
             torch.testing.assert_close(got, torch.stack(wanted), rtol=1e-10, atol=1e-12)
@@ -275,25 +287,25 @@ def dense_bilevel(p, x, w, sample):
 @pytest.mark.parametrize("damping", [0.0, 0.7])
 @pytest.mark.parametrize(("p", "dx", "dw", "first", "second"), BILEVEL)
 def test_msa_maps_of_bilevel_problems(p, dx, dw, first, second, damping):
-    def maps(x, w, v, *sample):
-        return oracles.msa_maps(p, (x, w, v), [sample], damping)
+    def maps(client, x, w, v, *sample):
+        return client.msa_maps((x, w, v), [sample], damping)
 
     def dense(x, w, v, *sample):
         f_x, f_w, g_w, cross, ww = dense_bilevel(p, x, w, sample)
         return f_x - cross @ v, g_w, ww @ v + damping * v - f_w
 
     variables = (normal(STACK, size, seed=j) for j, size in enumerate((dx, dw, dw)))
-    calls = oracles.Calls(grad=2 * STACK, hvp=STACK, jvp=STACK)
-    assert_both_ways(maps, dense, calls, *variables, first, second)
+    calls = Calls(grad=2 * STACK, hvp=STACK, jvp=STACK)
+    assert_both_ways(p, maps, dense, calls, *variables, first, second)
 
 
 @pytest.mark.parametrize(("p", "dx", "dw", "first", "second"), BILEVEL)
 def test_gradients_and_products(p, dx, dw, first, second):
-    def all_of_them(x, w, v, *sample):
-        H = oracles.inner_hessian(p, x, w, sample)
-        both = oracles.outer_gradients(p, x, w, sample)
-        alone = oracles.outer_gradient_x(p, x, w, sample), oracles.outer_gradient_y(p, x, w, sample)
-        inner = oracles.inner_gradient(p, x, w, sample), oracles.cross_product(p, x, w, v, sample)
+    def all_of_them(client, x, w, v, *sample):
+        H = client.inner_hessian(x, w, sample)
+        both = client.outer_gradients(x, w, sample)
+        alone = client.outer_gradient_x(x, w, sample), client.outer_gradient_y(x, w, sample)
+        inner = client.inner_gradient(x, w, sample), client.cross_product(x, w, v, sample)
         return *both, *alone, *inner, H(v), H(torch.sin(v))
 
     def dense(x, w, v, *sample):
@@ -301,8 +313,8 @@ def test_gradients_and_products(p, dx, dw, first, second):
         return f_x, f_w, f_x, f_w, g_w, cross @ v, ww @ v, ww @ torch.sin(v)
 
     variables = (normal(STACK, size, seed=j) for j, size in enumerate((dx, dw, dw)))
-    calls = oracles.Calls(grad=4 * STACK, hvp=2 * STACK, jvp=STACK)
-    assert_both_ways(all_of_them, dense, calls, *variables, first, second)
+    calls = Calls(grad=4 * STACK, hvp=2 * STACK, jvp=STACK)
+    assert_both_ways(p, all_of_them, dense, calls, *variables, first, second)
 
 
 def spd(dim, seed):
@@ -318,15 +330,15 @@ def test_estimators_of_the_inverse():
     def product(v, n):
         return H @ v
 
-    torch.testing.assert_close(oracles.neumann_sum(product, b, N, l), sum(powers))
-    terms = [oracles.neumann_term(product, b, N, l, chosen) for chosen in range(N)]
+    torch.testing.assert_close(inverse.neumann_sum(product, b, N, l), sum(powers))
+    terms = [inverse.neumann_term(product, b, N, l, chosen) for chosen in range(N)]
     torch.testing.assert_close(sum(terms) / N, sum(powers[:N]))
-    torch.testing.assert_close(oracles.conjugate_gradients(product, b, 6), torch.linalg.solve(H, b))
-    torch.testing.assert_close(oracles.conjugate_gradients(product, b, 12), torch.linalg.solve(H, b))
+    torch.testing.assert_close(inverse.conjugate_gradients(product, b, 6), torch.linalg.solve(H, b))
+    torch.testing.assert_close(inverse.conjugate_gradients(product, b, 12), torch.linalg.solve(H, b))
     x1 = (b @ b) / (b @ H @ b) * b
-    torch.testing.assert_close(oracles.conjugate_gradients(product, b, 1), x1)
-    torch.testing.assert_close(oracles.conjugate_gradients(product, 0 * b, 3), 0 * b)
-    torch.testing.assert_close(oracles.conjugate_gradients(lambda v, n: -v, b, 3), 0 * b)
+    torch.testing.assert_close(inverse.conjugate_gradients(product, b, 1), x1)
+    torch.testing.assert_close(inverse.conjugate_gradients(product, 0 * b, 3), 0 * b)
+    torch.testing.assert_close(inverse.conjugate_gradients(lambda v, n: -v, b, 3), 0 * b)
 
 
 def test_neumann_sum_takes_products_in_turn():
@@ -334,13 +346,14 @@ def test_neumann_sum_takes_products_in_turn():
     H, b, theta = [spd(4, seed=s) for s in range(3)], normal(4, seed=9), 0.1
     A = [torch.eye(4, dtype=F64) - theta * h for h in H]
     expected = theta * (b + A[0] @ b + A[1] @ A[0] @ b + A[2] @ A[1] @ A[0] @ b)
-    torch.testing.assert_close(oracles.neumann_sum(lambda v, n: H[n] @ v, b, 3, 1 / theta), expected)
+    torch.testing.assert_close(inverse.neumann_sum(lambda v, n: H[n] @ v, b, 3, 1 / theta), expected)
 
 
 class Chain(Toy, Compositional):
     """f^n(z) = sin(A_n z) + b, the last one summed and squared; a sample is b, a number."""
 
     def __init__(self, N):
+        super().__init__()
         self.dims = (3, 4, 2, 5)[: N + 1]
         sizes = (*self.dims[1:], 6)
         self.A = [normal(b, a, seed=n) for n, (a, b) in enumerate(zip(self.dims, sizes, strict=True))]
@@ -355,8 +368,8 @@ def test_msa_maps_of_chains(N):
     """Each level of a sample of its own."""
     p = Chain(N)
 
-    def maps(b, *u):
-        return oracles.msa_maps(p, u, b)
+    def maps(client, b, *u):
+        return client.msa_maps(u, tuple(b))
 
     def dense(b, *u):
         product = jacobian(lambda z: p.level(N, z, b[N]), u[N])
@@ -365,7 +378,7 @@ def test_msa_maps_of_chains(N):
         return product, *(u[n] - p.level(n - 1, u[n - 1], b[n - 1]) for n in range(1, N + 1))
 
     u = [normal(STACK, size, seed=10 + n) for n, size in enumerate(p.dims)]
-    assert_both_ways(maps, dense, oracles.Calls(grad=STACK, jvp=N * STACK), normal(STACK, N + 1, seed=3), *u)
+    assert_both_ways(p, maps, dense, Calls(grad=STACK, jvp=N * STACK), normal(STACK, N + 1, seed=3), *u)
 
 
 @pytest.mark.parametrize("N", [1, 3])
@@ -380,25 +393,15 @@ def test_msa_maps_of_a_consistent_chain_are_the_chain_rule(N):
             x = p.level(n, x, b)
         return x
 
-    gradient, *consistency = oracles.msa_maps(p, u, [b] * (N + 1))
+    gradient, *consistency = Oracles(p).msa_maps(u, [b] * (N + 1))
     np.testing.assert_allclose(gradient, central_differences(composed, x), rtol=1e-6, atol=1e-8)
     assert all(not s.any() for s in consistency)
-
-
-class Scalar(Toy, Minimisation):
-    """f_i(x) = fn(x, sample)."""
-
-    def __init__(self, fn):
-        self.fn = fn
-
-    def f(self, x, sample):
-        return self.fn(x, sample)
 
 
 class OwnGradient(Minimised):
     """Has a gradient of its own, which is twice that of f so that it shows."""
 
-    def gradient(self, x, sample, out=None):
+    def gradient(self, x, sample):
         return 6 * sample * x**2
 
 
@@ -409,30 +412,138 @@ class Constant(Minimised):
 
 @pytest.mark.parametrize(("p", "factor"), [(Minimised(), 3), (OwnGradient(), 6), (Constant(), 0)])
 def test_gradient(p, factor):
-    def of_client(a, x):
-        return (oracles.gradient(p, x, a),)
+    def of_client(client, a, x):
+        return (client.gradient(x, a),)
 
     a, x = normal(STACK, 3, seed=1), normal(STACK, 3, seed=2)
-    assert_both_ways(of_client, lambda a, x: (factor * a * x**2,), oracles.Calls(grad=STACK), a, x)
+    assert_both_ways(p, of_client, lambda a, x: (factor * a * x**2,), Calls(grad=STACK), a, x)
 
 
-def test_calls_count_for_those_who_still_work():
-    calls, inner = oracles.Calls(), oracles.Calls()
-    p, x = Minimised(), torch.ones(3)
+@pytest.mark.parametrize("plus", [None, 0.3])
+def test_steps_of_sgd(plus):
+    """A step along a gradient, and something added to it; of a bilevel problem, along that of g."""
+    a, x = normal(STACK, 3, seed=1), normal(STACK, 3, seed=2)
 
-    def once():
-        oracles.gradient(p, x, x)
+    def step(client, a, x):
+        return (client.gradient_step(x, a, 0.2, None if plus is None else plus * a),)
 
-    with oracles.running(7, False, calls):
-        once()
-        oracles.count_for(3)
-        once()
-        with oracles.running(2, False, inner):
-            once()
-        once()
-    once()
-    assert calls == oracles.Calls(grad=13)
-    assert inner == oracles.Calls(grad=2)
+    def dense(a, x):
+        return (x - 0.2 * (3 * a * x**2 + (plus or 0) * a),)
+
+    assert_both_ways(Minimised(), step, dense, Calls(grad=STACK), a, x)
+    p, dx, dw, first, second = BILEVEL[0]
+    point = normal(STACK, dx, seed=3), normal(STACK, dw, seed=4)
+
+    def inner_step(client, x, w, *sample):
+        return (client.inner_step(x, w, sample, 0.2),)
+
+    def dense_inner(x, w, *sample):
+        return (w - 0.2 * dense_bilevel(p, x, w, sample)[2],)
+
+    assert_both_ways(p, inner_step, dense_inner, Calls(grad=STACK), *point, first, second)
+
+
+def test_calls_count_for_all_of_a_stack():
+    """Each with a counter of its own, or with none."""
+    p, x, calls, others = Minimised(), torch.ones(3), Calls(), Calls()
+    of_seven, of_two = Oracles(p, calls, clients=7), Oracles(p, others, clients=2)
+    for client in (of_seven, of_two, of_seven, Oracles(p)):
+        client.gradient(x, x)
+    assert (calls, others) == (Calls(grad=14), Calls(grad=2))
+
+
+@pytest.mark.parametrize("engine", [OneByOne(), Vectorised()])
+def test_calls_count_for_those_who_still_work(engine):
+    """Four clients with 1, 4, 2 and 0 local steps: a scan counts for those who take a step, and what follows it for all."""
+    p = quadratic()
+
+    def local_steps(client, message):
+        x, y = message
+        y = client.scan("local", lambda y, xi: y - 0.1 * client.inner_gradient(x, y, xi), y)
+        client.cross_product(x, y, y, client.sample("last"))
+        return y
+
+    federation = Federation(p, engine, 0)
+    fed = federation.at(0)
+    draws = {"local": Steps(np.array([1, 4, 2, 0]), B=3), "last": Steps(B=2)}
+    fed.exchange(local_steps, p.start(), fed.everyone(), **draws)
+    assert federation.ledger.calls == Calls(grad=7, jvp=4)
+
+
+@pytest.mark.parametrize("engine", [OneByOne(), Vectorised()])
+def test_entries_of_a_list_go_round_the_clients(engine):
+    """Client i has entry i, and from the first again; a number is everyone's."""
+    p = quadratic()
+
+    def entries(client, x):
+        own = torch.stack([client.entry([0.5, 2, 7]), client.entry((3.0, 1.0)), 0 * x[0] + client.entry(0.9)])
+        return x, own
+
+    fed = Federation(p, engine, 0).at(0)
+    _, seen = fed.exchange(entries, p.start()[0], np.array([1, 2, 3]), memory=torch.zeros(4, 3, dtype=F64))
+    assert seen.tolist() == [[0, 0, 0], [2, 1, 0.9], [7, 3, 0.9], [0.5, 1, 0.9]]
+
+
+# The memory of msa_maps
+
+
+@pytest.mark.parametrize("p", [Network(), Chain(1)])
+def test_msa_maps_remembers_values(p):
+    """What is asked for again at the same point on the same samples is not computed again; all else is."""
+    calls = Calls()
+    client = Oracles(p, calls)
+    if isinstance(p, Network):
+        points = [(normal(3, seed=k), normal(16, seed=k + 1), normal(16, seed=k + 2)) for k in range(4)]
+        samples, others = ([(normal(6, 3, seed=k), normal(6, seed=k))] for k in (8, 9))
+    else:
+        points = [(normal(3, seed=k), normal(4, seed=k + 1)) for k in range(4)]
+        samples, others = ([normal(1, seed=k), normal(1, seed=k + 1)] for k in (8, 9))
+
+    def ask(u, samples, known, damping=0.0):
+        before = calls.jvp
+        value = client.msa_maps(u, samples, damping)
+        assert (calls.jvp == before) == known
+        for got, computed in zip(value, Oracles(p).msa_maps(u, samples, damping), strict=True):
+            assert torch.equal(got, computed)
+
+    a, b, c, d = points
+    ask(a, samples, False)
+    ask(a, samples, True)
+    ask(list(a), tuple(samples), True)  # the tensors count, not what holds them
+    ask(b, samples, False)
+    ask(a, samples, True)
+    ask(b, samples, True)
+    ask((a[0], *b[1:]), samples, False)  # a point of which only a part was seen
+    ask(tuple(v.clone() for v in a), samples, False)
+    ask(b, samples, True)
+    ask(b, others, False)
+    ask(b, others, True)
+    ask(b, samples, False)  # samples that are back after others
+    for u in (c, d, a):
+        ask(u, samples, False)
+    ask(b, samples, False)  # more than three points ago
+    if isinstance(p, Network):
+        ask(b, samples, False, damping=0.5)
+        ask(b, samples, True, damping=0.5)
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
+@pytest.mark.parametrize(
+    ("problem", "B", "known"), [("quadratic_bilevel", "null", 6), ("mco", "null", 6), ("mco", 4, 0)]
+)
+def test_fedmsa_with_and_without_memory(problem, B, known, engine, monkeypatch):
+    """With full local batches the value at the previous iterate is known: the same numbers from half of the calls."""
+    settings = ["algo.K=5", f"algo.B={B}", "participation.cohort=2", f"hardware.engine={engine}"]
+    runs = []
+    for forget in (False, True):
+        if forget:
+            monkeypatch.setattr(oracles, "_same", lambda a, b: False)
+        e = small("fedmsa", problem, *settings)
+        runs.append((steps(e, 2)[-1], e.federation.ledger.calls.grad))
+    (with_memory, calls), (without, all_calls) = runs
+    torch.testing.assert_close(with_memory, without, rtol=0, atol=0)
+    a_map = 2 if problem == "quadratic_bilevel" else 1
+    assert all_calls - calls == known * a_map
 
 
 def test_oracles_of_a_problem_under_vmap():
@@ -443,11 +554,9 @@ def test_oracles_of_a_problem_under_vmap():
     x, w, v = normal(3, seed=1), normal(4, 5, seed=2), normal(4, 5, seed=3)
 
     def one(client, w, v, rows):
-        return oracles.msa_maps(p, (x, w, v), [p.sample(client, rows)])
+        return Oracles(p, stacked=True).msa_maps((x, w, v), [p.sample(client, rows)])
 
-    calls = oracles.Calls()
-    with oracles.running(4, True, calls):
-        stacked = torch.func.vmap(one)(torch.arange(4), w, v, rows)
+    stacked = torch.func.vmap(one)(torch.arange(4), w, v, rows)
     for i in range(4):
         sample = p.sample(i, {name: splits[name][i] for name in splits})
         f_x, f_w, g_w, cross, ww = dense_bilevel(p, x, w[i], sample)

@@ -278,5 +278,6 @@ def test_ragged():
         np.testing.assert_array_equal(mine, expected)
         np.testing.assert_array_equal(ragged[i], expected)
     value = np.arange(10.0) ** 2
-    mean_of_means = np.mean([value[rows].mean() for rows in lists])
-    assert ragged.client_mean_weights() @ value[ragged.rows] == pytest.approx(mean_of_means, rel=1e-14)
+    weights = np.array([0.2, 0.5, 0.3])
+    mean_of_means = sum(p_i * value[rows].mean() for p_i, rows in zip(weights, lists, strict=True))
+    assert ragged.example_weights(weights) @ value[ragged.rows] == pytest.approx(mean_of_means, rel=1e-14)

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch.autograd.functional import hessian
 
-from fedopt import oracles
 from fedopt.data.datasets import LabelledData
 from fedopt.data.partitioners import Dirichlet, Iid
 from fedopt.data.world import World
+from fedopt.errors import UserError
+from fedopt.federation.oracles import Oracles
+from fedopt.problems.classes import MinimisationAsCompositional
 from fedopt.problems.classification import Classification
 from fedopt.problems.imbalanced_mnist import ImbalancedMnist
 from fedopt.problems.mco import Mco
@@ -55,7 +57,7 @@ def central_differences(fn, x, step=1e-5):
 def mco(seed=0, clients=3, **changes):
     # 101 examples: clients of unequal sizes, whose means count the same
     fields = {"d": 4, "examples": 101, "lam": 0.7, "delta": 0.2, "noise_variance": 0.3, "x0": 0.5, **changes}
-    return Mco(**fields).build(World(seed, Iid(clients), dtype=F64))
+    return Mco(World(seed, Iid(clients), dtype=F64), **fields)
 
 
 def test_mco_composes_to_the_direct_formula():
@@ -76,7 +78,7 @@ def test_mco_composes_to_the_direct_formula():
         z = mean(p, lambda sample, n=n, z=z: p.level(n, z, sample))
     assert p.dims == (4, 5, 2)
     assert float(z) == pytest.approx(objective, rel=1e-12)
-    metrics = p.metrics(torch.from_numpy(x))
+    metrics = p.evaluate(torch.from_numpy(x))
     assert metrics["objective"] == pytest.approx(objective, rel=1e-12)
     distance = min(np.linalg.norm(x - p.optimum.numpy()), np.linalg.norm(x + p.optimum.numpy()))
     assert metrics["distance"] == pytest.approx(distance, rel=1e-12)
@@ -85,11 +87,11 @@ def test_mco_composes_to_the_direct_formula():
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_mco_solutions(sign):
     p = mco(noise_variance=0.0)
-    at = p.metrics(sign * p.optimum)
+    at = p.evaluate(sign * p.optimum)
     assert at["objective"] == pytest.approx(0.7 * math.sqrt(0.2), rel=1e-9)
     assert at["distance"] == 0
     for seed in range(3):
-        assert p.metrics(sign * p.optimum + 0.01 * normal(4, seed=seed))["objective"] > at["objective"]
+        assert p.evaluate(sign * p.optimum + 0.01 * normal(4, seed=seed))["objective"] > at["objective"]
 
 
 def test_mco_last_level_takes_negative_estimates():
@@ -117,7 +119,7 @@ def test_mco_distributions():
 
 def quadratic(seed=0, clients=4, **changes):
     fields = {"dx": 3, "dy": 5, "conditioning": 10.0, "heterogeneity": 1.0, "noise": 2.0, "examples": 120, **changes}
-    return QuadraticBilevel(**fields).build(World(seed, Iid(clients), dtype=F64))
+    return QuadraticBilevel(World(seed, Iid(clients), dtype=F64), **fields)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_quadratic_closed_forms(changes):
     for seed in range(5):  # a minimum
         assert outer(p.optimum + 0.1 * normal(p.dx, seed=seed)) > outer(p.optimum)
 
-    metrics = p.metrics(x, y)
+    metrics = p.evaluate(x, y)
     assert metrics["objective"] == pytest.approx(float(outer(x)), rel=1e-10)
     assert metrics["distance"] == pytest.approx(float((x - p.optimum).norm()), rel=1e-12)
     assert metrics["hypergradient_norm"] == pytest.approx(np.linalg.norm(central_differences(outer, x)), rel=1e-7)
@@ -216,7 +218,7 @@ def test_quadratic_objectives_use_their_own_split():
 
 def two_levels(clients=4, **changes):
     fields = {"d0": 3, "d1": 5, "conditioning": 10.0, "heterogeneity": 1.0, "noise": 2.0, "examples": 120, **changes}
-    return QuadraticCompositional(**fields).build(World(0, Iid(clients), dtype=F64))
+    return QuadraticCompositional(World(0, Iid(clients), dtype=F64), **fields)
 
 
 @pytest.mark.parametrize("changes", [{}, {"d0": 5}, {"clients": 1}, {"heterogeneity": 5.0, "conditioning": 1.0}])
@@ -233,7 +235,7 @@ def test_two_level_quadratic_closed_forms(changes):
     np.testing.assert_allclose(p.gradient(p.optimum), 0, atol=1e-12)
     for seed in range(5):  # a minimum
         assert composed(p.optimum + 0.1 * normal(p.d0, seed=seed)) > composed(p.optimum)
-    metrics = p.metrics(x)
+    metrics = p.evaluate(x)
     assert metrics["objective"] == pytest.approx(float(composed(x)), rel=1e-10)
     assert metrics["distance"] == pytest.approx(float((x - p.optimum).norm()), rel=1e-12)
     assert metrics["hypergradient_norm"] == pytest.approx(np.linalg.norm(central_differences(composed, x)), rel=1e-7)
@@ -258,7 +260,7 @@ def test_two_level_quadratic_noise_and_heterogeneity():
 
 
 def test_two_level_quadratic_needs_a_unique_solution():
-    with pytest.raises(ValueError, match="d0 must be at most d1"):
+    with pytest.raises(UserError, match=r"^problem\.d0=6: must be at most problem\.d1=5"):
         two_levels(d0=6)
 
 
@@ -273,24 +275,24 @@ def test_what_clients_share_does_not_depend_on_their_number():
 
 def test_saddle_closed_forms():
     fields = {"d": 4, "s": 3.0, "lam": 2.0, "t_max": 0.5, "x0": 7.0}
-    p = Saddle(**fields).build(World(0, Iid(6), dtype=F64))
+    p = Saddle(World(0, Iid(6), dtype=F64), **fields)
     x = normal(4, seed=1)
-    t = p.matrices["t"].numpy()
+    t = p.per_client["t"].numpy()
     assert ((t >= 0) & (t <= 0.5)).all()
-    np.testing.assert_allclose(p.linear["b"].mean(0), 0, atol=1e-12)
+    np.testing.assert_allclose(p.per_client["b"].mean(0), 0, atol=1e-12)
     assert [v.tolist() for v in p.start()] == [[7.0] * 4] * 2
 
     def f(x, y):
         return mean(p, lambda sample: p.f(x, y, sample))
 
     sample = full(p, 2)
-    b, y = p.linear["b"][2].numpy(), normal(4, seed=2).numpy()
+    b, y = p.per_client["b"][2].numpy(), normal(4, seed=2).numpy()
     direct = -(0.5 * y @ y - b @ y + y @ (t[2] * np.eye(4)) @ x.numpy()) + 2.0 / 2 * x.numpy() @ x.numpy()
     assert float(p.f(x, torch.from_numpy(y), sample)) == pytest.approx(direct, rel=1e-12)
 
     best = -t.mean() * x  # the maximiser
     np.testing.assert_allclose(central_differences(lambda y: f(x, y), best), 0, atol=1e-8)
-    metrics = p.metrics(x, torch.from_numpy(y))
+    metrics = p.evaluate(x, torch.from_numpy(y))
     assert metrics["objective"] == pytest.approx(float(f(x, best)), rel=1e-10)
     assert metrics["distance"] == metrics["distance_x"] == pytest.approx(float(x.norm()), rel=1e-12)
     assert metrics["distance_y"] == pytest.approx(np.linalg.norm(y), rel=1e-12)
@@ -301,9 +303,9 @@ def test_saddle_closed_forms():
 
 def test_saddle_spread():
     fields = {"d": 50, "s": 3.0, "lam": 2.0, "t_max": 0.5, "x0": 7.0}
-    p = Saddle(**fields).build(World(0, Iid(200), dtype=F64))
-    assert float(p.linear["b"].std()) == pytest.approx(3, rel=0.03)
-    assert float(p.matrices["t"].mean()) == pytest.approx(0.25, rel=0.1)
+    p = Saddle(World(0, Iid(200), dtype=F64), **fields)
+    assert float(p.per_client["b"].std()) == pytest.approx(3, rel=0.03)
+    assert float(p.per_client["t"].mean()) == pytest.approx(0.25, rel=0.1)
 
 
 # Classification, with and without tuning of the loss
@@ -343,11 +345,12 @@ def tuned_problem(data, partitioner=None, **changes):
         "ridge": 0.0,
         **changes,
     }
-    return ImbalancedMnist(**fields).build(World(0, partitioner or Iid(4), Given(data), dtype=F64))
+    return ImbalancedMnist(World(0, partitioner or Iid(4), Given(data), dtype=F64), **fields)
 
 
-def plain_problem(data, partitioner=None):
-    return Classification("mlp", [3], None, 0.0, None).build(World(0, partitioner or Iid(4), Given(data), dtype=F64))
+def plain_problem(data, partitioner=None, weighting="samples"):
+    fields = {"model": "mlp", "widths": [3], "test": None, "server": 0.0, "own_test": None, "weighting": weighting}
+    return Classification(World(0, partitioner or Iid(4), Given(data), dtype=F64), **fields)
 
 
 def mlp_logits(flat, x):
@@ -397,7 +400,7 @@ def test_loss_tuning(images, ridge):
     balanced = class_weight[y_all] * losses(logits, y_all)
     assert float(p.f(x, y, sample)) == pytest.approx(weight.numpy() @ balanced[rows["val"]], rel=1e-12)
 
-    metrics = p.metrics(x, y)
+    metrics = p.evaluate(x, y)
     train_loss = np.mean([tuned[rows].mean() for rows in p.splits["train"]])
     assert metrics["train_loss"] == pytest.approx(train_loss, rel=1e-12)
     class_means = [losses(logits, y_all)[val][y_all[val] == c].mean() for c in range(3)]
@@ -425,16 +428,41 @@ def test_validation_loss_is_balanced(images, partitioner):
     assert float(mean(p, lambda sample: p.f(x, y, sample))) == pytest.approx(expected, rel=1e-12)
 
 
-def test_classification(images):
-    p = plain_problem(images)
+WEIGHTINGS = ["samples", "uniform"]
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("partitioner", [Iid(4), Dirichlet(6, 0.5)])
+def test_classification(images, partitioner, weighting):
+    """train_loss is the objective: the mean over all examples, or over clients of their own means."""
+    p = plain_problem(images, partitioner, weighting)
     (x,) = point(p)
     rows, weight, sample = padded_batch(p)
     of_each = losses(mlp_logits(x, normalised(images, images.x_train)), images.y_train)
     assert float(p.f(x, sample)) == pytest.approx(weight.numpy() @ of_each[rows["train"]], rel=1e-12)
-    metrics = p.metrics(x)
-    train_loss = np.mean([of_each[rows].mean() for rows in p.splits["train"]])
+    metrics = p.evaluate(x)
+    own_means = [of_each[rows].mean() for rows in p.splits["train"]]
+    train_loss = of_each.mean() if weighting == "samples" else np.mean(own_means)
     assert metrics["train_loss"] == pytest.approx(train_loss, rel=1e-12)
+    objective = sum(p_i * p.f(x, full(p, i)) for i, p_i in enumerate(p.weights))
+    assert float(objective) == pytest.approx(train_loss, rel=1e-12)
     assert_test_metrics(metrics, images, x)
+
+
+def test_weights_of_clients(images):
+    """By numbers of training examples, uniform, or uniform where a problem does not say; their sum is one."""
+    unequal = Dirichlet(6, 0.5, min_size=5)
+    by_samples, uniform = (plain_problem(images, unequal, weighting) for weighting in WEIGHTINGS)
+    sizes = np.array([len(rows) for rows in by_samples.splits["train"]])
+    assert len(set(sizes)) > 1
+    np.testing.assert_allclose(by_samples.weights, sizes / 360, rtol=1e-15)
+    np.testing.assert_allclose(uniform.weights, np.full(6, 1 / 6), rtol=1e-15)
+    silent = tuned_problem(images, unequal)
+    assert not hasattr(silent, "weighting")
+    np.testing.assert_allclose(silent.weights, np.full(6, 1 / 6), rtol=1e-15)
+    for p in (by_samples, uniform, silent):
+        assert p.weights.sum() == pytest.approx(1, rel=1e-15)
+    np.testing.assert_array_equal(MinimisationAsCompositional(by_samples).weights, by_samples.weights)
 
 
 @pytest.mark.parametrize("build", [tuned_problem, plain_problem])
@@ -455,4 +483,4 @@ def test_gradient_of_classification(images):
     rows, weight, sample = padded_batch(p)
     data, labels = normalised(images, images.x_train)[rows["train"]], images.y_train[rows["train"]]
     expected = central_differences(lambda x: weight.numpy() @ losses(mlp_logits(x, data), labels), x)
-    np.testing.assert_allclose(oracles.gradient(p, x, sample), expected, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(Oracles(p).gradient(x, sample), expected, rtol=1e-6, atol=1e-9)

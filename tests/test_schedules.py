@@ -1,21 +1,27 @@
 """Step sizes against their formulas, built as a config's are."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
-from pydantic.dataclasses import dataclass
 
 from fedopt.errors import UserError
-from fedopt.schedules import LocalSteps, Schedule
+from fedopt.schedules import LocalWork, Schedule
 from fedopt.settings import build
 
 
 @dataclass(frozen=True)
-class Steps:
+class Keys:
     alpha: Schedule
+    tau: LocalWork
 
 
 def schedule(node):
-    return build(Steps, {"alpha": node}, "algo").alpha
+    return build(Keys, {"alpha": node, "tau": 1}, "algo").alpha
+
+
+def local_work(node):
+    return build(Keys, {"alpha": 0, "tau": node}, "algo").tau
 
 
 @pytest.mark.parametrize(
@@ -72,30 +78,62 @@ def test_bad_values_name_the_key(node, message):
     assert "\n" not in str(caught.value)
 
 
-def local_steps(node):
-    return build(LocalSteps, node, "algo.steps")
+@pytest.mark.parametrize(
+    ("node", "unit", "value"),
+    [
+        (5, "steps", 5),
+        ("5", "steps", 5),
+        ("5 steps", "steps", 5),
+        ("1 step", "steps", 1),
+        ("5 epochs", "epochs", 5),
+        ("5epochs", "epochs", 5),
+        ("1 epoch", "epochs", 1),
+        ({"kind": "constant", "value": 5}, "steps", 5),
+    ],
+)
+def test_local_work(node, unit, value):
+    work = local_work(node)
+    assert work.unit == unit
+    assert [work(r, 4) for r in (0, 7)] == [value, value]
 
 
-def test_local_steps():
-    """A number, or ceil(tau (r + 1)^power), tau of each client's own where there is a list."""
-    assert [local_steps(3)(r, 4) for r in (0, 7)] == [3, 3]
-    assert [local_steps({"kind": "growing", "tau": 20})(r, 4) for r in (0, 1, 499)] == [20, 29, 448]
-    assert local_steps({"kind": "growing", "tau": 0.3, "power": 0})(99, 4) == 1
-    own = local_steps({"kind": "growing", "tau": [1, 2.5, 7]})(1, 5)
+def test_growing_local_work():
+    """ceil(tau (r + 1)^power) steps, tau of each client's own where there is a list, and from the first again."""
+    work = local_work({"kind": "growing", "tau": 20})
+    assert work.unit == "steps"
+    assert [work(r, 4) for r in (0, 1, 499)] == [20, 29, 448]
+    assert local_work({"kind": "growing", "tau": 0.3, "power": 0})(99, 4) == 1
+    own = local_work({"kind": "growing", "tau": [1, 2.5, 7]})(1, 5)
+    assert own.dtype == np.int64
     np.testing.assert_array_equal(own, np.ceil(np.sqrt(2) * np.array([1, 2.5, 7, 1, 2.5])))
 
 
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        (0, "algo.steps.*0.*greater than 0"),
-        (2.5, "algo.steps.*2.5.*integer"),
-        ({"kind": "growing", "tau": []}, "algo.steps.*tau"),
-        ({"kind": "growing", "tau": 0}, "algo.steps.*tau"),
-        ({"kind": "shrinking", "tau": 1}, "shrinking.*growing"),
+        (0, r"^algo\.tau=0: must be a number of steps"),
+        ("0 epochs", r"^algo\.tau=0 epochs: must be a number of steps"),
+        (
+            2.5,
+            r"^algo\.tau=2\.5: must be a number of steps such as 5, of epochs such as '5 epochs', or a schedule of steps$",
+        ),
+        ("2.5 epochs", r"^algo\.tau=2\.5 epochs: must be a number of steps"),
+        (-1, r"^algo\.tau=-1: must be a number of steps"),
+        ("5 passes", r"^algo\.tau=5 passes: must be a number of steps"),
+        ("epochs", r"^algo\.tau=epochs: must be"),
+        ("5 epochs 3", r"^algo\.tau=5 epochs 3: must be"),
+        (True, r"^algo\.tau=True: must be"),
+        (None, r"^algo\.tau=None: must be"),
+        ([5], r"^algo\.tau=\[5\]: must be"),
+        ({}, r"^algo\.tau: .*kind"),
+        ({"kind": "constant", "value": "5 epochs"}, r"^algo\.tau\.value=5 epochs: .*integer"),
+        ({"kind": "growing", "tau": []}, r"^algo\.tau\.tau=\[\]: .*at least 1"),
+        ({"kind": "growing", "tau": 0}, r"^algo\.tau\.tau=0: .*greater than 0"),
+        ({"kind": "growing", "tau": 2, "powr": 1}, r"^algo\.tau\.powr: there is no such key"),
+        ({"kind": "shrinking", "tau": 1}, r"^algo\.tau: .*shrinking.*growing"),
     ],
 )
-def test_bad_local_steps_name_the_key(node, message):
+def test_bad_local_work_names_the_key(node, message):
     with pytest.raises(UserError, match=message) as caught:
-        local_steps(node)
+        local_work(node)
     assert "\n" not in str(caught.value)

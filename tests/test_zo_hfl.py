@@ -36,7 +36,7 @@ def projected(p, x, y):
 def numpy_round(e, r, x, H, D, gamma, eta):
     """Alg. 1 and 2 over all clients, on full batches."""
     p, n = e.problem, len(x)
-    sizes, g = p.sizes(), 0
+    weights, g = p.sizes() if p.weighting == "samples" else np.ones(p.clients), 0
     for i in range(p.clients):
         data, f2 = examples(p.train, p.splits["train"][i]), []
         for v in directions(r + 1, i, D, n):
@@ -44,27 +44,27 @@ def numpy_round(e, r, x, H, D, gamma, eta):
                 y = z
                 for t in range(H[i]):
                     y = projected(p, z, y - 0.1 / (t + 1) * (gradient(y, *data) + p.mu * (y - z)))
-                f2.append(sizes[i] / sizes.mean() * p.lam / 2 * np.sum((z - y) ** 2))
-            g = g + n / (2 * eta) * (f2[-2] - f2[-1]) * v / D / p.clients
+                f2.append(p.lam / 2 * np.sum((z - y) ** 2))
+            g = g + weights[i] / weights.sum() * n / (2 * eta) * (f2[-2] - f2[-1]) * v / D
     return x - gamma / np.sqrt(r + 1) * (gradient(x, *examples(p._server, range(len(p._server)))) + g)
 
 
 @pytest.mark.parametrize("constraint", ["none", "ball", "orthant"])
-@pytest.mark.parametrize("D", [1, 3])
-def test_golden_numbers(D, constraint):
+@pytest.mark.parametrize(("D", "weighting"), [(1, "samples"), (3, "samples"), (3, "uniform")])
+def test_golden_numbers(D, weighting, constraint):
     """Clients of unequal sizes and numbers of local steps, two of them stragglers: three rounds of the pseudocode."""
     overrides = [
         "problem.lam=0.7",
         "problem.radius=0.05",
         f"problem.constraint={constraint}",
+        f"problem.weighting={weighting}",
         "algo.gamma.initial=0.02",
     ]
     full = ["algo.B=null", "algo.B_server=null", f"algo.directions={D}", "partitioner=dirichlet"]
     e = small("zo_hfl", "hierarchical", *full, *overrides, *UNEVEN)
     (x,) = (v.numpy() for v in e.problem.start())
     for r, state in enumerate(steps(e, 3)[1:]):
-        e.federation.begin(r + 1)
-        H = e.federation.work(np.ceil(np.resize([1, 2.5], 6) * np.sqrt(r + 1)).astype(int))
+        H = e.federation.at(r).work(np.ceil(np.resize([1, 2.5], 6) * np.sqrt(r + 1)).astype(int))
         assert sorted(H)[:2] == [0, 0] < sorted(H)[2:]
         x = numpy_round(e, r, x, H, D, 0.02, 0.1)
         np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-11)
@@ -89,12 +89,14 @@ def test_engines_agree_on_uneven_clients(model):
 class Quadratic(Hierarchical):
     """f2 = 1/2 (y - c)'A(y - c) at y = x, which the local steps begin at and never leave."""
 
-    def build(self, world):
+    metrics = ()
+
+    def __init__(self, world):
+        super().__init__(world)
         self.splits = world.split(world.partitioner.clients)
         rng = np.random.default_rng(0)
         root = rng.standard_normal((4, 4))
         self.A, self.c = torch.from_numpy(root @ root.T), torch.from_numpy(rng.standard_normal(4))
-        return self
 
     def start(self):
         return (torch.ones(4, dtype=F64),)
@@ -114,14 +116,13 @@ class Quadratic(Hierarchical):
     def h(self, x, y, sample):
         return torch.sum((y - x) ** 2)
 
-    def metrics(self, *point):
+    def evaluate(self, *point):
         return {}
 
 
-def estimate(algorithm, problem, fed, x, r):
+def estimate(algorithm, problem, federation, x, r):
     """g of round r at x: what a server's step of size 1 subtracts; the objective of the server is 0."""
-    fed.begin(r)
-    return x - algorithm.step(State(0, x), problem, fed).x
+    return x - algorithm.step(State(x), problem, federation.at(r)).x
 
 
 def estimator(D):
@@ -130,10 +131,11 @@ def estimator(D):
 
 def test_estimator_is_unbiased_on_a_quadratic():
     """Smoothing a quadratic leaves its gradient as it is."""
-    problem = Quadratic().build(World(0, Iid(5), dtype=F64))
+    problem = Quadratic(World(0, Iid(5), dtype=F64))
     fed = Federation(problem, Vectorised(), 0)
     (x,) = problem.start()
-    g = torch.stack([estimate(estimator(4000), problem, fed, x, r) for r in range(10)])
+    algorithm = estimator(4000)
+    g = torch.stack([estimate(algorithm, problem, fed, x, r) for r in range(10)])
     expected = problem.A @ (x - problem.c)
     error = g.std(0) / np.sqrt(10)
     assert bool(((g.mean(0) - expected).abs() < 4 * error).all())
@@ -162,20 +164,20 @@ def test_estimator_is_unbiased_on_the_implicit_function():
 
 
 def test_variance_falls_with_the_number_of_directions():
-    problem = Quadratic().build(World(0, Iid(1), dtype=F64))
+    problem = Quadratic(World(0, Iid(1), dtype=F64))
     fed = Federation(problem, OneByOne(), 0)
     (x,) = problem.start()
-    variances = {
-        D: float(torch.stack([estimate(estimator(D), problem, fed, x, r) for r in range(200)]).var(0).sum())
-        for D in (1, 4, 16)
-    }
+    variances = {}
+    for D in (1, 4, 16):
+        algorithm = estimator(D)
+        variances[D] = torch.stack([estimate(algorithm, problem, fed, x, r) for r in range(200)]).var(0).sum().item()
     assert variances[1] / variances[4] == pytest.approx(4, rel=0.25)
     assert variances[1] / variances[16] == pytest.approx(16, rel=0.25)
 
 
 def test_axes_give_the_gradient():
     """Central differences along all axes are exact for a quadratic."""
-    problem = Quadratic().build(World(0, Iid(3), dtype=F64))
+    problem = Quadratic(World(0, Iid(3), dtype=F64))
     (x,) = problem.start()
     g = estimate(estimator("null"), problem, Federation(problem, Vectorised(), 0), x, 1)
     torch.testing.assert_close(g, problem.A @ (x - problem.c), rtol=1e-10, atol=1e-12)
@@ -186,7 +188,7 @@ def test_axes_give_the_gradient():
 
 def end_of_toy(x0):
     e = assemble(config("algo=zo_hfl", "problem=implicit_toy", f"problem.x0={x0}", "hardware.threads=1"))
-    return e.problem.metrics(*e.algorithm.output(steps(e, 200)[-1]))
+    return e.problem.evaluate(*e.algorithm.output(steps(e, 200)[-1]))
 
 
 @pytest.mark.parametrize("x0", [-5, -0.5, 0.05])
@@ -204,8 +206,10 @@ def test_toy_stays_where_it_is_flat():
 # hierarchical
 
 
-def test_objectives():
-    e = small("zo_hfl", "hierarchical", "problem.lam=0.7", "problem.mu=0.3", "partitioner=dirichlet", "problem.fit=400")
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_objectives(weighting):
+    settings = ["problem.lam=0.7", "problem.mu=0.3", "partitioner=dirichlet", f"problem.weighting={weighting}"]
+    e = small("zo_hfl", "hierarchical", *settings, "problem.fit=400")
     p = e.problem
     rng = np.random.default_rng(0)
     x, y = (0.1 * rng.standard_normal(640) for _ in range(2))
@@ -214,8 +218,7 @@ def test_objectives():
     data = examples(p.train, rows)
     weight = torch.full((len(rows),), 1 / len(rows), dtype=F64)
     sample = p.sample(1, {"train": (torch.from_numpy(rows), weight)})
-    share = len(rows) / p.sizes().mean()
-    assert float(p.f2(*at, sample)) == pytest.approx(share * 0.35 * np.sum((x - y) ** 2), rel=1e-12)
+    assert float(p.f2(*at, sample)) == pytest.approx(0.35 * np.sum((x - y) ** 2), rel=1e-12)
     assert float(p.h(*at, sample)) == pytest.approx(loss(y, *data) + 0.15 * np.sum((x - y) ** 2), rel=1e-12)
     expected = gradient(y, *data) + 0.3 * (y - x)
     np.testing.assert_allclose(p.h_gradients(at[0][None], at[1][None], sample)[0], expected, rtol=1e-9, atol=1e-12)
@@ -225,9 +228,9 @@ def test_objectives():
     np.testing.assert_allclose(p.f1_gradient(at[0], xi), gradient(x, *server), rtol=1e-9, atol=1e-12)
 
     personal = p.personal(at[0])
-    metrics = p.metrics(at[0])
-    shares = p.sizes() / p.sizes().mean()
-    f2 = np.mean(shares * 0.35 * np.sum((x - personal.numpy()) ** 2, 1))
+    metrics = p.evaluate(at[0])
+    weights = p.sizes() if weighting == "samples" else None
+    f2 = np.average(0.35 * np.sum((x - personal.numpy()) ** 2, 1), weights=weights)
     assert metrics["objective"] == pytest.approx(loss(x, *server) + f2, rel=1e-9)
     hits = []
     for i, rows in enumerate(p._own):
@@ -265,7 +268,7 @@ def test_cnn():
     assert isinstance(e.federation.engine, OneByOne)
     states = steps(e, 1)
     assert not torch.equal(states[0].x, states[1].x)
-    assert set(e.problem.metrics(states[1].x)) >= {"objective", "test_accuracy", "worst_personal_accuracy"}
+    assert set(e.problem.evaluate(states[1].x)) >= {"objective", "test_accuracy", "worst_personal_accuracy"}
 
 
 def test_who_has_what():

@@ -38,7 +38,7 @@ class Oracles:
         self._calls = calls or Calls()
         self._stacked = stacked
         self._counted = clients
-        self._maps: list[tuple[Sequence[Tensor], Sequence[Any], tuple[Tensor, ...]]] = []  # evaluated last
+        self._maps: list[tuple[Sequence[Tensor], Sequence[Any], float, tuple[Tensor, ...]]] = []  # evaluated last
 
     def gradient(self, x: Tensor, sample: Any) -> Tensor:
         """grad f_i(x), [d], of a minimisation problem. One gradient call."""
@@ -154,12 +154,13 @@ class Oracles:
         What is asked for again at the same u on the same samples is neither computed nor counted again: with full local batches,
         the value at the previous iterate is known.
         """
-        for of_u, of_samples, value in self._maps:
-            if _same(u, of_u) and _same(samples, of_samples):
+        for of_u, of_samples, of_damping, value in self._maps:
+            if damping == of_damping and _same(u, of_u) and _same(samples, of_samples):
                 return value
         bilevel = isinstance(self._problem, Bilevel)
         value = self._bilevel_maps(u, samples[0], damping) if bilevel else self._chain_maps(u, samples)
-        self._maps = [*(known for known in self._maps[-2:] if _same(samples, known[1])), (u, samples, value)]
+        recent = (known for known in self._maps[-2:] if _same(samples, known[1]))
+        self._maps = [*recent, (u, samples, damping, value)]
         return value
 
     def _bilevel_maps(self, u: Sequence[Tensor], sample: Any, damping: float) -> tuple[Tensor, ...]:
