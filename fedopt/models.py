@@ -1,7 +1,8 @@
 """Networks as functions of one flat vector of parameters."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +19,8 @@ class FlatModel:
 
     dim: the length of that vector; initial: its value after PyTorch's own initialisation, [dim], float32.
     autocast: the type that products and convolutions are computed in, None for that of the parameters.
-    convolutional: whether it has convolutions; dense: whether `cross_entropy_gradient` knows it, that is linear layers with
-        ReLUs between them, and no autocast; softmax: whether `softmax_gradient` does, that is one linear layer without biases.
+    convolutional: whether it has convolutions.
+    dense: whether it is linear layers with ReLUs between them, and no autocast: then it has `gradient` and `descend`.
     """
 
     def __init__(self, layers: nn.Sequential, input_shape: Sequence[int], autocast: torch.dtype | None = None):
@@ -31,9 +32,9 @@ class FlatModel:
         self.dim = sum(self.sizes)
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters])
         self._shapes = [p.shape for p in parameters]
-        self.softmax = autocast is None and len(layers) == len(parameters) == 1
-        linear = all(isinstance(layer, nn.Linear | nn.ReLU) for layer in layers)
-        self.dense = autocast is None and linear and not self.softmax
+        self.dense = autocast is None and all(isinstance(layer, nn.Linear | nn.ReLU) for layer in layers)
+        self._widths = [*(shape[1] for shape in self._shapes if len(shape) == 2), self._shapes[-1][0]]
+        self._biases = any(len(shape) == 1 for shape in self._shapes)
         self._layers = [layer.requires_grad_(False) for layer in layers]
 
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
@@ -72,63 +73,132 @@ class FlatModel:
         pieces = torch.split_with_sizes(flat, self.sizes)
         return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(pieces, self._shapes, strict=True)]
 
-    def own_gradient(
-        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, out: Tensor | None = None
-    ) -> Tensor | None:
-        """The gradient [dim] of sum_j weight_j CE(logits_j), where there is a faster way to it than automatic differentiation;
-        arguments as those of `cross_entropy_gradient`. Of softmax regression also at several points at once, flat [P, dim]."""
-        if self.softmax:
-            return softmax_gradient(flat, x, y, weight)
-        return self.cross_entropy_gradient(flat, x, y, weight, out) if self.dense else None
-
-    def cross_entropy_gradient(
+    def gradient(
         self,
         flat: Tensor,
         x: Tensor,
         y: Tensor,
         weight: Tensor,
-        out: Tensor | None = None,
         scale: Tensor | None = None,
         shift: Tensor | None = None,
-    ) -> Tensor:
-        """The gradient [dim] of sum_j weight_j CE(scale logits_j + shift, y_j) for a dense model, backpropagation written out.
+    ) -> Tensor | None:
+        """The gradient of sum_j weight_j CE(scale logits_j + shift, y_j), backpropagation written out; None unless `dense`.
 
         The same as autograd's; on small batches autograd's bookkeeping takes as long as the matrix products.
+        flat: [dim], or several points [P, dim], which share the first products; the gradient has its shape.
         x: [B, features]; y, weight: [B]; scale, shift: [classes], none by default.
-        out: where to write it, saves a copy (not under vmap, which cannot).
         """
-        views = self._views(flat)
-        layers = list(zip(views[::2], views[1::2], strict=True))
-        activations = [x]
-        for W, b in layers[:-1]:
-            activations.append(torch.addmm(b, activations[-1], W.t()).relu_())
-        W, b = layers[-1]
-        logits = torch.addmm(b, activations[-1], W.t())
-        w = weight[:, None]
-        if scale is not None and shift is not None:
-            logits = logits * scale + shift
-        delta = (torch.softmax(logits, 1) * w).scatter_add_(1, y[:, None], -w)
-        if scale is not None:
-            delta = delta * scale
-        places = [None] * len(views) if out is None else self._views(out)
+        if not self.dense:
+            return None
+        layers = _dense_layers(flat, self._widths, self._biases)
         pieces: list[Tensor] = []
-        for (W, _), a in zip(reversed(layers), reversed(activations), strict=True):
-            of_b, of_W = places.pop(), places.pop()
-            pieces = [torch.mm(delta.t(), a, out=of_W), torch.sum(delta, 0, out=of_b), *pieces]
-            if a is not x:
-                delta = torch.ops.aten.threshold_backward(delta @ W, a, 0)  # zero where a was
-        return torch.cat([piece.reshape(-1) for piece in pieces]) if out is None else out
+        for _, b, a, delta in _backpropagation(layers, x, y, weight, scale, shift):
+            pieces = [(delta @ a.mT).flatten(-2), *([] if b is None else [delta.sum(-1)]), *pieces]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+
+    def descend(
+        self,
+        flat: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        eta: float,
+        plus: Tensor | None = None,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
+    ) -> Tensor | None:
+        """A gradient step flat - eta (gradient + plus), written over flat [dim] and returned; None unless `dense`.
+
+        The matrix products add to the weights, and so the gradient is never formed. Under vmap the steps of all
+        points are taken at once; where they share one flat, it is left as it is.
+        plus: [dim], zero by default; the others as those of `gradient`.
+        """
+        if not self.dense:
+            return None
+        args = (flat, x, y, weight, self._widths, self._biases, eta, plus, scale, shift)
+        stepped: Tensor = torch.ops.fedopt.descend.default(*args)
+        return stepped
 
 
-def softmax_gradient(flat: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of sum_j weight_j CE(logits_j), logits = x W', W = flat [classes * features], or, for several W at once,
-    flat [P, classes * features]: they share the matrix products. x: [B, features]; y, weight: [B]."""
-    W = flat.reshape(-1, x.shape[1])
-    P, w = len(flat) if flat.dim() == 2 else 1, weight.reshape(-1, 1, 1)
-    delta = torch.softmax((x @ W.mT).reshape(len(x), P, -1), 2) * w
-    at = y.reshape(-1, 1, 1).expand(-1, P, 1)
-    delta.scatter_add_(2, at, (-w).expand_as(at))
-    return (delta.flatten(1).mT @ x).reshape(flat.shape)
+Layer = tuple[Tensor, Tensor | None]  # weights [..., outputs, inputs] and biases [..., outputs, 1], views of a flat vector
+
+
+def _dense_layers(flat: Tensor, widths: Sequence[int], biases: bool) -> list[Layer]:
+    """Of one flat vector [dim] or several [C, dim]."""
+    shapes = list(itertools.pairwise(widths))
+    points = flat.shape[:-1]
+    pieces = iter(flat.split_with_sizes([size for a, b in shapes for size in ((a * b, b) if biases else (a * b,))], -1))
+    return [
+        (next(pieces).view(*points, b, a), next(pieces).view(*points, b, 1) if biases else None) for a, b in shapes
+    ]
+
+
+def _backpropagation(
+    layers: Sequence[Layer], x: Tensor, y: Tensor, weight: Tensor, scale: Tensor | None, shift: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor | None, Tensor, Tensor]]:
+    """For each layer, the last one first: its weights, its biases, its inputs [..., inputs, B] and the derivatives of the loss
+    in its outputs [..., outputs, B]. A layer may be overwritten once it has come.
+
+    An example is a column: softmax down the columns of a small matrix is several times as fast as along its rows.
+    """
+    inputs = [x.mT]
+    outputs = x.mT
+    for W, b in layers:
+        outputs = W @ inputs[-1] if b is None else (W @ inputs[-1]).add_(b)
+        inputs.append(outputs.relu_() if len(inputs) < len(layers) else outputs)
+    logits = inputs.pop()
+    if scale is not None and shift is not None:
+        logits = logits * scale.unsqueeze(-1) + shift.unsqueeze(-1)
+    w = weight.unsqueeze(-2)
+    at = y.unsqueeze(-2).expand(*logits.shape[:-2], 1, -1)
+    delta = (torch.softmax(logits, -2) * w).scatter_add_(-2, at, -w.expand_as(at))
+    if scale is not None:
+        delta = delta * scale.unsqueeze(-1)
+    for (W, b), a in zip(reversed(layers), reversed(inputs), strict=True):
+        first = a is inputs[0]
+        before = delta if first else torch.ops.aten.threshold_backward(W.mT @ delta, a, 0)  # zero where a was
+        yield W, b, a, delta
+        delta = before
+
+
+def _descend(
+    flat: Tensor,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    widths: Sequence[int],
+    biases: bool,
+    eta: float,
+    plus: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+) -> Tensor:
+    """`FlatModel.descend` for one client, or for a stack of them: then all tensors have a leading dimension [C]."""
+    layers = _dense_layers(flat, widths, biases)
+    for W, b, a, delta in _backpropagation(layers, x, y, weight, scale, shift):
+        (W.addmm_ if W.dim() == 2 else W.baddbmm_)(delta, a.mT, alpha=-eta)
+        if b is not None:
+            b.sub_(delta.sum(-1, keepdim=True), alpha=eta)
+    return flat if plus is None else flat.sub_(plus, alpha=eta)
+
+
+def _descend_stack(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+    def stacked(arg: Any, dim: int | None) -> Any:
+        if not isinstance(arg, Tensor):
+            return arg
+        return arg.expand(info.batch_size, *arg.shape) if dim is None else arg.movedim(dim, 0)
+
+    flat, *others = (stacked(arg, dim) for arg, dim in zip(args, in_dims, strict=True))
+    return _descend(flat.clone() if in_dims[0] is None else flat, *others), 0
+
+
+_library = torch.library.Library("fedopt", "FRAGMENT")
+_library.define(
+    "descend(Tensor(a!) flat, Tensor x, Tensor y, Tensor weight, int[] widths, bool biases, float eta, "
+    "Tensor? plus, Tensor? scale, Tensor? shift) -> Tensor(a!)"
+)
+_library.impl("descend", _descend, "CompositeExplicitAutograd")
+torch.library.register_vmap("fedopt::descend", _descend_stack, lib=_library)
 
 
 def build(

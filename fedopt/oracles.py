@@ -113,16 +113,35 @@ def _grad(fn: Callable[[Tensor], Tensor], x: Tensor, nested: bool = False) -> Te
     return torch.autograd.grad(value, x, create_graph=nested, materialize_grads=True)[0]
 
 
-def _fresh(like: Tensor) -> Tensor | None:
-    """A vector to write to; vmap has none."""
-    return None if _scope.get().vectorised else torch.empty_like(like)
-
-
 def gradient(problem: Minimisation, x: Tensor, sample: Any) -> Tensor:
     """grad f_i(x), [d]. One gradient call."""
     _count(grad=1)
-    own = problem.gradient(x, sample, _fresh(x))
+    own = problem.gradient(x, sample)
     return _grad(lambda x: problem.f(x, sample), x) if own is None else own
+
+
+def gradient_step(problem: Minimisation, x: Tensor, sample: Any, eta: float, plus: Tensor | None) -> Tensor:
+    """x - eta (grad f_i(x) + plus), [d]; it may be written over x. One gradient call."""
+    stepped = problem.descend(x, sample, eta, plus)
+    if stepped is None:
+        return _step(x, gradient(problem, x, sample), eta, plus)
+    _count(grad=1)
+    return stepped
+
+
+def inner_gradient_step(
+    problem: Bilevel, x: Tensor, y: Tensor, sample: Any, eta: float, plus: Tensor | None
+) -> Tensor:
+    """y - eta (grad_y g_i(x, y) + plus), [dy]; it may be written over y. One gradient call."""
+    stepped = problem.inner_descend(x, y, sample, eta, plus)
+    if stepped is None:
+        return _step(y, inner_gradient(problem, x, y, sample), eta, plus)
+    _count(grad=1)
+    return stepped
+
+
+def _step(x: Tensor, gradient: Tensor, eta: float, plus: Tensor | None) -> Tensor:
+    return x.sub(gradient if plus is None else gradient + plus, alpha=eta)
 
 
 def server_gradient(problem: Hierarchical, x: Tensor, sample: Any) -> Tensor:
@@ -161,7 +180,7 @@ def outer_gradient_y(problem: Bilevel | Minimax, x: Tensor, y: Tensor, sample: A
 def inner_gradient(problem: Bilevel, x: Tensor, y: Tensor, sample: Any) -> Tensor:
     """grad_y g(x, y), [dy]. One gradient call."""
     _count(grad=1)
-    own = problem.inner_gradient(x, y, sample, _fresh(y))
+    own = problem.inner_gradient(x, y, sample)
     return _grad(lambda y: problem.g(x, y, sample), y) if own is None else own
 
 

@@ -175,9 +175,9 @@ def test_gradient_written_out(name, widths):
         return torch.nn.functional.cross_entropy(model(flat, x), y, reduction="none") @ weight
 
     expected = torch.stack([torch.func.grad(loss)(*of) for of in zip(flat, x, y, weight, strict=True)])
-    alone = [model.own_gradient(*of) for of in zip(flat, x, y, weight, strict=True)]
+    alone = [model.gradient(*of) for of in zip(flat, x, y, weight, strict=True)]
     torch.testing.assert_close(torch.stack(alone), expected)
-    torch.testing.assert_close(torch.func.vmap(model.own_gradient)(flat, x, y, weight), expected)
+    torch.testing.assert_close(torch.func.vmap(model.gradient)(flat, x, y, weight), expected)
     if name == "softmax":  # also at several points
-        points = torch.stack([model.own_gradient(point, x[0], y[0], weight[0]) for point in flat])
-        torch.testing.assert_close(model.own_gradient(flat, x[0], y[0], weight[0]), points)
+        points = torch.stack([model.gradient(point, x[0], y[0], weight[0]) for point in flat])
+        torch.testing.assert_close(model.gradient(flat, x[0], y[0], weight[0]), points)

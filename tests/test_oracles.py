@@ -398,7 +398,7 @@ class Scalar(Toy, Minimisation):
 class OwnGradient(Minimised):
     """Has a gradient of its own, which is twice that of f so that it shows."""
 
-    def gradient(self, x, sample, out=None):
+    def gradient(self, x, sample):
         return 6 * sample * x**2
 
 

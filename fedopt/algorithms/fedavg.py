@@ -13,7 +13,6 @@ from fedopt.federation.client import Client
 from fedopt.federation.draws import Minibatches
 from fedopt.federation.federation import Federation
 from fedopt.federation.ledger import exchange, size_in_bytes
-from fedopt.oracles import gradient
 from fedopt.problems.classes import Minimisation
 from fedopt.schedules import LocalSteps, Schedule, check_either
 
@@ -60,8 +59,8 @@ class FedAvg:
 
         def local_steps(client: Client, x: Tensor) -> Tensor:
             def step(x_i: Tensor, sample: Any) -> Tensor:
-                x_next = x_i.sub(gradient(problem, x_i, sample), alpha=eta)  # x_i - eta grad f_i(x_i)
-                return x_next.sub(x_i - x, alpha=eta * self.mu) if self.mu else x_next
+                proximal = self.mu * (x_i - x) if self.mu else None
+                return client.gradient_step(x_i, sample, eta, proximal)  # x_i - eta (grad f_i(x_i) + mu (x_i - x))
 
             return client.scan(step, x)
 

@@ -115,8 +115,8 @@ class FedNest:
             x, y, q = message
 
             def step(y_i: Tensor, zeta: Any) -> Tensor:
-                q_i = inner_gradient(problem, x, y_i, zeta).sub_(inner_gradient(problem, x, y, zeta)).add_(q)
-                return problem.project(y_i.sub(q_i, alpha=beta))
+                correction = q - inner_gradient(problem, x, y, zeta)
+                return problem.project(client.inner_gradient_step(x, y_i, zeta, beta, correction))
 
             return client.hold(x).scan(
                 step, problem.project(y.sub(q, alpha=beta)), first=1
@@ -133,7 +133,7 @@ class FedNest:
 
         def local_steps(client: Client, message: Pair) -> Tensor:
             x, y = message
-            return client.hold(x).scan(self._inner_step(problem, x, beta), y)
+            return client.hold(x).scan(self._inner_step(client, problem, x, beta), y)
 
         return fed.round(local_steps, (x, y), fed.cohort(), self._inner_draws(problem))
 
@@ -202,14 +202,14 @@ class FedNest:
 
         def local_steps(client: Client, message: Pair) -> Pair:
             x, y = message
-            y_i = client.hold(x).scan(self._inner_step(problem, x, beta), y, first=draws.extra)
+            y_i = client.hold(x).scan(self._inner_step(client, problem, x, beta), y, first=draws.extra)
             outer_step = self._outer_step(problem, y_i, alpha, products)
             return client.scan(outer_step, x, last=draws.extra, samples=samples), y_i
 
         return fed.round(local_steps, (x, y), fed.cohort(), draws)
 
-    def _inner_step(self, problem: Bilevel, x: Tensor, beta: float) -> Callable[..., Tensor]:
-        return lambda y_i, zeta: problem.project(y_i.sub(inner_gradient(problem, x, y_i, zeta), alpha=beta))
+    def _inner_step(self, client: Client, problem: Bilevel, x: Tensor, beta: float) -> Callable[..., Tensor]:
+        return lambda y_i, zeta: problem.project(client.inner_gradient_step(x, y_i, zeta, beta))
 
     def _outer_step(self, problem: Bilevel, y: Tensor, alpha: float, products: int) -> Callable[..., Tensor]:
         """With the client's own Hessian."""

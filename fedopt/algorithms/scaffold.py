@@ -15,7 +15,6 @@ from fedopt.federation.client import Client
 from fedopt.federation.draws import Minibatches
 from fedopt.federation.federation import Federation
 from fedopt.federation.ledger import exchange, size_in_bytes
-from fedopt.oracles import gradient
 from fedopt.problems.classes import Minimisation
 from fedopt.schedules import LocalSteps, Schedule, check_either, values
 
@@ -66,7 +65,7 @@ class Scaffold:
             correction = c - c_i
 
             def step(y: Tensor, sample: Any) -> Tensor:
-                return y.sub(gradient(problem, y, sample) + correction, alpha=eta)
+                return client.gradient_step(y, sample, eta, correction)
 
             y, K = client.scan(step, x), client.own_steps
             drift = (x - y) / eta / K.clamp(min=1)

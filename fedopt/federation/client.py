@@ -41,6 +41,7 @@ class Client:
         self._whole = whole
         self._positions = positions
         self._held: Any = None
+        self._iterate: Tensor | None = None  # what the last gradient step returned: the next one may overwrite it
         self._active = active
         self._active_counts = active_counts
         self._samples: dict[int, Any] = {}
@@ -83,6 +84,26 @@ class Client:
         held._samples = {}
         return held
 
+    def gradient_step(self, x: Tensor, sample: Any, eta: float, plus: Tensor | None = None) -> Tensor:
+        """x - eta (grad f_i(x) + plus), [d]. One gradient call.
+
+        Written over x where x is what this client's last gradient step returned: nobody else should keep that.
+        """
+        return self._own(oracles.gradient_step(self._problem, self._writable(x), sample, eta, plus))
+
+    def inner_gradient_step(
+        self, x: Tensor, y: Tensor, sample: Any, eta: float, plus: Tensor | None = None
+    ) -> Tensor:
+        """y - eta (grad_y g_i(x, y) + plus), [dy]. One gradient call. Written over y as `gradient_step` over x."""
+        return self._own(oracles.inner_gradient_step(self._problem, x, self._writable(y), sample, eta, plus))
+
+    def _writable(self, x: Tensor) -> Tensor:
+        return x if x is self._iterate else x.clone()
+
+    def _own(self, x: Tensor) -> Tensor:
+        self._iterate = x
+        return x
+
     def scan(
         self,
         step: Callable[..., Any],
@@ -101,10 +122,11 @@ class Client:
         for k in range(first, self.steps if last is None else last, samples):
             oracles.count_for(self._active_counts[k])
             own = (self.sample(j) for j in range(k, k + samples))
-            new = step(carry, k, *own) if numbered else step(carry, *own)
+            of_k = (k, *own) if numbered else own
             if self._active is None or self._active_counts[k] == everyone:  # nobody has finished yet
-                carry = new
+                carry = step(carry, *of_k)
             else:
+                new = step(tree_map(Tensor.detach, carry), *of_k)  # a new name: a gradient step leaves the carry as it is
                 active = self._active[k]
                 carry = tree_map(lambda a, b, active=active: torch.where(active, a, b), new, carry)
         oracles.count_for(everyone)

@@ -70,11 +70,13 @@ class Minimisation(Problem):
     def f(self, x: Tensor, sample: Any) -> Tensor:
         """f_i(x), a scalar."""
 
-    def gradient(self, x: Tensor, sample: Any, out: Tensor | None = None) -> Tensor | None:
-        """grad f_i(x) where the problem has a faster way to it than automatic differentiation, else None.
+    def gradient(self, x: Tensor, sample: Any) -> Tensor | None:
+        """grad f_i(x) where the problem has a faster way to it than automatic differentiation, else None."""
+        return None
 
-        out: a vector to write it to and return, None under vmap; it may be ignored.
-        """
+    def descend(self, x: Tensor, sample: Any, eta: float, plus: Tensor | None) -> Tensor | None:
+        """x - eta (grad f_i(x) + plus) where the problem has a faster way to it than `gradient`, else None. It may be
+        written over x. plus: [d], None for zero."""
         return None
 
 
@@ -100,8 +102,12 @@ class Bilevel(Problem):
     def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """The inner objective g_i(x, y), a scalar."""
 
-    def inner_gradient(self, x: Tensor, y: Tensor, sample: Any, out: Tensor | None = None) -> Tensor | None:
+    def inner_gradient(self, x: Tensor, y: Tensor, sample: Any) -> Tensor | None:
         """grad_y g_i(x, y), as `Minimisation.gradient`."""
+        return None
+
+    def inner_descend(self, x: Tensor, y: Tensor, sample: Any, eta: float, plus: Tensor | None) -> Tensor | None:
+        """y - eta (grad_y g_i(x, y) + plus), as `Minimisation.descend`."""
         return None
 
     def project(self, y: Tensor) -> Tensor:

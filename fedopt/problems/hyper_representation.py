@@ -69,13 +69,16 @@ class HyperRepresentation(Bilevel):
         loss = self._loss(x, y, sample["train"])
         return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
 
-    def inner_gradient(
-        self, x: Tensor, y: Tensor, sample: Mapping[str, Batch], out: Tensor | None = None
+    def inner_gradient(self, x: Tensor, y: Tensor, sample: Mapping[str, Batch]) -> Tensor | None:
+        gradient = self.head.gradient(y, self._features(x, sample["train"]), *sample["train"][1:])
+        return gradient.add(y, alpha=self.ridge) if gradient is not None and self.ridge else gradient
+
+    def inner_descend(
+        self, x: Tensor, y: Tensor, sample: Mapping[str, Batch], eta: float, plus: Tensor | None
     ) -> Tensor | None:
-        if not self.head.dense:
-            return None
-        gradient = self.head.cross_entropy_gradient(y, self._features(x, sample["train"]), *sample["train"][1:], out)
-        return gradient.add(y, alpha=self.ridge) if self.ridge else gradient
+        if self.ridge:
+            plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
+        return self.head.descend(y, self._features(x, sample["train"]), *sample["train"][1:], eta, plus)
 
     def metrics(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]

@@ -86,13 +86,16 @@ class ImbalancedMnist(Bilevel):
         loss = cross_entropy(self._tuned(x, self.net(y, batch.x)), batch)
         return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
 
-    def inner_gradient(
-        self, x: Tensor, y: Tensor, sample: dict[str, Batch], out: Tensor | None = None
+    def inner_gradient(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor | None:
+        gradient = self.net.gradient(y, *sample["train"], *self._scale_and_shift(x))
+        return gradient.add(y, alpha=self.ridge) if gradient is not None and self.ridge else gradient
+
+    def inner_descend(
+        self, x: Tensor, y: Tensor, sample: dict[str, Batch], eta: float, plus: Tensor | None
     ) -> Tensor | None:
-        if not self.net.dense:
-            return None
-        gradient = self.net.cross_entropy_gradient(y, *sample["train"], out, *self._scale_and_shift(x))
-        return gradient.add(y, alpha=self.ridge) if self.ridge else gradient
+        if self.ridge:
+            plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
+        return self.net.descend(y, *sample["train"], eta, plus, *self._scale_and_shift(x))
 
     def metrics(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]
