@@ -33,7 +33,6 @@ class FlatModel:
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters])
         self._shapes = [p.shape for p in parameters]
         self.dense = autocast is None and all(isinstance(layer, nn.Linear | nn.ReLU) for layer in layers)
-        self._widths = [*(shape[1] for shape in self._shapes if len(shape) == 2), self._shapes[-1][0]]
         self._biases = any(len(shape) == 1 for shape in self._shapes)
         self._layers = [layer.requires_grad_(False) for layer in layers]
 
@@ -90,9 +89,8 @@ class FlatModel:
         """
         if not self.dense:
             return None
-        layers = _dense_layers(flat, self._widths, self._biases)
         pieces: list[Tensor] = []
-        for _, b, a, delta in _backpropagation(layers, x, y, weight, scale, shift):
+        for _, b, a, delta in self._backpropagation(flat, x, y, weight, scale, shift):
             pieces = [(delta @ a.mT).flatten(-2), *([] if b is None else [delta.sum(-1)]), *pieces]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
 
@@ -107,98 +105,71 @@ class FlatModel:
         scale: Tensor | None = None,
         shift: Tensor | None = None,
     ) -> Tensor | None:
-        """A gradient step flat - eta (gradient + plus), written over flat [dim] and returned; None unless `dense`.
+        """flat - eta (gradient + plus), written over flat [dim] and returned; None unless `dense`.
 
-        The matrix products add to the weights, and so the gradient is never formed. Under vmap the steps of all
-        points are taken at once; where they share one flat, it is left as it is.
-        plus: [dim], zero by default; the others as those of `gradient`.
+        The matrix products add to the weights: the gradient is never formed.
+        plus: [dim], zero by default; the others as those of `gradient`. Under vmap flat must be one of each client.
         """
         if not self.dense:
             return None
-        args = (flat, x, y, weight, self._widths, self._biases, eta, plus, scale, shift)
-        stepped: Tensor = torch.ops.fedopt.descend.default(*args)
-        return stepped
+        for W, b, a, delta in self._backpropagation(flat, x, y, weight, scale, shift):
+            add_product(W, delta, a.mT, -eta)
+            if b is not None:
+                b.sub_(delta.sum(-1, keepdim=True), alpha=eta)
+        return flat if plus is None else flat.sub_(plus, alpha=eta)
+
+    def _backpropagation(
+        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, scale: Tensor | None, shift: Tensor | None
+    ) -> Iterator[tuple[Tensor, Tensor | None, Tensor, Tensor]]:
+        """For each layer of a dense model, the last one first: its weights [..., outputs, inputs] and biases [..., outputs, 1],
+        its inputs [..., inputs, B] and the derivatives of the loss in its outputs [..., outputs, B]. A layer may be overwritten
+        once it has come.
+
+        An example is a column: softmax down the columns of a small matrix is several times as fast as along its rows.
+        """
+        points = flat.shape[:-1]
+        pieces = iter(flat.split_with_sizes(self.sizes, -1))
+        layers = [
+            (next(pieces).view(*points, *shape), next(pieces).view(*points, shape[0], 1) if self._biases else None)
+            for shape in self._shapes
+            if len(shape) == 2
+        ]
+        inputs, outputs = [], x.mT
+        for W, b in layers:
+            inputs.append(outputs.relu_() if inputs else outputs)
+            outputs = W @ inputs[-1] if b is None else (W @ inputs[-1]).add_(b)
+        if scale is not None and shift is not None:
+            outputs = outputs * scale.unsqueeze(-1) + shift.unsqueeze(-1)
+        w = weight.unsqueeze(-2)
+        at = y.unsqueeze(-2).expand(*points, 1, -1)
+        delta = (torch.softmax(outputs, -2) * w).scatter_add_(-2, at, -w.expand_as(at))
+        if scale is not None:
+            delta = delta * scale.unsqueeze(-1)
+        while layers:
+            (W, b), a = layers.pop(), inputs.pop()
+            before = torch.ops.aten.threshold_backward(W.mT @ delta, a, 0) if layers else delta  # zero where a was
+            yield W, b, a, delta
+            delta = before
 
 
-Layer = tuple[Tensor, Tensor | None]  # weights [..., outputs, inputs] and biases [..., outputs, 1], views of a flat vector
+def add_product(W: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:
+    """W += alpha a b, matrices: `addmm_`, for which vmap has no rule; this has one."""
+    torch.ops.fedopt.add_product.default(W, a, b, alpha)
 
 
-def _dense_layers(flat: Tensor, widths: Sequence[int], biases: bool) -> list[Layer]:
-    """Of one flat vector [dim] or several [C, dim]."""
-    shapes = list(itertools.pairwise(widths))
-    points = flat.shape[:-1]
-    pieces = iter(flat.split_with_sizes([size for a, b in shapes for size in ((a * b, b) if biases else (a * b,))], -1))
-    return [
-        (next(pieces).view(*points, b, a), next(pieces).view(*points, b, 1) if biases else None) for a, b in shapes
-    ]
-
-
-def _backpropagation(
-    layers: Sequence[Layer], x: Tensor, y: Tensor, weight: Tensor, scale: Tensor | None, shift: Tensor | None
-) -> Iterator[tuple[Tensor, Tensor | None, Tensor, Tensor]]:
-    """For each layer, the last one first: its weights, its biases, its inputs [..., inputs, B] and the derivatives of the loss
-    in its outputs [..., outputs, B]. A layer may be overwritten once it has come.
-
-    An example is a column: softmax down the columns of a small matrix is several times as fast as along its rows.
-    """
-    inputs = [x.mT]
-    outputs = x.mT
-    for W, b in layers:
-        outputs = W @ inputs[-1] if b is None else (W @ inputs[-1]).add_(b)
-        inputs.append(outputs.relu_() if len(inputs) < len(layers) else outputs)
-    logits = inputs.pop()
-    if scale is not None and shift is not None:
-        logits = logits * scale.unsqueeze(-1) + shift.unsqueeze(-1)
-    w = weight.unsqueeze(-2)
-    at = y.unsqueeze(-2).expand(*logits.shape[:-2], 1, -1)
-    delta = (torch.softmax(logits, -2) * w).scatter_add_(-2, at, -w.expand_as(at))
-    if scale is not None:
-        delta = delta * scale.unsqueeze(-1)
-    for (W, b), a in zip(reversed(layers), reversed(inputs), strict=True):
-        first = a is inputs[0]
-        before = delta if first else torch.ops.aten.threshold_backward(W.mT @ delta, a, 0)  # zero where a was
-        yield W, b, a, delta
-        delta = before
-
-
-def _descend(
-    flat: Tensor,
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    widths: Sequence[int],
-    biases: bool,
-    eta: float,
-    plus: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-) -> Tensor:
-    """`FlatModel.descend` for one client, or for a stack of them: then all tensors have a leading dimension [C]."""
-    layers = _dense_layers(flat, widths, biases)
-    for W, b, a, delta in _backpropagation(layers, x, y, weight, scale, shift):
-        (W.addmm_ if W.dim() == 2 else W.baddbmm_)(delta, a.mT, alpha=-eta)
-        if b is not None:
-            b.sub_(delta.sum(-1, keepdim=True), alpha=eta)
-    return flat if plus is None else flat.sub_(plus, alpha=eta)
-
-
-def _descend_stack(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-    def stacked(arg: Any, dim: int | None) -> Any:
-        if not isinstance(arg, Tensor):
-            return arg
-        return arg.expand(info.batch_size, *arg.shape) if dim is None else arg.movedim(dim, 0)
-
-    flat, *others = (stacked(arg, dim) for arg, dim in zip(args, in_dims, strict=True))
-    return _descend(flat.clone() if in_dims[0] is None else flat, *others), 0
+def _add_products(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+    """Of all clients at once. W is written over, and so has a matrix of each."""
+    W, a, b = (
+        t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(args[:3], in_dims[:3], strict=True)
+    )
+    return W.baddbmm_(a, b, alpha=args[3]), 0
 
 
 _library = torch.library.Library("fedopt", "FRAGMENT")
-_library.define(
-    "descend(Tensor(a!) flat, Tensor x, Tensor y, Tensor weight, int[] widths, bool biases, float eta, "
-    "Tensor? plus, Tensor? scale, Tensor? shift) -> Tensor(a!)"
-)
-_library.impl("descend", _descend, "CompositeExplicitAutograd")
-torch.library.register_vmap("fedopt::descend", _descend_stack, lib=_library)
+_library.define("add_product(Tensor(a!) W, Tensor a, Tensor b, float alpha) -> Tensor(a!)")
+_library.impl("add_product", lambda W, a, b, alpha: W.addmm_(a, b, alpha=alpha), "CompositeExplicitAutograd")
+torch.library.register_vmap("fedopt::add_product", _add_products, lib=_library)
 
 
 def build(

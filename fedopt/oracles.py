@@ -120,9 +120,11 @@ def gradient(problem: Minimisation, x: Tensor, sample: Any) -> Tensor:
     return _grad(lambda x: problem.f(x, sample), x) if own is None else own
 
 
-def gradient_step(problem: Minimisation, x: Tensor, sample: Any, eta: float, plus: Tensor | None) -> Tensor:
-    """x - eta (grad f_i(x) + plus), [d]; it may be written over x. One gradient call."""
-    stepped = problem.descend(x, sample, eta, plus)
+def gradient_step(
+    problem: Minimisation, x: Tensor, sample: Any, eta: float, plus: Tensor | None, overwrite: bool
+) -> Tensor:
+    """x - eta (grad f_i(x) + plus), [d]. overwrite: whether it may be written over x. One gradient call."""
+    stepped = problem.descend(x, sample, eta, plus) if overwrite else None
     if stepped is None:
         return _step(x, gradient(problem, x, sample), eta, plus)
     _count(grad=1)
@@ -130,10 +132,10 @@ def gradient_step(problem: Minimisation, x: Tensor, sample: Any, eta: float, plu
 
 
 def inner_gradient_step(
-    problem: Bilevel, x: Tensor, y: Tensor, sample: Any, eta: float, plus: Tensor | None
+    problem: Bilevel, x: Tensor, y: Tensor, sample: Any, eta: float, plus: Tensor | None, overwrite: bool
 ) -> Tensor:
-    """y - eta (grad_y g_i(x, y) + plus), [dy]; it may be written over y. One gradient call."""
-    stepped = problem.inner_descend(x, y, sample, eta, plus)
+    """y - eta (grad_y g_i(x, y) + plus), [dy], as `gradient_step`. One gradient call."""
+    stepped = problem.inner_descend(x, y, sample, eta, plus) if overwrite else None
     if stepped is None:
         return _step(y, inner_gradient(problem, x, y, sample), eta, plus)
     _count(grad=1)

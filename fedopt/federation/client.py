@@ -87,22 +87,17 @@ class Client:
     def gradient_step(self, x: Tensor, sample: Any, eta: float, plus: Tensor | None = None) -> Tensor:
         """x - eta (grad f_i(x) + plus), [d]. One gradient call.
 
-        Written over x where x is what this client's last gradient step returned: nobody else should keep that.
+        Written over x where x is what this client's last gradient step returned: use that no more.
         """
-        return self._own(oracles.gradient_step(self._problem, self._writable(x), sample, eta, plus))
+        self._iterate = oracles.gradient_step(self._problem, x, sample, eta, plus, x is self._iterate)
+        return self._iterate
 
     def inner_gradient_step(
         self, x: Tensor, y: Tensor, sample: Any, eta: float, plus: Tensor | None = None
     ) -> Tensor:
         """y - eta (grad_y g_i(x, y) + plus), [dy]. One gradient call. Written over y as `gradient_step` over x."""
-        return self._own(oracles.inner_gradient_step(self._problem, x, self._writable(y), sample, eta, plus))
-
-    def _writable(self, x: Tensor) -> Tensor:
-        return x if x is self._iterate else x.clone()
-
-    def _own(self, x: Tensor) -> Tensor:
-        self._iterate = x
-        return x
+        self._iterate = oracles.inner_gradient_step(self._problem, x, y, sample, eta, plus, y is self._iterate)
+        return self._iterate
 
     def scan(
         self,
