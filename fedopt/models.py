@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedopt.errors import UserError
 from fedopt.randomness import Purpose, torch_seed
 
+SMALL = 2**16  # numbers of a matrix (scripts/bench fedavg)
 NAMES = ("linear", "softmax", "mlp", "cnn", "vgg11")
 
 
@@ -153,8 +154,12 @@ class FlatModel:
 
 
 def add_product(W: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:
-    """W += alpha a b, matrices: `addmm_`, for which vmap has no rule; this has one."""
-    torch.ops.fedopt.add_product.default(W, a, b, alpha)
+    """W += alpha a b, matrices. It is `addmm_`, for which vmap has no rule and this operator has one; a small product
+    is formed, which takes less time than the call of the operator."""
+    if W.numel() <= SMALL:
+        W.add_(a @ b, alpha=alpha)
+    else:
+        torch.ops.fedopt.add_product.default(W, a, b, alpha)
 
 
 def _add_products(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
