@@ -135,7 +135,8 @@ class FlatModel:
             for shape in self._shapes
             if len(shape) == 2
         ]
-        inputs, outputs = [], x.mT
+        inputs: list[Tensor] = []
+        outputs = x.mT
         for W, b in layers:
             inputs.append(outputs.relu_() if inputs else outputs)
             outputs = W @ inputs[-1] if b is None else (W @ inputs[-1]).add_(b)

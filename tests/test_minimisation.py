@@ -116,6 +116,7 @@ def test_unequal_steps_in_a_stack(algo):
     """A step is written over the iterate: not over that of a client that has finished."""
     uneven = ["algo.steps=5", "participation=uneven", "participation.least=1", "participation.cohort=6"]
     stack, alone = (
-        steps(experiment(algo, *uneven, f"hardware.engine={engine}"), 3)[-1].x for engine in ("vectorised", "one_by_one")
+        steps(experiment(algo, *uneven, f"hardware.engine={engine}"), 3)[-1].x
+        for engine in ("vectorised", "one_by_one")
     )
     torch.testing.assert_close(stack, alone, rtol=1e-12, atol=1e-14)

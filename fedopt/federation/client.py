@@ -37,7 +37,7 @@ class Client:
         self.memory = memory
         self.own = own
         self.steps = len(active_counts)
-        self._problem = problem
+        self._problem: Any = problem
         self._whole = whole
         self._positions = positions
         self._held: Any = None
@@ -92,9 +92,7 @@ class Client:
         self._iterate = oracles.gradient_step(self._problem, x, sample, eta, plus, x is self._iterate)
         return self._iterate
 
-    def inner_gradient_step(
-        self, x: Tensor, y: Tensor, sample: Any, eta: float, plus: Tensor | None = None
-    ) -> Tensor:
+    def inner_gradient_step(self, x: Tensor, y: Tensor, sample: Any, eta: float, plus: Tensor | None = None) -> Tensor:
         """y - eta (grad_y g_i(x, y) + plus), [dy]. One gradient call. Written over y as `gradient_step` over x."""
         self._iterate = oracles.inner_gradient_step(self._problem, x, y, sample, eta, plus, y is self._iterate)
         return self._iterate
@@ -121,7 +119,10 @@ class Client:
             if self._active is None or self._active_counts[k] == everyone:  # nobody has finished yet
                 carry = step(carry, *of_k)
             else:
-                new = step(tree_map(Tensor.detach, carry), *of_k)  # a new name: a gradient step leaves the carry as it is
+                alias = tree_map(
+                    Tensor.detach, carry
+                )  # no client's last gradient step: the next one is not written over it
+                new = step(alias, *of_k)
                 active = self._active[k]
                 carry = tree_map(lambda a, b, active=active: torch.where(active, a, b), new, carry)
         oracles.count_for(everyone)
