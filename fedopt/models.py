@@ -1,7 +1,8 @@
 """Networks as functions of one flat vector of parameters."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from fedopt.errors import UserError
 from fedopt.randomness import Purpose, torch_seed
 
+SMALL = 2**16  # numbers of a matrix (scripts/bench fedavg)
 NAMES = ("linear", "softmax", "mlp", "cnn", "vgg11")
 
 
@@ -18,8 +20,8 @@ class FlatModel:
 
     dim: the length of that vector; initial: its value after PyTorch's own initialisation, [dim], float32.
     autocast: the type that products and convolutions are computed in, None for that of the parameters.
-    convolutional: whether it has convolutions; dense: whether `cross_entropy_gradient` knows it, that is linear layers with
-        ReLUs between them, and no autocast; softmax: whether `softmax_gradient` does, that is one linear layer without biases.
+    convolutional: whether it has convolutions.
+    dense: whether it is linear layers with ReLUs between them, and no autocast: then it has `gradient` and `descend`.
     """
 
     def __init__(self, layers: nn.Sequential, input_shape: Sequence[int], autocast: torch.dtype | None = None):
@@ -31,9 +33,8 @@ class FlatModel:
         self.dim = sum(self.sizes)
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters])
         self._shapes = [p.shape for p in parameters]
-        self.softmax = autocast is None and len(layers) == len(parameters) == 1
-        linear = all(isinstance(layer, nn.Linear | nn.ReLU) for layer in layers)
-        self.dense = autocast is None and linear and not self.softmax
+        self.dense = autocast is None and all(isinstance(layer, nn.Linear | nn.ReLU) for layer in layers)
+        self._biases = any(len(shape) == 1 for shape in self._shapes)
         self._layers = [layer.requires_grad_(False) for layer in layers]
 
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
@@ -72,63 +73,109 @@ class FlatModel:
         pieces = torch.split_with_sizes(flat, self.sizes)
         return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(pieces, self._shapes, strict=True)]
 
-    def own_gradient(
-        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, out: Tensor | None = None
-    ) -> Tensor | None:
-        """The gradient [dim] of sum_j weight_j CE(logits_j), where there is a faster way to it than automatic differentiation;
-        arguments as those of `cross_entropy_gradient`. Of softmax regression also at several points at once, flat [P, dim]."""
-        if self.softmax:
-            return softmax_gradient(flat, x, y, weight)
-        return self.cross_entropy_gradient(flat, x, y, weight, out) if self.dense else None
-
-    def cross_entropy_gradient(
+    def gradient(
         self,
         flat: Tensor,
         x: Tensor,
         y: Tensor,
         weight: Tensor,
-        out: Tensor | None = None,
         scale: Tensor | None = None,
         shift: Tensor | None = None,
-    ) -> Tensor:
-        """The gradient [dim] of sum_j weight_j CE(scale logits_j + shift, y_j) for a dense model, backpropagation written out.
+    ) -> Tensor | None:
+        """The gradient of sum_j weight_j CE(scale logits_j + shift, y_j), backpropagation written out; None unless `dense`.
 
         The same as autograd's; on small batches autograd's bookkeeping takes as long as the matrix products.
+        flat: [dim], or several points [P, dim], which share the first products; the gradient has its shape.
         x: [B, features]; y, weight: [B]; scale, shift: [classes], none by default.
-        out: where to write it, saves a copy (not under vmap, which cannot).
         """
-        views = self._views(flat)
-        layers = list(zip(views[::2], views[1::2], strict=True))
-        activations = [x]
-        for W, b in layers[:-1]:
-            activations.append(torch.addmm(b, activations[-1], W.t()).relu_())
-        W, b = layers[-1]
-        logits = torch.addmm(b, activations[-1], W.t())
-        w = weight[:, None]
-        if scale is not None and shift is not None:
-            logits = logits * scale + shift
-        delta = (torch.softmax(logits, 1) * w).scatter_add_(1, y[:, None], -w)
-        if scale is not None:
-            delta = delta * scale
-        places = [None] * len(views) if out is None else self._views(out)
+        if not self.dense:
+            return None
         pieces: list[Tensor] = []
-        for (W, _), a in zip(reversed(layers), reversed(activations), strict=True):
-            of_b, of_W = places.pop(), places.pop()
-            pieces = [torch.mm(delta.t(), a, out=of_W), torch.sum(delta, 0, out=of_b), *pieces]
-            if a is not x:
-                delta = torch.ops.aten.threshold_backward(delta @ W, a, 0)  # zero where a was
-        return torch.cat([piece.reshape(-1) for piece in pieces]) if out is None else out
+        for _, b, a, delta in self._backpropagation(flat, x, y, weight, scale, shift):
+            pieces = [(delta @ a.mT).flatten(-2), *([] if b is None else [delta.sum(-1)]), *pieces]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+
+    def descend(
+        self,
+        flat: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        eta: float,
+        plus: Tensor | None = None,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
+    ) -> Tensor | None:
+        """flat - eta (gradient + plus), written over flat [dim] and returned; None unless `dense`.
+
+        The matrix products add to the weights: the gradient is never formed.
+        plus: [dim], zero by default; the others as those of `gradient`. Under vmap flat must be one of each client.
+        """
+        if not self.dense:
+            return None
+        for W, b, a, delta in self._backpropagation(flat, x, y, weight, scale, shift):
+            add_product(W, delta, a.mT, -eta)
+            if b is not None:
+                b.sub_(delta.sum(-1, keepdim=True), alpha=eta)
+        return flat if plus is None else flat.sub_(plus, alpha=eta)
+
+    def _backpropagation(
+        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, scale: Tensor | None, shift: Tensor | None
+    ) -> Iterator[tuple[Tensor, Tensor | None, Tensor, Tensor]]:
+        """For each layer of a dense model, the last one first: its weights [..., outputs, inputs] and biases [..., outputs, 1],
+        its inputs [..., inputs, B] and the derivatives of the loss in its outputs [..., outputs, B]. A layer may be overwritten
+        once it has come.
+
+        An example is a column: softmax down the columns of a small matrix is several times as fast as along its rows.
+        """
+        points = flat.shape[:-1]
+        pieces = iter(flat.split_with_sizes(self.sizes, -1))
+        layers = [
+            (next(pieces).view(*points, *shape), next(pieces).view(*points, shape[0], 1) if self._biases else None)
+            for shape in self._shapes
+            if len(shape) == 2
+        ]
+        inputs: list[Tensor] = []
+        outputs = x.mT
+        for W, b in layers:
+            inputs.append(outputs.relu_() if inputs else outputs)
+            outputs = W @ inputs[-1] if b is None else (W @ inputs[-1]).add_(b)
+        if scale is not None and shift is not None:
+            outputs = outputs * scale.unsqueeze(-1) + shift.unsqueeze(-1)
+        w = weight.unsqueeze(-2)
+        at = y.unsqueeze(-2).expand(*points, 1, -1)
+        delta = (torch.softmax(outputs, -2) * w).scatter_add_(-2, at, -w.expand_as(at))
+        if scale is not None:
+            delta = delta * scale.unsqueeze(-1)
+        while layers:
+            (W, b), a = layers.pop(), inputs.pop()
+            before = torch.ops.aten.threshold_backward(W.mT @ delta, a, 0) if layers else delta  # zero where a was
+            yield W, b, a, delta
+            delta = before
 
 
-def softmax_gradient(flat: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of sum_j weight_j CE(logits_j), logits = x W', W = flat [classes * features], or, for several W at once,
-    flat [P, classes * features]: they share the matrix products. x: [B, features]; y, weight: [B]."""
-    W = flat.reshape(-1, x.shape[1])
-    P, w = len(flat) if flat.dim() == 2 else 1, weight.reshape(-1, 1, 1)
-    delta = torch.softmax((x @ W.mT).reshape(len(x), P, -1), 2) * w
-    at = y.reshape(-1, 1, 1).expand(-1, P, 1)
-    delta.scatter_add_(2, at, (-w).expand_as(at))
-    return (delta.flatten(1).mT @ x).reshape(flat.shape)
+def add_product(W: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:
+    """W += alpha a b, matrices. It is `addmm_`, for which vmap has no rule and this operator has one; a small product
+    is formed, which takes less time than the call of the operator."""
+    if W.numel() <= SMALL:
+        W.add_(a @ b, alpha=alpha)
+    else:
+        torch.ops.fedopt.add_product.default(W, a, b, alpha)
+
+
+def _add_products(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+    """Of all clients at once. W is written over, and so has a matrix of each."""
+    W, a, b = (
+        t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(args[:3], in_dims[:3], strict=True)
+    )
+    return W.baddbmm_(a, b, alpha=args[3]), 0
+
+
+_library = torch.library.Library("fedopt", "FRAGMENT")
+_library.define("add_product(Tensor(a!) W, Tensor a, Tensor b, float alpha) -> Tensor(a!)")
+_library.impl("add_product", lambda W, a, b, alpha: W.addmm_(a, b, alpha=alpha), "CompositeExplicitAutograd")
+torch.library.register_vmap("fedopt::add_product", _add_products, lib=_library)
 
 
 def build(

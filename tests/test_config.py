@@ -122,7 +122,7 @@ def test_participation_has_independent_values():
 
 def test_one_client_takes_part_alone():
     e = assemble(config("algo=fednest", "problem=quadratic_bilevel", "partitioner=centralized"))
-    assert (e.problem.clients, e.federation.cohort_size) == (1, 1)
+    assert (e.problem.clients, e.federation.at(0).cohort_size) == (1, 1)
 
 
 # Checks

@@ -135,3 +135,14 @@ def test_stragglers_return_what_they_were_sent(algo):
     if algo == "scaffold":
         assert not state.memory[torch.from_numpy(late)].any()
         assert bool(state.memory[torch.from_numpy(~late)].any(1).all())
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "fedprox", "scaffold"])
+def test_unequal_steps_in_a_stack(algo):
+    """A step is written over the iterate: not over that of a client that has finished."""
+    uneven = ["algo.tau=5", "participation.least=1", "participation.cohort=6"]
+    stack, alone = (
+        steps(experiment(algo, *uneven, f"hardware.engine={engine}"), 3)[-1].x
+        for engine in ("vectorised", "one_by_one")
+    )
+    torch.testing.assert_close(stack, alone, rtol=1e-12, atol=1e-14)

@@ -175,9 +175,58 @@ def test_gradient_written_out(name, widths):
         return torch.nn.functional.cross_entropy(model(flat, x), y, reduction="none") @ weight
 
     expected = torch.stack([torch.func.grad(loss)(*of) for of in zip(flat, x, y, weight, strict=True)])
-    alone = [model.own_gradient(*of) for of in zip(flat, x, y, weight, strict=True)]
+    alone = [model.gradient(*of) for of in zip(flat, x, y, weight, strict=True)]
     torch.testing.assert_close(torch.stack(alone), expected)
-    torch.testing.assert_close(torch.func.vmap(model.own_gradient)(flat, x, y, weight), expected)
-    if name == "softmax":  # also at several points
-        points = torch.stack([model.own_gradient(point, x[0], y[0], weight[0]) for point in flat])
-        torch.testing.assert_close(model.own_gradient(flat, x[0], y[0], weight[0]), points)
+    torch.testing.assert_close(torch.func.vmap(model.gradient)(flat, x, y, weight), expected)
+    points = torch.stack([model.gradient(point, x[0], y[0], weight[0]) for point in flat])
+    torch.testing.assert_close(model.gradient(flat, x[0], y[0], weight[0]), points)
+
+
+@pytest.mark.parametrize("small", [0, models.SMALL])  # products by the operator, and formed
+@pytest.mark.parametrize("tuned", [False, True])
+@pytest.mark.parametrize(("name", "widths"), [("linear", []), ("softmax", []), ("mlp", [5]), ("mlp", [6, 4])])
+def test_gradient_steps_in_place(name, widths, tuned, small, monkeypatch):
+    """Three steps = x - eta (autograd's gradient + plus), alone and in a stack, written over x and over nothing else."""
+    monkeypatch.setattr(models, "SMALL", small)
+    model, eta = models.build(name, widths, (1, 3, 4), 7, seed=0), 0.3
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    flat, plus, x = model.initial.double() + 0.3 * normal(2, model.dim), normal(2, model.dim), normal(2, 6, 12)
+    y, weight = torch.randint(7, (2, 6), generator=generator), normal(2, 6).abs()
+    scale, shift = (normal(7), normal(7)) if tuned else (None, None)
+    untouched = [x, y, weight, plus, *((scale, shift) if tuned else ())]
+    before = [t.clone() for t in untouched]
+
+    def loss(flat, x, y, weight):
+        logits = model(flat, x) * scale + shift if tuned else model(flat, x)
+        return torch.nn.functional.cross_entropy(logits, y, reduction="none") @ weight
+
+    def three_steps(flat, plus, *batch):
+        for correction in (None, plus, plus):
+            flat = model.descend(flat, *batch, eta, correction, scale, shift)
+        return flat
+
+    expected = []
+    for at, correction, *batch in zip(flat, plus, x, y, weight, strict=True):
+        at = at - eta * torch.func.grad(loss)(at, *batch)
+        for _ in range(2):
+            at = at - eta * (torch.func.grad(loss)(at, *batch) + correction)
+        expected.append(at)
+    alone, stacked = flat.clone(), flat.clone()
+    for at, *of in zip(alone, plus, x, y, weight, strict=True):
+        assert three_steps(at, *of) is at
+    stepped = torch.func.vmap(three_steps)(stacked, plus, x, y, weight)
+    for result in (alone, stacked, stepped):
+        torch.testing.assert_close(result, torch.stack(expected), rtol=1e-12, atol=1e-13)
+    assert all(torch.equal(a, b) for a, b in zip(untouched, before, strict=True))
+
+
+@pytest.mark.parametrize(("name", "autocast"), [("cnn", None), ("mlp", torch.bfloat16)])
+def test_gradients_that_are_not_written_out(name, autocast):
+    model = models.build(name, [5], (1, 4, 4), 3, seed=0, autocast=autocast)
+    batch = torch.randn(2, 16), torch.tensor([0, 2]), torch.full((2,), 0.5)
+    assert model.gradient(model.initial, *batch) is None
+    assert model.descend(model.initial, *batch, 0.1) is None

@@ -425,7 +425,7 @@ def test_steps_of_sgd(plus):
     a, x = normal(STACK, 3, seed=1), normal(STACK, 3, seed=2)
 
     def step(client, a, x):
-        return (client.gradient_step(x, a, 0.2, None if plus is None else plus * a),)
+        return (client.gradient_step_(x, a, 0.2, None if plus is None else plus * a),)
 
     def dense(a, x):
         return (x - 0.2 * (3 * a * x**2 + (plus or 0) * a),)
@@ -435,7 +435,7 @@ def test_steps_of_sgd(plus):
     point = normal(STACK, dx, seed=3), normal(STACK, dw, seed=4)
 
     def inner_step(client, x, w, *sample):
-        return (client.inner_step(x, w, sample, 0.2),)
+        return (client.inner_step_(x, w, sample, 0.2),)
 
     def dense_inner(x, w, *sample):
         return (w - 0.2 * dense_bilevel(p, x, w, sample)[2],)

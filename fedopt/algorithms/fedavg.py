@@ -50,7 +50,7 @@ class FedAvg:
         def local_steps(client: Client, x: Tensor) -> Tensor:
             def step(x_i: Tensor, xi: Any) -> Tensor:
                 proximal = self.mu * (x_i - x) if self.mu else None
-                return client.gradient_step(x_i, xi, eta, proximal)  # x_i - eta (grad f_i(x_i) + mu (x_i - x))
+                return client.gradient_step_(x_i, xi, eta, proximal)  # x_i - eta (grad f_i(x_i) + mu (x_i - x))
 
             return client.scan("local", step, x)
 

@@ -99,9 +99,10 @@ class FedNest:
             x, y, q = message
             client = client.hold(x)
 
-            def step(y_i: Tensor, zeta: Any) -> Tensor:
-                q_i = client.inner_gradient(x, y_i, zeta).sub_(client.inner_gradient(x, y, zeta)).add_(q)
-                return client.project(y_i.sub(q_i, alpha=beta))
+            def step(
+                y_i: Tensor, zeta: Any
+            ) -> Tensor:  # y_i - beta q_i, q_i = grad_y g_i(x, y_i) - grad_y g_i(x, y) + q
+                return client.inner_step_(x, y_i, zeta, beta, q - client.inner_gradient(x, y, zeta))
 
             return client.scan("inner", step, client.project(y.sub(q, alpha=beta)), skip=1)  # q_i = q where y_i = y
 
@@ -221,7 +222,7 @@ def draws(
 def sgd(client: Client, x: Tensor, y: Tensor, beta: float) -> Tensor:
     """y_i after local inner steps from y."""
     client = client.hold(x)
-    step: Callable[..., Tensor] = lambda y_i, zeta: client.inner_step(x, y_i, zeta, beta)  # noqa: E731
+    step: Callable[..., Tensor] = lambda y_i, zeta: client.inner_step_(x, y_i, zeta, beta)  # noqa: E731
     return client.scan("inner", step, y)
 
 

@@ -61,7 +61,7 @@ class Scaffold:
             correction = c - c_i
 
             def step(y: Tensor, xi: Any) -> Tensor:
-                return client.gradient_step(y, xi, eta, correction)  # y - eta (grad f_i(y) - c_i + c)
+                return client.gradient_step_(y, xi, eta, correction)  # y - eta (grad f_i(y) - c_i + c)
 
             y, K = client.scan("local", step, x), client.own_steps("local")
             change = K.clamp(max=1) * (

@@ -76,12 +76,11 @@ class Client(Oracles):
         """
         everyone, counts = self._counted, self._counts[name]
         for k in range(skip, len(counts)):
-            self._counted = counts[k]
-            new = step(carry, self._of_step(name, k), *(schedule(k) for schedule in schedules))
+            self._counted, taken = counts[k], (self._of_step(name, k), *(schedule(k) for schedule in schedules))
             if counts[k] == everyone:
-                carry = new
-            else:  # somebody has finished
-                active = self._share["active"][name][k]
+                carry = step(carry, *taken)
+            else:  # somebody has finished, whose carry no step may be written over
+                new, active = step(tree_map(Tensor.detach, carry), *taken), self._share["active"][name][k]
                 carry = tree_map(lambda a, b, active=active: torch.where(active, a, b), new, carry)
         self._counted = everyone
         return carry

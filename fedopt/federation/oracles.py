@@ -38,6 +38,7 @@ class Oracles:
         self._calls = calls or Calls()
         self._stacked = stacked
         self._counted = clients
+        self._iterate: Tensor | None = None  # what the last step returned: the next one may be written over it
         self._maps: list[tuple[Sequence[Tensor], Sequence[Any], float, tuple[Tensor, ...]]] = []  # evaluated last
 
     def gradient(self, x: Tensor, sample: Any) -> Tensor:
@@ -46,14 +47,31 @@ class Oracles:
         own = self._problem.gradient(x, sample)
         return self._grad(lambda x: self._problem.f(x, sample), x) if own is None else own
 
-    def gradient_step(self, x: Tensor, sample: Any, eta: float, plus: Tensor | None = None) -> Tensor:
-        """x - eta (grad f_i(x) + plus), [d], of a minimisation problem. One gradient call."""
-        x_next = x.sub(self.gradient(x, sample), alpha=eta)
-        return x_next if plus is None else x_next.sub(plus, alpha=eta)
+    def gradient_step_(self, x: Tensor, sample: Any, eta: float, plus: Tensor | None = None) -> Tensor:
+        """x - eta (grad f_i(x) + plus), [d], of a minimisation problem; plus: [d], None for zero. One gradient call.
 
-    def inner_step(self, x: Tensor, y: Tensor, sample: Any, beta: float) -> Tensor:
-        """The projection of y - beta grad_y g(x, y), [dy], of a bilevel problem. One gradient call."""
-        return self._problem.project(y.sub(self.inner_gradient(x, y, sample), alpha=beta))
+        What this returned last is written over when it comes back as x, and must not be used any more then.
+        """
+        stepped = self._problem.descend(x, sample, eta, plus) if x is self._iterate else None
+        self._iterate = self._stepped(x, stepped, lambda: self.gradient(x, sample), eta, plus)
+        return self._iterate
+
+    def inner_step_(self, x: Tensor, y: Tensor, sample: Any, beta: float, plus: Tensor | None = None) -> Tensor:
+        """The projection of y - beta (grad_y g(x, y) + plus), [dy], of a bilevel problem, written over y as `gradient_step_` over
+        x. One gradient call."""
+        stepped = self._problem.inner_descend(x, y, sample, beta, plus) if y is self._iterate else None
+        stepped = self._stepped(y, stepped, lambda: self.inner_gradient(x, y, sample), beta, plus)
+        self._iterate = self._problem.project(stepped)
+        return self._iterate
+
+    def _stepped(
+        self, x: Tensor, done: Tensor | None, gradient: Callable[[], Tensor], eta: float, plus: Tensor | None
+    ) -> Tensor:
+        """The step that the problem has done by itself, counted, or else x - eta (gradient + plus)."""
+        if done is not None:
+            self._count(grad=1)
+            return done
+        return x.sub(gradient() if plus is None else gradient() + plus, alpha=eta)
 
     def server_gradient(self, x: Tensor, sample: Any) -> Tensor:
         """grad f1(x), [d], of a hierarchical problem: the server's own, and so no client's gradient call."""

@@ -104,6 +104,13 @@ class Minimisation(Problem):
         """grad f_i(x) where the problem has a faster way to it than automatic differentiation, else None."""
         return None
 
+    def descend(self, x: Tensor, sample: Any, eta: float, plus: Tensor | None) -> Tensor | None:
+        """x - eta (grad f_i(x) + plus), written over x, where the problem has a faster way to it than the gradient, else None.
+
+        plus: [d], None for zero.
+        """
+        return None
+
 
 class Bilevel(Problem):
     """min_x sum_i p_i f_i(x, y*(x)), y*(x) = argmin_{y in Y} sum_i p_i g_i(x, y).
@@ -139,6 +146,10 @@ class Bilevel(Problem):
 
     def inner_gradient(self, x: Tensor, y: Tensor, sample: Any) -> Tensor | None:
         """grad_y g_i(x, y) where the problem has a faster way to it than automatic differentiation, else None."""
+        return None
+
+    def inner_descend(self, x: Tensor, y: Tensor, sample: Any, beta: float, plus: Tensor | None) -> Tensor | None:
+        """y - beta (grad_y g_i(x, y) + plus), written over y, as `Minimisation.descend`."""
         return None
 
     def project(self, y: Tensor) -> Tensor:

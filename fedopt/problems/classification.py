@@ -61,7 +61,10 @@ class Classification(Minimisation):
         return cross_entropy(self.net(x, batch.x), batch)
 
     def gradient(self, x: Tensor, sample: dict[str, Batch]) -> Tensor | None:
-        return self.net.own_gradient(x, *sample["train"])
+        return self.net.gradient(x, *sample["train"])
+
+    def descend(self, x: Tensor, sample: dict[str, Batch], eta: float, plus: Tensor | None) -> Tensor | None:
+        return self.net.descend(x, *sample["train"], eta, plus)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """personal_accuracy, worst_personal_accuracy: of x on the clients' own test examples, where they have some."""

@@ -105,7 +105,7 @@ class Hierarchical(classes.Hierarchical):
         return cross_entropy(self.net(x, sample.x), sample)
 
     def f1_gradient(self, x: Tensor, sample: Batch) -> Tensor | None:
-        return self.net.own_gradient(x, *sample)
+        return self.net.gradient(x, *sample)
 
     def f2(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         return 0.5 * self.lam * torch.sum((x - y) ** 2)
@@ -114,9 +114,8 @@ class Hierarchical(classes.Hierarchical):
         return cross_entropy(self.net(y, sample.batch.x), sample.batch) + 0.5 * self.mu * torch.sum((x - y) ** 2)
 
     def h_gradients(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor | None:
-        if not self.net.softmax:
-            return None
-        return models.softmax_gradient(y, *sample.batch).add_(y - x, alpha=self.mu)
+        gradient = self.net.gradient(y, *sample.batch)
+        return None if gradient is None else gradient.add_(y - x, alpha=self.mu)
 
     def project(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         if self.constraint == "ball":

@@ -72,10 +72,15 @@ class HyperRepresentation(Bilevel):
         return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
 
     def inner_gradient(self, x: Tensor, y: Tensor, sample: Mapping[str, Batch]) -> Tensor | None:
-        if not self.head.dense:
-            return None
-        gradient = self.head.cross_entropy_gradient(y, self._features(x, sample["train"]), *sample["train"][1:])
-        return gradient.add(y, alpha=self.ridge) if self.ridge else gradient
+        gradient = self.head.gradient(y, self._features(x, sample["train"]), *sample["train"][1:])
+        return gradient.add(y, alpha=self.ridge) if gradient is not None and self.ridge else gradient
+
+    def inner_descend(
+        self, x: Tensor, y: Tensor, sample: Mapping[str, Batch], beta: float, plus: Tensor | None
+    ) -> Tensor | None:
+        if self.ridge:
+            plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
+        return self.head.descend(y, self._features(x, sample["train"]), *sample["train"][1:], beta, plus)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]

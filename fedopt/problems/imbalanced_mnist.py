@@ -88,10 +88,15 @@ class ImbalancedMnist(Bilevel):
         return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
 
     def inner_gradient(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor | None:
-        if not self.net.dense:
-            return None
-        gradient = self.net.cross_entropy_gradient(y, *sample["train"], None, *self._scale_and_shift(x))
-        return gradient.add(y, alpha=self.ridge) if self.ridge else gradient
+        gradient = self.net.gradient(y, *sample["train"], *self._scale_and_shift(x))
+        return gradient.add(y, alpha=self.ridge) if gradient is not None and self.ridge else gradient
+
+    def inner_descend(
+        self, x: Tensor, y: Tensor, sample: dict[str, Batch], beta: float, plus: Tensor | None
+    ) -> Tensor | None:
+        if self.ridge:
+            plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
+        return self.net.descend(y, *sample["train"], beta, plus, *self._scale_and_shift(x))
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedopt.data.datasets import LabelledData
 from fedopt.data.ragged import Ragged
-from fedopt.data.rows import take_rows, take_scaled_rows
+from fedopt.data.rows import take_scaled_rows
 from fedopt.data.world import World
 from fedopt.errors import UserError
 
@@ -45,7 +45,7 @@ class Images:
 
     def batch(self, rows: Tensor, weight: Tensor) -> Batch:
         """The examples `rows` [B], normalised."""
-        return Batch(take_scaled_rows(self.x, rows, self._scale, self._shift), take_rows(self.y, rows), weight)
+        return Batch(take_scaled_rows(self.x, rows, self._scale, self._shift), self.y.gather(0, rows), weight)
 
 
 def training_images(data: LabelledData, world: World, examples: int | None) -> tuple[Images, np.ndarray]:
