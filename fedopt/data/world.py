@@ -30,6 +30,10 @@ class World:
         """For the problem's own constants, or for a part of them."""
         return keyed_rng(self.seed, Purpose.PROBLEM, *part)
 
+    def tensor(self, array: np.ndarray) -> torch.Tensor:
+        """The array's numbers on the device, in the type of the run's numbers."""
+        return torch.from_numpy(array).to(self.device, self.dtype)
+
     def load(self) -> LabelledData:
         """The data set. Raises UserError where none is chosen or it cannot be read."""
         if self.dataset is None:

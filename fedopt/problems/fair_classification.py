@@ -40,7 +40,7 @@ class FairClassification(NetworkMinimax):
         self._test_shares = np.bincount(self.test.y.cpu().numpy(), minlength=C) / len(self.test)
         class_weights = (Metric(f"weight_{c}", f"weight of class {c}") for c in range(C))
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_ACCURACY, *class_weights)
-        self._per_share = torch.from_numpy(1 / np.where(shares > 0, shares, 1)).to(world.device, world.dtype)
+        self._per_share = world.tensor(1 / np.where(shares > 0, shares, 1))
 
     def start_y(self, x: Tensor, classes: int) -> Tensor:
         return x.new_full((classes,), 1 / classes)

@@ -61,7 +61,7 @@ class ImbalancedMnist(Bilevel):
         val = self.splits["val"]  # an example weighs p_i / n_i: a class's share is not its count where sizes differ
         shares = np.bincount(self.labels[val.rows], val.example_weights(self.weights), minlength=data.classes)
         balance = 1 / (data.classes * np.where(shares > 0, shares, 1))  # the classes' mean losses weigh the same
-        self.class_weight = torch.from_numpy(balance).to(world.device, world.dtype)
+        self.class_weight = world.tensor(balance)
         self._start = (self.class_weight.new_zeros(2 * data.classes), self.net.initial.to(world.device, world.dtype))
 
     def start(self) -> tuple[Tensor, ...]:

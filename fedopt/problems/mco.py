@@ -41,7 +41,7 @@ class Mco(Compositional):
         solution = rng.standard_normal(self.d)
         a = rng.standard_normal((self.examples, self.d)) @ root.T
         b = (a @ solution) ** 2 + np.sqrt(self.noise_variance) * rng.standard_normal(self.examples)
-        self.a, self.b, self.optimum = (torch.from_numpy(v).to(world.device, world.dtype) for v in (a, b, solution))
+        self.a, self.b, self.optimum = (world.tensor(v) for v in (a, b, solution))
         self.splits = world.split(self.examples)
         self.dims = (self.d, self.d + 1, 2)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedopt.data.ragged import Ragged
@@ -40,7 +39,7 @@ class Families:
 
     def __call__(self, draw: Callable[[np.random.Generator], np.ndarray]) -> Tensor:
         common, own = draw(self._common), [draw(self._own) for _ in range(self._clients)]
-        return tensor(np.stack([(1 - self._share) * common + self._share * mine for mine in own]), self._world)
+        return self._world.tensor(np.stack([(1 - self._share) * common + self._share * mine for mine in own]))
 
 
 def centred_noise(
@@ -51,8 +50,4 @@ def centred_noise(
     for split in splits.values():
         for rows in split:
             noise[rows] -= noise[rows].mean(0)
-    return tensor(noise, world)
-
-
-def tensor(array: np.ndarray, world: World) -> Tensor:
-    return torch.from_numpy(array).to(world.device, world.dtype)
+    return world.tensor(noise)

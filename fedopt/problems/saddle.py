@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fedopt.metrics import DISTANCE, DISTANCE_X, DISTANCE_Y, OBJECTIVE
 from fedopt.problems.classes import Minimax, Rows
-from fedopt.problems.quadratics import tensor
 
 
 class Sample(NamedTuple):
@@ -45,7 +44,7 @@ class Saddle(Minimax):
         M = world.partitioner.clients
         self.splits = world.split(M)  # one example a client, which says nothing
         b = self.s * rng.standard_normal((M, self.d))
-        self.per_client = {"t": tensor(rng.uniform(0, self.t_max, M), world), "b": tensor(b - b.mean(0), world)}
+        self.per_client = {"t": world.tensor(rng.uniform(0, self.t_max, M)), "b": world.tensor(b - b.mean(0))}
         self.optimum = torch.zeros_like(self.per_client["b"][0])
         self._t = float(self.per_client["t"].mean())
 
