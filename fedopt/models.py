@@ -92,7 +92,7 @@ class FlatModel:
             return None
         pieces: list[Tensor] = []
         for _, b, a, delta in self._backpropagation(flat, x, y, weight, scale, shift):
-            pieces = [(delta @ a.mT).flatten(-2), *([] if b is None else [delta.sum(-1)]), *pieces]
+            pieces = [(delta @ a).flatten(-2), *([] if b is None else [delta.sum(-1)]), *pieces]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
 
     def descend(
@@ -114,7 +114,7 @@ class FlatModel:
         if not self.dense:
             return None
         for W, b, a, delta in self._backpropagation(flat, x, y, weight, scale, shift):
-            add_product(W, delta, a.mT, -eta)
+            add_product(W, delta, a, -eta)
             if b is not None:
                 b.sub_(delta.sum(-1, keepdim=True), alpha=eta)
         return flat if plus is None else flat.sub_(plus, alpha=eta)
@@ -123,10 +123,10 @@ class FlatModel:
         self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, scale: Tensor | None, shift: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor | None, Tensor, Tensor]]:
         """For each layer of a dense model, the last one first: its weights [..., outputs, inputs] and biases [..., outputs, 1],
-        its inputs [..., inputs, B] and the derivatives of the loss in its outputs [..., outputs, B]. A layer may be overwritten
+        its inputs [..., B, inputs] and the derivatives of the loss in its outputs [..., outputs, B]. A layer may be overwritten
         once it has come.
 
-        An example is a column: softmax down the columns of a small matrix is several times as fast as along its rows.
+        Logits have an example a column: softmax down the columns of a small matrix is several times as fast as along its rows.
         """
         points = flat.shape[:-1]
         pieces = iter(flat.split_with_sizes(self.sizes, -1))
@@ -135,21 +135,22 @@ class FlatModel:
             for shape in self._shapes
             if len(shape) == 2
         ]
-        inputs: list[Tensor] = []
-        outputs = x.mT
-        for W, b in layers:
-            inputs.append(outputs.relu_() if inputs else outputs)
-            outputs = W @ inputs[-1] if b is None else (W @ inputs[-1]).add_(b)
+        inputs = [x]
+        for W, b in layers[:-1]:
+            outputs = inputs[-1] @ W.mT
+            inputs.append((outputs if b is None else outputs.add_(b.mT)).relu_())
+        W, b = layers[-1]
+        logits = W @ inputs[-1].mT if b is None else (W @ inputs[-1].mT).add_(b)
         if scale is not None and shift is not None:
-            outputs = outputs * scale.unsqueeze(-1) + shift.unsqueeze(-1)
+            logits = logits * scale.unsqueeze(-1) + shift.unsqueeze(-1)
         w = weight.unsqueeze(-2)
         at = y.unsqueeze(-2).expand(*points, 1, -1)
-        delta = (torch.softmax(outputs, -2) * w).scatter_add_(-2, at, -w.expand_as(at))
+        delta = (torch.softmax(logits, -2) * w).scatter_add_(-2, at, -w.expand_as(at))
         if scale is not None:
             delta = delta * scale.unsqueeze(-1)
         while layers:
             (W, b), a = layers.pop(), inputs.pop()
-            before = torch.ops.aten.threshold_backward(W.mT @ delta, a, 0) if layers else delta  # zero where a was
+            before = torch.ops.aten.threshold_backward(delta.mT @ W, a, 0).mT if layers else delta  # zero where a was
             yield W, b, a, delta
             delta = before
 
