@@ -42,13 +42,13 @@ class Tapped:
 
     def __init__(self, problem: Any):
         self.seen: list[tuple[str, tuple[list[str], ...]]] = []  # function, events of each variable
-        self.own = 0  # gradients that the problem computes by itself
+        self.own = 0  # gradients that the problem computes, or steps along, by itself
         for name in ("f", "g", "h"):
             if hasattr(problem, name):
                 self.tap(problem, name, 1 if name == "f" and not hasattr(problem, "g") else 2)
         if hasattr(problem, "level"):
             self.tap_levels(problem)
-        for name in ("gradient", "inner_gradient", "h_gradients"):
+        for name in ("gradient", "descend", "inner_gradient", "inner_descend", "h_gradients"):
             if hasattr(problem, name):
                 self.tap_own(problem, name)
 
