@@ -3,9 +3,9 @@
 import dataclasses
 import os
 from functools import cache
+from importlib import import_module
 from typing import Annotated, Any, Literal, NotRequired, TypeVar, get_type_hints
 
-from hydra.utils import get_class
 from pydantic import (
     ConfigDict,
     Field,
@@ -183,14 +183,16 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
     """
     if "_target_" not in node:
         raise UserError(f"{where}._target_: is missing, the class to build")
+    cls: Any
     try:
-        cls = get_class(node["_target_"])
+        module, _, name = node["_target_"].rpartition(".")
+        cls = getattr(import_module(module), name)
     except Exception as error:
         raise UserError(
             f"{where}._target_={node['_target_']} cannot be imported: {str(error).splitlines()[0]}"
         ) from None
     lacking = sorted(getattr(cls, "__abstractmethods__", ()))
-    if lacking or not dataclasses.is_dataclass(cls):
+    if lacking or not hasattr(cls, "__dataclass_fields__"):
         why = f"does not define {', '.join(lacking)}" if lacking else "is not a dataclass"
         raise UserError(f"{where}._target_={node['_target_']}: {cls.__name__} {why}")
     return cls, {key: value for key, value in node.items() if not key.startswith("_")}

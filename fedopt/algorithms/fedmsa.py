@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
 from fedopt.errors import UserError
 from fedopt.federation.client import Client
@@ -18,7 +20,22 @@ from fedopt.federation.round import Round
 from fedopt.problems.classes import Bilevel, Compositional
 from fedopt.randomness import Purpose
 from fedopt.schedules import Schedule
-from fedopt.vectors import Vectors
+
+
+class Vectors(tuple[Tensor, ...]):
+    """Variables of different sizes, as u; sums and differences are taken one by one."""
+
+    def __add__(self, other: "Vectors") -> "Vectors":  # type: ignore[override]
+        return Vectors(a + b for a, b in zip(self, other, strict=True))
+
+    def __sub__(self, other: "Vectors") -> "Vectors":
+        return Vectors(a - b for a, b in zip(self, other, strict=True))
+
+    def __rmul__(self, factor: float) -> "Vectors":  # type: ignore[override]
+        return Vectors(factor * a for a in self)
+
+
+register_pytree_node(Vectors, lambda v: (list(v), None), lambda leaves, _: Vectors(leaves))
 
 
 class State(NamedTuple):

@@ -1,7 +1,7 @@
 """How the clients of an exchange are run: all at once, stacked by vmap, or one by one. They agree to rounding."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,31 +46,24 @@ class Stack(NamedTuple):
         return share | {name: v for name, v in (("memory", self.memory), ("own", self.own)) if v is not None}
 
 
-class Engine(Protocol):
-    def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
-        """Cut a list of clients into those that are run at once. steps: of each of them, falling."""
-        ...
-
-    def run(
-        self, client_fn: Callable[[Client, Any], Any], message: Any, problem: Problem, stack: Stack, calls: Calls
-    ) -> Any:
-        """The answers of one stack, tensors with a leading dimension [n]; oracle calls are added to `calls`."""
-        ...
+ClientFn = Callable[[Client, Any], Any]
 
 
 class OneByOne:
     """A plain loop: stacks of one client, without vmap."""
 
     def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
+        """Cut a list of clients into those that are run at once. steps: of each of them, falling."""
         return list(clients[:, None])
 
-    def run(self, client_fn, message, problem, stack, calls) -> Any:
+    def run(self, client_fn: ClientFn, message: Any, problem: Problem, stack: Stack, calls: Calls) -> Any:
+        """The answers of one stack, tensors with a leading dimension [n]; oracle calls are added to `calls`."""
         share = tree_map(lambda t: t[0], stack.shares(torch.device("cpu"))) | {"index": int(stack.clients[0])}
         return tree_map(lambda leaf: leaf[None], client_fn(Client(problem, calls, stack.drawn, share), message))
 
 
 class Vectorised:
-    """Stacks of clients under torch.func.vmap. stack: how many at once, None for as many as fit the cache."""
+    """As `OneByOne`, with stacks of clients under torch.func.vmap. stack: how many at once, None for as many as fit the cache."""
 
     def __init__(self, stack: int | None = None):
         self.stack = stack
@@ -80,11 +73,14 @@ class Vectorised:
         groups = np.split(clients, equally_busy(steps))
         return [stack for group in groups for stack in np.array_split(group, -(-len(group) // size))]
 
-    def run(self, client_fn, message, problem, stack, calls) -> Any:
+    def run(self, client_fn: ClientFn, message: Any, problem: Problem, stack: Stack, calls: Calls) -> Any:
         def one(share: dict[str, Any]) -> Any:
             return client_fn(Client(problem, calls, stack.drawn, share, True, len(stack.clients)), message)
 
         return torch.func.vmap(one)(stack.shares(problem.start()[0].device))
+
+
+Engine = OneByOne | Vectorised
 
 
 def equally_busy(steps: np.ndarray) -> list[int]:

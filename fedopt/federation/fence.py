@@ -35,24 +35,18 @@ def check(client_fn: Callable[..., Any]) -> None:
 def variables(function: Any) -> Iterator[tuple[str, Any]]:
     """What a function, method or partial function brings along besides its arguments, with names."""
     if not isinstance(function, FunctionType):
+        name = "self" if hasattr(function, "__self__") else "arguments of partial"
         for held in gc.get_referents(function):
-            if isinstance(held, FunctionType):
-                yield from variables(held)
-            else:
-                yield ("self" if hasattr(function, "__self__") else "arguments of partial"), held
+            yield from variables(held) if isinstance(held, FunctionType) else [(name, held)]
         return
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        if gc.get_referents(cell):  # else it is not assigned yet
             yield name, cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    names = function.__code__.co_varnames
-    for name, value in zip(
-        reversed(names[: function.__code__.co_argcount]), reversed(function.__defaults__ or ()), strict=False
-    ):
-        yield name, value
+    defaults = function.__defaults__ or ()
+    yield from zip(code.co_varnames[code.co_argcount - len(defaults) :], defaults, strict=False)
     yield from (function.__kwdefaults__ or {}).items()
-    for name in _globals(function.__code__):
+    for name in _globals(code):
         value = function.__globals__.get(name)
         if not isinstance(value, FunctionType) or value.__globals__ is function.__globals__:
             yield name, value

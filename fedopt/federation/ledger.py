@@ -1,7 +1,8 @@
 """What was communicated and computed so far."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from operator import add
 
 import numpy as np
 import torch
@@ -37,9 +38,8 @@ class Ledger:
 
     def count(self, calls: Calls, device: torch.device) -> None:
         """Oracle calls of the clients of this rank; every rank adds those of all ranks."""
-        counted = torch.tensor([calls.grad, calls.hvp, calls.jvp], device=device)
-        grad, hvp, jvp = ranks.total([counted])[0].tolist()
-        self.calls = Calls(self.calls.grad + grad, self.calls.hvp + hvp, self.calls.jvp + jvp)
+        counted = ranks.total([torch.tensor(list(asdict(calls).values()), device=device)])[0].tolist()
+        self.calls = Calls(*map(add, asdict(self.calls).values(), counted))
 
     @property
     def total_bytes(self) -> int:
@@ -47,26 +47,18 @@ class Ledger:
         return int(self.down.sum() + self.up.sum())
 
     def columns(self) -> dict[str, int]:
-        """By the names of metrics.csv, totals over all clients."""
-        return {
-            "comm_rounds": self.comm_rounds,
-            "bytes_down": int(self.down.sum()),
-            "bytes_up": int(self.up.sum()),
-            "grad_calls": self.calls.grad,
-            "hvp_calls": self.calls.hvp,
-            "jvp_calls": self.calls.jvp,
-        }
+        """Totals over all clients, by the names of metrics.csv."""
+        totals = {"bytes_down": int(self.down.sum()), "bytes_up": int(self.up.sum())}
+        return {"comm_rounds": self.comm_rounds, **totals, **{f"{k}_calls": n for k, n in asdict(self.calls).items()}}
 
     def tensors(self) -> dict[str, Tensor]:
         """For a checkpoint."""
-        counts = [self.comm_rounds, self.calls.grad, self.calls.hvp, self.calls.jvp]
-        return {
-            "ledger.counts": torch.tensor(counts),
-            "ledger.down": torch.from_numpy(self.down),
-            "ledger.up": torch.from_numpy(self.up),
-        }
+        counts = torch.tensor([self.comm_rounds, *asdict(self.calls).values()])
+        down, up = torch.from_numpy(self.down), torch.from_numpy(self.up)
+        return {"ledger.counts": counts, "ledger.down": down, "ledger.up": up}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `tensors`."""
-        self.comm_rounds, self.calls.grad, self.calls.hvp, self.calls.jvp = tensors["ledger.counts"].tolist()
+        self.comm_rounds, *calls = tensors["ledger.counts"].tolist()
+        self.calls = Calls(*calls)
         self.down, self.up = tensors["ledger.down"].numpy().copy(), tensors["ledger.up"].numpy().copy()

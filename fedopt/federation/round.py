@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedopt.federation import fence, ranks
-from fedopt.federation.client import Client
 from fedopt.federation.draws import Epochs, Key, Steps, draw
-from fedopt.federation.engines import Stack
+from fedopt.federation.engines import ClientFn, Stack
 from fedopt.federation.ledger import size_in_bytes
 from fedopt.federation.oracles import Calls, Oracles
 from fedopt.problems.classes import Hierarchical
@@ -23,8 +21,6 @@ from fedopt.schedules import Work
 
 if TYPE_CHECKING:
     from fedopt.federation.federation import Federation
-
-ClientFn = Callable[[Client, Any], Any]
 
 
 class Round:

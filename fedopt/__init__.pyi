@@ -1,0 +1,25 @@
+from fedopt.algorithms import Algorithm as Algorithm
+from fedopt.config import composed as composed
+from fedopt.config import resolve as resolve
+from fedopt.data.world import World as World
+from fedopt.errors import UserError as UserError
+from fedopt.experiment import Experiment as Experiment
+from fedopt.experiment import assemble as assemble
+from fedopt.federation.client import Client as Client
+from fedopt.federation.draws import Epochs as Epochs
+from fedopt.federation.draws import Full as Full
+from fedopt.federation.draws import Steps as Steps
+from fedopt.federation.federation import Federation as Federation
+from fedopt.federation.round import Round as Round
+from fedopt.metrics import Metric as Metric
+from fedopt.problems.classes import Bilevel as Bilevel
+from fedopt.problems.classes import Compositional as Compositional
+from fedopt.problems.classes import Hierarchical as Hierarchical
+from fedopt.problems.classes import Minimax as Minimax
+from fedopt.problems.classes import Minimisation as Minimisation
+from fedopt.problems.classes import Problem as Problem
+from fedopt.problems.classes import TwoLevel as TwoLevel
+from fedopt.schedules import LocalWork as LocalWork
+from fedopt.schedules import Schedule as Schedule
+
+__version__: str
