@@ -3,16 +3,18 @@ Local SGDA+ [Deng & Mahdavi 2021], and both with momentum [Sharma et al. 2022].
 
 Notation
     a_i, |a_i|_1    the weights of client i's gradients in its last iterate, and their sum [App. A.1]
-    tau_eff         the weighted mean of |a_i|_1
-    G               sum_k a_i^k grad_k, so that x_i = x - eta_x G_x, and y_i = y + eta_y G_y but for projections
-    x_hat           the x at which grad_y is taken: the client's own, or with "+" the server's of up to S rounds ago
+    tau_x, tau_y    tau_eff of x and of y, the weighted means of |a_i|_1; with mu they differ, since eta_x and eta_y do
+    G               sum_k a_i^k grad_k (Delta but for its sign): x_i = x - eta_x G_x, and y_i = y + eta_y G_y but for projections
+    x_hat           with "+", the x at which grad_y is taken: the server's of the last round r with r mod S = 0
     p_i, C          the weight of a client, sum 1; who takes part
+    r, M            the round (t in the paper), and the number of clients (n)
 """
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
@@ -24,7 +26,6 @@ from fedopt.schedules import LocalWork, Schedule, values
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(gt=0, le=1)]
 Vectors = tuple[Tensor, ...]
-TINY = 1e-12  # far below |a_i|_1, which is at least 1, or 0 for a straggler, whose G is 0 too
 
 
 class State(NamedTuple):
@@ -43,15 +44,15 @@ class Solver(NamedTuple):
     mu: Any
     decay: Any
 
-    def step(self, so_far: "Weighted", grad: Any, k: int, eta: float) -> "Weighted":
-        """With the gradient of step k = 0, 1, ... at the step size eta decay^k."""
+    def step(self, so_far: "Sums", grad: Any, k: int, eta: float) -> "Sums":
+        """With one more gradient, whose part of step k = 0, 1, ... has the size eta decay^k, and the proximal part eta."""
         keep, rate = 1 - eta * self.mu, self.decay**k  # the proximal term draws x_i back to where it began
-        d, m = self.rho * so_far.d + grad, self.rho * so_far.m + 1
-        return Weighted(keep * so_far.G + rate * d, d, keep * so_far.norm + rate * m, m)
+        d, m = self.rho * so_far.d + grad, self.rho * so_far.m + 1  # norm and m are G and d of gradients that are all 1
+        return Sums(keep * so_far.G + rate * d, d, keep * so_far.norm + rate * m, m)
 
 
-class Weighted(NamedTuple):
-    """What a local solver makes of the gradients so far: G = sum_k a^k grad_k and |a|_1 = sum_k a^k, and the momenta of both."""
+class Sums(NamedTuple):
+    """What a local solver makes of the gradients so far: G, norm = |a|_1 = sum_k a^k, and the momentum buffers d, m of both."""
 
     G: Any
     d: Any
@@ -69,8 +70,7 @@ class FedNormSgda:
     rho, mu, decay: the local solver: momentum, proximal coefficient, factor of the local steps' sizes from one to the next;
         SGD is 0, 0, 1. A list mixes solvers: client i has its entry i, and from the first again.
     aggregation: normalised by |a_i|_1, or naive: the mean of the cohort's changes, weighted by p_i.
-    tau_eff: a mean over all clients, or over the cohort, which makes a step the longer the more work those drawn have done, and
-        so draws the solution towards them.
+    tau_eff: the mean of |a_i|_1 over all clients, or over the cohort, which biases the solution towards clients that do more work.
     """
 
     eta_x: Schedule
@@ -107,8 +107,11 @@ class FedNormSgda:
         def local_steps(client: Client, message: Vectors) -> Vectors:
             of_x, of_y, y_i = self._solve(client, message, eta_x, eta_y)
             if not normalised:
-                return eta_x * of_x.G, y_i - message[1]
-            return eta_x * of_x.G / of_x.norm.clamp(min=TINY), eta_y * of_y.G / of_y.norm.clamp(min=TINY)
+                return eta_x * of_x.G, y_i - message[1]  # x - x_i, y_i - y
+            a_x, a_y = (
+                torch.where(of.norm > 0, of.norm, 1.0) for of in (of_x, of_y)
+            )  # a straggler's |a_i|_1 and G are 0
+            return eta_x * of_x.G / a_x, eta_y * of_y.G / a_y  # eta g_i, lines 15 to 17
 
         C, p, local = fed.cohort(), problem.weights, fed.local(self.tau, self.B)
         tau_x = tau_y = 1.0
@@ -119,17 +122,17 @@ class FedNormSgda:
         weights = p[C] * problem.clients / len(C) if normalised else None  # eq. 3
         message, x_hat = self._message(s, fed.r)
         g_x, g_y = fed.exchange(local_steps, message, C, weights=weights, local=local)
-        x = s.x - tau_x * self.gamma_x(fed.r) * g_x
+        x = s.x - tau_x * self.gamma_x(fed.r) * g_x  # line 20; gamma is relative to eta, which is in g
         y = problem.project(s.y + tau_y * self.gamma_y(fed.r) * g_y)
         return State(x, y, x_hat)
 
     def output(self, s: State) -> Vectors:
-        return s.x, s.y
+        return s.x, s.y  # the last iterate; line 22 draws one uniformly
 
-    def _solve(self, client: Client, message: Vectors, eta_x: float, eta_y: float) -> tuple[Weighted, Weighted, Tensor]:
+    def _solve(self, client: Client, message: Vectors, eta_x: float, eta_y: float) -> tuple[Sums, Sums, Tensor]:
         """A client's local steps: G and |a_i|_1 of x and of y, and y_i."""
         x, y = message[:2]
-        x_hat = message[-1] if len(message) > 2 else x  # in the round of a snapshot they are one
+        x_hat = message[-1] if len(message) > 2 else x  # in the round of a snapshot they are one; unused without "+"
         solver = Solver(client.entry(self.rho), client.entry(self.mu), client.entry(self.decay))
 
         def step(carry: tuple[Any, ...], xi: Any, k: int) -> tuple[Any, ...]:
@@ -143,11 +146,11 @@ class FedNormSgda:
             y_i = client.project(y + (1 - eta_y * solver.mu) * (y_i - y) + eta_y * solver.decay**k * of_y.d)
             return of_x, of_y, y_i
 
-        none = [Weighted(0 * v, 0 * v, v.new_zeros(()), v.new_zeros(())) for v in (x, y)]
+        none = [Sums(0 * v, 0 * v, v.new_zeros(()), v.new_zeros(())) for v in (x, y)]
         return client.scan("local", step, (*none, y), lambda k: k)
 
     def _message(self, s: State, r: int) -> tuple[Vectors, Vectors]:
-        """What is sent, and x_hat of this round: x itself, which is not sent twice, every S rounds."""
+        """(what is sent, x_hat of this round): every S rounds x_hat = x, which is not sent twice."""
         if self.S is None:
             return (s.x, s.y), ()
         return ((s.x, s.y), (s.x,)) if r % self.S == 0 else ((s.x, s.y, *s.x_hat), s.x_hat)
@@ -157,7 +160,7 @@ class FedNormSgda:
         solver = Solver(*(np.resize(value, len(steps)) for value in (self.rho, self.mu, self.decay)))
         norms = []
         for eta in etas:
-            so_far = Weighted(0.0, 0.0, np.zeros(len(steps)), np.zeros(len(steps)))
+            so_far = Sums(0.0, 0.0, np.zeros(len(steps)), np.zeros(len(steps)))
             for k in range(steps.max()):
                 new = solver.step(so_far, 0.0, k, eta)
                 so_far = new._replace(norm=np.where(k < steps, new.norm, so_far.norm))

@@ -4,6 +4,8 @@ Notation
     u = (x, Z), Z = (z^1, ..., z^N)      all variables; Z = (w, v) for bilevel problems, w where grad_x f is the hypergradient
     F = (P, S^1, ..., S^N)               the mappings whose common zero is sought [eq. 2, 3]
     d = (h, q^1, ..., q^N)               the directions, estimates of F(u) [eq. 5, 6]
+    p^m, s^{m,n}; xi                     client m's P and S^n on a sample; that sample, with one for each level of a composition
+    r, k                                 the round, and the local step of it
 """
 
 from dataclasses import dataclass
@@ -39,7 +41,7 @@ register_pytree_node(Vectors, lambda v: (list(v), None), lambda leaves, _: Vecto
 
 
 class State(NamedTuple):
-    """u_drawn: the uniformly random one of the iterates so far."""
+    """u_r, u_{r-1}, (h, q)_{r-1}, and u_drawn, a uniformly random one of the iterates so far."""
 
     u: Vectors
     u_prev: Vectors
@@ -51,9 +53,9 @@ class State(NamedTuple):
 class FedMSA:
     """alpha, beta: steps of x and of the z^n (one for all n, or a list of N); rho: momentum; K: local steps.
 
-    B: examples for one evaluation of F on a client, or of each level of a composition; None for all it has.
-    anchor: who takes part in exchange 1, all clients or a cohort of its own.
-    warm_up: rounds at the start in which only Z moves, to where it belongs for the first x; 0 in the paper.
+    B: examples of each sample; None for all that a client has.
+    anchor: who takes part in lines 5 to 8, all clients (the paper) or a cohort of its own.
+    warm_up: rounds at the start in which only Z moves, towards its solution at the first x; 0 in the paper.
     damping: lambda in S_v = (grad^2_ww g + lambda I) v - grad_w f, 0 in the paper.
     iterate: the output, the last iterate or the uniformly random one of the theorem.
     """
@@ -75,23 +77,25 @@ class FedMSA:
         if isinstance(problem, Bilevel):
             u = Vectors((*start, 0 * start[1]) if problem.indirect else start)  # v = 0
         else:
-            u = Vectors((*start, *(start[0].new_zeros(d) for d in problem.dims[1:])))
+            u = Vectors((*start, *(start[0].new_zeros(d) for d in problem.dims[1:])))  # Z = 0
         if isinstance(self.beta, list) and len(self.beta) != len(u) - 1:
             raise UserError(f"algo.beta: {len(self.beta)} step sizes, and this problem has {len(u) - 1} sequences z^n")
         return State(u, u, u, u)
 
     def step(self, s: State, problem: Bilevel | Compositional, fed: Round) -> State:
         rho, K = (self.rho, self.K) if fed.r else (1.0, 1)
-        steps, bilevel = self._step_sizes(fed.r, len(s.u) - 1), isinstance(problem, Bilevel)
+        step_sizes, bilevel = self._step_sizes(fed.r, len(s.u) - 1), isinstance(problem, Bilevel)
 
         def F(client: Client, u: Vectors, xi: Any) -> Vectors:
             return Vectors(client.msa_maps(u, xi, self.damping))
 
         def descend(client: Client, u: Vectors, d: Vectors) -> Vectors:
-            u = Vectors(u_n.sub(d_n, alpha=step) for u_n, d_n, step in zip(u, d, steps, strict=True))
-            return Vectors((u[0], client.project(u[1]), *u[2:])) if bilevel else u
+            u = Vectors(u_n.sub(d_n, alpha=alpha) for u_n, d_n, alpha in zip(u, d, step_sizes, strict=True))
+            return (
+                Vectors((u[0], client.project(u[1]), *u[2:])) if bilevel else u
+            )  # w in Y, where a minimax problem has one
 
-        def directions(client: Client, message: tuple[Vectors, ...]) -> Vectors:
+        def directions(client: Client, message: tuple[Vectors, ...]) -> Vectors:  # eq. 5, but for (1 - rho) d_{r-1}
             (u, *u_prev), xi = message, client.sample("xi")
             return F(client, u, xi) - (1 - rho) * F(client, u_prev[0], xi) if u_prev else F(client, u, xi)
 
@@ -99,18 +103,18 @@ class FedMSA:
             u_prev, d = message
             u, drawn = descend(client, u_prev, d), u_prev  # k = 1: x^0 = x^1, so that h and q stay
             for k, xi in enumerate(client.steps("xi"), start=2):
-                d = F(client, u, xi) + (d - F(client, u_prev, xi))
+                d = F(client, u, xi) + (d - F(client, u_prev, xi))  # eq. 6
                 drawn = u if k == k_drawn else drawn
                 u_prev, u = u, descend(client, u, d)
             return u, drawn if self.iterate == "random" else ()
 
-        # h_r = mean p^m(u_r) + (1 - rho_r) (h_{r-1} - mean p^m(u_{r-1})), likewise q_r. With the full data of all clients the
-        # bracket is zero, and is left out.
+        # h_r = mean p^m(u_r; xi) + (1 - rho_r) (h_{r-1} - mean p^m(u_{r-1}; xi)), likewise q_r [eq. 5]. With the full data of all
+        # clients h_{r-1} is that mean exactly, and the bracket is left out.
         samples = 1 if bilevel else len(problem.dims)  # type: ignore[union-attr]
-        anchor = fed.everyone() if self.anchor == "all" else fed.cohort()
+        S = fed.everyone() if self.anchor == "all" else fed.cohort()
         exact = self.B is None and (self.anchor == "all" or fed.complete)
         message = (s.u,) if exact or rho == 1 else (s.u, s.u_prev)
-        d = fed.exchange(directions, message, anchor, xi=Steps(1, self.B, samples))
+        d = fed.exchange(directions, message, S, xi=Steps(1, self.B, samples))
         d = d if exact or rho == 1 else d + (1 - rho) * s.d
 
         replace, k_drawn = self._drawn(fed, K)
@@ -121,11 +125,11 @@ class FedMSA:
         return s.u if self.iterate == "last" else s.u_drawn
 
     def _step_sizes(self, r: int, N: int) -> tuple[float, ...]:
-        """Those of x, z^1, ..., z^N."""
+        """The step sizes of x, z^1, ..., z^N in round r."""
         betas = self.beta if isinstance(self.beta, list) else [self.beta] * N
         return (self.alpha(r) if r >= self.warm_up else 0.0, *(beta(r) for beta in betas))
 
     def _drawn(self, fed: Round, K: int) -> tuple[bool, int]:
-        """Whether the random output is one of this round's K iterates, and which, k = 1, ..., K; round 0 has one iterate."""
+        """(whether u_drawn is replaced in this round, by which k = 1, ..., K of its iterates): the draw of line 19, round by round."""
         rng = fed.rng(Purpose.OUTPUT)
         return bool(rng.random() < K / (1 + fed.r * self.K)), int(rng.integers(1, K + 1))

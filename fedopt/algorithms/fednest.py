@@ -3,12 +3,15 @@
 Notation
     grad_y g_i = client.inner_gradient        grad_x f_i, grad_y f_i = client.outer_gradient_x, client.outer_gradient_y
     q = mean grad_y g_i(x, y), h              the anchors of the inner and of the outer local steps
-    p                                         an estimate of [grad^2_yy g]^-1 grad_y f (FedIHGP)
-    zeta, xi                                  samples of g, and of f
-    S                                         who takes part
+    l, p                                      l_{g,1}, and p_{N'}, an estimate of [grad^2_yy g]^-1 grad_y f (FedIHGP)
+    N'                                        the number of Hessian products of the randomised estimate, uniform in 0..N-1
+    zeta, xi                                  samples of g, and of f; in the outer part xi is a sample of both
+    S, mean                                   who takes part, and their mean, weighted by p_i (1/|S| where that is uniform)
+    r                                         the round, k in the paper; in the outer part y is y^+
+    project                                   onto Y, which is everything but for minimax problems
+    direct, indirect, identity                whether grad_x f is not zero, whether grad_y f is not, whether grad^2_yy g = I
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -16,12 +19,12 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.federation.client import Client
-from fedopt.federation.draws import Epochs, Steps
+from fedopt.federation.draws import Steps
 from fedopt.federation.round import Round
 from fedopt.inverse import Inverse, estimator
 from fedopt.problems.classes import Bilevel
 from fedopt.randomness import Purpose
-from fedopt.schedules import LocalWork, Schedule, Work
+from fedopt.schedules import LocalWork, Schedule
 
 Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -41,9 +44,9 @@ class FedNest:
     B: examples for an inner step; B_anchor: for q; B_out: for all that the outer part evaluates; None for all a client has.
     inner, outer: svrg (FedInn, FedOut) or sgd (LFedInn, LFedOut).
     anchor: who computes q, the cohort or all clients.
-    inverse: randomised, one term of the series (the paper's); truncated, the sum of 1 + N; cg, conjugate gradients, which take H to
-        be the same in every product: with cohorts=one and B_out=null it is.
-    cohorts: fresh, a new cohort for each exchange of FedIHGP, or one.
+    inverse: randomised, one term of the series (the paper's); truncated, the sum of the first N + 1; cg, conjugate gradients, which
+        need one H in all products: so with cohorts=one and B_out=None.
+    cohorts: fresh, a new cohort of all clients (in Alg. 3: of S) for each exchange of FedIHGP, or one, S itself.
     alternating: False is LFedNest-NonAlt: a client's inner steps, T times as many, then its outer steps on its own y_i, in one
         exchange.
     """
@@ -97,19 +100,18 @@ class FedNest:
 
         def local_steps(client: Client, message: Triple) -> Tensor:
             x, y, q = message
-            client = client.hold(x)
+            client = client.hold(x)  # what depends on x alone is computed once
 
-            def step(
-                y_i: Tensor, zeta: Any
-            ) -> Tensor:  # y_i - beta q_i, q_i = grad_y g_i(x, y_i) - grad_y g_i(x, y) + q
+            def step(y_i: Tensor, zeta: Any) -> Tensor:
+                # y_i - beta q_i_nu, q_i_nu = grad_y g_i(x, y_i; zeta) - grad_y g_i(x, y; zeta) + q
                 return client.inner_step_(x, y_i, zeta, beta, q - client.inner_gradient(x, y, zeta))
 
-            return client.scan("inner", step, client.project(y.sub(q, alpha=beta)), skip=1)  # q_i = q where y_i = y
+            return client.scan("inner", step, client.project(y.sub(q, alpha=beta)), skip=1)  # q_i_nu = q where y_i = y
 
         S = fed.cohort()
         anchored = fed.everyone() if self.anchor == "all" else S
         q = fed.exchange(q_i, (x, y), anchored, anchor=Steps(1, self.B_anchor, split=problem.g_split))
-        return fed.exchange(local_steps, (x, y, q), S, inner=draws(self.tau_in, self.B, problem, fed, problem.g_split))
+        return fed.exchange(local_steps, (x, y, q), S, inner=fed.local(self.tau_in, self.B, split=problem.g_split))
 
     def lfed_inn(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
         """Alg. 6: y after local inner steps with SGD."""
@@ -119,7 +121,7 @@ class FedNest:
             x, y = message
             return sgd(client, x, y, beta)
 
-        inner = draws(self.tau_in, self.B, problem, fed, problem.g_split)
+        inner = fed.local(self.tau_in, self.B, split=problem.g_split)
         return fed.exchange(local_steps, (x, y), fed.cohort(), inner=inner)
 
     def fed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
@@ -135,19 +137,21 @@ class FedNest:
             x, y, h = message
 
             def step(x_i: Tensor, xi: Any) -> Tensor:
-                h_i = client.outer_gradient_x(x_i, y, xi) - client.outer_gradient_x(x, y, xi) + h if direct else h
-                return x_i.sub(h_i, alpha=alpha)
+                if not direct:
+                    return x_i.sub(h, alpha=alpha)
+                h_i_nu = client.outer_gradient_x(x_i, y, xi) - client.outer_gradient_x(x, y, xi) + h
+                return x_i.sub(h_i_nu, alpha=alpha)
 
-            return client.scan("outer", step, x.sub(h, alpha=alpha), skip=1)  # h_i = h where x_i = x
+            return client.scan("outer", step, x.sub(h, alpha=alpha), skip=1)  # h_i_nu = h where x_i = x
 
         S = fed.cohort()
         p = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
         h = fed.exchange(h_i, (x, y, *p), S, anchor=Steps(1, self.B_out))
-        outer = draws(self.tau_out, self.B_out, problem, fed, problem.f_split)
+        outer = fed.local(self.tau_out, self.B_out, split=problem.f_split)
         return fed.exchange(local_steps, (x, y, h), S, outer=outer)
 
     def fed_ihgp(self, x: Tensor, y: Tensor, S: Any, problem: Bilevel, fed: Round) -> Tensor:
-        """Alg. 3: p, by products with the Hessian of which each is an exchange."""
+        """Alg. 3: p. The clients send H_i p_{n-1}; the server takes p_n = p_{n-1} - mean H_i p_{n-1} / l (lines 13, 15)."""
 
         def gradient(client: Client, message: Pair) -> Tensor:
             x, y = message
@@ -164,11 +168,13 @@ class FedNest:
             return fed.cohort() if self.cohorts == "fresh" else S
 
         b = fed.exchange(gradient, (x, y), cohort(), xi=Steps(1, self.B_out, split=problem.f_split))
-        return b if problem.identity else self._inverse(self._products(problem, fed))(mean_product, b)
+        if problem.identity:
+            return b
+        return self._inverse(self._products(problem, fed))(mean_product, b)
 
     def lfed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
-        """Alg. 5: x after local outer steps with SGD, each client with its own Hessian. (It prints grad_x f as the last factor:
-        it is grad_y f.)"""
+        """Alg. 5: x after local outer steps with SGD, each client with its own Hessian. (It is grad_y f that is printed as grad_x f in
+        line 6; N' is drawn once a round, not for each client and step.)"""
         alpha, products = self.alpha(fed.r), self._products(problem, fed)
         inverse = self._inverse(products)
 
@@ -176,7 +182,8 @@ class FedNest:
             x, y = message
             return hypergradient_descent(client, x, y, alpha, inverse)
 
-        outer = draws(self.tau_out, self.B_out, problem, fed, None, problem.hypergradient_samples(products))
+        samples = problem.hypergradient_samples(products)
+        outer = fed.local(self.tau_out, self.B_out, samples=samples, over=problem.f_split)
         return fed.exchange(local_steps, (x, y), fed.cohort(), outer=outer)
 
     def lfednest_non_alt(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Pair:
@@ -189,8 +196,9 @@ class FedNest:
             y_i = sgd(client, x, y, beta)
             return hypergradient_descent(client, x, y_i, alpha, inverse), y_i
 
-        outer = draws(self.tau_out, self.B_out, problem, fed, None, problem.hypergradient_samples(products))
-        inner = draws(self.tau_in, self.B, problem, fed, problem.g_split, times=self.T)
+        samples = problem.hypergradient_samples(products)
+        outer = fed.local(self.tau_out, self.B_out, samples=samples, over=problem.f_split)
+        inner = fed.local(self.tau_in, self.B, split=problem.g_split, times=self.T)
         return fed.exchange(local_steps, (x, y), fed.cohort(), outer=outer, inner=inner)
 
     def _products(self, problem: Bilevel, fed: Round) -> int:
@@ -203,26 +211,13 @@ class FedNest:
         return estimator(self.inverse, self.N, self.l, products)
 
 
-def draws(
-    work: Work,
-    B: int | None,
-    problem: Bilevel,
-    fed: Round,
-    split: str | None,
-    samples: int | None = None,
-    times: int = 1,
-) -> Steps | Epochs:
-    """The draws of local work that is done so many times over. Epochs of samples of both splits pass over that of f."""
-    amount = times * work(fed.r, problem.clients)
-    if work.unit == "steps":
-        return Steps(amount, B, samples, split)
-    return Epochs(amount, B, samples, split, over=split or problem.f_split)
-
-
 def sgd(client: Client, x: Tensor, y: Tensor, beta: float) -> Tensor:
     """y_i after local inner steps from y."""
     client = client.hold(x)
-    step: Callable[..., Tensor] = lambda y_i, zeta: client.inner_step_(x, y_i, zeta, beta)  # noqa: E731
+
+    def step(y_i: Tensor, zeta: Any) -> Tensor:
+        return client.inner_step_(x, y_i, zeta, beta)
+
     return client.scan("inner", step, y)
 
 

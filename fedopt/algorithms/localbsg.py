@@ -4,9 +4,11 @@ reduction [Gao 2022, Alg. 1, 2].
 Notation
     x, y, u, v   the variables and their momenta: each client's own, until all four are averaged every p iterations
     D, G         a client's estimates of the hypergradient [eq. 3.3] and of grad_y g
-    xi           the samples of one iteration, of B examples each (None: all): one of f and g, and one for each Hessian product
+    xi           the samples of one iteration (xi-hat in the paper), of B examples each (None: all): one of f and g, one for each
+                 Hessian product, and one more for grad^2_xy g where f and g share their examples
     theta, Q     step and number of products of the Neumann sum
-    t            the iteration, counted from 0 (from 1 in Alg. 2)
+    t, r         the iteration, counted from 0 (from 1 in Alg. 2), and the round, of p iterations
+    K            the number of clients that take part
 """
 
 from dataclasses import dataclass
@@ -32,8 +34,8 @@ def start(problem: Bilevel) -> Vectors:
     return x, y, torch.zeros_like(x), torch.zeros_like(y)
 
 
-def xi(problem: Bilevel, B: int | None, Q: int, iterations: int) -> Steps:
-    """The draws of so many iterations."""
+def samples(problem: Bilevel, B: int | None, Q: int, iterations: int) -> Steps:
+    """The draws of that many iterations."""
     products = Q if problem.indirect and not problem.identity else 0
     return Steps(iterations, B, problem.hypergradient_samples(products))
 
@@ -84,17 +86,17 @@ class LocalBSGM:
                 a, b = (self.alpha * eta, self.beta * eta) if t else (1.0, 1.0)
                 u, v = (1 - a) * u + a * D, (1 - b) * v + b * G  # eq. 3.4
                 x, y = x - self.rho1 * eta * u, client.project(y - self.rho2 * eta * v)  # eq. 3.5
-            return x, y, u, v  # line 12 has u_{t+1}, v_{t+1}, which do not exist yet
+            return x, y, u, v  # u_t, v_t: line 12 has u_{t+1}, v_{t+1}, which are not computed yet
 
-        return StateM(fed.exchange(iterations, s.z, fed.cohort(), xi=xi(problem, self.B, self.Q, self.p)))
+        return StateM(fed.exchange(iterations, s.z, fed.cohort(), xi=samples(problem, self.B, self.Q, self.p)))
 
     def output(self, s: StateM) -> Vectors:
         return s.z[:2]
 
 
 class StateVRM(NamedTuple):
-    """z: the averages of (x_t, y_t, u_{t-1}, v_{t-1}); previous: of (x_{t-1}, y_{t-1}), [dx + dy], used where the cohort changes;
-    memory: each client's own (x_{t-1}, y_{t-1}), [M, dx + dy], used where all take part."""
+    """z: the averages of (x_t, y_t, u_{t-1}, v_{t-1}); previous: of (x_{t-1}, y_{t-1}), [dim x + dim y], used where the cohort
+    changes; memory: each client's own (x_{t-1}, y_{t-1}), [M, dim x + dim y], used where all take part."""
 
     z: Vectors
     previous: Tensor
@@ -105,7 +107,7 @@ class StateVRM(NamedTuple):
 class LocalBSGVRM:
     """rho1, rho2: steps of x and y in units of eta_t; alpha, beta: weights of the newest D and G in units of 1 / eta_t^2.
 
-    eta_t = eta where step_size is constant, Theorem 2's with its constants L, L_Phi where it is theorem.
+    eta_t = eta where step_size is constant, else Theorem 2's, with L its constant L-hat.
     S: how many xi the first D and G are means over.
     warm_up: rounds at the start in which x stays, so that y comes near y*(x_1), where the paper starts.
     """
@@ -137,6 +139,7 @@ class LocalBSGVRM:
         """The step size of iteration t = 0, 1, ... with K clients; it never grows."""
         if self.step_size == "constant":
             return self.eta
+        # w_t + t of Theorem 2, whose t is t + 1 here
         w_plus_t = max(3 + t, K**2 * self.p**3, (2 * self.rho1 * self.L_Phi / self.L) ** 3 * K**2)
         return K ** (2 / 3) / self.L / w_plus_t ** (1 / 3)
 
@@ -148,10 +151,10 @@ class LocalBSGVRM:
     def step(self, s: StateVRM, problem: Bilevel, fed: Round) -> StateVRM:
         K, first = fed.cohort_size, fed.r * self.p
         S = self.S if first == 0 and self.B is not None else 1  # all examples make one xi
-        rho1 = 0.0 if fed.r < self.warm_up else self.rho1
+        rho1_now = 0.0 if fed.r < self.warm_up else self.rho1
 
         # After a communication x_t, y_t, u_{t-1}, v_{t-1} are averages, and x_{t-1}, y_{t-1} still the client's own: they are
-        # not replaced. Where cohorts change, who is new has none: there their averages are sent with the rest.
+        # not replaced. Where cohorts change, a client that joins has none of its own: their averages are sent with the rest.
         def iterations(client: Client, message: Vectors) -> tuple[Vectors, Tensor]:
             x, y, u, v, *averaged = message
             x_prev, y_prev = (averaged[0] if averaged else client.memory).split([len(x), len(y)])
@@ -167,12 +170,11 @@ class LocalBSGVRM:
                     a, b = (weight * self.eta_t(t - 1, K) ** 2 for weight in (self.alpha, self.beta))
                     u, v = (1 - a) * (u - D_prev) + D, (1 - b) * (v - G_prev) + G  # eq. 3.8
                 x_prev, y_prev = x, y
-                x, y = x - rho1 * eta * u, client.project(y - self.rho2 * eta * v)
+                x, y = x - rho1_now * eta * u, client.project(y - self.rho2 * eta * v)  # eq. 3.5 with eta_t
             return (x, y, u, v), torch.cat([x_prev, y_prev])
 
-        draws = xi(
-            problem, self.B, self.Q, S - 1 + self.p
-        )  # Alg. 2 counts from 1, and so averages first after p - 1: here after p
+        # Averaged after p iterations, where Alg. 2, which counts from 1, first does so after p - 1
+        draws = samples(problem, self.B, self.Q, S - 1 + self.p)
         if fed.complete:
             z, memory = fed.exchange(iterations, s.z, fed.cohort(), memory=s.memory, xi=draws)
             return StateVRM(z, s.previous, memory)

@@ -65,10 +65,23 @@ class Round:
         luck = np.array([self.rng(Purpose.DROPOUT, number, int(i)).random() for i in chosen])
         return chosen[luck >= min(dropout, luck.max())]
 
-    def local(self, work: Work, B: int | None, replace: bool = False) -> Steps | Epochs:
-        """The draws for the local work of an algorithm, as uneven as participation makes it. B, replace: as of `Steps`."""
-        amount = self.work(work(self.r, self.problem.clients))
-        return Epochs(amount, B) if work.unit == "epochs" else Steps(amount, B, replace=replace)
+    def local(
+        self,
+        work: Work,
+        B: int | None,
+        *,
+        samples: int | None = None,
+        split: str | None = None,
+        over: str | None = None,
+        replace: bool = False,
+        times: int = 1,
+    ) -> Steps | Epochs:
+        """The draws for local work that is done so many `times` over, as uneven as participation makes it; the other arguments are
+        those of `Steps` and `Epochs`."""
+        amount = self.work(times * work(self.r, self.problem.clients))
+        if work.unit == "epochs":
+            return Epochs(amount, B, samples, split, over)
+        return Steps(amount, B, samples, split, replace)
 
     def work(self, most: int | np.ndarray) -> int | np.ndarray:
         """The local steps, or epochs, of this round of an algorithm that asks for `most` of them, one number or [M]: `most` where
