@@ -165,7 +165,7 @@ def add_product(W: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:
 
 
 def _add_products(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-    """Of all clients at once. W is written over, and so has a matrix of each."""
+    """The rule of vmap: the products of all clients at once. W is written over, and so has a matrix for each of them."""
     W, a, b = (
         t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
         for t, dim in zip(args[:3], in_dims[:3], strict=True)

@@ -173,8 +173,10 @@ class FedNest:
         return self._inverse(self._products(problem, fed))(mean_product, b)
 
     def lfed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
-        """Alg. 5: x after local outer steps with SGD, each client with its own Hessian. (It is grad_y f that is printed as grad_x f in
-        line 6; N' is drawn once a round, not for each client and step.)"""
+        """Alg. 5: x after local outer steps with SGD, each client with its own Hessian.
+
+        The listing prints grad_x f as its last factor, which is grad_y f. N' is drawn once a round, not for each client and step.
+        """
         alpha, products = self.alpha(fed.r), self._products(problem, fed)
         inverse = self._inverse(products)
 

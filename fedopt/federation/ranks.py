@@ -24,7 +24,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """Leave."""
+    """Leave the group of ranks, if this process is in one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

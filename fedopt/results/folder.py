@@ -114,7 +114,7 @@ class RunFolder:
         return (self.path / "config.yaml").exists() or self.metrics.exists()
 
     def status(self) -> str | None:
-        """Of the run that is here, None where there is none."""
+        """The status of the run in this folder, None where there is none."""
         return self.summary().get("status") if self.used else None
 
     def summary(self) -> dict[str, Any]:
