@@ -130,6 +130,6 @@ class FedMSA:
         return (self.alpha(r) if r >= self.warm_up else 0.0, *(beta(r) for beta in betas))
 
     def _drawn(self, fed: Round, K: int) -> tuple[bool, int]:
-        """The draw of line 19, round by round: whether u_drawn is replaced, and by which of the iterates k = 1, ..., K of this one."""
+        """The draw of line 19, round by round: whether u_drawn is replaced, and by which of this round's iterates k = 1, ..., K."""
         rng = fed.rng(Purpose.OUTPUT)
         return bool(rng.random() < K / (1 + fed.r * self.K)), int(rng.integers(1, K + 1))
