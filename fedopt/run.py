@@ -170,13 +170,13 @@ class Run:
     def _evaluate(self, e: Experiment, state: Any, display: Display) -> None:
         row: dict[str, Any] = {"round": self.round, **e.federation.ledger.columns(), "train_seconds": self.seconds}
         metrics = {metric.name: metric for metric in e.problem.metrics}
-        values = e.problem.evaluate(*e.algorithm.output(state))
-        if set(values) != set(metrics):
+        found = e.problem.evaluate(*e.algorithm.output(state))
+        if set(found) != set(metrics):
             raise UserError(
-                f"{type(e.original).__name__}.evaluate gives {', '.join(values)}, and its metrics are {', '.join(metrics)}"
+                f"{type(e.original).__name__}.evaluate gives {', '.join(found)}, and its metrics are {', '.join(metrics)}"
             )
-        row.update({name: values[name] for name in metrics})
-        self.final = values
+        self.final = values = {name: found[name] for name in metrics}
+        row.update(values)
         self.evaluated = True
         self.best = {name: m.best([values[name], self.best.get(name, math.nan)]) for name, m in metrics.items()}
         wanted, target = e.evaluation.metric, e.evaluation.target
