@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -26,9 +27,8 @@ from fedopt.results.progress import Display
 from fedopt.results.trackers import Tracker
 from fedopt.settings import build_target
 
-CHECKPOINT_SECONDS = float(
-    os.environ.get("FEDOPT_CHECKPOINT_SECONDS", "5")
-)  # of wall time between checkpoints, at least
+# Wall time between checkpoints, at least
+CHECKPOINT_SECONDS = float(os.environ.get("FEDOPT_CHECKPOINT_SECONDS", "5"))
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
 
 
@@ -53,6 +53,23 @@ class Interrupt:
                 signal.signal(number, handler)
 
 
+@dataclass
+class Progress:
+    """How far a run is: what a checkpoint holds besides the state and the ledger.
+
+    evaluated: whether the metrics of this round were taken; seconds: of training; rows_size: bytes of metrics.csv.
+    final, best: the values of the metrics by name; to_target: what it took to reach the target, None while it is not reached.
+    """
+
+    round: int = 0
+    evaluated: bool = True
+    seconds: float = 0.0
+    rows_size: int = 0
+    final: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)
+    to_target: dict[str, Any] | None = None
+
+
 class Run:
     """One run in its folder. config: resolved; overrides: as on the command line; jobs: processes that share the machine."""
 
@@ -63,13 +80,7 @@ class Run:
         self.jobs = jobs
         self.main = ranks.rank() == 0  # only this rank writes and shows anything
         self.began = False  # writing
-        self.final: dict[str, float] = {}
-        self.best: dict[str, float] = {}
-        self.to_target: dict[str, Any] | None = None
-        self.seconds = 0.0  # of training
-        self.round = 0
-        self.evaluated = True  # at this round
-        self.rows_size = 0
+        self.at = Progress()
         self.next_checkpoint = -math.inf
         self.metrics: MetricsFile | None = None  # of the main rank
         self.tracker: Tracker | None = None
@@ -82,27 +93,24 @@ class Run:
         resuming = begin == "resume"
         node = self.config["logger"]
         logger = build_target(node, "logger") if self.main and node.get("_target_") else None
-        experiment = assemble(self.config, self.jobs)
+        e = assemble(self.config, self.jobs)
         started = time.perf_counter()
-        state = experiment.algorithm.init(experiment.problem)
-        self.seconds = time.perf_counter() - started
-        self._begin(experiment, resuming)
+        state = e.algorithm.init(e.problem)
+        self.at.seconds = time.perf_counter() - started
+        self._begin(e, resuming)
+        title = f"{type(e.algorithm).__name__} on {type(e.original).__name__}"
+        display = Display(title, [metric.name for metric in e.problem.metrics], quiet=not self.main)
         interrupt = Interrupt()
-        display = Display(
-            f"{type(experiment.algorithm).__name__} on {type(experiment.original).__name__}",
-            [metric.name for metric in experiment.problem.metrics],
-            quiet=not self.main,
-        )
         try:
             with interrupt.listening():
-                status = self._loop(experiment, state, interrupt, display, resuming, logger)
+                status = self._loop(e, state, interrupt, display, resuming, logger)
         finally:
             display.close()
             for writer in (self.metrics, self.tracker):
                 if writer is not None:
                     writer.close()
         if self.main:
-            figures.metrics(self.folder.path / "metrics.png", self.folder.metrics, experiment.problem.metrics)
+            figures.metrics(self.folder.path / "metrics.png", self.folder.metrics, e.problem.metrics)
         return status
 
     def _how_to_begin(self) -> str:
@@ -119,36 +127,39 @@ class Run:
         ledger = e.federation.ledger
         if resuming:
             state, progress = checkpoint.restore(self.folder.checkpoint, state, ledger)
-            self._restore(progress)
+            self.at = Progress(**progress)
         if self.main:
-            self.metrics = MetricsFile(self.folder.metrics, self.rows_size if resuming else None)
+            self.metrics = MetricsFile(self.folder.metrics, self.at.rows_size if resuming else None)
         if logger is not None:
-            self.tracker = logger.start(self.folder.path, self.round + 1 if resuming else 0)
+            self.tracker = logger.start(self.folder.path, self.at.round + 1 if resuming else 0)
         if not resuming:
             self._evaluate(e, state, display)
             self._checkpoint(state, e)
 
         while True:
-            spent = e.budget.spent(self.round, ledger.comm_rounds, ledger.total_bytes, self.seconds)
-            display.round(spent, self.round)
+            at = self.at
+            spent = e.budget.spent(at.round, ledger.comm_rounds, ledger.total_bytes, at.seconds)
+            display.round(spent, at.round)
             stop = ranks.agree(spent >= 1 or interrupt.requested, e.device)
             ended = stop and ranks.agree(spent >= 1, e.device)
-            if not self.evaluated and (ended or e.evaluation.due(self.round)):
+            if not at.evaluated and (ended or e.evaluation.due(at.round)):
                 self._evaluate(e, state, display)
                 if self._diverged(e):
                     status = "diverged"
                     break
-            if stop or (self.evaluated and ranks.agree(self._checkpoint_due(), e.device)):
+            due = self.main and time.monotonic() > self.next_checkpoint
+            if stop or (at.evaluated and ranks.agree(due, e.device)):
                 self._checkpoint(state, e)
             if stop:
                 status = "finished" if ended else "interrupted"
                 break
             started = time.perf_counter()
-            state = e.algorithm.step(state, e.problem, e.federation.at(self.round))
-            self.seconds += time.perf_counter() - started
-            self.round += 1
-            self.evaluated = False
-        self._summary(status, e)
+            state = e.algorithm.step(state, e.problem, e.federation.at(at.round))
+            at.seconds += time.perf_counter() - started
+            at.round += 1
+            at.evaluated = False
+        if self.main:
+            self._summary(status, e)
         return status
 
     def _begin(self, e: Experiment, resuming: bool) -> None:
@@ -159,94 +170,61 @@ class Run:
         if not resuming:
             for stale in (self.folder.metrics, self.folder.checkpoint):
                 stale.unlink(missing_ok=True)
-            started = datetime.now(UTC).isoformat(timespec="seconds")
-            card = run_card(self.overrides, self.config["seed"], started, e.problem.metrics)
-            self.folder.write_json("run.json", card)
+            self.folder.write_json("run.json", run_card(self.overrides, self.config["seed"], now(), e.problem.metrics))
             figures.partition(self.folder.path / "partition.png", e.original.splits["train"], e.original.labels)
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
-        self.folder.log(f"{datetime.now(UTC).isoformat(timespec='seconds')} {'resumed' if resuming else 'started'}")
+        self.folder.log(f"{now()} {'resumed' if resuming else 'started'}")
 
     def _evaluate(self, e: Experiment, state: Any, display: Display) -> None:
-        row: dict[str, Any] = {"round": self.round, **e.federation.ledger.columns(), "train_seconds": self.seconds}
-        metrics = {metric.name: metric for metric in e.problem.metrics}
+        at, metrics = self.at, {metric.name: metric for metric in e.problem.metrics}
         found = e.problem.evaluate(*e.algorithm.output(state))
         if set(found) != set(metrics):
             raise UserError(
                 f"{type(e.original).__name__}.evaluate gives {', '.join(found)}, and its metrics are {', '.join(metrics)}"
             )
-        self.final = values = {name: found[name] for name in metrics}
-        row.update(values)
-        self.evaluated = True
-        self.best = {name: m.best([values[name], self.best.get(name, math.nan)]) for name, m in metrics.items()}
+        at.evaluated, at.final = True, {name: found[name] for name in metrics}
+        at.best = {name: m.best([at.final[name], at.best.get(name, math.nan)]) for name, m in metrics.items()}
         wanted, target = e.evaluation.metric, e.evaluation.target
-        if wanted is not None and target is not None and self.to_target is None:
-            self.to_target = self._spent(e) if metrics[wanted].reached(values[wanted], target) else None
+        if wanted is not None and target is not None and at.to_target is None:
+            at.to_target = self._spent(e) if metrics[wanted].reached(at.final[wanted], target) else None
+        row = {"round": at.round, **e.federation.ledger.columns(), "train_seconds": at.seconds, **at.final}
         if self.metrics is not None:
             self.metrics.append(row)
         if self.tracker is not None:
-            self.tracker.log({name: value for name, value in row.items() if name != "round"}, self.round)
+            self.tracker.log({name: value for name, value in row.items() if name != "round"}, at.round)
         display.row(row)
 
     def _spent(self, e: Experiment) -> dict[str, Any]:
         ledger = e.federation.ledger
-        return {
-            "round": self.round,
-            "comm_rounds": ledger.comm_rounds,
-            "bytes": ledger.total_bytes,
-            "seconds": round(self.seconds, 3),
-        }
+        spent = {"round": self.at.round, "comm_rounds": ledger.comm_rounds, "bytes": ledger.total_bytes}
+        return spent | {"seconds": round(self.at.seconds, 3)}
 
     def _diverged(self, e: Experiment) -> bool:
         bounded, limit = {metric.name for metric in e.problem.metrics if metric.bounds}, e.evaluation.diverged
-        return any(not math.isfinite(v) or (name in bounded and abs(v) > limit) for name, v in self.final.items())
-
-    def _checkpoint_due(self) -> bool:
-        return self.main and time.monotonic() > self.next_checkpoint
+        return any(not math.isfinite(v) or (name in bounded and abs(v) > limit) for name, v in self.at.final.items())
 
     def _checkpoint(self, state: Any, e: Experiment) -> None:
         if self.metrics is None:
             return
-        progress = {
-            "round": self.round,
-            "evaluated": self.evaluated,
-            "seconds": self.seconds,
-            "rows_size": self.metrics.size,
-            "final": self.final,
-            "best": self.best,
-            "to_target": self.to_target,
-        }
+        self.at.rows_size = self.metrics.size
         started = time.monotonic()
-        checkpoint.store(self.folder.checkpoint, state, e.federation.ledger, progress)
+        checkpoint.store(self.folder.checkpoint, state, e.federation.ledger, asdict(self.at))
         done = time.monotonic()
         self.next_checkpoint = done + max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (done - started))
 
-    def _restore(self, progress: dict[str, Any]) -> None:
-        self.round, self.seconds, self.evaluated = progress["round"], progress["seconds"], progress["evaluated"]
-        self.rows_size, self.to_target = progress["rows_size"], progress["to_target"]
-        self.final, self.best = progress["final"], progress["best"]
-
     def _summary(self, status: str, e: Experiment) -> None:
-        if not self.main:
-            return
-        ledger = e.federation.ledger
-        per_client = {
-            "bytes_down_per_client_max": int(ledger.down.max()),
-            "bytes_up_per_client_max": int(ledger.up.max()),
-        }
-        self.folder.write_json(
-            "summary.json",
-            {
-                "status": status,
-                **self._spent(e),
-                **ledger.columns(),
-                **per_client,
-                "final": self.final,
-                "best": self.best,
-                "to_target": self.to_target,
-            },
-        )
-        self.folder.log(f"{datetime.now(UTC).isoformat(timespec='seconds')} {status} after {self.round} rounds")
+        ledger, at = e.federation.ledger, self.at
+        largest = {f"bytes_{way}_per_client_max": int(getattr(ledger, way).max()) for way in ("down", "up")}
+        values = {"final": at.final, "best": at.best, "to_target": at.to_target}
+        summary = {"status": status, **self._spent(e), **ledger.columns(), **largest, **values}
+        self.folder.write_json("summary.json", summary)
+        self.folder.log(f"{now()} {status} after {at.round} rounds")
+
+
+def now() -> str:
+    """The time of day in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def execute(
