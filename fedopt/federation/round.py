@@ -28,8 +28,7 @@ class Round:
 
     def __init__(self, federation: Federation, r: int):
         self.r = r
-        self.problem = federation.problem
-        self.participation = federation.participation
+        self.problem, self.participation = federation.problem, federation.participation
         self._federation = federation
         self._exchanges = count(1)
         self._cohorts = count()
