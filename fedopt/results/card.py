@@ -56,13 +56,8 @@ def _commit() -> str | None:
     root = Path(fedopt.__file__).parents[1]
     if not (root / ".git").exists():
         return None
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
-        ).stdout.strip()
-
+    commit = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     try:
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+        return subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
