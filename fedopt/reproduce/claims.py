@@ -10,7 +10,6 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -160,12 +159,12 @@ class Measures:
     def points(self, series: str) -> dict[float, float]:
         """x -> y of the points of a series."""
         points = self.labels[series].items()
-        return {x: self.evaluate(self.measured[series], {"x": x, "line": label}) for x, label in points}
+        return {x: self.evaluate(self.measured[series], x=x, line=label) for x, label in points}
 
-    def evaluate(self, expression: str, names: Mapping[str, Any] = MappingProxyType({})) -> float:
+    def evaluate(self, expression: str, **names: str | float) -> float:
         """The value of an expression. names: what may stand in it besides the words. Raises Unmeasurable."""
         words = {name: getattr(self, name) for name in WORDS}
-        evaluator = SimpleEval(functions={**words, **ARITHMETIC}, names=dict(names))
+        evaluator = SimpleEval(functions={**words, **ARITHMETIC}, names=names)
         try:
             with np.errstate(all="ignore"):
                 return float(evaluator.eval(expression))

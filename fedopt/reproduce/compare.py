@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedopt.command import Parser, answer
+from fedopt.command import Parser, answer, say
 from fedopt.config import flat
 from fedopt.errors import UserError, nearest
 from fedopt.metrics import Metric
@@ -117,14 +117,14 @@ def _usable(paths: Sequence[Path], x: str) -> list[Recorded]:
         marks = {"config.yaml", "metrics.csv", "summary.json"}
         inside = sorted({file.parent for file in path.rglob("*") if file.name in marks}, key=str)
         if not inside:
-            _skip(path, "no run in it")
+            say(f"{path}: skipped: no run in it")
         found |= {folder.resolve(): folder for folder in inside}
     runs = []
     for folder in found.values():
         try:
             runs.append(read(folder, x))
         except (OSError, ValueError, yaml.YAMLError, UserError) as error:
-            _skip(folder, str(error).splitlines()[0])
+            say(f"{folder}: skipped: {str(error).splitlines()[0]}")
     if not runs:
         where = ", ".join(map(str, paths))
         raise UserError(f"no run to compare in {where}: a run's folder has config.yaml and metrics.csv")
@@ -175,10 +175,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _skip(folder: Path, why: str) -> None:
-    print(f"fedopt: {folder}: skipped: {why}", file=sys.stderr)
-
-
 # Metric and groups
 
 
@@ -195,7 +191,7 @@ def _with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
         raise UserError(f"--metric={metric}: no run has it{nearest(metric, names)}")
     for run in runs:
         if metric not in run.table:
-            _skip(run.folder, f"has no metric {metric}, but {', '.join(run.metrics)}")
+            say(f"{run.folder}: skipped: has no metric {metric}, but {', '.join(run.metrics)}")
     return kept
 
 

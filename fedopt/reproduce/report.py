@@ -59,7 +59,7 @@ def _measured(seeds: Mapping[int, Measures], expression: str, **names: str | flo
     values = {}
     for seed, measures in seeds.items():
         with suppress(Unmeasurable):
-            values[seed] = measures.evaluate(expression, names)
+            values[seed] = measures.evaluate(expression, **names)
     return values
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from fedopt.command import Parser, answer
+from fedopt.command import Parser, answer, say
 from fedopt.errors import UserError
 from fedopt.reproduce.compare import plus_minus, print_table, write_table
 from fedopt.reproduce.published import Published, Task, chosen, load, names, tasks
@@ -47,7 +47,7 @@ def _main() -> int:
         show(names(folders), folders, output)
         return 0
     if given.claims:
-        table = claims_table(chosen(given.names, folders) if given.names else names(folders), output)
+        table = claims_table(chosen(given.names or names(folders), folders), output)
         _between_markers(given.update, table) if given.update else print(table)
         return 0
     if not given.names:
@@ -57,7 +57,7 @@ def _main() -> int:
     try:
         return reproduce(given)
     except KeyboardInterrupt:
-        print("fedopt: stopped; the same command goes on from here", file=sys.stderr)
+        say("stopped; the same command goes on from here")
         return 130
     finally:
         lock.close()
@@ -113,7 +113,7 @@ def reproduce(given: argparse.Namespace) -> int:
         report(published, needed, given.output / RUNS, folder)
         print(f"results: {folder}")
     for run, why in failed.items():
-        print(f"fedopt: {given.output / RUNS / run}: {why}", file=sys.stderr)
+        say(f"{given.output / RUNS / run}: {why}")
     return 1 if failed else 0
 
 

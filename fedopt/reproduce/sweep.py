@@ -1,6 +1,5 @@
 """The jobs of a sweep, and its table: one row per run."""
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -61,5 +60,5 @@ def report(folder: Path) -> int:
     print(f"results: {folder / 'sweep.csv'}")
     failed = [row for row in rows if row["status"] == "failed"]
     for row in failed:
-        print(f"fedopt: {folder / row['run']}: {row['error']}", file=sys.stderr)
+        say(f"{folder / row['run']}: {row['error']}")
     return 1 if failed else 0
