@@ -295,7 +295,7 @@ def test_measures_that_could_never_work(measure, said, experiment, command):
 
 def test_curves(tmp_path, monkeypatch):
     kept = []
-    monkeypatch.setattr(report.plt, "close", kept.append)
+    monkeypatch.setattr(compare.plt, "close", kept.append)
     runs = {
         label: [compare.read(record(tmp_path / f"{label}{s}", (s + 1, 4), metric="distance"), "round") for s in (0, 1)]
         for label in "ABC"
@@ -322,7 +322,7 @@ def test_points(tmp_path, experiment, command, monkeypatch):
     claim = {"says": "slope", "measure": "fit('s')", "at_least": 0}
     experiment("one", lines=lines, **point, x_label="K", y_label="calls", scale="log", claims=[claim])
     kept = []
-    monkeypatch.setattr(report.plt, "close", kept.append)
+    monkeypatch.setattr(compare.plt, "close", kept.append)
     assert command("test/one").code == 0
     table = pd.read_csv(tmp_path / "outputs/reproduce/test/one/figure.csv")
     assert list(table.columns) == ["series", "x", "seed", "y"]

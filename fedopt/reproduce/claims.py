@@ -6,10 +6,10 @@ error.
 """
 
 import ast
+import dataclasses
 import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -63,87 +63,81 @@ class Claim:
         bounds = {">=": self.at_least, "<=": self.at_most, "within ±": self.within, "=": self.equals}
         return next(f"{sign} {value:g}" for sign, value in bounds.items() if value is not None)
 
-    def distance(self, value: float) -> float:
-        """How far the value is from the bound, inf for `equals`."""
-        bounds = [self.at_least, self.at_most, self.within, None if self.within is None else -self.within]
-        return min((abs(value - bound) for bound in bounds if bound is not None), default=math.inf)
+    def margin(self, value: float) -> float:
+        """How far inside the bound the value is, negative outside of it; infinite for `equals`."""
+        if self.at_least is not None:
+            return value - self.at_least
+        if self.at_most is not None:
+            return self.at_most - value
+        if self.within is not None:
+            return self.within - abs(value)
+        assert self.equals is not None
+        return math.inf if math.isclose(value, self.equals, rel_tol=EXACT, abs_tol=EXACT) else -math.inf
 
     def holds(self, value: float) -> bool:
-        if self.at_least is not None:
-            return value >= self.at_least
-        if self.at_most is not None:
-            return value <= self.at_most
-        if self.within is not None:
-            return abs(value) <= self.within
-        assert self.equals is not None
-        return math.isclose(value, self.equals, rel_tol=EXACT, abs_tol=EXACT)
+        return self.margin(value) >= 0
 
 
 class Unmeasurable(Exception):
     """Why a measure has no value for a seed."""
 
 
+@dataclasses.dataclass(frozen=True)
 class Measures:
     """The words of the expressions, on the runs of one seed. Every word takes a line's label first; `fit` takes a series.
 
     metric: a column of metrics.csv, by default the first of the figure's y; a value that is not finite counts as the worst.
     x: what is spent, by default the figure's x. All words raise Unmeasurable where the runs have no such value.
+
+    runs: label -> the run of a line that has ended. labels, measured: the experiment's `points` and `measured`, by series.
     """
 
-    def __init__(
-        self,
-        runs: Mapping[str, Recorded],
-        x: str,
-        metric: str,
-        points: Mapping[str, Mapping[float, str]],
-        point: Mapping[str, str],
-    ):
-        """runs: label -> the run of a line that has ended. points, point: those of the experiment, by series."""
-        self._runs, self._x, self._metric, self._points, self._point = runs, x, metric, points, point
+    runs: Mapping[str, Recorded]
+    x: str
+    metric: str
+    labels: Mapping[str, Mapping[float, str]]
+    measured: Mapping[str, str]
 
-    def final(self, label: str, metric: str | None = None) -> float:
+    def final(self, label: str, metric: str = "") -> float:
         """The last value."""
         return float(self._values(label, metric)[-1])
 
-    def best(self, label: str, metric: str | None = None) -> float:
+    def best(self, label: str, metric: str = "") -> float:
         """The best value, nan where none is finite."""
-        values = self._values(label, metric)
-        return self._described(label, metric).best(map(float, values))
+        return self._described(label, metric).best(map(float, self._values(label, metric)))
 
-    def at(self, label: str, where: float, metric: str | None = None, x: str | None = None) -> float:
+    def at(self, label: str, where: float, metric: str = "", x: str = "") -> float:
         """The value at the last evaluation up to x = where."""
-        before = np.flatnonzero(self._spent(label, x) <= where)
-        return float(self._values(label, metric)[before[-1]]) if len(before) else math.nan
+        before = self._values(label, metric)[self._spent(label, x) <= where]
+        return float(before[-1]) if len(before) else math.nan
 
-    def first(
-        self, label: str, target: float, metric: str | None = None, x: str | None = None, or_end: bool = False
-    ) -> float:
+    def first(self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False) -> float:
         """The x at which the target is first reached. When it never is: inf, or with `or_end` the x at which the run ends.
 
         That is less than the truth, and so on the safe side for the run that a claim says is slow.
         """
-        described = self._described(label, metric)
-        hits = [described.reached(value, target) for value in self._values(label, metric)]
-        return self._first(np.array(hits), self._spent(label, x), or_end)
+        reached = self._described(label, metric).reached
+        return self._first(label, [reached(value, target) for value in self._values(label, metric)], x, or_end)
 
-    def smooth(self, label: str, n: int | None = None, metric: str | None = None, until: float = math.inf) -> float:
+    def smooth(self, label: str, n: int | None = None, metric: str = "", until: float = math.inf) -> float:
         """The mean of the last n evaluations up to x = until; by default n is a fifth of them, at least 3."""
         return float(np.mean(self._last(label, n, metric, until)))
 
-    def noise(self, label: str, n: int, metric: str | None = None, until: float = math.inf) -> float:
+    def noise(self, label: str, n: int, metric: str = "", until: float = math.inf) -> float:
         """The standard deviation of the differences between the last n evaluations up to x = until."""
         return float(np.std(np.diff(self._last(label, n, metric, until)), ddof=1))
 
     def first_mean_square(
-        self, label: str, target: float, metric: str | None = None, x: str | None = None, or_end: bool = False
+        self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False
     ) -> float:
         """The x at which the mean of the squares so far is first at most the target; when it never is, as `first` has it."""
         squares = self._values(label, metric) ** 2
         hits = np.cumsum(squares) / np.arange(1, len(squares) + 1) <= target
-        return self._first(hits, self._spent(label, x), or_end)
+        return self._first(label, hits.tolist(), x, or_end)
 
-    def _first(self, hits: np.ndarray, spent: np.ndarray, or_end: bool) -> float:
-        return float(spent[hits.argmax()] if hits.any() else spent[-1] if or_end else math.inf)
+    def _first(self, label: str, hits: list[bool], x: str, or_end: bool) -> float:
+        spent = self._spent(label, x)
+        return float(spent[hits.index(True)] if any(hits) else spent[-1] if or_end else math.inf)
 
     def per_round(self, label: str, column: str) -> float:
         """The last value of a column divided by the number of rounds."""
@@ -164,16 +158,13 @@ class Measures:
 
     def points(self, series: str) -> dict[float, float]:
         """x -> y of the points of a series."""
-        return {x: self.point(series, x, label) for x, label in self._points[series].items()}
+        points = self.labels[series].items()
+        return {x: self.evaluate(self.measured[series], x=x, line=label) for x, label in points}
 
-    def point(self, series: str, x: float, label: str) -> float:
-        """y of one point of a series. Raises Unmeasurable."""
-        return self.evaluate(self._point[series], {"x": x, "line": label})
-
-    def evaluate(self, expression: str, names: Mapping[str, Any] = MappingProxyType({})) -> float:
+    def evaluate(self, expression: str, **names: str | float) -> float:
         """The value of an expression. names: what may stand in it besides the words. Raises Unmeasurable."""
         words = {name: getattr(self, name) for name in WORDS}
-        evaluator = SimpleEval(functions={**words, **ARITHMETIC}, names=dict(names))
+        evaluator = SimpleEval(functions={**words, **ARITHMETIC}, names=names)
         try:
             with np.errstate(all="ignore"):
                 return float(evaluator.eval(expression))
@@ -184,62 +175,39 @@ class Measures:
         except (InvalidExpression, ArithmeticError, TypeError, ValueError, np.linalg.LinAlgError) as error:
             raise Unmeasurable(str(error)) from None
 
-    def has_diverged(self, labels: Iterable[str]) -> list[str]:
-        """Those of the labels whose runs were stopped as diverged."""
-        return [label for label in labels if label in self._runs and self.diverged(label)]
-
     def _run(self, label: str) -> Recorded:
-        if label not in self._runs:
+        if label not in self.runs:
             raise Unmeasurable(f"{label} has no run that ended")
-        return self._runs[label]
+        return self.runs[label]
 
-    def _described(self, label: str, metric: str | None) -> Metric:
-        return self._run(label).metric(metric or self._metric)
+    def _described(self, label: str, metric: str) -> Metric:
+        return self._run(label).metric(metric or self.metric)
 
-    def _values(self, label: str, metric: str | None) -> np.ndarray:
-        run, name = self._run(label), metric or self._metric
-        if name not in run.columns:
-            raise Unmeasurable(f"{label} has no {name}{nearest(name, run.columns)}")
+    def _values(self, label: str, metric: str) -> np.ndarray:
+        run, name = self._run(label), metric or self.metric
+        if name not in run.table:
+            raise Unmeasurable(f"{label} has no {name}{nearest(name, [*map(str, run.table)])}")
         worst = run.metric(name).worst
         return np.nan_to_num(run.values(name), nan=worst, posinf=worst, neginf=worst)
 
-    def _last(self, label: str, n: int | None, metric: str | None, until: float) -> np.ndarray:
-        values = self._values(label, metric)[self._spent(label, None) <= until]
+    def _last(self, label: str, n: int | None, metric: str, until: float) -> np.ndarray:
+        values = self._values(label, metric)[self._spent(label, "") <= until]
         return values[-(n or max(3, len(values) // 5)) :]
 
-    def _spent(self, label: str, x: str | None) -> np.ndarray:
-        if (x or self._x) not in COSTS:
+    def _spent(self, label: str, x: str) -> np.ndarray:
+        if (x or self.x) not in COSTS:
             raise Unmeasurable(f"x={x}: there are {', '.join(COSTS)}")
-        return self._run(label).spent(x or self._x)
+        return self._run(label).cost(x or self.x)
 
 
-WORDS = [
-    "final",
-    "best",
-    "at",
-    "first",
-    "first_mean_square",
-    "smooth",
-    "noise",
-    "per_round",
-    "diverged",
-    "setting",
-    "fit",
-]
-ARITHMETIC = {
-    "abs": abs,
-    "min": min,
-    "max": max,
-    "sum": lambda *values: sum(values),
-    "log10": lambda value: float(np.log10(value)),
-}
+WORDS = [name for name in vars(Measures) if not name.startswith("_") and name not in ("points", "evaluate")]
+ARITHMETIC = {"abs": abs, "min": min, "max": max, "sum": lambda *values: sum(values), "log10": np.log10}
 
 
 def check(expression: str, lines: Iterable[str], series: Iterable[str], line: bool = False) -> None:
     """Whether runs could give the expression a value. line: the name `line` may stand for a label. Raises UserError."""
-    known = {True: list(series), False: list(lines)}
     for call in _calls(expression):
-        word = call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.func)
+        word = ast.unparse(call.func)
         if word in ARITHMETIC:
             continue
         if word not in WORDS:
@@ -248,19 +216,21 @@ def check(expression: str, lines: Iterable[str], series: Iterable[str], line: bo
             inspect.signature(getattr(Measures, word)).bind(None, *call.args, **{str(k.arg): k for k in call.keywords})
         except TypeError as error:
             raise UserError(f"{word}(): {error}") from None
-        label, labels = call.args[0] if call.args else None, known[word == "fit"]
-        if line and isinstance(label, ast.Name) and label.id == "line":
-            continue
-        if not (isinstance(label, ast.Constant) and isinstance(label.value, str)):
-            raise UserError(f"{word}(): its first argument must be a label in quotes")
-        if label.value not in labels:
-            raise UserError(f"{word}({label.value!r}): there is no such label{nearest(label.value, labels)}")
+        known = list(series if word == "fit" else lines)
+        match call.args[:1]:
+            case [ast.Constant(str(label))]:
+                if label not in known:
+                    raise UserError(f"{word}({label!r}): there is no such label{nearest(label, known)}")
+            case [ast.Name("line")] if line:
+                pass
+            case _:
+                raise UserError(f"{word}(): its first argument must be a label in quotes")
 
 
 def labels_in(expression: str) -> list[str]:
     """The labels that an expression names, each once."""
-    first = [call.args[0] for call in _calls(expression) if call.args]
-    return list(dict.fromkeys(str(a.value) for a in first if isinstance(a, ast.Constant) and isinstance(a.value, str)))
+    first = [arg for call in _calls(expression) for arg in call.args[:1] if isinstance(arg, ast.Constant)]
+    return list(dict.fromkeys(arg.value for arg in first if isinstance(arg.value, str)))
 
 
 def _calls(expression: str) -> Iterator[ast.Call]:
@@ -276,7 +246,8 @@ def verdict(claim: Claim, seeds: Mapping[int, Measures]) -> dict[str, Any]:
     values = []
     notes: dict[str, list[str]] = {}  # what is to be said -> of which seeds
     for seed, measures in seeds.items():
-        said = [f"{label} diverged" for label in measures.has_diverged(labels_in(claim.measure))]
+        ended = [label for label in labels_in(claim.measure) if label in measures.runs]
+        said = [f"{label} diverged" for label in ended if measures.diverged(label)]
         try:
             values.append(measures.evaluate(claim.measure))
             said += ["not a number"] if math.isnan(values[-1]) else []
@@ -287,7 +258,7 @@ def verdict(claim: Claim, seeds: Mapping[int, Measures]) -> dict[str, Any]:
     note = "; ".join(f"{text} (seed{'s' * (len(of) > 1)} {', '.join(of)})" for text, of in notes.items())
     mean, std = moments(values)
     holds = UNMEASURED if math.isnan(mean) else HOLDS if claim.holds(mean) else FAILS
-    if holds != UNMEASURED and len(values) > 1 and claim.distance(mean) < std / math.sqrt(len(values)):
+    if holds != UNMEASURED and len(values) > 1 and abs(claim.margin(mean)) < std / math.sqrt(len(values)):
         holds += NARROWLY
     row = (claim.says, claim.measure, claim.bound, claim.paper, mean, std, len(values), holds, note)
     return dict(zip(COLUMNS, row, strict=True))

@@ -6,10 +6,11 @@ Nothing here imports torch.
 import argparse
 import json
 import math
-import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -22,11 +23,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedopt.command import Parser, answer
+from fedopt.command import Parser, answer, say
 from fedopt.config import flat
 from fedopt.errors import UserError, nearest
 from fedopt.metrics import Metric
-from fedopt.results.figures import COSTS, plt, set_scale
+from fedopt.results.figures import COSTS, describe, grid, plt, save_with_legend, set_scale
 from fedopt.results.folder import ENDED, RunFolder, read_json, write_atomically
 from fedopt.results.identity import identity
 
@@ -39,7 +40,7 @@ class Recorded:
     """A run as its folder has it.
 
     keys: dotted config keys, values as text; apart: those in which another run with other numbers differs, but for the seed.
-    metrics: what they say of themselves, by name. cost: [rows] of x; table: metrics.csv.
+    metrics: what they say of themselves, by name. x: what is spent, of `COSTS`; table: metrics.csv.
     """
 
     folder: Path
@@ -47,12 +48,8 @@ class Recorded:
     apart: Sequence[str]
     metrics: dict[str, Metric]
     status: str
-    cost: np.ndarray
+    x: str
     table: pd.DataFrame
-
-    @property
-    def columns(self) -> list[str]:
-        return [str(name) for name in self.table.columns]
 
     def metric(self, name: str) -> Metric:
         """What a column says of itself; of a column that is no metric, less is better."""
@@ -63,9 +60,9 @@ class Recorded:
         values = self.table[metric].to_numpy(dtype=float)
         return np.where(np.isfinite(values), values, np.nan)
 
-    def spent(self, x: str) -> np.ndarray:
-        """[rows] of another x than that of `cost`."""
-        return self.table[list(COSTS[x][0])].to_numpy(dtype=float).sum(axis=1)
+    def cost(self, x: str = "") -> np.ndarray:
+        """[rows] of what is spent, of the run's own x or of another."""
+        return self.table[list(COSTS[x or self.x][0])].to_numpy(dtype=float).sum(axis=1)
 
     def group(self, by: Sequence[str]) -> tuple[str, ...]:
         return tuple(self.keys.get(key, ABSENT) for key in by)
@@ -86,11 +83,12 @@ def compare(arguments: argparse.Namespace) -> None:
     groups: dict[tuple[str, ...], list[Recorded]] = {}
     for run in sorted(runs, key=lambda r: [_order(value) for value in r.group(by)]):
         groups.setdefault(run.group(by), []).append(run)
-    rows = pd.DataFrame([summary(members, metric, x, target) for members in groups.values()])
-    rows = pd.concat([pd.DataFrame(list(groups), columns=by), rows], axis=1)
-    Console(width=None if sys.stdout.isatty() else 250).print(_shown(rows, by, metric, x, target))
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "compare.csv", rows.to_csv(index=False).encode())
+    rows = pd.DataFrame(
+        [dict(zip(by, group, strict=True)) | summary(members, metric, x, target) for group, members in groups.items()]
+    )
+    shown = _shown(rows, by, metric, x, target)
+    print_table(shown, right=list(shown.columns.drop([*by, "status"])))
+    write_table(out / "compare.csv", rows)
     draw(out / "compare.png", {_label(by, group): members for group, members in groups.items()}, metric, x, target)
     print(f"results: {out / 'compare.csv'}, {out / 'compare.png'}")
 
@@ -112,48 +110,37 @@ def _arguments() -> argparse.Namespace:
 
 def _usable(paths: Sequence[Path], x: str) -> list[Recorded]:
     """All runs that can be read, each once; the others are named on stderr."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path}: there is no such folder")
+        marks = {"config.yaml", "metrics.csv", "summary.json"}
+        inside = sorted({file.parent for file in path.rglob("*") if file.name in marks}, key=str)
+        if not inside:
+            say(f"{path}: skipped: no run in it")
+        found |= {folder.resolve(): folder for folder in inside}
     runs = []
-    for folder in _folders(paths):
+    for folder in found.values():
         try:
             runs.append(read(folder, x))
         except (OSError, ValueError, yaml.YAMLError, UserError) as error:
-            _skip(folder, str(error).splitlines()[0])
+            say(f"{folder}: skipped: {str(error).splitlines()[0]}")
     if not runs:
         where = ", ".join(map(str, paths))
         raise UserError(f"no run to compare in {where}: a run's folder has config.yaml and metrics.csv")
     return runs
 
 
-def _folders(paths: Sequence[Path]) -> list[Path]:
-    """Folders with the files of a run, at any depth, without repetition."""
-    found: dict[Path, Path] = {}
-    for path in paths:
-        if not path.exists():
-            raise UserError(f"{path}: there is no such folder")
-        inside = [
-            Path(folder)
-            for folder, _, files in sorted(os.walk(path))
-            if {"config.yaml", "metrics.csv", "summary.json"} & set(files)
-        ]
-        if not inside:
-            _skip(path, "no run in it")
-        found.update({folder.resolve(): folder for folder in inside})
-    return list(found.values())
-
-
 def read(folder: Path, x: str) -> Recorded:
     """Its rows that are whole so far. Raises OSError, ValueError, YAMLError or UserError where it is of no use."""
-    missing = [name for name in ("config.yaml", "metrics.csv", "run.json") if not (folder / name).exists()]
-    if missing:
+    if missing := [name for name in ("config.yaml", "metrics.csv", "run.json") if not (folder / name).exists()]:
         raise UserError(f"no {' and no '.join(missing)}")
     config = yaml.safe_load((folder / "config.yaml").read_text())
     if not isinstance(config, dict):
         raise UserError("config.yaml holds no config")
-    described = read_json(folder / "run.json").get("metrics", [])
-    try:
-        metrics = {metric.name: metric for metric in (Metric(**fields) for fields in described)}
-    except TypeError:
-        raise UserError("run.json does not say what its metrics are") from None
+    metrics: dict[str, Metric] = {}
+    with suppress(KeyError, TypeError):
+        metrics = {fields["name"]: Metric(**fields) for fields in read_json(folder / "run.json").get("metrics", [])}
     if not metrics:
         raise UserError("run.json does not say what its metrics are")
     text = (folder / "metrics.csv").read_text()
@@ -162,14 +149,14 @@ def read(folder: Path, x: str) -> Recorded:
         raise UserError("metrics.csv has no rows")
     table = pd.read_csv(StringIO(whole)).apply(pd.to_numeric, errors="coerce")
     columns = COSTS[x][0]
-    lacking = [name for name in columns if name not in table]
-    if lacking:
+    if lacking := [name for name in columns if name not in table]:
         raise UserError(f"metrics.csv has no column {lacking[0]}")
-    cost = table[list(columns)].to_numpy(dtype=float).sum(axis=1)
-    if not np.isfinite(cost).all():
-        raise UserError(f"metrics.csv has rows without {' or '.join(columns)}")
     apart = [key for key in _keys(identity(config)) if key != "seed"]
-    return Recorded(folder, _keys(flat(config)), apart, metrics, RunFolder(folder).status() or "unknown", cost, table)
+    status = RunFolder(folder).status() or "unknown"
+    run = Recorded(folder, _keys(flat(config)), apart, metrics, status, x, table)
+    if not np.isfinite(run.cost()).all():
+        raise UserError(f"metrics.csv has rows without {' or '.join(columns)}")
+    return run
 
 
 def _keys(config: dict[str, Any]) -> dict[str, str]:
@@ -188,10 +175,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _skip(folder: Path, why: str) -> None:
-    print(f"fedopt: {folder}: skipped: {why}", file=sys.stderr)
-
-
 # Metric and groups
 
 
@@ -202,13 +185,13 @@ def default_metric(runs: Sequence[Recorded]) -> str:
 
 def _with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
     """Those that have the metric; the others are named on stderr."""
-    kept = [run for run in runs if metric in run.columns]
+    kept = [run for run in runs if metric in run.table]
     if not kept:
-        names = sorted({name for run in runs for name in run.columns})
+        names = sorted({str(name) for run in runs for name in run.table})
         raise UserError(f"--metric={metric}: no run has it{nearest(metric, names)}")
     for run in runs:
-        if metric not in run.columns:
-            _skip(run.folder, f"has no metric {metric}, but {', '.join(run.metrics)}")
+        if metric not in run.table:
+            say(f"{run.folder}: skipped: has no metric {metric}, but {', '.join(run.metrics)}")
     return kept
 
 
@@ -251,18 +234,17 @@ def _label(by: Sequence[str], group: Sequence[str]) -> str:
 
 def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None) -> dict[str, Any]:
     """A row of compare.csv. Standard deviations are over runs, with n - 1; a final value not finite makes nan."""
-    statuses = [run.status for run in runs]
-    row: dict[str, Any] = {
+    described, statuses = runs[0].metric(metric), Counter(run.status for run in runs)
+    row = {
         "runs": len(runs),
         "seeds": len({run.keys.get("seed") for run in runs}),
-        "status": ", ".join(f"{statuses.count(status)} {status}" for status in sorted(set(statuses))),
+        "status": ", ".join(f"{n} {status}" for status, n in sorted(statuses.items())),
+        **_moments(f"final_{metric}", [run.values(metric)[-1] for run in runs]),
+        **_moments(f"best_{metric}", [described.best(run.values(metric)) for run in runs]),
     }
-    values, described = [run.values(metric) for run in runs], runs[0].metric(metric)
-    row |= _moments(f"final_{metric}", [v[-1] for v in values])
-    row |= _moments(f"best_{metric}", [described.best(v) for v in values])
     if target is not None:
-        hits = [[described.reached(value, target) for value in v] for v in values]
-        costs = [run.cost[hit.index(True)] for run, hit in zip(runs, hits, strict=True) if True in hit]
+        hits = [[described.reached(value, target) for value in run.values(metric)] for run in runs]
+        costs = [run.cost()[hit][0] for run, hit in zip(runs, hits, strict=True) if any(hit)]
         row |= {"target": target, "reached": len(costs), **_moments(f"{x}_to_target", costs)}
     return row
 
@@ -273,32 +255,38 @@ def _moments(name: str, values: Sequence[float]) -> dict[str, float]:
 
 def moments(values: Sequence[float]) -> tuple[float, float]:
     """Mean of [n] values, nan where there is none, and their standard deviation, nan where there is one or the mean is infinite."""
-    with np.errstate(invalid="ignore"):  # inf and -inf have no mean
-        mean = float(np.mean(values)) if len(values) else math.nan
-    return mean, float(np.std(values, ddof=1)) if len(values) > 1 and math.isfinite(mean) else math.nan
+    of = pd.Series(values, dtype=float)
+    with np.errstate(invalid="ignore"):  # inf less inf
+        return of.mean(skipna=False), of.std(skipna=False)
 
 
-def _shown(rows: pd.DataFrame, by: Sequence[str], metric: str, x: str, target: float | None) -> Table:
-    table = Table()
-    for key in by:
-        table.add_column(Text(key))
-    for title in ("runs", "seeds", "status", f"final {metric}", f"best {metric}"):
-        table.add_column(title, justify="left" if title == "status" else "right")
+def _shown(rows: pd.DataFrame, by: Sequence[str], metric: str, x: str, target: float | None) -> pd.DataFrame:
+    def cells(name: str) -> list[str]:
+        return [plus_minus(*pair) for pair in zip(rows[f"{name}_mean"], rows[f"{name}_std"], strict=True)]
+
+    shown = rows[[*by, "runs", "seeds", "status"]].astype(str)
+    shown[f"final {metric}"] = cells(f"final_{metric}")
+    shown[f"best {metric}"] = cells(f"best_{metric}")
     if target is not None:
-        table.add_column(f"{x} to {target:g}", justify="right")
-        table.add_column("reached by", justify="right")
-    for _, row in rows.iterrows():
-        cells = [str(row[name]) for name in (*by, "runs", "seeds", "status")]
-        cells += [_cell(row, f"final_{metric}"), _cell(row, f"best_{metric}")]
-        if target is not None:
-            cells.append(_cell(row, f"{x}_to_target") if row["reached"] else ABSENT)
-            cells.append(f"{row['reached']} of {row['runs']}")
-        table.add_row(*map(Text, cells))
-    return table
+        shown[f"{x} to {target:g}"] = np.where(rows["reached"] > 0, cells(f"{x}_to_target"), ABSENT)
+        shown["reached by"] = rows["reached"].astype(str) + " of " + rows["runs"].astype(str)
+    return shown
 
 
-def _cell(row: pd.Series, name: str) -> str:
-    return plus_minus(row[f"{name}_mean"], row[f"{name}_std"])
+def write_table(path: Path, table: pd.DataFrame) -> None:
+    """Write the table as CSV, all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, table.to_csv(index=False).encode())
+
+
+def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | None = None) -> None:
+    """Print a table of texts. right: the columns that are flush right."""
+    shown = Table(caption=caption)
+    for name in table:
+        shown.add_column(Text(str(name)), justify="right" if name in right else "left")
+    for cells in table.itertuples(index=False):
+        shown.add_row(*map(Text, cells))
+    Console(width=None if sys.stdout.isatty() else 250).print(shown)
 
 
 def plus_minus(mean: float, std: float) -> str:
@@ -310,7 +298,7 @@ def plus_minus(mean: float, std: float) -> str:
 
 def draw(path: Path, groups: dict[str, list[Recorded]], metric: str, x: str, target: float | None) -> None:
     """A line and a band of one standard deviation for each group."""
-    figure, axes = plt.subplots(figsize=(7, 4.2 + 0.22 * len(groups)), layout="constrained")
+    figure, ((axes,),) = grid(1, 1, len(groups))
     means = [
         draw_line(axes, label, runs, metric, colour(j, len(groups))) for j, (label, runs) in enumerate(groups.items())
     ]
@@ -318,12 +306,8 @@ def draw(path: Path, groups: dict[str, list[Recorded]], metric: str, x: str, tar
     set_scale(axes, described, np.concatenate(means))
     if target is not None:
         axes.axhline(target, color="grey", linestyle=":")
-    axes.set_xlabel(COSTS[x][1])
-    axes.set_ylabel(described.title)
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", fontsize="small")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    describe(axes, COSTS[x][1], described.title)
+    save_with_legend(figure, path)
 
 
 def draw_line(axes: plt.Axes, label: str, runs: Sequence[Recorded], metric: str, colour: Any) -> np.ndarray:
@@ -345,13 +329,11 @@ def curve(runs: Sequence[Recorded], metric: str) -> tuple[np.ndarray, np.ndarray
     The curve goes from where all runs have begun to where the first finished or diverged one ends, so that no run drops
     out of the mean by ending; one that is still on its way counts as far as it has got.
     """
-    ends = [run.cost[-1] for run in runs if run.status in ENDED]
-    last = min(ends) if ends else max(run.cost[-1] for run in runs)
-    union = np.unique(np.concatenate([run.cost for run in runs]))
-    cost = union[(union >= max(run.cost[0] for run in runs)) & (union <= last)]
-    covered = np.stack([cost <= run.cost[-1] for run in runs])
-    values = np.where(covered, np.stack([np.interp(cost, run.cost, run.values(metric)) for run in runs]), 0)
-    n = covered.sum(axis=0)
-    mean = values.sum(axis=0) / n
-    variance = np.where(covered, (values - mean) ** 2, 0).sum(axis=0) / np.maximum(n - 1, 1)
-    return cost, mean, np.sqrt(variance)
+    costs = [run.cost() for run in runs]
+    ends = [cost[-1] for run, cost in zip(runs, costs, strict=True) if run.status in ENDED]
+    last = min(ends or [max(cost[-1] for cost in costs)])
+    union = np.unique(np.concatenate(costs))
+    x = union[(union >= max(cost[0] for cost in costs)) & (union <= last)]
+    values = [np.interp(x, cost, run.values(metric)) for run, cost in zip(runs, costs, strict=True)]
+    covered = np.ma.array(values, mask=[x > cost[-1] for cost in costs])
+    return x, covered.mean(axis=0).filled(np.nan), covered.std(axis=0, ddof=1).filled(0)

@@ -1,6 +1,7 @@
 """Published experiments: conf/experiment/<paper>/<name>.yaml, one figure or table a file."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, Positive
 from pydantic.dataclasses import dataclass
 
 from fedopt.command import explain
-from fedopt.config import CONF, composed, resolve
+from fedopt.config import composed, options, resolve
 from fedopt.errors import UserError, nearest
 from fedopt.reproduce.claims import Claim, check
 from fedopt.reproduce.where import filled
@@ -83,9 +84,10 @@ class Published:
 
     def check_labels(self) -> None:
         """Check that all labels are those of lines, and that runs could give all measures a value. Raises UserError."""
-        named = [*self.horizontal, *(label for labels in self.panels.values() for label in labels)]
+        named = [*self.horizontal, *chain(*self.panels.values())]
         named += [label for row in self.table.values() for label, _ in row.values()]
-        for label in [*named, *(label for series in self.points.values() for label in series.values())]:
+        named += [label for series in self.points.values() for label in series.values()]
+        for label in named:
             if label not in self.lines:
                 raise UserError(f"{label}: there is no such line{nearest(label, list(self.lines))}")
         for claim in self.claims:
@@ -110,8 +112,7 @@ class Task:
 
 def names(folders: Sequence[Path] = ()) -> list[str]:
     """The names <paper>/<name> of all files. folders: config folders besides fedopt's."""
-    found = (path.relative_to(f / "experiment") for f in _all(folders) for path in (f / "experiment").glob("*/*.yaml"))
-    return sorted({path.with_suffix("").as_posix() for path in found})
+    return [name for name in options("experiment", folders) if name.count("/") == 1]
 
 
 def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
@@ -142,7 +143,10 @@ def _node(name: str, folders: Sequence[Path]) -> dict[str, Any]:
     try:
         node = composed(overrides, folders).get("experiment")
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot be read: {_where(error)}") from None
+        mark = getattr(error, "problem_mark", None)
+        where = f"{Path(mark.name).name}, line {mark.line + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"cannot be read: {where}{problem}") from None
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain(error, overrides)) from None
     read = OmegaConf.to_container(node) if isinstance(node, DictConfig) else None
@@ -171,13 +175,3 @@ def tasks(
         except (UserError, HydraException, OmegaConfBaseException) as error:
             raise UserError(f"experiment/{name}.yaml: line '{line}': {explain(error, overrides)}") from None
     return found
-
-
-def _all(folders: Sequence[Path]) -> list[Path]:
-    return [CONF, *folders]
-
-
-def _where(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"{Path(mark.name).name}, line {mark.line + 1}: {problem}" if mark else problem

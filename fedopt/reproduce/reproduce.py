@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-from rich.table import Table
 
-from fedopt.command import Parser, answer
+from fedopt.command import Parser, answer, say
 from fedopt.errors import UserError
-from fedopt.reproduce.compare import plus_minus
+from fedopt.reproduce.compare import plus_minus, print_table, write_table
 from fedopt.reproduce.published import Published, Task, chosen, load, names, tasks
-from fedopt.reproduce.report import report, write_table
+from fedopt.reproduce.report import report
 from fedopt.reproduce.sweep import job_of_many
 from fedopt.results.folder import ENDED, RunFolder, write_atomically
 from fedopt.settings import cores
@@ -42,15 +40,14 @@ def main() -> None:
 
 def _main() -> int:
     given = _arguments()
-    folders = [given.config_dir] if given.config_dir else []
-    output = given.output
+    folders, output = given.folders, given.output
     if given.update and not given.claims:
         raise UserError("--update goes with --claims")
     if given.list:
         show(names(folders), folders, output)
         return 0
     if given.claims:
-        table = claims_table(chosen(given.names, folders) if given.names else names(folders), output)
+        table = claims_table(chosen(given.names or names(folders), folders), output)
         _between_markers(given.update, table) if given.update else print(table)
         return 0
     if not given.names:
@@ -58,9 +55,9 @@ def _main() -> int:
     lock = RunFolder(output)
     lock.open()
     try:
-        return reproduce(chosen(given.names, folders), folders, given)
+        return reproduce(given)
     except KeyboardInterrupt:
-        print("fedopt: stopped; the same command goes on from here", file=sys.stderr)
+        say("stopped; the same command goes on from here")
         return 130
     finally:
         lock.close()
@@ -80,12 +77,8 @@ def _arguments() -> argparse.Namespace:
     add("--jobs", type=_positive, default=cores(), metavar="J", help="runs at a time (default: one a core)")
     add("--hardware", metavar="NAME", help="cpu or cuda (default: what the experiment says)")
     add("--output", type=Path, default=Path("outputs/reproduce"), metavar="DIR", help="default: outputs/reproduce")
-    add(
-        "--config-dir",
-        type=Path,
-        metavar="DIR",
-        help="a config folder of your own, with experiment/<paper>/<name>.yaml",
-    )
+    own = "a config folder of your own, with experiment/<paper>/<name>.yaml"
+    add("--config-dir", dest="folders", nargs=1, type=Path, default=[], metavar="DIR", help=own)
     return parser.parse_args()
 
 
@@ -98,31 +91,29 @@ def _positive(text: str) -> int:
 # Running
 
 
-def reproduce(wanted: Sequence[str], folders: Sequence[Path], given: argparse.Namespace) -> int:
+def reproduce(given: argparse.Namespace) -> int:
     """Run what is not done yet, then draw and judge each experiment. Returns 1 when a run failed, else 0. Raises UserError."""
-    plans: dict[str, tuple[Published, list[Task]]] = {}
-    for name in wanted:
-        published = load(name, folders)
-        further = [
-            *([f"hardware={given.hardware}"] if given.hardware else []),
-            *(published.quick if given.quick else []),
-        ]
+    plans: dict[str, tuple[Published, list[Task], Path]] = {}
+    for name in chosen(given.names, given.folders):
+        published = load(name, given.folders)
+        further = [f"hardware={given.hardware}"] if given.hardware else []
+        further += published.quick if given.quick else []
         seeds = given.seeds or (1 if given.quick else published.seeds)
-        plans[name] = published, tasks(name, published, seeds, further, folders)
-    for name, (_, needed) in plans.items():
+        folder = given.output / "quick" / name if given.quick else given.output / name
+        plans[name] = published, tasks(name, published, seeds, further, given.folders), folder
+    for _, needed, folder in plans.values():
         table = pd.DataFrame([{"line": task.line, "seed": task.seed, "run": task.folder} for task in needed])
-        write_table(_results(given.output, name, given.quick) / "runs.csv", table)
-    different = {task.folder: task for _, needed in plans.values() for task in needed}
+        write_table(folder / "runs.csv", table)
+    different = {task.folder: task for _, needed, _ in plans.values() for task in needed}
     failed = run_all(list(different.values()), given.output / RUNS, given.jobs)
-    for name, (published, needed) in plans.items():
-        folder = _results(given.output, name, given.quick)
+    for name, (published, needed, folder) in plans.items():
         print(f"\n{name}: {published.paper}, {published.title}")
         if given.quick:
             print("(only a few rounds: what follows says nothing about the claims)")
         report(published, needed, given.output / RUNS, folder)
         print(f"results: {folder}")
     for run, why in failed.items():
-        print(f"fedopt: {given.output / RUNS / run}: {why}", file=sys.stderr)
+        say(f"{given.output / RUNS / run}: {why}")
     return 1 if failed else 0
 
 
@@ -175,10 +166,8 @@ def run_all(needed: Sequence[Task], runs: Path, jobs: int) -> dict[str, str]:
 
 def _work(task: Task, folder: Path, jobs: int) -> None:
     os.setpgrp()  # Ctrl-C goes to the command alone, which stops the runs
-    with (
-        open(os.devnull, "w") as nowhere,
-        redirect_stderr(nowhere),
-    ):  # the progress of several runs at once helps nobody
+    # The progress of several runs at once helps nobody
+    with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
         job_of_many(lambda: task.config, RunFolder(folder), task.overrides, jobs)
 
 
@@ -192,52 +181,41 @@ def _outcome(path: Path, task: Task, exitcode: int | None) -> tuple[str, str]:
     return status, "  ".join(f"{name} {values[name]:.4g}" for name in values if values[name] is not None)
 
 
-def _results(output: Path, name: str, quick: bool) -> Path:
-    return output / "quick" / name if quick else output / name
-
-
 # What there is
 
 
 def show(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
-    """Print the table of --list. Raises UserError for a file that is broken."""
-    table = Table("name", "paper", "title", "minutes", "state")
+    """Print the table of --list, with how many have ended of the runs that an experiment needed when it was last asked for.
+
+    Raises UserError for a file that is broken.
+    """
+    rows = []
     for name in known:
-        published = load(name, folders)
-        table.add_row(name, published.paper, published.title, f"{published.minutes:g}", state(output, name))
-    Console(width=None if sys.stdout.isatty() else 250).print(table)
-
-
-def state(output: Path, name: str) -> str:
-    """How far an experiment is, by the runs that it needed when it was last asked for: "-", "5/12 runs" or "done"."""
-    listed = _results(output, name, quick=False) / "runs.csv"
-    if not listed.exists():
-        return "-"
-    needed = pd.read_csv(listed)["run"].unique()
-    done = sum(RunFolder(output / RUNS / run).status() in ENDED for run in needed)
-    return "done" if done == len(needed) else f"{done}/{len(needed)} runs"
+        published, listed = load(name, folders), output / name / "runs.csv"
+        needed: set[str] = set(pd.read_csv(listed)["run"]) if listed.exists() else set()
+        left = sum(RunFolder(output / RUNS / run).status() not in ENDED for run in needed)
+        state = f"{len(needed) - left}/{len(needed)} runs" if left else "done" if listed.exists() else "-"
+        rows.append((name, published.paper, published.title, f"{published.minutes:g}", state))
+    print_table(pd.DataFrame(rows, columns=["name", "paper", "title", "minutes", "state"]))
 
 
 def claims_table(wanted: Sequence[str], output: Path) -> str:
     """The claims as Markdown: a row for each claim of the experiments that have been run, and the names of the others."""
     rows, absent = [], []
     for name in wanted:
-        path = _results(output, name, quick=False) / "claims.csv"
+        path = output / name / "claims.csv"
         if not path.exists():
             absent.append(name)
             continue
         for row in pd.read_csv(path, keep_default_na=False, na_values={"mean": "", "std": ""}).to_dict("records"):
-            measured = f"{plus_minus(row['mean'], row['std'])} ({row['seeds']})" if row["seeds"] else ""
-            cells = (name, row["says"], row["bound"], row["paper"], measured, row["holds"], row["note"])
+            row["measured"] = f"{plus_minus(row['mean'], row['std'])} ({row['seeds']})" if row["seeds"] else ""
+            cells = [name, *(row[column] for column in ("says", "bound", "paper", "measured", "holds", "note"))]
             rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
-    lines = [
+    head = [
         "| experiment | claim | asked | paper | measured (seeds) | outcome | note |",
         "|---|---|---|---|---|---|---|",
-        *rows,
     ]
-    if absent:
-        lines += ["", f"Not run yet: {', '.join(absent)}."]
-    return "\n".join(lines)
+    return "\n".join(head + rows + (["", f"Not run yet: {', '.join(absent)}."] if absent else []))
 
 
 def _between_markers(path: Path, text: str) -> None:

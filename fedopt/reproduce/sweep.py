@@ -1,6 +1,5 @@
 """The jobs of a sweep, and its table: one row per run."""
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -40,10 +39,13 @@ def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, overr
         return "failed"
 
 
-def collect(folder: Path) -> pd.DataFrame:
-    """One row for each run folder in `folder`: its overrides, status, final and best metrics, and what the target took."""
-    rows = []
-    for path in sorted(p for p in folder.iterdir() if p.is_dir() and (p / "summary.json").exists()):
+def report(folder: Path) -> int:
+    """Write sweep.csv, say what came out, and return the exit code: 1 when a run failed.
+
+    sweep.csv has one row for each run folder in `folder`: its overrides, status, final and best metrics, and what the target took.
+    """
+    rows: list[dict[str, Any]] = []
+    for path in sorted(summary.parent for summary in folder.glob("*/summary.json")):
         summary, card = RunFolder(path).summary(), read_json(path / "run.json")
         row = {"run": path.name, "status": summary.get("status")}
         row |= dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
@@ -51,19 +53,12 @@ def collect(folder: Path) -> pd.DataFrame:
         row |= {f"final_{name}": value for name, value in summary.get("final", {}).items()}
         row |= {f"best_{name}": value for name, value in summary.get("best", {}).items()}
         row |= {f"target_{name}": value for name, value in (summary.get("to_target") or {}).items()}
-        row["error"] = summary.get("error")
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def report(folder: Path) -> int:
-    """Write sweep.csv, say what came out, and return the exit code: 1 when a run failed."""
-    table = collect(folder)
-    write_atomically(folder / "sweep.csv", table.to_csv(index=False).encode())
-    counts = Counter(table["status"] if len(table) else ())
-    print(f"{len(table)} runs: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
+        rows.append({**row, "error": summary.get("error")})
+    write_atomically(folder / "sweep.csv", pd.DataFrame(rows).to_csv(index=False).encode())
+    counts = Counter(row["status"] for row in rows)
+    print(f"{len(rows)} runs: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
     print(f"results: {folder / 'sweep.csv'}")
-    failed = table[table["status"] == "failed"] if len(table) else table
-    for _, row in failed.iterrows():
-        print(f"fedopt: {folder / row['run']}: {row['error']}", file=sys.stderr)
-    return 1 if len(failed) else 0
+    failed = [row for row in rows if row["status"] == "failed"]
+    for row in failed:
+        say(f"{folder / row['run']}: {row['error']}")
+    return 1 if failed else 0

@@ -78,11 +78,10 @@ class Where:
         narrowed = dict(self.axes)
         for axis in chosen:
             known = self.axes[_known(axis, self.axes, "for")]
-            if isinstance(chosen, dict):
-                values = chosen[axis] if isinstance(chosen[axis], list) else [chosen[axis]]
-                narrowed[axis] = _texts(values, f"for.{axis}")
-                if wrong := [value for value in narrowed[axis] if value not in known]:
-                    raise UserError(f"for.{axis}={wrong[0]}: there is no such value; there are {', '.join(known)}")
+            values = chosen[axis] if isinstance(chosen, dict) else known
+            narrowed[axis] = _texts(values if isinstance(values, list) else [values], f"for.{axis}")
+            if wrong := [value for value in narrowed[axis] if value not in known]:
+                raise UserError(f"for.{axis}={wrong[0]}: there is no such value; there are {', '.join(known)}")
         return replace(self, axes=narrowed)
 
     def each(self, names: Sequence[str]) -> Iterator["Where"]:
@@ -121,9 +120,9 @@ class Where:
     def _value(self, name: str) -> str:
         depends, values = self._function(name)
         for axis in depends:
-            if len(self.axes[axis]) > 1:
+            value, *others = self.axes[axis]
+            if others:
                 raise UserError(f"{{{name}}}: {axis} may be {', '.join(self.axes[axis])} here")
-            (value,) = self.axes[axis]
             if value not in values:
                 raise UserError(f"{{{name}}}: has no value for {axis} = {value}")
             values = values[value]

@@ -9,13 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 
 import fedopt
 from fedopt.metrics import Metric
 
-PACKAGES = ("hydra-core", "omegaconf", "torchvision", "pandas", "pydantic", "safetensors")
+PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "torchvision", "pandas", "pydantic", "safetensors")
 
 
 def run_card(overrides: list[str], seed: int, started: str, metrics: Sequence[Metric]) -> dict[str, Any]:
@@ -31,8 +30,6 @@ def run_card(overrides: list[str], seed: int, started: str, metrics: Sequence[Me
         "versions": {
             "fedopt": fedopt.__version__,
             "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
             **{name: _version(name) for name in PACKAGES},
         },
         "machine": {
@@ -56,13 +53,8 @@ def _commit() -> str | None:
     root = Path(fedopt.__file__).parents[1]
     if not (root / ".git").exists():
         return None
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
-        ).stdout.strip()
-
+    commit = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     try:
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+        return subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -24,22 +24,15 @@ BARS = 200  # up to so many clients are drawn as bars, more as an image
 
 def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
     """Clients by classes: how many training examples of which class each client has."""
+    clients = np.arange(len(split))
     classes = np.zeros(len(split.rows), dtype=np.int64) if labels is None else labels[split.rows]
     counts = np.zeros((len(split), int(classes.max()) + 1))
-    np.add.at(counts, (np.repeat(np.arange(len(split)), split.sizes), classes), 1)
+    np.add.at(counts, (np.repeat(clients, split.sizes), classes), 1)
     figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
     if len(split) <= BARS:
-        bottom = np.zeros(len(split))
-        for c, column in enumerate(counts.T):
-            axes.bar(
-                np.arange(len(split)),
-                column,
-                bottom=bottom,
-                width=0.9,
-                color=plt.colormaps["tab20"](c % 20),
-                label=str(c),
-            )
-            bottom += column
+        below = np.cumsum(counts, axis=1) - counts
+        for c in range(counts.shape[1]):
+            axes.bar(clients, counts[:, c], 0.9, below[:, c], color=plt.colormaps["tab20"](c % 20), label=str(c))
         axes.set_ylabel("training examples")
         if labels is not None:
             axes.legend(title="class", ncols=2, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
@@ -49,8 +42,7 @@ def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
         axes.set_ylabel("class")
     axes.set_xlabel("client")
     axes.set_title(f"{len(split)} clients, {int(split.sizes.min())} to {int(split.sizes.max())} training examples each")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def metrics(path: Path, csv: Path, metrics: Sequence[Metric]) -> None:
@@ -63,13 +55,10 @@ def metrics(path: Path, csv: Path, metrics: Sequence[Metric]) -> None:
         values = table[metric.name].to_numpy()
         axis.plot(table["comm_rounds"], values)
         set_scale(axis, metric, values)
-        axis.set_xlabel(COSTS["comm_rounds"][1])
-        axis.set_ylabel(metric.title)
-        axis.grid(alpha=0.3)
+        describe(axis, COSTS["comm_rounds"][1], metric.title)
     for axis in axes.flat[len(metrics) :]:
         axis.remove()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def set_scale(axis: plt.Axes, metric: Metric, values: np.ndarray) -> None:
@@ -77,3 +66,29 @@ def set_scale(axis: plt.Axes, metric: Metric, values: np.ndarray) -> None:
     finite = values[np.isfinite(values)]
     if metric.scale == "log" and len(finite) and finite.min() > 0 and finite.max() > 10 * finite.min():
         axis.set_yscale("log")
+
+
+def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
+    """Label the axes."""
+    axis.set(xlabel=x, ylabel=y)
+    axis.set_title(title, fontsize="medium")
+    axis.grid(alpha=0.3)
+
+
+def grid(rows: int, columns: int, lines: int) -> tuple[plt.Figure, np.ndarray]:
+    """A figure with axes [rows, columns] and room for a legend of so many lines."""
+    size = (max(7, 5 * columns), 3.8 * rows + 0.22 * lines + 0.4)
+    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+
+
+def save_with_legend(figure: plt.Figure, path: Path) -> None:
+    """Write the figure with one legend below all its axes, in which a label stands once."""
+    named = [axis.get_legend_handles_labels() for axis in figure.axes]
+    handles = {label: handle for pair in named for handle, label in zip(*pair, strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", fontsize="small")
+    _save(figure, path)
+
+
+def _save(figure: plt.Figure, path: Path) -> None:
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

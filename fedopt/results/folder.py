@@ -45,15 +45,6 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def plain(value: Any) -> Any:
-    """JSON has no nan and no infinity."""
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
-    return value
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Empty where the file is not there or broken."""
     try:
@@ -122,7 +113,8 @@ class RunFolder:
         return read_json(self.path / "summary.json")
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        write_atomically(self.path / name, (json.dumps(plain(content), indent=2) + "\n").encode())
+        finite = json.loads(json.dumps(content), parse_constant=lambda _: None)  # JSON has no nan and no infinity
+        self.write_text(name, json.dumps(finite, indent=2) + "\n")
 
     def write_text(self, name: str, content: str) -> None:
         write_atomically(self.path / name, content.encode())
@@ -149,7 +141,8 @@ class MetricsFile:
         if not self.columns:
             self.columns = list(row)
             self._write(",".join(self.columns))
-        self._write(",".join(_cell(row[column]) for column in self.columns))
+        values = [row[column] for column in self.columns]
+        self._write(",".join(f"{value:.10g}" if isinstance(value, float) else str(value) for value in values))
 
     def _write(self, line: str) -> None:
         """Unbuffered, so that a killed process loses nothing, and undone when the disk takes only a part."""
@@ -168,7 +161,3 @@ class MetricsFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.10g}" if isinstance(value, float) else str(value)

@@ -10,11 +10,7 @@ from fedopt.errors import UserError
 
 PLACE = ("output_dir", "resume", "logger")  # where a run goes, and how it starts
 LENGTH = "budget"  # a run may be made longer, and is another one then
-PRECISION = (
-    "hardware.dtype",
-    "hardware.autocast",
-    "hardware.tf32",
-)  # what numbers depend on of the machine that computes them
+PRECISION = ("hardware.dtype", "hardware.autocast", "hardware.tf32")  # what numbers depend on of the machine
 
 
 def numbers(config: dict[str, Any]) -> dict[str, Any]:

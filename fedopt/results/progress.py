@@ -19,35 +19,26 @@ class Display:
         self._console = Console(stderr=True, quiet=quiet)
         self._last_line = 0.0
         self._metrics = ""
-        self._bar: Progress | None = None
-        if sys.stderr.isatty() and not quiet:
-            self._bar = Progress(
-                TextColumn(title, markup=False),
-                BarColumn(),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[text]}", markup=False),
-                TimeElapsedColumn(),
-                TextColumn("eta"),
-                TimeRemainingColumn(),
-                console=self._console,
-                transient=True,
-            )
-            self._task = self._bar.add_task(title, total=1.0, text="")
-            self._bar.start()
+        name, text = TextColumn(title, markup=False), TextColumn("{task.fields[text]}", markup=False)
+        columns = (name, BarColumn(), TaskProgressColumn(), text, TimeElapsedColumn(), "eta", TimeRemainingColumn())
+        self._on = sys.stderr.isatty() and not quiet
+        self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._on)
+        self._task = self._bar.add_task(title, total=1.0, text="")
+        self._bar.start()
 
     def round(self, done: float, round: int) -> None:
         """done: the fraction of the budget that is spent."""
-        if self._bar:
+        if self._on:
             self._bar.update(self._task, completed=done, text=f"round {round}  {self._metrics}")
 
     def row(self, row: Mapping[str, Any], last: bool = False) -> None:
         """An evaluation; as plain lines, at most one every two seconds."""
         self._metrics = "  ".join(f"{name} {row[name]:.4g}" for name in self._shown)
-        if not self._bar and (last or row["round"] == 0 or time.monotonic() - self._last_line > 2):
+        if not self._on and (last or row["round"] == 0 or time.monotonic() - self._last_line > 2):
             self._last_line = time.monotonic()
             text = f"round {row['round']:>6}  comm_rounds {row['comm_rounds']:>6}  {self._metrics}"
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        if self._bar:
+        if self._on:
             self._bar.stop()

@@ -4,6 +4,7 @@ tensorboard is imported when a tracker is built, not before.
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,11 +26,16 @@ class TensorBoard:
     """Scalars as event files in <run folder>/tensorboard. Raises UserError where TensorBoard is not installed."""
 
     def __post_init__(self) -> None:
-        _summary_writer()
+        try:
+            import_module("torch.utils.tensorboard")
+        except ImportError:
+            raise UserError("logger=tensorboard: not installed; pip install tensorboard") from None
 
     def start(self, folder: Path, first: int) -> Tracker:
         """folder: the run's; first: the first step to be logged; what is there from that step on is dropped."""
-        return _Events(_summary_writer()(str(folder / "tensorboard"), purge_step=first))
+        from torch.utils.tensorboard import SummaryWriter
+
+        return _Events(SummaryWriter(str(folder / "tensorboard"), purge_step=first))
 
 
 class _Events:
@@ -43,11 +49,3 @@ class _Events:
 
     def close(self) -> None:
         self._writer.close()
-
-
-def _summary_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError("logger=tensorboard: not installed; pip install tensorboard") from None
-    return SummaryWriter
