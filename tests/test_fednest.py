@@ -16,7 +16,7 @@ from fedopt.federation.round import Round
 from fedopt.inverse import conjugate_gradients, estimator, neumann_sum, neumann_term
 from fedopt.problems.classes import TwoLevel, TwoLevelAsBilevel
 from fedopt.randomness import Purpose, keyed_rng
-from fedopt.schedules import Constant, Fixed, Work
+from fedopt.schedules import Constant, Fixed
 
 F64 = torch.float64
 FULL = ["algo.B=null", "algo.B_anchor=null", "algo.B_out=null"]
@@ -165,7 +165,7 @@ def test_with_identical_clients_local_is_global(problem):
 
 def hypergradient(e, x, y):
     """What FedOut steps along, from one outer step of size 1 at (x, y) with inner steps that do nothing."""
-    once = {"alpha": Constant(1.0), "beta": Constant(1e-300), "tau_out": Work(Fixed(1), "steps")}
+    once = {"alpha": Constant(1.0), "beta": Constant(1e-300), "tau_out": Fixed(1)}
     algorithm = dataclasses.replace(e.algorithm, **once)
     return x - algorithm.step(algorithm.init(e.problem)._replace(x=x, y=y), e.problem, e.federation.at(0)).x
 

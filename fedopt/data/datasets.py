@@ -86,22 +86,15 @@ def read_npz(path: Path) -> LabelledData:
         raise UserError(f"{path}: not a readable .npz (no zip archive, or a part of one); copy or download it again")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            missing = [key for key in KEYS if key not in archive]
-            if missing:
-                raise UserError(f"{path}: {', '.join(missing)} missing; an .npz needs {', '.join(KEYS)}")
-            arrays = {key: archive[key] for key in KEYS}
-    except UserError:
-        raise
-    except ValueError as error:
-        if "allow_pickle" in str(error):
-            raise UserError(
-                f"{path}: holds pickled objects, which are not read; save plain arrays with np.savez"
-            ) from None
-        raise UserError(f"{path}: not a readable .npz ({error}); copy or download it again") from None
+            arrays = {key: archive[key] for key in KEYS if key in archive}
     except Exception as error:  # zipfile and zlib have many ways to say that a file is broken
-        raise UserError(
-            f"{path}: not a readable .npz ({error or type(error).__name__}); copy or download it again"
-        ) from None
+        why = "holds pickled objects, which are not read; save plain arrays with np.savez"
+        if "allow_pickle" not in str(error):
+            why = f"not a readable .npz ({str(error) or type(error).__name__}); copy or download it again"
+        raise UserError(f"{path}: {why}") from None
+    missing = [key for key in KEYS if key not in arrays]
+    if missing:
+        raise UserError(f"{path}: {', '.join(missing)} missing; an .npz needs {', '.join(KEYS)}")
     return _checked(arrays, path)
 
 
@@ -127,14 +120,9 @@ def _images(x: np.ndarray, where: str) -> np.ndarray:
         raise UserError(f"{where} must be uint8 or floating point, not {x.dtype}")
     if x.dtype != np.uint8 and not np.isfinite(x).all():
         raise UserError(f"{where} has values that are no finite numbers")
-    if x.ndim == 2:  # features
-        x = x[:, None, None, :]
-    elif x.ndim == 3:
-        x = x[:, None]
-    elif x.ndim == 4:
-        x = x.transpose(0, 3, 1, 2)
-    else:
+    if x.ndim not in (2, 3, 4):
         raise UserError(f"{where} must be [n, h, w], [n, h, w, channels] or [n, features], not {list(x.shape)}")
+    x = x.transpose(0, 3, 1, 2) if x.ndim == 4 else x[:, None] if x.ndim == 3 else x[:, None, None]
     return np.ascontiguousarray(x)
 
 
@@ -168,10 +156,8 @@ class Torchvision:
             ) from None
         finally:
             socket.setdefaulttimeout(before)
-        arrays = {}
-        for split, data in zip(("train", "test"), sets, strict=True):
-            arrays[f"x_{split}"], arrays[f"y_{split}"] = np.asarray(data.data), np.asarray(data.targets)
-        return _checked(arrays, folder)
+        arrays = [np.asarray(array) for data in sets for array in (data.data, data.targets)]
+        return _checked(dict(zip(KEYS, arrays, strict=True)), folder)
 
 
 @dataclass(frozen=True, config=_config)

@@ -5,7 +5,6 @@ h_i(x, y) = the client's mean cross-entropy at y + mu/2 |x - y|^2,    y_i(x) = a
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
@@ -62,10 +61,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
         self.per_client = {"radius": torch.from_numpy(np.resize(self.radius, self.clients)).to(self._start[0])}
 
     def sample(self, client: int | Tensor, rows: Rows) -> Sample:
-        return Sample(self.train.batch(*rows["train"]), **self._of(client))
-
-    def _of(self, client: int | Tensor) -> dict[str, Tensor]:
-        return {name: v[client] for name, v in self.per_client.items()}
+        return Sample(self.train.batch(*rows["train"]), self.per_client["radius"][client])
 
     def server_sample(self, rng: np.random.Generator, size: int | None) -> Batch:
         n = len(self._server)
@@ -101,20 +97,20 @@ class Hierarchical(Supervised, classes.Hierarchical):
         rows = torch.from_numpy(split.rows[split.offsets[:, None] + positions.astype(np.int64)]).to(x.device)
         weight = x.new_full((FIT_BATCH,), 1 / FIT_BATCH)
 
-        def step(y: Tensor, rows: Tensor, of_client: Mapping[str, Tensor], size: float) -> Tensor:
-            sample = Sample(self.train.batch(rows, weight), **of_client)
+        def step(y: Tensor, rows: Tensor, radius: Tensor, size: float) -> Tensor:
+            sample = Sample(self.train.batch(rows, weight), radius)
             gradient = self.h_gradients(z, y[None], sample)
             if gradient is None:
                 gradient = torch.func.grad(lambda y: self.h(x, y, sample))(y)[None]
             return self.project(z, y - size * gradient, sample)[0]
 
-        y, own = x.expand(self.clients, -1), [self._of(i) for i in range(self.clients)]
+        y, radii = x.expand(self.clients, -1), self.per_client["radius"]
         for t, of_round in enumerate(rows):
             size = self.fit_step / math.sqrt(t + 1)
             if self.convolutional:  # which vmap makes slower
-                y = torch.stack([step(*of_one, size) for of_one in zip(y, of_round, own, strict=True)])
+                y = torch.stack([step(*of_one, size) for of_one in zip(y, of_round, radii, strict=True)])
             else:
-                y = torch.func.vmap(step, (0, 0, 0, None))(y, of_round, self.per_client, size)
+                y = torch.func.vmap(step, (0, 0, 0, None))(y, of_round, radii, size)
         return y
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:

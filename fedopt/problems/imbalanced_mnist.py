@@ -71,7 +71,7 @@ class ImbalancedMnist(Supervised, Bilevel):
         return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
 
     def inner_gradient(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor | None:
-        gradient = self.net.gradient(y, *sample["train"], *self._scale_and_shift(x))
+        gradient = self.net.gradient(y, *sample["train"], self._scale_and_shift(x))
         return gradient.add(y, alpha=self.ridge) if gradient is not None and self.ridge else gradient
 
     def inner_descend(
@@ -79,7 +79,7 @@ class ImbalancedMnist(Supervised, Bilevel):
     ) -> Tensor | None:
         if self.ridge:
             plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
-        return self.net.descend(y, *sample["train"], beta, plus, *self._scale_and_shift(x))
+        return self.net.descend(y, *sample["train"], beta, plus, self._scale_and_shift(x))
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]

@@ -20,6 +20,7 @@ from fedopt.problems.classes import Minimax, Problem, Rows, Weighting
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
 
 
 class Batch(NamedTuple):
@@ -81,11 +82,8 @@ class Images:
             sums.append([value.double() @ weight for value in values(self.batch(index, weight))])
         return [float(sum(of_pieces)) for of_pieces in zip(*sums, strict=True)]
 
-    def loss_and_accuracy(self, logits: Callable[[Tensor], Tensor], rows: np.ndarray | None = None) -> list[float]:
-        """The mean cross-entropy, and the share that is classified right, of the examples `rows`, or of all.
-
-        logits: [B, classes] of images [B, features].
-        """
+    def loss_and_accuracy(self, logits: Logits, rows: np.ndarray | None = None) -> list[float]:
+        """The mean cross-entropy, and the share that is classified right, of the examples `rows`, or of all."""
 
         def loss_and_hit(batch: Batch) -> tuple[Tensor, ...]:
             out = logits(batch.x)
@@ -156,10 +154,10 @@ class Supervised(Problem):
         shares = np.bincount(labels[of.rows], of.example_weights(self.weights), minlength=self.classes)
         return np.where(shares > 0, shares, 1)
 
-    def client_loss(self, split: str, logits: Callable[[Tensor], Tensor], class_weight: Tensor | None = None) -> float:
+    def client_loss(self, split: str, logits: Logits, class_weight: Tensor | None = None) -> float:
         """sum_i p_i of the clients' own means of class_weight[y_j] CE_j over their examples of a split.
 
-        logits: [B, classes] of images [B, features]; class_weight: [classes], one by default.
+        class_weight: [classes], one by default.
         """
 
         def of_examples(batch: Batch) -> tuple[Tensor]:
@@ -169,7 +167,7 @@ class Supervised(Problem):
         of = self.splits[split]
         return self.train.means(of_examples, of.rows, of.example_weights(self.weights))[0]
 
-    def test_metrics(self, logits: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    def test_metrics(self, logits: Logits) -> dict[str, float]:
         """test_loss, and test_accuracy in percent, over all test examples."""
         loss, accuracy = self._test.loss_and_accuracy(logits)
         return {"test_loss": loss, "test_accuracy": 100 * accuracy}
