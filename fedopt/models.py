@@ -196,11 +196,9 @@ def build(
     layers: list[nn.Module]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, Purpose.MODEL))
-        if name == "softmax":
-            layers = [nn.Linear(channels * height * width, classes, bias=False)]
-        elif name in ("linear", "mlp"):
+        if name in ("linear", "softmax", "mlp"):
             sizes = [channels * height * width, *(widths if name == "mlp" else []), classes]
-            layers = [nn.Linear(sizes[0], sizes[1])]
+            layers = [nn.Linear(sizes[0], sizes[1], bias=name != "softmax")]
             for a, b in itertools.pairwise(sizes[1:]):
                 layers += [nn.ReLU(), nn.Linear(a, b)]
         elif name == "cnn":

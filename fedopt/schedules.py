@@ -6,7 +6,6 @@ algo.alpha=0.05
 algo.tau=5, 'algo.tau=5 epochs', 'algo.tau={kind: growing, tau: 20}'
 """
 
-import math
 import re
 from typing import Annotated, Literal
 
@@ -108,13 +107,11 @@ class Growing:
     unit: Literal["steps"] = "steps"
 
     def __call__(self, r: int, clients: int) -> int | np.ndarray:
-        factor = (r + 1) ** self.power
-        if isinstance(self.tau, list):
-            return np.ceil(np.resize(self.tau, clients) * factor).astype(np.int64)
-        return math.ceil(self.tau * factor)
+        steps = np.ceil(np.resize(self.tau, clients) * (r + 1) ** self.power).astype(np.int64)
+        return steps if isinstance(self.tau, list) else int(steps[0])
 
 
-Work = Fixed | Growing
+Work = Fixed | Growing  # of round r: one number for all clients, or [clients]
 
 
 def _parsed(value: object) -> object:

@@ -111,10 +111,9 @@ class Dirichlet:
 
     def _proportions(self, rng: np.random.Generator) -> np.ndarray:
         gammas = rng.standard_gamma(self.alpha, self.clients)
-        total = gammas.sum()
-        if total > 0:
-            return gammas / total
-        return np.eye(self.clients)[rng.integers(self.clients)]  # alpha so small that every gamma underflowed
+        if not gammas.any():  # alpha so small that all of them underflowed
+            gammas[rng.integers(self.clients)] = 1
+        return gammas / gammas.sum()
 
 
 @dataclass(frozen=True, config=_config)

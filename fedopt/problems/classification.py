@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedopt.metrics import PERSONAL_ACCURACY, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_PERSONAL_ACCURACY
 from fedopt.problems.classes import Minimisation, Weighting
-from fedopt.problems.supervised import Batch, Fraction, Share, Supervised, cross_entropy
+from fedopt.problems.supervised import Batches, Fraction, Share, Supervised, cross_entropy
 
 
 @dataclass(eq=False)
@@ -30,14 +30,14 @@ class Classification(Supervised, Minimisation):
         personal = () if self._own is None else (PERSONAL_ACCURACY, WORST_PERSONAL_ACCURACY)
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, *personal)
 
-    def f(self, x: Tensor, sample: dict[str, Batch]) -> Tensor:
+    def f(self, x: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
         return cross_entropy(self.net(x, batch.x), batch)
 
-    def gradient(self, x: Tensor, sample: dict[str, Batch]) -> Tensor | None:
+    def gradient(self, x: Tensor, sample: Batches) -> Tensor | None:
         return self.net.gradient(x, *sample["train"])
 
-    def descend(self, x: Tensor, sample: dict[str, Batch], eta: float, plus: Tensor | None) -> Tensor | None:
+    def descend(self, x: Tensor, sample: Batches, eta: float, plus: Tensor | None) -> Tensor | None:
         return self.net.descend(x, *sample["train"], eta, plus)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:

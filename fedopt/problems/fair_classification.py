@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, Metric
 from fedopt.problems.projections import simplex
-from fedopt.problems.supervised import Batch, SupervisedMinimax, cross_entropy, losses
+from fedopt.problems.supervised import Batch, Batches, SupervisedMinimax, cross_entropy, losses
 
 WORST_ACCURACY = Metric("worst_accuracy", "test accuracy of the worst class", "%", better="higher")
 
@@ -39,7 +39,7 @@ class FairClassification(SupervisedMinimax):
         class_weights = (Metric(f"weight_{c}", f"weight of class {c}") for c in range(C))
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_ACCURACY, *class_weights)
 
-    def f(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor:
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
         return cross_entropy(self.net(x, batch.x), batch, y * self._per_share) - 0.5 * self.lam * torch.sum(y**2)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
 from fedopt.problems.classes import Bilevel, Rows
-from fedopt.problems.supervised import Batch, Fraction, Supervised, cross_entropy
+from fedopt.problems.supervised import Batch, Batches, Fraction, Supervised, cross_entropy
 
 
 class Features(Batch):
@@ -35,7 +35,7 @@ class HyperRepresentation(Supervised, Bilevel):
         self.body, self.head = self.net.split_last()
         self._start = tuple(part.initial.to(self._start[0]) for part in (self.body, self.head))
 
-    def hold(self, x: Tensor, sample: Mapping[str, Batch]) -> dict[str, Features]:
+    def hold(self, x: Tensor, sample: Batches) -> dict[str, Features]:
         return {split: Features(self.body(x, batch.x), batch.y, batch.weight) for split, batch in sample.items()}
 
     def pick(self, held: Mapping[str, Features], rows: Rows) -> dict[str, Features]:
@@ -47,20 +47,18 @@ class HyperRepresentation(Supervised, Bilevel):
     def _loss(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
         return cross_entropy(self.head(y, self._features(x, batch)), batch)
 
-    def f(self, x: Tensor, y: Tensor, sample: Mapping[str, Batch]) -> Tensor:
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         return self._loss(x, y, sample["val"])
 
-    def g(self, x: Tensor, y: Tensor, sample: Mapping[str, Batch]) -> Tensor:
+    def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         loss = self._loss(x, y, sample["train"])
         return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
 
-    def inner_gradient(self, x: Tensor, y: Tensor, sample: Mapping[str, Batch]) -> Tensor | None:
+    def inner_gradient(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor | None:
         gradient = self.head.gradient(y, self._features(x, sample["train"]), *sample["train"][1:])
         return gradient.add(y, alpha=self.ridge) if gradient is not None and self.ridge else gradient
 
-    def inner_descend(
-        self, x: Tensor, y: Tensor, sample: Mapping[str, Batch], beta: float, plus: Tensor | None
-    ) -> Tensor | None:
+    def inner_descend(self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None) -> Tensor | None:
         if self.ridge:
             plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
         return self.head.descend(y, self._features(x, sample["train"]), *sample["train"][1:], beta, plus)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
 from fedopt.problems.classes import Bilevel
-from fedopt.problems.supervised import Batch, Fraction, Supervised, cross_entropy
+from fedopt.problems.supervised import Batches, Fraction, Supervised, cross_entropy
 
 
 def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
@@ -43,7 +43,6 @@ class ImbalancedMnist(Supervised, Bilevel):
     ridge: NonNegativeFloat
 
     metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS)
-
     direct = False
 
     def __post_init__(self) -> None:
@@ -61,22 +60,20 @@ class ImbalancedMnist(Supervised, Bilevel):
         scale, shift = self._scale_and_shift(x)
         return logits * scale + shift
 
-    def f(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor:
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["val"]
         return cross_entropy(self.net(y, batch.x), batch, self.class_weight)
 
-    def g(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor:
+    def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
         loss = cross_entropy(self._tuned(x, self.net(y, batch.x)), batch)
         return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
 
-    def inner_gradient(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor | None:
+    def inner_gradient(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor | None:
         gradient = self.net.gradient(y, *sample["train"], self._scale_and_shift(x))
         return gradient.add(y, alpha=self.ridge) if gradient is not None and self.ridge else gradient
 
-    def inner_descend(
-        self, x: Tensor, y: Tensor, sample: dict[str, Batch], beta: float, plus: Tensor | None
-    ) -> Tensor | None:
+    def inner_descend(self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None) -> Tensor | None:
         if self.ridge:
             plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
         return self.net.descend(y, *sample["train"], beta, plus, self._scale_and_shift(x))

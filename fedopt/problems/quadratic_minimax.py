@@ -24,7 +24,6 @@ from fedopt.problems.quadratics import Quadratic, gaussian, spd
 
 MISMATCHED = Metric("distance_mismatched", "distance to the saddle of mismatched weights", scale="log")
 
-
 Sample = namedtuple("Sample", "A B D c e")
 
 
@@ -60,9 +59,11 @@ class QuadraticMinimax(Quadratic, Minimax):
             e=family(gaussian, dy),
         )
         self.set_up(terms, {"c": "train", "e": "train"})
-        self._mean, self._saddle = self.mean(self.weights), self.saddle(self.weights)
-        self.optimum = self._saddle[0]
-        self._mismatched = None if self.mismatch is None else self.saddle(np.array(self.mismatch))
+        self._mean = self.mean(self.weights)
+        self._saddles = {"distance": self.saddle(self.weights)}
+        if self.mismatch is not None:
+            self._saddles["distance_mismatched"] = self.saddle(np.array(self.mismatch))
+        self.optimum = self._saddles["distance"][0]
         self.metrics = (DISTANCE, OBJECTIVE, DISTANCE_X, DISTANCE_Y, *([] if self.mismatch is None else [MISMATCHED]))
 
     def saddle(self, weights: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -83,14 +84,11 @@ class QuadraticMinimax(Quadratic, Minimax):
         x, y = point[:2]
         _, B, D, _, e = self._mean
         best = torch.linalg.solve(D, e + B.T @ x)
-        distances = {
-            "distance": torch.cat([x - self._saddle[0], y - self._saddle[1]]),
-            "distance_x": x - self._saddle[0],
-            "distance_y": y - self._saddle[1],
-        }
-        if self._mismatched is not None:
-            distances["distance_mismatched"] = torch.cat([x - self._mismatched[0], y - self._mismatched[1]])
+        off = {name: (x - x_s, y - y_s) for name, (x_s, y_s) in self._saddles.items()}
+        off_x, off_y = off["distance"]
         return {
             "objective": float(self.f(x, best, self._mean)),
-            **{name: float(torch.linalg.norm(difference)) for name, difference in distances.items()},
+            "distance_x": float(torch.linalg.norm(off_x)),
+            "distance_y": float(torch.linalg.norm(off_y)),
+            **{name: float(torch.linalg.norm(torch.cat(both))) for name, both in off.items()},
         }

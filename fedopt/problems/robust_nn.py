@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, Metric
 from fedopt.problems.projections import Norm, ball
-from fedopt.problems.supervised import Batch, SupervisedMinimax, cross_entropy
+from fedopt.problems.supervised import Batches, SupervisedMinimax, cross_entropy
 
 PERTURBED_ACCURACY = Metric("perturbed_accuracy", "test accuracy under the perturbation y", "%", better="higher")
 ROBUST_ACCURACY = Metric("robust_accuracy", "test accuracy under the worst perturbation found", "%", better="higher")
@@ -38,7 +38,7 @@ class RobustNn(SupervisedMinimax):
         robust = (ROBUST_ACCURACY,) if self.ascent else ()
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, PERTURBED_ACCURACY, *robust)
 
-    def f(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor:
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
         return cross_entropy(self.net(x, batch.x + y), batch)
 

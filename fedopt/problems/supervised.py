@@ -1,6 +1,6 @@
 """What classification problems share: examples on the device, minibatches, the network, the weighted cross-entropy, evaluation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -29,6 +29,10 @@ class Batch(NamedTuple):
     x: Tensor
     y: Tensor
     weight: Tensor
+
+
+Batches = Mapping[str, Batch]  # a sample: a batch of each split, by name
+Values = Callable[[Batch], tuple[Tensor, ...]]  # of each example, [B] each
 
 
 def losses(logits: Tensor, batch: Batch) -> Tensor:
@@ -64,13 +68,8 @@ class Images:
         return Batch(take_scaled_rows(self.x, rows, self._scale, self._shift), self.y.gather(0, rows), weight)
 
     @torch.no_grad()
-    def means(
-        self,
-        values: Callable[[Batch], tuple[Tensor, ...]],
-        rows: np.ndarray | None = None,
-        weights: np.ndarray | None = None,
-    ) -> list[float]:
-        """The weighted mean of each of the values ([B] each) over the examples `rows`, in pieces that bound memory.
+    def means(self, values: Values, rows: np.ndarray | None = None, weights: np.ndarray | None = None) -> list[float]:
+        """The weighted mean of each of the values over the examples `rows`, in pieces that bound memory.
 
         rows: all by default; weights: of the rows, with sum 1, equal by default.
         """
@@ -123,18 +122,16 @@ class Supervised(Problem):
         test: fraction of all examples, None for the data set's own test examples; server: fraction of the others; own_test: of
         each client's, None for none.
         """
-        data = self.world.load()
+        world, data = self.world, self.world.load()
         if test is not None:
-            data = data.redivided(test, self.world.rng(1))
+            data = data.redivided(test, world.rng(1))
         n = len(data.y_train)
         for key, fraction, count in (("test", test, len(data.y_test)), ("server", server, round(server * n))):
             if fraction and not count:
                 raise UserError(f"problem.{key}={fraction}: is less than one example")
-        at_server, at_clients = (
-            np.sort(rows) for rows in np.split(self.world.rng(2).permutation(n), [round(server * n)])
-        )
+        at_server, at_clients = (np.sort(rows) for rows in np.split(world.rng(2).permutation(n), [round(server * n)]))
         self.set_up(data, at_clients, own_test)
-        self._server = Images(data.x_train[at_server], data.y_train[at_server], data, self.world)
+        self._server = Images(data.x_train[at_server], data.y_train[at_server], data, world)
         self._own = self.splits.get("val")
         self.splits = {"train": self.splits["train"]}
 
@@ -142,7 +139,6 @@ class Supervised(Problem):
         return self._start
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        """A batch of each split, by name."""
         return {split: self.train.batch(*of_split) for split, of_split in rows.items()}
 
     def class_shares(self, split: str) -> np.ndarray:
