@@ -1,6 +1,5 @@
 """Learning a representation for all clients: the hidden layers outside, the output layer inside [FedNest Sec. 4.1]."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +37,7 @@ class HyperRepresentation(Supervised, Bilevel):
     def hold(self, x: Tensor, sample: Batches) -> dict[str, Features]:
         return {split: Features(self.body(x, batch.x), batch.y, batch.weight) for split, batch in sample.items()}
 
-    def pick(self, held: Mapping[str, Features], rows: Rows) -> dict[str, Features]:
+    def pick(self, held: dict[str, Features], rows: Rows) -> dict[str, Features]:
         return {split: Features(held[split].x[at], held[split].y[at], weight) for split, (at, weight) in rows.items()}
 
     def _features(self, x: Tensor, batch: Batch) -> Tensor:

@@ -63,12 +63,11 @@ class Mco(Compositional):
         return torch.stack([z[self.d], weight @ excess**2])
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        x = point[0]
+        z = x = point[0]
         split = self.splits["train"]
         index = torch.from_numpy(split.rows).to(self.a.device)
         weight = torch.from_numpy(split.example_weights(self.weights)).to(self.a)
         everything = (self.a[index], self.b[index], weight)
-        z = x
         for n in range(3):
             z = self.level(n, z, everything)
         assert self.optimum is not None

@@ -82,8 +82,7 @@ class QuadraticMinimax(Quadratic, Minimax):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """The objective is max_y f(x, y)."""
         x, y = point[:2]
-        _, B, D, _, e = self._mean
-        best = torch.linalg.solve(D, e + B.T @ x)
+        best = torch.linalg.solve(self._mean.D, self._mean.e + self._mean.B.T @ x)
         off = {name: (x - x_s, y - y_s) for name, (x_s, y_s) in self._saddles.items()}
         off_x, off_y = off["distance"]
         return {

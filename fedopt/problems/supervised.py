@@ -54,11 +54,9 @@ class Images:
         self.shape = x.shape[1:]
         self.x = torch.from_numpy(x.reshape(len(x), int(np.prod(self.shape)))).to(world.device)
         self.y = torch.from_numpy(y).to(world.device)
-        pixels = int(np.prod(self.shape[1:]))
+        repeats = 1 if len(mean) == 1 else int(np.prod(self.shape[1:]))  # a channel's, for each of its pixels
         scale = 1 / np.maximum(std, 1e-12)
-        self._shift, self._scale = (
-            world.tensor(np.repeat(v, 1 if len(v) == 1 else pixels)) for v in (-mean * scale, scale)
-        )
+        self._shift, self._scale = (world.tensor(np.repeat(v, repeats)) for v in (-mean * scale, scale))
 
     def __len__(self) -> int:
         return len(self.y)
