@@ -12,6 +12,7 @@ from fedopt.errors import UserError
 from fedopt.randomness import Purpose, torch_seed
 
 SMALL = 2**16  # numbers of a matrix (scripts/bench fedavg)
+Tuning = tuple[Tensor, Tensor] | None  # scale and shift of the logits, [classes] each
 NAMES = ("linear", "softmax", "mlp", "cnn", "vgg11")
 
 
@@ -73,25 +74,17 @@ class FlatModel:
         pieces = torch.split_with_sizes(flat, self.sizes)
         return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(pieces, self._shapes, strict=True)]
 
-    def gradient(
-        self,
-        flat: Tensor,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        scale: Tensor | None = None,
-        shift: Tensor | None = None,
-    ) -> Tensor | None:
+    def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning = None) -> Tensor | None:
         """The gradient of sum_j weight_j CE(scale logits_j + shift, y_j), backpropagation written out; None unless `dense`.
 
         The same as autograd's; on small batches autograd's bookkeeping takes as long as the matrix products.
         flat: [dim], or several points [P, dim], which share the first products; the gradient has its shape.
-        x: [B, features]; y, weight: [B]; scale, shift: [classes], none by default.
+        x: [B, features]; y, weight: [B]; tuning: (scale, shift), none by default.
         """
         if not self.dense:
             return None
         pieces: list[Tensor] = []
-        for _, b, a, delta in self._backpropagation(flat, x, y, weight, scale, shift):
+        for _, b, a, delta in self._backpropagation(flat, x, y, weight, tuning):
             pieces = [(delta @ a).flatten(-2), *([] if b is None else [delta.sum(-1)]), *pieces]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
 
@@ -103,8 +96,7 @@ class FlatModel:
         weight: Tensor,
         eta: float,
         plus: Tensor | None = None,
-        scale: Tensor | None = None,
-        shift: Tensor | None = None,
+        tuning: Tuning = None,
     ) -> Tensor | None:
         """flat - eta (gradient + plus), written over flat [dim] and returned; None unless `dense`.
 
@@ -113,14 +105,14 @@ class FlatModel:
         """
         if not self.dense:
             return None
-        for W, b, a, delta in self._backpropagation(flat, x, y, weight, scale, shift):
+        for W, b, a, delta in self._backpropagation(flat, x, y, weight, tuning):
             add_product(W, delta, a, -eta)
             if b is not None:
                 b.sub_(delta.sum(-1, keepdim=True), alpha=eta)
         return flat if plus is None else flat.sub_(plus, alpha=eta)
 
     def _backpropagation(
-        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, scale: Tensor | None, shift: Tensor | None
+        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning
     ) -> Iterator[tuple[Tensor, Tensor | None, Tensor, Tensor]]:
         """For each layer of a dense model, the last one first: its weights [..., outputs, inputs] and biases [..., outputs, 1],
         its inputs [..., B, inputs] and the derivatives of the loss in its outputs [..., outputs, B]. A layer may be overwritten
@@ -141,13 +133,14 @@ class FlatModel:
             inputs.append((outputs if b is None else outputs.add_(b.mT)).relu_())
         W, b = layers[-1]
         logits = W @ inputs[-1].mT if b is None else (W @ inputs[-1].mT).add_(b)
-        if scale is not None and shift is not None:
-            logits = logits * scale.unsqueeze(-1) + shift.unsqueeze(-1)
+        if tuning is not None:
+            scale, shift = (v.unsqueeze(-1) for v in tuning)
+            logits = logits * scale + shift
         w = weight.unsqueeze(-2)
         at = y.unsqueeze(-2).expand(*points, 1, -1)
         delta = (torch.softmax(logits, -2) * w).scatter_add_(-2, at, -w.expand_as(at))
-        if scale is not None:
-            delta = delta * scale.unsqueeze(-1)
+        if tuning is not None:
+            delta = delta * scale
         while layers:
             (W, b), a = layers.pop(), inputs.pop()
             before = torch.ops.aten.threshold_backward(delta.mT @ W, a, 0).mT if layers else delta  # zero where a was
@@ -195,25 +188,26 @@ def build(
     input_shape: (channels, height, width).
     """
     channels, height, width = input_shape
+    least = {"cnn": 4, "vgg11": 32}.get(name, 1)
+    if min(height, width) < least:
+        raise UserError(
+            f"problem.model={name} needs images of at least {least} x {least} pixels, and these are {height} x {width}"
+        )
     layers: list[nn.Module]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, Purpose.MODEL))
-        if name == "softmax":
-            layers = [nn.Linear(channels * height * width, classes, bias=False)]
-        elif name in ("linear", "mlp"):
+        if name in ("linear", "softmax", "mlp"):
             sizes = [channels * height * width, *(widths if name == "mlp" else []), classes]
-            layers = [nn.Linear(sizes[0], sizes[1])]
+            layers = [nn.Linear(sizes[0], sizes[1], bias=name != "softmax")]
             for a, b in itertools.pairwise(sizes[1:]):
                 layers += [nn.ReLU(), nn.Linear(a, b)]
         elif name == "cnn":
-            _needs_pixels(name, height, width, 4)
             layers = [nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
             layers += [nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
             layers += [nn.Linear(32 * (height // 4) * (width // 4), classes)]
         elif name == "vgg11":
             from fedopt.torchvision_import import torchvision
 
-            _needs_pixels(name, height, width, 32)
             if channels != 3:
                 raise UserError(
                     f"problem.model=vgg11 needs images of 3 channels, and these have {channels}: use cnn or mlp"
@@ -223,10 +217,3 @@ def build(
         else:
             raise UserError(f"problem.model={name} is not known; there are {', '.join(NAMES)}")
     return FlatModel(nn.Sequential(*layers), input_shape, autocast)
-
-
-def _needs_pixels(name: str, height: int, width: int, least: int) -> None:
-    if min(height, width) < least:
-        raise UserError(
-            f"problem.model={name} needs images of at least {least} x {least} pixels, and these are {height} x {width}"
-        )

@@ -6,7 +6,6 @@ algo.alpha=0.05
 algo.tau=5, 'algo.tau=5 epochs', 'algo.tau={kind: growing, tau: 20}'
 """
 
-import math
 import re
 from typing import Annotated, Literal
 
@@ -88,10 +87,11 @@ def values(schedule: Constant | InversePower | Exponential | Piecewise) -> list[
 
 @dataclass(frozen=True, config=_config)
 class Fixed:
-    """value, in every round and for every client."""
+    """value steps, or epochs, in every round and for every client."""
 
     value: PositiveInt
     kind: Literal["constant"] = "constant"
+    unit: Literal["steps", "epochs"] = "steps"
 
     def __call__(self, r: int, clients: int) -> int:
         return self.value
@@ -99,40 +99,30 @@ class Fixed:
 
 @dataclass(frozen=True, config=_config)
 class Growing:
-    """ceil(tau (r + 1)^power); a list of tau gives client i its entry i, and from the first again."""
+    """ceil(tau (r + 1)^power) steps; a list of tau gives client i its entry i, and from the first again."""
 
     tau: PositiveFloat | Annotated[list[PositiveFloat], Field(min_length=1)]
     power: NonNegativeFloat = 0.5
     kind: Literal["growing"] = "growing"
+    unit: Literal["steps"] = "steps"
 
     def __call__(self, r: int, clients: int) -> int | np.ndarray:
-        factor = (r + 1) ** self.power
-        if isinstance(self.tau, list):
-            return np.ceil(np.resize(self.tau, clients) * factor).astype(np.int64)
-        return math.ceil(self.tau * factor)
+        steps = np.ceil(np.resize(self.tau, clients) * (r + 1) ** self.power).astype(np.int64)
+        return steps if isinstance(self.tau, list) else int(steps[0])
 
 
-@dataclass(frozen=True, config=_config)
-class Work:
-    """Local work of a client in a round: so many steps, or epochs, that is passes over its examples."""
-
-    amount: Annotated[Fixed | Growing, Field(discriminator="kind")]
-    unit: Literal["steps", "epochs"]
-
-    def __call__(self, r: int, clients: int) -> int | np.ndarray:
-        """The amount in round r, one number for all clients or [clients]."""
-        return self.amount(r, clients)
+Work = Fixed | Growing  # of round r: one number for all clients, or [clients]
 
 
 def _parsed(value: object) -> object:
-    """5 and '5 steps' are steps, '5 epochs' epochs, and a schedule is one of steps."""
+    """5 and '5 steps' are steps, '5 epochs' epochs, that is passes over a client's examples, and a schedule is one of steps."""
     if isinstance(value, dict):
-        return {"amount": value, "unit": "steps"}
+        return value
     found = re.fullmatch(r"([1-9][0-9]*) *(steps?|epochs?)?", str(value)) if isinstance(value, int | str) else None
     if found is None:
         raise ValueError("must be a number of steps such as 5, of epochs such as '5 epochs', or a schedule of steps")
     unit = "epochs" if (found[2] or "").startswith("epoch") else "steps"
-    return {"amount": {"kind": "constant", "value": int(found[1])}, "unit": unit}
+    return {"kind": "constant", "value": int(found[1]), "unit": unit}
 
 
-LocalWork = Annotated[Work, BeforeValidator(_parsed)]
+LocalWork = Annotated[Annotated[Work, Field(discriminator="kind")], BeforeValidator(_parsed)]

@@ -15,9 +15,8 @@ from fedopt.federation.oracles import Oracles
 from fedopt.federation.round import Round
 from fedopt.inverse import conjugate_gradients, estimator, neumann_sum, neumann_term
 from fedopt.problems.classes import TwoLevel, TwoLevelAsBilevel
-from fedopt.problems.supervised import split_batches
 from fedopt.randomness import Purpose, keyed_rng
-from fedopt.schedules import Constant, Fixed, Work
+from fedopt.schedules import Constant, Fixed
 
 F64 = torch.float64
 FULL = ["algo.B=null", "algo.B_anchor=null", "algo.B_out=null"]
@@ -166,7 +165,7 @@ def test_with_identical_clients_local_is_global(problem):
 
 def hypergradient(e, x, y):
     """What FedOut steps along, from one outer step of size 1 at (x, y) with inner steps that do nothing."""
-    once = {"alpha": Constant(1.0), "beta": Constant(1e-300), "tau_out": Work(Fixed(1), "steps")}
+    once = {"alpha": Constant(1.0), "beta": Constant(1e-300), "tau_out": Fixed(1)}
     algorithm = dataclasses.replace(e.algorithm, **once)
     return x - algorithm.step(algorithm.init(e.problem)._replace(x=x, y=y), e.problem, e.federation.at(0)).x
 
@@ -250,7 +249,7 @@ def test_held_samples_give_the_same_inner_gradient():
     p, (x, y) = e.problem, e.problem.start()
     rows, at = torch.from_numpy(p.splits["train"][0]), torch.tensor([3, 0, 5])
     weight = torch.tensor([0.5, 0.2, 0.3], dtype=F64)
-    held = p.hold(x, split_batches(p.train, {"train": (rows, torch.zeros(len(rows), dtype=F64))}))
+    held = p.hold(x, p.sample(0, {"train": (rows, torch.zeros(len(rows), dtype=F64))}))
     picked = p.pick(held, {"train": (at, weight)})
     plain = p.sample(0, {"train": (rows[at], weight)})
     torch.testing.assert_close(Oracles(p).inner_gradient(x, y, picked), Oracles(p).inner_gradient(x, y, plain))

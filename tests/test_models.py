@@ -196,17 +196,17 @@ def test_gradient_steps_in_place(name, widths, tuned, small, monkeypatch):
 
     flat, plus, x = model.initial.double() + 0.3 * normal(2, model.dim), normal(2, model.dim), normal(2, 6, 12)
     y, weight = torch.randint(7, (2, 6), generator=generator), normal(2, 6).abs()
-    scale, shift = (normal(7), normal(7)) if tuned else (None, None)
-    untouched = [x, y, weight, plus, *((scale, shift) if tuned else ())]
+    tuning = (normal(7), normal(7)) if tuned else None
+    untouched = [x, y, weight, plus, *(tuning or ())]
     before = [t.clone() for t in untouched]
 
     def loss(flat, x, y, weight):
-        logits = model(flat, x) * scale + shift if tuned else model(flat, x)
+        logits = model(flat, x) * tuning[0] + tuning[1] if tuned else model(flat, x)
         return torch.nn.functional.cross_entropy(logits, y, reduction="none") @ weight
 
     def three_steps(flat, plus, *batch):
         for correction in (None, plus, plus):
-            flat = model.descend(flat, *batch, eta, correction, scale, shift)
+            flat = model.descend(flat, *batch, eta, correction, tuning)
         return flat
 
     expected = []

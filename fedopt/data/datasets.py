@@ -44,10 +44,16 @@ class LabelledData:
 
     def normalisation(self) -> tuple[np.ndarray, np.ndarray]:
         """What is subtracted from x, and what the difference is then divided by, each [channels], in the units of x."""
-        if self.pixels == "standardised":
-            return self._statistics()
         channels = self.x_train.shape[1]
-        return np.zeros(channels), np.full(channels, float(np.abs(self.x_train).max()) or 1.0)
+        if self.pixels == "unit":
+            return np.zeros(channels), np.full(channels, float(np.abs(self.x_train).max()) or 1.0)
+        pixels = self.x_train.transpose(1, 0, 2, 3).reshape(channels, -1)
+        if pixels.dtype == np.uint8:  # exact, and without a float copy of the data
+            counts = np.stack([np.bincount(channel, minlength=256) for channel in pixels])
+            values, n = np.arange(256), pixels.shape[1]
+            mean = counts @ values / n
+            return mean, np.sqrt(counts @ values**2 / n - mean**2)
+        return pixels.mean(1), pixels.std(1)
 
     def redivided(self, test: float, rng: np.random.Generator) -> "LabelledData":
         """All examples, the fraction `test` of them, at random, for testing, and the rest for training."""
@@ -55,16 +61,6 @@ class LabelledData:
         order = rng.permutation(len(y))
         held_out, rest = np.split(order, [round(test * len(y))])
         return replace(self, x_train=x[rest], y_train=y[rest], x_test=x[held_out], y_test=y[held_out])
-
-    def _statistics(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the training pixels."""
-        pixels = self.x_train.transpose(1, 0, 2, 3).reshape(self.x_train.shape[1], -1)
-        if pixels.dtype == np.uint8:  # exact, and without a float copy of the data
-            counts = np.stack([np.bincount(channel, minlength=256) for channel in pixels])
-            values, n = np.arange(256), pixels.shape[1]
-            mean = counts @ values / n
-            return mean, np.sqrt(counts @ values**2 / n - mean**2)
-        return pixels.mean(1), pixels.std(1)
 
 
 class DatasetSource(Protocol):
@@ -86,56 +82,40 @@ def read_npz(path: Path) -> LabelledData:
         raise UserError(f"{path}: not a readable .npz (no zip archive, or a part of one); copy or download it again")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            missing = [key for key in KEYS if key not in archive]
-            if missing:
-                raise UserError(f"{path}: {', '.join(missing)} missing; an .npz needs {', '.join(KEYS)}")
-            arrays = {key: archive[key] for key in KEYS}
-    except UserError:
-        raise
-    except ValueError as error:
-        if "allow_pickle" in str(error):
-            raise UserError(
-                f"{path}: holds pickled objects, which are not read; save plain arrays with np.savez"
-            ) from None
-        raise UserError(f"{path}: not a readable .npz ({error}); copy or download it again") from None
+            arrays = {key: archive[key] for key in KEYS if key in archive}
     except Exception as error:  # zipfile and zlib have many ways to say that a file is broken
-        raise UserError(
-            f"{path}: not a readable .npz ({error or type(error).__name__}); copy or download it again"
-        ) from None
+        why = "holds pickled objects, which are not read; save plain arrays with np.savez"
+        if "allow_pickle" not in str(error):
+            why = f"not a readable .npz ({str(error) or type(error).__name__}); copy or download it again"
+        raise UserError(f"{path}: {why}") from None
+    missing = [key for key in KEYS if key not in arrays]
+    if missing:
+        raise UserError(f"{path}: {', '.join(missing)} missing; an .npz needs {', '.join(KEYS)}")
     return _checked(arrays, path)
 
 
 def _checked(arrays: dict[str, np.ndarray], path: Path) -> LabelledData:
-    images = {key: _images(arrays[key], f"{path}: {key}") for key in ("x_train", "x_test")}
-    for split in ("train", "test"):
-        x, y = images[f"x_{split}"], arrays[f"y_{split}"]
-        if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or (y < 0).any():
-            raise UserError(f"{path}: y_{split} must be [n] whole numbers from 0 on, not {y.dtype} {list(y.shape)}")
-        if len(x) != len(y) or len(x) == 0:
-            raise UserError(
-                f"{path}: x_{split} has {len(x)} examples and y_{split} {len(y)}; they must be as many, and some"
-            )
-    if images["x_train"].shape[1:] != images["x_test"].shape[1:]:
+    x, y = _examples(arrays["x_train"], arrays["y_train"], path, "train")
+    x_test, y_test = _examples(arrays["x_test"], arrays["y_test"], path, "test")
+    if x.shape[1:] != x_test.shape[1:]:
         raise UserError(f"{path}: x_train and x_test have images of different shapes")
-    return LabelledData(
-        images["x_train"], arrays["y_train"].astype(np.int64), images["x_test"], arrays["y_test"].astype(np.int64)
-    )
+    return LabelledData(x, y, x_test, y_test)
 
 
-def _images(x: np.ndarray, where: str) -> np.ndarray:
+def _examples(x: np.ndarray, y: np.ndarray, path: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+    where = f"{path}: x_{split}"
     if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
         raise UserError(f"{where} must be uint8 or floating point, not {x.dtype}")
     if x.dtype != np.uint8 and not np.isfinite(x).all():
         raise UserError(f"{where} has values that are no finite numbers")
-    if x.ndim == 2:  # features
-        x = x[:, None, None, :]
-    elif x.ndim == 3:
-        x = x[:, None]
-    elif x.ndim == 4:
-        x = x.transpose(0, 3, 1, 2)
-    else:
+    if x.ndim not in (2, 3, 4):
         raise UserError(f"{where} must be [n, h, w], [n, h, w, channels] or [n, features], not {list(x.shape)}")
-    return np.ascontiguousarray(x)
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or (y < 0).any():
+        raise UserError(f"{path}: y_{split} must be [n] whole numbers from 0 on, not {y.dtype} {list(y.shape)}")
+    if len(x) != len(y) or len(x) == 0:
+        raise UserError(f"{where} has {len(x)} examples and y_{split} {len(y)}; they must be as many, and some")
+    x = x.transpose(0, 3, 1, 2) if x.ndim == 4 else x[:, None] if x.ndim == 3 else x[:, None, None]
+    return np.ascontiguousarray(x), y.astype(np.int64)
 
 
 @dataclass(frozen=True, config=_config)
@@ -168,10 +148,8 @@ class Torchvision:
             ) from None
         finally:
             socket.setdefaulttimeout(before)
-        arrays = {}
-        for split, data in zip(("train", "test"), sets, strict=True):
-            arrays[f"x_{split}"], arrays[f"y_{split}"] = np.asarray(data.data), np.asarray(data.targets)
-        return _checked(arrays, folder)
+        arrays = [np.asarray(array) for data in sets for array in (data.data, data.targets)]
+        return _checked(dict(zip(KEYS, arrays, strict=True)), folder)
 
 
 @dataclass(frozen=True, config=_config)

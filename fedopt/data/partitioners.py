@@ -12,6 +12,8 @@ from pydantic.dataclasses import dataclass
 from fedopt.errors import UserError
 
 _config = ConfigDict(extra="forbid")
+Labels = np.ndarray | None  # the class of each example, [count]
+Parts = list[np.ndarray]  # the rows of each client
 
 
 class Partitioner(Protocol):
@@ -19,9 +21,7 @@ class Partitioner(Protocol):
 
     clients: int
 
-    def __call__(
-        self, count: int, labels: np.ndarray | None, rng: np.random.Generator, least: int = 1
-    ) -> list[np.ndarray]: ...
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts: ...
 
 
 def _check(clients: int, count: int, least: int) -> None:
@@ -32,7 +32,7 @@ def _check(clients: int, count: int, least: int) -> None:
         )
 
 
-def _labels(labels: np.ndarray | None, partitioner: object) -> np.ndarray:
+def _labels(labels: Labels, partitioner: object) -> np.ndarray:
     if labels is None:
         name = re.sub(r"\B(?=[A-Z])", "_", type(partitioner).__name__).lower()  # as on the command line
         raise UserError(
@@ -48,9 +48,7 @@ class Iid:
 
     clients: PositiveInt
 
-    def __call__(
-        self, count: int, labels: np.ndarray | None, rng: np.random.Generator, least: int = 1
-    ) -> list[np.ndarray]:
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
         _check(self.clients, count, least)
         return np.array_split(rng.permutation(count), self.clients)
 
@@ -61,9 +59,7 @@ class Centralized:
 
     clients: Annotated[int, Field(ge=1, le=1)] = 1
 
-    def __call__(
-        self, count: int, labels: np.ndarray | None, rng: np.random.Generator, least: int = 1
-    ) -> list[np.ndarray]:
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
         _check(1, count, least)
         return [np.arange(count)]
 
@@ -75,9 +71,7 @@ class Shards:
     clients: PositiveInt
     per_client: PositiveInt = 2
 
-    def __call__(
-        self, count: int, labels: np.ndarray | None, rng: np.random.Generator, least: int = 1
-    ) -> list[np.ndarray]:
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
         labels = _labels(labels, self)
         shard = -(-least // self.per_client)  # the least size of a shard: a client may get the smaller ones only
         _check(self.clients, count, shard * self.per_client)
@@ -98,9 +92,7 @@ class Dirichlet:
     alpha: PositiveFloat
     min_size: PositiveInt = 1
 
-    def __call__(
-        self, count: int, labels: np.ndarray | None, rng: np.random.Generator, least: int = 1
-    ) -> list[np.ndarray]:
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
         labels = _labels(labels, self)
         least = max(least, self.min_size)
         _check(self.clients, count, least)
@@ -119,10 +111,9 @@ class Dirichlet:
 
     def _proportions(self, rng: np.random.Generator) -> np.ndarray:
         gammas = rng.standard_gamma(self.alpha, self.clients)
-        total = gammas.sum()
-        if total > 0:
-            return gammas / total
-        return np.eye(self.clients)[rng.integers(self.clients)]  # alpha so small that every gamma underflowed
+        if not gammas.any():  # alpha so small that all of them underflowed
+            gammas[rng.integers(self.clients)] = 1
+        return gammas / gammas.sum()
 
 
 @dataclass(frozen=True, config=_config)
@@ -135,9 +126,7 @@ class QHeterogeneity:
     clients: PositiveInt
     q: Annotated[NonNegativeFloat, Field(le=1)]
 
-    def __call__(
-        self, count: int, labels: np.ndarray | None, rng: np.random.Generator, least: int = 1
-    ) -> list[np.ndarray]:
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
         labels = _labels(labels, self)
         _check(self.clients, count, least)
         classes = np.unique(labels)

@@ -47,10 +47,9 @@ class World:
         parts = self.partitioner(count, labels, keyed_rng(self.seed, Purpose.PARTITION), least)
         if validation is None:
             return {"train": Ragged(parts)}
-        train, val = [], []
+        halves = []
         for i, part in enumerate(parts):
             held_out = min(max(round(validation * len(part)), 1), len(part) - 1)
-            part = keyed_rng(self.seed, Purpose.SPLIT, client=i).permutation(part)
-            val.append(part[:held_out])
-            train.append(part[held_out:])
+            halves.append(np.split(keyed_rng(self.seed, Purpose.SPLIT, client=i).permutation(part), [held_out]))
+        val, train = zip(*halves, strict=True)
         return {"train": Ragged(train), "val": Ragged(val)}

@@ -229,12 +229,8 @@ class _Reduced(Problem):
     def __init__(self, original: Any):
         super().__init__(original.world)
         self.original = original
-        self.splits = original.splits
-        self.per_client = original.per_client
-        self.metrics = original.metrics
-        self.labels = original.labels
-        self.optimum = original.optimum
-        self.convolutional = original.convolutional
+        for name in ("splits", "per_client", "metrics", "labels", "optimum", "convolutional"):
+            setattr(self, name, getattr(original, name))
 
     @property
     def weights(self) -> np.ndarray:

@@ -5,8 +5,8 @@ h_i(x, y) = the client's mean cross-entropy at y + mu/2 |x - y|^2,    y_i(x) = a
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -14,28 +14,11 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt import models
-from fedopt.metrics import (
-    OBJECTIVE,
-    PERSONAL_ACCURACY,
-    TEST_ACCURACY,
-    TEST_LOSS,
-    WORST_PERSONAL_ACCURACY,
-    Metric,
-)
+from fedopt.metrics import OBJECTIVE, PERSONAL_ACCURACY, TEST_ACCURACY, TEST_LOSS, WORST_PERSONAL_ACCURACY, Metric
 from fedopt.problems import classes
 from fedopt.problems.classes import Rows, Weighting
 from fedopt.problems.projections import ball
-from fedopt.problems.supervised import (
-    Batch,
-    Fraction,
-    cross_entropy,
-    divided,
-    losses,
-    mean,
-    own_accuracies,
-    test_metrics,
-)
+from fedopt.problems.supervised import Batch, Fraction, Supervised, cross_entropy
 
 FIT_BATCH = 64
 SERVER_LOSS = Metric("server_loss", "loss on the server's examples")
@@ -49,7 +32,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(eq=False)
-class Hierarchical(classes.Hierarchical):
+class Hierarchical(Supervised, classes.Hierarchical):
     """x: the global model; y_i: the clients' own.
 
     weighting: rho_i by numbers of examples, or uniform.
@@ -60,8 +43,6 @@ class Hierarchical(classes.Hierarchical):
         sqrt(t + 1): with 100 steps of 0.1, within 15 % of its distance from x on MNIST.
     """
 
-    model: str
-    widths: list[PositiveInt]
     lam: NonNegativeFloat
     mu: NonNegativeFloat
     weighting: Weighting
@@ -76,30 +57,17 @@ class Hierarchical(classes.Hierarchical):
     metrics = (TEST_ACCURACY, TEST_LOSS, OBJECTIVE, SERVER_LOSS, PERSONAL_ACCURACY, WORST_PERSONAL_ACCURACY)
 
     def __post_init__(self) -> None:
-        world = self.world
-        self.train, self.labels, self.splits, own, self._server, self._test, count = divided(
-            world, self.test, self.server, self.own_test
-        )
-        assert own is not None
-        self._own = own
-        self.net = models.build(self.model, self.widths, self.train.shape, count, world.seed, world.autocast)
-        self.convolutional = self.net.convolutional
-        self._start = self.net.initial.to(world.device, world.dtype)
-        self.per_client = {"radius": torch.from_numpy(np.resize(self.radius, self.clients)).to(self._start)}
-
-    def start(self) -> tuple[Tensor, ...]:
-        return (self._start,)
+        self.set_up_shared(self.test, self.server, self.own_test)
+        self.per_client = {"radius": torch.from_numpy(np.resize(self.radius, self.clients)).to(self._start[0])}
 
     def sample(self, client: int | Tensor, rows: Rows) -> Sample:
-        return Sample(self.train.batch(*rows["train"]), **self._of(client))
-
-    def _of(self, client: int | Tensor) -> dict[str, Tensor]:
-        return {name: v[client] for name, v in self.per_client.items()}
+        return Sample(self.train.batch(*rows["train"]), self.per_client["radius"][client])
 
     def server_sample(self, rng: np.random.Generator, size: int | None) -> Batch:
         n = len(self._server)
-        rows = torch.from_numpy(np.arange(n) if size is None else rng.integers(n, size=size)).to(self._start.device)
-        return self._server.batch(rows, self._start.new_full(rows.shape, 1 / len(rows)))
+        rows = torch.from_numpy(np.arange(n) if size is None else rng.integers(n, size=size))
+        (x,) = self._start
+        return self._server.batch(rows.to(x.device), x.new_full(rows.shape, 1 / len(rows)))
 
     def f1(self, x: Tensor, sample: Batch) -> Tensor:
         return cross_entropy(self.net(x, sample.x), sample)
@@ -129,20 +97,20 @@ class Hierarchical(classes.Hierarchical):
         rows = torch.from_numpy(split.rows[split.offsets[:, None] + positions.astype(np.int64)]).to(x.device)
         weight = x.new_full((FIT_BATCH,), 1 / FIT_BATCH)
 
-        def step(y: Tensor, rows: Tensor, of_client: Mapping[str, Tensor], size: float) -> Tensor:
-            sample = Sample(self.train.batch(rows, weight), **of_client)
+        def step(y: Tensor, rows: Tensor, radius: Tensor, size: float) -> Tensor:
+            sample = Sample(self.train.batch(rows, weight), radius)
             gradient = self.h_gradients(z, y[None], sample)
             if gradient is None:
                 gradient = torch.func.grad(lambda y: self.h(x, y, sample))(y)[None]
             return self.project(z, y - size * gradient, sample)[0]
 
-        y, own = x.expand(self.clients, -1), [self._of(i) for i in range(self.clients)]
+        y, radii = x.expand(self.clients, -1), self.per_client["radius"]
         for t, of_round in enumerate(rows):
             size = self.fit_step / math.sqrt(t + 1)
             if self.convolutional:  # which vmap makes slower
-                y = torch.stack([step(*of_one, size) for of_one in zip(y, of_round, own, strict=True)])
+                y = torch.stack([step(*of_one, size) for of_one in zip(y, of_round, radii, strict=True)])
             else:
-                y = torch.func.vmap(step, (0, 0, 0, None))(y, of_round, self.per_client, size)
+                y = torch.func.vmap(step, (0, 0, 0, None))(y, of_round, radii, size)
         return y
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
@@ -150,11 +118,11 @@ class Hierarchical(classes.Hierarchical):
         y_i on client i's own test examples."""
         (x,) = point
         y = self.personal(x)
-        f1 = mean(self._server, lambda batch: losses(self.net(x, batch.x), batch))
+        f1, _ = self._server.loss_and_accuracy(partial(self.net, x))
         f2 = 0.5 * self.lam * float(torch.sum((x - y) ** 2, 1) @ torch.from_numpy(self.weights).to(x))
         return {
             "objective": f1 + f2,
             "server_loss": f1,
-            **test_metrics(self._test, lambda images: self.net(x, images)),
-            **own_accuracies(self.train, self._own, lambda i, images: self.net(y[i], images)),
+            **self.test_metrics(partial(self.net, x)),
+            **self.own_metrics(y),
         }

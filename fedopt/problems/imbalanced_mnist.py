@@ -5,6 +5,7 @@ class-balanced validation loss. It depends on x through y*(x) alone: the direct 
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -12,10 +13,9 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt import models
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
-from fedopt.problems.classes import Bilevel, Rows
-from fedopt.problems.supervised import Batch, Images, client_mean, cross_entropy, losses, split_batches, test_metrics
+from fedopt.problems.classes import Bilevel
+from fedopt.problems.supervised import Batches, Fraction, Supervised, cross_entropy
 
 
 def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
@@ -29,7 +29,7 @@ def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
 
 
 @dataclass(eq=False)
-class ImbalancedMnist(Bilevel):
+class ImbalancedMnist(Supervised, Bilevel):
     """x = (Delta, l), [2 C]: the VS loss takes logits * sigmoid(Delta_c) + l_c; y: the network's parameters.
 
     largest, imbalance: class c of C keeps largest * imbalance^(c / (C-1)) examples.
@@ -37,38 +37,20 @@ class ImbalancedMnist(Bilevel):
     ridge: l2 penalty ridge/2 |y|^2 of the inner problem, 0 in the papers.
     """
 
-    model: str
-    widths: list[PositiveInt]
     largest: PositiveInt
     imbalance: Annotated[float, Field(gt=0, le=1)]
-    validation: Annotated[float, Field(gt=0, lt=1)]
+    validation: Fraction
     ridge: NonNegativeFloat
 
     metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS)
-
     direct = False
 
     def __post_init__(self) -> None:
-        world = self.world
-        data = world.load()
-        kept = long_tail(data.y_train, self.largest, self.imbalance)
-        self.labels = data.y_train[kept]
-        self.train = Images(data.x_train[kept], self.labels, data, world)
-        self.test = Images(data.x_test, data.y_test, data, world)
-        self.splits = world.split(len(kept), self.labels, self.validation)
-        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed, world.autocast)
-        self.convolutional = self.net.convolutional
-        val = self.splits["val"]  # an example weighs p_i / n_i: a class's share is not its count where sizes differ
-        shares = np.bincount(self.labels[val.rows], val.example_weights(self.weights), minlength=data.classes)
-        balance = 1 / (data.classes * np.where(shares > 0, shares, 1))  # the classes' mean losses weigh the same
-        self.class_weight = world.tensor(balance)
-        self._start = (self.class_weight.new_zeros(2 * data.classes), self.net.initial.to(world.device, world.dtype))
-
-    def start(self) -> tuple[Tensor, ...]:
-        return self._start
-
-    def sample(self, client: int | Tensor, rows: Rows) -> dict[str, Batch]:
-        return split_batches(self.train, rows)
+        data = self.world.load()
+        self.set_up(data, long_tail(data.y_train, self.largest, self.imbalance), self.validation)
+        balance = 1 / (self.classes * self.class_shares("val"))  # the classes' mean losses weigh the same
+        self.class_weight = self.world.tensor(balance)
+        self._start = (self.class_weight.new_zeros(2 * self.classes), *self._start)
 
     def _scale_and_shift(self, x: Tensor) -> tuple[Tensor, Tensor]:
         delta, shift = x.chunk(2)
@@ -78,37 +60,28 @@ class ImbalancedMnist(Bilevel):
         scale, shift = self._scale_and_shift(x)
         return logits * scale + shift
 
-    def f(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor:
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["val"]
         return cross_entropy(self.net(y, batch.x), batch, self.class_weight)
 
-    def g(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor:
+    def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
         loss = cross_entropy(self._tuned(x, self.net(y, batch.x)), batch)
         return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
 
-    def inner_gradient(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor | None:
-        gradient = self.net.gradient(y, *sample["train"], *self._scale_and_shift(x))
+    def inner_gradient(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor | None:
+        gradient = self.net.gradient(y, *sample["train"], self._scale_and_shift(x))
         return gradient.add(y, alpha=self.ridge) if gradient is not None and self.ridge else gradient
 
-    def inner_descend(
-        self, x: Tensor, y: Tensor, sample: dict[str, Batch], beta: float, plus: Tensor | None
-    ) -> Tensor | None:
+    def inner_descend(self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None) -> Tensor | None:
         if self.ridge:
             plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
-        return self.net.descend(y, *sample["train"], beta, plus, *self._scale_and_shift(x))
+        return self.net.descend(y, *sample["train"], beta, plus, self._scale_and_shift(x))
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]
-
-        def tuned_losses(batch: Batch) -> Tensor:
-            return losses(self._tuned(x, self.net(y, batch.x)), batch)
-
-        def balanced_losses(batch: Batch) -> Tensor:
-            return losses(self.net(y, batch.x), batch) * self.class_weight[batch.y]
-
         return {
-            "train_loss": client_mean(self.train, self.splits["train"], self.weights, tuned_losses),
-            "val_loss": client_mean(self.train, self.splits["val"], self.weights, balanced_losses),
-            **test_metrics(self.test, lambda images: self.net(y, images)),
+            "train_loss": self.client_loss("train", lambda images: self._tuned(x, self.net(y, images))),
+            "val_loss": self.client_loss("val", partial(self.net, y), self.class_weight),
+            **self.test_metrics(partial(self.net, y)),
         }

@@ -53,9 +53,7 @@ class Mco(Compositional):
         return self.a[index], self.b[index], weight
 
     def level(self, n: int, z: Tensor, sample: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        if (
-            n == 2
-        ):  # f2(u, s) = u + lam sqrt(s + delta); a noisy estimate of s may be negative, which the true one is not
+        if n == 2:  # f2(u, s) = u + lam sqrt(s + delta); a noisy s may be negative, which the true one is not
             return z[0] + self.lam * torch.sqrt(torch.relu(z[1]) + self.delta)
         a, b, weight = sample
         U = (b - (a @ z[: self.d]) ** 2) ** 2
@@ -65,12 +63,11 @@ class Mco(Compositional):
         return torch.stack([z[self.d], weight @ excess**2])
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        x = point[0]
+        z = x = point[0]
         split = self.splits["train"]
         index = torch.from_numpy(split.rows).to(self.a.device)
         weight = torch.from_numpy(split.example_weights(self.weights)).to(self.a)
         everything = (self.a[index], self.b[index], weight)
-        z = x
         for n in range(3):
             z = self.level(n, z, everything)
         assert self.optimum is not None

@@ -7,39 +7,27 @@ With the means over clients written without index, y*(x) = A^-1 (B x + c), the h
 grad f(x) = D x - d + G y* + B' A^-1 (F y* - e + G'x), and it is linear in x.
 """
 
+from collections import namedtuple
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
-from fedopt.problems.classes import Bilevel, Rows
-from fedopt.problems.quadratics import Families, centred_noise, gaussian, spd
+from fedopt.problems.classes import Bilevel
+from fedopt.problems.quadratics import Quadratic, gaussian, spd
 
-
-class Sample(NamedTuple):
-    """One client's matrices and its linear terms with the sample's noise."""
-
-    A: Tensor
-    B: Tensor
-    c: Tensor
-    D: Tensor
-    d: Tensor
-    F: Tensor
-    e: Tensor
-    G: Tensor
+Sample = namedtuple("Sample", "A B c D d F e G")
 
 
 @dataclass(eq=False)
-class QuadraticBilevel(Bilevel):
+class QuadraticBilevel(Quadratic, Bilevel):
     """dx, dy: dimensions of x and y.
 
     conditioning: the ratio of the largest to the least eigenvalue of the Hessians of g_i in y and of f_i in (x, y).
-    heterogeneity: 0 makes all clients equal, 1 mixes each client's matrices half and half with its own, and so on.
-    noise: standard deviation of the examples' linear terms around their client's; a full local batch has none.
-    examples: over all clients.
+    heterogeneity, noise, examples: see `Quadratic`.
     """
 
     dx: PositiveInt
@@ -52,40 +40,29 @@ class QuadraticBilevel(Bilevel):
     metrics = (DISTANCE, OBJECTIVE, HYPERGRADIENT_NORM)
 
     def __post_init__(self) -> None:
-        world = self.world
-        dx, dy = self.dx, self.dy
-        self.splits = world.split(self.examples, None, 0.5)
-        families = Families(self.clients, self.heterogeneity, world)
-
-        def spds(dim: int) -> Tensor:
-            return families(lambda rng: spd(rng, dim, self.conditioning))
-
-        def gaussians(*shape: int) -> Tensor:
-            return families(lambda rng: gaussian(rng, *shape))
-
-        def noise(dim: int) -> Tensor:
-            return centred_noise(families.noise, self.noise, self.examples, dim, self.splits, world)
-
-        H = spds(dx + dy)  # of f in (x, y) together: then f(x, y*(x)) is strongly convex too
-        blocks = {"D": H[:, :dx, :dx], "F": H[:, dx:, dx:], "G": H[:, :dx, dx:]}
-        matrices = {"A": spds(dy), "B": gaussians(dy, dx), **blocks}
-        linear = {"c": gaussians(dy), "d": gaussians(dx), "e": gaussians(dy)}
-        self.per_client = {**matrices, **linear}
-        self._noise = {name: noise(v.shape[1]) for name, v in linear.items()}
-        self._solve()
-
-    def _solve(self) -> None:
-        m = {name: v.mean(0) for name, v in self.per_client.items()}
-        self._mean = m
-        S = torch.linalg.solve(m["A"], m["B"])  # dy*/dx
-        y0 = torch.linalg.solve(m["A"], m["c"])
-        self._hessian = m["D"] + m["G"] @ S + S.T @ m["G"].T + S.T @ m["F"] @ S
-        self._constant = -m["d"] + m["G"] @ y0 + S.T @ (m["F"] @ y0 - m["e"])
+        dx, dy, family = self.dx, self.dy, self.families()
+        self.splits = self.world.split(self.examples, None, 0.5)
+        H = family(spd, dx + dy, self.conditioning)  # of f in (x, y) together: then f(x, y*(x)) is strongly convex too
+        terms = Sample(
+            A=family(spd, dy, self.conditioning),
+            B=family(gaussian, dy, dx),
+            c=family(gaussian, dy),
+            D=H[:, :dx, :dx],
+            d=family(gaussian, dx),
+            F=H[:, dx:, dx:],
+            e=family(gaussian, dy),
+            G=H[:, :dx, dx:],
+        )
+        self.set_up(terms, {"c": "train", "d": "val", "e": "val"})
+        A, B, c, D, d, F, e, G = self._mean = self.mean(self.weights)
+        S, y0 = torch.linalg.solve(A, B), torch.linalg.solve(A, c)  # y*(x) = S x + y0
+        self._hessian = D + G @ S + S.T @ G.T + S.T @ F @ S
+        self._constant = -d + G @ y0 + S.T @ (F @ y0 - e)
         self.optimum = -torch.linalg.solve(self._hessian, self._constant)
 
     def inner_solution(self, x: Tensor) -> Tensor:
         """y*(x), [dy]."""
-        return torch.linalg.solve(self._mean["A"], self._mean["B"] @ x + self._mean["c"])
+        return torch.linalg.solve(self._mean.A, self._mean.B @ x + self._mean.c)
 
     def hypergradient(self, x: Tensor) -> Tensor:
         """grad f(x), [dx], in closed form."""
@@ -94,30 +71,19 @@ class QuadraticBilevel(Bilevel):
     def start(self) -> tuple[Tensor, ...]:
         return self._constant.new_ones(self.dx), self._constant.new_zeros(self.dy)
 
-    def sample(self, client: int | Tensor, rows: Rows) -> Sample:
-        parts = {name: v[client] for name, v in self.per_client.items()}
-        for name, split in (("c", "train"), ("d", "val"), ("e", "val")):
-            if split in rows:
-                index, weight = rows[split]
-                parts[name] = parts[name] + weight @ self._noise[name][index]
-        return Sample(**parts)
-
     def f(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        s = sample
-        outer = 0.5 * x @ (s.D @ x) - s.d @ x
-        return outer + 0.5 * y @ (s.F @ y) - s.e @ y + x @ (s.G @ y)
+        _, _, _, D, d, F, e, G = sample
+        return 0.5 * x @ (D @ x) - d @ x + 0.5 * y @ (F @ y) - e @ y + x @ (G @ y)
 
     def g(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        s = sample
-        return 0.5 * y @ (s.A @ y) - y @ (s.B @ x + s.c)
+        A, B, c, *_ = sample
+        return 0.5 * y @ (A @ y) - y @ (B @ x + c)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x = point[0]
         assert self.optimum is not None
-        y = self.inner_solution(x)
-        objective = self.f(x, y, Sample(**self._mean))
         return {
-            "objective": float(objective),
+            "objective": float(self.f(x, self.inner_solution(x), self._mean)),
             "distance": float(torch.linalg.norm(x - self.optimum)),
             "hypergradient_norm": float(torch.linalg.norm(self.hypergradient(x))),
         }

@@ -6,8 +6,9 @@
 With the means over clients written without index, the gradient of F^1(F^0(x)) is A' (Q (A x + c) - e), linear in x.
 """
 
+from collections import namedtuple
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
@@ -15,27 +16,18 @@ from torch import Tensor
 
 from fedopt.errors import UserError
 from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
-from fedopt.problems.classes import Rows, TwoLevel
-from fedopt.problems.quadratics import Families, centred_noise, gaussian, isometry, spd
+from fedopt.problems.classes import TwoLevel
+from fedopt.problems.quadratics import Quadratic, gaussian, isometry, spd
 
-
-class Sample(NamedTuple):
-    """One client's matrices and its linear terms with the sample's noise."""
-
-    A: Tensor
-    c: Tensor
-    Q: Tensor
-    e: Tensor
+Sample = namedtuple("Sample", "A c Q e")
 
 
 @dataclass(eq=False)
-class QuadraticCompositional(TwoLevel):
+class QuadraticCompositional(Quadratic, TwoLevel):
     """d0, d1: dimensions of x and of y = F^0(x), d0 <= d1. Each A_i is drawn with orthonormal columns before it is mixed.
 
     conditioning: the ratio of the largest to the least eigenvalue of the Q_i.
-    heterogeneity: 0 makes all clients equal, 1 mixes each client's matrices half and half with its own, and so on.
-    noise: standard deviation of the examples' linear terms around their client's; a full local batch has none.
-    examples: over all clients.
+    heterogeneity, noise, examples: see `Quadratic`.
     """
 
     d0: PositiveInt
@@ -52,20 +44,11 @@ class QuadraticCompositional(TwoLevel):
             raise UserError(
                 f"problem.d0={self.d0}: must be at most problem.d1={self.d1}, else the composition is not strongly convex"
             )
-        world = self.world
-        self.splits = world.split(self.examples)
+        self.splits, family = self.world.split(self.examples), self.families()
         self.dims = (self.d0, self.d1)
-        families = Families(self.clients, self.heterogeneity, world)
-        self.per_client = {
-            "A": families(lambda rng: isometry(rng, self.d1, self.d0)),
-            "Q": families(lambda rng: spd(rng, self.d1, self.conditioning)),
-            **{name: families(lambda rng: gaussian(rng, self.d1)) for name in "ce"},
-        }
-        self._noise = {
-            name: centred_noise(families.noise, self.noise, self.examples, self.d1, self.splits, world) for name in "ce"
-        }
-        self._mean = Sample(**{name: v.mean(0) for name, v in self.per_client.items()})
-        A, c, Q, e = self._mean
+        A, Q = family(isometry, self.d1, self.d0), family(spd, self.d1, self.conditioning)
+        self.set_up(Sample(A, family(gaussian, self.d1), Q, family(gaussian, self.d1)), {"c": "train", "e": "train"})
+        A, c, Q, e = self._mean = self.mean(self.weights)
         self.optimum = torch.linalg.solve(A.T @ Q @ A, A.T @ (e - Q @ c))
 
     def gradient(self, x: Tensor) -> Tensor:
@@ -76,15 +59,9 @@ class QuadraticCompositional(TwoLevel):
     def start(self) -> tuple[Tensor, ...]:
         return (self._mean.A.new_ones(self.d0),)
 
-    def sample(self, client: int | Tensor, rows: Rows) -> Sample:
-        index, weight = rows["train"]
-        own = {name: v[client] for name, v in self.per_client.items()}
-        noisy = {name: own[name] + weight @ noise[index] for name, noise in self._noise.items()}
-        return Sample(**own | noisy)
-
     def level(self, n: int, z: Tensor, sample: Sample) -> Tensor:
-        s = sample
-        return s.A @ z + s.c if n == 0 else 0.5 * z @ (s.Q @ z) - s.e @ z
+        A, c, Q, e = sample
+        return A @ z + c if n == 0 else 0.5 * z @ (Q @ z) - e @ z
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x = point[0]

@@ -8,8 +8,9 @@ Equal weights give the solution; averaging without normalisation ends where w_i 
 steps that vanish.
 """
 
+from collections import namedtuple
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -18,30 +19,20 @@ from torch import Tensor
 
 from fedopt.errors import UserError
 from fedopt.metrics import DISTANCE, DISTANCE_X, DISTANCE_Y, OBJECTIVE, Metric
-from fedopt.problems.classes import Minimax, Rows
-from fedopt.problems.quadratics import Families, centred_noise, gaussian, spd
+from fedopt.problems.classes import Minimax
+from fedopt.problems.quadratics import Quadratic, gaussian, spd
 
 MISMATCHED = Metric("distance_mismatched", "distance to the saddle of mismatched weights", scale="log")
 
-
-class Sample(NamedTuple):
-    """One client's matrices and its linear terms with the sample's noise."""
-
-    A: Tensor
-    B: Tensor
-    D: Tensor
-    c: Tensor
-    e: Tensor
+Sample = namedtuple("Sample", "A B D c e")
 
 
 @dataclass(eq=False)
-class QuadraticMinimax(Minimax):
+class QuadraticMinimax(Quadratic, Minimax):
     """dx, dy: dimensions of x and y.
 
     conditioning: the ratio of the largest to the least eigenvalue of the A_i and of the D_i.
-    heterogeneity: 0 makes all clients equal, 1 mixes each client's matrices half and half with its own, and so on.
-    noise: standard deviation of the examples' linear terms around their client's; a full local batch has none.
-    examples: over all clients.
+    heterogeneity, noise, examples: see `Quadratic`.
     mismatch: weights, up to a factor, whose saddle `distance_mismatched` is the distance to, one for each client; null: none.
     """
 
@@ -54,48 +45,35 @@ class QuadraticMinimax(Minimax):
     mismatch: list[PositiveFloat] | None
 
     def __post_init__(self) -> None:
-        world = self.world
-        dx, dy = self.dx, self.dy
-        self.splits = world.split(self.examples)
+        dx, dy, family = self.dx, self.dy, self.families()
+        self.splits = self.world.split(self.examples)
         if self.mismatch is not None and len(self.mismatch) != self.clients:
             raise UserError(
                 f"problem.mismatch={self.mismatch}: must have an entry for each of the {self.clients} clients"
             )
-        families = Families(self.clients, self.heterogeneity, world)
-        self.per_client = {
-            "A": families(lambda rng: spd(rng, dx, self.conditioning)),
-            "B": families(lambda rng: gaussian(rng, dx, dy)),
-            "D": families(lambda rng: spd(rng, dy, self.conditioning)),
-            "c": families(lambda rng: gaussian(rng, dx)),
-            "e": families(lambda rng: gaussian(rng, dy)),
-        }
-        self._noise = {
-            name: centred_noise(families.noise, self.noise, self.examples, dim, self.splits, world)
-            for name, dim in {"c": dx, "e": dy}.items()
-        }
-        self._mean, self._saddle = self._weighted(self.weights), self.saddle(self.weights)
-        self.optimum = self._saddle[0]
-        self._mismatched = None if self.mismatch is None else self.saddle(np.array(self.mismatch))
+        terms = Sample(
+            A=family(spd, dx, self.conditioning),
+            B=family(gaussian, dx, dy),
+            D=family(spd, dy, self.conditioning),
+            c=family(gaussian, dx),
+            e=family(gaussian, dy),
+        )
+        self.set_up(terms, {"c": "train", "e": "train"})
+        self._mean = self.mean(self.weights)
+        self._saddles = {"distance": self.saddle(self.weights)}
+        if self.mismatch is not None:
+            self._saddles["distance_mismatched"] = self.saddle(np.array(self.mismatch))
+        self.optimum = self._saddles["distance"][0]
         self.metrics = (DISTANCE, OBJECTIVE, DISTANCE_X, DISTANCE_Y, *([] if self.mismatch is None else [MISMATCHED]))
 
     def saddle(self, weights: np.ndarray) -> tuple[Tensor, Tensor]:
         """(x, y), the saddle of sum_i w_i f_i, with w the weights [M] over their sum."""
-        A, B, D, c, e = self._weighted(weights)
+        A, B, D, c, e = self.mean(weights)
         x = torch.linalg.solve(A + B @ torch.linalg.solve(D, B.T), c - B @ torch.linalg.solve(D, e))
         return x, torch.linalg.solve(D, e + B.T @ x)
 
-    def _weighted(self, weights: np.ndarray) -> Sample:
-        w = torch.from_numpy(weights / weights.sum())
-        return Sample(**{name: torch.tensordot(w.to(v), v, dims=1) for name, v in self.per_client.items()})
-
     def start(self) -> tuple[Tensor, ...]:
         return self._mean.c.new_ones(self.dx), self._mean.e.new_ones(self.dy)
-
-    def sample(self, client: int | Tensor, rows: Rows) -> Sample:
-        index, weight = rows["train"]
-        own = {name: v[client] for name, v in self.per_client.items()}
-        noisy = {name: own[name] + weight @ noise[index] for name, noise in self._noise.items()}
-        return Sample(**own | noisy)
 
     def f(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         A, B, D, c, e = sample
@@ -104,16 +82,12 @@ class QuadraticMinimax(Minimax):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """The objective is max_y f(x, y)."""
         x, y = point[:2]
-        _, B, D, _, e = self._mean
-        best = torch.linalg.solve(D, e + B.T @ x)
-        distances = {
-            "distance": torch.cat([x - self._saddle[0], y - self._saddle[1]]),
-            "distance_x": x - self._saddle[0],
-            "distance_y": y - self._saddle[1],
-        }
-        if self._mismatched is not None:
-            distances["distance_mismatched"] = torch.cat([x - self._mismatched[0], y - self._mismatched[1]])
+        best = torch.linalg.solve(self._mean.D, self._mean.e + self._mean.B.T @ x)
+        off = {name: (x - x_s, y - y_s) for name, (x_s, y_s) in self._saddles.items()}
+        off_x, off_y = off["distance"]
         return {
             "objective": float(self.f(x, best, self._mean)),
-            **{name: float(torch.linalg.norm(difference)) for name, difference in distances.items()},
+            "distance_x": float(torch.linalg.norm(off_x)),
+            "distance_y": float(torch.linalg.norm(off_y)),
+            **{name: float(torch.linalg.norm(torch.cat(both))) for name, both in off.items()},
         }

@@ -1,12 +1,13 @@
 """What the quadratic problems are made of: random matrices, families of them over clients, noise of single examples."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from fedopt.data.ragged import Ragged
-from fedopt.data.world import World
+from fedopt.problems.classes import Problem, Rows
 
 
 def spd(rng: np.random.Generator, dim: int, conditioning: float) -> np.ndarray:
@@ -25,29 +26,53 @@ def gaussian(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape) * (1 / np.sqrt(shape[-1]))
 
 
-class Families:
-    """Arrays that the clients share in part: calling it gives one for each client, [clients, ...], the same for all mixed with
-    the client's own in the proportion 1 : heterogeneity. What is the same does not depend on the number of clients.
+class Quadratic(Problem):
+    """Problems whose clients have matrices and linear terms of their own; the examples of a client differ in the linear terms.
 
-    noise: the generator for what is no client's.
+    heterogeneity: 0 makes all clients equal, 1 mixes each client's matrices half and half with its own, and so on.
+    noise: standard deviation of the examples' linear terms around their client's; a full local batch has none.
+    examples: over all clients.
     """
 
-    def __init__(self, clients: int, heterogeneity: float, world: World):
-        self._clients, self._world = clients, world
-        self._share = heterogeneity / (1 + heterogeneity)
-        self._common, self._own, self.noise = (world.rng(part) for part in range(3))
+    heterogeneity: float
+    noise: float
+    examples: int
 
-    def __call__(self, draw: Callable[[np.random.Generator], np.ndarray]) -> Tensor:
-        common, own = draw(self._common), [draw(self._own) for _ in range(self._clients)]
-        return self._world.tensor(np.stack([(1 - self._share) * common + self._share * mine for mine in own]))
+    def families(self) -> Callable[..., Tensor]:
+        """A function (draw, *args) that gives an array for each client, [M, ...]: the same draw(rng, *args) for all, mixed with the
+        client's own in the proportion 1 : heterogeneity. What is the same does not depend on the number of clients."""
+        own_share = self.heterogeneity / (1 + self.heterogeneity)
+        rng_common, rng_own = self.world.rng(0), self.world.rng(1)
 
+        def family(draw: Callable[..., np.ndarray], *args: float) -> Tensor:
+            common, own = draw(rng_common, *args), [draw(rng_own, *args) for _ in range(self.clients)]
+            return self.world.tensor(np.stack([(1 - own_share) * common + own_share * mine for mine in own]))
 
-def centred_noise(
-    rng: np.random.Generator, deviation: float, examples: int, dim: int, splits: Mapping[str, Ragged], world: World
-) -> Tensor:
-    """Noise of each example, [examples, dim]; every client's sums to zero over each of its splits."""
-    noise = deviation * rng.standard_normal((examples, dim))
-    for split in splits.values():
-        for rows in split:
-            noise[rows] -= noise[rows].mean(0)
-    return world.tensor(noise)
+        return family
+
+    def set_up(self, terms: Any, noisy: Mapping[str, str]) -> None:
+        """terms: a named tuple of the clients' matrices and linear terms, [M, ...] each; noisy: which of them have noise, and the
+        split whose examples it is of. The noise sums to zero over each client's examples of a split."""
+        self.per_client = terms._asdict()
+        self._sample_type, self._noisy = type(terms), noisy
+        rng, self._noise = self.world.rng(2), {}
+        for name in noisy:
+            noise = self.noise * rng.standard_normal((self.examples, self.per_client[name].shape[1]))
+            for split in self.splits.values():
+                for rows in split:
+                    noise[rows] -= noise[rows].mean(0)
+            self._noise[name] = self.world.tensor(noise)
+
+    def mean(self, weights: np.ndarray) -> Any:
+        """The means of the clients' terms. weights: [M], up to a factor."""
+        w = torch.from_numpy(weights / weights.sum())
+        return self._sample_type(*(torch.tensordot(w.to(v), v, dims=1) for v in self.per_client.values()))
+
+    def sample(self, client: int | Tensor, rows: Rows) -> Any:
+        """The client's terms, with the noise of the examples."""
+        own = {name: v[client] for name, v in self.per_client.items()}
+        for name, split in self._noisy.items():
+            if split in rows:
+                index, weight = rows[split]
+                own[name] = own[name] + weight @ self._noise[name][index]
+        return self._sample_type(**own)

@@ -4,6 +4,7 @@ min_x max_{|y| <= eps} (1/n) sum_j loss(h_x(a_j + y), b_j), over the n examples 
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,16 +12,15 @@ from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, Metric
-from fedopt.problems.network import NetworkMinimax
 from fedopt.problems.projections import Norm, ball
-from fedopt.problems.supervised import Batch, client_mean, cross_entropy, losses, test_metrics
+from fedopt.problems.supervised import Batches, SupervisedMinimax, cross_entropy
 
 PERTURBED_ACCURACY = Metric("perturbed_accuracy", "test accuracy under the perturbation y", "%", better="higher")
 ROBUST_ACCURACY = Metric("robust_accuracy", "test accuracy under the worst perturbation found", "%", better="higher")
 
 
 @dataclass(eq=False)
-class RobustNn(NetworkMinimax):
+class RobustNn(SupervisedMinimax):
     """y: the perturbation, [features], in the units in which the model sees pixels.
 
     eps, norm: the radius of the ball that y is in, and the norm, l1, l2 or linf.
@@ -33,13 +33,12 @@ class RobustNn(NetworkMinimax):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        (x,) = self._start
+        self._start = (x, x.new_zeros(int(np.prod(self.train.shape))))
         robust = (ROBUST_ACCURACY,) if self.ascent else ()
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, PERTURBED_ACCURACY, *robust)
 
-    def start_y(self, x: Tensor, classes: int) -> Tensor:
-        return x.new_zeros(int(np.prod(self.train.shape)))
-
-    def f(self, x: Tensor, y: Tensor, sample: dict[str, Batch]) -> Tensor:
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
         return cross_entropy(self.net(x, batch.x + y), batch)
 
@@ -50,26 +49,22 @@ class RobustNn(NetworkMinimax):
         """test_accuracy is of the test set as it is, perturbed_accuracy under y, and robust_accuracy under the worst perturbation
         that an ascent from y on the test set finds, y itself included."""
         x, y = point[:2]
-
-        def perturbed_losses(batch: Batch) -> Tensor:
-            return losses(self.net(x, batch.x + y), batch)
-
         perturbed = self._accuracy(x, y)
         robust = {"robust_accuracy": min(perturbed, self._accuracy(x, self.worst(x, y)))} if self.ascent else {}
         return {
-            "train_loss": client_mean(self.train, self.splits["train"], self.weights, perturbed_losses),
-            **test_metrics(self.test, lambda images: self.net(x, images)),
+            "train_loss": self.client_loss("train", lambda images: self.net(x, images + y)),
+            **self.test_metrics(partial(self.net, x)),
             "perturbed_accuracy": perturbed,
             **robust,
         }
 
     def _accuracy(self, x: Tensor, y: Tensor) -> float:
-        return test_metrics(self.test, lambda images: self.net(x, images + y))["test_accuracy"]
+        return self.test_metrics(lambda images: self.net(x, images + y))["test_accuracy"]
 
     def worst(self, x: Tensor, y: Tensor) -> Tensor:
         """A perturbation that the test loss is large under, by projected ascent from y with normalised steps."""
-        for rows in torch.arange(len(self.test), device=y.device).chunk(self.ascent):
-            batch = self.test.batch(rows, torch.full(rows.shape, 1 / len(rows)).to(y))
+        for rows in torch.arange(len(self._test), device=y.device).chunk(self.ascent):
+            batch = self._test.batch(rows, torch.full(rows.shape, 1 / len(rows)).to(y))
             y = y.detach().requires_grad_()
             (g,) = torch.autograd.grad(cross_entropy(self.net(x, batch.x + y), batch), y)
             steepest = g.sign() if self.norm == "linf" else g / torch.linalg.vector_norm(g).clamp(min=1e-12)

@@ -6,7 +6,6 @@ With t = mean t_i, y*(x) = -t x and max_y f(x, y) = (lam + t^2)/2 |x|^2: the sol
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -14,13 +13,6 @@ from torch import Tensor
 
 from fedopt.metrics import DISTANCE, DISTANCE_X, DISTANCE_Y, OBJECTIVE
 from fedopt.problems.classes import Minimax, Rows
-
-
-class Sample(NamedTuple):
-    """One client's; there is no noise."""
-
-    t: Tensor
-    b: Tensor
 
 
 @dataclass(eq=False)
@@ -52,10 +44,10 @@ class Saddle(Minimax):
         x = torch.full_like(self.per_client["b"][0], self.x0)
         return x, x.clone()
 
-    def sample(self, client: int | Tensor, rows: Rows) -> Sample:
-        return Sample(**{name: v[client] for name, v in self.per_client.items()})
+    def sample(self, client: int | Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        return self.per_client["t"][client], self.per_client["b"][client]  # there is no noise
 
-    def f(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
+    def f(self, x: Tensor, y: Tensor, sample: tuple[Tensor, Tensor]) -> Tensor:
         t, b = sample
         return -(0.5 * y @ y - b @ y + t * (y @ x)) + 0.5 * self.lam * x @ x
 

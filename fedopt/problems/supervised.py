@@ -1,19 +1,26 @@
-"""What classification problems share: examples on the device, minibatches, the weighted cross-entropy, evaluation."""
+"""What classification problems share: examples on the device, minibatches, the network, the weighted cross-entropy, evaluation."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from fedopt import models
 from fedopt.data.datasets import LabelledData
-from fedopt.data.ragged import Ragged
 from fedopt.data.rows import take_scaled_rows
 from fedopt.data.world import World
 from fedopt.errors import UserError
+from fedopt.problems.classes import Minimax, Problem, Rows, Weighting
+
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
 
 
 class Batch(NamedTuple):
@@ -24,87 +31,13 @@ class Batch(NamedTuple):
     weight: Tensor
 
 
-class Images:
-    """Labelled examples on the device: as uint8 until they are used, then normalised by the training pixels' statistics."""
-
-    def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
-        mean, std = data.normalisation()
-        self.shape = x.shape[1:]
-        self.x = torch.from_numpy(x.reshape(len(x), int(np.prod(self.shape)))).to(world.device)
-        self.y = torch.from_numpy(y).to(world.device)
-        pixels = int(np.prod(self.shape[1:]))
-        scale = 1 / np.maximum(std, 1e-12)
-        per_channel = (-mean * scale, scale)
-        self._shift, self._scale = (
-            torch.from_numpy(np.repeat(v, 1 if len(v) == 1 else pixels)).to(world.device, world.dtype)
-            for v in per_channel
-        )
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def batch(self, rows: Tensor, weight: Tensor) -> Batch:
-        """The examples `rows` [B], normalised."""
-        return Batch(take_scaled_rows(self.x, rows, self._scale, self._shift), self.y.gather(0, rows), weight)
+Batches = Mapping[str, Batch]  # a sample: a batch of each split, by name
+Values = Callable[[Batch], tuple[Tensor, ...]]  # of each example, [B] each
 
 
-def training_images(data: LabelledData, world: World, examples: int | None) -> tuple[Images, np.ndarray]:
-    """The training examples and their labels: all of them, or at most `examples`, drawn at random."""
-    kept = np.sort(world.rng().permutation(len(data.y_train))[:examples])
-    return Images(data.x_train[kept], data.y_train[kept], data, world), data.y_train[kept]
-
-
-class Divided(NamedTuple):
-    """train: the clients' examples, with their labels, divided by `splits`; own: rows of it, those that each client keeps to
-    test its own model, None for none; server: the server's examples."""
-
-    train: Images
-    labels: np.ndarray
-    splits: dict[str, Ragged]
-    own: Ragged | None
-    server: Images
-    test: Images
-    classes: int
-
-
-Fraction = Annotated[float, Field(gt=0, lt=1)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-
-
-def divided(world: World, test: float | None, server: float, own_test: float | None) -> Divided:
-    """Who has what. test: fraction of all examples, None for the data set's own test examples; server: fraction of the others;
-    own_test: of each client's. Raises UserError for a fraction that is less than one example."""
-    data = world.load()
-    if test is not None:
-        data = data.redivided(test, world.rng(1))
-    n = len(data.y_train)
-    for key, fraction, count in (("test", test, len(data.y_test)), ("server", server, round(server * n))):
-        if fraction and not count:
-            raise UserError(f"problem.{key}={fraction}: is less than one example")
-    at_server, at_clients = (np.sort(rows) for rows in np.split(world.rng(2).permutation(n), [round(server * n)]))
-    labels = data.y_train[at_clients]
-    splits = world.split(len(labels), labels, own_test)
-    own = splits.pop("val", None)
-    train, of_server = (Images(data.x_train[rows], data.y_train[rows], data, world) for rows in (at_clients, at_server))
-    return Divided(train, labels, splits, own, of_server, Images(data.x_test, data.y_test, data, world), data.classes)
-
-
-def own_accuracies(images: Images, own: Ragged, logits: Callable[[int, Tensor], Tensor]) -> dict[str, float]:
-    """personal_accuracy, the mean over clients of the accuracy of each one's model on its own test examples, and that of the
-    worst. logits: of a client's model."""
-    hits = []
-    for i, rows in enumerate(own):
-
-        def hit(batch: Batch, i: int = i) -> tuple[Tensor, ...]:
-            return (logits(i, batch.x).argmax(1) == batch.y,)
-
-        hits += weighted_sums(images, rows, np.full(len(rows), 1 / len(rows)), hit)
-    return {"personal_accuracy": 100 * float(np.mean(hits)), "worst_personal_accuracy": 100 * min(hits)}
-
-
-def split_batches(images: Images, rows: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Batch]:
-    """A sample: one batch of each split."""
-    return {split: images.batch(*of_split) for split, of_split in rows.items()}
+def losses(logits: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy of each example, [B]."""
+    return F.cross_entropy(logits, batch.y, reduction="none")
 
 
 def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = None) -> Tensor:
@@ -113,43 +46,146 @@ def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = No
     return losses(logits, batch) @ weight
 
 
-@torch.no_grad()
-def weighted_sums(
-    images: Images, rows: np.ndarray, weights: np.ndarray, values: Callable[[Batch], tuple[Tensor, ...]]
-) -> list[float]:
-    """sum_j weights_j value_j over the examples `rows`, for each of the values ([B] each), in pieces that bound memory."""
-    totals: list[Tensor] = []
-    for start in range(0, len(rows), 2048):
-        piece = slice(start, start + 2048)
-        index, weight = (torch.from_numpy(part[piece]).to(images.y.device) for part in (rows, weights))
-        sums = [value.double() @ weight for value in values(images.batch(index, weight))]
-        totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
-    return [float(total) for total in totals]
+class Images:
+    """Labelled examples on the device: as uint8 until they are used, then normalised by the training pixels' statistics."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
+        mean, std = data.normalisation()
+        self.shape = x.shape[1:]
+        self.x = torch.from_numpy(x.reshape(len(x), int(np.prod(self.shape)))).to(world.device)
+        self.y = torch.from_numpy(y).to(world.device)
+        repeats = 1 if len(mean) == 1 else int(np.prod(self.shape[1:]))  # a channel's, for each of its pixels
+        scale = 1 / np.maximum(std, 1e-12)
+        self._shift, self._scale = (world.tensor(np.repeat(v, repeats)) for v in (-mean * scale, scale))
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, rows: Tensor, weight: Tensor) -> Batch:
+        """The examples `rows` [B], normalised."""
+        return Batch(take_scaled_rows(self.x, rows, self._scale, self._shift), self.y.gather(0, rows), weight)
+
+    @torch.no_grad()
+    def means(self, values: Values, rows: np.ndarray | None = None, weights: np.ndarray | None = None) -> list[float]:
+        """The weighted mean of each of the values over the examples `rows`, in pieces that bound memory.
+
+        rows: all by default; weights: of the rows, with sum 1, equal by default.
+        """
+        rows = np.arange(len(self)) if rows is None else rows
+        weights = np.full(len(rows), 1 / len(rows)) if weights is None else weights
+        sums = []
+        for start in range(0, len(rows), 2048):
+            index, weight = (torch.from_numpy(part[start : start + 2048]).to(self.y.device) for part in (rows, weights))
+            sums.append([value.double() @ weight for value in values(self.batch(index, weight))])
+        return [float(sum(of_pieces)) for of_pieces in zip(*sums, strict=True)]
+
+    def loss_and_accuracy(self, logits: Logits, rows: np.ndarray | None = None) -> list[float]:
+        """The mean cross-entropy, and the share that is classified right, of the examples `rows`, or of all."""
+
+        def loss_and_hit(batch: Batch) -> tuple[Tensor, ...]:
+            out = logits(batch.x)
+            return losses(out, batch), out.argmax(1) == batch.y
+
+        return self.means(loss_and_hit, rows)
 
 
-def losses(logits: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy of each example, [B]."""
-    return F.cross_entropy(logits, batch.y, reduction="none")
+@dataclass(eq=False)
+class Supervised(Problem):
+    """Problems about a network on labelled examples. `set_up`, or `set_up_shared`, makes all that they have in common.
+
+    model, widths: see `models.build`.
+    """
+
+    model: str
+    widths: list[PositiveInt]
+
+    def set_up(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
+        """The clients get the training examples `rows`, or all, and each holds out a fraction of its own, for the split `val`.
+
+        Sets `train`, `labels`, `classes`, `splits`, the network `net`, and its parameters as the start.
+        """
+        world = self.world
+        x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
+        self.train, self._test = Images(x, y, data, world), Images(data.x_test, data.y_test, data, world)
+        self.labels, self.classes = y, data.classes
+        self.splits = world.split(len(y), y, held_out)
+        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed, world.autocast)
+        self.convolutional = self.net.convolutional
+        self._start: tuple[Tensor, ...] = (self.net.initial.to(world.device, world.dtype),)
+
+    def set_up_shared(self, test: float | None, server: float, own_test: float | None) -> None:
+        """As `set_up`, with examples of the server's, and some that clients keep to test their own models. Raises UserError for a
+        fraction that is less than one example.
+
+        test: fraction of all examples, None for the data set's own test examples; server: fraction of the others; own_test: of
+        each client's, None for none.
+        """
+        world, data = self.world, self.world.load()
+        if test is not None:
+            data = data.redivided(test, world.rng(1))
+        n = len(data.y_train)
+        for key, fraction, count in (("test", test, len(data.y_test)), ("server", server, round(server * n))):
+            if fraction and not count:
+                raise UserError(f"problem.{key}={fraction}: is less than one example")
+        at_server, at_clients = (np.sort(rows) for rows in np.split(world.rng(2).permutation(n), [round(server * n)]))
+        self.set_up(data, at_clients, own_test)
+        self._server = Images(data.x_train[at_server], data.y_train[at_server], data, world)
+        self._own = self.splits.get("val")
+        self.splits = {"train": self.splits["train"]}
+
+    def start(self) -> tuple[Tensor, ...]:
+        return self._start
+
+    def sample(self, client: int | Tensor, rows: Rows) -> Any:
+        return {split: self.train.batch(*of_split) for split, of_split in rows.items()}
+
+    def class_shares(self, split: str) -> np.ndarray:
+        """The weighted mean over clients of the share of each class in their examples of a split, [C]; 1 for a class without any.
+
+        That is not the class's count where clients differ in size: an example weighs p_i / n_i.
+        """
+        of, labels = self.splits[split], self.train.y.cpu().numpy()
+        shares = np.bincount(labels[of.rows], of.example_weights(self.weights), minlength=self.classes)
+        return np.where(shares > 0, shares, 1)
+
+    def client_loss(self, split: str, logits: Logits, class_weight: Tensor | None = None) -> float:
+        """sum_i p_i of the clients' own means of class_weight[y_j] CE_j over their examples of a split.
+
+        class_weight: [classes], one by default.
+        """
+
+        def of_examples(batch: Batch) -> tuple[Tensor]:
+            loss = losses(logits(batch.x), batch)
+            return (loss if class_weight is None else loss * class_weight[batch.y],)
+
+        of = self.splits[split]
+        return self.train.means(of_examples, of.rows, of.example_weights(self.weights))[0]
+
+    def test_metrics(self, logits: Logits) -> dict[str, float]:
+        """test_loss, and test_accuracy in percent, over all test examples."""
+        loss, accuracy = self._test.loss_and_accuracy(logits)
+        return {"test_loss": loss, "test_accuracy": 100 * accuracy}
+
+    def own_metrics(self, w: Tensor) -> dict[str, float]:
+        """personal_accuracy, the mean over clients of the accuracy of each one's model on the test examples that it keeps, and that
+        of the worst; nothing where they keep none. w: the models' parameters, [M, d]."""
+        if self._own is None:
+            return {}
+        of_clients = zip(w, self._own, strict=True)
+        accuracies = [self.train.loss_and_accuracy(partial(self.net, w_i), rows)[1] for w_i, rows in of_clients]
+        return {"personal_accuracy": 100 * float(np.mean(accuracies)), "worst_personal_accuracy": 100 * min(accuracies)}
 
 
-def test_metrics(images: Images, logits: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """test_loss, and test_accuracy in percent, over all of `images`."""
+@dataclass(eq=False)
+class SupervisedMinimax(Supervised, Minimax):
+    """examples: of the training set, drawn at random, at most; None for all.
 
-    def loss_and_hit(batch: Batch) -> tuple[Tensor, ...]:
-        out = logits(batch.x)
-        return losses(out, batch), out.argmax(1) == batch.y
+    weighting: clients count by their numbers of examples, so that f is a mean over all examples, or uniformly.
+    """
 
-    n = len(images)
-    loss, accuracy = weighted_sums(images, np.arange(n), np.full(n, 1 / n), loss_and_hit)
-    return {"test_loss": loss, "test_accuracy": 100 * accuracy}
+    examples: PositiveInt | None
+    weighting: Weighting
 
-
-def mean(images: Images, value: Callable[[Batch], Tensor]) -> float:
-    """The mean of `value` over all examples."""
-    n = len(images)
-    return weighted_sums(images, np.arange(n), np.full(n, 1 / n), lambda batch: (value(batch),))[0]
-
-
-def client_mean(images: Images, split: Ragged, weights: np.ndarray, value: Callable[[Batch], Tensor]) -> float:
-    """sum_i p_i of the clients' own means of `value` over their examples of a split. weights: p_i, [M]."""
-    return weighted_sums(images, split.rows, split.example_weights(weights), lambda batch: (value(batch),))[0]
+    def __post_init__(self) -> None:
+        data = self.world.load()
+        self.set_up(data, np.sort(self.world.rng().permutation(len(data.y_train))[: self.examples]))
