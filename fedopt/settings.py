@@ -220,8 +220,8 @@ def _keys_of(cls: Any, *given: str) -> Any:
     return typed
 
 
-# Parts of a path that are no keys of the user's: which schedule pydantic tried, and where local work has its schedule
-_INSIDE = {"constant", "growing", "inverse_power", "exponential", "piecewise", "amount"}
+# Parts of a path that are no keys of the user's: which schedule pydantic tried
+_INSIDE = {"constant", "growing", "inverse_power", "exponential", "piecewise"}
 
 
 def _message(error: Any, where: str) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedopt import models
 from fedopt.data.datasets import LabelledData
-from fedopt.data.rows import take_scaled_rows
+from fedopt.data.rows import take_rows
 from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.problems.classes import Minimax, Problem, Rows, Weighting
@@ -47,23 +47,22 @@ def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = No
 
 
 class Images:
-    """Labelled examples on the device: as uint8 until they are used, then normalised by the training pixels' statistics."""
+    """Labelled examples on the device, normalised once by the training pixels' statistics. x: [n, features]; y: [n]."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
         mean, std = data.normalisation()
         self.shape = x.shape[1:]
-        self.x = torch.from_numpy(x.reshape(len(x), int(np.prod(self.shape)))).to(world.device)
-        self.y = torch.from_numpy(y).to(world.device)
-        repeats = 1 if len(mean) == 1 else int(np.prod(self.shape[1:]))  # a channel's, for each of its pixels
         scale = 1 / np.maximum(std, 1e-12)
-        self._shift, self._scale = (world.tensor(np.repeat(v, repeats)) for v in (-mean * scale, scale))
+        factor, shift = (world.tensor(v)[:, None, None] for v in (scale, -mean * scale))
+        self.x = (world.tensor(x) * factor).add_(shift).flatten(1)
+        self.y = torch.from_numpy(y).to(world.device)
 
     def __len__(self) -> int:
         return len(self.y)
 
     def batch(self, rows: Tensor, weight: Tensor) -> Batch:
         """The examples `rows` [B], normalised."""
-        return Batch(take_scaled_rows(self.x, rows, self._scale, self._shift), self.y.gather(0, rows), weight)
+        return Batch(take_rows(self.x, rows), self.y.gather(0, rows), weight)
 
     @torch.no_grad()
     def means(self, values: Values, rows: np.ndarray | None = None, weights: np.ndarray | None = None) -> list[float]:
