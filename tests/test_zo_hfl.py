@@ -273,8 +273,9 @@ def test_cnn():
 
 def test_who_has_what():
     """90/10, 30 % of the training data on the server, 10 % of a client's for itself; the baselines' division is the same."""
-    ours = small("zo_hfl", "hierarchical").original
-    theirs = small("fedavg", "classification_with_server", "dataset=digits", "partitioner=iid").original
+    unit = "dataset.pixels=unit"  # so that pixels do not depend on the division
+    ours = small("zo_hfl", "hierarchical", unit).original
+    theirs = small("fedavg", "classification_with_server", "dataset=digits", "partitioner=iid", unit).original
     n = 1797
     training = n - round(0.1 * n)
     server = round(0.3 * training)
@@ -286,7 +287,7 @@ def test_who_has_what():
     for a, b in ((ours.splits["train"], theirs.splits["train"]), (ours._own, theirs._own)):
         np.testing.assert_array_equal(a.rows, b.rows)
     whole = np.concatenate([part.x.numpy() for part in (ours.train, ours._server, ours._test)])
-    plain = small("fedavg", "classification", "partitioner=iid").original
+    plain = small("fedavg", "classification", "partitioner=iid", unit).original
     everything = np.concatenate([plain.train.x.numpy(), plain._test.x.numpy()])
     np.testing.assert_array_equal(*(np.sort(v.view([("", v.dtype)] * 64).ravel()) for v in (whole, everything)))
 
