@@ -49,9 +49,7 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"fedopt {fedopt.__version__}")
         return 0
     if any(a.startswith("--experimental-rerun") for a in arguments):
-        raise UserError(
-            "--experimental-rerun reads a pickle, which can run code: give the overrides in run.json instead"
-        )
+        raise UserError("--experimental-rerun reads a pickle, which can run code: give the overrides in run.json instead")
     multirun = bool({"-m", "--multirun"} & set(arguments))
     if multirun:
         folder = _prepare_sweep(arguments)
@@ -127,9 +125,7 @@ def _run_path(config: dict[str, Any], overrides: list[str]) -> Path:
 def _last_line(status: str, folder: RunFolder) -> str:
     summary = folder.summary()
     values = "  ".join(f"{name} {value:.5g}" for name, value in summary.get("final", {}).items() if value is not None)
-    line = (
-        f"{status} after {summary.get('round')} rounds ({summary.get('seconds')} s): {values}\nresults: {folder.path}"
-    )
+    line = f"{status} after {summary.get('round')} rounds ({summary.get('seconds')} s): {values}\nresults: {folder.path}"
     if status == "interrupted":
         line += f"\nto go on: the same command with output_dir='{folder.path}' resume=true"
     if status == "diverged":

@@ -26,9 +26,7 @@ _VALUE = re.compile(r"\w+(\.\w+)*")  # the key of an override that neither adds 
 def options(group: str, folders: Iterable[str | Path] = ()) -> list[str]:
     """What can be chosen from a config group. folders: config folders besides fedopt's."""
     roots = [Path(folder) / group for folder in (CONF, *folders)]
-    return sorted(
-        {path.relative_to(root).with_suffix("").as_posix() for root in roots for path in root.rglob("*.yaml")}
-    )
+    return sorted({path.relative_to(root).with_suffix("").as_posix() for root in roots for path in root.rglob("*.yaml")})
 
 
 def bases_of(content: dict[str, Any]) -> list[str]:

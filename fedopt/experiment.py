@@ -48,9 +48,7 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     problem = reduce(original, algorithm.solves)
     known = [metric.name for metric in problem.metrics]
     if evaluation.metric is not None and evaluation.metric not in known:
-        raise UserError(
-            f"eval.metric={evaluation.metric}: this problem has {', '.join(known)}{nearest(evaluation.metric, known)}"
-        )
+        raise UserError(f"eval.metric={evaluation.metric}: this problem has {', '.join(known)}{nearest(evaluation.metric, known)}")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
     federation = Federation(problem, engine, settings.seed, participation)
     return Experiment(algorithm, original, problem, federation, settings.budget, evaluation, device)

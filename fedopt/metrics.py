@@ -50,9 +50,7 @@ TEST_ACCURACY = Metric("test_accuracy", "test accuracy", "%", better="higher")
 TEST_LOSS = Metric("test_loss", "test loss", bounds=True)
 TRAIN_LOSS = Metric("train_loss", "training loss", bounds=True)
 VAL_LOSS = Metric("val_loss", "validation loss", bounds=True)
-PERSONAL_ACCURACY = Metric(
-    "personal_accuracy", "mean accuracy of the clients on their own examples", "%", better="higher"
-)
+PERSONAL_ACCURACY = Metric("personal_accuracy", "mean accuracy of the clients on their own examples", "%", better="higher")
 WORST_PERSONAL_ACCURACY = Metric(
     "worst_personal_accuracy", "accuracy of the worst client on its own examples", "%", better="higher"
 )

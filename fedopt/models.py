@@ -41,9 +41,7 @@ class FlatModel:
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
         """All layers but the last, and the last. Raises UserError where there is only one."""
         if len(self._layers) == 1:
-            raise UserError(
-                "problem.model=linear and problem.model=softmax have no hidden layers: use mlp, cnn or vgg11"
-            )
+            raise UserError("problem.model=linear and problem.model=softmax have no hidden layers: use mlp, cnn or vgg11")
         body, head = nn.Sequential(*self._layers[:-1]), nn.Sequential(self._layers[-1])
         return FlatModel(body, self.input_shape, self.autocast), FlatModel(head, (), self.autocast)
 
@@ -190,9 +188,7 @@ def build(
     channels, height, width = input_shape
     least = {"cnn": 4, "vgg11": 32}.get(name, 1)
     if min(height, width) < least:
-        raise UserError(
-            f"problem.model={name} needs images of at least {least} x {least} pixels, and these are {height} x {width}"
-        )
+        raise UserError(f"problem.model={name} needs images of at least {least} x {least} pixels, and these are {height} x {width}")
     layers: list[nn.Module]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, Purpose.MODEL))
@@ -209,9 +205,7 @@ def build(
             from fedopt.torchvision_import import torchvision
 
             if channels != 3:
-                raise UserError(
-                    f"problem.model=vgg11 needs images of 3 channels, and these have {channels}: use cnn or mlp"
-                )
+                raise UserError(f"problem.model=vgg11 needs images of 3 channels, and these have {channels}: use cnn or mlp")
             features = list(torchvision.models.vgg11(weights=None).features)
             layers = [*features, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)]
         else:

@@ -87,12 +87,7 @@ def class_at(group: str, name: str) -> Any:
 def pairs() -> list[tuple[str, str]]:
     """Every algorithm with every problem of a class that it covers."""
     classes = {p: classes_of.name(classes_of.class_of(class_at("problem", p))) for p in names("problem")}
-    return [
-        (a, p)
-        for a in names("algo")
-        for p in names("problem")
-        if classes[p] in classes_of.covered(class_at("algo", a).solves)
-    ]
+    return [(a, p) for a in names("algo") for p in names("problem") if classes[p] in classes_of.covered(class_at("algo", a).solves)]
 
 
 def config(*overrides: str) -> dict[str, Any]:

@@ -96,9 +96,7 @@ class Tapped:
             else:  # the gradient in y (the last variable) was differentiated, along a vector
                 total["hvp"] += backs[-1] - 1
                 total["jvp"] += backs[0]
-                total["grad"] += bool(
-                    backs[0] and backs[-1] > 1
-                )  # in both at once: FedMSA's maps, of which the gradient is one
+                total["grad"] += bool(backs[0] and backs[-1] > 1)  # in both at once: FedMSA's maps, of which the gradient is one
         return total
 
 

@@ -151,12 +151,8 @@ def test_data_files(kind, monkeypatch, capsys, tmp_path):
         np.savez(path, **BROKEN)
     elif kind == "not an npz":
         path.write_text("hello")
-    wanted = {"missing": "no such file", "pickled": "pickled objects", "incomplete": "y_test"}.get(
-        kind, "not a readable .npz"
-    )
-    result = fedopt(
-        monkeypatch, capsys, *DIGITS[:2], "dataset=npz", f"dataset.path={path}", f"output_dir={tmp_path / 'o'}"
-    )
+    wanted = {"missing": "no such file", "pickled": "pickled objects", "incomplete": "y_test"}.get(kind, "not a readable .npz")
+    result = fedopt(monkeypatch, capsys, *DIGITS[:2], "dataset=npz", f"dataset.path={path}", f"output_dir={tmp_path / 'o'}")
     one_line(result, str(path), wanted)
     assert not (tmp_path / "o").exists()
 
@@ -170,9 +166,7 @@ def test_missing_data_without_network(monkeypatch, capsys, tmp_path):
         raise URLError("no network")
 
     monkeypatch.setattr(torchvision.datasets.mnist, "download_and_extract_archive", refuse)
-    result = fedopt(
-        monkeypatch, capsys, "problem=imbalanced_mnist", f"dataset.root={tmp_path}", f"output_dir={tmp_path / 'o'}"
-    )
+    result = fedopt(monkeypatch, capsys, "problem=imbalanced_mnist", f"dataset.root={tmp_path}", f"output_dir={tmp_path / 'o'}")
     one_line(result.__class__(result.code, "", result.err.splitlines()[-1]), "mnist.npz", str(tmp_path), "FEDOPT_DATA")
 
 

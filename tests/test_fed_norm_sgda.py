@@ -39,9 +39,7 @@ def experiment(*overrides, algo="fed_norm_sgda", problem="quadratic_minimax"):
 
 def solver(e, i, eta, tau):
     """a_i [tau] of App. A.1, and from the recursion's definition: the change of an iterate from gradients g_0, g_1, ..."""
-    rho, mu, decay = (
-        v if isinstance(v, float) else v[i % len(v)] for v in (e.algorithm.rho, e.algorithm.mu, e.algorithm.decay)
-    )
+    rho, mu, decay = (v if isinstance(v, float) else v[i % len(v)] for v in (e.algorithm.rho, e.algorithm.mu, e.algorithm.decay))
     weights = np.zeros(tau)
     for k in range(tau):
         z = d = 0.0  # one gradient, the k-th, is 1
@@ -202,9 +200,7 @@ def test_what_is_minimised_is_what_train_loss_reports(weighting, aggregation):
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
         d_x, d_y = (torch.randn(v.shape, generator=generator, dtype=v.dtype) for v in (of_x, of_y))
-        ahead, behind = (
-            e.problem.evaluate(before.x + h * d_x, before.y + h * d_y)["train_loss"] for h in (1e-6, -1e-6)
-        )
+        ahead, behind = (e.problem.evaluate(before.x + h * d_x, before.y + h * d_y)["train_loss"] for h in (1e-6, -1e-6))
         assert float(of_x @ d_x + of_y @ d_y) == pytest.approx((ahead - behind) / 2e-6, rel=1e-5)
 
 

@@ -30,13 +30,7 @@ def problem():
 
 
 def test_keys_do_not_share_streams():
-    keys = [
-        {"purpose": p, "round": r, "exchange": x, "client": c}
-        for p in (3, 5)
-        for r in (0, 1)
-        for x in (0, 1)
-        for c in (0, 1)
-    ]
+    keys = [{"purpose": p, "round": r, "exchange": x, "client": c} for p in (3, 5) for r in (0, 1) for x in (0, 1) for c in (0, 1)]
     streams = np.array([keyed_rng(1, **{**key, "purpose": Purpose(key["purpose"])}).random(1000) for key in keys])
     assert len(np.unique(streams)) == streams.size
     again = np.array([keyed_rng(1, **{**key, "purpose": Purpose(key["purpose"])}).random(1000) for key in keys])
@@ -147,9 +141,7 @@ def test_ragged_clients(problem, engine):
     y, sizes = problem.train.y.numpy(), problem.sizes()
     expected = sum(w * 2 * y[problem.splits["train"][i]].sum() for i, w in zip(cohort, weights, strict=True))
     assert float(labels) == pytest.approx(expected, rel=1e-12)
-    assert float(steps_taken) == pytest.approx(
-        sum(w * 2 * -(-sizes[i] // 7) for i, w in zip(cohort, weights, strict=True))
-    )
+    assert float(steps_taken) == pytest.approx(sum(w * 2 * -(-sizes[i] // 7) for i, w in zip(cohort, weights, strict=True)))
 
 
 def test_clients_wait_for_each_other_only_where_it_is_cheaper():

@@ -280,9 +280,7 @@ def test_communication_rounds_of_lfednest_nonalt():
 @pytest.mark.parametrize("cohorts", ["fresh", "one"])
 def test_products_on_fresh_cohorts(cohorts, monkeypatch):
     """FedIHGP takes a new cohort for the gradient and for each product, or FedOut's for all."""
-    e = fednest(
-        "fednest", "quadratic_bilevel", N=3, inverse="truncated", cohorts=cohorts, **{"participation.cohort": 2}
-    )
+    e = fednest("fednest", "quadratic_bilevel", N=3, inverse="truncated", cohorts=cohorts, **{"participation.cohort": 2})
     asked = []
     exchange = Round.exchange
 

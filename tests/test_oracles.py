@@ -528,9 +528,7 @@ def test_msa_maps_remembers_values(p):
 
 
 @pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
-@pytest.mark.parametrize(
-    ("problem", "B", "known"), [("quadratic_bilevel", "null", 6), ("mco", "null", 6), ("mco", 4, 0)]
-)
+@pytest.mark.parametrize(("problem", "B", "known"), [("quadratic_bilevel", "null", 6), ("mco", "null", 6), ("mco", 4, 0)])
 def test_fedmsa_with_and_without_memory(problem, B, known, engine, monkeypatch):
     """With full local batches the value at the previous iterate is known: the same numbers from half of the calls."""
     settings = ["algo.K=5", f"algo.B={B}", "participation.cohort=2", f"hardware.engine={engine}"]

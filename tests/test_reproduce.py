@@ -115,9 +115,7 @@ def test_fedopt_composes_an_experiment(tmp_path, experiment, monkeypatch, capsys
     assert fedopt(monkeypatch, capsys, *arguments, "resume=true").code == 0
     unknown = fedopt(monkeypatch, capsys, "experiment=fedmsa/fig22")
     assert unknown.code == 2
-    assert unknown.err.startswith(
-        "fedopt: experiment=fedmsa/fig22: there is no such experiment, did you mean fedmsa/fig2?"
-    )
+    assert unknown.err.startswith("fedopt: experiment=fedmsa/fig22: there is no such experiment, did you mean fedmsa/fig2?")
 
 
 def test_quick(tmp_path, experiment, command):
@@ -567,9 +565,7 @@ def test_file_that_builds_on_another(experiment, tmp_path):
     folders = [tmp_path / "conf"]
     one, two = (published.load(f"test/{name}", folders) for name in ("one", "two"))
     assert two == replace(one, title="another", lines={**one.lines, "more": ["algo.K=3"]})
-    (first,), (same, more) = (
-        published.tasks(f"test/{name}", of, 1, (), folders) for name, of in (("one", one), ("two", two))
-    )
+    (first,), (same, more) = (published.tasks(f"test/{name}", of, 1, (), folders) for name, of in (("one", one), ("two", two)))
     assert (same.config["participation"]["least"], more.config["algo"]["K"]) == (2, 3)
     assert same.config["budget"] == first.config["budget"]
     content["defaults"][0] = "test/three"

@@ -66,9 +66,7 @@ class Client(Oracles):
         """
         return (self._of_step(name, k) for k in range(len(self._counts[name])))
 
-    def scan(
-        self, name: str, step: Callable[..., Any], carry: Any, *schedules: Callable[[int], Any], skip: int = 0
-    ) -> Any:
+    def scan(self, name: str, step: Callable[..., Any], carry: Any, *schedules: Callable[[int], Any], skip: int = 0) -> Any:
         """carry = step(carry, what step k takes, *(schedule(k) for each of the schedules)), k = skip, skip + 1, ...
 
         A step takes a sample, or a list of them where the draws say how many. A client with fewer steps than the others keeps its

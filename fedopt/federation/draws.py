@@ -111,18 +111,11 @@ class Key(NamedTuple):
     exchange: int
 
 
-def draw(
-    draws: Draws, splits: Splits, clients: np.ndarray, key: Key, like: Tensor
-) -> tuple[dict[str, Weighted], dict[str, Drawn]]:
+def draw(draws: Draws, splits: Splits, clients: np.ndarray, key: Key, like: Tensor) -> tuple[dict[str, Weighted], dict[str, Drawn]]:
     """For each of `clients`, each from a generator of its own: for each split all rows of a client and their weights,
     [clients, n], padded with weight zero; and what was drawn, by name. Tensors have the device and dtype of `like`."""
-    drawn_from = {
-        name: tuple(split for split in splits if wanted.split in (None, split)) for name, wanted in draws.items()
-    }
-    drawn = {
-        name: Drawn(drawn_from[name], {}, wanted.steps_of(splits)[clients], wanted.samples)
-        for name, wanted in draws.items()
-    }
+    drawn_from = {name: tuple(split for split in splits if wanted.split in (None, split)) for name, wanted in draws.items()}
+    drawn = {name: Drawn(drawn_from[name], {}, wanted.steps_of(splits)[clients], wanted.samples) for name, wanted in draws.items()}
     rngs = [keyed_rng(key.seed, Purpose.SAMPLES, key.round, key.exchange, int(i)) for i in clients]
     whole = {}
     for split, ragged in splits.items():

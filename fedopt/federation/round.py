@@ -141,9 +141,7 @@ class Round:
         like, splits = problem.start()[0], problem.splits
 
         # Stacks of equally busy clients waste the least; a rank without clients computes one at weight zero, for the shapes.
-        steps = sum(
-            (wanted.steps_of(splits)[cohort] for wanted in draws.values()), np.zeros(len(cohort), dtype=np.int64)
-        )
+        steps = sum((wanted.steps_of(splits)[cohort] for wanted in draws.values()), np.zeros(len(cohort), dtype=np.int64))
         busy = np.lexsort((problem.sizes()[cohort], steps))[::-1]
         mine = busy[ranks.rank() :: ranks.count()]
         idle = len(mine) == 0
