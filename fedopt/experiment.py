@@ -56,12 +56,7 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
 
 def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:
     """Raises UserError where participation does not fit the number of clients, or the algorithm's local work."""
-    cohort, least, work, stragglers = (
-        participation.cohort,
-        participation.least,
-        participation.work,
-        participation.stragglers,
-    )
+    cohort, least, work, stragglers = (participation.cohort, participation.least, participation.work, participation.stragglers)
     if cohort is not None and cohort > clients:
         raise UserError(f"participation.cohort={cohort}: must be at most partitioner.clients={clients}")
     if stragglers and not round(stragglers * clients):

@@ -87,14 +87,7 @@ class FlatModel:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
 
     def descend(
-        self,
-        flat: Tensor,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        eta: float,
-        plus: Tensor | None = None,
-        tuning: Tuning = None,
+        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, eta: float, plus: Tensor | None = None, tuning: Tuning = None
     ) -> Tensor | None:
         """flat - eta (gradient + plus), written over flat [dim] and returned; None unless `dense`.
 
@@ -171,12 +164,7 @@ torch.library.register_vmap("fedopt::add_product", _add_products, lib=_library)
 
 
 def build(
-    name: str,
-    widths: Sequence[int],
-    input_shape: Sequence[int],
-    classes: int,
-    seed: int,
-    autocast: torch.dtype | None = None,
+    name: str, widths: Sequence[int], input_shape: Sequence[int], classes: int, seed: int, autocast: torch.dtype | None = None
 ) -> FlatModel:
     """A model by name.
 

@@ -78,8 +78,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    ("algo", "problem", "setting"),
-    [(*pair, s) for pair in PAIRS for s in SETTINGS if s != "uneven" or pair[0] in UNEVEN],
+    ("algo", "problem", "setting"), [(*pair, s) for pair in PAIRS for s in SETTINGS if s != "uneven" or pair[0] in UNEVEN]
 )
 def test_ledger_is_an_independent_count(algo, problem, setting, monkeypatch):
     """Derivatives are counted by taps on the problem's functions, bytes by what clients are sent and send back."""

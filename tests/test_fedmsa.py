@@ -84,10 +84,7 @@ def test_golden_numbers(B, anchor):
             xi = sample_noise(p, seed, r, 2, chosen, B, max(k - 2, 0), max(K_r - 1, 1))
             new, old = numpy_maps(p, chosen, after, xi), numpy_maps(p, chosen, before, xi)
             local = [n + h - o for n, h, o in zip(new, local, old, strict=True)]
-            before, after = (
-                after,
-                tuple(a - step * h for a, h, step in zip(after, local, (alpha, beta_w, beta_v), strict=True)),
-            )
+            before, after = (after, tuple(a - step * h for a, h, step in zip(after, local, (alpha, beta_w, beta_v), strict=True)))
         u_prev, u = u, after
     for computed, derived in zip((*state.u, *state.d), (*u, *d), strict=True):
         np.testing.assert_allclose(computed.numpy(), derived, rtol=1e-10, atol=1e-12)

@@ -14,15 +14,7 @@ from fedopt.problems.robust_nn import RobustNn
 
 
 def quadratic(clients=3, **changes):
-    fields = {
-        "dx": 4,
-        "dy": 3,
-        "conditioning": 5.0,
-        "heterogeneity": 1.0,
-        "noise": 2.0,
-        "examples": 40,
-        "mismatch": None,
-    }
+    fields = {"dx": 4, "dy": 3, "conditioning": 5.0, "heterogeneity": 1.0, "noise": 2.0, "examples": 40, "mismatch": None}
     return QuadraticMinimax(World(0, Iid(clients), dtype=F64), **{**fields, **changes})
 
 

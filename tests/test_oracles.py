@@ -185,12 +185,7 @@ def test_which_reduction():
         reduce(saddle, (Minimisation,))
     with pytest.raises(UserError, match=r"solves bilevel, minimax, two_level problems, and Chain is compositional"):
         reduce(Chain(3), (Bilevel,))
-    assert [class_of(p) for p in (saddle, two, Minimised, MinimaxAsBilevel)] == [
-        Minimax,
-        TwoLevel,
-        Minimisation,
-        Bilevel,
-    ]
+    assert [class_of(p) for p in (saddle, two, Minimised, MinimaxAsBilevel)] == [Minimax, TwoLevel, Minimisation, Bilevel]
     assert covered((Bilevel,)) == {"bilevel", "minimax", "two_level"}
     assert covered((Bilevel, Compositional)) == {"bilevel", "minimax", "compositional", "two_level", "minimisation"}
     assert covered((Hierarchical,)) == {"hierarchical"}

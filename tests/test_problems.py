@@ -330,15 +330,7 @@ def normalised(data, x):
 
 
 def tuned_problem(data, partitioner=None, **changes):
-    fields = {
-        "model": "mlp",
-        "widths": [3],
-        "largest": 80,
-        "imbalance": 0.25,
-        "validation": 0.2,
-        "ridge": 0.0,
-        **changes,
-    }
+    fields = {"model": "mlp", "widths": [3], "largest": 80, "imbalance": 0.25, "validation": 0.2, "ridge": 0.0, **changes}
     return ImbalancedMnist(World(0, partitioner or Iid(4), Given(data), dtype=F64), **fields)
 
 

@@ -236,12 +236,7 @@ def test_verdicts(tmp_path):
         folders = {"A": record(tmp_path / f"a{seed}", (10, a), seed), "B": record(tmp_path / f"b{seed}", (10, b), seed)}
         seeds[seed] = measures(folders)
     row = claims.verdict(claims.Claim("A beats B", "final('A') - final('B')", "9", at_least=7), seeds)
-    assert (row["mean"], row["std"], row["seeds"], row["holds"]) == (
-        9,
-        pytest.approx(3**0.5),
-        3,
-        "holds",
-    )
+    assert (row["mean"], row["std"], row["seeds"], row["holds"]) == (9, pytest.approx(3**0.5), 3, "holds")
     assert claims.sentence(row) == "holds                   A beats B: 9 ± 1.73 (3 seeds), asked >= 7, paper 9"
     # The standard error is 1
     difference = "final('A') - final('B')"
@@ -425,10 +420,7 @@ def test_what_refers_to_lines_names_their_axes(experiment, tmp_path):
         ({"claims": [{"for": ["qq"], "claims": []}]}, "for: qq: there is no such axis, did you mean q?"),
         ({"claims": [{"for": {"K": [3]}, "says": "a"}]}, "for.K=3: there is no such value; there are 1, 2, 4"),
         ({"claims": [{"for": {"K": []}, "says": "a"}]}, "for.K: must be a list of values"),
-        (
-            {"claims": [{"says": "a", "measure": "final('{K}')", "at_least": 0}]},
-            "'final('{K}')': {K}: K may be 1, 2, 4",
-        ),
+        ({"claims": [{"says": "a", "measure": "final('{K}')", "at_least": 0}]}, "'final('{K}')': {K}: K may be 1, 2, 4"),
         ({"claims": [{"says": "a", "measure": {"mean": ["1"]}, "at_least": 0}]}, "claim 'a': there is no mean()"),
         ({"claims": [{"says": "a", "measure": {"min": "1"}, "at_least": 0}]}, "experiment.claims.0.measure"),
     ],
@@ -501,10 +493,7 @@ GLOBAL = "# @package _global_\n"
         (GLOBAL + "experiment: 3", "has no node experiment"),
         ("experiment: {paper: A}", "must begin with the line '# @package _global_'"),
         (GLOBAL + "experiment: {paper: A}", "experiment.title: is missing"),
-        (
-            GLOBAL + "experiment: {paper: A, title: B, minutes: 1, y: c, lines: {d: []}, lnies: {}}",
-            "lnies: there is no such key",
-        ),
+        (GLOBAL + "experiment: {paper: A, title: B, minutes: 1, y: c, lines: {d: []}, lnies: {}}", "lnies: there is no such key"),
         (GLOBAL + "defaults: [{override /algo: fedmas}]", "algo=fedmas: there is no such algo, did you mean fedmsa?"),
     ],
 )

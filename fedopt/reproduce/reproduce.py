@@ -209,10 +209,7 @@ def claims_table(wanted: Sequence[str], output: Path) -> str:
             row["measured"] = f"{plus_minus(row['mean'], row['std'])} ({row['seeds']})" if row["seeds"] else ""
             cells = [name, *(row[column] for column in ("says", "bound", "paper", "measured", "holds", "note"))]
             rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
-    head = [
-        "| experiment | claim | asked | paper | measured (seeds) | outcome | note |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    head = ["| experiment | claim | asked | paper | measured (seeds) | outcome | note |", "|---|---|---|---|---|---|---|"]
     return "\n".join(head + rows + (["", f"Not run yet: {', '.join(absent)}."] if absent else []))
 
 
