@@ -158,12 +158,6 @@ def _alternatives(override: Override) -> list[str]:
 # Help
 
 
-def _summary_of(path: Path) -> str:
-    first = path.read_text().split("\n", 2)
-    line = next((text for text in first if text.startswith("# ") and "@package" not in text), "")
-    return line.removeprefix("# ")
-
-
 def help_text() -> str:
     """Usage, everything there is, and the keys that every run has."""
     lines = [
@@ -182,7 +176,10 @@ def help_text() -> str:
         if group == "preset" or not names:
             continue
         width = max(24, *(len(n) for n in names))
-        lines += ["", f"{group}="] + [f"  {n:<{width}} {_summary_of(CONF / group / f'{n}.yaml')}" for n in names]
+        lines += ["", f"{group}="]
+        for n in names:
+            comments = [line for line in (CONF / group / f"{n}.yaml").read_text().split("\n")[:2] if line.startswith("# ")]
+            lines.append(f"  {n:<{width}} {next((c[2:] for c in comments if '@package' not in c), '')}")
     lines += ["", "Keys of every run (algo.*, problem.*, ...: see --cfg job):", ""]
     body = (CONF / "config.yaml").read_text()
     lines += ["  " + text for text in body[body.index("\nseed:") + 1 : body.index("\nhydra:")].rstrip().split("\n")]

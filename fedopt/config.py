@@ -29,11 +29,6 @@ def options(group: str, folders: Iterable[str | Path] = ()) -> list[str]:
     return sorted({path.relative_to(root).with_suffix("").as_posix() for root in roots for path in root.rglob("*.yaml")})
 
 
-def bases_of(content: dict[str, Any]) -> list[str]:
-    """The files of its group that a config file builds on."""
-    return [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
-
-
 def composed(overrides: Iterable[str], folders: Iterable[str | Path] = ()) -> DictConfig:
     """The config that `fedopt OVERRIDES` has; folders: config folders of one's own, searched after fedopt's.
 
@@ -42,7 +37,9 @@ def composed(overrides: Iterable[str], folders: Iterable[str | Path] = ()) -> Di
     """
     words, own = tuple(overrides), tuple(str(folder) for folder in folders)
     check_preset(words, own)
-    values = [word for word in words if _VALUE.fullmatch(key := word.partition("=")[0]) and not _is_group(key, own)]
+    keys = [word.partition("=")[0] for word in words]
+    groups = {key for key in keys if any((root / key).is_dir() for root in (CONF, *map(Path, own)))}
+    values = [word for key, word in zip(keys, words, strict=True) if _VALUE.fullmatch(key) and key not in groups]
     try:
         choose = _compose if own else _compose_once  # one's own files may change meanwhile
         config = deepcopy(choose(tuple(word for word in words if word not in values), own))
@@ -62,10 +59,6 @@ def check_preset(words: Iterable[str], folders: Iterable[str | Path] = ()) -> No
         key, _, name = word.partition("=")
         if key == "preset" and name != "none" and name not in (known := options("preset", folders)):
             raise UserError(unknown("preset", name, ["none", *known]))
-
-
-def _is_group(key: str, folders: Iterable[str]) -> bool:
-    return any((folder / key).is_dir() for folder in (CONF, *map(Path, folders)))
 
 
 def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> DictConfig:
@@ -121,5 +114,6 @@ def _declared(group: str, name: str, key: str) -> Any:
     Composing every file of a group takes Hydra two seconds, which is too long for a message.
     """
     content = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
-    node = content.get(group, {})
-    return node[key] if key in node else _declared(group, bases_of(content)[0], key)
+    if key in (node := content.get(group, {})):
+        return node[key]
+    return _declared(group, next(base for base in content["defaults"] if isinstance(base, str) and base != "_self_"), key)

@@ -56,21 +56,18 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
 
 def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:
     """Raises UserError where participation does not fit the number of clients, or the algorithm's local work."""
-    cohort, least, work, stragglers = (participation.cohort, participation.least, participation.work, participation.stragglers)
-    if cohort is not None and cohort > clients:
-        raise UserError(f"participation.cohort={cohort}: must be at most partitioner.clients={clients}")
-    if stragglers and not round(stragglers * clients):
-        raise UserError(f"participation.stragglers={stragglers}: is no client of {clients}, to the nearest number")
-    if work is not None and len(work) != clients:
-        raise UserError(f"participation.work={work}: must have an entry for each of the {clients} clients")
-    key = getattr(algorithm, "uneven", None)
-    if participation.uneven and key is None:
-        raise UserError(
-            "participation.least, participation.work, participation.stragglers: "
-            f"{type(algorithm).__name__} has no uneven local work"
-        )
-    if least is not None and key is not None:
+    who, key = participation, getattr(algorithm, "uneven", None)
+    if who.cohort is not None and who.cohort > clients:
+        raise UserError(f"participation.cohort={who.cohort}: must be at most partitioner.clients={clients}")
+    if who.stragglers and not round(who.stragglers * clients):
+        raise UserError(f"participation.stragglers={who.stragglers}: is no client of {clients}, to the nearest number")
+    if who.work is not None and len(who.work) != clients:
+        raise UserError(f"participation.work={who.work}: must have an entry for each of the {clients} clients")
+    if who.uneven and key is None:
+        kinds = "participation.least, participation.work, participation.stragglers"
+        raise UserError(f"{kinds}: {type(algorithm).__name__} has no uneven local work")
+    if who.least is not None and key is not None:
         local = getattr(algorithm, key)
         most = int(np.min(local(0, clients)))
-        if least > most:
-            raise UserError(f"participation.least={least}: must be at most algo.{key}, which is {most} {local.unit}")
+        if who.least > most:
+            raise UserError(f"participation.least={who.least}: must be at most algo.{key}, which is {most} {local.unit}")

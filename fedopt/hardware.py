@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+from contextlib import suppress
 
 import torch
 
@@ -41,9 +42,7 @@ def _keep_freed_memory() -> None:
     """Let glibc reuse freed memory instead of returning it: vectors of a stack of clients are megabytes, and a fresh page
     costs more than the arithmetic on it (half the time of a FedMSA round on imbalanced MNIST)."""
     if sys.platform == "linux":
-        try:
+        with suppress(OSError, AttributeError):  # another C library: slower, nothing else
             libc = ctypes.CDLL("libc.so.6")
             libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
             libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
-        except (OSError, AttributeError):  # another C library: slower, nothing else
-            pass

@@ -43,12 +43,3 @@ def conjugate_gradients(product: Product, b: Tensor, N: int) -> Tensor:
 
 
 Inverse = Callable[[Product, Tensor], Tensor]  # an estimate of H^-1 b from products with H and from b
-
-
-def estimator(kind: str, N: int, l: float, chosen: int) -> Inverse:
-    """The estimator by its name: randomised (the term number `chosen`), truncated, or cg."""
-    if kind == "randomised":
-        return lambda product, b: neumann_term(product, b, N, l, chosen)
-    if kind == "truncated":
-        return lambda product, b: neumann_sum(product, b, N, l)
-    return lambda product, b: conjugate_gradients(product, b, N)

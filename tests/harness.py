@@ -1,21 +1,23 @@
 """Small runs for the tests: every algorithm that conf/algo has, on every problem of a class that it covers."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from hydra.utils import get_class
 from torch.utils._pytree import tree_leaves
 
-from fedopt.config import CONF, bases_of, composed, plain
+from fedopt.config import CONF, composed, plain
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation.draws import Drawn
 from fedopt.problems import classes as classes_of
+from fedopt.randomness import Purpose, keyed_rng
 
 # A folder with a conf/algo of its own joins the contract tests: FEDOPT_CONTRACT_CONF=DIR pytest tests/test_contract.py
 EXTRA = os.environ.get("FEDOPT_CONTRACT_CONF")
@@ -58,7 +60,8 @@ def path(group: str, name: str) -> Path:
 def read(group: str, name: str) -> dict[str, Any]:
     """The node of a file, without what the files that it builds on say, but for the keys with an underscore."""
     content = yaml.safe_load(path(group, name).read_text())
-    base = read(group, bases[0]) if (bases := bases_of(content)) else {}
+    bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
+    base = read(group, bases[0]) if bases else {}
     return {key: value for key, value in base.items() if key.startswith("_")} | content.get(group, content)
 
 
@@ -99,6 +102,11 @@ def rows_of(whole: dict[str, Any], drawn: Drawn, split: str) -> tuple[torch.Tens
         return rows[:, None], weight[:, None]
     positions, weight = drawn.positions[split]
     return torch.stack([own[at] for own, at in zip(rows, positions, strict=True)]), weight
+
+
+def sampling(seed: int, r: int, exchange: int) -> Callable[[int], np.random.Generator]:
+    """The generators of the clients' samples in an exchange, counted from 1, of round r = 0, 1, ..."""
+    return lambda client: keyed_rng(seed, Purpose.SAMPLES, r + 1, exchange, client)
 
 
 def real(path: str) -> Path:

@@ -12,14 +12,19 @@ from harness import rows_of, small
 
 from fedopt.errors import UserError
 from fedopt.federation import fence
-from fedopt.federation.draws import Epochs, Full, Key, Steps, draw
+from fedopt.federation.draws import Epochs, Full, Steps, draw
 from fedopt.federation.engines import STEP_OVERHEAD, OneByOne, Vectorised, equally_busy
 from fedopt.federation.federation import Federation
 from fedopt.randomness import Purpose, keyed_rng
 from fedopt.settings import Participation
 
 ENGINES = [OneByOne(), Vectorised(), Vectorised(2)]
-KEY = Key(seed=7, round=3, exchange=1)
+
+
+def rng_of(client):
+    return keyed_rng(7, Purpose.SAMPLES, round=3, exchange=1, client=client)
+
+
 LIKE = torch.zeros(1, dtype=torch.float64)
 
 
@@ -39,7 +44,7 @@ def test_keys_do_not_share_streams():
 
 def rows(problem, wanted, clients):
     """Rows [clients, samples, B] of the training split and their weights, and the steps of each client."""
-    whole, drawn = draw({"local": wanted}, problem.splits, clients, KEY, LIKE)
+    whole, drawn = draw({"local": wanted}, problem.splits, clients, rng_of, LIKE)
     return *rows_of(whole, drawn["local"], "train"), drawn["local"].steps
 
 
@@ -104,8 +109,8 @@ def test_names_are_drawn_in_their_order():
     """One after the other from each client's own stream, split by split, as far as a name draws from a split."""
     problem = small("fednest", "hyper_representation").problem
     wanted = {"outer": Steps(2, 3, samples=2), "inner": Epochs(1, 4, split="train"), "all": Full("val")}
-    whole, drawn = draw(wanted, problem.splits, np.array([4]), KEY, LIKE)
-    rng = keyed_rng(KEY.seed, Purpose.SAMPLES, KEY.round, KEY.exchange, 4)
+    whole, drawn = draw(wanted, problem.splits, np.array([4]), rng_of, LIKE)
+    rng = rng_of(4)
     for split in ("train", "val"):
         own = problem.splits[split][4]
         outer = np.stack([own[rng.choice(len(own), 3, replace=False, shuffle=False)] for _ in range(4)])

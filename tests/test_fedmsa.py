@@ -5,14 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from harness import config, rows_of, small, steps
+from harness import config, rows_of, sampling, small, steps
 
 from fedopt.algorithms.fedmsa import FedMSA
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
 from fedopt.experiment import assemble
 from fedopt.federation.client import Client
-from fedopt.federation.draws import Key, Steps, draw
+from fedopt.federation.draws import Steps, draw
 from fedopt.federation.engines import Vectorised
 from fedopt.federation.federation import Federation
 from fedopt.problems.classes import Compositional
@@ -38,7 +38,7 @@ def sample_noise(problem, seed, r, exchange, client, B, k, steps_drawn):
         return dict.fromkeys("cde", 0.0)
     like = torch.zeros((), dtype=torch.float64)
     draws = {"xi": Steps(steps_drawn, B, samples=1)}
-    whole, drawn = draw(draws, problem.splits, np.array([client]), Key(seed, r + 1, exchange), like)
+    whole, drawn = draw(draws, problem.splits, np.array([client]), sampling(seed, r, exchange), like)
     noise = {}
     for key, split in (("c", "train"), ("d", "val"), ("e", "val")):
         rows, weight = (t[0, k].numpy() for t in rows_of(whole, drawn["xi"], split))

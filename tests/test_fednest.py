@@ -3,17 +3,18 @@
 
 import dataclasses
 import itertools
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from harness import rows_of, small, steps
+from harness import rows_of, sampling, small, steps
 
-from fedopt.federation.draws import Key, Steps, draw
+from fedopt.federation.draws import Steps, draw
 from fedopt.federation.oracles import Oracles
 from fedopt.federation.round import Round
-from fedopt.inverse import conjugate_gradients, estimator, neumann_sum, neumann_term
+from fedopt.inverse import conjugate_gradients, neumann_sum, neumann_term
 from fedopt.problems.classes import TwoLevel, TwoLevelAsBilevel
 from fedopt.randomness import Purpose, keyed_rng
 from fedopt.schedules import Constant, Fixed
@@ -41,8 +42,8 @@ class Written:
         noise = dict.fromkeys("cde", 0.0)
         if draws[name].B is None:
             return noise
-        key = Key(self.seed, self.r + 1, self.exchange)
-        whole, drawn = draw(draws, self.p.splits, np.array([i]), key, torch.zeros((), dtype=F64))
+        rng_of = sampling(self.seed, self.r, self.exchange)
+        whole, drawn = draw(draws, self.p.splits, np.array([i]), rng_of, torch.zeros((), dtype=F64))
         for term, split in (("c", "train"), ("d", "val"), ("e", "val")):
             if draws[name].split in (None, split):
                 rows, weight = (t[0, k].numpy() for t in rows_of(whole, drawn[name], split))
@@ -354,7 +355,7 @@ def test_both_levels_have_samples_of_their_own():
     assert problem.hypergradient_samples(0) == 2
     x, y = problem.start()
     signs = [torch.tensor(float(a)) for a in (1, -1)]
-    inverse = estimator("truncated", 1, 1.0, 0)
+    inverse = partial(neumann_sum, N=1, l=1.0)
     products = [Oracles(problem).hypergradient(x, y, pair, inverse) for pair in itertools.product(signs, signs)]
     assert [float(h) for h in products] == [1, -1, -1, 1]
 
@@ -374,6 +375,7 @@ def test_each_hessian_product_has_a_sample_of_its_own(kind, chosen):
         terms.append(terms[-1] - zeta.A.numpy() @ terms[-1] / l)
     p = sum(terms) / l if kind == "truncated" else N / l * terms[chosen]
     grad_x = m["D"] @ x.numpy() - m["d"] + m["G"] @ y.numpy()
-    inverse = estimator(kind, N, l, chosen)
+    estimate = neumann_sum if kind == "truncated" else partial(neumann_term, chosen=chosen)
+    inverse = partial(estimate, N=N, l=l)
     found = Oracles(problem).hypergradient(x, y, [first, *zetas], inverse)
     np.testing.assert_allclose(found.numpy(), grad_x + m["B"].T @ p, rtol=1e-12)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from harness import config, rows_of, small, steps
+from harness import config, rows_of, sampling, small, steps
 
 from fedopt.errors import UserError
 from fedopt.experiment import assemble
-from fedopt.federation.draws import Key, Steps, draw
+from fedopt.federation.draws import Steps, draw
 
 THETA, Q, P, RHO1, RHO2 = 0.7, 3, 2, 0.2, 0.5
 
@@ -32,9 +32,9 @@ def noise_of_draws(e, r, client, B, iterations):
     if B is None:
         return [dict.fromkeys("cde", 0.0)] * iterations
     like = torch.zeros((), dtype=torch.float64)
-    key = Key(e.federation.seed, r + 1, 1)
+    rng_of = sampling(e.federation.seed, r, 1)
     draws = {"xi": Steps(iterations, B, samples=1 + Q)}
-    whole, drawn = draw(draws, e.problem.splits, np.array([client]), key, like)
+    whole, drawn = draw(draws, e.problem.splits, np.array([client]), rng_of, like)
     noise = [{} for _ in range(iterations)]
     for name, split in (("c", "train"), ("d", "val"), ("e", "val")):
         rows, weight = (t[0].numpy() for t in rows_of(whole, drawn["xi"], split))

@@ -44,7 +44,7 @@ class Solver(NamedTuple):
     mu: Any
     decay: Any
 
-    def step(self, so_far: "Sums", grad: Any, k: int, eta: float) -> "Sums":
+    def step(self, so_far: "Sums", grad: Any, k: int, eta: Any) -> "Sums":
         """With one more gradient, whose part of step k = 0, 1, ... has the size eta decay^k, and the proximal part eta."""
         keep, rate = 1 - eta * self.mu, self.decay**k  # the proximal term draws x_i back to where it began
         d, m = self.rho * so_far.d + grad, self.rho * so_far.m + 1  # norm and m are G and d of gradients that are all 1
@@ -156,11 +156,9 @@ class FedNormSgda:
     def _norms(self, etas: tuple[float, float], steps: np.ndarray) -> np.ndarray:
         """|a_i|_1 for x and for y of clients that take so many steps, [2, M]."""
         solver = Solver(*(np.resize(value, len(steps)) for value in (self.rho, self.mu, self.decay)))
-        norms = []
-        for eta in etas:
-            so_far = Sums(0.0, 0.0, np.zeros(len(steps)), np.zeros(len(steps)))
-            for k in range(steps.max()):
-                new = solver.step(so_far, 0.0, k, eta)
-                so_far = new._replace(norm=np.where(k < steps, new.norm, so_far.norm))
-            norms.append(so_far.norm)
-        return np.stack(norms)
+        eta, none = np.array(etas)[:, None], np.zeros((2, len(steps)))
+        so_far = Sums(0.0, 0.0, none, none)
+        for k in range(steps.max()):
+            new = solver.step(so_far, 0.0, k, eta)
+            so_far = new._replace(norm=np.where(k < steps, new.norm, so_far.norm))
+        return so_far.norm

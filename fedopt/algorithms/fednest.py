@@ -13,6 +13,7 @@ Notation
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import PositiveFloat, PositiveInt
@@ -21,13 +22,12 @@ from torch import Tensor
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.round import Round
-from fedopt.inverse import Inverse, estimator
+from fedopt.inverse import Inverse, conjugate_gradients, neumann_sum, neumann_term
 from fedopt.problems.classes import Bilevel
 from fedopt.randomness import Purpose
 from fedopt.schedules import LocalWork, Schedule
 
-Pair = tuple[Tensor, Tensor]
-Triple = tuple[Tensor, Tensor, Tensor]
+Vectors = tuple[Tensor, ...]
 
 
 class State(NamedTuple):
@@ -87,18 +87,18 @@ class FedNest:
         x = self.fed_out(x, y, problem, fed) if self.outer == "svrg" else self.lfed_out(x, y, problem, fed)
         return State(x, y)
 
-    def output(self, s: State) -> tuple[Tensor, ...]:
+    def output(self, s: State) -> Vectors:
         return s.x, s.y
 
     def fed_inn(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
         """Alg. 4: y after local inner steps with SVRG."""
         beta = self.beta(fed.r)
 
-        def q_i(client: Client, message: Pair) -> Tensor:
+        def q_i(client: Client, message: Vectors) -> Tensor:
             x, y = message
             return client.inner_gradient(x, y, client.sample("anchor"))
 
-        def local_steps(client: Client, message: Triple) -> Tensor:
+        def local_steps(client: Client, message: Vectors) -> Tensor:
             x, y, q = message
             client = client.hold(x)  # what depends on x alone is computed once
 
@@ -117,7 +117,7 @@ class FedNest:
         """Alg. 6: y after local inner steps with SGD."""
         beta = self.beta(fed.r)
 
-        def local_steps(client: Client, message: Pair) -> Tensor:
+        def local_steps(client: Client, message: Vectors) -> Tensor:
             x, y = message
             return sgd(client, x, y, beta)
 
@@ -128,12 +128,12 @@ class FedNest:
         """Alg. 2: x after local outer steps with SVRG."""
         alpha, direct = self.alpha(fed.r), problem.direct
 
-        def h_i(client: Client, message: tuple[Tensor, ...]) -> Tensor:
+        def h_i(client: Client, message: Vectors) -> Tensor:
             (x, y, *p), xi = message, client.sample("anchor")
             f_x = client.outer_gradient_x(x, y, xi)
             return f_x - client.cross_product(x, y, p[0], xi) if p else f_x
 
-        def local_steps(client: Client, message: Triple) -> Tensor:
+        def local_steps(client: Client, message: Vectors) -> Tensor:
             x, y, h = message
 
             def step(x_i: Tensor, xi: Any) -> Tensor:
@@ -153,11 +153,11 @@ class FedNest:
     def fed_ihgp(self, x: Tensor, y: Tensor, S: Any, problem: Bilevel, fed: Round) -> Tensor:
         """Alg. 3: p. The clients send H_i p_{n-1}; the server takes p_n = p_{n-1} - mean H_i p_{n-1} / l (lines 13, 15)."""
 
-        def gradient(client: Client, message: Pair) -> Tensor:
+        def gradient(client: Client, message: Vectors) -> Tensor:
             x, y = message
             return client.outer_gradient_y(x, y, client.sample("xi"))
 
-        def product(client: Client, message: Triple) -> Tensor:
+        def product(client: Client, message: Vectors) -> Tensor:
             x, y, p = message
             return client.inner_hessian(x, y, client.sample("zeta"))(p)
 
@@ -180,7 +180,7 @@ class FedNest:
         alpha, products = self.alpha(fed.r), self._products(problem, fed)
         inverse = self._inverse(products)
 
-        def local_steps(client: Client, message: Pair) -> Tensor:
+        def local_steps(client: Client, message: Vectors) -> Tensor:
             x, y = message
             return hypergradient_descent(client, x, y, alpha, inverse)
 
@@ -188,12 +188,12 @@ class FedNest:
         outer = fed.local(self.tau_out, self.B_out, samples=samples, over=problem.f_split)
         return fed.exchange(local_steps, (x, y), fed.cohort(), outer=outer)
 
-    def lfednest_non_alt(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Pair:
+    def lfednest_non_alt(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Vectors:
         """LFedNest-NonAlt [App. H.1]."""
         alpha, beta, products = self.alpha(fed.r), self.beta(fed.r), self._products(problem, fed)
         inverse = self._inverse(products)
 
-        def local_steps(client: Client, message: Pair) -> Pair:
+        def local_steps(client: Client, message: Vectors) -> Vectors:
             x, y = message
             y_i = sgd(client, x, y, beta)
             return hypergradient_descent(client, x, y_i, alpha, inverse), y_i
@@ -210,7 +210,10 @@ class FedNest:
         return int(fed.rng(Purpose.ESTIMATOR).integers(self.N)) if self.inverse == "randomised" else self.N
 
     def _inverse(self, products: int) -> Inverse:
-        return estimator(self.inverse, self.N, self.l, products)
+        """The estimate of H^-1 b that is chosen, from so many products."""
+        if self.inverse == "cg":
+            return partial(conjugate_gradients, N=self.N)
+        return partial(neumann_sum if self.inverse == "truncated" else partial(neumann_term, chosen=products), N=self.N, l=self.l)
 
 
 def sgd(client: Client, x: Tensor, y: Tensor, beta: float) -> Tensor:

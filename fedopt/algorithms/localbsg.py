@@ -46,10 +46,13 @@ def estimates(client: Client, x: Tensor, y: Tensor, xi: list[Any], theta: float,
     return client.hypergradient(x, y, xi, inverse), client.inner_gradient(x, y, xi[0])
 
 
-class StateM(NamedTuple):
-    """z: the averages of (x, y, u, v)."""
+class State(NamedTuple):
+    """z: the averages of (x_t, y_t, u_{t-1}, v_{t-1}). LocalBSGVRM also has (x_{t-1}, y_{t-1}), as previous: the averages, where
+    the cohort changes, [dim x + dim y], and as memory: each client's own, where all take part, [M, dim x + dim y]."""
 
     z: Vectors
+    previous: Any = ()
+    memory: Any = ()
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,10 @@ class LocalBSGM:
             if weight * self.eta >= 1:
                 raise ValueError(f"{name} * eta must be less than 1, and is {weight:g} * {self.eta:g}")
 
-    def init(self, problem: Bilevel) -> StateM:
-        return StateM(start(problem))
+    def init(self, problem: Bilevel) -> State:
+        return State(start(problem))
 
-    def step(self, s: StateM, problem: Bilevel, fed: Round) -> StateM:
+    def step(self, s: State, problem: Bilevel, fed: Round) -> State:
         eta, first = self.eta, fed.r * self.p
 
         def iterations(client: Client, z: Vectors) -> Vectors:
@@ -88,19 +91,10 @@ class LocalBSGM:
                 x, y = x - self.rho1 * eta * u, client.project(y - self.rho2 * eta * v)  # eq. 3.5
             return x, y, u, v  # u_t, v_t: line 12 has u_{t+1}, v_{t+1}, which are not computed yet
 
-        return StateM(fed.exchange(iterations, s.z, fed.cohort(), xi=samples(problem, self.B, self.Q, self.p)))
+        return State(fed.exchange(iterations, s.z, fed.cohort(), xi=samples(problem, self.B, self.Q, self.p)))
 
-    def output(self, s: StateM) -> Vectors:
+    def output(self, s: State) -> Vectors:
         return s.z[:2]
-
-
-class StateVRM(NamedTuple):
-    """z: the averages of (x_t, y_t, u_{t-1}, v_{t-1}); previous: of (x_{t-1}, y_{t-1}), [dim x + dim y], used where the cohort
-    changes; memory: each client's own (x_{t-1}, y_{t-1}), [M, dim x + dim y], used where all take part."""
-
-    z: Vectors
-    previous: Tensor
-    memory: Tensor
 
 
 @dataclass(frozen=True)
@@ -143,12 +137,12 @@ class LocalBSGVRM:
         w_plus_t = max(3 + t, K**2 * self.p**3, (2 * self.rho1 * self.L_Phi / self.L) ** 3 * K**2)
         return K ** (2 / 3) / self.L / w_plus_t ** (1 / 3)
 
-    def init(self, problem: Bilevel) -> StateVRM:
+    def init(self, problem: Bilevel) -> State:
         z = start(problem)
         point = torch.cat(z[:2])
-        return StateVRM(z, point, point.expand(problem.clients, -1))
+        return State(z, point, point.expand(problem.clients, -1))
 
-    def step(self, s: StateVRM, problem: Bilevel, fed: Round) -> StateVRM:
+    def step(self, s: State, problem: Bilevel, fed: Round) -> State:
         K, first = fed.cohort_size, fed.r * self.p
         S = self.S if first == 0 and self.B is not None else 1  # all examples make one xi
         rho1_now = 0.0 if fed.r < self.warm_up else self.rho1
@@ -177,9 +171,9 @@ class LocalBSGVRM:
         draws = samples(problem, self.B, self.Q, S - 1 + self.p)
         if fed.complete:
             z, memory = fed.exchange(iterations, s.z, fed.cohort(), memory=s.memory, xi=draws)
-            return StateVRM(z, s.previous, memory)
+            return State(z, s.previous, memory)
         z, previous = fed.exchange(iterations, (*s.z, s.previous), fed.cohort(), xi=draws)
-        return StateVRM(z, previous, s.memory)
+        return State(z, previous, s.memory)
 
-    def output(self, s: StateVRM) -> Vectors:
+    def output(self, s: State) -> Vectors:
         return s.z[:2]

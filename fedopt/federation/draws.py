@@ -1,6 +1,6 @@
 """Which of its examples a client uses. An exchange names its draws, as in `fed.exchange(f, x, S, local=Steps(5, B=32))`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedopt.data.ragged import Ragged
-from fedopt.randomness import Purpose, keyed_rng
 
 Weighted = tuple[Tensor, Tensor]  # numbers of examples, or positions among a client's own, and their weights
 Splits = Mapping[str, Ragged]
@@ -40,7 +39,9 @@ class Steps:
         """`count` samples, as positions among a client's n examples."""
         if self.replace:
             return rng.integers(n, size=(count, self.B or n))
-        return [_some(rng, n, self.B) for _ in range(count)]
+        if self.B is None or n <= self.B:
+            return [np.arange(n)] * count
+        return [rng.choice(n, self.B, replace=False, shuffle=False) for _ in range(count)]
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,6 @@ def Full(split: str | None = None) -> Steps:
 Draws = Mapping[str, Steps | Epochs]  # of an exchange, by name; they are made in this order
 
 
-def _some(rng: np.random.Generator, n: int, B: int | None) -> np.ndarray:
-    if B is None or n <= B:
-        return np.arange(n)
-    return rng.choice(n, B, replace=False, shuffle=False)
-
-
 class Drawn(NamedTuple):
     """What was drawn under one name for a stack of clients.
 
@@ -103,20 +98,14 @@ class Drawn(NamedTuple):
         return np.arange(self.steps.max()) < self.steps[:, None]
 
 
-class Key(NamedTuple):
-    """Where in a run a draw is made."""
-
-    seed: int
-    round: int
-    exchange: int
-
-
-def draw(draws: Draws, splits: Splits, clients: np.ndarray, key: Key, like: Tensor) -> tuple[dict[str, Weighted], dict[str, Drawn]]:
+def draw(
+    draws: Draws, splits: Splits, clients: np.ndarray, rng_of: Callable[[int], np.random.Generator], like: Tensor
+) -> tuple[dict[str, Weighted], dict[str, Drawn]]:
     """For each of `clients`, each from a generator of its own: for each split all rows of a client and their weights,
     [clients, n], padded with weight zero; and what was drawn, by name. Tensors have the device and dtype of `like`."""
     drawn_from = {name: tuple(split for split in splits if wanted.split in (None, split)) for name, wanted in draws.items()}
     drawn = {name: Drawn(drawn_from[name], {}, wanted.steps_of(splits)[clients], wanted.samples) for name, wanted in draws.items()}
-    rngs = [keyed_rng(key.seed, Purpose.SAMPLES, key.round, key.exchange, int(i)) for i in clients]
+    rngs = [rng_of(int(i)) for i in clients]
     whole = {}
     for split, ragged in splits.items():
         if not any(split in names for names in drawn_from.values()):

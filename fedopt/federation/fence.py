@@ -12,7 +12,7 @@ import torch
 
 from fedopt.errors import UserError
 
-NUMBERS = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device)
+NUMBERS = (int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device)
 NAMED = (type, ModuleType, BuiltinFunctionType)  # what is the same on the server and on the clients
 GENERATORS = (np.random.Generator, np.random.BitGenerator, torch.Generator)
 
@@ -74,6 +74,6 @@ def carries(value: Any, seen: set[int]) -> bool:
 @cache
 def _verdict(kind: Any) -> bool | None:
     """Whether values of a type are data of the server's, None where that depends on what they hold."""
-    if issubclass(kind, (*NUMBERS, *NAMED)):
+    if issubclass(kind, NUMBERS + NAMED):
         return False
     return True if hasattr(kind, "__array__") or issubclass(kind, GENERATORS) else None

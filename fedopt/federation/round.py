@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedopt.federation import fence, ranks
-from fedopt.federation.draws import Epochs, Key, Steps, draw
+from fedopt.federation.draws import Epochs, Steps, draw
 from fedopt.federation.engines import ClientFn, Stack
 from fedopt.federation.ledger import size_in_bytes
 from fedopt.federation.oracles import Calls, Oracles
@@ -86,23 +87,16 @@ class Round:
         """The local steps, or epochs, of this round of an algorithm that asks for `most` of them, one number or [M]: `most` where
         clients are even, else [M], of each client its entry of participation.work or a draw from {least..most}; 0 for stragglers.
         """
-        work = self._before_stragglers(most)
-        stragglers = self.participation.stragglers
-        if not stragglers:
-            return work
-        M = self.problem.clients
-        late = self.rng(Purpose.STRAGGLERS).permutation(M)[: round(stragglers * M)]
-        return np.where(np.isin(np.arange(M), late), 0, work)
-
-    def _before_stragglers(self, most: int | np.ndarray) -> int | np.ndarray:
-        work, least = self.participation.work, self.participation.least
-        if work is not None:
-            return np.array(work)
-        if least is None:
-            return most
-        M = self.problem.clients
-        of_clients = enumerate(np.broadcast_to(most, M))
-        return np.array([self.rng(Purpose.WORK, client=i).integers(least, m + 1) for i, m in of_clients])
+        who, M, work = self.participation, self.problem.clients, most
+        if who.work is not None:
+            work = np.array(who.work)
+        elif who.least is not None:
+            of_clients = enumerate(np.broadcast_to(most, M))
+            work = np.array([self.rng(Purpose.WORK, client=i).integers(who.least, m + 1) for i, m in of_clients])
+        if who.stragglers:
+            late = self.rng(Purpose.STRAGGLERS).permutation(M)[: round(who.stragglers * M)]
+            work = np.where(np.isin(np.arange(M), late), 0, work)
+        return work
 
     def server_gradient(self, x: Tensor, B: int | None) -> Tensor:
         """grad f1(x) of a hierarchical problem, [d], on B of the server's examples, or on all (None)."""
@@ -135,7 +129,7 @@ class Round:
         """
         fence.check(client_fn)
         problem, engine = self.problem, self._federation.engine
-        key = Key(self._federation.seed, self.r + 1, next(self._exchanges))
+        rng_of = partial(self.rng, Purpose.SAMPLES, next(self._exchanges))
         if weights is None:
             weights = problem.weights[cohort] / problem.weights[cohort].sum()
         like, splits = problem.start()[0], problem.splits
@@ -154,7 +148,7 @@ class Round:
             clients = cohort[members]
             stack = Stack(
                 clients,
-                *draw(draws, splits, clients, key, like),
+                *draw(draws, splits, clients, rng_of, like),
                 None if memory is None else memory[torch.from_numpy(clients)],
                 None if own is None else own[members.tolist()],
             )

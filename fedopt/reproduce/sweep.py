@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 
 from fedopt.command import say
-from fedopt.errors import UserError
 from fedopt.results.folder import ENDED, RunFolder, read_json, write_atomically
 from fedopt.results.identity import identity, refuse_other
 
@@ -26,15 +25,11 @@ def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, overr
         if before in ENDED:
             refuse_other(folder.path, identity(folder.config()), identity(config))
             return before
-    except UserError as error:
+        return run.execute(config, lambda: folder.path, overrides, jobs)[0]
+    except Exception as error:
         if before in ENDED:  # what is there stays as it is
             say(str(error))
             return "refused"
-        run.record_failure(folder, error, overrides)
-        return "failed"
-    try:
-        return run.execute(config, lambda: folder.path, overrides, jobs)[0]
-    except Exception as error:
         run.record_failure(folder, error, overrides)
         return "failed"
 
