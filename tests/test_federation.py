@@ -278,6 +278,16 @@ def test_a_round_is_a_value(problem):
     assert first_labels(3)[:5] != first_labels(3)[5:]
 
 
+def test_another_name_than_those_of_the_exchange(problem):
+    """Is answered with those that there are."""
+    fed, x = Federation(problem, OneByOne(), 0).at(0), torch.zeros(1, dtype=torch.float64)
+    for asks in (lambda client, x: x * client.own_steps("lokal"), lambda client, x: client.scan("lokal", torch.add, x)):
+        with pytest.raises(UserError, match=r"'lokal', and the exchange draws local, outer"):
+            fed.exchange(asks, x, np.arange(2), local=Steps(1, 2), outer=Full())
+    with pytest.raises(UserError, match=r"'xi', and the exchange draws nothing"):
+        fed.exchange(lambda client, x: client.sample("xi"), x, np.arange(2))
+
+
 # The fence
 
 X = torch.ones(3)

@@ -12,7 +12,7 @@ class Algorithm(Protocol):
     """A frozen dataclass of hyperparameters, whose fields are the keys of `conf/algo/<name>.yaml`.
 
     solves: the classes of problems that it is written for; reductions bring more.
-    uneven: the field of type `Work` that participation.least, work and stragglers make uneven, where they may.
+    uneven: the field of type `LocalWork` that participation.least, work and stragglers make uneven, where they may.
     """
 
     solves: ClassVar[tuple[type[Problem], ...]]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from fedopt.errors import UserError
 from fedopt.federation.draws import Drawn, Weighted
 from fedopt.federation.oracles import Calls, Oracles
 from fedopt.problems.classes import Problem
@@ -34,10 +35,8 @@ class Client(Oracles):
     ):
         super().__init__(problem, calls, stacked, clients)
         self.index: int | Tensor = share["index"]
-        self.memory: Any = share.get("memory")
-        self.own: Any = share.get("own")
-        self._share = share
-        self._drawn = drawn
+        self.memory, self.own = share.get("memory"), share.get("own")
+        self._share, self._drawn = share, drawn
         self._counts: dict[str, list[int]] = {name: d.active().sum(0).tolist() for name, d in drawn.items()}
         self._held: Any = None
         self._samples: dict[str, dict[int, Any]] = {}
@@ -53,18 +52,18 @@ class Client(Oracles):
         """The number of this client's local steps in the draws of that name, a whole number."""
         if name in self._share["active"]:
             return self._share["active"][name].sum()
-        return torch.tensor(len(self._counts[name]))
+        return torch.tensor(len(self._taken(name)))
 
     def sample(self, name: str) -> Any:
         """What the first step takes of the draws of a name, for draws that are made once."""
-        return self._of_step(name, 0)
+        return next(self.steps(name))
 
     def steps(self, name: str) -> Iterator[Any]:
         """What each local step takes in turn: a sample, or a list of them where the draws say how many.
 
         It serves algorithms whose clients all take the same number of steps; `scan` serves the others too.
         """
-        return (self._of_step(name, k) for k in range(len(self._counts[name])))
+        return (self._of_step(name, k) for k in range(len(self._taken(name))))
 
     def scan(self, name: str, step: Callable[..., Any], carry: Any, *schedules: Callable[[int], Any], skip: int = 0) -> Any:
         """carry = step(carry, what step k takes, *(schedule(k) for each of the schedules)), k = skip, skip + 1, ...
@@ -72,7 +71,7 @@ class Client(Oracles):
         A step takes a sample, or a list of them where the draws say how many. A client with fewer steps than the others keeps its
         last carry.
         """
-        everyone, counts = self._counted, self._counts[name]
+        everyone, counts = self._counted, self._taken(name)
         for k in range(skip, len(counts)):
             self._counted, taken = counts[k], (self._of_step(name, k), *(schedule(k) for schedule in schedules))
             if counts[k] == everyone:
@@ -93,6 +92,12 @@ class Client(Oracles):
         held._held = self._problem.hold(x, self._problem.sample(self.index, self._share["whole"]))
         held._samples = {}
         return held
+
+    def _taken(self, name: str) -> list[int]:
+        """How many clients of the stack take each of the steps that are drawn under a name. Raises UserError for another name."""
+        if name not in self._counts:
+            raise UserError(f"a client asks for {name!r}, and the exchange draws {', '.join(self._counts) or 'nothing'}")
+        return self._counts[name]
 
     def _of_step(self, name: str, k: int) -> Any:
         n = self._drawn[name].samples

@@ -28,4 +28,4 @@ class Federation:
 
     def at(self, r: int) -> Round:
         """Round r = 0, 1, ...: the r-th step of the server. Its draws depend on the seed and on r alone."""
-        return Round(self, r)
+        return Round(r, self.problem, self.engine, self.seed, self.participation, self.ledger)

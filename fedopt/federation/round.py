@@ -1,10 +1,9 @@
 """One round: its cohorts, its draws, and the one exchange between server and clients."""
 
-from __future__ import annotations
-
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,30 +12,36 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedopt.federation import fence, ranks
 from fedopt.federation.draws import Epochs, Steps, draw
-from fedopt.federation.engines import ClientFn, Stack
-from fedopt.federation.ledger import size_in_bytes
+from fedopt.federation.engines import ClientFn, Engine, Stack
+from fedopt.federation.ledger import Ledger, size_in_bytes
 from fedopt.federation.oracles import Calls, Oracles
-from fedopt.problems.classes import Hierarchical
+from fedopt.problems.classes import Hierarchical, Problem
 from fedopt.randomness import Purpose, keyed_rng
 from fedopt.schedules import Work
-
-if TYPE_CHECKING:
-    from fedopt.federation.federation import Federation
+from fedopt.settings import Participation
 
 
+@dataclass(eq=False)
 class Round:
-    """The r-th step of the server, r = 0, 1, ...: the same draws whenever it is made anew from the same federation."""
+    """The r-th step of the server, r = 0, 1, ...: its draws are the same whenever it is made anew.
 
-    def __init__(self, federation: Federation, r: int):
-        self.r = r
-        self.problem, self.participation = federation.problem, federation.participation
-        self._federation = federation
+    The other fields are those of the `Federation`, whose ledger it writes to.
+    """
+
+    r: int
+    problem: Problem
+    engine: Engine
+    seed: int
+    participation: Participation
+    ledger: Ledger
+
+    def __post_init__(self) -> None:
         self._exchanges = count(1)
         self._cohorts = count()
 
     def rng(self, purpose: Purpose, exchange: int = 0, client: int = 0) -> np.random.Generator:
         """A generator for the server's own draws of this round, or for those that it makes for a client."""
-        return keyed_rng(self._federation.seed, purpose, self.r + 1, exchange, client)
+        return keyed_rng(self.seed, purpose, self.r + 1, exchange, client)
 
     def everyone(self) -> np.ndarray:
         """All clients."""
@@ -128,7 +133,7 @@ class Round:
         carries data of the server's that are not in the message.
         """
         fence.check(client_fn)
-        problem, engine = self.problem, self._federation.engine
+        problem = self.problem
         rng_of = partial(self.rng, Purpose.SAMPLES, next(self._exchanges))
         if weights is None:
             weights = problem.weights[cohort] / problem.weights[cohort].sum()
@@ -141,18 +146,13 @@ class Round:
         idle = len(mine) == 0
         mine, weights = (busy[:1], 0 * weights) if idle else (mine, weights)
 
-        sums: list[Tensor] = []
-        rows: list[Tensor] = []
-        calls = Calls()
-        for members in engine.stacks(mine, steps[mine], size_in_bytes(message)):
+        sums, rows, calls = list[Tensor](), list[Tensor](), Calls()
+        for members in self.engine.stacks(mine, steps[mine], size_in_bytes(message)):
             clients = cohort[members]
-            stack = Stack(
-                clients,
-                *draw(draws, splits, clients, rng_of, like),
-                None if memory is None else memory[torch.from_numpy(clients)],
-                None if own is None else own[members.tolist()],
-            )
-            answers = engine.run(client_fn, message, problem, stack, calls)
+            of_memory = None if memory is None else memory[torch.from_numpy(clients)]
+            of_own = None if own is None else own[members.tolist()]
+            stack = Stack(clients, *draw(draws, splits, clients, rng_of, like), of_memory, of_own)
+            answers = self.engine.run(client_fn, message, problem, stack, calls)
             if memory is not None:
                 answers, new_rows = answers
                 rows.append(new_rows)
@@ -163,13 +163,11 @@ class Round:
                     total.add_(answer, alpha=weight)  # in double: the order of clients is lost in the rounding
 
         sent = message if own is None else (message, own[0])
-        self._federation.ledger.bill(cohort, size_in_bytes(sent), size_in_bytes([leaf[0] for leaf in leaves]))
-        self._federation.ledger.count(Calls() if idle else calls, like.device)
+        self.ledger.bill(cohort, size_in_bytes(sent), size_in_bytes([leaf[0] for leaf in leaves]))
+        self.ledger.count(Calls() if idle else calls, like.device)
         sums = [total.to(leaf.dtype) for total, leaf in zip(ranks.total(sums), leaves, strict=True)]
         mean = tree_unflatten(sums, structure)
-        if memory is None:
-            return mean
-        return mean, _updated(memory, cohort[mine], torch.cat(rows), idle)
+        return mean if memory is None else (mean, _updated(memory, cohort[mine], torch.cat(rows), idle))
 
 
 def _updated(memory: Tensor, clients: np.ndarray, rows: Tensor, idle: bool) -> Tensor:
