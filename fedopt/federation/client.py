@@ -35,7 +35,8 @@ class Client(Oracles):
     ):
         super().__init__(problem, calls, stacked, clients)
         self.index: int | Tensor = share["index"]
-        self.memory, self.own = share.get("memory"), share.get("own")
+        self.memory: Any = share.get("memory")
+        self.own: Any = share.get("own")
         self._share, self._drawn = share, drawn
         self._counts: dict[str, list[int]] = {name: d.active().sum(0).tolist() for name, d in drawn.items()}
         self._held: Any = None
