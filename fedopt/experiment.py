@@ -45,8 +45,9 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     autocast = hardware.autocast and getattr(torch, hardware.autocast)
     world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
     original: Problem = build_target(config["problem"], "problem", world=world)
+    if not (known := [metric.name for metric in getattr(original, "metrics", ())]):
+        raise UserError(f"{type(original).__name__} lacks metrics, which say what evaluate measures: metrics = (Metric(...),)")
     problem = reduce(original, algorithm.solves)
-    known = [metric.name for metric in problem.metrics]
     if evaluation.metric is not None and evaluation.metric not in known:
         raise UserError(f"eval.metric={evaluation.metric}: this problem has {', '.join(known)}{nearest(evaluation.metric, known)}")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
@@ -63,7 +64,7 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
         raise UserError(f"participation.stragglers={who.stragglers}: is no client of {clients}, to the nearest number")
     if who.work is not None and len(who.work) != clients:
         raise UserError(f"participation.work={who.work}: must have an entry for each of the {clients} clients")
-    if who.uneven and key is None:
+    if (who.least, who.work, who.stragglers) != (None, None, 0) and key is None:
         kinds = "participation.least, participation.work, participation.stragglers"
         raise UserError(f"{kinds}: {type(algorithm).__name__} has no uneven local work")
     if who.least is not None and key is not None:

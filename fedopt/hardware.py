@@ -27,9 +27,8 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
             raise UserError(f"hardware.device=cuda:{index}: there are {torch.cuda.device_count()} GPUs, counted from 0")
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    threads = hardware.threads or max(1, cores() // (jobs * ranks_here))
-    torch.set_num_threads(threads)
+    processes = jobs * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(hardware.threads or max(1, cores() // processes))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = hardware.tf32
     if hardware.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
 
+from fedopt.errors import UserError
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -24,6 +26,10 @@ class Metric:
     better: Literal["lower", "higher"] = "lower"
     scale: Literal["linear", "log"] = "linear"
     bounds: bool = False
+
+    def __post_init__(self) -> None:
+        if self.better not in ("lower", "higher") or self.scale not in ("linear", "log"):
+            raise UserError(f"metric {self.name}: better is lower or higher, scale linear or log, not {self.better}, {self.scale}")
 
     @property
     def title(self) -> str:

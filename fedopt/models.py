@@ -13,7 +13,6 @@ from fedopt.randomness import Purpose, torch_seed
 
 SMALL = 2**16  # numbers of a matrix (scripts/bench fedavg)
 Tuning = tuple[Tensor, Tensor] | None  # scale and shift of the logits, [classes] each
-NAMES = ("linear", "softmax", "mlp", "cnn", "vgg11")
 
 
 class FlatModel:
@@ -197,5 +196,5 @@ def build(
             features = list(torchvision.models.vgg11(weights=None).features)
             layers = [*features, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)]
         else:
-            raise UserError(f"problem.model={name} is not known; there are {', '.join(NAMES)}")
+            raise UserError(f"problem.model={name} is not known; there are linear, softmax, mlp, cnn, vgg11")
     return FlatModel(nn.Sequential(*layers), input_shape, autocast)

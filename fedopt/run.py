@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -140,7 +139,7 @@ class Run:
             display.round(spent, at.round)
             stop = ranks.agree(spent >= 1 or interrupt.requested, e.device)
             ended = stop and ranks.agree(spent >= 1, e.device)
-            if not at.evaluated and (ended or e.evaluation.due(at.round)):
+            if not at.evaluated and (ended or (at.round % e.evaluation.every == 0 or at.round in e.evaluation.at)):
                 self._evaluate(e, state, display)
                 if self._diverged(e):
                     status = "diverged"
@@ -168,11 +167,11 @@ class Run:
         if not resuming:
             for stale in (self.folder.metrics, self.folder.checkpoint):
                 stale.unlink(missing_ok=True)
-            self.folder.write_json("run.json", run_card(self.overrides, self.config["seed"], now(), e.problem.metrics))
+            self.folder.write_json("run.json", run_card(self.overrides, self.config["seed"], e.problem.metrics))
             figures.partition(self.folder.path / "partition.png", e.original.splits["train"], e.original.labels)
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
-        self.folder.log(f"{now()} {'resumed' if resuming else 'started'}")
+        self.folder.log("resumed" if resuming else "started")
 
     def _evaluate(self, e: Experiment, state: Any, display: Display) -> None:
         at, metrics = self.at, {metric.name: metric for metric in e.problem.metrics}
@@ -181,7 +180,7 @@ class Run:
             raise UserError(
                 f"{type(e.original).__name__}.evaluate gives {', '.join(found)}, and its metrics are {', '.join(metrics)}"
             )
-        at.evaluated, at.final = True, {name: found[name] for name in metrics}
+        at.evaluated, at.final = True, {name: float(found[name]) for name in metrics}
         at.best = {name: m.best([at.final[name], at.best.get(name, math.nan)]) for name, m in metrics.items()}
         wanted, target = e.evaluation.metric, e.evaluation.target
         if wanted is not None and target is not None and at.to_target is None:
@@ -217,12 +216,7 @@ class Run:
         values = {"final": at.final, "best": at.best, "to_target": at.to_target}
         summary = {"status": status, **self._spent(e), **ledger.columns(), **largest, **values}
         self.folder.write_json("summary.json", summary)
-        self.folder.log(f"{now()} {status} after {at.round} rounds")
-
-
-def now() -> str:
-    """The time of day in UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+        self.folder.log(f"{status} after {at.round} rounds")
 
 
 def execute(config: dict[str, Any], locate: Callable[[], Path], overrides: list[str], jobs: int = 1) -> tuple[str, RunFolder]:

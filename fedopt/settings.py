@@ -68,9 +68,6 @@ class Evaluation:
             raise ValueError("metric and target go together")
         return self
 
-    def due(self, round: int) -> bool:
-        return round % self.every == 0 or round in self.at
-
 
 @dataclass(frozen=True, config=_config)
 class Participation:
@@ -95,10 +92,6 @@ class Participation:
         if self.least is not None and self.work is not None:
             raise ValueError("give least or work, and set the other to null")
         return self
-
-    @property
-    def uneven(self) -> bool:
-        return self.least is not None or self.work is not None or self.stragglers > 0
 
 
 @dataclass(frozen=True, config=_config)
@@ -166,9 +159,7 @@ def build(cls: type[T], node: Any, where: str = "", **given: Any) -> T:
     try:
         return cls(**given, **values)
     except ValueError as error:
-        if given:  # of the data that were given, and not of a key
-            raise
-        raise UserError(f"{where}: {error}") from None
+        raise UserError(f"{where}: {error}") from error
 
 
 def build_target(node: dict[str, Any], where: str, **given: Any) -> Any:
@@ -190,6 +181,7 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
     except Exception as error:
         raise UserError(f"{where}._target_={node['_target_']} cannot be imported: {str(error).splitlines()[0]}") from None
     lacking = sorted(getattr(cls, "__abstractmethods__", ()))
+    lacking += [name for name in ("solves", "init", "step", "output") if where == "algo" and not hasattr(cls, name)]
     if lacking or not hasattr(cls, "__dataclass_fields__"):
         why = f"does not define {', '.join(lacking)}" if lacking else "is not a dataclass"
         raise UserError(f"{where}._target_={node['_target_']}: {cls.__name__} {why}")

@@ -92,7 +92,7 @@ class Tapped:
             if name == "level":
                 total["jvp"] += sum(backs)
             elif not any("second" in of for of in events):
-                total["grad"] += max(backs, default=0)
+                total["grad"] += max(1, *backs)  # one that does not depend on a variable has a gradient too, which is zero
             else:  # the gradient in y (the last variable) was differentiated, along a vector
                 total["hvp"] += backs[-1] - 1
                 total["jvp"] += backs[0]

@@ -1,5 +1,6 @@
 """Draws, the exchange, its fence and its ledger, with client functions written for the test."""
 
+from array import array
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -318,12 +319,27 @@ def offenders():
     yield "uses_global", lambda client, message: uses_global(message)
     yield "self", Holder(x).method
     yield "partial", partial(lambda x, client, message: message + x, x)
+    yield "add", (lambda add: lambda client, message: add(message))(x.add)
+    yield "held", marked
+    yield "AtClass", lambda client, message: message + AtClass.held
+    yield "weights", (lambda weights: lambda client, message: message + weights[0])(array("d", [1.0]))
     iterator = iter([x])
     yield "iterator", lambda client, message: message + next(iterator)
 
 
 def uses_global(message):
     return message + X
+
+
+def marked(client, message):
+    return message + marked.held
+
+
+marked.held = X
+
+
+class AtClass:
+    held = X
 
 
 @pytest.mark.parametrize(("variable", "client_fn"), [pytest.param(v, f, id=v) for v, f in offenders()])
@@ -333,6 +349,53 @@ def test_fence_refuses_what_was_not_sent(problem, variable, client_fn):
     with pytest.raises(UserError, match=rf"variable \w* ?\w* ?{variable}\b"):
         fed.at(0).exchange(client_fn, torch.ones(3), np.arange(6))
     assert fed.ledger.comm_rounds == 0
+
+
+@pytest.mark.parametrize("message", [Holder(X), {X}, X.numpy(), (X, [lambda: X])], ids=["object", "set", "array", "function"])
+def test_fence_refuses_what_is_hidden_in_a_message(problem, message):
+    """It would cost nothing."""
+    fed = Federation(problem, OneByOne(), 0)
+    with pytest.raises(UserError, match="a message is tensors"):
+        fed.at(0).exchange(lambda client, message: torch.zeros(1), message, np.arange(2))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_message_is_not_written_over(problem, engine):
+    """It is the server's, and all clients'."""
+    with pytest.raises(UserError, match="wrote over its message"):
+        Federation(problem, engine, 0).at(0).exchange(lambda client, x: x.sub_(1) * client.index, torch.ones(3), np.arange(6))
+
+
+def test_fence_refuses_answers_that_go_another_way(problem):
+    """A client's gradient in a list of the server's is no message."""
+    box = []
+    fed = Federation(problem, OneByOne(), 0)
+    with pytest.raises(UserError, match="variable box"):
+        fed.at(0).exchange(lambda client, x: box.append(x) or x[:1], *problem.start(), np.arange(2))
+
+
+def test_what_a_scan_returns_is_not_written_over(problem):
+    """By the steps of the next one."""
+
+    def local(client, x):
+        step = lambda x, xi: client.gradient_step_(x, xi, 0.1)  # noqa: E731
+        a = client.scan("local", step, x)
+        kept = a.clone()
+        client.scan("local", step, a)
+        return (a - kept).abs().max()
+
+    for engine in ENGINES:
+        fed = Federation(problem, engine, 0)
+        assert float(fed.at(0).exchange(local, *problem.start(), np.arange(6), local=Steps(3, 4))) == 0
+
+
+def test_whole_numbers_have_a_mean_too(problem):
+    """Also in a carry of clients with unequal steps."""
+    count = lambda client, x: client.scan("local", lambda n, xi: n + 1, torch.tensor(0))  # noqa: E731
+    for engine in ENGINES:
+        fed, steps = Federation(problem, engine, 0), np.array([1, 2, 3, 5, 0, 1])
+        mean = fed.at(0).exchange(count, torch.zeros(1), np.arange(6), weights=np.full(6, 1 / 6), local=Steps(steps, 4))
+        assert float(mean) == pytest.approx(2)
 
 
 def test_fence_refuses_the_problem_and_the_round(problem):

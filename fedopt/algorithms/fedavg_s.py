@@ -11,8 +11,6 @@ from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimax
 from fedopt.schedules import LocalWork, Schedule
 
-Point = tuple[Tensor, Tensor]
-
 
 class State(NamedTuple):
     x: Tensor
@@ -37,8 +35,8 @@ class FedAvgS:
     def step(self, s: State, problem: Minimax, fed: Round) -> State:
         alpha, beta = self.alpha(fed.r), self.beta(fed.r)
 
-        def local_steps(client: Client, message: Point) -> Point:
-            def step(point: Point, xi: Any) -> Point:
+        def local_steps(client: Client, message: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            def step(point: tuple[Tensor, Tensor], xi: Any) -> tuple[Tensor, Tensor]:
                 x, y = point
                 f_x, f_y = client.outer_gradients(x, y, xi)
                 return x.sub(f_x, alpha=alpha), client.project(y.add(f_y, alpha=beta))  # both at the old point
@@ -47,5 +45,5 @@ class FedAvgS:
 
         return State(*fed.exchange(local_steps, (s.x, s.y), fed.cohort(), local=fed.local(self.tau, self.B)))
 
-    def output(self, s: State) -> Point:
+    def output(self, s: State) -> tuple[Tensor, ...]:
         return s.x, s.y

@@ -17,8 +17,6 @@ from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimisation
 from fedopt.schedules import LocalWork, Schedule, values
 
-Pair = tuple[Tensor, Tensor]
-
 
 class State(NamedTuple):
     """memory: c_i of each client, [M, d]."""
@@ -55,7 +53,7 @@ class Scaffold:
     def step(self, s: State, problem: Minimisation, fed: Round) -> State:
         eta = self.eta(fed.r)
 
-        def local_steps(client: Client, message: Pair) -> tuple[Pair, Tensor]:
+        def local_steps(client: Client, message: tuple[Tensor, Tensor]) -> tuple[Any, Tensor]:
             x, c = message
             c_i = client.memory
             correction = c - c_i

@@ -51,9 +51,8 @@ class Client(Oracles):
 
     def own_steps(self, name: str) -> Tensor:
         """The number of this client's local steps in the draws of that name, a whole number."""
-        if name in self._share["active"]:
-            return self._share["active"][name].sum()
-        return torch.tensor(len(self._taken(name)))
+        active = self._share["active"].get(name)
+        return torch.tensor(len(self._taken(name))) if active is None else active.sum()
 
     def sample(self, name: str) -> Any:
         """What the first step takes of the draws of a name, for draws that are made once."""
@@ -78,9 +77,10 @@ class Client(Oracles):
             if counts[k] == everyone:
                 carry = step(carry, *taken)
             else:  # somebody has finished, whose carry no step may be written over
-                new, active = step(tree_map(Tensor.detach, carry), *taken), self._share["active"][name][k]
+                kept = tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, carry)
+                new, active = step(kept, *taken), self._share["active"][name][k]
                 carry = tree_map(lambda a, b, active=active: torch.where(active, a, b), new, carry)
-        self._counted = everyone
+        self._counted, self._iterate = everyone, None  # what is returned is not written over
         return carry
 
     def project(self, *point: Any) -> Any:

@@ -2,26 +2,30 @@
 
 import dis
 import gc
+from array import array
 from collections.abc import Callable, Iterator
 from functools import cache
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from random import Random
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError
 
 NUMBERS = (int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device)
-NAMED = (type, ModuleType, BuiltinFunctionType)  # what is the same on the server and on the clients
-GENERATORS = (np.random.Generator, np.random.BitGenerator, torch.Generator)
+NAMED = (type, ModuleType)  # what is the same on the server and on the clients
+REFUSED = (np.random.Generator, np.random.BitGenerator, torch.Generator, Random, torch.UntypedStorage, array, bytearray)
 
 
-def check(client_fn: Callable[..., Any]) -> None:
-    """Raises UserError where a client function carries a tensor, an array or a random generator, and names the variable.
+def check(client_fn: Callable[..., Any], message: Any = ()) -> None:
+    """Raises UserError where a client function carries a tensor, an array or a random generator, and names the variable; and where
+    anything in a message but its tensors holds one.
 
     What is looked at: the variables of enclosing functions and of the module that the function and the functions it calls use,
-    default arguments, the object that a method belongs to, and whatever these hold.
+    default arguments, attributes, the object that a method belongs to, and whatever these hold. Python numbers are hyperparameters.
     """
     for name, value in variables(client_fn):
         if carries(value, set()):
@@ -30,6 +34,8 @@ def check(client_fn: Callable[..., Any]) -> None:
                 f"the client function {function} carries the server's data in its variable {name}: send them in the message; a "
                 "client's own data, draws and memory come with its first argument"
             )
+    if any(not isinstance(leaf, torch.Tensor) and carries(leaf, set()) for leaf in tree_leaves(message)):
+        raise UserError("a message is tensors, or (nested) tuples of them: what other objects hold would not be counted")
 
 
 def variables(function: Any) -> Iterator[tuple[str, Any]]:
@@ -39,17 +45,17 @@ def variables(function: Any) -> Iterator[tuple[str, Any]]:
         for held in gc.get_referents(function):
             yield from variables(held) if isinstance(held, FunctionType) else [(name, held)]
         return
-    code = function.__code__
+    code, defaults = function.__code__, function.__defaults__ or ()
+    brought = [*zip(code.co_varnames[code.co_argcount - len(defaults) :], defaults, strict=False)]
+    brought += [*(function.__kwdefaults__ or {}).items(), *vars(function).items()]
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        if gc.get_referents(cell):  # else it is not assigned yet
-            yield name, cell.cell_contents
-    defaults = function.__defaults__ or ()
-    yield from zip(code.co_varnames[code.co_argcount - len(defaults) :], defaults, strict=False)
-    yield from (function.__kwdefaults__ or {}).items()
-    for name in _globals(code):
-        value = function.__globals__.get(name)
-        if not isinstance(value, FunctionType) or value.__globals__ is function.__globals__:
-            yield name, value
+        brought += [(name, cell.cell_contents)] if gc.get_referents(cell) else []  # else it is not assigned yet
+    brought += [(name, function.__globals__.get(name)) for name in _globals(code)]
+    for name, value in brought:
+        foreign = isinstance(value, FunctionType) and value.__globals__ is not function.__globals__
+        yield name, value.__closure__ if foreign else value
+        if isinstance(value, type) and value.__module__ == function.__module__:
+            yield from ((name, attribute) for attribute in vars(value).values())
 
 
 @cache
@@ -76,4 +82,4 @@ def _verdict(kind: Any) -> bool | None:
     """Whether values of a type are data of the server's, None where that depends on what they hold."""
     if issubclass(kind, NUMBERS + NAMED):
         return False
-    return True if hasattr(kind, "__array__") or issubclass(kind, GENERATORS) else None
+    return True if hasattr(kind, "__array__") or issubclass(kind, REFUSED) else None

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from fedopt.errors import UserError
 from fedopt.federation import fence, ranks
 from fedopt.federation.draws import Epochs, Steps, draw
 from fedopt.federation.engines import ClientFn, Engine, Stack
@@ -132,7 +133,8 @@ class Round:
         Messages and answers are tensors or (nested) tuples of them. Bills one communication round. Raises UserError where client_fn
         carries data of the server's that are not in the message.
         """
-        fence.check(client_fn)
+        fence.check(client_fn, message)
+        versions = [leaf._version for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]
         problem = self.problem
         rng_of = partial(self.rng, Purpose.SAMPLES, next(self._exchanges))
         if weights is None:
@@ -165,15 +167,20 @@ class Round:
         sent = message if own is None else (message, own[0])
         self.ledger.bill(cohort, size_in_bytes(sent), size_in_bytes([leaf[0] for leaf in leaves]))
         self.ledger.count(Calls() if idle else calls, like.device)
-        sums = [total.to(leaf.dtype) for total, leaf in zip(ranks.total(sums), leaves, strict=True)]
+        fence.check(client_fn)  # again: a client may have put its answer where only the server looks
+        if versions != [leaf._version for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]:
+            raise UserError("a client function wrote over its message, which is the server's: write x = x - 1 in place of x -= 1")
+        dtypes = [leaf.dtype if leaf.is_floating_point() else like.dtype for leaf in leaves]
+        sums = [total.to(dtype) for total, dtype in zip(ranks.total(sums), dtypes, strict=True)]
         mean = tree_unflatten(sums, structure)
         return mean if memory is None else (mean, _updated(memory, cohort[mine], torch.cat(rows), idle))
 
 
 def _updated(memory: Tensor, clients: np.ndarray, rows: Tensor, idle: bool) -> Tensor:
     """memory with new rows for these clients and, where ranks share the work, for those of the others."""
-    change = torch.zeros_like(memory)
+    new, taken = torch.zeros_like(memory), memory.new_zeros(len(memory), 1)
     if not idle:
         index = torch.from_numpy(clients)
-        change[index] = rows - memory[index]
-    return memory + ranks.total([change])[0]
+        new[index], taken[index] = rows, 1
+    new, taken = ranks.total([new, taken])
+    return torch.where(taken > 0, new, memory)

@@ -286,10 +286,7 @@ class MinimisationAsCompositional(_Reduced, Compositional):
     """One level, f_i^0 = f_i."""
 
     source = Minimisation
-
-    def __init__(self, original: Minimisation):
-        super().__init__(original)
-        self.dims = (original.start()[0].numel(),)
+    dims = property(lambda self: (self.original.start()[0].numel(),))
 
     def level(self, n: int, z: Tensor, sample: Any) -> Tensor:
         return self.original.f(z, sample)

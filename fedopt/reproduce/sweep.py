@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fedopt.command import say
+from fedopt.errors import UserError
 from fedopt.results.folder import ENDED, RunFolder, read_json, write_atomically
 from fedopt.results.identity import identity, refuse_other
 
@@ -27,7 +28,7 @@ def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, overr
             return before
         return run.execute(config, lambda: folder.path, overrides, jobs)[0]
     except Exception as error:
-        if before in ENDED:  # what is there stays as it is
+        if before in ENDED or (before is not None and isinstance(error, UserError)):  # what is there stays as it is
             say(str(error))
             return "refused"
         run.record_failure(folder, error, overrides)

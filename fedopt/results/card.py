@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ from fedopt.metrics import Metric
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "torchvision", "pandas", "pydantic", "safetensors")
 
 
-def run_card(overrides: list[str], seed: int, started: str, metrics: Sequence[Metric]) -> dict[str, Any]:
+def run_card(overrides: list[str], seed: int, metrics: Sequence[Metric]) -> dict[str, Any]:
     """Command, overrides, seed, what the metrics say of themselves, versions, machine, and the commit of the code where it is a git
     checkout."""
     return {
         "command": " ".join(sys.argv),
         "overrides": overrides,
         "seed": seed,
-        "started": started,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "metrics": [asdict(metric) for metric in metrics],
         "commit": _commit(),
         "versions": {

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -117,7 +118,7 @@ class RunFolder:
 
     def log(self, line: str) -> None:
         with (self.path / "log.txt").open("a") as file:
-            file.write(line + "\n")
+            file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {line}\n")
 
 
 class MetricsFile:
