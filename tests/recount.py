@@ -15,26 +15,15 @@ class Tap(torch.autograd.Function):
     """The identity. events: gets "back" for each gradient that passes back, and "second" for each derivative of such a gradient."""
 
     @staticmethod
-    def forward(ctx, v, events):
-        ctx.events = events
+    def forward(ctx, v, events, order=("back", "second")):
+        ctx.events, ctx.order = events, order
         return v.view_as(v)
 
     @staticmethod
     def backward(ctx, gradient):
-        ctx.events.append("back")
-        return Second.apply(gradient, ctx.events), None
-
-
-class Second(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, gradient, events):
-        ctx.events = events
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.events.append("second")
-        return gradient, None
+        event, *higher = ctx.order
+        ctx.events.append(event)
+        return Tap.apply(gradient, ctx.events, higher) if higher else gradient, None, None
 
 
 class Tapped:

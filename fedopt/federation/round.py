@@ -134,7 +134,7 @@ class Round:
         carries data of the server's that are not in the message.
         """
         fence.check(client_fn, message)
-        versions = [leaf._version for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]
+        versions = _versions(message)
         problem = self.problem
         rng_of = partial(self.rng, Purpose.SAMPLES, next(self._exchanges))
         if weights is None:
@@ -168,12 +168,17 @@ class Round:
         self.ledger.bill(cohort, size_in_bytes(sent), size_in_bytes([leaf[0] for leaf in leaves]))
         self.ledger.count(Calls() if idle else calls, like.device)
         fence.check(client_fn)  # again: a client may have put its answer where only the server looks
-        if versions != [leaf._version for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]:
+        if versions != _versions(message):
             raise UserError("a client function wrote over its message, which is the server's: write x = x - 1 in place of x -= 1")
         dtypes = [leaf.dtype if leaf.is_floating_point() else like.dtype for leaf in leaves]
         sums = [total.to(dtype) for total, dtype in zip(ranks.total(sums), dtypes, strict=True)]
         mean = tree_unflatten(sums, structure)
         return mean if memory is None else (mean, _updated(memory, cohort[mine], torch.cat(rows), idle))
+
+
+def _versions(message: Any) -> list[int]:
+    """Of each tensor of a message, how often it was written over so far."""
+    return [leaf._version for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]
 
 
 def _updated(memory: Tensor, clients: np.ndarray, rows: Tensor, idle: bool) -> Tensor:
