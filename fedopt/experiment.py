@@ -12,7 +12,7 @@ from fedopt.data.partitioners import Centralized
 from fedopt.data.world import World
 from fedopt.errors import UserError, nearest
 from fedopt.federation import engines
-from fedopt.federation.federation import Federation
+from fedopt.federation.round import Federation
 from fedopt.problems.classes import Problem, reduce
 from fedopt.settings import Budget, Evaluation, Participation, Settings, build, build_target
 

@@ -9,8 +9,7 @@ from harness import config, iterate, real, small, steps
 
 from fedopt.errors import UserError
 from fedopt.experiment import assemble
-from fedopt.federation.federation import Federation
-from fedopt.federation.round import Round
+from fedopt.federation.round import Federation, Round
 from fedopt.problems.projections import ball
 from fedopt.settings import Participation
 

@@ -15,7 +15,7 @@ from fedopt.errors import UserError
 from fedopt.federation import fence
 from fedopt.federation.draws import Epochs, Full, Steps, draw
 from fedopt.federation.engines import STEP_OVERHEAD, OneByOne, Vectorised, equally_busy
-from fedopt.federation.federation import Federation
+from fedopt.federation.round import Federation
 from fedopt.randomness import Purpose, keyed_rng
 from fedopt.settings import Participation
 

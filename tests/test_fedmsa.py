@@ -14,7 +14,7 @@ from fedopt.experiment import assemble
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps, draw
 from fedopt.federation.engines import Vectorised
-from fedopt.federation.federation import Federation
+from fedopt.federation.round import Federation
 from fedopt.problems.classes import Compositional
 from fedopt.schedules import Constant
 from fedopt.settings import Participation

@@ -14,8 +14,8 @@ from fedopt.errors import UserError
 from fedopt.federation import oracles
 from fedopt.federation.draws import Steps
 from fedopt.federation.engines import OneByOne, Vectorised
-from fedopt.federation.federation import Federation
 from fedopt.federation.oracles import Calls, Oracles
+from fedopt.federation.round import Federation
 from fedopt.problems.classes import (
     Bilevel,
     Compositional,

@@ -12,7 +12,7 @@ from fedopt.data.partitioners import Iid
 from fedopt.data.world import World
 from fedopt.experiment import assemble
 from fedopt.federation.engines import OneByOne, Vectorised
-from fedopt.federation.federation import Federation
+from fedopt.federation.round import Federation
 from fedopt.problems.classes import Hierarchical
 from fedopt.randomness import Purpose, keyed_rng
 

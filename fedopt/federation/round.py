@@ -1,6 +1,6 @@
-"""One round: its cohorts, its draws, and the one exchange between server and clients."""
+"""The simulated federation, and a round of it: its cohorts, its draws, and the one exchange between server and clients."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any
@@ -23,26 +23,37 @@ from fedopt.settings import Participation
 
 
 @dataclass(eq=False)
-class Round:
-    """The r-th step of the server, r = 0, 1, ...: its draws are the same whenever it is made anew.
+class Federation:
+    """M clients and a server.
 
-    The other fields are those of the `Federation`, whose ledger it writes to.
+    participation: which clients take part in a round, and how uneven their local work is; by default all, evenly.
+
+    Where torch.distributed runs, the clients of an exchange are shared out over the ranks; every rank holds the same server.
     """
 
-    r: int
     problem: Problem
     engine: Engine
     seed: int
-    participation: Participation
-    ledger: Ledger
+    participation: Participation = field(default_factory=Participation)
 
     def __post_init__(self) -> None:
-        self._exchanges = count(1)
-        self._cohorts = count()
+        self.ledger = Ledger(self.problem.clients)
+
+    def at(self, r: int) -> "Round":
+        """Round r = 0, 1, ...: the r-th step of the server. Its draws depend on the seed and on r alone."""
+        return Round(self, r)
+
+
+class Round:
+    """The r-th step of the server, r = 0, 1, ...: its draws are the same whenever it is made anew."""
+
+    def __init__(self, federation: Federation, r: int):
+        self.r, self.problem, self.participation = r, federation.problem, federation.participation
+        self._federation, self._exchanges, self._cohorts = federation, count(1), count()
 
     def rng(self, purpose: Purpose, exchange: int = 0, client: int = 0) -> np.random.Generator:
         """A generator for the server's own draws of this round, or for those that it makes for a client."""
-        return keyed_rng(self.seed, purpose, self.r + 1, exchange, client)
+        return keyed_rng(self._federation.seed, purpose, self.r + 1, exchange, client)
 
     def everyone(self) -> np.ndarray:
         """All clients."""
@@ -149,12 +160,12 @@ class Round:
         mine, weights = (busy[:1], 0 * weights) if idle else (mine, weights)
 
         sums, rows, calls = list[Tensor](), list[Tensor](), Calls()
-        for members in self.engine.stacks(mine, steps[mine], size_in_bytes(message)):
+        for members in self._federation.engine.stacks(mine, steps[mine], size_in_bytes(message)):
             clients = cohort[members]
             of_memory = None if memory is None else memory[torch.from_numpy(clients)]
             of_own = None if own is None else own[members.tolist()]
             stack = Stack(clients, *draw(draws, splits, clients, rng_of, like), of_memory, of_own)
-            answers = self.engine.run(client_fn, message, problem, stack, calls)
+            answers = self._federation.engine.run(client_fn, message, problem, stack, calls)
             if memory is not None:
                 answers, new_rows = answers
                 rows.append(new_rows)
@@ -165,8 +176,8 @@ class Round:
                     total.add_(answer, alpha=weight)  # in double: the order of clients is lost in the rounding
 
         sent = message if own is None else (message, own[0])
-        self.ledger.bill(cohort, size_in_bytes(sent), size_in_bytes([leaf[0] for leaf in leaves]))
-        self.ledger.count(Calls() if idle else calls, like.device)
+        self._federation.ledger.bill(cohort, size_in_bytes(sent), size_in_bytes([leaf[0] for leaf in leaves]))
+        self._federation.ledger.count(Calls() if idle else calls, like.device)
         fence.check(client_fn)  # again: a client may have put its answer where only the server looks
         if versions != _versions(message):
             raise UserError("a client function wrote over its message, which is the server's: write x = x - 1 in place of x -= 1")
