@@ -9,10 +9,9 @@ grad f(x) = D x - d + G y* + B' A^-1 (F y* - e + G'x), and it is linear in x.
 
 from collections import namedtuple
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
@@ -26,16 +25,11 @@ Sample = namedtuple("Sample", "A B c D d F e G")
 class QuadraticBilevel(Quadratic, Bilevel):
     """dx, dy: dimensions of x and y.
 
-    conditioning: the ratio of the largest to the least eigenvalue of the Hessians of g_i in y and of f_i in (x, y).
-    heterogeneity, noise, examples: see `Quadratic`.
+    conditioning: of the Hessians of g_i in y and of f_i in (x, y); heterogeneity, noise, examples: see `Quadratic`.
     """
 
     dx: PositiveInt
     dy: PositiveInt
-    conditioning: Annotated[float, Field(ge=1)]
-    heterogeneity: NonNegativeFloat
-    noise: NonNegativeFloat
-    examples: PositiveInt
 
     metrics = (DISTANCE, OBJECTIVE, HYPERGRADIENT_NORM)
 
@@ -81,7 +75,6 @@ class QuadraticBilevel(Quadratic, Bilevel):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x = point[0]
-        assert self.optimum is not None
         return {
             "objective": float(self.f(x, self.inner_solution(x), self._mean)),
             "distance": float(torch.linalg.norm(x - self.optimum)),

@@ -8,10 +8,9 @@ With the means over clients written without index, the gradient of F^1(F^0(x)) i
 
 from collections import namedtuple
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.errors import UserError
@@ -26,16 +25,11 @@ Sample = namedtuple("Sample", "A c Q e")
 class QuadraticCompositional(Quadratic, TwoLevel):
     """d0, d1: dimensions of x and of y = F^0(x), d0 <= d1. Each A_i is drawn with orthonormal columns before it is mixed.
 
-    conditioning: the ratio of the largest to the least eigenvalue of the Q_i.
-    heterogeneity, noise, examples: see `Quadratic`.
+    conditioning: of the Q_i; heterogeneity, noise, examples: see `Quadratic`.
     """
 
     d0: PositiveInt
     d1: PositiveInt
-    conditioning: Annotated[float, Field(ge=1)]
-    heterogeneity: NonNegativeFloat
-    noise: NonNegativeFloat
-    examples: PositiveInt
 
     metrics = (DISTANCE, OBJECTIVE, HYPERGRADIENT_NORM)
 
@@ -65,7 +59,6 @@ class QuadraticCompositional(Quadratic, TwoLevel):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x = point[0]
-        assert self.optimum is not None
         return {
             "objective": float(self.level(1, self.level(0, x, self._mean), self._mean)),
             "distance": float(torch.linalg.norm(x - self.optimum)),

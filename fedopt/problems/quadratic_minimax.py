@@ -10,11 +10,10 @@ steps that vanish.
 
 from collections import namedtuple
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.errors import UserError
@@ -31,17 +30,12 @@ Sample = namedtuple("Sample", "A B D c e")
 class QuadraticMinimax(Quadratic, Minimax):
     """dx, dy: dimensions of x and y.
 
-    conditioning: the ratio of the largest to the least eigenvalue of the A_i and of the D_i.
-    heterogeneity, noise, examples: see `Quadratic`.
+    conditioning: of the A_i and of the D_i; heterogeneity, noise, examples: see `Quadratic`.
     mismatch: weights, up to a factor, whose saddle `distance_mismatched` is the distance to, one for each client; null: none.
     """
 
     dx: PositiveInt
     dy: PositiveInt
-    conditioning: Annotated[float, Field(ge=1)]
-    heterogeneity: NonNegativeFloat
-    noise: NonNegativeFloat
-    examples: PositiveInt
     mismatch: list[PositiveFloat] | None
 
     def __post_init__(self) -> None:

@@ -1,10 +1,12 @@
 """What the quadratic problems are made of: random matrices, families of them over clients, noise of single examples."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.problems.classes import Problem, Rows
@@ -26,17 +28,22 @@ def gaussian(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape) * (1 / np.sqrt(shape[-1]))
 
 
+@dataclass(eq=False)
 class Quadratic(Problem):
     """Problems whose clients have matrices and linear terms of their own; the examples of a client differ in the linear terms.
 
+    conditioning: the ratio of the largest to the least eigenvalue of each positive definite matrix.
     heterogeneity: 0 makes all clients equal, 1 mixes each client's matrices half and half with its own, and so on.
     noise: standard deviation of the examples' linear terms around their client's; a full local batch has none.
     examples: over all clients.
     """
 
-    heterogeneity: float
-    noise: float
-    examples: int
+    conditioning: Annotated[float, Field(ge=1)]
+    heterogeneity: NonNegativeFloat
+    noise: NonNegativeFloat
+    examples: PositiveInt
+
+    optimum: Tensor
 
     def families(self) -> Callable[..., Tensor]:
         """A function (draw, *args) that gives an array for each client, [M, ...]: the same draw(rng, *args) for all, mixed with the
