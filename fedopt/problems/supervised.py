@@ -1,5 +1,6 @@
 """What classification problems share: examples on the device, minibatches, the network, the weighted cross-entropy, evaluation."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -8,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from fedopt import models
@@ -16,7 +17,9 @@ from fedopt.data.datasets import LabelledData
 from fedopt.data.rows import take_rows
 from fedopt.data.world import World
 from fedopt.errors import UserError
-from fedopt.problems.classes import Minimax, Problem, Rows, Weighting
+from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
+from fedopt.models import FlatModel, Tuning
+from fedopt.problems.classes import Bilevel, Minimax, Problem, Rows, Weighting
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -33,6 +36,11 @@ class Batch(NamedTuple):
 
 Batches = Mapping[str, Batch]  # a sample: a batch of each split, by name
 Values = Callable[[Batch], tuple[Tensor, ...]]  # of each example, [B] each
+
+
+def tuned(logits: Tensor, tuning: Tuning) -> Tensor:
+    """Logits times a scale plus a shift, each [classes], where there are any."""
+    return logits if tuning is None else logits * tuning[0] + tuning[1]
 
 
 def losses(logits: Tensor, batch: Batch) -> Tensor:
@@ -188,3 +196,37 @@ class SupervisedMinimax(Supervised, Minimax):
     def __post_init__(self) -> None:
         data = self.world.load()
         self.set_up(data, np.sort(self.world.rng().permutation(len(data.y_train))[: self.examples]))
+
+
+@dataclass(eq=False)
+class SupervisedBilevel(Supervised, Bilevel):
+    """f is a cross-entropy on a client's validation examples; g that of a network with parameters y on its training examples.
+
+    validation: the fraction of its examples that a client validates on.
+    ridge: l2 penalty ridge/2 |y|^2 of g, 0 in the papers.
+    """
+
+    validation: Fraction
+    ridge: NonNegativeFloat
+
+    metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS)
+
+    @abstractmethod
+    def inner(self, x: Tensor, batch: Batch) -> tuple[FlatModel, Batch, Tuning]:
+        """The network of y, what it takes of a batch, and the scale and shift of its logits, None for none."""
+
+    def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
+        net, batch, tuning = self.inner(x, sample["train"])
+        loss = cross_entropy(tuned(net(y, batch.x), tuning), batch)
+        return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
+
+    def inner_gradient(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor | None:
+        net, batch, tuning = self.inner(x, sample["train"])
+        gradient = net.gradient(y, *batch, tuning)
+        return gradient.add(y, alpha=self.ridge) if gradient is not None and self.ridge else gradient
+
+    def inner_descend(self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None) -> Tensor | None:
+        net, batch, tuning = self.inner(x, sample["train"])
+        if self.ridge:
+            plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
+        return net.descend(y, *batch, beta, plus, tuning)
