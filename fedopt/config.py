@@ -26,7 +26,9 @@ _VALUE = re.compile(r"\w+(\.\w+)*")  # the key of an override that neither adds 
 def options(group: str, folders: Iterable[str | Path] = ()) -> list[str]:
     """What can be chosen from a config group. folders: config folders besides fedopt's."""
     roots = [Path(folder) / group for folder in (CONF, *folders)]
-    return sorted({path.relative_to(root).with_suffix("").as_posix() for root in roots for path in root.rglob("*.yaml")})
+    return sorted(
+        {path.relative_to(root).with_suffix("").as_posix() for root in roots for path in root.rglob("*.yaml")}
+    )
 
 
 def composed(overrides: Iterable[str], folders: Iterable[str | Path] = ()) -> DictConfig:
@@ -116,4 +118,6 @@ def _declared(group: str, name: str, key: str) -> Any:
     content = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
     if key in (node := content.get(group, {})):
         return node[key]
-    return _declared(group, next(base for base in content["defaults"] if isinstance(base, str) and base != "_self_"), key)
+    return _declared(
+        group, next(base for base in content["defaults"] if isinstance(base, str) and base != "_self_"), key
+    )

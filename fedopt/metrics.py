@@ -29,7 +29,9 @@ class Metric:
 
     def __post_init__(self) -> None:
         if self.better not in ("lower", "higher") or self.scale not in ("linear", "log"):
-            raise UserError(f"metric {self.name}: better is lower or higher, scale linear or log, not {self.better}, {self.scale}")
+            raise UserError(
+                f"metric {self.name}: better is lower or higher, scale linear or log, not {self.better}, {self.scale}"
+            )
 
     @property
     def title(self) -> str:
@@ -56,7 +58,9 @@ TEST_ACCURACY = Metric("test_accuracy", "test accuracy", "%", better="higher")
 TEST_LOSS = Metric("test_loss", "test loss", bounds=True)
 TRAIN_LOSS = Metric("train_loss", "training loss", bounds=True)
 VAL_LOSS = Metric("val_loss", "validation loss", bounds=True)
-PERSONAL_ACCURACY = Metric("personal_accuracy", "mean accuracy of the clients on their own examples", "%", better="higher")
+PERSONAL_ACCURACY = Metric(
+    "personal_accuracy", "mean accuracy of the clients on their own examples", "%", better="higher"
+)
 WORST_PERSONAL_ACCURACY = Metric(
     "worst_personal_accuracy", "accuracy of the worst client on its own examples", "%", better="higher"
 )

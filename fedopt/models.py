@@ -40,7 +40,9 @@ class FlatModel:
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
         """All layers but the last, and the last. Raises UserError where there is only one."""
         if len(self._layers) == 1:
-            raise UserError("problem.model=linear and problem.model=softmax have no hidden layers: use mlp, cnn or vgg11")
+            raise UserError(
+                "problem.model=linear and problem.model=softmax have no hidden layers: use mlp, cnn or vgg11"
+            )
         body, head = nn.Sequential(*self._layers[:-1]), nn.Sequential(self._layers[-1])
         return FlatModel(body, self.input_shape, self.autocast), FlatModel(head, (), self.autocast)
 
@@ -86,7 +88,14 @@ class FlatModel:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
 
     def descend(
-        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, eta: float, plus: Tensor | None = None, tuning: Tuning = None
+        self,
+        flat: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        eta: float,
+        plus: Tensor | None = None,
+        tuning: Tuning = None,
     ) -> Tensor | None:
         """flat - eta (gradient + plus), written over flat [dim] and returned; None unless `dense`.
 
@@ -163,7 +172,12 @@ torch.library.register_vmap("fedopt::add_product", _add_products, lib=_library)
 
 
 def build(
-    name: str, widths: Sequence[int], input_shape: Sequence[int], classes: int, seed: int, autocast: torch.dtype | None = None
+    name: str,
+    widths: Sequence[int],
+    input_shape: Sequence[int],
+    classes: int,
+    seed: int,
+    autocast: torch.dtype | None = None,
 ) -> FlatModel:
     """A model by name.
 
@@ -175,7 +189,9 @@ def build(
     channels, height, width = input_shape
     least = {"cnn": 4, "vgg11": 32}.get(name, 1)
     if min(height, width) < least:
-        raise UserError(f"problem.model={name} needs images of at least {least} x {least} pixels, and these are {height} x {width}")
+        raise UserError(
+            f"problem.model={name} needs images of at least {least} x {least} pixels, and these are {height} x {width}"
+        )
     layers: list[nn.Module]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, Purpose.MODEL))
@@ -192,7 +208,9 @@ def build(
             from fedopt.torchvision_import import torchvision
 
             if channels != 3:
-                raise UserError(f"problem.model=vgg11 needs images of 3 channels, and these have {channels}: use cnn or mlp")
+                raise UserError(
+                    f"problem.model=vgg11 needs images of 3 channels, and these have {channels}: use cnn or mlp"
+                )
             features = list(torchvision.models.vgg11(weights=None).features)
             layers = [*features, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)]
         else:

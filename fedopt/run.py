@@ -120,7 +120,9 @@ class Run:
         refuse_other(self.folder.path, numbers(before), numbers(self.config))
         return "done" if self.folder.status() == "finished" and identity(before) == identity(self.config) else "resume"
 
-    def _loop(self, e: Experiment, state: Any, interrupt: Interrupt, display: Display, resuming: bool, logger: Any) -> str:
+    def _loop(
+        self, e: Experiment, state: Any, interrupt: Interrupt, display: Display, resuming: bool, logger: Any
+    ) -> str:
         ledger = e.federation.ledger
         if resuming:
             state, progress = checkpoint.restore(self.folder.checkpoint, state, ledger)
@@ -219,7 +221,9 @@ class Run:
         self.folder.log(f"{status} after {at.round} rounds")
 
 
-def execute(config: dict[str, Any], locate: Callable[[], Path], overrides: list[str], jobs: int = 1) -> tuple[str, RunFolder]:
+def execute(
+    config: dict[str, Any], locate: Callable[[], Path], overrides: list[str], jobs: int = 1
+) -> tuple[str, RunFolder]:
     """Run in the folder that `locate` gives; returns the status and the folder.
 
     A failure leaves its traceback in the folder and is raised again.

@@ -75,7 +75,8 @@ def _number_is_constant(value: object) -> object:
 
 
 Schedule = Annotated[
-    Annotated[Constant | InversePower | Exponential | Piecewise, Field(discriminator="kind")], BeforeValidator(_number_is_constant)
+    Annotated[Constant | InversePower | Exponential | Piecewise, Field(discriminator="kind")],
+    BeforeValidator(_number_is_constant),
 ]
 
 

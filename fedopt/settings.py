@@ -179,7 +179,9 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
         module, _, name = node["_target_"].rpartition(".")
         cls = getattr(import_module(module), name)
     except Exception as error:
-        raise UserError(f"{where}._target_={node['_target_']} cannot be imported: {str(error).splitlines()[0]}") from None
+        raise UserError(
+            f"{where}._target_={node['_target_']} cannot be imported: {str(error).splitlines()[0]}"
+        ) from None
     lacking = sorted(getattr(cls, "__abstractmethods__", ()))
     lacking += [name for name in ("solves", "init", "step", "output") if where == "algo" and not hasattr(cls, name)]
     if lacking or not hasattr(cls, "__dataclass_fields__"):

@@ -44,7 +44,9 @@ def start(*arguments: str, cwd: Path, **options) -> subprocess.Popen:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **options.pop("env", {})}
     command = [sys.executable, "-m", "fedopt", *arguments]
-    return subprocess.Popen(command, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    return subprocess.Popen(
+        command, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+    )
 
 
 def run(*arguments: str, cwd: Path, **options) -> Result:

@@ -27,7 +27,13 @@ SMALL = {
     "mco": ["problem.examples=1000"],
     "quadratic_bilevel": ["problem.examples=64"],
     "quadratic_minimax": ["problem.examples=64"],
-    "imbalanced_mnist": ["dataset=digits", "problem.largest=140", "problem.imbalance=0.5", "problem.widths=[9]", "partitioner=iid"],
+    "imbalanced_mnist": [
+        "dataset=digits",
+        "problem.largest=140",
+        "problem.imbalance=0.5",
+        "problem.widths=[9]",
+        "partitioner=iid",
+    ],
     "hyper_representation": ["dataset=digits", "problem.widths=[9]", "partitioner=iid"],
     "robust_nn": [
         "dataset=digits",
@@ -37,7 +43,13 @@ SMALL = {
         "problem.examples=120",
         "partitioner=iid",
     ],
-    "fair_classification": ["dataset=digits", "problem.model=mlp", "problem.widths=[9]", "problem.examples=120", "partitioner=iid"],
+    "fair_classification": [
+        "dataset=digits",
+        "problem.model=mlp",
+        "problem.widths=[9]",
+        "problem.examples=120",
+        "partitioner=iid",
+    ],
     "classification": ["dataset=digits", "problem.widths=[9]"],
     "classification_with_server": ["dataset=digits", "partitioner=iid"],
     "hierarchical": ["dataset=digits", "problem.fit=10", "partitioner=iid"],
@@ -78,7 +90,12 @@ def class_at(group: str, name: str) -> Any:
 def pairs() -> list[tuple[str, str]]:
     """Every algorithm with every problem of a class that it covers."""
     classes = {p: classes_of.name(classes_of.class_of(class_at("problem", p))) for p in names("problem")}
-    return [(a, p) for a in names("algo") for p in names("problem") if classes[p] in classes_of.covered(class_at("algo", a).solves)]
+    return [
+        (a, p)
+        for a in names("algo")
+        for p in names("problem")
+        if classes[p] in classes_of.covered(class_at("algo", a).solves)
+    ]
 
 
 def config(*overrides: str) -> dict[str, Any]:

@@ -300,7 +300,9 @@ def test_other_budgets_and_precisions_are_other_runs(tmp_path, command):
     for seed in (0, 1):
         for rounds in (5, 50):
             record(tmp_path / f"{seed}-{rounds}", (1, rounds), seed, budget={"rounds": rounds})
-        record(tmp_path / f"{seed}-f64", (1, 7), seed, budget={"rounds": 5}, hardware={"dtype": "float64", "threads": seed})
+        record(
+            tmp_path / f"{seed}-f64", (1, 7), seed, budget={"rounds": 5}, hardware={"dtype": "float64", "threads": seed}
+        )
     _, csv, _, _ = command(tmp_path)
     assert sorted(csv["final_test_accuracy_mean"]) == [5, 7, 50]
     assert set(csv["seeds"]) == {2}

@@ -78,7 +78,8 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    ("algo", "problem", "setting"), [(*pair, s) for pair in PAIRS for s in SETTINGS if s != "uneven" or pair[0] in UNEVEN]
+    ("algo", "problem", "setting"),
+    [(*pair, s) for pair in PAIRS for s in SETTINGS if s != "uneven" or pair[0] in UNEVEN],
 )
 def test_ledger_is_an_independent_count(algo, problem, setting, monkeypatch):
     """Derivatives are counted by taps on the problem's functions, bytes by what clients are sent and send back."""
@@ -106,7 +107,9 @@ def test_resumed_is_undisturbed(algo, tmp_path):
     first = small(algo, problem)
     checkpoint.store(tmp_path / "x", steps(first, 2)[-1], first.federation.ledger, {"round": 2})
     second = small(algo, problem)
-    restored, progress = checkpoint.restore(tmp_path / "x", second.algorithm.init(second.problem), second.federation.ledger)
+    restored, progress = checkpoint.restore(
+        tmp_path / "x", second.algorithm.init(second.problem), second.federation.ledger
+    )
     assert progress == {"round": 2}
     close(restored, undisturbed[2], rtol=0)
     resumed = second.algorithm.step(restored, second.problem, second.federation.at(2))
@@ -130,8 +133,13 @@ def test_two_ranks_agree(tmp_path):
 @both
 def test_same_seed_same_bits_and_another_seed_not(algo, problem):
     a, b, c = (last(small(algo, problem, f"seed={s}")) for s in (3, 3, 4))
-    assert all(torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True))
-    assert any(not torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(c), strict=True))
+    assert all(
+        torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True)
+    )
+    assert any(
+        not torch.equal(torch.as_tensor(x), torch.as_tensor(y))
+        for x, y in zip(tree_leaves(a), tree_leaves(c), strict=True)
+    )
 
 
 @both

@@ -16,7 +16,10 @@ DIGITS = ["problem=classification", "algo=fedavg", "dataset=digits", "problem.mo
 WRONG = {
     "unknown key": (["algo.alhpa=1"], ["algo.alhpa", "did you mean algo.alpha"]),
     "unknown top-level key": (["sede=1"], ["sede", "did you mean seed"]),
-    "key of another algorithm": (["algo=fedavg", "problem=classification", "algo.rho=0.1"], ["algo.rho", "no such key"]),
+    "key of another algorithm": (
+        ["algo=fedavg", "problem=classification", "algo.rho=0.1"],
+        ["algo.rho", "no such key"],
+    ),
     "unknown algorithm": (["algo=fedmas"], ["algo=fedmas", "did you mean fedmsa", "fedavg"]),
     "unknown problem": (["problem=moc"], ["problem=moc", "did you mean mco"]),
     "unknown partitioner": (["partitioner=dirichelt"], ["did you mean dirichlet"]),
@@ -42,16 +45,25 @@ WRONG = {
     "new key of a node": (["+budget.epochs=1"], ["budget.epochs", "no such key"]),
     "value for a node": (["participation=uneven"], ["participation=uneven", "participation.KEY=VALUE"]),
     "unknown preset": (["preset=fednest/sadle"], ["preset=fednest/sadle", "did you mean fednest/saddle?", "none"]),
-    "family without a problem": (["preset=fedmsa"], ["preset=fedmsa: there is no such preset, did you mean fedmsa/mco?"]),
+    "family without a problem": (
+        ["preset=fedmsa"],
+        ["preset=fedmsa: there is no such preset, did you mean fedmsa/mco?"],
+    ),
     "no budget": (["budget.rounds=null"], ["budget", "at least one"]),
     "negative budget": (["budget.rounds=-5"], ["budget.rounds=-5"]),
     "autocast in double": (["hardware.autocast=bfloat16", "hardware.dtype=float64"], ["hardware", "float32"]),
     "unknown engine": (["hardware.engine=fast"], ["hardware.engine=fast", "vectorised"]),
     "unknown device": (["hardware.device=tpu"], ["hardware.device=tpu"]),
-    "cohort larger than the federation": (["participation.cohort=3"], ["participation.cohort=3", "partitioner.clients=2"]),
+    "cohort larger than the federation": (
+        ["participation.cohort=3"],
+        ["participation.cohort=3", "partitioner.clients=2"],
+    ),
     "fewer examples than clients": (["partitioner.clients=50"], ["partitioner.clients=50", "40 examples"]),
     "classes where there are none": (["partitioner=shards"], ["partitioner", "no classes", "iid"]),
-    "more local work than there is": ([*DIGITS, "participation.least=2"], ["participation.least=2", "algo.tau", "1 epochs"]),
+    "more local work than there is": (
+        [*DIGITS, "participation.least=2"],
+        ["participation.least=2", "algo.tau", "1 epochs"],
+    ),
     "local work of another unit": ([*DIGITS, "algo.tau=3 rounds"], ["algo.tau=3 rounds", "number of steps", "epochs"]),
     "fraction of a local step": ([*DIGITS, "algo.tau=2.5"], ["algo.tau=2.5", "number of steps"]),
     "no growth of local steps": ([*DIGITS, "algo.tau={kind: growing}"], ["algo.tau.tau", "missing"]),
@@ -69,7 +81,10 @@ WRONG = {
         [*DIGITS, "algo=scaffold", "algo.eta={kind: piecewise, values: [0.1, 0], boundaries: [9]}"],
         ["eta must be greater than 0"],
     ),
-    "nobody a straggler": ([*DIGITS, "participation.stragglers=0.001"], ["participation.stragglers=0.001", "no client of 100"]),
+    "nobody a straggler": (
+        [*DIGITS, "participation.stragglers=0.001"],
+        ["participation.stragglers=0.001", "no client of 100"],
+    ),
     "everyone a straggler": ([*DIGITS, "participation.stragglers=1"], ["participation.stragglers=1", "less than 1"]),
     "stragglers where work is even": (["participation.stragglers=0.5"], ["participation.stragglers", "FedMSA"]),
     "server with everything": ([*DIGITS, "problem.server=1"], ["problem.server=1", "less than 1"]),
@@ -77,7 +92,10 @@ WRONG = {
         ["algo=zo_hfl", "problem=classification"],
         ["do not fit", "problem=hierarchical|implicit_toy", "scaffold"],
     ),
-    "clients no multiple of the classes": ([*DIGITS, "partitioner=q_heterogeneity", "partitioner.clients=15"], ["multiple"]),
+    "clients no multiple of the classes": (
+        [*DIGITS, "partitioner=q_heterogeneity", "partitioner.clients=15"],
+        ["multiple"],
+    ),
     "unknown model": ([*DIGITS, "problem.model=resnet"], ["problem.model=resnet", "vgg11"]),
     "images too small": ([*DIGITS, "problem.model=vgg11"], ["32 x 32"]),
     "no data set": ([*DIGITS, "dataset=none"], ["dataset=mnist"]),
@@ -130,8 +148,12 @@ def test_data_files(kind, monkeypatch, capsys, tmp_path):
         np.savez(path, **BROKEN)
     elif kind == "not an npz":
         path.write_text("hello")
-    wanted = {"missing": "no such file", "pickled": "pickled objects", "incomplete": "y_test"}.get(kind, "not a readable .npz")
-    result = fedopt(monkeypatch, capsys, *DIGITS[:2], "dataset=npz", f"dataset.path={path}", f"output_dir={tmp_path / 'o'}")
+    wanted = {"missing": "no such file", "pickled": "pickled objects", "incomplete": "y_test"}.get(
+        kind, "not a readable .npz"
+    )
+    result = fedopt(
+        monkeypatch, capsys, *DIGITS[:2], "dataset=npz", f"dataset.path={path}", f"output_dir={tmp_path / 'o'}"
+    )
     one_line(result, str(path), wanted)
     assert not (tmp_path / "o").exists()
 
@@ -145,7 +167,9 @@ def test_missing_data_without_network(monkeypatch, capsys, tmp_path):
         raise URLError("no network")
 
     monkeypatch.setattr(torchvision.datasets.mnist, "download_and_extract_archive", refuse)
-    result = fedopt(monkeypatch, capsys, "problem=imbalanced_mnist", f"dataset.root={tmp_path}", f"output_dir={tmp_path / 'o'}")
+    result = fedopt(
+        monkeypatch, capsys, "problem=imbalanced_mnist", f"dataset.root={tmp_path}", f"output_dir={tmp_path / 'o'}"
+    )
     one_line(result.__class__(result.code, "", result.err.splitlines()[-1]), "mnist.npz", str(tmp_path), "FEDOPT_DATA")
 
 

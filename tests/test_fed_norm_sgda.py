@@ -26,13 +26,17 @@ TAU = (2, 5)
 
 def experiment(*overrides, algo="fed_norm_sgda", problem="quadratic_minimax"):
     return assemble(
-        config(f"algo={algo}", f"problem={problem}", f"participation.work={list(TAU)}", "hardware.threads=1", *overrides)
+        config(
+            f"algo={algo}", f"problem={problem}", f"participation.work={list(TAU)}", "hardware.threads=1", *overrides
+        )
     )
 
 
 def solver(e, i, eta, tau):
     """a_i [tau] of App. A.1, and from the recursion's definition: the change of an iterate from gradients g_0, g_1, ..."""
-    rho, mu, decay = (v if isinstance(v, float) else v[i % len(v)] for v in (e.algorithm.rho, e.algorithm.mu, e.algorithm.decay))
+    rho, mu, decay = (
+        v if isinstance(v, float) else v[i % len(v)] for v in (e.algorithm.rho, e.algorithm.mu, e.algorithm.decay)
+    )
     weights = np.zeros(tau)
     for k in range(tau):
         z = d = 0.0  # one gradient, the k-th, is 1
@@ -178,7 +182,13 @@ def test_naive_averaging_finds_another_saddle_and_normalised_the_solution(name, 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_what_is_minimised_is_what_train_loss_reports(weighting, aggregation):
     """One local step on full batches, clients of unequal sizes: the step is along the derivatives of train_loss."""
-    settings = ["partitioner=dirichlet", "participation.cohort=6", "problem.examples=200", "problem.eps=100", "problem.ascent=0"]
+    settings = [
+        "partitioner=dirichlet",
+        "participation.cohort=6",
+        "problem.examples=200",
+        "problem.eps=100",
+        "problem.ascent=0",
+    ]
     one = ["algo.tau=1", "algo.B=null", "algo.eta_x=0.01", "algo.eta_y=0.02", f"algo.aggregation={aggregation}"]
     e = small("fed_norm_sgda", "robust_nn", *settings, *one, f"problem.weighting={weighting}")
     assert len(set(e.problem.sizes())) > 2
@@ -187,7 +197,9 @@ def test_what_is_minimised_is_what_train_loss_reports(weighting, aggregation):
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
         d_x, d_y = (torch.randn(v.shape, generator=generator, dtype=v.dtype) for v in (of_x, of_y))
-        ahead, behind = (e.problem.evaluate(before.x + h * d_x, before.y + h * d_y)["train_loss"] for h in (1e-6, -1e-6))
+        ahead, behind = (
+            e.problem.evaluate(before.x + h * d_x, before.y + h * d_y)["train_loss"] for h in (1e-6, -1e-6)
+        )
         assert float(of_x @ d_x + of_y @ d_y) == pytest.approx((ahead - behind) / 2e-6, rel=1e-5)
 
 
@@ -338,7 +350,10 @@ def test_dropout():
         (["participation.dropout=1"], ["participation.dropout=1", "less than 1"]),
         (["algo.tau=5 passes"], ["algo.tau=5 passes", "a number of steps such as 5, of epochs such as '5 epochs'"]),
         (["algo.rho=[]"], ["at least one"]),
-        (["algo.mu=2", "algo.eta_y={kind: piecewise, values: [0.1, 0.6], boundaries: [9]}"], ["mu times eta_x and times eta_y"]),
+        (
+            ["algo.mu=2", "algo.eta_y={kind: piecewise, values: [0.1, 0.6], boundaries: [9]}"],
+            ["mu times eta_x and times eta_y"],
+        ),
         (["problem.mismatch=[1,2,3]"], ["problem.mismatch", "2 clients"]),
     ],
 )

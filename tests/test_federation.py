@@ -36,7 +36,13 @@ def problem():
 
 
 def test_keys_do_not_share_streams():
-    keys = [{"purpose": p, "round": r, "exchange": x, "client": c} for p in (3, 5) for r in (0, 1) for x in (0, 1) for c in (0, 1)]
+    keys = [
+        {"purpose": p, "round": r, "exchange": x, "client": c}
+        for p in (3, 5)
+        for r in (0, 1)
+        for x in (0, 1)
+        for c in (0, 1)
+    ]
     streams = np.array([keyed_rng(1, **{**key, "purpose": Purpose(key["purpose"])}).random(1000) for key in keys])
     assert len(np.unique(streams)) == streams.size
     again = np.array([keyed_rng(1, **{**key, "purpose": Purpose(key["purpose"])}).random(1000) for key in keys])
@@ -147,7 +153,9 @@ def test_ragged_clients(problem, engine):
     y, sizes = problem.train.y.numpy(), problem.sizes()
     expected = sum(w * 2 * y[problem.splits["train"][i]].sum() for i, w in zip(cohort, weights, strict=True))
     assert float(labels) == pytest.approx(expected, rel=1e-12)
-    assert float(steps_taken) == pytest.approx(sum(w * 2 * -(-sizes[i] // 7) for i, w in zip(cohort, weights, strict=True)))
+    assert float(steps_taken) == pytest.approx(
+        sum(w * 2 * -(-sizes[i] // 7) for i, w in zip(cohort, weights, strict=True))
+    )
 
 
 def test_clients_wait_for_each_other_only_where_it_is_cheaper():
@@ -351,7 +359,9 @@ def test_fence_refuses_what_was_not_sent(problem, variable, client_fn):
     assert fed.ledger.comm_rounds == 0
 
 
-@pytest.mark.parametrize("message", [Holder(X), {X}, X.numpy(), (X, [lambda: X])], ids=["object", "set", "array", "function"])
+@pytest.mark.parametrize(
+    "message", [Holder(X), {X}, X.numpy(), (X, [lambda: X])], ids=["object", "set", "array", "function"]
+)
 def test_fence_refuses_what_is_hidden_in_a_message(problem, message):
     """It would cost nothing."""
     fed = Federation(problem, OneByOne(), 0)
@@ -363,7 +373,9 @@ def test_fence_refuses_what_is_hidden_in_a_message(problem, message):
 def test_a_message_is_not_written_over(problem, engine):
     """It is the server's, and all clients'."""
     with pytest.raises(UserError, match="wrote over its message"):
-        Federation(problem, engine, 0).at(0).exchange(lambda client, x: x.sub_(1) * client.index, torch.ones(3), np.arange(6))
+        Federation(problem, engine, 0).at(0).exchange(
+            lambda client, x: x.sub_(1) * client.index, torch.ones(3), np.arange(6)
+        )
 
 
 def test_fence_refuses_answers_that_go_another_way(problem):

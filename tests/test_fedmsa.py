@@ -77,14 +77,19 @@ def test_golden_numbers(B, anchor):
         for m in anchored:
             xi = sample_noise(p, seed, r, 1, m, B, 0, 1)
             new, old = numpy_maps(p, m, u, xi), numpy_maps(p, m, u_prev, xi)
-            per_client.append([n + (1 - rho_r) * ((0 if d is None else dj) - o) for n, o, dj in zip(new, old, d or u, strict=True)])
+            per_client.append(
+                [n + (1 - rho_r) * ((0 if d is None else dj) - o) for n, o, dj in zip(new, old, d or u, strict=True)]
+            )
         d = [np.mean(of_clients, axis=0) for of_clients in zip(*per_client, strict=True)]
         local, before, after = list(d), u, u
         for k in range(1, K_r + 1):
             xi = sample_noise(p, seed, r, 2, chosen, B, max(k - 2, 0), max(K_r - 1, 1))
             new, old = numpy_maps(p, chosen, after, xi), numpy_maps(p, chosen, before, xi)
             local = [n + h - o for n, h, o in zip(new, local, old, strict=True)]
-            before, after = (after, tuple(a - step * h for a, h, step in zip(after, local, (alpha, beta_w, beta_v), strict=True)))
+            before, after = (
+                after,
+                tuple(a - step * h for a, h, step in zip(after, local, (alpha, beta_w, beta_v), strict=True)),
+            )
         u_prev, u = u, after
     for computed, derived in zip((*state.u, *state.d), (*u, *d), strict=True):
         np.testing.assert_allclose(computed.numpy(), derived, rtol=1e-10, atol=1e-12)
@@ -101,7 +106,9 @@ def test_reaches_the_closed_form_solution():
 
 
 def test_damping_adds_lambda_v():
-    undamped, damped = (steps(small("fedmsa", "quadratic_bilevel", f"algo.damping={lam}", "algo.rho=1"), 2) for lam in (0.0, 0.7))
+    undamped, damped = (
+        steps(small("fedmsa", "quadratic_bilevel", f"algo.damping={lam}", "algo.rho=1"), 2) for lam in (0.0, 0.7)
+    )
     v = damped[1].u[2]
     torch.testing.assert_close(damped[1].u, undamped[1].u)  # v = 0 at first
     torch.testing.assert_close(damped[2].d[2], undamped[2].d[2] + 0.7 * v)
@@ -210,7 +217,9 @@ class Chain(Compositional):
 
 
 def end_of_run(problem, rounds=450):
-    algorithm = FedMSA(Constant(0.02), Constant(0.5), rho=0.5, K=3, B=None, anchor="all", warm_up=0, damping=0, iterate="last")
+    algorithm = FedMSA(
+        Constant(0.02), Constant(0.5), rho=0.5, K=3, B=None, anchor="all", warm_up=0, damping=0, iterate="last"
+    )
     federation = Federation(problem, Vectorised(), 0, Participation(cohort=1))
     state = algorithm.init(problem)
     assert problem.evaluate(*state.u)["distance"] > 0.5

@@ -281,7 +281,9 @@ def test_communication_rounds_of_lfednest_nonalt():
 @pytest.mark.parametrize("cohorts", ["fresh", "one"])
 def test_products_on_fresh_cohorts(cohorts, monkeypatch):
     """FedIHGP takes a new cohort for the gradient and for each product, or FedOut's for all."""
-    e = fednest("fednest", "quadratic_bilevel", N=3, inverse="truncated", cohorts=cohorts, **{"participation.cohort": 2})
+    e = fednest(
+        "fednest", "quadratic_bilevel", N=3, inverse="truncated", cohorts=cohorts, **{"participation.cohort": 2}
+    )
     asked = []
     exchange = Round.exchange
 
@@ -300,7 +302,16 @@ def test_products_on_fresh_cohorts(cohorts, monkeypatch):
 
 def test_fednest_reaches_the_solution_and_lfednest_a_biased_point():
     """Deterministic, heterogeneous, all clients: global hypergradients find x*; local Hessians do not."""
-    settings = [*FULL, "algo.alpha=0.6", "algo.beta=0.8", "algo.T=2", "algo.tau_in=3", "algo.inverse=cg", "algo.N=8", ALL]
+    settings = [
+        *FULL,
+        "algo.alpha=0.6",
+        "algo.beta=0.8",
+        "algo.T=2",
+        "algo.tau_in=3",
+        "algo.inverse=cg",
+        "algo.N=8",
+        ALL,
+    ]
     ends = [small(algo, "quadratic_bilevel", *settings) for algo in ("fednest", "lfednest")]
     distance = [e.problem.evaluate(*e.algorithm.output(steps(e, 50)[-1]))["distance"] for e in ends]
     assert distance[0] < 1e-8

@@ -102,7 +102,9 @@ def test_scaffold_with_one_local_step_is_gradient_descent(weighting):
     e = experiment("scaffold", "algo.tau=1", "participation.cohort=6", f"problem.weighting={weighting}")
     data, x, sizes = clients_data(e.problem), e.problem.start()[0].numpy(), e.problem.sizes()
     for state in steps(e, 5)[1:]:
-        x = x - 0.1 * np.average([gradient(x, *of) for of in data], axis=0, weights=sizes if weighting == "samples" else None)
+        x = x - 0.1 * np.average(
+            [gradient(x, *of) for of in data], axis=0, weights=sizes if weighting == "samples" else None
+        )
         np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
 
 
@@ -140,6 +142,7 @@ def test_unequal_steps_in_a_stack(algo):
     """A step is written over the iterate: not over that of a client that has finished."""
     uneven = ["algo.tau=5", "participation.least=1", "participation.cohort=6"]
     stack, alone = (
-        steps(experiment(algo, *uneven, f"hardware.engine={engine}"), 3)[-1].x for engine in ("vectorised", "one_by_one")
+        steps(experiment(algo, *uneven, f"hardware.engine={engine}"), 3)[-1].x
+        for engine in ("vectorised", "one_by_one")
     )
     torch.testing.assert_close(stack, alone, rtol=1e-12, atol=1e-14)

@@ -185,7 +185,12 @@ def test_which_reduction():
         reduce(saddle, (Minimisation,))
     with pytest.raises(UserError, match=r"solves bilevel, minimax, two_level problems, and Chain is compositional"):
         reduce(Chain(3), (Bilevel,))
-    assert [class_of(p) for p in (saddle, two, Minimised, MinimaxAsBilevel)] == [Minimax, TwoLevel, Minimisation, Bilevel]
+    assert [class_of(p) for p in (saddle, two, Minimised, MinimaxAsBilevel)] == [
+        Minimax,
+        TwoLevel,
+        Minimisation,
+        Bilevel,
+    ]
     assert covered((Bilevel,)) == {"bilevel", "minimax", "two_level"}
     assert covered((Bilevel, Compositional)) == {"bilevel", "minimax", "compositional", "two_level", "minimisation"}
     assert covered((Hierarchical,)) == {"hierarchical"}
@@ -523,7 +528,9 @@ def test_msa_maps_remembers_values(p):
 
 
 @pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
-@pytest.mark.parametrize(("problem", "B", "known"), [("quadratic_bilevel", "null", 6), ("mco", "null", 6), ("mco", 4, 0)])
+@pytest.mark.parametrize(
+    ("problem", "B", "known"), [("quadratic_bilevel", "null", 6), ("mco", "null", 6), ("mco", 4, 0)]
+)
 def test_fedmsa_with_and_without_memory(problem, B, known, engine, monkeypatch):
     """With full local batches the value at the previous iterate is known: the same numbers from half of the calls."""
     settings = ["algo.K=5", f"algo.B={B}", "participation.cohort=2", f"hardware.engine={engine}"]

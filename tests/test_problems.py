@@ -122,7 +122,9 @@ def quadratic(seed=0, clients=4, **changes):
     return QuadraticBilevel(World(seed, Iid(clients), dtype=F64), **fields)
 
 
-@pytest.mark.parametrize("changes", [{}, {"dx": 6, "dy": 2}, {"clients": 1}, {"heterogeneity": 5.0, "conditioning": 1.0}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"dx": 6, "dy": 2}, {"clients": 1}, {"heterogeneity": 5.0, "conditioning": 1.0}]
+)
 def test_quadratic_closed_forms(changes):
     p = quadratic(**changes)
     x = normal(p.dx, seed=1)
@@ -197,10 +199,14 @@ def test_quadratic_noise():
 def test_quadratic_objectives_use_their_own_split():
     p, x, y = quadratic(), normal(3, seed=1), normal(5, seed=2)
     train, val = (p.splits[name][0] for name in ("train", "val"))
-    samples = [p.sample(0, {"train": whole(train[i : i + 2]), "val": whole(val[j : j + 2])}) for i, j in [(0, 0), (2, 0), (0, 2)]]
+    samples = [
+        p.sample(0, {"train": whole(train[i : i + 2]), "val": whole(val[j : j + 2])})
+        for i, j in [(0, 0), (2, 0), (0, 2)]
+    ]
     # g sees the training examples alone, both linear terms of f the validation examples alone.
     g, f_x, f_y = (
-        [torch.func.grad(fn, argument)(x, y, sample) for sample in samples] for fn, argument in ((p.g, 1), (p.f, 0), (p.f, 1))
+        [torch.func.grad(fn, argument)(x, y, sample) for sample in samples]
+        for fn, argument in ((p.g, 1), (p.f, 0), (p.f, 1))
     )
     for gradients, own, other in ((g, 1, 2), (f_x, 2, 1), (f_y, 2, 1)):
         assert torch.equal(gradients[other], gradients[0])
@@ -330,7 +336,15 @@ def normalised(data, x):
 
 
 def tuned_problem(data, partitioner=None, **changes):
-    fields = {"model": "mlp", "widths": [3], "largest": 80, "imbalance": 0.25, "validation": 0.2, "ridge": 0.0, **changes}
+    fields = {
+        "model": "mlp",
+        "widths": [3],
+        "largest": 80,
+        "imbalance": 0.25,
+        "validation": 0.2,
+        "ridge": 0.0,
+        **changes,
+    }
     return ImbalancedMnist(World(0, partitioner or Iid(4), Given(data), dtype=F64), **fields)
 
 

@@ -14,7 +14,10 @@ TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 RADIUS = 1.5
 SETS = {
     "simplex": (simplex, lambda z: bool((z >= 0).all()) and abs(float(z.sum()) - 1) < 1e-9),
-    "scaled simplex": (lambda y: simplex(y, RADIUS), lambda z: bool((z >= 0).all()) and abs(float(z.sum()) - RADIUS) < 1e-9),
+    "scaled simplex": (
+        lambda y: simplex(y, RADIUS),
+        lambda z: bool((z >= 0).all()) and abs(float(z.sum()) - RADIUS) < 1e-9,
+    ),
     "box": (lambda y: box(y, -0.5, 2.0), lambda z: bool(((z >= -0.5) & (z <= 2)).all())),
     **{
         f"{norm} ball": (

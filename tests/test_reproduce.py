@@ -115,7 +115,9 @@ def test_fedopt_composes_an_experiment(tmp_path, experiment, monkeypatch, capsys
     assert fedopt(monkeypatch, capsys, *arguments, "resume=true").code == 0
     unknown = fedopt(monkeypatch, capsys, "experiment=fedmsa/fig22")
     assert unknown.code == 2
-    assert unknown.err.startswith("fedopt: experiment=fedmsa/fig22: there is no such experiment, did you mean fedmsa/fig2?")
+    assert unknown.err.startswith(
+        "fedopt: experiment=fedmsa/fig22: there is no such experiment, did you mean fedmsa/fig2?"
+    )
 
 
 def test_quick(tmp_path, experiment, command):
@@ -420,7 +422,10 @@ def test_what_refers_to_lines_names_their_axes(experiment, tmp_path):
         ({"claims": [{"for": ["qq"], "claims": []}]}, "for: qq: there is no such axis, did you mean q?"),
         ({"claims": [{"for": {"K": [3]}, "says": "a"}]}, "for.K=3: there is no such value; there are 1, 2, 4"),
         ({"claims": [{"for": {"K": []}, "says": "a"}]}, "for.K: must be a list of values"),
-        ({"claims": [{"says": "a", "measure": "final('{K}')", "at_least": 0}]}, "'final('{K}')': {K}: K may be 1, 2, 4"),
+        (
+            {"claims": [{"says": "a", "measure": "final('{K}')", "at_least": 0}]},
+            "'final('{K}')': {K}: K may be 1, 2, 4",
+        ),
         ({"claims": [{"says": "a", "measure": {"mean": ["1"]}, "at_least": 0}]}, "claim 'a': there is no mean()"),
         ({"claims": [{"says": "a", "measure": {"min": "1"}, "at_least": 0}]}, "experiment.claims.0.measure"),
     ],
@@ -493,7 +498,10 @@ GLOBAL = "# @package _global_\n"
         (GLOBAL + "experiment: 3", "has no node experiment"),
         ("experiment: {paper: A}", "must begin with the line '# @package _global_'"),
         (GLOBAL + "experiment: {paper: A}", "experiment.title: is missing"),
-        (GLOBAL + "experiment: {paper: A, title: B, minutes: 1, y: c, lines: {d: []}, lnies: {}}", "lnies: there is no such key"),
+        (
+            GLOBAL + "experiment: {paper: A, title: B, minutes: 1, y: c, lines: {d: []}, lnies: {}}",
+            "lnies: there is no such key",
+        ),
         (GLOBAL + "defaults: [{override /algo: fedmas}]", "algo=fedmas: there is no such algo, did you mean fedmsa?"),
     ],
 )
@@ -554,7 +562,9 @@ def test_file_that_builds_on_another(experiment, tmp_path):
     folders = [tmp_path / "conf"]
     one, two = (published.load(f"test/{name}", folders) for name in ("one", "two"))
     assert two == replace(one, title="another", lines={**one.lines, "more": ["algo.K=3"]})
-    (first,), (same, more) = (published.tasks(f"test/{name}", of, 1, (), folders) for name, of in (("one", one), ("two", two)))
+    (first,), (same, more) = (
+        published.tasks(f"test/{name}", of, 1, (), folders) for name, of in (("one", one), ("two", two))
+    )
     assert (same.config["participation"]["least"], more.config["algo"]["K"]) == (2, 3)
     assert same.config["budget"] == first.config["budget"]
     content["defaults"][0] = "test/three"

@@ -192,7 +192,13 @@ TWO_RANKS = {
         "partitioner.clients=20",
         "participation.cohort=5",
     ],
-    "classification": ["algo=fedavg", "dataset=digits", "problem.widths=[16]", "partitioner.clients=7", "participation.cohort=3"],
+    "classification": [
+        "algo=fedavg",
+        "dataset=digits",
+        "problem.widths=[16]",
+        "partitioner.clients=7",
+        "participation.cohort=3",
+    ],
     "classification_with_server": ["algo=scaffold", "dataset=digits", "algo.tau=5", "participation.cohort=3"],
     "hierarchical": [
         "algo=zo_hfl",
@@ -207,7 +213,13 @@ TWO_RANKS = {
 @pytest.mark.parametrize("problem", TWO_RANKS)
 def test_engines_and_two_ranks_agree(monkeypatch, capsys, problem, tmp_path):
     """One by one, vectorised, and torchrun with two gloo ranks: metrics to 1e-5, ledger columns exactly."""
-    overrides = [f"problem={problem}", *TWO_RANKS[problem], "budget.rounds=6", "budget.comm_rounds=null", "eval.every=1"]
+    overrides = [
+        f"problem={problem}",
+        *TWO_RANKS[problem],
+        "budget.rounds=6",
+        "budget.comm_rounds=null",
+        "eval.every=1",
+    ]
     for engine in ("one_by_one", "vectorised"):
         arguments = [*overrides, f"hardware.engine={engine}", f"output_dir={tmp_path / engine}"]
         assert fedopt(monkeypatch, capsys, *arguments).code == 0

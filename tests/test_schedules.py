@@ -113,7 +113,10 @@ def test_growing_local_work():
     [
         (0, r"^algo\.tau=0: must be a number of steps"),
         ("0 epochs", r"^algo\.tau=0 epochs: must be a number of steps"),
-        (2.5, r"^algo\.tau=2\.5: must be a number of steps such as 5, of epochs such as '5 epochs', or a schedule of steps$"),
+        (
+            2.5,
+            r"^algo\.tau=2\.5: must be a number of steps such as 5, of epochs such as '5 epochs', or a schedule of steps$",
+        ),
         ("2.5 epochs", r"^algo\.tau=2\.5 epochs: must be a number of steps"),
         (-1, r"^algo\.tau=-1: must be a number of steps"),
         ("5 passes", r"^algo\.tau=5 passes: must be a number of steps"),

@@ -57,7 +57,9 @@ def test_public_names():
         _ = fedopt.nothing
 
 
-@pytest.mark.parametrize("module", ["fedopt", "fedopt.cli", "fedopt.command", "fedopt.metrics", "fedopt.results.identity"])
+@pytest.mark.parametrize(
+    "module", ["fedopt", "fedopt.cli", "fedopt.command", "fedopt.metrics", "fedopt.results.identity"]
+)
 def test_imports_no_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, timeout=60).returncode == 0

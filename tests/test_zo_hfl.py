@@ -151,7 +151,9 @@ def smoothed_derivative(x, eta):
 
 
 def test_estimator_is_unbiased_on_the_implicit_function():
-    e = small("zo_hfl", "implicit_toy", "algo.gamma=1", "algo.directions=4000", "algo.eta=0.1", "participation.cohort=6")
+    e = small(
+        "zo_hfl", "implicit_toy", "algo.gamma=1", "algo.directions=4000", "algo.eta=0.1", "participation.cohort=6"
+    )
     x = torch.tensor([0.03, -0.04], dtype=F64)
     g = torch.stack([estimate(e.algorithm, e.problem, e.federation, x, r) for r in range(10)])
     expected = torch.tensor([smoothed_derivative(v, 0.1) for v in x.tolist()])

@@ -65,7 +65,9 @@ class Client(Oracles):
         """
         return (self._of_step(name, k) for k in range(len(self._taken(name))))
 
-    def scan(self, name: str, step: Callable[..., Any], carry: Any, *schedules: Callable[[int], Any], skip: int = 0) -> Any:
+    def scan(
+        self, name: str, step: Callable[..., Any], carry: Any, *schedules: Callable[[int], Any], skip: int = 0
+    ) -> Any:
         """carry = step(carry, what step k takes, *(schedule(k) for each of the schedules)), k = skip, skip + 1, ...
 
         A step takes a sample, or a list of them where the draws say how many. A client with fewer steps than the others keeps its
@@ -97,7 +99,9 @@ class Client(Oracles):
     def _taken(self, name: str) -> list[int]:
         """How many clients of the stack take each of the steps that are drawn under a name. Raises UserError for another name."""
         if name not in self._counts:
-            raise UserError(f"a client asks for {name!r}, and the exchange draws {', '.join(self._counts) or 'nothing'}")
+            raise UserError(
+                f"a client asks for {name!r}, and the exchange draws {', '.join(self._counts) or 'nothing'}"
+            )
         return self._counts[name]
 
     def _of_step(self, name: str, k: int) -> Any:

@@ -103,8 +103,13 @@ def draw(
 ) -> tuple[dict[str, Weighted], dict[str, Drawn]]:
     """For each of `clients`, each from a generator of its own: for each split all rows of a client and their weights,
     [clients, n], padded with weight zero; and what was drawn, by name. Tensors have the device and dtype of `like`."""
-    drawn_from = {name: tuple(split for split in splits if wanted.split in (None, split)) for name, wanted in draws.items()}
-    drawn = {name: Drawn(drawn_from[name], {}, wanted.steps_of(splits)[clients], wanted.samples) for name, wanted in draws.items()}
+    drawn_from = {
+        name: tuple(split for split in splits if wanted.split in (None, split)) for name, wanted in draws.items()
+    }
+    drawn = {
+        name: Drawn(drawn_from[name], {}, wanted.steps_of(splits)[clients], wanted.samples)
+        for name, wanted in draws.items()
+    }
     rngs = [rng_of(int(i)) for i in clients]
     whole = {}
     for split, ragged in splits.items():

@@ -64,7 +64,9 @@ class Oracles:
         self._iterate = self._problem.project(stepped)
         return self._iterate
 
-    def _stepped(self, x: Tensor, done: Tensor | None, gradient: Callable[[], Tensor], eta: float, plus: Tensor | None) -> Tensor:
+    def _stepped(
+        self, x: Tensor, done: Tensor | None, gradient: Callable[[], Tensor], eta: float, plus: Tensor | None
+    ) -> Tensor:
         """The step that the problem has done by itself, counted, or else x - eta (gradient + plus)."""
         if done is not None:
             self._count(grad=1)

@@ -308,7 +308,9 @@ def class_of(problem: type[Problem] | Problem) -> type[Problem]:
 
 def covered(solves: tuple[type[Problem], ...]) -> set[str]:
     """The names of the classes that an algorithm for `solves` covers, itself or through a reduction."""
-    return {name(c) for c in CLASSES if issubclass(c, solves)} | {name(r.source) for r in REDUCTIONS if issubclass(r, solves)}
+    return {name(c) for c in CLASSES if issubclass(c, solves)} | {
+        name(r.source) for r in REDUCTIONS if issubclass(r, solves)
+    }
 
 
 def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:

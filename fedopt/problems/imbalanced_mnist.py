@@ -21,7 +21,8 @@ def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
     """The rows kept: of class c the first largest * imbalance^(c / (C-1)) examples, rounded, or all where it has fewer."""
     classes = np.unique(labels)
     keep = [
-        np.flatnonzero(labels == c)[: round(largest * imbalance ** (j / max(len(classes) - 1, 1)))] for j, c in enumerate(classes)
+        np.flatnonzero(labels == c)[: round(largest * imbalance ** (j / max(len(classes) - 1, 1)))]
+        for j, c in enumerate(classes)
     ]
     return np.sort(np.concatenate(keep))
 

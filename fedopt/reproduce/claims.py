@@ -127,7 +127,9 @@ class Measures:
         """The standard deviation of the differences between the last n evaluations up to x = until."""
         return float(np.std(np.diff(self._last(label, n, metric, until)), ddof=1))
 
-    def first_mean_square(self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False) -> float:
+    def first_mean_square(
+        self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False
+    ) -> float:
         """The x at which the mean of the squares so far is first at most the target; when it never is, as `first` has it."""
         squares = self._values(label, metric) ** 2
         hits = np.cumsum(squares) / np.arange(1, len(squares) + 1) <= target

@@ -299,7 +299,9 @@ def plus_minus(mean: float, std: float) -> str:
 def draw(path: Path, groups: dict[str, list[Recorded]], metric: str, x: str, target: float | None) -> None:
     """A line and a band of one standard deviation for each group."""
     figure, ((axes,),) = grid(1, 1, len(groups))
-    means = [draw_line(axes, label, runs, metric, colour(j, len(groups))) for j, (label, runs) in enumerate(groups.items())]
+    means = [
+        draw_line(axes, label, runs, metric, colour(j, len(groups))) for j, (label, runs) in enumerate(groups.items())
+    ]
     described = next(iter(groups.values()))[0].metric(metric)
     set_scale(axes, described, np.concatenate(means))
     if target is not None:

@@ -21,7 +21,9 @@ from fedopt.results.identity import digits
 from fedopt.settings import build
 
 Words = Annotated[list[str], BeforeValidator(lambda value: value.split() if isinstance(value, str) else value)]
-Names = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Field(min_length=1)]
+Names = Annotated[
+    list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Field(min_length=1)
+]
 
 Cell = tuple[str, float | None]
 
@@ -155,7 +157,9 @@ def _node(name: str, folders: Sequence[Path]) -> dict[str, Any]:
     return {str(key): value for key, value in read.items()}
 
 
-def tasks(name: str, published: Published, seeds: int, further: Sequence[str] = (), folders: Sequence[Path] = ()) -> list[Task]:
+def tasks(
+    name: str, published: Published, seeds: int, further: Sequence[str] = (), folders: Sequence[Path] = ()
+) -> list[Task]:
     """The runs of all lines, with seeds 0, 1, ... further: overrides that win over a line's. Raises UserError."""
     found = []
     for line, words in published.lines.items():

@@ -23,7 +23,8 @@ def report(published: Published, needed: Sequence[Task], runs: Path, folder: Pat
         if RunFolder(runs / task.folder).status() in ENDED:
             ended[task.seed][task.line] = read(runs / task.folder, published.x)
     seeds = {
-        seed: Measures(lines, published.x, published.y[0], published.points, published.measured) for seed, lines in ended.items()
+        seed: Measures(lines, published.x, published.y[0], published.points, published.measured)
+        for seed, lines in ended.items()
     }
     if published.table:
         cells = _table(published, seeds)

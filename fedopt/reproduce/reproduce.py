@@ -64,7 +64,9 @@ def _main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = Parser(prog="fedopt-reproduce", description="Run published experiments, draw their figures and check their claims.")
+    parser = Parser(
+        prog="fedopt-reproduce", description="Run published experiments, draw their figures and check their claims."
+    )
     add = parser.add_argument
     add("names", nargs="*", metavar="PAPER/NAME", help="such as fedmsa/fig2; a paper alone stands for all of its own")
     add("--list", action="store_true", help="show all experiments and how far they are")
@@ -209,7 +211,10 @@ def claims_table(wanted: Sequence[str], output: Path) -> str:
             row["measured"] = f"{plus_minus(row['mean'], row['std'])} ({row['seeds']})" if row["seeds"] else ""
             cells = [name, *(row[column] for column in ("says", "bound", "paper", "measured", "holds", "note"))]
             rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
-    head = ["| experiment | claim | asked | paper | measured (seeds) | outcome | note |", "|---|---|---|---|---|---|---|"]
+    head = [
+        "| experiment | claim | asked | paper | measured (seeds) | outcome | note |",
+        "|---|---|---|---|---|---|---|",
+    ]
     return "\n".join(head + rows + (["", f"Not run yet: {', '.join(absent)}."] if absent else []))
 
 

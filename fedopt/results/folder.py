@@ -71,7 +71,9 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{self.path}: another run is writing here; choose another output_dir or wait for it") from None
+            raise UserError(
+                f"{self.path}: another run is writing here; choose another output_dir or wait for it"
+            ) from None
 
     def close(self) -> None:
         if self._lock is not None:
@@ -91,7 +93,9 @@ class RunFolder:
         try:
             config = yaml.safe_load(path.read_text())
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); choose another output_dir") from None
+            raise UserError(
+                f"{path}: cannot be read ({str(error).splitlines()[0]}); choose another output_dir"
+            ) from None
         if not isinstance(config, dict):
             raise UserError(f"{path}: holds no config; choose another output_dir")
         return config
