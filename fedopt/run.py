@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Event
 from types import FrameType
 from typing import Any
 
@@ -31,25 +32,22 @@ CHECKPOINT_SECONDS = float(os.environ.get("FEDOPT_CHECKPOINT_SECONDS", "5"))
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
 
 
-class Interrupt:
-    """Set by the first Ctrl-C (or SIGTERM); the second one stops at once."""
+@contextmanager
+def interruptible() -> Iterator[Event]:
+    """What the first Ctrl-C (or SIGTERM) sets; the second one stops at once."""
+    requested = Event()
 
-    def __init__(self) -> None:
-        self.requested = False
+    def request(number: int, frame: FrameType | None) -> None:
+        if requested.is_set():
+            raise KeyboardInterrupt
+        requested.set()
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        def request(number: int, frame: FrameType | None) -> None:
-            if self.requested:
-                raise KeyboardInterrupt
-            self.requested = True
-
-        before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield requested
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass
@@ -99,9 +97,8 @@ class Run:
         self._begin(e, resuming)
         title = f"{type(e.algorithm).__name__} on {type(e.original).__name__}"
         display = Display(title, [metric.name for metric in e.problem.metrics], quiet=not self.main)
-        interrupt = Interrupt()
         try:
-            with interrupt.listening():
+            with interruptible() as interrupt:
                 status = self._loop(e, state, interrupt, display, resuming, logger)
         finally:
             display.close()
@@ -120,9 +117,7 @@ class Run:
         refuse_other(self.folder.path, numbers(before), numbers(self.config))
         return "done" if self.folder.status() == "finished" and identity(before) == identity(self.config) else "resume"
 
-    def _loop(
-        self, e: Experiment, state: Any, interrupt: Interrupt, display: Display, resuming: bool, logger: Any
-    ) -> str:
+    def _loop(self, e: Experiment, state: Any, interrupt: Event, display: Display, resuming: bool, logger: Any) -> str:
         ledger = e.federation.ledger
         if resuming:
             state, progress = checkpoint.restore(self.folder.checkpoint, state, ledger)
@@ -139,7 +134,7 @@ class Run:
             at = self.at
             spent = e.budget.spent(at.round, ledger.comm_rounds, ledger.total_bytes, at.seconds)
             display.round(spent, at.round)
-            stop = ranks.agree(spent >= 1 or interrupt.requested, e.device)
+            stop = ranks.agree(spent >= 1 or interrupt.is_set(), e.device)
             ended = stop and ranks.agree(spent >= 1, e.device)
             if not at.evaluated and (ended or (at.round % e.evaluation.every == 0 or at.round in e.evaluation.at)):
                 self._evaluate(e, state, display)

@@ -205,7 +205,7 @@ def both_ways(p, fn, *stacked):
     """fn(oracles of p, a client's arguments) of every client, [(answers of all clients, calls)] of a loop and of vmap."""
     loop, vmapped = Calls(), Calls()
     answers = [fn(Oracles(p, loop), *arguments) for arguments in zip(*stacked, strict=True)]
-    at_once = torch.func.vmap(partial(fn, Oracles(p, vmapped, stacked=True, clients=STACK)))(*stacked)
+    at_once = torch.func.vmap(partial(fn, Oracles(p, vmapped, STACK)))(*stacked)
     return [(tuple(torch.stack(answer) for answer in zip(*answers, strict=True)), loop), (at_once, vmapped)]
 
 
@@ -446,7 +446,7 @@ def test_steps_of_sgd(plus):
 def test_calls_count_for_all_of_a_stack():
     """Each with a counter of its own, or with none."""
     p, x, calls, others = Minimised(), torch.ones(3), Calls(), Calls()
-    of_seven, of_two = Oracles(p, calls, clients=7), Oracles(p, others, clients=2)
+    of_seven, of_two = Oracles(p, calls, 7), Oracles(p, others, 2)
     for client in (of_seven, of_two, of_seven, Oracles(p)):
         client.gradient(x, x)
     assert (calls, others) == (Calls(grad=14), Calls(grad=2))
@@ -554,7 +554,7 @@ def test_oracles_of_a_problem_under_vmap():
     x, w, v = normal(3, seed=1), normal(4, 5, seed=2), normal(4, 5, seed=3)
 
     def one(client, w, v, rows):
-        return Oracles(p, stacked=True).msa_maps((x, w, v), [p.sample(client, rows)])
+        return Oracles(p, stack=4).msa_maps((x, w, v), [p.sample(client, rows)])
 
     stacked = torch.func.vmap(one)(torch.arange(4), w, v, rows)
     for i in range(4):

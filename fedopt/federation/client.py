@@ -1,6 +1,6 @@
 """What a client function sees: one client, with its examples, draws and memory, and the oracles of its problem."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import Any
 
@@ -19,21 +19,15 @@ AT_ONCE = 256  # examples of a client that a stack fetches in one go, which save
 class Client(Oracles):
     """One client, or under vmap each of a stack of them.
 
-    drawn: of the stack, by name. share: what belongs to the client alone: `index`, which client it is; `whole`, its rows; by name,
-    `positions`, its draws, and `active`, whether it takes a step, where clients of the stack differ in that; where there are any,
-    `memory`, its own row of the algorithm's per-client memory, and `own`, what was sent to it alone.
+    drawn: of the stack, by name; stack: as of `Oracles`. share: what belongs to the client alone: `index`, which client it is;
+    `whole`, its rows; by name, `positions`, its draws, and `active`, whether it takes a step, where clients of the stack differ in
+    that; where there are any, `memory`, its own row of the algorithm's per-client memory, and `own`, what was sent to it alone.
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        calls: Calls,
-        drawn: Mapping[str, Drawn],
-        share: Mapping[str, Any],
-        stacked: bool = False,
-        clients: int = 1,
+        self, problem: Problem, calls: Calls, drawn: dict[str, Drawn], share: dict[str, Any], stack: int | None = None
     ):
-        super().__init__(problem, calls, stacked, clients)
+        super().__init__(problem, calls, stack)
         self.index: int | Tensor = share["index"]
         self.memory: Any = share.get("memory")
         self.own: Any = share.get("own")

@@ -75,7 +75,7 @@ class Vectorised:
 
     def run(self, client_fn: ClientFn, message: Any, problem: Problem, stack: Stack, calls: Calls) -> Any:
         def one(share: dict[str, Any]) -> Any:
-            return client_fn(Client(problem, calls, stack.drawn, share, True, len(stack.clients)), message)
+            return client_fn(Client(problem, calls, stack.drawn, share, len(stack.clients)), message)
 
         return torch.func.vmap(one)(stack.shares(problem.start()[0].device))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from fedopt.inverse import Inverse
 from fedopt.problems.classes import Bilevel
@@ -28,16 +29,15 @@ class Oracles:
     """The derivatives of a problem's functions at a point, on a sample.
 
     problem: of the class that an oracle's description names. calls: what the oracle calls are added to.
-    stacked: whether points and samples are those of a stack of clients under torch.func.vmap, where derivatives come from
-        torch.func; else plain automatic differentiation computes the same with less overhead.
-    clients: how many clients an oracle call counts for.
+    stack: how many clients points and samples are of under torch.func.vmap, where derivatives come from torch.func; None for one
+        client by itself, where plain automatic differentiation computes the same with less overhead.
     """
 
-    def __init__(self, problem: Any, calls: Calls | None = None, stacked: bool = False, clients: int = 1):
+    def __init__(self, problem: Any, calls: Calls | None = None, stack: int | None = None):
         self._problem = problem
         self._calls = calls or Calls()
-        self._stacked = stacked
-        self._counted = clients
+        self._stacked = stack is not None
+        self._counted = stack or 1  # clients that an oracle call counts for
         self._iterate: Tensor | None = None  # what the last step returned: the next one may be written over it
         self._maps: list[tuple[Sequence[Tensor], Sequence[Any], float, tuple[Tensor, ...]]] = []  # evaluated last
 
@@ -220,41 +220,34 @@ class Oracles:
         self._calls.hvp += hvp * self._counted
         self._calls.jvp += jvp * self._counted
 
-    def _vjp(self, fn: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[[Any], tuple[Tensor, ...]]]:
+    def _grad(self, fn: Callable[[Tensor], Tensor], x: Tensor, nested: bool = False) -> Tensor:
+        value, pull = self._vjp(fn, x, nested=nested)
+        return pull(torch.ones_like(value))[0]
+
+    def _vjp(
+        self, fn: Callable[..., Any], *primals: Tensor, nested: bool = False
+    ) -> tuple[Any, Callable[[Any], tuple[Tensor, ...]]]:
         """fn(*primals) and the map from cotangents to the gradients in the primals; the map may be called more than once.
 
-        fn returns a tensor or a tuple of tensors.
+        fn returns a tensor or a tuple of tensors. nested: an outer call differentiates through this one, by another variable than
+        the primals (by them it is seen).
         """
         if self._stacked:
             out, pull_back = torch.func.vjp(fn, *primals)[:2]
             return out, pull_back
-        nested = any(p.requires_grad for p in primals)  # an outer call differentiates through this one
-        if not nested:
-            primals = tuple(p.detach().requires_grad_() for p in primals)
+        seen = any(p.requires_grad for p in primals)
+        nested, primals = nested or seen, primals if seen else tuple(p.detach().requires_grad_() for p in primals)
         out = fn(*primals)
 
         def pull(cotangents: Any) -> tuple[Tensor, ...]:
             outs, cots = (out, cotangents) if isinstance(out, tuple) else ((out,), (cotangents,))
             live = [(o, c) for o, c in zip(outs, cots, strict=True) if o.requires_grad]
-            if not live:
+            if not live:  # constant in the primals
                 return tuple(torch.zeros_like(p) for p in primals)
             o, c = zip(*live, strict=True)
             return torch.autograd.grad(o, primals, c, create_graph=nested, retain_graph=True, materialize_grads=True)
 
-        detached = out if nested else tuple(o.detach() for o in out) if isinstance(out, tuple) else out.detach()
-        return detached, pull
-
-    def _grad(self, fn: Callable[[Tensor], Tensor], x: Tensor, nested: bool = False) -> Tensor:
-        """nested: an outer call differentiates through this one, by another variable than x (by x it is seen)."""
-        if self._stacked:
-            return torch.func.grad(fn)(x)
-        nested = nested or x.requires_grad
-        if not x.requires_grad:
-            x = x.detach().requires_grad_()
-        value = fn(x)
-        if not value.requires_grad:  # constant in x
-            return torch.zeros_like(x)
-        return torch.autograd.grad(value, x, create_graph=nested, materialize_grads=True)[0]
+        return out if nested else tree_map(Tensor.detach, out), pull
 
 
 def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -39,18 +39,13 @@ def rank() -> int:
 
 
 def total(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The sums over ranks, by one collective for each dtype."""
-    if count() == 1:
+    """The sums over ranks of tensors of one dtype, by one collective."""
+    if count() == 1 or not tensors:
         return list(tensors)
-    summed: list[Tensor] = list(tensors)
-    for dtype in {t.dtype for t in tensors}:
-        places = [j for j, t in enumerate(tensors) if t.dtype == dtype]
-        flat = torch.cat([tensors[j].reshape(-1) for j in places])
-        dist.all_reduce(flat)
-        pieces = flat.split([tensors[j].numel() for j in places])
-        for j, piece in zip(places, pieces, strict=True):
-            summed[j] = piece.view(tensors[j].shape)
-    return summed
+    flat = torch.cat([t.reshape(-1) for t in tensors])
+    dist.all_reduce(flat)
+    pieces = flat.split([t.numel() for t in tensors])
+    return [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
 
 
 def agree(flag: bool, device: torch.device) -> bool:

@@ -75,6 +75,7 @@ class QuadraticBilevel(Quadratic, Bilevel):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x = point[0]
+        assert self.optimum is not None
         return {
             "objective": float(self.f(x, self.inner_solution(x), self._mean)),
             "distance": float(torch.linalg.norm(x - self.optimum)),

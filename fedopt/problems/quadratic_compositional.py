@@ -59,6 +59,7 @@ class QuadraticCompositional(Quadratic, TwoLevel):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x = point[0]
+        assert self.optimum is not None
         return {
             "objective": float(self.level(1, self.level(0, x, self._mean), self._mean)),
             "distance": float(torch.linalg.norm(x - self.optimum)),

@@ -43,8 +43,6 @@ class Quadratic(Problem):
     noise: NonNegativeFloat
     examples: PositiveInt
 
-    optimum: Tensor
-
     def families(self) -> Callable[..., Tensor]:
         """A function (draw, *args) that gives an array for each client, [M, ...]: the same draw(rng, *args) for all, mixed with the
         client's own in the proportion 1 : heterogeneity. What is the same does not depend on the number of clients."""
