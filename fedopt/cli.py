@@ -49,9 +49,7 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"fedopt {fedopt.__version__}")
         return 0
     if any(a.startswith("--experimental-rerun") for a in arguments):
-        raise UserError(
-            "--experimental-rerun reads a pickle, which can run code: give the overrides in run.json instead"
-        )
+        raise UserError("--experimental-rerun reads a pickle, which can run code: give the overrides in run.json")
     multirun = bool({"-m", "--multirun"} & set(arguments))
     if multirun:
         folder = _prepare_sweep(arguments)
@@ -127,9 +125,8 @@ def _run_path(config: dict[str, Any], overrides: list[str]) -> Path:
 def _last_line(status: str, folder: RunFolder) -> str:
     summary = folder.summary()
     values = "  ".join(f"{name} {value:.5g}" for name, value in summary.get("final", {}).items() if value is not None)
-    line = (
-        f"{status} after {summary.get('round')} rounds ({summary.get('seconds')} s): {values}\nresults: {folder.path}"
-    )
+    line = f"{status} after {summary.get('round')} rounds ({summary.get('seconds')} s): {values}"
+    line += f"\nresults: {folder.path}"
     if status == "interrupted":
         line += f"\nto go on: the same command with output_dir='{folder.path}' resume=true"
     if status == "diverged":
@@ -182,10 +179,9 @@ def help_text() -> str:
         width = max(24, *(len(n) for n in names))
         lines += ["", f"{group}="]
         for n in names:
-            comments = [
-                line for line in (CONF / group / f"{n}.yaml").read_text().split("\n")[:2] if line.startswith("# ")
-            ]
-            lines.append(f"  {n:<{width}} {next((c[2:] for c in comments if '@package' not in c), '')}")
+            head = (CONF / group / f"{n}.yaml").read_text().split("\n")[:2]
+            comment = next((line[2:] for line in head if line.startswith("# ") and "@package" not in line), "")
+            lines.append(f"  {n:<{width}} {comment}")
     lines += ["", "Keys of every run (algo.*, problem.*, ...: see --cfg job):", ""]
     body = (CONF / "config.yaml").read_text()
     lines += ["  " + text for text in body[body.index("\nseed:") + 1 : body.index("\nhydra:")].rstrip().split("\n")]

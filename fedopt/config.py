@@ -26,9 +26,8 @@ _VALUE = re.compile(r"\w+(\.\w+)*")  # the key of an override that neither adds 
 def options(group: str, folders: Iterable[str | Path] = ()) -> list[str]:
     """What can be chosen from a config group. folders: config folders besides fedopt's."""
     roots = [Path(folder) / group for folder in (CONF, *folders)]
-    return sorted(
-        {path.relative_to(root).with_suffix("").as_posix() for root in roots for path in root.rglob("*.yaml")}
-    )
+    found = {path.relative_to(root).with_suffix("") for root in roots for path in root.rglob("*.yaml")}
+    return sorted(path.as_posix() for path in found)
 
 
 def composed(overrides: Iterable[str], folders: Iterable[str | Path] = ()) -> DictConfig:
@@ -118,6 +117,5 @@ def _declared(group: str, name: str, key: str) -> Any:
     content = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
     if key in (node := content.get(group, {})):
         return node[key]
-    return _declared(
-        group, next(base for base in content["defaults"] if isinstance(base, str) and base != "_self_"), key
-    )
+    base = next(entry for entry in content["defaults"] if isinstance(entry, str) and entry != "_self_")
+    return _declared(group, base, key)

@@ -46,14 +46,10 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
     original: Problem = build_target(config["problem"], "problem", world=world)
     if not (known := [metric.name for metric in getattr(original, "metrics", ())]):
-        raise UserError(
-            f"{type(original).__name__} lacks metrics, which say what evaluate measures: metrics = (Metric(...),)"
-        )
+        raise UserError(f"{type(original).__name__} does not say what evaluate measures: metrics = (Metric(...),)")
     problem = reduce(original, algorithm.solves)
-    if evaluation.metric is not None and evaluation.metric not in known:
-        raise UserError(
-            f"eval.metric={evaluation.metric}: this problem has {', '.join(known)}{nearest(evaluation.metric, known)}"
-        )
+    if (wanted := evaluation.metric) is not None and wanted not in known:
+        raise UserError(f"eval.metric={wanted}: this problem has {', '.join(known)}{nearest(wanted, known)}")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
     federation = Federation(problem, engine, settings.seed, participation)
     return Experiment(algorithm, original, problem, federation, settings.budget, evaluation, device)
@@ -75,6 +71,4 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
         local = getattr(algorithm, key)
         most = int(np.min(local(0, clients)))
         if who.least > most:
-            raise UserError(
-                f"participation.least={who.least}: must be at most algo.{key}, which is {most} {local.unit}"
-            )
+            raise UserError(f"participation.least={who.least}: must be at most algo.{key}, {most} {local.unit}")

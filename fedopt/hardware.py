@@ -21,9 +21,7 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
     device = torch.device(hardware.device)
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise UserError(
-                "hardware.device=cuda: this torch sees no GPU; use hardware=cpu or install a CUDA build of torch"
-            )
+            raise UserError("hardware.device=cuda: this torch sees no GPU; use hardware=cpu or a CUDA build of torch")
         index = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", "0"))
         if index >= torch.cuda.device_count():
             raise UserError(f"hardware.device=cuda:{index}: there are {torch.cuda.device_count()} GPUs, counted from 0")

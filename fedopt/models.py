@@ -40,9 +40,7 @@ class FlatModel:
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
         """All layers but the last, and the last. Raises UserError where there is only one."""
         if len(self._layers) == 1:
-            raise UserError(
-                "problem.model=linear and problem.model=softmax have no hidden layers: use mlp, cnn or vgg11"
-            )
+            raise UserError("problem.model: linear and softmax have no hidden layers: use mlp, cnn or vgg11")
         body, head = nn.Sequential(*self._layers[:-1]), nn.Sequential(self._layers[-1])
         return FlatModel(body, self.input_shape, self.autocast), FlatModel(head, (), self.autocast)
 
@@ -88,19 +86,12 @@ class FlatModel:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
 
     def descend(
-        self,
-        flat: Tensor,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        eta: float,
-        plus: Tensor | None = None,
-        tuning: Tuning = None,
+        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, eta: float, plus: Tensor | None, tuning: Tuning = None
     ) -> Tensor | None:
         """flat - eta (gradient + plus), written over flat [dim] and returned; None unless `dense`.
 
         The matrix products add to the weights: the gradient is never formed.
-        plus: [dim], zero by default; the others as those of `gradient`. Under vmap flat must be one of each client.
+        plus: [dim], None for zero; the others as those of `gradient`. Under vmap flat must be one of each client.
         """
         if not self.dense:
             return None
@@ -190,7 +181,7 @@ def build(
     least = {"cnn": 4, "vgg11": 32}.get(name, 1)
     if min(height, width) < least:
         raise UserError(
-            f"problem.model={name} needs images of at least {least} x {least} pixels, and these are {height} x {width}"
+            f"problem.model={name} needs images of {least} x {least} pixels or more, not {height} x {width}"
         )
     layers: list[nn.Module]
     with torch.random.fork_rng(devices=[]):
@@ -208,9 +199,7 @@ def build(
             from fedopt.torchvision_import import torchvision
 
             if channels != 3:
-                raise UserError(
-                    f"problem.model=vgg11 needs images of 3 channels, and these have {channels}: use cnn or mlp"
-                )
+                raise UserError(f"problem.model=vgg11 needs images of 3 channels, not {channels}: use cnn or mlp")
             features = list(torchvision.models.vgg11(weights=None).features)
             layers = [*features, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)]
         else:

@@ -74,13 +74,11 @@ def _number_is_constant(value: object) -> object:
     return {"kind": "constant", "value": value} if isinstance(value, (int, float, str)) else value
 
 
-Schedule = Annotated[
-    Annotated[Constant | InversePower | Exponential | Piecewise, Field(discriminator="kind")],
-    BeforeValidator(_number_is_constant),
-]
+StepSize = Constant | InversePower | Exponential | Piecewise
+Schedule = Annotated[Annotated[StepSize, Field(discriminator="kind")], BeforeValidator(_number_is_constant)]
 
 
-def values(schedule: Constant | InversePower | Exponential | Piecewise) -> list[float]:
+def values(schedule: StepSize) -> list[float]:
     """All of a piecewise schedule's; of the others the first, which no later one exceeds, and none is 0 unless that is."""
     return schedule.values if isinstance(schedule, Piecewise) else [schedule(0)]
 

@@ -175,18 +175,17 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
     if "_target_" not in node:
         raise UserError(f"{where}._target_: is missing, the class to build")
     cls: Any
+    said = f"{where}._target_={node['_target_']}"
     try:
         module, _, name = node["_target_"].rpartition(".")
         cls = getattr(import_module(module), name)
     except Exception as error:
-        raise UserError(
-            f"{where}._target_={node['_target_']} cannot be imported: {str(error).splitlines()[0]}"
-        ) from None
+        raise UserError(f"{said} cannot be imported: {str(error).splitlines()[0]}") from None
     lacking = sorted(getattr(cls, "__abstractmethods__", ()))
     lacking += [name for name in ("solves", "init", "step", "output") if where == "algo" and not hasattr(cls, name)]
     if lacking or not hasattr(cls, "__dataclass_fields__"):
         why = f"does not define {', '.join(lacking)}" if lacking else "is not a dataclass"
-        raise UserError(f"{where}._target_={node['_target_']}: {cls.__name__} {why}")
+        raise UserError(f"{said}: {cls.__name__} {why}")
     return cls, {key: value for key, value in node.items() if not key.startswith("_")}
 
 

@@ -81,15 +81,13 @@ class Tapped:
             if name == "level":
                 total["jvp"] += sum(backs)
             elif not any("second" in of for of in events):
-                total["grad"] += max(
-                    1, *backs
-                )  # one that does not depend on a variable has a gradient too, which is zero
+                # One that does not depend on a variable has a gradient too, which is zero
+                total["grad"] += max(1, *backs)
             else:  # the gradient in y (the last variable) was differentiated, along a vector
                 total["hvp"] += backs[-1] - 1
                 total["jvp"] += backs[0]
-                total["grad"] += bool(
-                    backs[0] and backs[-1] > 1
-                )  # in both at once: FedMSA's maps, of which the gradient is one
+                # In both at once: FedMSA's maps, of which the gradient is one
+                total["grad"] += bool(backs[0] and backs[-1] > 1)
         return total
 
 

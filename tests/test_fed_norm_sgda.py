@@ -343,7 +343,7 @@ def test_dropout():
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["participation.least=9"], ["participation.least=9", "at most algo.tau, which is 5 steps"]),
+        (["participation.least=9"], ["participation.least=9", "at most algo.tau, 5 steps"]),
         (["participation.work=[1,2,3]"], ["participation.work", "2 clients"]),
         (["participation.least=2", "++participation.work=[1,2]"], ["least or work"]),
         (["algo=fednest", "participation.least=2"], ["FedNest", "uneven"]),

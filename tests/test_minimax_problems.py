@@ -124,9 +124,8 @@ def test_robust_metrics(norm, p):
     assert metrics["perturbed_accuracy"] == pytest.approx(accuracy(y.numpy()))
     worst = problem.worst(x, y)
     assert float(torch.linalg.vector_norm(worst, p)) <= 1.5 + 1e-9
-    assert loss(worst) > (
-        loss(torch.zeros(16)) if norm == "l1" else loss(y)
-    )  # from a corner of that ball steps lead inside
+    # From a corner of the l1 ball steps lead inside
+    assert loss(worst) > (loss(torch.zeros(16)) if norm == "l1" else loss(y))
     assert metrics["robust_accuracy"] == pytest.approx(min(accuracy(y.numpy()), accuracy(worst.numpy())))
     assert "robust_accuracy" not in robust(norm=norm, eps=1.5, ascent=0).evaluate(x, y)
     train = problem.train.batch(torch.arange(60), torch.full((60,), 1 / 60, dtype=F64))

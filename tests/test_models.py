@@ -150,9 +150,9 @@ def test_vgg11():
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("cnn", (1, 3, 8), "at least 4 x 4 pixels, and these are 3 x 8"),
-        ("vgg11", (3, 28, 28), "at least 32 x 32 pixels, and these are 28 x 28"),
-        ("vgg11", (1, 32, 32), "3 channels, and these have 1"),
+        ("cnn", (1, 3, 8), "4 x 4 pixels or more, not 3 x 8"),
+        ("vgg11", (3, 28, 28), "32 x 32 pixels or more, not 28 x 28"),
+        ("vgg11", (1, 32, 32), "3 channels, not 1"),
         ("resnet", (3, 32, 32), " is not known; .*mlp"),
     ],
 )
@@ -229,4 +229,4 @@ def test_gradients_that_are_not_written_out(name, autocast):
     model = models.build(name, [5], (1, 4, 4), 3, seed=0, autocast=autocast)
     batch = torch.randn(2, 16), torch.tensor([0, 2]), torch.full((2,), 0.5)
     assert model.gradient(model.initial, *batch) is None
-    assert model.descend(model.initial, *batch, 0.1) is None
+    assert model.descend(model.initial, *batch, 0.1, None) is None

@@ -409,7 +409,7 @@ def test_what_refers_to_lines_names_their_axes(experiment, tmp_path):
         ({"where": 3}, "where: must give values to names"),
         ({"where": {"K": 3}}, "where.K: must be a list of values"),
         ({"where": {"K": []}}, "where.K: must be a list of values"),
-        ({"where": {"a b": [3]}}, "where.a b: must be a name, or a name and the axes that it depends on"),
+        ({"where": {"a b": [3]}}, "where.a b: must be a name, or a name with its axes, name(axis, axis)"),
         ({"where": {"K": [1], "p(KK)": [3]}}, "where.p: KK: there is no such axis, did you mean K?"),
         ({"where": {"K": [1], "K(K)": [3]}}, "where.K: is given twice"),
         ({"where": {"K": [1], "p(K)": [3, 4]}}, "where.p: has 2 values for 1 of K"),

@@ -108,9 +108,8 @@ class FedNormSgda:
             of_x, of_y, y_i = self._solve(client, message, eta_x, eta_y)
             if not normalised:
                 return eta_x * of_x.G, y_i - message[1]  # x - x_i, y_i - y
-            a_x, a_y = (
-                torch.where(of.norm > 0, of.norm, 1.0) for of in (of_x, of_y)
-            )  # a straggler's |a_i|_1 and G are 0
+            # A straggler's |a_i|_1 and G are 0
+            a_x, a_y = (torch.where(of.norm > 0, of.norm, 1.0) for of in (of_x, of_y))
             return eta_x * of_x.G / a_x, eta_y * of_y.G / a_y  # eta g_i, lines 15 to 17
 
         C, p, local = fed.cohort(), problem.weights, fed.local(self.tau, self.B)

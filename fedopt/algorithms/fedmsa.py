@@ -91,9 +91,7 @@ class FedMSA:
 
         def descend(client: Client, u: Vectors, d: Vectors) -> Vectors:
             u = Vectors(u_n.sub(d_n, alpha=alpha) for u_n, d_n, alpha in zip(u, d, step_sizes, strict=True))
-            return (
-                Vectors((u[0], client.project(u[1]), *u[2:])) if bilevel else u
-            )  # w in Y, where a minimax problem has one
+            return Vectors((u[0], client.project(u[1]), *u[2:])) if bilevel else u  # w in Y of a minimax problem
 
         def directions(client: Client, message: tuple[Vectors, ...]) -> Vectors:  # eq. 5, but for (1 - rho) d_{r-1}
             (u, *u_prev), xi = message, client.sample("xi")

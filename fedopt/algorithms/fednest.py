@@ -213,9 +213,8 @@ class FedNest:
         """The estimate of H^-1 b that is chosen, from so many products."""
         if self.inverse == "cg":
             return partial(conjugate_gradients, N=self.N)
-        return partial(
-            neumann_sum if self.inverse == "truncated" else partial(neumann_term, chosen=products), N=self.N, l=self.l
-        )
+        neumann = neumann_sum if self.inverse == "truncated" else partial(neumann_term, chosen=products)
+        return partial(neumann, N=self.N, l=self.l)
 
 
 def sgd(client: Client, x: Tensor, y: Tensor, beta: float) -> Tensor:

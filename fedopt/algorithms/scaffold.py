@@ -62,9 +62,8 @@ class Scaffold:
                 return client.gradient_step_(y, xi, eta, correction)  # y - eta (grad f_i(y) - c_i + c)
 
             y, K = client.scan("local", step, x), client.own_steps("local")
-            change = K.clamp(max=1) * (
-                (x - y) / eta / K.clamp(min=1) - c
-            )  # c_i^+ - c_i: line 12, option II; 0 if K = 0
+            # c_i^+ - c_i: line 12, option II; 0 if K = 0
+            change = K.clamp(max=1) * ((x - y) / eta / K.clamp(min=1) - c)
             return (y - x, change), c_i + change
 
         S, p = fed.cohort(), problem.weights

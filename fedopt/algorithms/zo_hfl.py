@@ -57,9 +57,7 @@ class ZoHfl:
             v = client.own
             z = torch.cat([x + eta * v, x - eta * v])  # the points of Alg. 1, line 5, [2 D, n], are worked on together
 
-            def step(
-                y: Tensor, zeta: Any, gamma: float
-            ) -> Tensor:  # Alg. 2, the same zeta at z = x + eta v and x - eta v
+            def step(y: Tensor, zeta: Any, gamma: float) -> Tensor:  # Alg. 2, with the same zeta at all points z
                 return client.project(z, y.sub(client.local_gradients(z, y, zeta), alpha=gamma), zeta)
 
             y = client.scan("local", step, z, self.gamma_local)

@@ -136,10 +136,8 @@ class QHeterogeneity:
                 f"partitioner.clients={self.clients} must be a multiple of the number of classes, {C}, for q_heterogeneity"
             )
         sizes = [len(part) for part in np.array_split(np.empty(count), C)]
-        own = [
-            rng.permutation(np.flatnonzero(labels == c))[: round(self.q * n)]
-            for c, n in zip(classes, sizes, strict=True)
-        ]
+        own = [rng.permutation(np.flatnonzero(labels == c)) for c in classes]
+        own = [mine[: round(self.q * n)] for mine, n in zip(own, sizes, strict=True)]
         rest = rng.permutation(np.setdiff1d(np.arange(count), np.concatenate(own)))
         ends = np.cumsum([n - len(mine) for n, mine in zip(sizes, own, strict=True)])
         groups = [np.concatenate(pair) for pair in zip(own, np.split(rest, ends[:-1]), strict=True)]

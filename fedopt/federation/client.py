@@ -93,9 +93,7 @@ class Client(Oracles):
     def _taken(self, name: str) -> list[int]:
         """How many clients of the stack take each of the steps that are drawn under a name. Raises UserError for another name."""
         if name not in self._counts:
-            raise UserError(
-                f"a client asks for {name!r}, and the exchange draws {', '.join(self._counts) or 'nothing'}"
-            )
+            raise UserError(f"a client asks for {name!r}; the exchange draws {', '.join(self._counts) or 'nothing'}")
         return self._counts[name]
 
     def _of_step(self, name: str, k: int) -> Any:

@@ -103,21 +103,18 @@ def draw(
 ) -> tuple[dict[str, Weighted], dict[str, Drawn]]:
     """For each of `clients`, each from a generator of its own: for each split all rows of a client and their weights,
     [clients, n], padded with weight zero; and what was drawn, by name. Tensors have the device and dtype of `like`."""
-    drawn_from = {
-        name: tuple(split for split in splits if wanted.split in (None, split)) for name, wanted in draws.items()
-    }
-    drawn = {
-        name: Drawn(drawn_from[name], {}, wanted.steps_of(splits)[clients], wanted.samples)
-        for name, wanted in draws.items()
-    }
+    drawn = {}
+    for name, wanted in draws.items():
+        drawn_from = tuple(split for split in splits if wanted.split in (None, split))
+        drawn[name] = Drawn(drawn_from, {}, wanted.steps_of(splits)[clients], wanted.samples)
     rngs = [rng_of(int(i)) for i in clients]
     whole = {}
     for split, ragged in splits.items():
-        if not any(split in names for names in drawn_from.values()):
+        if not any(split in of_name.splits for of_name in drawn.values()):
             continue
         whole[split] = _padded([[ragged[int(i)]] for i in clients], like, 0)
         for name, wanted in draws.items():
-            if split in drawn_from[name] and wanted.B is not None:
+            if split in drawn[name].splits and wanted.B is not None:
                 counts = drawn[name].steps * (wanted.samples or 1)
                 of_clients = zip(rngs, ragged.sizes[clients], counts, strict=True)
                 numbers = [wanted.positions(rng, int(n), int(count)) for rng, n, count in of_clients]

@@ -35,9 +35,7 @@ def check(client_fn: Callable[..., Any], message: Any = ()) -> None:
                 "client's own data, draws and memory come with its first argument"
             )
     if any(not isinstance(leaf, torch.Tensor) and carries(leaf, set()) for leaf in tree_leaves(message)):
-        raise UserError(
-            "a message is tensors, or (nested) tuples of them: what other objects hold would not be counted"
-        )
+        raise UserError("a message is tensors, or (nested) tuples of them: what objects hold would not be counted")
 
 
 def variables(function: Any) -> Iterator[tuple[str, Any]]:

@@ -153,9 +153,7 @@ class Round:
         like, splits = problem.start()[0], problem.splits
 
         # Stacks of equally busy clients waste the least; a rank without clients computes one at weight zero, for the shapes.
-        steps = sum(
-            (wanted.steps_of(splits)[cohort] for wanted in draws.values()), np.zeros(len(cohort), dtype=np.int64)
-        )
+        steps = sum((wanted.steps_of(splits)[cohort] for wanted in draws.values()), 0 * cohort)
         busy = np.lexsort((problem.sizes()[cohort], steps))[::-1]
         mine = busy[ranks.rank() :: ranks.count()]
         idle = len(mine) == 0
@@ -182,9 +180,7 @@ class Round:
         self._federation.ledger.count(Calls() if idle else calls, like.device)
         fence.check(client_fn)  # again: a client may have put its answer where only the server looks
         if versions != _versions(message):
-            raise UserError(
-                "a client function wrote over its message, which is the server's: write x = x - 1 in place of x -= 1"
-            )
+            raise UserError("a client function wrote over its message: write x = x - 1 in place of x -= 1")
         dtypes = [leaf.dtype if leaf.is_floating_point() else like.dtype for leaf in leaves]
         sums = [total.to(dtype) for total, dtype in zip(ranks.total(sums), dtypes, strict=True)]
         mean = tree_unflatten(sums, structure)

@@ -308,9 +308,8 @@ def class_of(problem: type[Problem] | Problem) -> type[Problem]:
 
 def covered(solves: tuple[type[Problem], ...]) -> set[str]:
     """The names of the classes that an algorithm for `solves` covers, itself or through a reduction."""
-    return {name(c) for c in CLASSES if issubclass(c, solves)} | {
-        name(r.source) for r in REDUCTIONS if issubclass(r, solves)
-    }
+    reduced = {name(reduction.source) for reduction in REDUCTIONS if issubclass(reduction, solves)}
+    return reduced | {name(c) for c in CLASSES if issubclass(c, solves)}
 
 
 def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:

@@ -15,8 +15,8 @@ class Classification(Supervised, Minimisation):
     """f_i is the mean cross-entropy over the client's examples; x are the parameters of the model.
 
     weighting: clients count by their numbers of examples, so that f is the mean over all examples, or uniformly.
-    test: fraction of all examples to test on, null for the data set's own; server: fraction of the others that no client has;
-    own_test: fraction of a client's examples that it keeps to test on, null for none. `hierarchical` has the same three, and
+    test: fraction of all examples to test on, None for the data set's own; server: fraction of the others that no client has;
+    own_test: fraction of a client's examples that it keeps to test on, None for none. `hierarchical` has the same three, and
     divides the same.
     """
 

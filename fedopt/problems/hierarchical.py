@@ -120,9 +120,5 @@ class Hierarchical(Supervised, classes.Hierarchical):
         y = self.personal(x)
         f1, _ = self._server.loss_and_accuracy(partial(self.net, x))
         f2 = 0.5 * self.lam * float(torch.sum((x - y) ** 2, 1) @ torch.from_numpy(self.weights).to(x))
-        return {
-            "objective": f1 + f2,
-            "server_loss": f1,
-            **self.test_metrics(partial(self.net, x)),
-            **self.own_metrics(y),
-        }
+        test = self.test_metrics(partial(self.net, x))
+        return {"objective": f1 + f2, "server_loss": f1, **test, **self.own_metrics(y)}

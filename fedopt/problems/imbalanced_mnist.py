@@ -20,11 +20,8 @@ from fedopt.problems.supervised import Batch, Batches, SupervisedBilevel, cross_
 def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
     """The rows kept: of class c the first largest * imbalance^(c / (C-1)) examples, rounded, or all where it has fewer."""
     classes = np.unique(labels)
-    keep = [
-        np.flatnonzero(labels == c)[: round(largest * imbalance ** (j / max(len(classes) - 1, 1)))]
-        for j, c in enumerate(classes)
-    ]
-    return np.sort(np.concatenate(keep))
+    sizes = [round(largest * imbalance ** (j / max(len(classes) - 1, 1))) for j in range(len(classes))]
+    return np.sort(np.concatenate([np.flatnonzero(labels == c)[:n] for c, n in zip(classes, sizes, strict=True)]))
 
 
 @dataclass(eq=False)

@@ -31,7 +31,7 @@ class QuadraticMinimax(Quadratic, Minimax):
     """dx, dy: dimensions of x and y.
 
     conditioning: of the A_i and of the D_i; heterogeneity, noise, examples: see `Quadratic`.
-    mismatch: weights, up to a factor, whose saddle `distance_mismatched` is the distance to, one for each client; null: none.
+    mismatch: weights, up to a factor, whose saddle `distance_mismatched` is the distance to, one for each client; None: none.
     """
 
     dx: PositiveInt
@@ -42,9 +42,7 @@ class QuadraticMinimax(Quadratic, Minimax):
         dx, dy, family = self.dx, self.dy, self.families()
         self.splits = self.world.split(self.examples)
         if self.mismatch is not None and len(self.mismatch) != self.clients:
-            raise UserError(
-                f"problem.mismatch={self.mismatch}: must have an entry for each of the {self.clients} clients"
-            )
+            raise UserError(f"problem.mismatch={self.mismatch}: must have an entry for each of {self.clients} clients")
         terms = Sample(
             A=family(spd, dx, self.conditioning),
             B=family(gaussian, dx, dy),

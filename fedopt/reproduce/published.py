@@ -44,7 +44,7 @@ class Published:
     points: series -> {x: label}, drawn as one picture of `point` against x instead of the lines' curves. point: a measure that
     may use the names `line` and `x`, one for all series or one for each.
 
-    table: row -> {column: [label, the number in the paper's table or null]}, printed with the measure `cell` of each line.
+    table: row -> {column: [label, the number in the paper's table or None]}, printed with the measure `cell` of each line.
 
     claims: see `Claim`; one that names axes stands for several (`fedopt.reproduce.where`).
     """

@@ -64,9 +64,8 @@ def _main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = Parser(
-        prog="fedopt-reproduce", description="Run published experiments, draw their figures and check their claims."
-    )
+    does = "Run published experiments, draw their figures and check their claims."
+    parser = Parser(prog="fedopt-reproduce", description=does)
     add = parser.add_argument
     add("names", nargs="*", metavar="PAPER/NAME", help="such as fedmsa/fig2; a paper alone stands for all of its own")
     add("--list", action="store_true", help="show all experiments and how far they are")

@@ -54,9 +54,7 @@ class Where:
         for key in sorted(node, key=lambda key: "(" in str(key)):  # axes, then what depends on them
             match = _KEY.fullmatch(str(key))
             if not match:
-                raise UserError(
-                    f"where.{key}: must be a name, or a name and the axes that it depends on, name(axis, axis)"
-                )
+                raise UserError(f"where.{key}: must be a name, or a name with its axes, name(axis, axis)")
             name, depends = match[1], match[2].split(",") if match[2] else []
             if name in functions:
                 raise UserError(f"where.{name}: is given twice")

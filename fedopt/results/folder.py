@@ -71,9 +71,7 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
-                f"{self.path}: another run is writing here; choose another output_dir or wait for it"
-            ) from None
+            raise UserError(f"{self.path}: another run is writing here; choose another output_dir or wait") from None
 
     def close(self) -> None:
         if self._lock is not None:
@@ -93,9 +91,8 @@ class RunFolder:
         try:
             config = yaml.safe_load(path.read_text())
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError(
-                f"{path}: cannot be read ({str(error).splitlines()[0]}); choose another output_dir"
-            ) from None
+            why = str(error).splitlines()[0]
+            raise UserError(f"{path}: cannot be read ({why}); choose another output_dir") from None
         if not isinstance(config, dict):
             raise UserError(f"{path}: holds no config; choose another output_dir")
         return config

@@ -19,9 +19,7 @@ def numbers(config: dict[str, Any]) -> dict[str, Any]:
         key: value
         for key, value in flat(config).items()
         if key in PRECISION
-        or not (
-            key.partition(".")[0] in (*PLACE, LENGTH, "hardware") or key.rpartition(".")[2] in ("_solves_", "_class_")
-        )
+        or not (key.partition(".")[0] in (*PLACE, LENGTH, "hardware") or key.endswith(("._solves_", "._class_")))
     }
 
 
