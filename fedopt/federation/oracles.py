@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from fedopt.inverse import Inverse
 from fedopt.problems.classes import Bilevel
@@ -220,34 +219,41 @@ class Oracles:
         self._calls.hvp += hvp * self._counted
         self._calls.jvp += jvp * self._counted
 
-    def _grad(self, fn: Callable[[Tensor], Tensor], x: Tensor, nested: bool = False) -> Tensor:
-        value, pull = self._vjp(fn, x, nested=nested)
-        return pull(torch.ones_like(value))[0]
-
-    def _vjp(
-        self, fn: Callable[..., Any], *primals: Tensor, nested: bool = False
-    ) -> tuple[Any, Callable[[Any], tuple[Tensor, ...]]]:
+    def _vjp(self, fn: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[[Any], tuple[Tensor, ...]]]:
         """fn(*primals) and the map from cotangents to the gradients in the primals; the map may be called more than once.
 
-        fn returns a tensor or a tuple of tensors. nested: an outer call differentiates through this one, by another variable than
-        the primals (by them it is seen).
+        fn returns a tensor or a tuple of tensors.
         """
         if self._stacked:
             out, pull_back = torch.func.vjp(fn, *primals)[:2]
             return out, pull_back
-        seen = any(p.requires_grad for p in primals)
-        nested, primals = nested or seen, primals if seen else tuple(p.detach().requires_grad_() for p in primals)
+        nested = any(p.requires_grad for p in primals)  # an outer call differentiates through this one
+        if not nested:
+            primals = tuple(p.detach().requires_grad_() for p in primals)
         out = fn(*primals)
 
         def pull(cotangents: Any) -> tuple[Tensor, ...]:
             outs, cots = (out, cotangents) if isinstance(out, tuple) else ((out,), (cotangents,))
             live = [(o, c) for o, c in zip(outs, cots, strict=True) if o.requires_grad]
-            if not live:  # constant in the primals
+            if not live:
                 return tuple(torch.zeros_like(p) for p in primals)
             o, c = zip(*live, strict=True)
             return torch.autograd.grad(o, primals, c, create_graph=nested, retain_graph=True, materialize_grads=True)
 
-        return out if nested else tree_map(Tensor.detach, out), pull
+        detached = out if nested else tuple(o.detach() for o in out) if isinstance(out, tuple) else out.detach()
+        return detached, pull
+
+    def _grad(self, fn: Callable[[Tensor], Tensor], x: Tensor, nested: bool = False) -> Tensor:
+        """nested: an outer call differentiates through this one, by another variable than x (by x it is seen)."""
+        if self._stacked:
+            return torch.func.grad(fn)(x)
+        nested = nested or x.requires_grad
+        if not x.requires_grad:
+            x = x.detach().requires_grad_()
+        value = fn(x)
+        if not value.requires_grad:  # constant in x
+            return torch.zeros_like(x)
+        return torch.autograd.grad(value, x, create_graph=nested, materialize_grads=True)[0]
 
 
 def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
