@@ -13,7 +13,7 @@ from fedopt.federation.draws import Drawn, Weighted
 from fedopt.federation.oracles import Calls, Oracles
 from fedopt.problems.classes import Problem
 
-AT_ONCE = 256  # examples of a client that a stack fetches in one go, which saves the overhead of small batches
+SMALL, AT_ONCE = 8, 256  # a stack fetches several batches of fewer than SMALL examples in one go, which saves overhead
 
 
 class Client(Oracles):
@@ -115,7 +115,7 @@ class Client(Oracles):
             whole = {split: self._share["whole"][split] for split in self._drawn[name].splits}
             return {k: self._problem.sample(self.index, whole) if self._held is None else self._held}
         size = max(at.shape[-1] for at, _ in positions.values())
-        if not self._stacked or 2 * size > AT_ONCE:
+        if not self._stacked or size >= SMALL:
             return {k: self._chosen({split: (at[k], weight[k]) for split, (at, weight) in positions.items()})}
         some = slice(k, k + AT_ONCE // size)
         chosen = {split: (at[some], weight[some]) for split, (at, weight) in positions.items()}

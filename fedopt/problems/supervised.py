@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fedopt import models
 from fedopt.data.datasets import LabelledData
-from fedopt.data.rows import take_rows
 from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
@@ -70,7 +69,8 @@ class Images:
 
     def batch(self, rows: Tensor, weight: Tensor) -> Batch:
         """The examples `rows` [B], normalised."""
-        return Batch(take_rows(self.x, rows), self.y.gather(0, rows), weight)
+        # An embedding copies rows; under vmap index_select gathers their numbers one by one, ten times slower
+        return Batch(F.embedding(rows, self.x), self.y.gather(0, rows), weight)
 
     @torch.no_grad()
     def means(self, values: Values, rows: np.ndarray | None = None, weights: np.ndarray | None = None) -> list[float]:
