@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 import yaml
+from pydantic import NonNegativeFloat, NonNegativeInt, TypeAdapter
 
 from fedopt.errors import UserError
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation import ranks
 from fedopt.results import checkpoint, figures
 from fedopt.results.card import run_card
-from fedopt.results.folder import MetricsFile, RunFolder
-from fedopt.results.identity import identity, numbers, refuse_other
+from fedopt.results.folder import MetricsFile, RunFolder, rows_hash
+from fedopt.results.identity import digits, identity, numbers, refuse_other
 from fedopt.results.progress import Display
 from fedopt.results.trackers import Tracker
 from fedopt.settings import build_target
@@ -58,10 +59,10 @@ class Progress:
     final, best: the values of the metrics by name; to_target: what it took to reach the target, None while it is not reached.
     """
 
-    round: int = 0
+    round: NonNegativeInt = 0
     evaluated: bool = True
-    seconds: float = 0.0
-    rows_size: int = 0
+    seconds: NonNegativeFloat = 0.0
+    rows_size: NonNegativeInt = 0
     final: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     to_target: dict[str, Any] | None = None
@@ -77,6 +78,7 @@ class Run:
         self.jobs = jobs
         self.main = ranks.rank() == 0  # only this rank writes and shows anything
         self.began = False  # writing
+        self.longer = False  # than the run that it goes on with
         self.at = Progress()
         self.next_checkpoint = -math.inf
         self.metrics: MetricsFile | None = None  # of the main rank
@@ -84,22 +86,23 @@ class Run:
 
     def __call__(self) -> str:
         """Run, or go on, to the end. Returns the status. Raises UserError, and OSError when the disk is full or gone."""
-        begin = ranks.from_main(self._how_to_begin)
+        begin = ranks.from_main(self._enter)
         if begin == "done":
             return "finished"
-        resuming = begin == "resume"
         node = self.config["logger"]
         logger = build_target(node, "logger") if self.main and node.get("_target_") else None
         e = assemble(self.config, self.jobs)
         started = time.perf_counter()
         state = e.algorithm.init(e.problem)
         self.at.seconds = time.perf_counter() - started
-        self._begin(e, resuming)
+        if begin == "resume":
+            state = self._restored(state, e)
+        ranks.from_main(lambda: self._begin(e, begin))
         title = f"{type(e.algorithm).__name__} on {type(e.original).__name__}"
         display = Display(title, [metric.name for metric in e.problem.metrics], quiet=not self.main)
         try:
             with interruptible() as interrupt:
-                status = self._loop(e, state, interrupt, display, resuming, logger)
+                status = self._loop(e, state, interrupt, display, begin == "resume", logger)
         finally:
             display.close()
             for writer in (self.metrics, self.tracker):
@@ -109,19 +112,56 @@ class Run:
             figures.metrics(self.folder.path / "metrics.png", self.folder.metrics, e.problem.metrics)
         return status
 
-    def _how_to_begin(self) -> str:
-        """Anew, at the checkpoint ("resume"), or not at all ("done")."""
-        if not (self.config["resume"] and self.folder.checkpoint.exists()):
+    def _enter(self) -> str:
+        """Whether to begin anew ("anew"), at the checkpoint ("resume"), or not at all ("done"). A folder in which there is a run is
+        locked. Raises UserError where it must not be gone on with."""
+        folder = self.folder
+        if not folder.used:
             return "anew"
-        before = self.folder.config()
-        refuse_other(self.folder.path, numbers(before), numbers(self.config))
-        return "done" if self.folder.status() == "finished" and identity(before) == identity(self.config) else "resume"
+        if self.config["resume"] or folder.status() == "running":  # or else it was killed
+            folder.open()
+        if not self.config["resume"]:
+            self._refuse_used()
+        before = folder.config()
+        refuse_other(folder.path, numbers(before), numbers(self.config))
+        self.longer = identity(before) != identity(self.config)
+        if not os.path.lexists(folder.checkpoint):
+            return "anew"
+        return "done" if folder.status() == "finished" and not self.longer else "resume"
+
+    def _refuse_used(self) -> None:
+        path, status = self.folder.path, self.folder.status()
+        raise UserError(
+            f"output_dir={path} holds a run already ({status}): resume=true goes on with it, another output_dir starts anew"
+        )
+
+    def _restored(self, state: Any, e: Experiment) -> Any:
+        """The state of the checkpoint, when all that it says holds; `at` and the ledger are set. Raises UserError."""
+        path, ledger = self.folder.checkpoint, e.federation.ledger
+        state, progress = checkpoint.restore(path, state, ledger)
+        try:
+            if progress.pop("run") != digits(self.config, numbers):
+                raise ValueError("it belongs to a run with other values")
+            rows = progress.pop("rows")
+            self.at = TypeAdapter(Progress).validate_python(progress)
+        except (KeyError, ValueError) as error:
+            raise UserError(
+                f"{path}: {str(error).splitlines()[0]}; put back this run's own, or delete it to start over"
+            ) from None
+        if self.main and rows_hash(self.folder.metrics, self.at.rows_size) != rows:
+            raise UserError(
+                f"{self.folder.metrics}: its rows are not those that the checkpoint counts; put back a good copy, or delete "
+                f"{path.name} to start over"
+            )
+        spent = e.budget.spent(self.at.round, ledger.comm_rounds, ledger.total_bytes, self.at.seconds)
+        if self.longer and spent > 1:
+            raise UserError(
+                f"budget: the run in {self.folder.path} is past it, after {self.at.round} rounds; choose a larger one"
+            )
+        return state
 
     def _loop(self, e: Experiment, state: Any, interrupt: Event, display: Display, resuming: bool, logger: Any) -> str:
         ledger = e.federation.ledger
-        if resuming:
-            state, progress = checkpoint.restore(self.folder.checkpoint, state, ledger)
-            self.at = Progress(**progress)
         if self.main:
             self.metrics = MetricsFile(self.folder.metrics, self.at.rows_size if resuming else None)
         if logger is not None:
@@ -156,10 +196,12 @@ class Run:
             self._summary(status, e)
         return status
 
-    def _begin(self, e: Experiment, resuming: bool) -> None:
-        if not self.main:
-            return
-        self.began = True
+    def _begin(self, e: Experiment, begin: str) -> None:
+        if not self.folder.held:
+            self.folder.open()
+            if self.folder.used:  # since `_enter`
+                self._refuse_used()
+        self.began, resuming = True, begin == "resume"
         self.folder.write_text("config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
         if not resuming:
             for stale in (self.folder.metrics, self.folder.checkpoint):
@@ -201,9 +243,10 @@ class Run:
     def _checkpoint(self, state: Any, e: Experiment) -> None:
         if self.metrics is None:
             return
-        self.at.rows_size = self.metrics.size
         started = time.monotonic()
-        checkpoint.store(self.folder.checkpoint, state, e.federation.ledger, asdict(self.at))
+        self.at.rows_size, rows = self.metrics.synced()
+        said = {"run": digits(self.config, numbers), "rows": rows, **asdict(self.at)}
+        checkpoint.store(self.folder.checkpoint, state, e.federation.ledger, said)
         done = time.monotonic()
         self.next_checkpoint = done + max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (done - started))
 
@@ -227,7 +270,6 @@ def execute(
     folder = RunFolder(ranks.from_main(locate))
     run = Run(config, folder, overrides, jobs)
     try:
-        ranks.from_main(lambda: _enter(folder, config["resume"]))
         status = run()
         # One that leaves while another still writes may take the connections down with it
         ranks.agree(False, torch.device("cpu"))
@@ -243,23 +285,15 @@ def execute(
         ) from error
     finally:
         ranks.stop()
-        folder.discard_if_empty()
-
-
-def _enter(folder: RunFolder, resume: bool) -> None:
-    folder.open()
-    if folder.used and not resume:
-        raise UserError(
-            f"output_dir={folder.path} holds a run already ({folder.status()}): resume=true goes on with it, "
-            "another output_dir starts anew"
-        )
+        folder.close()
 
 
 def record_failure(folder: RunFolder, error: Exception, overrides: list[str]) -> None:
-    """The traceback and the status, as far as the disk takes them."""
-    with suppress(OSError):
-        folder.path.mkdir(parents=True, exist_ok=True)
+    """The traceback and the status, as far as the disk takes them, and where no other process is writing."""
+    with suppress(OSError, UserError):
+        folder.open()
         folder.write_text("traceback.txt", "".join(traceback.format_exception(error)))
         folder.write_json("summary.json", {**folder.summary(), "status": "failed", "error": str(error)})
         if not (folder.path / "run.json").exists():
             folder.write_json("run.json", {"overrides": overrides})
+    folder.close()

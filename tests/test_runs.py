@@ -36,7 +36,7 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     assert str(folder.relative_to(tmp_path)) in result.out
     present = {path.name for path in folder.iterdir()}
     expected = {"config.yaml", "metrics.csv", "run.json", "summary.json", "checkpoint.safetensors", "log.txt"}
-    assert present == expected | {"partition.png", "metrics.png"}
+    assert present == expected | {"partition.png", "metrics.png", ".lock"}
     table = pd.read_csv(folder / "metrics.csv")
     first = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls", "train_seconds"]
     assert list(table.columns) == [*first, "distance", "objective"]

@@ -58,7 +58,15 @@ class Ledger:
         return {"ledger.counts": counts, "ledger.down": down, "ledger.up": up}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `tensors`."""
+        """The inverse of `tensors`. Raises ValueError where they are not those of so many clients."""
+        like = self.tensors()
+        for name in like:
+            if (
+                tensors[name].shape != like[name].shape
+                or tensors[name].dtype != torch.int64
+                or (tensors[name] < 0).any()
+            ):
+                raise ValueError(f"{name} is not {like[name].numel()} counts")
         self.comm_rounds, *calls = tensors["ledger.counts"].tolist()
         self.calls = Calls(*calls)
         self.down, self.up = tensors["ledger.down"].numpy().copy(), tensors["ledger.up"].numpy().copy()

@@ -1,6 +1,8 @@
 """Everything a run needs to go on, in one safetensors file: tensors and text, no code."""
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +17,47 @@ from fedopt.federation.ledger import Ledger
 from fedopt.results.folder import write_atomically
 
 
-def store(path: Path, state: Any, ledger: Ledger, progress: dict[str, Any]) -> None:
+def store(path: Path, state: Any, ledger: Ledger, progress: Mapping[str, Any]) -> None:
     """state: the algorithm's, tensors and numbers; progress: what the run loop knows, as JSON. Raises OSError."""
     leaves, _ = tree_flatten(state)
     tensors = {f"state.{j}": torch.as_tensor(leaf).detach().cpu().clone() for j, leaf in enumerate(leaves)}
     text = torch.frombuffer(bytearray(json.dumps(progress).encode()), dtype=torch.uint8)
-    write_atomically(path, save({**tensors, **ledger.tensors(), "progress": text}))
+    tensors |= {**ledger.tensors(), "progress": text}
+    write_atomically(path, save({**tensors, "hash": _hash(tensors)}))
 
 
 def restore(path: Path, like: Any, ledger: Ledger) -> tuple[Any, dict[str, Any]]:
     """The state and the progress; the ledger is set. like: a state of the same structure, which gives devices and types.
 
-    Raises UserError when the file is broken or belongs to another run.
+    Raises UserError when the file is not as it was stored, or belongs to another run.
     """
     try:
         tensors = load(path.read_bytes())
+        if not torch.equal(tensors.pop("hash"), _hash(tensors)):
+            raise ValueError("its hash is that of other numbers")
         leaves, structure = tree_flatten(like)
         read = [_as(tensors[f"state.{j}"], leaf) for j, leaf in enumerate(leaves)]
+        progress = json.loads(bytes(tensors["progress"].tolist()))
         ledger.restore(tensors)
-        return tree_unflatten(read, structure), json.loads(bytes(tensors["progress"].tolist()))
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        return tree_unflatten(read, structure), progress
+    except (SafetensorError, KeyError, ValueError, RuntimeError, OSError) as error:
+        why = (
+            f"it lacks {error}" if isinstance(error, KeyError) else (str(error) or type(error).__name__).splitlines()[0]
+        )
         raise UserError(
-            f"{path}: the checkpoint cannot be read ({str(error).splitlines()[0]}); delete it to start this run over with "
-            "resume=true, or put back a good copy"
+            f"{path}: the checkpoint cannot be read ({why}); delete it to start this run over with resume=true, or put "
+            "back a good copy"
         ) from None
+
+
+def _hash(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Of all names, types, shapes and numbers, [32]."""
+    of_all = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        of_all.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        of_all.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return torch.frombuffer(bytearray(of_all.digest()), dtype=torch.uint8)
 
 
 def _as(stored: Tensor, like: Any) -> Any:

@@ -1,6 +1,7 @@
 """The pictures in a run's folder."""
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib
@@ -12,6 +13,7 @@ import pandas as pd
 
 from fedopt.data.ragged import Ragged
 from fedopt.metrics import Metric
+from fedopt.results.folder import write_atomically
 
 COSTS = {  # what a run spends: the columns of metrics.csv whose sum it is, and its label
     "comm_rounds": (("comm_rounds",), "communication rounds"),
@@ -90,5 +92,7 @@ def save_with_legend(figure: plt.Figure, path: Path) -> None:
 
 
 def _save(figure: plt.Figure, path: Path) -> None:
-    figure.savefig(path, dpi=120)
+    picture = BytesIO()
+    figure.savefig(picture, dpi=120)
     plt.close(figure)
+    write_atomically(path, picture.getvalue())

@@ -6,20 +6,23 @@ checkpoint.safetensors                            log.txt
 partition.png, metrics.png                        traceback.txt    of a failed run
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from fedopt.errors import UserError
 
+FILES = ("config.yaml", "run.json", "metrics.csv", "summary.json", "checkpoint.safetensors", "log.txt", ".lock")
+FILES += ("partition.png", "metrics.png", "traceback.txt")
 ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
 
 
@@ -33,24 +36,27 @@ def slug(overrides: list[str], longest: int = 120) -> str:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write to the side and rename: the file is the old one or the new one, never half of it. Raises OSError."""
+    """Write to the side and rename: the file is the old one or the new one, never half of it, and links are replaced, not followed.
+    Raises OSError."""
     aside = path.with_name(path.name + ".part")
     try:
-        with aside.open("wb") as file:
+        aside.unlink(missing_ok=True)
+        with aside.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Empty where the file is not there or broken."""
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
+        content = json.loads(path.read_text()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -62,35 +68,34 @@ class RunFolder:
         self.path = path
         self.metrics = path / "metrics.csv"
         self.checkpoint = path / "checkpoint.safetensors"
-        self._lock: IO[str] | None = None
+        self._lock = FileLock(path / ".lock", timeout=0)  # stays there: a lock that is removed lets two writers in
 
     def open(self) -> None:
-        """Create the folder and lock it. Raises UserError when another process holds it, OSError when it cannot be made."""
+        """Create the folder and lock it. Raises UserError when another process holds it, or a file in it is not a file of this
+        folder alone, so that nothing outside of it is ever written; OSError when it cannot be made."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.path / ".lock").open("w")
+        for file in (self.path / name for name in FILES):
+            if file.is_symlink() or (file.exists() and not (file.is_file() and file.stat().st_nlink == 1)):
+                raise UserError(f"{file}: is a link or no plain file, and is not written to; choose another output_dir")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            self._lock.acquire()
+        except Timeout:
             raise UserError(f"{self.path}: another run is writing here; choose another output_dir or wait") from None
 
     def close(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            (self.path / ".lock").unlink(missing_ok=True)
-            self._lock = None
+        self._lock.release(force=True)
 
-    def discard_if_empty(self) -> None:
-        """Remove a folder in which nothing was written."""
-        self.close()
-        if self.path.is_dir() and not any(self.path.iterdir()):
-            self.path.rmdir()
+    @property
+    def held(self) -> bool:
+        """Whether this process holds the lock."""
+        return self._lock.is_locked
 
     def config(self) -> dict[str, Any]:
         """config.yaml. Raises UserError where it cannot be read."""
         path = self.path / "config.yaml"
         try:
             config = yaml.safe_load(path.read_text())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             why = str(error).splitlines()[0]
             raise UserError(f"{path}: cannot be read ({why}); choose another output_dir") from None
         if not isinstance(config, dict):
@@ -99,8 +104,10 @@ class RunFolder:
 
     @property
     def used(self) -> bool:
-        """Whether a run has begun here."""
-        return (self.path / "config.yaml").exists() or self.metrics.exists()
+        """Whether a run has begun here, or somebody else's files would be written over."""
+        files = (self.path / "config.yaml", self.metrics, self.checkpoint)
+        summary = os.path.lexists(self.path / "summary.json") and self.summary().get("status") != "failed"
+        return summary or any(map(os.path.lexists, files))
 
     def status(self) -> str | None:
         """The status of the run in this folder, None where there is none."""
@@ -129,16 +136,20 @@ class MetricsFile:
         """keep: bytes of an earlier part to go on from, None to begin anew."""
         self.path = path
         self.columns: list[str] = []
-        self._file = path.open("r+b" if keep else "wb", buffering=0)
+        self._hash = hashlib.sha256()
+        self._file = path.open("r+b" if keep else "xb", buffering=0)
         if keep:
             self._file.truncate(keep)
-            self.columns = self._file.read().decode().split("\n", 1)[0].split(",")
+            self._hash.update(rows := self._file.read())
+            self.columns = rows.decode().split("\n", 1)[0].split(",")
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Raises OSError, leaving the file as it was, when the row cannot be written whole."""
+        """Raises OSError, leaving the file as it was, when the row cannot be written whole, and UserError for other columns."""
         if not self.columns:
             self.columns = list(row)
             self._write(",".join(self.columns))
+        if self.columns != list(row):
+            raise UserError(f"{self.path}: has the columns {', '.join(self.columns)}, and this run {', '.join(row)}")
         values = [row[column] for column in self.columns]
         self._write(",".join(f"{value:.10g}" if isinstance(value, float) else str(value) for value in values))
 
@@ -151,11 +162,23 @@ class MetricsFile:
         except OSError as error:
             os.ftruncate(self._file.fileno(), before)
             raise OSError(error.errno, error.strerror, str(self.path)) from error
+        self._hash.update((line + "\n").encode())
 
     @property
     def size(self) -> int:
         """Bytes so far."""
         return os.fstat(self._file.fileno()).st_size
 
+    def synced(self) -> tuple[int, str]:
+        """Bytes so far, which are on the disk when this returns, and their hash. Raises OSError."""
+        os.fsync(self._file.fileno())
+        return self.size, self._hash.hexdigest()
+
     def close(self) -> None:
         self._file.close()
+
+
+def rows_hash(path: Path, size: int) -> str:
+    """The hash of the first bytes of a file; of as many as there are. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(size)).hexdigest()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
     return numbers(config) | {key: value for key, value in flat(config).items() if key.partition(".")[0] == LENGTH}
 
 
-def digits(config: dict[str, Any]) -> str:
-    """Ten hexadecimal digits that runs of the same identity share."""
-    return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:10]
+def digits(config: dict[str, Any], of: Callable[[dict[str, Any]], dict[str, Any]] = identity) -> str:
+    """Ten hexadecimal digits that runs of the same identity, or of the same `numbers`, share."""
+    return hashlib.sha256(json.dumps(of(config), sort_keys=True).encode()).hexdigest()[:10]
 
 
 def refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:

@@ -35,6 +35,8 @@ class TensorBoard:
         """folder: the run's; first: the first step to be logged; what is there from that step on is dropped."""
         from torch.utils.tensorboard import SummaryWriter
 
+        if (folder / "tensorboard").is_symlink():
+            raise UserError(f"{folder / 'tensorboard'}: is a link, and is not written to; choose another output_dir")
         return _Events(SummaryWriter(str(folder / "tensorboard"), purge_step=first))
 
 
