@@ -5,6 +5,7 @@ Nothing here imports torch before a run starts, so that help and mistakes are an
 
 import os
 import sys
+from collections.abc import Sequence
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -13,90 +14,64 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 import fedopt
-from fedopt.command import GROUPS, answer, extra_folders, say
-from fedopt.config import CONF, check_preset, composed, options, resolve
+from fedopt.command import GROUPS, Parser, answer, say
+from fedopt.config import CONF, check_folders, composed, composed_of, options, resolve
 from fedopt.errors import UserError
 from fedopt.results.folder import RunFolder, slug
 from fedopt.settings import cores
 
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
-_outcome: list[int | Exception] = []  # of a single run: its exit code, or what went wrong
 
 
 def main() -> None:
     """Entry point of `fedopt` and `python -m fedopt`."""
     arguments = sys.argv[1:]
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
-    _outcome.clear()
-    try:
-        answer(lambda: _dispatch(arguments), arguments, full_error=before == "1")
-    finally:
-        os.environ.pop("HYDRA_FULL_ERROR")
-        if before is not None:
-            os.environ["HYDRA_FULL_ERROR"] = before
+    answer(lambda: _dispatch(arguments), arguments)
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if {"-h", "--help"} & set(arguments):
+    parser = Parser(prog="fedopt", add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[])
+    parser.add_argument("--cfg", choices=["job"])
+    for flags in (("--help", "-h"), ("--version",), ("--multirun", "-m"), ("--resolve",)):
+        parser.add_argument(*flags, action="store_true")
+    given = parser.parse_intermixed_args(arguments)
+    if given.resolve and not given.cfg:
+        raise UserError("--resolve goes with --cfg job")
+    if given.help:
         print(help_text())
-        return 0
-    if "--version" in arguments:
+    elif given.version:
         print(f"fedopt {fedopt.__version__}")
-        return 0
-    if any(a.startswith("--experimental-rerun") for a in arguments):
-        raise UserError("--experimental-rerun reads a pickle, which can run code: give the overrides in run.json")
-    multirun = bool({"-m", "--multirun"} & set(arguments))
-    if multirun:
-        folder = _prepare_sweep(arguments)
-        sys.argv.append(f"hydra.sweep.dir='{folder}'")
-        try:
-            _run_hydra()
-        finally:  # also when it was interrupted
-            from fedopt.reproduce.sweep import report
-
-            code = report(folder) if folder.is_dir() else 0
-        return code
-    check_preset(arguments, extra_folders(arguments))
-    _run_hydra()
-    outcome = _outcome[0] if _outcome else 0
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
+    elif given.multirun and not given.cfg:
+        return _sweep(given.overrides, given.folders)
+    else:
+        _refuse_hydra(given.overrides, ())
+        config, chosen = composed_of(given.overrides, given.folders)
+        if not given.cfg:
+            return _single(resolve(config), chosen, given.overrides)
+        print(OmegaConf.to_yaml(config, resolve=given.resolve).rstrip())
+    return 0
 
 
-@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-def _run_hydra(config: DictConfig) -> None:
-    """One run; in a sweep, one job of it, which never raises so that the others go on."""
-    job = HydraConfig.get()
-    overrides = list(job.overrides.task)
-    if job.mode != RunMode.MULTIRUN:
-        try:
-            _outcome.append(_single(config, overrides))
-        except Exception as error:  # raised again outside Hydra, which would add lines of its own
-            _outcome.append(error)
-        return
-    folder = RunFolder(Path(job.sweep.dir) / slug(overrides))
-    parallel = OmegaConf.select(job.launcher, "n_jobs", default=1)
-    jobs = cores() if parallel == -1 else parallel
-    from fedopt.reproduce.sweep import job_of_many
-
-    status = job_of_many(lambda: resolve(config), folder, overrides, jobs)
-    print(f"{status:<12} {folder.path}", flush=True)
-    if status == "interrupted":
-        raise KeyboardInterrupt
+def _refuse_hydra(overrides: Sequence[str], allowed: tuple[str, ...]) -> None:
+    """Raises UserError for an override that sets up Hydra itself, which can be told to call anything."""
+    for word in overrides:
+        key = word.lstrip("+~").partition("=")[0]
+        if key.partition("@")[0].split("/")[0].split(".")[0] == "hydra" and not key.startswith(allowed or ("\0",)):
+            raise UserError(
+                f"{key}: is not for users; with -m, hydra/launcher and hydra.launcher.KEY choose how jobs run"
+            )
 
 
-def _single(config: DictConfig, overrides: list[str]) -> int:
-    resolved = resolve(config)
+def _single(resolved: dict[str, Any], chosen: dict[str, str], overrides: list[str]) -> int:
     from fedopt import run
 
     def locate() -> Path:
-        path = _run_path(resolved, overrides)
+        path = _run_path(resolved, chosen, overrides)
         if resolved["resume"] and not RunFolder(path).used:
             say(f"resume=true: there is no run in {path} yet, so one begins")
         return path
@@ -107,16 +82,12 @@ def _single(config: DictConfig, overrides: list[str]) -> int:
     return EXIT[status]
 
 
-def _run_path(config: dict[str, Any], overrides: list[str]) -> Path:
+def _run_path(config: dict[str, Any], chosen: dict[str, str], overrides: list[str]) -> Path:
     """output_dir, else a folder named by the overrides; a further run with the same overrides gets the next number."""
     if config["output_dir"]:
         return Path(config["output_dir"])
-    choices = HydraConfig.get().runtime.choices
-    base = (
-        Path("outputs")
-        / f"{choices['algo']}_{choices['problem']}"
-        / slug([o for o in overrides if o.split("=")[0] not in ("algo", "problem")])
-    )
+    others = [word for word in overrides if word.split("=")[0] not in ("algo", "problem")]
+    base = Path("outputs") / f"{chosen['algo']}_{chosen['problem']}" / slug(others)
     paths = [base, *(base.with_name(f"{base.name}.{n}") for n in range(2, 10_000))]
     free = next(n for n, path in enumerate(paths) if not RunFolder(path).used)
     return paths[free - 1] if config["resume"] and free else paths[free]
@@ -137,13 +108,50 @@ def _last_line(status: str, folder: RunFolder) -> str:
 # Sweeps
 
 
-def _prepare_sweep(arguments: list[str]) -> Path:
+def _sweep(overrides: list[str], folders: list[str]) -> int:
+    """All combinations, by Hydra; what came out is said also when it was interrupted."""
+    _refuse_hydra(overrides, ("hydra/launcher", "hydra.launcher."))
+    check_folders(folders)
+    folder = _prepare_sweep(overrides, folders)
+    own = [word for path in folders for word in ("--config-dir", path)]
+    before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = [sys.argv[0], "--multirun", *own, *overrides, f"hydra.sweep.dir='{folder}'"]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
+    try:
+        _run_hydra()
+    finally:
+        sys.argv, full = before
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if full is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full
+        from fedopt.reproduce.sweep import report
+
+        code = report(folder) if folder.is_dir() else 0
+    return code
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+def _run_hydra(config: DictConfig) -> None:
+    """One job of a sweep, which never raises so that the others go on."""
+    job = HydraConfig.get()
+    overrides = list(job.overrides.task)
+    folder = RunFolder(Path(job.sweep.dir) / slug(overrides))
+    parallel = OmegaConf.select(job.launcher, "n_jobs", default=1)
+    jobs = cores() if parallel == -1 else parallel
+    from fedopt.reproduce.sweep import job_of_many
+
+    status = job_of_many(lambda: resolve(config), folder, overrides, jobs)
+    print(f"{status:<12} {folder.path}", flush=True)
+    if status == "interrupted":
+        raise KeyboardInterrupt
+
+
+def _prepare_sweep(texts: list[str], folders: list[str]) -> Path:
     """Check every combination of group choices, so that no mistyped name ends a sweep half-way, and name the sweep's folder."""
-    texts = [a for a in arguments if "=" in a and not a.startswith("-")]
     overrides = OverridesParser.create().parse_overrides(texts)
     swept = [_alternatives(o) if o.key_or_group in GROUPS else _alternatives(o)[:1] for o in overrides]
     for combination in islice(product(*swept), 100):
-        composed((o for o in combination if not o.startswith("hydra")), extra_folders(arguments))
+        composed((o for o in combination if not o.startswith("hydra")), folders)
     chosen = [o.value() for o in overrides if o.key_or_group == "output_dir"]
     named = [t for t in texts if not t.startswith("hydra")]
     return Path(str(chosen[0])) if chosen else Path("outputs") / "multirun" / slug(named)

@@ -25,23 +25,19 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help lists the options")
 
 
-def answer(work: Callable[[], int | None], arguments: Sequence[str] = (), *, full_error: bool | None = None) -> None:
+def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> None:
     """Do the work and exit with the code that it returns, if any; with 2 for a mistake of the user's, 130 for Ctrl-C and 1 for a
-    bug, and one line about it.
-
-    full_error: raise them instead; None: with HYDRA_FULL_ERROR=1.
+    bug, and one line about it. With HYDRA_FULL_ERROR=1 they are raised instead.
     """
-    if full_error is None:
-        full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     try:
         code = work()
     except KeyboardInterrupt:
         say("stopped")
         code = 130
     except Exception as error:
-        if full_error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        if isinstance(error, UserError | HydraException | OmegaConfBaseException | OSError):
+        if isinstance(error, UserError | HydraException | OmegaConfBaseException | OSError) or _too_large(error):
             say(explain(error, arguments))
             code = 2
         else:
@@ -55,6 +51,12 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
     """One line for a mistake in the command or the config: what, where, and the nearest valid name."""
     if isinstance(error, UserError):
         return str(error)
+    if _too_large(error):
+        numbers = [word for word in arguments if re.fullmatch(r"[\w.]+=\d{4,}", word)]
+        largest = max(
+            numbers, key=lambda word: int(word.partition("=")[2][:4000]), default="a dimension, or a number of examples"
+        )
+        return f"{largest}: is too large for the memory here ({_first_line(error)})"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         missing = error.missing_cfg_file
         nested = missing.startswith(("experiment/", "preset/"))  # Hydra's options are those of one folder then
@@ -76,6 +78,11 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or 'output'}: {error.strerror or error}"
     return _first_line(error)
+
+
+def _too_large(error: BaseException) -> bool:
+    """Whether memory did not suffice, or a number does not fit into its type."""
+    return isinstance(error, MemoryError | OverflowError) or "can't allocate memory" in str(error)
 
 
 def known_keys(arguments: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedopt.errors import UserError, unknown
@@ -20,6 +20,7 @@ from fedopt.settings import Settings, build
 
 _inside, _beside = Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
+_NAME = re.compile(r"\w+")
 _VALUE = re.compile(r"\w+(\.\w+)*")  # the key of an override that neither adds nor removes
 
 
@@ -34,38 +35,67 @@ def composed(overrides: Iterable[str], folders: Iterable[str | Path] = ()) -> Di
     """The config that `fedopt OVERRIDES` has; folders: config folders of one's own, searched after fedopt's.
 
     Choosing files takes Hydra long: configs that differ in values alone share it. Raises UserError for a preset that does not
-    exist, and hydra's and omegaconf's errors.
+    exist and for files that set Hydra up, and hydra's and omegaconf's errors.
     """
+    return composed_of(overrides, folders)[0]
+
+
+def composed_of(overrides: Iterable[str], folders: Iterable[str | Path] = ()) -> tuple[DictConfig, dict[str, str]]:
+    """The config as `composed` gives it, and the option of each config group that it is made of."""
     words, own = tuple(overrides), tuple(str(folder) for folder in folders)
-    check_preset(words, own)
+    check_choices(words, own)
+    check_folders(own)
     keys = [word.partition("=")[0] for word in words]
     groups = {key for key in keys if any((root / key).is_dir() for root in (CONF, *map(Path, own)))}
     values = [word for key, word in zip(keys, words, strict=True) if _VALUE.fullmatch(key) and key not in groups]
     try:
         choose = _compose if own else _compose_once  # one's own files may change meanwhile
-        config = deepcopy(choose(tuple(word for word in words if word not in values), own))
+        config, options = deepcopy(choose(tuple(word for word in words if word not in values), own))
         for override in OverridesParser.create().parse_overrides(values):
             OmegaConf.update(config, override.key_or_group, override.value())
-        return config
+        return config, options
     except (HydraException, OmegaConfBaseException):
         return _compose(words, own)  # whose message is the one that is wanted
+    except (ValueError, RecursionError) as error:  # thousands of digits or brackets
+        raise UserError(f"a value cannot be read: {str(error).splitlines()[0]}") from None
 
 
-def check_preset(words: Iterable[str], folders: Iterable[str | Path] = ()) -> None:
-    """Raises UserError where a word of a command names a preset that does not exist.
+def check_choices(words: Iterable[str], folders: Iterable[str | Path] = ()) -> None:
+    """Raises UserError where a word of a command chooses what a config group does not have.
 
-    Presets are optional in the defaults lists of algorithms, and so Hydra itself passes over a missing one.
+    Hydra itself passes over a preset that is missing, and follows '..' out of the group.
     """
     for word in words:
-        key, _, name = word.partition("=")
-        if key == "preset" and name != "none" and name not in (known := options("preset", folders)):
-            raise UserError(unknown("preset", name, ["none", *known]))
+        group, _, name = word.lstrip("+").partition("=")
+        if not _NAME.fullmatch(group) or not name or "," in name or not (known := options(group, folders)):
+            continue
+        known = ["none", *known] if group in ("preset", "experiment") else known
+        if name.strip("'\"") not in known:
+            raise UserError(unknown(group, name, known))
 
 
-def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> DictConfig:
+def check_folders(folders: Iterable[str | Path]) -> None:
+    """Raises UserError where a file of these folders sets up Hydra itself, which can be told to call anything: a file that was
+    sent must not run code."""
+    for path in (path for folder in folders for path in Path(folder).rglob("*.yaml")):
+        try:
+            text = path.read_text()
+            node = yaml.safe_load(text)
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
+            continue  # composing it says what is wrong with it, where it is chosen
+        keys = [*node, str(node.get("defaults"))] if isinstance(node, dict) else []
+        header = [line for line in text.splitlines() if "@package" in line]
+        if "hydra" in path.parts[:-1] or any("hydra" in str(said) for said in (*keys, *header)):
+            raise UserError(f"{path}: sets up Hydra, which could run code; remove all that names hydra from it")
+
+
+def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
     search = ",".join("file://" + os.path.abspath(folder) for folder in folders)
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=[*([f"hydra.searchpath=[{search}]"] if search else []), *overrides])
+        own = [f"hydra.searchpath=[{search}]"] if search else []
+        config = compose("config", overrides=[*own, *overrides], return_hydra_config=True)
+    with open_dict(config):
+        return config, dict(config.pop("hydra").runtime.choices)
 
 
 _compose_once = cache(_compose)
@@ -99,12 +129,13 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     resolved = plain(config)
     build(Settings, resolved)
     algo, problem = resolved["algo"], resolved["problem"]
-    if problem.get("_class_") not in (None, *algo.get("_solves_", [problem.get("_class_")])):
-        fitting = [name for name in options("problem") if _declared("problem", name, "_class_") in algo["_solves_"]]
-        methods = [name for name in options("algo") if problem["_class_"] in _declared("algo", name, "_solves_")]
+    solves, kind = algo.get("_solves_"), problem.get("_class_")  # where the files say so; else the classes do, later
+    if isinstance(solves, list) and isinstance(kind, str) and kind not in solves:
+        fitting = [name for name in options("problem") if _declared("problem", name, "_class_") in solves]
+        methods = [name for name in options("algo") if kind in _declared("algo", name, "_solves_")]
         raise UserError(
-            f"algo and problem do not fit: this algorithm solves {', '.join(algo['_solves_'])} problems (problem="
-            f"{'|'.join(fitting)}), and this problem is {problem['_class_']} (algo={'|'.join(methods)})"
+            f"algo and problem do not fit: this algorithm solves {', '.join(map(str, solves))} problems (problem="
+            f"{'|'.join(fitting)}), and this problem is {kind} (algo={'|'.join(methods)})"
         )
     return resolved
 

@@ -14,13 +14,14 @@ from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeFloat, Posit
 from pydantic.dataclasses import dataclass
 
 _config = ConfigDict(extra="forbid")
+Size = Annotated[float, Field(ge=0, le=1e30)]  # of a step, within what float32 holds
 
 
 @dataclass(frozen=True, config=_config)
 class Constant:
     """value, in every round."""
 
-    value: NonNegativeFloat
+    value: Size
     kind: Literal["constant"] = "constant"
 
     def __call__(self, r: int) -> float:
@@ -31,7 +32,7 @@ class Constant:
 class InversePower:
     """initial / (1 + r / delay)^power."""
 
-    initial: NonNegativeFloat
+    initial: Size
     power: NonNegativeFloat = 1.0
     delay: PositiveFloat = 1.0
     kind: Literal["inverse_power"] = "inverse_power"
@@ -44,7 +45,7 @@ class InversePower:
 class Exponential:
     """initial * decay^r."""
 
-    initial: NonNegativeFloat
+    initial: Size
     decay: Annotated[float, Field(gt=0, le=1)]
     kind: Literal["exponential"] = "exponential"
 
@@ -56,7 +57,7 @@ class Exponential:
 class Piecewise:
     """values[j] from round boundaries[j-1] on; one value more than there are boundaries."""
 
-    values: list[NonNegativeFloat]
+    values: list[Size]
     boundaries: list[PositiveInt]
     kind: Literal["piecewise"] = "piecewise"
 

@@ -108,7 +108,7 @@ class Hardware:
     dtype: Literal["float32", "float64"]
     engine: Literal["auto", "vectorised", "one_by_one"]
     stack: PositiveInt | None
-    threads: PositiveInt | None
+    threads: Annotated[int, Field(ge=1, le=4096)] | None
     tf32: bool
     autocast: Literal["bfloat16"] | None
     deterministic: bool
@@ -167,6 +167,16 @@ def build_target(node: dict[str, Any], where: str, **given: Any) -> Any:
     return build(*target(node, where), where, **given)
 
 
+# What a class must define to be built for a key: nothing else that a sent file names is ever called
+INTERFACES = {
+    "algo": ("solves", "init", "step", "output"),
+    "problem": ("start", "sample", "evaluate"),
+    "dataset": ("load",),
+    "partitioner": ("__call__",),
+    "logger": ("start",),
+}
+
+
 def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
     """The class that the node's `_target_` names, and the node's keys but for those that begin with an underscore.
 
@@ -181,8 +191,8 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
         cls = getattr(import_module(module), name)
     except Exception as error:
         raise UserError(f"{said} cannot be imported: {str(error).splitlines()[0]}") from None
-    lacking = sorted(getattr(cls, "__abstractmethods__", ()))
-    lacking += [name for name in ("solves", "init", "step", "output") if where == "algo" and not hasattr(cls, name)]
+    defined = {name for base in getattr(cls, "__mro__", ()) for name in vars(base)}
+    lacking = sorted({*getattr(cls, "__abstractmethods__", ())} | {*INTERFACES[where]} - defined)
     if lacking or not hasattr(cls, "__dataclass_fields__"):
         why = f"does not define {', '.join(lacking)}" if lacking else "is not a dataclass"
         raise UserError(f"{said}: {cls.__name__} {why}")

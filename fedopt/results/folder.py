@@ -21,7 +21,15 @@ from filelock import FileLock, Timeout
 
 from fedopt.errors import UserError
 
-FILES = ("config.yaml", "run.json", "metrics.csv", "summary.json", "checkpoint.safetensors", "log.txt", ".lock")
+FILES: tuple[str, ...] = (
+    "config.yaml",
+    "run.json",
+    "metrics.csv",
+    "summary.json",
+    "checkpoint.safetensors",
+    "log.txt",
+    ".lock",
+)
 FILES += ("partition.png", "metrics.png", "traceback.txt")
 ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
 
