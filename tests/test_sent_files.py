@@ -1,0 +1,99 @@
+"""Files that somebody sent: configs, data and folders of runs are read, and run no code (SECURITY.md)."""
+
+import pickle
+
+import pytest
+from command import TINY, fedopt, run
+
+from fedopt.errors import UserError
+from fedopt.settings import build_target
+
+CALLBACK = "callbacks: {x: {_target_: sent.touch}}"
+FILES = {
+    "a node": ("experiment/sent.yaml", f"# @package _global_\nhydra:\n  {CALLBACK}\n"),
+    "a package": ("experiment/sent.yaml", f"# @package hydra\n{CALLBACK}\n"),
+    "a defaults list": ("experiment/sent.yaml", "# @package _global_\ndefaults:\n  - override /hydra/callbacks: x\n"),
+    "a group of Hydra's": ("hydra/callbacks/x.yaml", "x: {_target_: sent.touch}\n"),
+    "a file that another one builds on": ("preset/base.yaml", f"# @package _global_\nhydra:\n  {CALLBACK}\n"),
+}
+
+
+def one_line(result, *fragments):
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.count("\n") == 1
+    for fragment in fragments:
+        assert fragment in result.err
+
+
+@pytest.fixture
+def trap(tmp_path, monkeypatch):
+    """A module on the path whose functions leave a trace."""
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "sent.py").write_text(
+        "from pathlib import Path\n"
+        f"def touch(*_, **__): Path({str(tmp_path / 'trace')!r}).touch()\n"
+        "class Touch:\n    __init__ = touch\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "path"))
+    yield
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize("sweep", [[], ["-m", "seed=0,1"]], ids=["run", "sweep"])
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_that_sets_up_hydra(case, sweep, monkeypatch, capsys, tmp_path, trap):
+    name, text = FILES[case]
+    path = tmp_path / "own" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    chosen = ["experiment=sent"] if name.startswith("experiment") else []
+    more = ["--config-dir", str(tmp_path / "own"), *chosen, f"output_dir={tmp_path / 'run'}"]
+    one_line(fedopt(monkeypatch, capsys, *sweep, *TINY, *more), name, "Hydra")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("sweep", [[], ["-m", "seed=0,1"]], ids=["run", "sweep"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "+hydra.callbacks.x._target_=sent.touch",
+        "hydra.mode=MULTIRUN",
+        "hydra/callbacks=x",
+        "~hydra",
+        "algo@hydra.x=fedmsa",
+    ],
+)
+def test_hydra_is_not_set_up_from_the_command_line(word, sweep, monkeypatch, capsys, tmp_path, trap):
+    monkeypatch.chdir(tmp_path)
+    result = fedopt(monkeypatch, capsys, *sweep, *TINY, word)
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("group", ["algo", "problem", "dataset", "partitioner", "logger"])
+@pytest.mark.parametrize(
+    "target", ["sent.touch", "sent.Touch", "builtins.open", "os.system", "pickle.load", "sent", "builtins.str"]
+)
+def test_only_classes_of_the_right_kind_are_built(group, target, trap):
+    with pytest.raises(UserError, match=rf"^{group}\._target_={target}"):
+        build_target({"_target_": target}, group)
+
+
+def test_the_working_directory_is_not_searched_for_modules(tmp_path):
+    (tmp_path / "mine.py").write_text("open('trace', 'w')\n")
+    result = run(*TINY, "algo._target_=mine.Algorithm", cwd=tmp_path)
+    one_line(result, "algo._target_=mine.Algorithm", "cannot be imported")
+    assert not (tmp_path / "trace").exists()
+
+
+def test_a_checkpoint_that_is_a_pickle(monkeypatch, capsys, tmp_path, trap):
+    arguments = [*TINY, f"output_dir={tmp_path / 'run'}"]
+    assert fedopt(monkeypatch, capsys, *arguments).code == 0
+
+    class Sent:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "trace"), "w"))
+
+    (tmp_path / "run" / "checkpoint.safetensors").write_bytes(pickle.dumps(Sent()))
+    one_line(fedopt(monkeypatch, capsys, *arguments, "budget.rounds=8", "resume=true"), "checkpoint.safetensors")
