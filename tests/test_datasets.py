@@ -3,6 +3,7 @@
 Tests of the real data need the environment variable FEDOPT_DATA.
 """
 
+import os
 import socket
 from pathlib import Path
 from urllib.error import URLError
@@ -105,10 +106,39 @@ def test_constant_images_normalise_without_a_warning():
         ({"x_train": np.zeros(12, dtype=np.uint8)}, "x_train must be .*n, h, w"),
         ({"x_train": np.zeros((12, 4, 3, 1, 1), dtype=np.uint8)}, "x_train must be .*n, h, w"),
         ({"x_train": np.zeros((12, 4, 4), dtype=np.uint8)}, "different shapes"),
+        ({"x_train": np.zeros((12, 4, 0), dtype=np.uint8)}, "x_train has images without pixels"),
+        ({"y_train": np.full(12, 10**9)}, "y_train goes up to 1000000000"),
+        ({"y_test": np.full(5, 2**63, dtype=np.uint64)}, "y_test goes up to 9223372036854775808"),
+        ({"x_train": np.full((12, 4, 3), np.inf, dtype="f2")}, "no finite numbers"),
     ],
 )
 def test_wrong_arrays_are_refused(saved, changes, message):
     assert_refused(saved(**changes), message)
+
+
+@pytest.mark.parametrize("dtype", ["<f2", ">f4", ">f8", "<f4"])
+def test_other_kinds_of_floating_point(saved, dtype):
+    """Half precision and another byte order: pixels are standardised as those of float64 are."""
+    rng = np.random.default_rng(0)
+    arrays = {key: rng.integers(0, 65_000, (n, 4, 3)).astype("f2") for key, n in (("x_train", 12), ("x_test", 5))}
+    found = read_npz(saved(**{key: x.astype(dtype) for key, x in arrays.items()}))
+    assert found.x_train.dtype in (np.float32, np.float64)
+    assert found.x_train.dtype.isnative
+    mean, std = found.normalisation()
+    np.testing.assert_allclose(mean, arrays["x_train"].astype("f8").mean(), rtol=1e-5)
+    np.testing.assert_allclose(std, arrays["x_train"].astype("f8").std(), rtol=1e-4)
+
+
+def test_labels_of_another_byte_order(saved):
+    found = read_npz(saved(y_train=np.arange(12).astype(">u8")))
+    assert found.y_train.tolist() == list(range(12))
+
+
+def test_more_than_the_memory(saved, monkeypatch):
+    """An archive says how large its arrays are before they are unpacked."""
+    path = saved()
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 2}.__getitem__)
+    assert_refused(path, "too large for the .* of memory here")
 
 
 def truncated(path):
@@ -141,6 +171,8 @@ def npy(path):
         (npy, "not a readable .npz"),
         (Path.unlink, "there is no such file"),
         (lambda path: (path.unlink(), path.mkdir()), "not a readable .npz"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "not a readable .npz"),
+        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "not a readable .npz"),
     ],
 )
 def test_broken_files_are_refused(saved, damage, message):

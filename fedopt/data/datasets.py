@@ -11,7 +11,7 @@ from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
-from zipfile import is_zipfile
+from zipfile import ZipFile, is_zipfile
 
 import numpy as np
 from pydantic import ConfigDict
@@ -21,6 +21,7 @@ from fedopt.errors import UserError
 
 _config = ConfigDict(extra="forbid")
 Pixels = Literal["standardised", "unit"]
+MOST_CLASSES = 10_000
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -47,12 +48,14 @@ class LabelledData:
         channels = self.x_train.shape[1]
         if self.pixels == "unit":
             return np.zeros(channels), np.full(channels, float(np.abs(self.x_train).max()) or 1.0)
-        pixels = self.x_train.transpose(1, 0, 2, 3).reshape(channels, -1)
-        if pixels.dtype == np.uint8:  # exact, and without a float copy of the data
-            counts = np.stack([np.bincount(channel, minlength=256) for channel in pixels])
-            values, n = np.arange(256), pixels.shape[1]
+        if self.x_train.dtype == np.uint8:  # exact, and without a larger copy of the data
+            counts = np.zeros((channels, 256), dtype=np.int64)
+            for images in np.array_split(self.x_train, -(-self.x_train.size // 2**24)):
+                counts += [np.bincount(images[:, c].reshape(-1), minlength=256) for c in range(channels)]
+            values, n = np.arange(256), counts[0].sum()
             mean = counts @ values / n
             return mean, np.sqrt(counts @ values**2 / n - mean**2)
+        pixels = self.x_train.transpose(1, 0, 2, 3).reshape(channels, -1)
         return pixels.mean(1), pixels.std(1)
 
     def redivided(self, test: float, rng: np.random.Generator) -> "LabelledData":
@@ -78,11 +81,20 @@ def read_npz(path: Path) -> LabelledData:
     """x_train, y_train, x_test, y_test from an .npz file; x is [n, h, w], [n, h, w, channels] or [n, features]."""
     if not path.exists():
         raise UserError(f"{path}: there is no such file; it should be an .npz with {', '.join(KEYS)}")
-    if not is_zipfile(path):
+    if not path.is_file() or not is_zipfile(path):
         raise UserError(f"{path}: not a readable .npz (no zip archive, or a part of one); copy or download it again")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
+        with ZipFile(path) as archive:
+            size = sum(array.file_size for array in archive.infolist())
+        if 5 * size > memory:  # as it is, and as float32 where it is uint8
+            raise UserError(
+                f"{path}: {size / 1e9:.3g} GB of arrays are too large for the {memory / 1e9:.3g} GB of memory here"
+            )
         with np.load(path, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in KEYS if key in archive}
+    except UserError:
+        raise
     except Exception as error:  # zipfile and zlib have many ways to say that a file is broken
         why = "holds pickled objects, which are not read; save plain arrays with np.savez"
         if "allow_pickle" not in str(error):
@@ -106,12 +118,20 @@ def _examples(x: np.ndarray, y: np.ndarray, path: Path, split: str) -> tuple[np.
     where = f"{path}: x_{split}"
     if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
         raise UserError(f"{where} must be uint8 or floating point, not {x.dtype}")
+    if x.dtype != np.uint8:  # in the byte order of this machine, and not in half precision, which overflows
+        x = x.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64, copy=False)
     if x.dtype != np.uint8 and not np.isfinite(x).all():
         raise UserError(f"{where} has values that are no finite numbers")
     if x.ndim not in (2, 3, 4):
         raise UserError(f"{where} must be [n, h, w], [n, h, w, channels] or [n, features], not {list(x.shape)}")
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or (y < 0).any():
         raise UserError(f"{path}: y_{split} must be [n] whole numbers from 0 on, not {y.dtype} {list(y.shape)}")
+    if y.max(initial=0) >= MOST_CLASSES:
+        raise UserError(
+            f"{path}: y_{split} goes up to {y.max()}; classes are 0, 1, ..., {MOST_CLASSES - 1} at the most"
+        )
+    if x.size == 0 and len(x):
+        raise UserError(f"{where} has images without pixels, {list(x.shape)}")
     if len(x) != len(y) or len(x) == 0:
         raise UserError(f"{where} has {len(x)} examples and y_{split} {len(y)}; they must be as many, and some")
     x = x.transpose(0, 3, 1, 2) if x.ndim == 4 else x[:, None] if x.ndim == 3 else x[:, None, None]

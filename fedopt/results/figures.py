@@ -21,7 +21,7 @@ COSTS = {  # what a run spends: the columns of metrics.csv whose sum it is, and 
     "seconds": (("train_seconds",), "training time (s)"),
     "round": (("round",), "rounds"),
 }
-BARS = 200  # up to so many clients are drawn as bars, more as an image
+BARS = 200  # up to so many clients and classes are drawn as bars, more as an image
 
 
 def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
@@ -31,7 +31,7 @@ def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
     counts = np.zeros((len(split), int(classes.max()) + 1))
     np.add.at(counts, (np.repeat(clients, split.sizes), classes), 1)
     figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
-    if len(split) <= BARS:
+    if max(counts.shape) <= BARS:
         below = np.cumsum(counts, axis=1) - counts
         for c in range(counts.shape[1]):
             axes.bar(clients, counts[:, c], 0.9, below[:, c], color=plt.colormaps["tab20"](c % 20), label=str(c))
