@@ -4,8 +4,13 @@ The public names are what algorithms and problems of one's own are made with. Ea
 and mistakes are answered without torch; `__init__.pyi` says the same to type checkers.
 """
 
+import os
 from importlib import import_module
 from typing import Any
+
+if "OMP_WAIT_POLICY" not in os.environ:  # read when torch is loaded
+    # Waiting threads spin: two runs at once slow each other threefold, with fewer turns 1.6-fold (scripts/bench contention)
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 __version__ = "0.2.0.dev0"
 

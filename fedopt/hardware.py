@@ -28,7 +28,10 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     processes = jobs * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(hardware.threads or max(1, cores() // processes))
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    asked = "" if asked == "1" and "TORCHELASTIC_RUN_ID" in os.environ else asked  # torchrun's own choice
+    ours = int(asked) if asked.isdecimal() and 0 < int(asked) <= 4096 else max(1, cores() // processes)
+    torch.set_num_threads(hardware.threads or ours)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = hardware.tf32
     if hardware.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -210,7 +210,7 @@ class Run:
             figures.partition(self.folder.path / "partition.png", e.original.splits["train"], e.original.labels)
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
-        self.folder.log("resumed" if resuming else "started")
+        self.folder.log(f"{'resumed' if resuming else 'started'} with {torch.get_num_threads()} threads")
 
     def _evaluate(self, e: Experiment, state: Any, display: Display) -> None:
         at, metrics = self.at, {metric.name: metric for metric in e.problem.metrics}

@@ -98,7 +98,7 @@ class Participation:
 class Hardware:
     """Where a run computes, and with what numbers.
 
-    device: cpu, cuda, cuda:1, ...; threads: of one process, None for all cores, shared among the jobs of a parallel sweep.
+    device: cpu, cuda, cuda:1, ...; threads: of a process, None for OMP_NUM_THREADS, or else all cores, shared among parallel jobs.
     engine: auto, vectorised or one_by_one; stack: clients that the vectorised engine runs at once, None for what fits the cache.
     tf32: TensorFloat-32 matrix products on GPUs; autocast: the type of the products and convolutions of networks, None for dtype.
     deterministic: only operations that give the same bits every time.

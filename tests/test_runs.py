@@ -15,6 +15,7 @@ from command import ROOT, TINY, fedopt, run, start, torchrun
 from safetensors import safe_open
 
 from fedopt.results.folder import RunFolder
+from fedopt.settings import cores
 
 LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=300", "eval.every=3", "hardware.threads=1"]
 
@@ -54,6 +55,21 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     assert fedopt(monkeypatch, capsys, *TINY, "seed=3").code == 0  # the same again gets a folder of its own
     assert without_time(folder).equals(without_time(folder.with_name(folder.name + ".2")))
     assert "finished" in fedopt(monkeypatch, capsys, *TINY, "seed=3", "resume=true").out
+
+
+@pytest.mark.parametrize(
+    ("given", "threads", "spin"), [({}, None, "3000"), ({"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "7"}, 3, "7")]
+)
+def test_threads(given, threads, spin, tmp_path):
+    """The user's own settings of OpenMP hold, and the log says how many threads there are."""
+    code = "import os, sys, fedopt; assert 'torch' not in sys.modules; print(os.environ['GOMP_SPINCOUNT'])"
+    env = {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT")} | given
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=env | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert (said.stdout.strip(), said.stderr) == (spin, "")
+    assert run(*TINY[:2], "output_dir=run", cwd=tmp_path, env={"OMP_NUM_THREADS": "", **given}).code == 0
+    assert f"started with {threads or cores()} threads" in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_killed_runs_resume_exactly(monkeypatch, capsys, tmp_path):
