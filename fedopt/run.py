@@ -16,13 +16,15 @@ from typing import Any
 import torch
 import yaml
 from pydantic import NonNegativeFloat, NonNegativeInt, TypeAdapter
+from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation import ranks
+from fedopt.metrics import Metric
 from fedopt.results import checkpoint, figures
 from fedopt.results.card import run_card
-from fedopt.results.folder import MetricsFile, RunFolder, rows_hash
+from fedopt.results.folder import MetricsFile, RunFolder, read_json, rows_hash
 from fedopt.results.identity import digits, identity, numbers, refuse_other
 from fedopt.results.progress import Display
 from fedopt.results.trackers import Tracker
@@ -88,6 +90,7 @@ class Run:
         """Run, or go on, to the end. Returns the status. Raises UserError, and OSError when the disk is full or gone."""
         begin = ranks.from_main(self._enter)
         if begin == "done":
+            ranks.from_main(self._draw_metrics)  # it may have been killed before
             return "finished"
         node = self.config["logger"]
         logger = build_target(node, "logger") if self.main and node.get("_target_") else None
@@ -128,6 +131,12 @@ class Run:
         if not os.path.lexists(folder.checkpoint):
             return "anew"
         return "done" if folder.status() == "finished" and not self.longer else "resume"
+
+    def _draw_metrics(self) -> None:
+        """metrics.png of a run that was killed when all but this was done."""
+        path, described = self.folder.path / "metrics.png", read_json(self.folder.path / "run.json").get("metrics")
+        if not path.exists() and described:
+            figures.metrics(path, self.folder.metrics, [Metric(**fields) for fields in described])
 
     def _refuse_used(self) -> None:
         path, status = self.folder.path, self.folder.status()
@@ -181,8 +190,7 @@ class Run:
                 if self._diverged(e):
                     status = "diverged"
                     break
-            due = self.main and time.monotonic() > self.next_checkpoint
-            if stop or (at.evaluated and ranks.agree(due, e.device)):
+            if stop or time.monotonic() > self.next_checkpoint:
                 self._checkpoint(state, e)
             if stop:
                 status = "finished" if ended else "interrupted"
@@ -241,7 +249,9 @@ class Run:
         return any(not math.isfinite(v) or (name in bounded and abs(v) > limit) for name, v in self.at.final.items())
 
     def _checkpoint(self, state: Any, e: Experiment) -> None:
-        if self.metrics is None:
+        """By the main rank; a state that is not finite is none to go on from, and leaves the last good one there."""
+        leaves = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
+        if self.metrics is None or not all(bool(leaf.isfinite().all()) for leaf in leaves):
             return
         started = time.monotonic()
         self.at.rows_size, rows = self.metrics.synced()

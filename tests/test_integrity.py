@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import TINY, fedopt
+from command import TINY, fedopt, start
+from safetensors import safe_open
 
 from fedopt.errors import UserError
 from fedopt.reproduce.sweep import job_of_many
@@ -196,3 +198,32 @@ def test_a_budget_that_is_behind(ended):
     before = contents(folder)
     refused(again("budget.rounds=2"), "budget", "after 4 rounds")
     assert contents(folder) == before
+
+
+# What a run leaves
+
+
+def test_the_last_good_state_is_finite(monkeypatch, capsys, tmp_path):
+    """Interrupted when the iterates have overflowed, before any evaluation saw it."""
+    folder = tmp_path / "run"
+    arguments = ["algo=fedavg", "problem=classification", "dataset=digits", "problem.model=linear", "algo.eta=1e30"]
+    arguments += ["hardware.threads=1", "budget.rounds=1000000", "eval.every=1000000", "partitioner.clients=5"]
+    arguments += ["participation.cohort=null"]
+    process = start(*arguments, f"output_dir={folder}", cwd=tmp_path, env={"FEDOPT_CHECKPOINT_SECONDS": "0"})
+    deadline = time.monotonic() + 60
+    while not (folder / "metrics.csv").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(1)
+    process.terminate()
+    process.communicate(timeout=60)
+    with safe_open(folder / "checkpoint.safetensors", "pt") as file:
+        assert all(bool(file.get_tensor(name).isfinite().all()) for name in file.keys() if name.startswith("state"))  # noqa: SIM118
+
+
+def test_a_figure_that_is_missing_is_drawn(ended):
+    """As after a kill between the last row and it."""
+    folder, again = ended
+    assert again().code == 0
+    (folder / "metrics.png").unlink()
+    assert again().code == 0
+    assert (folder / "metrics.png").stat().st_size > 1000

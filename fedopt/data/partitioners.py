@@ -3,6 +3,7 @@ the least number of examples a client must have, and returns one array of rows f
 """
 
 import re
+from heapq import heapify, heapreplace
 from typing import Annotated, Protocol
 
 import numpy as np
@@ -101,12 +102,17 @@ class Dirichlet:
             rows = rng.permutation(np.flatnonzero(labels == c))
             cuts = np.cumsum(self._proportions(rng))[:-1] * len(rows)
             owner[rows] = np.searchsorted(np.round(cuts), np.arange(len(rows)), side="right")
-        parts = [rng.permutation(np.flatnonzero(owner == i)) for i in range(self.clients)]
-        for i in np.flatnonzero([len(part) < least for part in parts]):
+        sizes = np.bincount(owner, minlength=self.clients)
+        of_clients = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
+        parts = [rng.permutation(rows) for rows in of_clients]
+        by_size = [(-len(part), j) for j, part in enumerate(parts)]
+        heapify(by_size)
+        for i in np.flatnonzero(sizes < least):
             while len(parts[i]) < least:
-                richest = max(range(self.clients), key=lambda j: len(parts[j]))
+                richest = by_size[0][1]
                 take = min(least - len(parts[i]), max(1, len(parts[richest]) - least))
                 parts[i], parts[richest] = np.append(parts[i], parts[richest][:take]), parts[richest][take:]
+                heapreplace(by_size, (-len(parts[richest]), richest))
         return parts
 
     def _proportions(self, rng: np.random.Generator) -> np.ndarray:
