@@ -261,6 +261,8 @@ def test_verdicts(tmp_path):
     assert row["note"] == "A has no test_acuracy, did you mean test_accuracy? (seed 0)"
     row = claims.verdict(claims.Claim("nothing", "1 / diverged('A')", at_least=1), {0: seeds[0]})
     assert row["note"] == "a division by zero (seed 0)"
+    row = claims.verdict(claims.Claim("odd", "'abc'[10]", at_least=1), {0: seeds[0]})
+    assert row["note"] == "string index out of range (seed 0)"
 
 
 @pytest.mark.parametrize(
@@ -274,6 +276,7 @@ def test_verdicts(tmp_path):
         ("fit('FedMSA')", "fit('FedMSA'): there is no such label"),
         ("__import__('os')", "there is no __import__()"),
         ("(1).real.bit_length()", "there is no 1 .real.bit_length()"),
+        ("+".join(["1"] * 3000), "is no expression: it has too many terms"),
     ],
 )
 def test_measures_that_could_never_work(measure, said, experiment, command):

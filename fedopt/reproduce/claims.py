@@ -172,8 +172,10 @@ class Measures:
             raise Unmeasurable("a division by zero") from None
         except KeyError as error:
             raise Unmeasurable(f"there is no {error.args[0]}") from None
-        except (InvalidExpression, ArithmeticError, TypeError, ValueError, np.linalg.LinAlgError) as error:
+        except (InvalidExpression, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise Unmeasurable(str(error)) from None
+        except RecursionError:
+            raise Unmeasurable("an expression of too many terms") from None
 
     def _run(self, label: str) -> Recorded:
         if label not in self.runs:
@@ -236,8 +238,9 @@ def labels_in(expression: str) -> list[str]:
 def _calls(expression: str) -> Iterator[ast.Call]:
     try:
         tree = ast.parse(expression.strip(), mode="eval")
-    except SyntaxError as error:
-        raise UserError(f"{expression!r} is no expression: {error.msg}") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        why = getattr(error, "msg", None) or "it has too many terms, or odd characters"
+        raise UserError(f"{expression[:200]!r} is no expression: {why}") from None
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
