@@ -68,6 +68,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         if key[1] in GROUPS:
             return f"{key[1]}: neither the algorithm's nor the problem's file names one; +{key[1]}=NAME adds one"
         known = known_keys(arguments)
+        if key[1] in known:
+            return f"{key[1]}: not every choice of the sweep has this key"
         return f"{key[1]}: there is no such key{nearest(key[1].lstrip('+~'), known)}; fedopt --help lists them"
     if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
         return f"{several[1]}: several values are a sweep, with -m, or a list, in square brackets"

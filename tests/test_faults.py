@@ -121,6 +121,10 @@ WRONG = {
         ["problem=quadratic_bilevel", "problem.examples=1000", "problem.dx=1000000"],
         ["problem.dx=1000000", "too large"],
     ),
+    "a key that one algorithm of a sweep has": (
+        ["-m", "algo=fedmsa,fednest", "algo.K=2"],
+        ["algo.K", "not every choice of the sweep"],
+    ),
     "unknown flag": (["--shell-completion"], ["--shell-completion", "--help"]),
     "another config": (["--config-name", "x"], ["--config-name"]),
     "resolved without being shown": (["--resolve"], ["--resolve", "--cfg job"]),
