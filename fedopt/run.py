@@ -5,7 +5,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -70,6 +70,14 @@ class Progress:
     to_target: dict[str, Any] | None = None
 
 
+def progress_of(said: Mapping[str, Any]) -> Progress:
+    """From what a checkpoint says. Raises UserError for a wrong type or a negative number."""
+    try:
+        return TypeAdapter(Progress).validate_python({name: said[name] for name in said if name not in ("run", "rows")})
+    except ValueError as error:
+        raise UserError(f"the checkpoint says what cannot be: {' '.join(str(error).split())}") from None
+
+
 class Run:
     """One run in its folder. config: resolved; overrides: as on the command line; jobs: processes that share the machine."""
 
@@ -80,7 +88,6 @@ class Run:
         self.jobs = jobs
         self.main = ranks.rank() == 0  # only this rank writes and shows anything
         self.began = False  # writing
-        self.longer = False  # than the run that it goes on with
         self.at = Progress()
         self.next_checkpoint = -math.inf
         self.metrics: MetricsFile | None = None  # of the main rank
@@ -92,20 +99,24 @@ class Run:
         if begin == "done":
             ranks.from_main(self._draw_metrics)  # it may have been killed before
             return "finished"
+        resuming = begin in ("resume", "longer")
         node = self.config["logger"]
         logger = build_target(node, "logger") if self.main and node.get("_target_") else None
         e = assemble(self.config, self.jobs)
         started = time.perf_counter()
         state = e.algorithm.init(e.problem)
         self.at.seconds = time.perf_counter() - started
-        if begin == "resume":
-            state = self._restored(state, e)
-        ranks.from_main(lambda: self._begin(e, begin))
+        if resuming:
+            state, progress = checkpoint.restore(self.folder.checkpoint, state, e.federation.ledger)
+            self.at = progress_of(progress)
+            if begin == "longer" and self._share_spent(e) > 1:
+                raise UserError(f"budget: the run in {self.folder.path} is past it, after {self.at.round} rounds")
+        ranks.from_main(lambda: self._begin(e, resuming))
         title = f"{type(e.algorithm).__name__} on {type(e.original).__name__}"
         display = Display(title, [metric.name for metric in e.problem.metrics], quiet=not self.main)
         try:
             with interruptible() as interrupt:
-                status = self._loop(e, state, interrupt, display, begin == "resume", logger)
+                status = self._loop(e, state, interrupt, display, resuming, logger)
         finally:
             display.close()
             for writer in (self.metrics, self.tracker):
@@ -116,8 +127,10 @@ class Run:
         return status
 
     def _enter(self) -> str:
-        """Whether to begin anew ("anew"), at the checkpoint ("resume"), or not at all ("done"). A folder in which there is a run is
-        locked. Raises UserError where it must not be gone on with."""
+        """Whether to begin anew ("anew"), at the checkpoint ("resume", with another budget "longer"), or not at all ("done").
+
+        A folder in which there is a run is locked. Raises UserError where it is another run's, or not as its run left it.
+        """
         folder = self.folder
         if not folder.used:
             return "anew"
@@ -127,16 +140,28 @@ class Run:
             self._refuse_used()
         before = folder.config()
         refuse_other(folder.path, numbers(before), numbers(self.config))
-        self.longer = identity(before) != identity(self.config)
         if not os.path.lexists(folder.checkpoint):
             return "anew"
-        return "done" if folder.status() == "finished" and not self.longer else "resume"
+        said = checkpoint.read(folder.checkpoint)[1]
+        if said.get("run") != digits(self.config, numbers):
+            raise UserError(
+                f"{folder.checkpoint}: it belongs to a run with other values; put back this run's own, or delete it to start over"
+            )
+        if rows_hash(folder.metrics, progress_of(said).rows_size) != said.get("rows"):
+            raise UserError(
+                f"{folder.metrics}: its rows are not those that the checkpoint counts; put back a good copy, or delete "
+                f"{folder.checkpoint.name} to start over"
+            )
+        if identity(before) != identity(self.config):
+            return "longer"
+        return "done" if folder.status() == "finished" else "resume"
 
     def _draw_metrics(self) -> None:
         """metrics.png of a run that was killed when all but this was done."""
         path, described = self.folder.path / "metrics.png", read_json(self.folder.path / "run.json").get("metrics")
         if not path.exists() and described:
-            figures.metrics(path, self.folder.metrics, [Metric(**fields) for fields in described])
+            with suppress(TypeError, KeyError, ValueError, UserError):  # somebody's own run.json or metrics.csv
+                figures.metrics(path, self.folder.metrics, [Metric(**fields) for fields in described])
 
     def _refuse_used(self) -> None:
         path, status = self.folder.path, self.folder.status()
@@ -144,33 +169,7 @@ class Run:
             f"output_dir={path} holds a run already ({status}): resume=true goes on with it, another output_dir starts anew"
         )
 
-    def _restored(self, state: Any, e: Experiment) -> Any:
-        """The state of the checkpoint, when all that it says holds; `at` and the ledger are set. Raises UserError."""
-        path, ledger = self.folder.checkpoint, e.federation.ledger
-        state, progress = checkpoint.restore(path, state, ledger)
-        try:
-            if progress.pop("run") != digits(self.config, numbers):
-                raise ValueError("it belongs to a run with other values")
-            rows = progress.pop("rows")
-            self.at = TypeAdapter(Progress).validate_python(progress)
-        except (KeyError, ValueError) as error:
-            raise UserError(
-                f"{path}: {str(error).splitlines()[0]}; put back this run's own, or delete it to start over"
-            ) from None
-        if self.main and rows_hash(self.folder.metrics, self.at.rows_size) != rows:
-            raise UserError(
-                f"{self.folder.metrics}: its rows are not those that the checkpoint counts; put back a good copy, or delete "
-                f"{path.name} to start over"
-            )
-        spent = e.budget.spent(self.at.round, ledger.comm_rounds, ledger.total_bytes, self.at.seconds)
-        if self.longer and spent > 1:
-            raise UserError(
-                f"budget: the run in {self.folder.path} is past it, after {self.at.round} rounds; choose a larger one"
-            )
-        return state
-
     def _loop(self, e: Experiment, state: Any, interrupt: Event, display: Display, resuming: bool, logger: Any) -> str:
-        ledger = e.federation.ledger
         if self.main:
             self.metrics = MetricsFile(self.folder.metrics, self.at.rows_size if resuming else None)
         if logger is not None:
@@ -181,7 +180,7 @@ class Run:
 
         while True:
             at = self.at
-            spent = e.budget.spent(at.round, ledger.comm_rounds, ledger.total_bytes, at.seconds)
+            spent = self._share_spent(e)
             display.round(spent, at.round)
             stop = ranks.agree(spent >= 1 or interrupt.is_set(), e.device)
             ended = stop and ranks.agree(spent >= 1, e.device)
@@ -204,12 +203,16 @@ class Run:
             self._summary(status, e)
         return status
 
-    def _begin(self, e: Experiment, begin: str) -> None:
+    def _share_spent(self, e: Experiment) -> float:
+        ledger = e.federation.ledger
+        return e.budget.spent(self.at.round, ledger.comm_rounds, ledger.total_bytes, self.at.seconds)
+
+    def _begin(self, e: Experiment, resuming: bool) -> None:
         if not self.folder.held:
             self.folder.open()
             if self.folder.used:  # since `_enter`
                 self._refuse_used()
-        self.began, resuming = True, begin == "resume"
+        self.began = True
         self.folder.write_text("config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
         if not resuming:
             for stale in (self.folder.metrics, self.folder.checkpoint):

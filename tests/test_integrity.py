@@ -145,6 +145,13 @@ def test_rows_that_the_checkpoint_does_not_count(damage, ended):
     assert again().code == 0
 
 
+def test_rows_of_a_run_that_is_done(ended):
+    """It is not said to be finished when its rows are not those that it wrote."""
+    folder, again = ended
+    (folder / "metrics.csv").write_bytes((folder / "metrics.csv").read_bytes()[:-7])
+    refused(again("budget.rounds=4"), "metrics.csv", "good copy")
+
+
 def test_rows_that_are_gone(ended):
     folder, again = ended
     (folder / "metrics.csv").unlink()

@@ -16,6 +16,15 @@ from fedopt.errors import UserError
 from fedopt.federation.ledger import Ledger
 from fedopt.results.folder import write_atomically
 
+BROKEN = (
+    SafetensorError,
+    KeyError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    OSError,
+)  # what reading a damaged file may raise
+
 
 def store(path: Path, state: Any, ledger: Ledger, progress: Mapping[str, Any]) -> None:
     """state: the algorithm's, tensors and numbers; progress: what the run loop knows, as JSON. Raises OSError."""
@@ -26,28 +35,38 @@ def store(path: Path, state: Any, ledger: Ledger, progress: Mapping[str, Any]) -
     write_atomically(path, save({**tensors, "hash": _hash(tensors)}))
 
 
-def restore(path: Path, like: Any, ledger: Ledger) -> tuple[Any, dict[str, Any]]:
-    """The state and the progress; the ledger is set. like: a state of the same structure, which gives devices and types.
-
-    Raises UserError when the file is not as it was stored, or belongs to another run.
-    """
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """All tensors, and the progress. Raises UserError when the file is not as it was stored."""
     try:
         tensors = load(path.read_bytes())
         if not torch.equal(tensors.pop("hash"), _hash(tensors)):
             raise ValueError("its hash is that of other numbers")
+        return tensors, dict(json.loads(bytes(tensors["progress"].tolist())))
+    except BROKEN as error:
+        raise _unreadable(path, error) from None
+
+
+def restore(path: Path, like: Any, ledger: Ledger) -> tuple[Any, dict[str, Any]]:
+    """The state and the progress; the ledger is set. like: a state of the same structure, which gives devices and types.
+
+    Raises UserError when the file is not as it was stored, or its state is of another structure.
+    """
+    tensors, progress = read(path)
+    try:
         leaves, structure = tree_flatten(like)
-        read = [_as(tensors[f"state.{j}"], leaf) for j, leaf in enumerate(leaves)]
-        progress = json.loads(bytes(tensors["progress"].tolist()))
+        state = [_as(tensors[f"state.{j}"], leaf) for j, leaf in enumerate(leaves)]
         ledger.restore(tensors)
-        return tree_unflatten(read, structure), progress
-    except (SafetensorError, KeyError, ValueError, RuntimeError, OSError) as error:
-        why = (
-            f"it lacks {error}" if isinstance(error, KeyError) else (str(error) or type(error).__name__).splitlines()[0]
-        )
-        raise UserError(
-            f"{path}: the checkpoint cannot be read ({why}); delete it to start this run over with resume=true, or put "
-            "back a good copy"
-        ) from None
+        return tree_unflatten(state, structure), progress
+    except BROKEN as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    why = f"it lacks {error}" if isinstance(error, KeyError) else (str(error) or type(error).__name__).splitlines()[0]
+    return UserError(
+        f"{path}: the checkpoint cannot be read ({why}); delete it to start this run over with resume=true, or put back a "
+        "good copy"
+    )
 
 
 def _hash(tensors: Mapping[str, Tensor]) -> Tensor:
