@@ -16,14 +16,8 @@ from fedopt.errors import UserError
 from fedopt.federation.ledger import Ledger
 from fedopt.results.folder import write_atomically
 
-BROKEN = (
-    SafetensorError,
-    KeyError,
-    TypeError,
-    ValueError,
-    RuntimeError,
-    OSError,
-)  # what reading a damaged file may raise
+# What reading a damaged file may raise
+BROKEN = (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError)
 
 
 def store(path: Path, state: Any, ledger: Ledger, progress: Mapping[str, Any]) -> None:
