@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import fedopt
 from fedopt.command import GROUPS, Parser, answer, say
-from fedopt.config import CONF, check_folders, composed, composed_of, options, resolve
+from fedopt.config import CONF, composed, composed_of, options, resolve
 from fedopt.errors import UserError
 from fedopt.results.folder import RunFolder, slug
 from fedopt.settings import cores
@@ -61,7 +61,7 @@ def _refuse_hydra(overrides: Sequence[str], allowed: tuple[str, ...]) -> None:
     """Raises UserError for an override that sets up Hydra itself, which can be told to call anything."""
     for word in overrides:
         key = word.lstrip("+~").partition("=")[0]
-        if key.partition("@")[0].split("/")[0].split(".")[0] == "hydra" and not key.startswith(allowed or ("\0",)):
+        if key.partition("@")[0].split("/")[0].split(".")[0] == "hydra" and not key.startswith(allowed):
             raise UserError(
                 f"{key}: is not for users; with -m, hydra/launcher and hydra.launcher.KEY choose how jobs run"
             )
@@ -111,7 +111,6 @@ def _last_line(status: str, folder: RunFolder) -> str:
 def _sweep(overrides: list[str], folders: list[str]) -> int:
     """All combinations, by Hydra; what came out is said also when it was interrupted."""
     _refuse_hydra(overrides, ("hydra/launcher", "hydra.launcher."))
-    check_folders(folders)
     folder = _prepare_sweep(overrides, folders)
     own = [word for path in folders for word in ("--config-dir", path)]
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")

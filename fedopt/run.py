@@ -83,6 +83,7 @@ class Run:
 
     def __init__(self, config: dict[str, Any], folder: RunFolder, overrides: list[str], jobs: int = 1):
         self.config = config
+        self.belongs = digits(config, numbers)  # said in its checkpoints
         self.folder = folder
         self.overrides = overrides
         self.jobs = jobs
@@ -143,7 +144,7 @@ class Run:
         if not os.path.lexists(folder.checkpoint):
             return "anew"
         said = checkpoint.read(folder.checkpoint)[1]
-        if said.get("run") != digits(self.config, numbers):
+        if said.get("run") != self.belongs:
             raise UserError(
                 f"{folder.checkpoint}: it belongs to a run with other values; put back this run's own, or delete it to start over"
             )
@@ -258,7 +259,7 @@ class Run:
             return
         started = time.monotonic()
         self.at.rows_size, rows = self.metrics.synced()
-        said = {"run": digits(self.config, numbers), "rows": rows, **asdict(self.at)}
+        said = {"run": self.belongs, "rows": rows, **asdict(self.at)}
         checkpoint.store(self.folder.checkpoint, state, e.federation.ledger, said)
         done = time.monotonic()
         self.next_checkpoint = done + max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (done - started))

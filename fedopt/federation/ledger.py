@@ -59,14 +59,10 @@ class Ledger:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `tensors`. Raises ValueError where they are not those of so many clients."""
-        like = self.tensors()
-        for name in like:
-            if (
-                tensors[name].shape != like[name].shape
-                or tensors[name].dtype != torch.int64
-                or (tensors[name] < 0).any()
-            ):
-                raise ValueError(f"{name} is not {like[name].numel()} counts")
+        for name, like in self.tensors().items():
+            found = tensors[name]
+            if found.shape != like.shape or found.dtype != like.dtype or (found < 0).any():
+                raise ValueError(f"{name} is not {like.numel()} counts")
         self.comm_rounds, *calls = tensors["ledger.counts"].tolist()
         self.calls = Calls(*calls)
         self.down, self.up = tensors["ledger.down"].numpy().copy(), tensors["ledger.up"].numpy().copy()
