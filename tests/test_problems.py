@@ -392,6 +392,11 @@ def test_loss_tuning(images, ridge):
     tuned = losses(logits / (1 + np.exp(-delta)) + shift, y_all)
     inner = weight.numpy() @ tuned[rows["train"]] + ridge / 2 * np.sum(y.numpy() ** 2)
     assert float(p.g(x, y, sample)) == pytest.approx(inner, rel=1e-12)
+    slope = central_differences(lambda y: p.g(x, y, sample), y)
+    for plus in (None, normal(len(y), seed=9)):  # steps that are written over y, by the problem's own way
+        found = p.inner_descend(x, y.clone(), sample, 0.1, plus)
+        expected = y.numpy() - 0.1 * (slope + (0 if plus is None else plus.numpy()))
+        np.testing.assert_allclose(found, expected, atol=1e-8)
 
     val = p.splits["val"].rows
     assert set(p.splits["val"].sizes) == {7}
