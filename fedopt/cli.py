@@ -12,13 +12,12 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 import fedopt
-from fedopt.command import GROUPS, Parser, answer, say
-from fedopt.config import CONF, composed, composed_of, options, resolve
+from fedopt.command import GROUPS, Parser, answer
+from fedopt.config import CONF, composed, composed_of, options, parsed, resolve
 from fedopt.errors import UserError
 from fedopt.results.folder import RunFolder, slug
 from fedopt.settings import cores
@@ -70,13 +69,7 @@ def _refuse_hydra(overrides: Sequence[str], allowed: tuple[str, ...]) -> None:
 def _single(resolved: dict[str, Any], chosen: dict[str, str], overrides: list[str]) -> int:
     from fedopt import run
 
-    def locate() -> Path:
-        path = _run_path(resolved, chosen, overrides)
-        if resolved["resume"] and not RunFolder(path).used:
-            say(f"resume=true: there is no run in {path} yet, so one begins")
-        return path
-
-    status, folder = run.execute(resolved, locate, overrides)
+    status, folder = run.execute(resolved, lambda: _run_path(resolved, chosen, overrides), overrides)
     if int(os.environ.get("RANK", "0")) == 0:
         print(_last_line(status, folder))
     return EXIT[status]
@@ -147,7 +140,7 @@ def _run_hydra(config: DictConfig) -> None:
 
 def _prepare_sweep(texts: list[str], folders: list[str]) -> Path:
     """Check every combination of group choices, so that no mistyped name ends a sweep half-way, and name the sweep's folder."""
-    overrides = OverridesParser.create().parse_overrides(texts)
+    overrides = parsed(texts)
     swept = [_alternatives(o) if o.key_or_group in GROUPS else _alternatives(o)[:1] for o in overrides]
     for combination in islice(product(*swept), 100):
         composed((o for o in combination if not o.startswith("hydra")), folders)

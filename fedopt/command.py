@@ -109,6 +109,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def say(line: str) -> None:
-    """To stderr, by one of several ranks."""
+    """To stderr, by one of several ranks, as one line whatever a value in it holds."""
     if int(os.environ.get("RANK", "0")) == 0:
-        print(f"fedopt: {line}", file=sys.stderr)
+        print(f"fedopt: {_one_line(line)}", file=sys.stderr)
+
+
+def _one_line(text: str) -> str:
+    """Without line ends and control characters, and with words of thousands of characters cut."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return re.sub(r"\S{400,}", lambda word: f"{word[0][:60]}...{word[0][-20:]}", shown)

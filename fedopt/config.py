@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -45,18 +46,25 @@ def composed_of(overrides: Iterable[str], folders: Iterable[str | Path] = ()) ->
     words, own = tuple(overrides), tuple(str(folder) for folder in folders)
     check_choices(words, own)
     check_folders(own)
-    keys = [word.partition("=")[0] for word in words]
-    groups = {key for key in keys if any((root / key).is_dir() for root in (CONF, *map(Path, own)))}
-    values = [word for key, word in zip(keys, words, strict=True) if _VALUE.fullmatch(key) and key not in groups]
+    overrides = dict(zip(words, parsed(words), strict=False))
+    keys = {word: word.partition("=")[0] for word in words}
+    groups = {key for key in keys.values() if any((root / key).is_dir() for root in (CONF, *map(Path, own)))}
+    values = [word for word in words if _VALUE.fullmatch(keys[word]) and keys[word] not in groups]
     try:
         choose = _compose if own else _compose_once  # one's own files may change meanwhile
         config, options = deepcopy(choose(tuple(word for word in words if word not in values), own))
-        for override in OverridesParser.create().parse_overrides(values):
+        for override in (overrides[word] for word in values):
             OmegaConf.update(config, override.key_or_group, override.value())
         return config, options
     except (HydraException, OmegaConfBaseException):
         return _compose(words, own)  # whose message is the one that is wanted
-    except (ValueError, RecursionError) as error:  # thousands of digits or brackets
+
+
+def parsed(words: Iterable[str]) -> list[Override]:
+    """The overrides of a command. Raises hydra's errors, and UserError for thousands of digits or brackets."""
+    try:
+        return OverridesParser.create().parse_overrides(list(words))
+    except (ValueError, RecursionError) as error:
         raise UserError(f"a value cannot be read: {str(error).splitlines()[0]}") from None
 
 
@@ -75,8 +83,10 @@ def check_choices(words: Iterable[str], folders: Iterable[str | Path] = ()) -> N
 
 
 def check_folders(folders: Iterable[str | Path]) -> None:
-    """Raises UserError where a file of these folders sets up Hydra itself, which can be told to call anything: a file that was
-    sent must not run code."""
+    """Raises UserError for a folder that is not there, and where a file in one sets up Hydra itself, which can be told to call
+    anything: a file that was sent must not run code."""
+    for missing in (folder for folder in folders if not Path(folder).is_dir()):
+        raise UserError(f"--config-dir={missing}: there is no such folder")
     for path in (path for folder in folders for path in Path(folder).rglob("*.yaml")):
         try:
             text = path.read_text()
@@ -93,7 +103,15 @@ def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[Dict
     search = ",".join("file://" + os.path.abspath(folder) for folder in folders)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         own = [f"hydra.searchpath=[{search}]"] if search else []
-        config = compose("config", overrides=[*own, *overrides], return_hydra_config=True)
+        try:
+            config = compose("config", overrides=[*own, *overrides], return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException, OSError, MemoryError):
+            raise
+        except Exception as error:  # a file that is no YAML, a defaults list of numbers, a word like =1
+            mark = getattr(error, "problem_mark", None)
+            where = f"{Path(mark.name).name}, line {mark.line + 1}: " if mark else ""
+            problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+            raise UserError(f"the config cannot be read: {where}{problem}") from None
     with open_dict(config):
         return config, dict(config.pop("hydra").runtime.choices)
 

@@ -18,6 +18,7 @@ import yaml
 from pydantic import NonNegativeFloat, NonNegativeInt, TypeAdapter
 from torch.utils._pytree import tree_leaves
 
+from fedopt.command import say
 from fedopt.errors import UserError
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation import ranks
@@ -209,6 +210,8 @@ class Run:
         return e.budget.spent(self.at.round, ledger.comm_rounds, ledger.total_bytes, self.at.seconds)
 
     def _begin(self, e: Experiment, resuming: bool) -> None:
+        if self.config["resume"] and not self.folder.used:
+            say(f"resume=true: there is no run in {self.folder.path} yet, so one begins")
         if not self.folder.held:
             self.folder.open()
             if self.folder.used:  # since `_enter`

@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 
 from fedopt.errors import UserError
 
-_config = ConfigDict(extra="forbid")
+_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 T = TypeVar("T")
 
 
@@ -53,14 +53,14 @@ class Evaluation:
     """Rounds at which metrics are taken: 0, the last, every `every` rounds, and those in `at`.
 
     metric, target: summary.json says when the metric first reached the target. diverged: a run whose loss, objective or
-    distance exceeds this, or is not finite, is stopped.
+    distance exceeds this, or is not finite, is stopped; infinity: by what is not finite alone.
     """
 
     every: PositiveInt
     at: list[PositiveInt]
     metric: str | None
     target: float | None
-    diverged: PositiveFloat
+    diverged: Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
     @model_validator(mode="after")
     def _both_or_none(self) -> "Evaluation":
@@ -217,7 +217,7 @@ def _keys_of(cls: Any, *given: str) -> Any:
     fields = [f for f in dataclasses.fields(cls) if f.init and f.name not in given]
     keys = {f.name: hints[f.name] if f.default is dataclasses.MISSING else NotRequired[hints[f.name]] for f in fields}
     typed = TypedDict(cls.__name__, keys)  # type: ignore[misc]
-    typed.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)  # type: ignore[attr-defined]
+    typed.__pydantic_config__ = ConfigDict(**_config, arbitrary_types_allowed=True)  # type: ignore[attr-defined]
     return typed
 
 

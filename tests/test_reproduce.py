@@ -520,7 +520,7 @@ def test_a_broken_file_in_the_list(experiment, command):
     experiment("one").write_text(GLOBAL + "experiment: [1\n")
     result = command("--list")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert result.err.startswith("fedopt: experiment/test/one.yaml: cannot be read: one.yaml, line 3: ")
+    assert result.err.startswith("fedopt: experiment/test/one.yaml: the config cannot be read: one.yaml, line 3: ")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -142,11 +141,6 @@ def _node(name: str, folders: Sequence[Path]) -> dict[str, Any]:
     overrides = [f"experiment={name}"]
     try:
         node = composed(overrides, folders).get("experiment")
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{Path(mark.name).name}, line {mark.line + 1}: " if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"cannot be read: {where}{problem}") from None
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain(error, overrides)) from None
     read = OmegaConf.to_container(node) if isinstance(node, DictConfig) else None
