@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -88,11 +89,10 @@ def check_folders(folders: Iterable[str | Path]) -> None:
     for missing in (folder for folder in folders if not Path(folder).is_dir()):
         raise UserError(f"--config-dir={missing}: there is no such folder")
     for path in (path for folder in folders for path in Path(folder).rglob("*.yaml")):
-        try:
-            text = path.read_text()
+        text, node = "", None
+        with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):  # composing it says so, where it is chosen
+            text = path.read_text(errors="replace")
             node = yaml.safe_load(text)
-        except (OSError, ValueError, RecursionError, yaml.YAMLError):
-            continue  # composing it says what is wrong with it, where it is chosen
         keys = [*node, str(node.get("defaults"))] if isinstance(node, dict) else []
         header = [line for line in text.splitlines() if "@package" in line]
         if "hydra" in path.parts[:-1] or any("hydra" in str(said) for said in (*keys, *header)):

@@ -113,19 +113,19 @@ class Run:
             self.at = progress_of(progress)
             if begin == "longer" and self._share_spent(e) > 1:
                 raise UserError(f"budget: the run in {self.folder.path} is past it, after {self.at.round} rounds")
-        ranks.from_main(lambda: self._begin(e, resuming))
         title = f"{type(e.algorithm).__name__} on {type(e.original).__name__}"
         display = Display(title, [metric.name for metric in e.problem.metrics], quiet=not self.main)
-        try:
-            with interruptible() as interrupt:
+        with interruptible() as interrupt:  # figures too: a library that an exception comes down in may lose it
+            try:
+                ranks.from_main(lambda: self._begin(e, resuming))
                 status = self._loop(e, state, interrupt, display, resuming, logger)
-        finally:
-            display.close()
-            for writer in (self.metrics, self.tracker):
-                if writer is not None:
-                    writer.close()
-        if self.main:
-            figures.metrics(self.folder.path / "metrics.png", self.folder.metrics, e.problem.metrics)
+            finally:
+                display.close()
+                for writer in (self.metrics, self.tracker):
+                    if writer is not None:
+                        writer.close()
+            if self.main:
+                figures.metrics(self.folder.path / "metrics.png", self.folder.metrics, e.problem.metrics)
         return status
 
     def _enter(self) -> str:
@@ -143,20 +143,23 @@ class Run:
         before = folder.config()
         refuse_other(folder.path, numbers(before), numbers(self.config))
         if not os.path.lexists(folder.checkpoint):
+            if folder.metrics.exists():
+                say(f"{folder.path}: the checkpoint is gone, so the run starts over")
             return "anew"
         said = checkpoint.read(folder.checkpoint)[1]
         if said.get("run") != self.belongs:
             raise UserError(
                 f"{folder.checkpoint}: it belongs to a run with other values; put back this run's own, or delete it to start over"
             )
-        if rows_hash(folder.metrics, progress_of(said).rows_size) != said.get("rows"):
+        size = progress_of(said).rows_size
+        if rows_hash(folder.metrics, size) != said.get("rows"):
             raise UserError(
                 f"{folder.metrics}: its rows are not those that the checkpoint counts; put back a good copy, or delete "
                 f"{folder.checkpoint.name} to start over"
             )
         if identity(before) != identity(self.config):
             return "longer"
-        return "done" if folder.status() == "finished" else "resume"
+        return "done" if folder.status() == "finished" and folder.metrics.stat().st_size == size else "resume"
 
     def _draw_metrics(self) -> None:
         """metrics.png of a run that was killed when all but this was done."""

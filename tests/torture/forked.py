@@ -12,6 +12,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+import harness
+import torch
+
 MEMORY = 12 << 30  # bytes of address space of a command, so that a number that is too large does no harm
 MODULES = {"fedopt": "fedopt.cli", "fedopt-compare": "fedopt.reproduce.compare", "fedopt-reproduce": "fedopt.reproduce.reproduce"}
 
@@ -89,9 +92,9 @@ class Command:
 
 
 def warm() -> None:
-    """Import all that commands need, before the first fork."""
-    import torch
-
+    """Import all that commands need, before the first fork: torch and sklearn import much when they are first used."""
     torch.set_num_threads(1)  # threads do not outlive a fork
     for name in (*MODULES.values(), "fedopt.run", "fedopt.results.figures", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         import_module(name)
+    for algo, problem in (("fednest", "hyper_representation"), ("zo_hfl", "hierarchical")):
+        harness.steps(harness.small(algo, problem), 1)

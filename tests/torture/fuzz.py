@@ -11,7 +11,7 @@ from typing import Any
 import harness
 import yaml
 from forked import Command, Ended
-from torture import Failure
+from torture import LONGEST, Failure
 
 from fedopt.command import GROUPS
 from fedopt.config import flat
@@ -29,6 +29,7 @@ FLAGS += ["--config-dir /nowhere", "--config-dir /dev/null", "--config-name x", 
 WORDS = ["", "=", "a", "seed", "=1", "seed=", "seed=1 2", "+seed=1", "++seed=1", "~seed", "~seed=0", "~algo", "~budget.rounds", "+a=1", "+a.b=1", "a/b=c"]
 WORDS += ["algo@x=fedmsa", "algo/x=fedmsa", "@=", "hydra.mode=MULTIRUN", "hydra/launcher=basic", "hydra.job.chdir=true", "preset=", "experiment=fedmsa/fig1a"]
 WORDS += ["algo=[fedmsa,fednest]", "problem={}", "dataset=none", "partitioner=null", "logger=tensorboard", "hardware=cuda", "resume=true", "ünï=1", "\udcff"]
+TINY = ["problem.examples=40", "budget.rounds=3", "hardware.threads=1"]  # for FedMSA on mco
 BASE = ["budget.rounds=2", "hardware.threads=1", "partitioner.clients=4", "participation.cohort=null", "output_dir=out"]
 # What a YAML file may hold, and what its claims may measure
 PLAIN = [None, True, 0, -1, 2, 0.5, 1e300, float("nan"), float("inf"), "", "abc", "a b", [], [1], [None], ["x"], {}, {"a": 1}, {1: 2}, [[1]], "K = 1", "seed=abc"]
@@ -62,7 +63,6 @@ EXPERIMENT = {
         ],
     },
 }
-LONGEST = 1000  # characters of a line for people
 
 
 @cache
