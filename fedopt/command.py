@@ -17,6 +17,8 @@ from fedopt.errors import UserError, nearest, unknown
 
 GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "preset", "experiment")
 
+speaks = int(os.environ.get("RANK", "0")) == 0  # of several ranks the main one; `run.execute` chooses when one fails
+
 
 class Parser(argparse.ArgumentParser):
     """Raises UserError for a mistake."""
@@ -110,5 +112,5 @@ def _first_line(error: BaseException) -> str:
 
 def say(line: str) -> None:
     """To stderr, by one of several ranks."""
-    if int(os.environ.get("RANK", "0")) == 0:
+    if speaks:
         print(f"fedopt: {line}", file=sys.stderr)

@@ -18,6 +18,7 @@ import yaml
 from pydantic import NonNegativeFloat, NonNegativeInt, TypeAdapter
 from torch.utils._pytree import tree_leaves
 
+from fedopt import command
 from fedopt.errors import UserError
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation import ranks
@@ -88,7 +89,7 @@ class Run:
         self.overrides = overrides
         self.jobs = jobs
         self.main = ranks.rank() == 0  # only this rank writes and shows anything
-        self.began = False  # writing
+        self.writing = False
         self.at = Progress()
         self.next_checkpoint = -math.inf
         self.metrics: MetricsFile | None = None  # of the main rank
@@ -115,16 +116,17 @@ class Run:
         ranks.from_main(lambda: self._begin(e, resuming))
         title = f"{type(e.algorithm).__name__} on {type(e.original).__name__}"
         display = Display(title, [metric.name for metric in e.problem.metrics], quiet=not self.main)
-        try:
-            with interruptible() as interrupt:
+        with interruptible() as interrupt:
+            try:
                 status = self._loop(e, state, interrupt, display, resuming, logger)
-        finally:
-            display.close()
-            for writer in (self.metrics, self.tracker):
-                if writer is not None:
-                    writer.close()
-        if self.main:
-            figures.metrics(self.folder.path / "metrics.png", self.folder.metrics, e.problem.metrics)
+            finally:
+                display.close()
+                for writer in (self.metrics, self.tracker):
+                    if writer is not None:
+                        writer.close()
+            if self.main:
+                figures.metrics(self.folder.path / "metrics.png", self.folder.metrics, e.problem.metrics)
+        self.writing = False
         return status
 
     def _enter(self) -> str:
@@ -213,7 +215,7 @@ class Run:
             self.folder.open()
             if self.folder.used:  # since `_enter`
                 self._refuse_used()
-        self.began = True
+        self.writing = True
         self.folder.write_text("config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
         if not resuming:
             for stale in (self.folder.metrics, self.folder.checkpoint):
@@ -278,19 +280,31 @@ def execute(
 ) -> tuple[str, RunFolder]:
     """Run in the folder that `locate` gives; returns the status and the folder.
 
-    A failure leaves its traceback in the folder and is raised again.
+    A failure leaves its traceback in the folder and is raised again. Of several ranks, the first that fails is the one that speaks.
     """
-    ranks.start()
-    folder = RunFolder(ranks.from_main(locate))
-    run = Run(config, folder, overrides, jobs)
+    try:
+        ranks.start()
+        folder = RunFolder(ranks.from_main(locate))
+        return _run_in(folder, Run(config, folder, overrides, jobs)), folder
+    except BaseException:
+        command.speaks = ranks.first()  # where it is, the others fail because this one does
+        raise
+    finally:
+        ranks.stop()
+
+
+def _run_in(folder: RunFolder, run: Run) -> str:
+    """Run to the end, of all ranks; returns the status. A failure is recorded in the folder."""
     try:
         status = run()
         # One that leaves while another still writes may take the connections down with it
         ranks.agree(False, torch.device("cpu"))
-        return status, folder
+        return status
     except Exception as error:
-        if run.began:  # one refused at the door leaves no trace in another's folder
-            record_failure(folder, error, overrides)
+        if ranks.count() > 1:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, before all is written and said
+        if run.writing:  # one refused at the door leaves no trace in another's folder
+            record_failure(folder, error, run.overrides)
         if not isinstance(error, OSError):
             raise
         raise UserError(
@@ -298,7 +312,6 @@ def execute(
             "then resume=true"
         ) from error
     finally:
-        ranks.stop()
         folder.close()
 
 

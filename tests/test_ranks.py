@@ -1,0 +1,56 @@
+"""Ranks of which one is killed or fails."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from command import Result, fedopt, start_ranks
+
+from fedopt.results.folder import RunFolder
+
+LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=60", "eval.every=3", "hardware.threads=1"]
+HURT = Path(__file__).with_name("hurt_ranks.py")
+BUILDING, ROUND, EVALUATION = "fedopt.run.assemble", "fedopt.federation.ranks.total", "fedopt.run.Run._evaluate"
+DRAWING = "fedopt.results.figures.metrics"
+
+
+def rows(folder: Path) -> pd.DataFrame:
+    return pd.read_csv(folder / "metrics.csv", dtype=str).drop(columns="train_seconds")
+
+
+def hurt(how: str, rank: int, where: str, calls: int, cwd: Path) -> tuple[Result, list[str]]:
+    """What comes of it, and the lines that fedopt says."""
+    process = start_ranks(HURT, how, str(rank), where, str(calls), *LONG, "output_dir=run", cwd=cwd)
+    out, err = process.communicate(timeout=60)
+    assert "bug" not in err
+    assert "in execute" not in err  # a traceback
+    return Result(process.returncode, out, err), [line for line in err.splitlines() if line.startswith("fedopt: ")]
+
+
+@pytest.mark.parametrize(("rank", "where", "calls"), [(1, ROUND, 70), (0, EVALUATION, 9), (0, DRAWING, 1)])
+def test_killed_rank(monkeypatch, capsys, rank, where, calls, tmp_path):
+    """Another says so in one line, and the run goes on from its checkpoint."""
+    result, said = hurt("kill", rank, where, calls, tmp_path)
+    assert result.code == 1
+    assert len(said) == 1
+    assert "another process of the run ended" in said[0]
+    assert "resume=true" in said[0]
+    assert RunFolder(tmp_path / "run").status() == ("finished" if where == DRAWING else "failed" if rank else "running")
+    for name, more in (("run", ["resume=true"]), ("whole", [])):
+        assert fedopt(monkeypatch, capsys, *LONG, f"output_dir={tmp_path / name}", *more).code == 0
+    np.testing.assert_allclose(rows(tmp_path / "run").astype(float), rows(tmp_path / "whole").astype(float), rtol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_killed_while_it_builds(rank, tmp_path):
+    result, said = hurt("kill", rank, BUILDING, 1, tmp_path)
+    assert result.code == 1
+    assert len(said) <= 1  # torchrun may have ended the other before it noticed
+
+
+def test_rank_that_fails_alone_says_why(tmp_path):
+    result, said = hurt("fail", 1, ROUND, 70, tmp_path)
+    assert result.code == 1
+    assert said == ["fedopt: this rank cannot"]
+    assert RunFolder(tmp_path / "run").status() == "failed"
