@@ -1,15 +1,17 @@
 """Started by torchrun: fedopt, of which one rank is hurt at the n-th call of a function.
 
-python hurt_ranks.py kill|fail RANK FUNCTION N ARGUMENTS...
+python hurt_ranks.py kill|fail|wait|hang RANK FUNCTION N ARGUMENTS...
 """
 
 import os
 import pkgutil
 import signal
 import sys
+import time
 
 from fedopt import cli
 from fedopt.errors import UserError
+from fedopt.federation import ranks
 
 
 def hurt(how: str) -> None:
@@ -17,6 +19,10 @@ def hurt(how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "fail":
         raise UserError("this rank cannot")
+    if how == "hang":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("waits", flush=True)
+    time.sleep(60)
 
 
 def install(how: str, name: str, calls: int) -> None:
@@ -37,6 +43,7 @@ def install(how: str, name: str, calls: int) -> None:
 
 if __name__ == "__main__":
     how, rank, name, calls, *sys.argv[1:] = sys.argv[1:]
+    ranks.GRACE = 1
     if os.environ["RANK"] == rank:
         install(how, name, int(calls))
     cli.main()

@@ -1,11 +1,13 @@
-"""Ranks of which one is killed or fails."""
+"""Ranks of which one is killed or fails, and ranks whose torchrun is killed."""
 
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from command import Result, fedopt, start_ranks
+from command import Result, fedopt, start_ranks, torchrun
 
 from fedopt.results.folder import RunFolder
 
@@ -54,3 +56,31 @@ def test_rank_that_fails_alone_says_why(tmp_path):
     assert result.code == 1
     assert said == ["fedopt: this rank cannot"]
     assert RunFolder(tmp_path / "run").status() == "failed"
+
+
+def test_ranks_are_interrupted_when_torchrun_is_killed(tmp_path):
+    """And go on, exactly."""
+    process = start_ranks("-m", "fedopt", *LONG, "budget.rounds=100000", "output_dir=run", cwd=tmp_path)
+    while not (tmp_path / "run" / "metrics.csv").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    out, err = process.communicate(timeout=20)  # until no rank is left
+    assert "interrupted after" in out
+    assert "fedopt: " not in err
+    summary = RunFolder(tmp_path / "run").summary()
+    assert summary["status"] == "interrupted"
+    for name, more in (("run", ["resume=true"]), ("whole", [])):
+        rounds = f"budget.rounds={summary['round'] + 6}"
+        torchrun("-m", "fedopt", *LONG, rounds, f"output_dir={name}", *more, cwd=tmp_path)
+    pd.testing.assert_frame_equal(rows(tmp_path / "run"), rows(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(("how", "where"), [("wait", BUILDING), ("hang", ROUND)])
+def test_no_rank_outlives_torchrun(how, where, tmp_path):
+    """Not one that builds, nor one that does not come to the end of a round."""
+    process = start_ranks(HURT, how, "1", where, "1", *LONG, "output_dir=run", cwd=tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waits\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=10)  # until no rank is left

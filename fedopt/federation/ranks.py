@@ -1,9 +1,11 @@
 """torch.distributed, where there are several ranks; the same functions do nothing where there is one."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 import torch
@@ -14,23 +16,29 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor
 
+import fedopt
 from fedopt.errors import UserError
 
 T = TypeVar("T")
 
 PATIENCE = timedelta(hours=2)  # a rank may wait while another evaluates
+GRACE = 30  # seconds from SIGTERM to SIGKILL, as torchrun has it
 
 _store: dist.Store | None = None  # by which the ranks find each other
+_left = Event()
 
 
 def start() -> None:
     """Join the other ranks if torchrun (WORLD_SIZE) started several: gloo for tensors on the CPU, nccl for those on GPUs.
 
-    Raises UserError when the others cannot be reached.
+    Until `stop`, this process ends when torchrun does. Raises UserError when the others cannot be reached.
     """
     global _store
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         return
+    _left.clear()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        Thread(target=_end_with_torchrun, daemon=True).start()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     with _reaching_others():
         # Where torchrun was killed already there is nobody to reach
@@ -45,6 +53,17 @@ def stop() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     _store = None
+    _left.set()
+
+
+def _end_with_torchrun() -> None:
+    """Interrupt this process when torchrun, its parent, was killed; kill it, as torchrun does, where it does not end."""
+    while os.getppid() == fedopt.PARENT:
+        if _left.wait(0.5):
+            return
+    os.kill(os.getpid(), signal.SIGTERM)
+    if not _left.wait(GRACE):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager
