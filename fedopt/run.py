@@ -297,8 +297,7 @@ def _run_in(folder: RunFolder, run: Run) -> str:
     """Run to the end, of all ranks; returns the status. A failure is recorded in the folder."""
     try:
         status = run()
-        # One that leaves while another still writes may take the connections down with it
-        ranks.agree(False, torch.device("cpu"))
+        ranks.finish()
         return status
     except Exception as error:
         if ranks.count() > 1:

@@ -31,7 +31,7 @@ _left = Event()
 def start() -> None:
     """Join the other ranks if torchrun (WORLD_SIZE) started several: gloo for tensors on the CPU, nccl for those on GPUs.
 
-    Until `stop`, this process ends when torchrun does. Raises UserError when the others cannot be reached.
+    Until `finish` or `stop`, this process ends when torchrun does. Raises UserError when the others cannot be reached.
     """
     global _store
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
@@ -45,6 +45,12 @@ def start() -> None:
         _store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(minutes=5)))
         _store.set_timeout(PATIENCE)
         dist.init_process_group(backend, store=_store, rank=rank, world_size=size, timeout=PATIENCE)
+
+
+def finish() -> None:
+    """Wait for the others at the end: a rank that leaves while another still writes may take the connections down with it."""
+    _left.set()
+    agree(False, torch.device("cpu"))
 
 
 def stop() -> None:
