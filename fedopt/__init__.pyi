@@ -22,4 +22,5 @@ from fedopt.problems.classes import TwoLevel as TwoLevel
 from fedopt.schedules import LocalWork as LocalWork
 from fedopt.schedules import Schedule as Schedule
 
+PARENT: int
 __version__: str

@@ -17,6 +17,8 @@ from fedopt.errors import UserError, nearest, unknown
 
 GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "preset", "experiment")
 
+speaks = int(os.environ.get("RANK", "0")) == 0  # of several ranks the main one; `run.execute` chooses when one fails
+
 
 class Parser(argparse.ArgumentParser):
     """Raises UserError for a mistake."""
@@ -110,7 +112,7 @@ def _first_line(error: BaseException) -> str:
 
 def say(line: str) -> None:
     """To stderr, by one of several ranks, as one line whatever a value in it holds."""
-    if int(os.environ.get("RANK", "0")) == 0:
+    if speaks:
         print(f"fedopt: {_one_line(line)}", file=sys.stderr)
 
 

@@ -18,7 +18,7 @@ import yaml
 from pydantic import NonNegativeFloat, NonNegativeInt, TypeAdapter
 from torch.utils._pytree import tree_leaves
 
-from fedopt.command import say
+from fedopt import command
 from fedopt.errors import UserError
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation import ranks
@@ -89,7 +89,7 @@ class Run:
         self.overrides = overrides
         self.jobs = jobs
         self.main = ranks.rank() == 0  # only this rank writes and shows anything
-        self.began = False  # writing
+        self.writing = False
         self.at = Progress()
         self.next_checkpoint = -math.inf
         self.metrics: MetricsFile | None = None  # of the main rank
@@ -126,6 +126,7 @@ class Run:
                         writer.close()
             if self.main:
                 figures.metrics(self.folder.path / "metrics.png", self.folder.metrics, e.problem.metrics)
+        self.writing = False
         return status
 
     def _enter(self) -> str:
@@ -144,7 +145,7 @@ class Run:
         refuse_other(folder.path, numbers(before), numbers(self.config))
         if not os.path.lexists(folder.checkpoint):
             if folder.metrics.exists():
-                say(f"{folder.path}: the checkpoint is gone, so the run starts over")
+                command.say(f"{folder.path}: the checkpoint is gone, so the run starts over")
             return "anew"
         said = checkpoint.read(folder.checkpoint)[1]
         if said.get("run") != self.belongs:
@@ -214,12 +215,12 @@ class Run:
 
     def _begin(self, e: Experiment, resuming: bool) -> None:
         if self.config["resume"] and not self.folder.used:
-            say(f"resume=true: there is no run in {self.folder.path} yet, so one begins")
+            command.say(f"resume=true: there is no run in {self.folder.path} yet, so one begins")
         if not self.folder.held:
             self.folder.open()
             if self.folder.used:  # since `_enter`
                 self._refuse_used()
-        self.began = True
+        self.writing = True
         self.folder.write_text("config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
         if not resuming:
             for stale in (self.folder.metrics, self.folder.checkpoint):
@@ -284,19 +285,30 @@ def execute(
 ) -> tuple[str, RunFolder]:
     """Run in the folder that `locate` gives; returns the status and the folder.
 
-    A failure leaves its traceback in the folder and is raised again.
+    A failure leaves its traceback in the folder and is raised again. Of several ranks, the first that fails is the one that speaks.
     """
-    ranks.start()
-    folder = RunFolder(ranks.from_main(locate))
-    run = Run(config, folder, overrides, jobs)
+    try:
+        ranks.start()
+        folder = RunFolder(ranks.from_main(locate))
+        return _run_in(folder, Run(config, folder, overrides, jobs)), folder
+    except BaseException:
+        command.speaks = ranks.first()  # where it is, the others fail because this one does
+        raise
+    finally:
+        ranks.stop()
+
+
+def _run_in(folder: RunFolder, run: Run) -> str:
+    """Run to the end, of all ranks; returns the status. A failure is recorded in the folder."""
     try:
         status = run()
-        # One that leaves while another still writes may take the connections down with it
-        ranks.agree(False, torch.device("cpu"))
-        return status, folder
+        ranks.finish()
+        return status
     except Exception as error:
-        if run.began:  # one refused at the door leaves no trace in another's folder
-            record_failure(folder, error, overrides)
+        if ranks.count() > 1:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, before all is written and said
+        if run.writing:  # one refused at the door leaves no trace in another's folder
+            record_failure(folder, error, run.overrides)
         if not isinstance(error, OSError):
             raise
         raise UserError(
@@ -304,7 +316,6 @@ def execute(
             "then resume=true"
         ) from error
     finally:
-        ranks.stop()
         folder.close()
 
 

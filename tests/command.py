@@ -55,10 +55,17 @@ def run(*arguments: str, cwd: Path, **options) -> Result:
     return Result(process.returncode, out, err)
 
 
-def torchrun(*arguments, cwd):
-    """A script or module on two ranks."""
+def start_ranks(*arguments, cwd: Path) -> subprocess.Popen:
+    """A script or module on two ranks, which hold the pipes open until the last of them ends."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*launcher, *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done
+    return subprocess.Popen(
+        [*launcher, *arguments], cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def torchrun(*arguments, cwd: Path) -> Result:
+    process = start_ranks(*arguments, cwd=cwd)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return Result(0, out, err)

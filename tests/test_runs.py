@@ -240,7 +240,7 @@ def test_engines_and_two_ranks_agree(monkeypatch, capsys, problem, tmp_path):
         arguments = [*overrides, f"hardware.engine={engine}", f"output_dir={tmp_path / engine}"]
         assert fedopt(monkeypatch, capsys, *arguments).code == 0
     done = torchrun("-m", "fedopt", *overrides, "hardware.threads=1", "output_dir=ranks", cwd=tmp_path)
-    assert done.stdout.count("results:") == 1
+    assert done.out.count("results:") == 1
     one = pd.read_csv(tmp_path / "one_by_one" / "metrics.csv")
     ledger = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls"]
     metrics = one.columns[8:]

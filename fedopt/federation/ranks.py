@@ -1,8 +1,11 @@
 """torch.distributed, where there are several ranks; the same functions do nothing where there is one."""
 
 import os
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 import torch
@@ -13,20 +16,84 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor
 
+import fedopt
+from fedopt.errors import UserError
+
 T = TypeVar("T")
+
+PATIENCE = timedelta(hours=2)  # a rank may wait while another evaluates
+GRACE = 30  # seconds from SIGTERM to SIGKILL, as torchrun has it
+
+_store: dist.Store | None = None  # by which the ranks find each other
+_left = Event()
 
 
 def start() -> None:
-    """Join the other ranks if torchrun (WORLD_SIZE) started several: gloo for tensors on the CPU, nccl for those on GPUs."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(hours=2))  # a rank may wait while another evaluates
+    """Join the other ranks if torchrun (WORLD_SIZE) started several: gloo for tensors on the CPU, nccl for those on GPUs.
+
+    Until `finish` or `stop`, this process ends when torchrun does. Raises UserError when the others cannot be reached.
+    """
+    global _store
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+        return
+    _left.clear()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        Thread(target=_end_with_torchrun, daemon=True).start()
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    with _reaching_others():
+        # Where torchrun was killed already there is nobody to reach
+        _store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(minutes=5)))
+        _store.set_timeout(PATIENCE)
+        dist.init_process_group(backend, store=_store, rank=rank, world_size=size, timeout=PATIENCE)
+
+
+def finish() -> None:
+    """Wait for the others at the end: a rank that leaves while another still writes may take the connections down with it."""
+    _left.set()
+    agree(False, torch.device("cpu"))
 
 
 def stop() -> None:
     """Leave the group of ranks, if this process is in one."""
+    global _store
     if dist.is_initialized():
         dist.destroy_process_group()
+    _store = None
+    _left.set()
+
+
+def _end_with_torchrun() -> None:
+    """Interrupt this process when torchrun, its parent, was killed; kill it, as torchrun does, where it does not end."""
+    while os.getppid() == fedopt.PARENT:
+        if _left.wait(0.5):
+            return
+    os.kill(os.getpid(), signal.SIGTERM)
+    if not _left.wait(GRACE):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def _reaching_others() -> Iterator[None]:
+    """Raises UserError where a connection breaks."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
+            raise  # memory, or what a GPU reports late
+        raise UserError(
+            "another process of the run ended or cannot be reached; nothing that was recorded is lost: the same command with "
+            "resume=true goes on"
+        ) from error
+
+
+def first() -> bool:
+    """Whether no other rank has asked this before."""
+    if _store is None:
+        return rank() == 0
+    try:
+        return _store.add("fedopt/first", 1) == 1
+    except RuntimeError:  # it ended with the process that kept it: torchrun, or rank 0
+        return rank() == 1
 
 
 def count() -> int:
@@ -43,7 +110,8 @@ def total(tensors: Sequence[Tensor]) -> list[Tensor]:
     if count() == 1 or not tensors:
         return list(tensors)
     flat = torch.cat([t.reshape(-1) for t in tensors])
-    dist.all_reduce(flat)
+    with _reaching_others():
+        dist.all_reduce(flat)
     pieces = flat.split([t.numel() for t in tensors])
     return [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
 
@@ -53,7 +121,8 @@ def agree(flag: bool, device: torch.device) -> bool:
     if count() == 1:
         return flag
     vote = torch.tensor(int(flag), device=device)
-    dist.all_reduce(vote)
+    with _reaching_others():
+        dist.all_reduce(vote)
     return bool(vote)
 
 
@@ -66,7 +135,8 @@ def from_main(decide: Callable[[], T]) -> T:
         except Exception as error:
             outcome[1] = error
     if count() > 1:
-        dist.broadcast_object_list(outcome, device=torch.device("cpu"))
+        with _reaching_others():
+            dist.broadcast_object_list(outcome, device=torch.device("cpu"))
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
