@@ -12,7 +12,7 @@ if "OMP_WAIT_POLICY" not in os.environ:  # read when torch is loaded
     # Waiting threads spin: two runs at once slow each other threefold, with fewer turns 1.6-fold (scripts/bench contention)
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-PARENT = os.getppid()  # asked before anything that takes time: it is another one when torchrun was killed
+PARENT = os.getppid()  # asked before anything that takes time: it is another one when that process was killed
 __version__ = "0.2.0.dev0"
 
 _NAMES = {

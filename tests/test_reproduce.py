@@ -142,8 +142,10 @@ def test_quick_run_of_a_published_experiment(tmp_path, command):
     assert (results / "figure.png").stat().st_size > 0
 
 
-def test_an_interrupted_run_goes_on(tmp_path, experiment, command):
-    experiment("one", common={"budget": {"rounds": 1500}, "eval": {"every": 10}}, seeds=1)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_goes_on(how, tmp_path, experiment, command):
+    """Its process ends with the command, also when that is killed."""
+    experiment("one", common={"budget": {"rounds": 700}, "eval": {"every": 10}}, seeds=1)
     arguments = ["-m", "fedopt.reproduce.reproduce", "--config-dir", "conf", "test/one"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "FEDOPT_CHECKPOINT_SECONDS": "0"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -151,9 +153,10 @@ def test_an_interrupted_run_goes_on(tmp_path, experiment, command):
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("outputs/reproduce/runs/*/checkpoint.safetensors")) and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "fedopt: stopped; the same command goes on from here\n")
+    process.send_signal(how)
+    _, err = process.communicate(timeout=60)  # until no process of it is left
+    said = "fedopt: stopped; the same command goes on from here\n"
+    assert (process.returncode, err) == ((130, said) if how == signal.SIGINT else (-signal.SIGKILL, ""))
     (run,) = (tmp_path / "outputs/reproduce/runs").iterdir()
     assert RunFolder(run).status() == "interrupted"
     result = command("test/one")

@@ -36,9 +36,8 @@ def start() -> None:
     global _store
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         return
-    _left.clear()
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        Thread(target=_end_with_torchrun, daemon=True).start()
+        end_when(lambda: os.getppid() != fedopt.PARENT)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     with _reaching_others():
         # Where torchrun was killed already there is nobody to reach
@@ -62,14 +61,20 @@ def stop() -> None:
     _left.set()
 
 
-def _end_with_torchrun() -> None:
-    """Interrupt this process when torchrun, its parent, was killed; kill it, as torchrun does, where it does not end."""
-    while os.getppid() == fedopt.PARENT:
-        if _left.wait(0.5):
-            return
-    os.kill(os.getpid(), signal.SIGTERM)
-    if not _left.wait(GRACE):
-        os.kill(os.getpid(), signal.SIGKILL)
+def end_when(orphaned: Callable[[], bool]) -> None:
+    """From now on to `finish` or `stop`, interrupt this process when the one that started it was killed, and kill it, as torchrun
+    does, where it does not end."""
+
+    def watch() -> None:
+        while not orphaned():
+            if _left.wait(0.5):
+                return
+        os.kill(os.getpid(), signal.SIGTERM)
+        if not _left.wait(GRACE):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _left.clear()
+    Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

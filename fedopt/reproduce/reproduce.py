@@ -164,7 +164,11 @@ def run_all(needed: Sequence[Task], runs: Path, jobs: int) -> dict[str, str]:
 
 
 def _work(task: Task, folder: Path, jobs: int) -> None:
+    from fedopt.federation import ranks
+
     os.setpgrp()  # Ctrl-C goes to the command alone, which stops the runs
+    command = multiprocessing.parent_process()
+    ranks.end_when(lambda: command is not None and not command.is_alive())
     # The progress of several runs at once helps nobody
     with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
         job_of_many(lambda: task.config, RunFolder(folder), task.overrides, jobs)

@@ -3,18 +3,18 @@
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 from forked import Command, Ended
-from torture import Failure, finished, often, one_line, rows, setting, unreadable
+from torture import ODD, Failure, finished, often, one_line, rows, setting, unreadable
 
 from fedopt.results.folder import FILES
 
 SHORT, LONG = 4, 8  # rounds
-TEXTS = [b"", b"\x00" * 100, b"\xff\xfe\x00", b"null", b"[]", b"{}", b"1e999", b"[" * 5000, b'{"status": []}', b'{"status": "finished"}']
-TEXTS += [b'{"status": "running"}', b"a: [", b"!!python/object/apply:os.system [ls]", b"round\n0\n", b"seed: 1\n", b"x: &x [*x]\n", b"9" * 5000]
+RUNS = 8  # that are damaged in turn
+TEXTS = [text.encode("latin-1") for text in [*ODD["contents"], "[" * 5000, "9" * 5000]]
 
 
 def flipped(rng: random.Random, content: bytes, other: bytes) -> bytes:
@@ -37,7 +37,11 @@ def line_changed(rng: random.Random, content: bytes, other: bytes) -> bytes:
     """A line is gone, doubled or elsewhere."""
     lines = content.split(b"\n")
     at = rng.randrange(len(lines))
-    return b"\n".join(rng.choice([lines[:at] + lines[at + 1 :], lines[:at] + lines[at:][:1] + lines[at:], rng.sample(lines, len(lines))]))
+    return b"\n".join(
+        rng.choice(
+            [lines[:at] + lines[at + 1 :], lines[:at] + lines[at:][:1] + lines[at:], rng.sample(lines, len(lines))]
+        )
+    )
 
 
 def number_changed(rng: random.Random, content: bytes, other: bytes) -> bytes:
@@ -52,7 +56,14 @@ def replaced(rng: random.Random, content: bytes, other: bytes) -> bytes:
     return rng.choice([*TEXTS, other, other])
 
 
-DAMAGES: list[Callable[[random.Random, bytes, bytes], bytes]] = [flipped, cut, extended, line_changed, number_changed, replaced]
+DAMAGES: list[Callable[[random.Random, bytes, bytes], bytes]] = [
+    flipped,
+    cut,
+    extended,
+    line_changed,
+    number_changed,
+    replaced,
+]
 
 
 @cache
@@ -69,15 +80,12 @@ def runs(key: int) -> tuple[Path, list[str]]:
     return folder, words
 
 
-def trials(rng: random.Random) -> Iterator[Failure | None]:
-    """Without end: one or two files of a run are damaged, then the run is gone on with, looked at, or asked for again."""
-    first = rng.randrange(10**6)
-    while True:
-        yield trial(rng, *runs(first + rng.randrange(6)))
-
-
 def contents(folder: Path) -> dict[str, bytes | None]:
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*") if path.name != ".lock"}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+        if path.name != ".lock"
+    }
 
 
 def damage(rng: random.Random, folder: Path, others: Path) -> str:
@@ -97,7 +105,9 @@ def damage(rng: random.Random, folder: Path, others: Path) -> str:
     return f"{name} is {change.__name__}"
 
 
-def trial(rng: random.Random, folder: Path, words: list[str]) -> Failure | None:
+def trial(rng: random.Random, number: int) -> Failure | None:
+    """One or two files of a run are damaged, then it is gone on with, looked at, or asked for again."""
+    folder, words = runs(number % RUNS)
     with tempfile.TemporaryDirectory() as scratch:
         cwd = Path(scratch)
         out = cwd / "out"
@@ -106,12 +116,23 @@ def trial(rng: random.Random, folder: Path, words: list[str]) -> Failure | None:
         before = contents(cwd)
         program, more, rounds = rng.choice(
             [("fedopt", [*words, f"budget.rounds={LONG}", "output_dir=out", "resume=true"], LONG)] * 4
-            + [("fedopt", [*words, "output_dir=out", "resume=true"], SHORT), ("fedopt", [*words, "output_dir=out"], SHORT)]
+            + [
+                ("fedopt", [*words, "output_dir=out", "resume=true"], SHORT),
+                ("fedopt", [*words, "output_dir=out"], SHORT),
+            ]
             + [("fedopt-compare", ["out", str(folder / "long"), "--out", "compared"], 0)]
         )
         ended = Command(more, cwd, program, often).wait(60)
-        wrong = unreadable(ended) or _wrong(ended, program, out, [folder / name for name in (("long", "anew") if rounds == LONG else ("short",))], before)
-        return wrong and Failure(wrong, [program, *more], f"{said}\nexit {ended.code}\n{ended.out[-500:]}{ended.err[-1500:]}")
+        wrong = unreadable(ended) or _wrong(
+            ended,
+            program,
+            out,
+            [folder / name for name in (("long", "anew") if rounds == LONG else ("short",))],
+            before,
+        )
+        return wrong and Failure(
+            wrong, [program, *more], f"{said}\nexit {ended.code}\n{ended.out[-500:]}{ended.err[-1500:]}"
+        )
 
 
 def _wrong(ended: Ended, program: str, out: Path, wholes: list[Path], before: dict[str, bytes | None]) -> str | None:

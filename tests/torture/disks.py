@@ -1,12 +1,14 @@
 """Disks that are full at every write of a run in turn: one line, nothing by half, and the run goes on when there is room."""
 
+import atexit
 import errno
 import io
-import itertools
 import os
 import random
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from forked import Command
 from torture import Failure, finished, often, one_line, rows, setting, unreadable
 
 ROUNDS = 5
+WRITES = 60  # of such a run, or less
 
 
 class Disk:
@@ -91,34 +94,31 @@ class Guarded:
         return self._file.write(content)
 
 
-def trials(rng: random.Random) -> Iterator[Failure | None]:
-    """Every write of a run in turn, then of another run, without end."""
-    while True:
-        with tempfile.TemporaryDirectory() as whole:
-            words = setting(rng, rng.choice(["fedmsa", "fedavg", "scaffold", "fednest"]), ROUNDS)
-            finished([*words, "output_dir=out"], Path(whole))
-            for first in itertools.count():
-                found, wrong = trial(words, first, rng.choice([None, 1]), Path(whole) / "out" / "metrics.csv")
-                yield wrong
-                if not found:
-                    break
+@cache
+def undisturbed(key: int) -> tuple[list[str], Path]:
+    """The words of a run, and its rows where there is room."""
+    rng, folder = random.Random(key), Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    words = setting(rng, rng.choice(["fedmsa", "fedavg", "scaffold", "fednest"]), ROUNDS)
+    finished([*words, "output_dir=out"], folder)
+    return words, folder / "out" / "metrics.csv"
 
 
-def trial(words: list[str], first: int, times: int | None, undisturbed: Path) -> tuple[bool, Failure | None]:
-    """Whether the run came to its `first`-th write, and what was wrong. undisturbed: the rows that it should have."""
-    arguments = [*words, "output_dir=out"]
+def trial(rng: random.Random, number: int) -> Failure | None:
+    """The writes of some runs in turn."""
+    words, csv = undisturbed(number // WRITES)
+    arguments, times = [*words, "output_dir=out"], rng.choice([None, 1])
     with tempfile.TemporaryDirectory() as folder:
-        full = Path(folder)
-        disk = Disk(full, first, times)
-        ended = Command(arguments, full, before=disk.install).wait(60)
-        said = f"write {first}, {times or 'all'} full: exit {ended.code}\n{ended.out[-500:]}{ended.err[-1500:]}"
-        last = Command([*arguments, "resume=true"], full, before=often).wait(60)
+        disk = Disk(Path(folder), number % WRITES, times)
+        ended = Command(arguments, Path(folder), before=disk.install).wait(60)
+        last = Command([*arguments, "resume=true"], Path(folder), before=often).wait(60)
+        said = f"write {number % WRITES} and {times or 'all'} from it on: exit {ended.code}\n{ended.out[-500:]}{ended.err[-1500:]}"
         said += f"\nthen {last.code}: {last.out[-500:]}{last.err[-500:]}"
         wrong = unreadable(ended) or unreadable(last)
         if not wrong and ended.code not in (0, 2):
             wrong = "other exit code"
         if not wrong and ended.code == 2 and not one_line(ended):
             wrong = "not one line"
-        if not wrong and (last.code or rows(undisturbed) != rows(full / "out" / "metrics.csv")):
+        if not wrong and (last.code or rows(csv) != rows(Path(folder) / "out" / "metrics.csv")):
             wrong = "other metrics.csv"
-        return ended.code == 2, wrong and Failure(wrong, arguments, said)
+        return wrong and Failure(wrong, ["fedopt", *arguments], said)

@@ -1,5 +1,6 @@
 """fedopt's commands in forks of one warm process: no second import of torch, and no harm to the caller when they are killed."""
 
+import io
 import os
 import resource
 import signal
@@ -16,7 +17,11 @@ import harness
 import torch
 
 MEMORY = 12 << 30  # bytes of address space of a command, so that a number that is too large does no harm
-MODULES = {"fedopt": "fedopt.cli", "fedopt-compare": "fedopt.reproduce.compare", "fedopt-reproduce": "fedopt.reproduce.reproduce"}
+MODULES = {
+    "fedopt": "fedopt.cli",
+    "fedopt-compare": "fedopt.reproduce.compare",
+    "fedopt-reproduce": "fedopt.reproduce.reproduce",
+}
 
 
 class Ended(NamedTuple):
@@ -32,10 +37,12 @@ class Ended(NamedTuple):
 class Command:
     """A command that runs in a fork, in the folder `cwd`, with the leader's part in a new session."""
 
-    def __init__(self, arguments: list[str], cwd: Path, program: str = "fedopt", before: Callable[[], object] | None = None):
+    def __init__(
+        self, arguments: list[str], cwd: Path, program: str = "fedopt", before: Callable[[], object] | None = None
+    ):
         """before: called in the fork, to set up its faults."""
         self.cwd, self.started = cwd, time.monotonic()
-        self._files = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(2)]
+        self._files = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(2)]  # noqa: SIM115
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
@@ -51,8 +58,8 @@ class Command:
             null = os.open(os.devnull, os.O_RDONLY)
             for descriptor, file in ((0, null), (1, self._files[0].fileno()), (2, self._files[1].fileno())):
                 os.dup2(file, descriptor)
-            sys.stdout = sys.__stdout__ = open(1, "w", errors="surrogateescape", closefd=False)
-            sys.stderr = sys.__stderr__ = open(2, "w", errors="backslashreplace", closefd=False)
+            sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), errors="surrogateescape")
+            sys.stderr = sys.__stderr__ = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), errors="backslashreplace")
             os.chdir(cwd)
             sys.argv = [program, *arguments]
             os.environ.pop("HYDRA_FULL_ERROR", None)
@@ -94,7 +101,13 @@ class Command:
 def warm() -> None:
     """Import all that commands need, before the first fork: torch and sklearn import much when they are first used."""
     torch.set_num_threads(1)  # threads do not outlive a fork
-    for name in (*MODULES.values(), "fedopt.run", "fedopt.results.figures", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+    for name in (
+        *MODULES.values(),
+        "fedopt.run",
+        "fedopt.results.figures",
+        "matplotlib.figure",
+        "matplotlib.backends.backend_agg",
+    ):
         import_module(name)
     for algo, problem in (("fednest", "hyper_representation"), ("zo_hfl", "hierarchical")):
         harness.steps(harness.small(algo, problem), 1)

@@ -11,31 +11,16 @@ from typing import Any
 import harness
 import yaml
 from forked import Command, Ended
-from torture import LONGEST, Failure
+from torture import LONGEST, ODD, Failure
 
 from fedopt.command import GROUPS
 from fedopt.config import flat
 
-NUMBERS = "0 -1 1 2 3 0.5 -0.5 1.0 1e-300 1e-9 1e9 1e300 nan inf -inf 2147483648 4294967296 -9223372036854775809 18446744073709551616".split()
-TEXTS = ["abc", "none", "''", '""', "a b", "'a,b'", "ünï", "\x1b[31m", "a\nb", "\udcff", "%s", "a=b", "\\", "../x", "x" * 300, "1_000"]
-TEXTS += ["5epochs", "0epochs", "-1epochs", "epochs", "2.5epochs", "cpu", "cuda", "cuda:7", "float16", "mlp", "cnn", "samples", "/dev/null"]
-NODES = ["[]", "[1]", "[0]", "[-1]", "[nan]", "[null]", "[[1]]", "[a,b]", "{}", "{a: 1}", "{1: 2}", "{kind: growing}", "{kind: growing, tau: 3}"]
-NODES += ["{kind: inverse_power, initial: 0.1, power: 0.5}", "{kind: piecewise, values: [1], boundaries: [2, 1]}", "{kind: exponential}"]
-SPECIAL = ["null", "true", "False", "???", "${seed}", "${nope}", "${oc.env:HOME}", "${oc.env:NOPE}", "${now:%Y}", "${hydra:job.name}", "${", "}"]
-SPECIAL += ["1,2", "range(3)", "choice(1,2)", "interval(0,1)", "glob(*)", "sort(3,1)", "shuffle(1,2)", "int(x)", "str(1)", "9" * 5000, "[" * 300]
-VALUES = [*NUMBERS, *TEXTS, *NODES, *SPECIAL]
-FLAGS = ["-m", "--multirun", "--cfg", "--cfg job", "--cfg all", "--resolve", "--help", "-h", "--version", "--info", "--config-dir", "-cd"]
-FLAGS += ["--config-dir /nowhere", "--config-dir /dev/null", "--config-name x", "--hydra-help", "--package x", "--run", "-x", "--", "-", "-sc", "--shell-completion"]
-WORDS = ["", "=", "a", "seed", "=1", "seed=", "seed=1 2", "+seed=1", "++seed=1", "~seed", "~seed=0", "~algo", "~budget.rounds", "+a=1", "+a.b=1", "a/b=c"]
-WORDS += ["algo@x=fedmsa", "algo/x=fedmsa", "@=", "hydra.mode=MULTIRUN", "hydra/launcher=basic", "hydra.job.chdir=true", "preset=", "experiment=fedmsa/fig1a"]
-WORDS += ["algo=[fedmsa,fednest]", "problem={}", "dataset=none", "partitioner=null", "logger=tensorboard", "hardware=cuda", "resume=true", "ünï=1", "\udcff"]
+VALUES = ODD["numbers"] + ODD["texts"] + ODD["nodes"] + ODD["special"] + ["\udcff", "x" * 300, "9" * 5000, "[" * 300]
+WORDS = [*ODD["words"], "\udcff"]
+PLAIN = [*ODD["plain"], "x" * 300, *ODD["expressions"], "+".join(["1"] * 3000)]
 TINY = ["problem.examples=40", "budget.rounds=3", "hardware.threads=1"]  # for FedMSA on mco
 BASE = ["budget.rounds=2", "hardware.threads=1", "partitioner.clients=4", "participation.cohort=null", "output_dir=out"]
-# What a YAML file may hold, and what its claims may measure
-PLAIN = [None, True, 0, -1, 2, 0.5, 1e300, float("nan"), float("inf"), "", "abc", "a b", [], [1], [None], ["x"], {}, {"a": 1}, {1: 2}, [[1]], "K = 1", "seed=abc"]
-PLAIN += ["linear", "log", "algo.K=${nope}", "algo=fedmas", "-m", "output_dir=x", "hydra.mode=MULTIRUN", "{x}", "{", "x" * 300, 10**30, "2026-01-01"]
-EXPRESSIONS = ["1/0", "'abc'[10]", "final('K = 3')", "final(1)", "final()", "final('K = 1', 'nope')", "first('K = 1')", "line", "x", "().__class__"]
-EXPRESSIONS += ["+".join(["1"] * 3000), "10**10**10", "final('K = 1', *[1])", "[].append", "open('x')", "lambda: 0", "(", "a=1", "'a'*10**9", "max()", "-'a'", "1 < 2"]
 EXPERIMENT = {
     "defaults": [{"override /algo": "fedmsa"}, {"override /problem": "mco"}],
     "problem": {"examples": 40},
@@ -92,7 +77,7 @@ def command(rng: random.Random) -> list[str]:
         sign = rng.choice(["+", "++", "~"])
         return [*words, sign + (odd() if sign != "~" else odd().partition("=")[0])]
     if kind < 0.96:
-        flags = rng.choice(FLAGS).split(" ")
+        flags = rng.choice(ODD["flags"]).split(" ")
         at = rng.randrange(len(words) + 1)
         return [*words[:at], *flags, *words[at:]]
     return ["-m", *words, odd(), f"seed={rng.choice(['0,1', '0,x', 'range(2)', 'null,0'])}"]
@@ -104,8 +89,19 @@ def prepared() -> Path:
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     write(folder / "conf", EXPERIMENT)
-    sweep = ["-m", "problem.examples=40", "budget.rounds=3", "hardware.threads=1", "seed=0,1", "algo.K=1,2", "output_dir=runs"]
-    for program, words in (("fedopt", sweep), ("fedopt-reproduce", ["own/tiny", "--config-dir", "conf", "--output", "done", "--jobs", "1"])):
+    sweep = [
+        "-m",
+        "problem.examples=40",
+        "budget.rounds=3",
+        "hardware.threads=1",
+        "seed=0,1",
+        "algo.K=1,2",
+        "output_dir=runs",
+    ]
+    for program, words in (
+        ("fedopt", sweep),
+        ("fedopt-reproduce", ["own/tiny", "--config-dir", "conf", "--output", "done", "--jobs", "1"]),
+    ):
         ended = Command(words, folder, program).wait(120)
         assert ended.code == 0, ended
     return folder
@@ -125,7 +121,12 @@ def compare(rng: random.Random) -> list[str]:
     words = [str(prepared() / "runs")] if words == ["runs"] else words
     for _ in range(rng.choice([1, 1, 2, 3])):
         flag = rng.choice(["--metric", "--x", "--target", "--group-by", "--out", "--nope", "--metric", "--group-by"])
-        words += [flag, rng.choice([*VALUES, "distance", "objective", "algo.K", "seed", "algo,algo.K", "bytes", "train_seconds", "round"])]
+        words += [
+            flag,
+            rng.choice(
+                [*VALUES, "distance", "objective", "algo.K", "seed", "algo,algo.K", "bytes", "train_seconds", "round"]
+            ),
+        ]
     return words
 
 
@@ -147,8 +148,8 @@ def mutated(rng: random.Random, node: Any, values: list[Any]) -> Any:
 
 def experiment(rng: random.Random, cwd: Path) -> list[str]:
     """An odd experiment file, and a command that reads it, checks it, or judges the runs that are done by it."""
-    node = mutated(rng, EXPERIMENT, [*PLAIN, *EXPRESSIONS])
-    path = write(cwd / "conf", mutated(rng, node, [*PLAIN, *EXPRESSIONS]) if rng.random() < 0.3 else node)
+    node = mutated(rng, EXPERIMENT, PLAIN)
+    path = write(cwd / "conf", mutated(rng, node, PLAIN) if rng.random() < 0.3 else node)
     if rng.random() < 0.2:
         text = bytearray(path.read_bytes())
         for _ in range(rng.choice([1, 3])):
@@ -156,10 +157,19 @@ def experiment(rng: random.Random, cwd: Path) -> list[str]:
         path.write_bytes(text)
     if rng.random() < 0.2:
         return ["--config-dir", "conf", "experiment=own/tiny", "output_dir=out"]
-    return ["own/tiny", "--config-dir", "conf", "--output", "done", "--jobs", "1", *rng.choice([[], [], [], ["--claims"], ["--list"], ["--seeds", "0"]])]
+    return [
+        "own/tiny",
+        "--config-dir",
+        "conf",
+        "--output",
+        "done",
+        "--jobs",
+        "1",
+        *rng.choice([[], [], [], ["--claims"], ["--list"], ["--seeds", "0"]]),
+    ]
 
 
-def trial(rng: random.Random, seconds: float = 12) -> Failure | None:
+def trial(rng: random.Random, number: int, seconds: float = 12) -> Failure | None:
     """Run a command in a folder of its own and say what is wrong with how it ends."""
     with tempfile.TemporaryDirectory() as folder:
         cwd = Path(folder) / "a" / "b"
@@ -194,7 +204,9 @@ def _wrong(program: str, arguments: list[str], ended: Ended, cwd: Path, before: 
         return "'this is a bug'"
     if "Warning" in said:
         return "warning"
-    may_fail = {0, 1, 2, 130} if program == "fedopt-reproduce" or {"-m", "--multirun"} & {*arguments} else {0, 2, 3, 130}
+    may_fail = (
+        {0, 1, 2, 130} if program == "fedopt-reproduce" or {"-m", "--multirun"} & {*arguments} else {0, 2, 3, 130}
+    )
     if ended.code not in may_fail:
         return "other exit code"
     written = {path.relative_to(cwd) for path in cwd.rglob("*")} - before

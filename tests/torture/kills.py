@@ -1,15 +1,17 @@
 """Processes killed at random moments, then gone on with: metrics.csv is that of an undisturbed run."""
 
-import itertools
+import os
 import random
 import signal
+import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import fuzz
 import harness
+from command import start_ranks, torchrun
 from forked import Command
 from torture import Failure, finished, often, rows, setting, unreadable
 
@@ -23,21 +25,29 @@ def single(rng: random.Random, algo: str) -> tuple[str, list[str], str]:
 
 def sweep(rng: random.Random, algo: str) -> tuple[str, list[str], str]:
     words = [word for word in setting(rng, algo, ROUNDS) if not word.startswith("seed=")]
-    return "fedopt", ["-m", *words, f"seed={rng.randrange(9)},{rng.randrange(10, 19)}", "output_dir=out"], "out/*/metrics.csv"
+    return (
+        "fedopt",
+        ["-m", *words, f"seed={rng.randrange(9)},{rng.randrange(10, 19)}", "output_dir=out"],
+        "out/*/metrics.csv",
+    )
 
 
 def reproduce(rng: random.Random, algo: str) -> tuple[str, list[str], str]:
-    return "fedopt-reproduce", ["own/tiny", "--config-dir", "conf", "--output", "out", "--jobs", "2"], "out/runs/*/metrics.csv"
+    return (
+        "fedopt-reproduce",
+        ["own/tiny", "--config-dir", "conf", "--output", "out", "--jobs", "2"],
+        "out/runs/*/metrics.csv",
+    )
 
 
-def trials(rng: random.Random) -> Iterator[Failure | None]:
-    """Without end: every algorithm in turn, now and then in a sweep or in fedopt-reproduce."""
-    for number, algo in enumerate(itertools.cycle(harness.names("algo"))):
-        kind = reproduce if number % 10 == 9 else sweep if number % 10 == 4 else single
-        yield trial(rng, *kind(rng, algo))
-
-
-def trial(rng: random.Random, program: str, arguments: list[str], where: str) -> Failure | None:
+def trial(rng: random.Random, number: int) -> Failure | None:
+    """Every algorithm in turn; now and then in a sweep, in fedopt-reproduce, or on two ranks."""
+    algos = harness.names("algo")
+    algo = algos[number % len(algos)]
+    if number % 20 == 7:
+        return ranks(rng, algo)
+    kind = reproduce if number % 10 == 9 else sweep if number % 10 == 4 else single
+    program, arguments, where = kind(rng, algo)
     with tempfile.TemporaryDirectory() as folder:
         whole, broken = Path(folder) / "whole", Path(folder) / "broken"
         for path in (whole, broken):
@@ -53,11 +63,44 @@ def trial(rng: random.Random, program: str, arguments: list[str], where: str) ->
             said += f"{how.name} after {ended.seconds:.2f} of {seconds:.2f} s: {ended.code}\n{ended.err[-500:]}\n"
             if wrong := unreadable(ended):
                 return Failure(wrong, [program, *arguments], said)
+        if program == "fedopt-reproduce":
+            time.sleep(1)  # its runs notice within half a second that it was killed
         last = Command(arguments, broken, program, often).wait(300)
         said += f"then {last.code}\n{last.out[-500:]}{last.err[-1000:]}"
-        if wrong := unreadable(last):
-            return Failure(wrong, [program, *arguments], said)
-        found = {path.relative_to(whole): rows(path) for path in whole.glob(where)}
-        if last.code or found != {path.relative_to(broken): rows(path) for path in broken.glob(where)}:
-            return Failure("other metrics.csv", [program, *arguments], said)
-    return None
+        wrong = unreadable(last) or _other(last.code, whole, broken, where)
+        return wrong and Failure(wrong, [program, *arguments], said)
+
+
+def _other(code: int, whole: Path, broken: Path, where: str) -> str | None:
+    of_whole, of_broken = ({path.relative_to(at): rows(path) for path in at.glob(where)} for at in (whole, broken))
+    return "other metrics.csv" if code or of_whole != of_broken else None
+
+
+def ranks(rng: random.Random, algo: str) -> Failure | None:
+    """A run on two ranks: torchrun, or one rank of it, is killed."""
+    arguments = ["-m", "fedopt", *setting(rng, algo, ROUNDS), "output_dir=out", "resume=true"]
+    with tempfile.TemporaryDirectory() as folder:
+        whole, broken = Path(folder) / "whole", Path(folder) / "broken"
+        for path in (whole, broken):
+            path.mkdir()
+        began = time.monotonic()
+        torchrun(*arguments, cwd=whole)
+        seconds = time.monotonic() - began
+        process = start_ranks(*arguments, cwd=broken)
+        time.sleep(rng.uniform(0, seconds))
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        with suppress(ProcessLookupError):
+            os.kill(int(rng.choice([str(process.pid), *children])), signal.SIGKILL)
+        try:
+            _, err = process.communicate(timeout=30)  # until no rank is left
+        except subprocess.TimeoutExpired:
+            return Failure("hangs", arguments, "a rank is left behind")
+        said = [line for line in err.splitlines() if line.startswith("fedopt: ") and "one begins" not in line]
+        if "in execute" in err or "is a bug" in err or len(said) > 1:
+            return Failure("not one line", arguments, err[-3000:])
+        try:
+            torchrun(*arguments, cwd=broken)
+        except AssertionError as error:
+            return Failure("other exit code", arguments, str(error)[-3000:])
+        wrong = _other(0, whole, broken, "out/metrics.csv")
+        return wrong and Failure(wrong, arguments, err[-3000:])

@@ -1,10 +1,9 @@
-"""Ten processes at once for one folder, some of them killed: one writes at a time, and metrics.csv is that of an undisturbed run."""
+"""Ten processes at once for one folder, some killed: one writes at a time, and metrics.csv is that of an undisturbed run."""
 
 import random
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from forked import Command
@@ -13,13 +12,7 @@ from torture import Failure, finished, often, one_line, rows, setting, unreadabl
 ROUNDS, PROCESSES = 30, 10
 
 
-def trials(rng: random.Random) -> Iterator[Failure | None]:
-    """Without end."""
-    while True:
-        yield trial(rng)
-
-
-def trial(rng: random.Random, processes: int = PROCESSES) -> Failure | None:
+def trial(rng: random.Random, number: int) -> Failure | None:
     """Commands that begin within a second, with resume=true or as the same sweep, while some are killed."""
     words = setting(rng, rng.choice(["fedmsa", "fedavg", "scaffold", "fed_norm_sgda"]), ROUNDS)
     swept = rng.random() < 0.3
@@ -30,10 +23,10 @@ def trial(rng: random.Random, processes: int = PROCESSES) -> Failure | None:
             path.mkdir()
         finished(arguments, whole)
         commands = []
-        for _ in range(processes):
+        for _ in range(PROCESSES):
             commands.append(Command(arguments, raced, before=often))
             time.sleep(rng.choice([0, 0, rng.uniform(0, 0.3)]))
-        for command in rng.sample(commands, processes // 3):
+        for command in rng.sample(commands, PROCESSES // 3):
             time.sleep(rng.uniform(0, 0.5))
             command.kill(rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
         said = ""

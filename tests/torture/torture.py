@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import harness
+import yaml
 from forked import Command, Ended
 
+ODD = yaml.safe_load(Path(__file__).with_name("odd.yaml").read_text())
 LONGEST = 1000  # characters of a line for people
 
 
