@@ -64,7 +64,7 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
         raise UserError(f"participation.stragglers={who.stragglers}: is no client of {clients}, to the nearest number")
     if who.work is not None and len(who.work) != clients:
         raise UserError(f"participation.work={who.work}: must have an entry for each of the {clients} clients")
-    if (who.least, who.work, who.stragglers) != (None, None, 0) and key is None:
+    if who.uneven and key is None:
         kinds = "participation.least, participation.work, participation.stragglers"
         raise UserError(f"{kinds}: {type(algorithm).__name__} has no uneven local work")
     if who.least is not None and key is not None:

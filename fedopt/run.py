@@ -214,12 +214,12 @@ class Run:
         return e.budget.spent(self.at.round, ledger.comm_rounds, ledger.total_bytes, self.at.seconds)
 
     def _begin(self, e: Experiment, resuming: bool) -> None:
-        if self.config["resume"] and not self.folder.used:
-            command.say(f"resume=true: there is no run in {self.folder.path} yet, so one begins")
         if not self.folder.held:
             self.folder.open()
             if self.folder.used:  # since `_enter`
                 self._refuse_used()
+            if self.config["resume"]:
+                command.say(f"resume=true: there is no run in {self.folder.path} yet, so one begins")
         self.writing = True
         self.folder.write_text("config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
         if not resuming:

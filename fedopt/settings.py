@@ -93,6 +93,11 @@ class Participation:
             raise ValueError("give least or work, and set the other to null")
         return self
 
+    @property
+    def uneven(self) -> bool:
+        """Whether local work is not the algorithm's number for everyone."""
+        return (self.least, self.work, self.stragglers) != (None, None, 0)
+
 
 @dataclass(frozen=True, config=_config)
 class Hardware:

@@ -177,7 +177,7 @@ def test_order_of_clients_does_not_matter(algo, problem):
     other = last(arranged(small(algo, problem, *without_chance(algo)), order))
     close(of_server(one), of_server(other))
     if len(getattr(one, "memory", ())):
-        close(one.memory[order], other.memory)
+        close(one.memory.tensor()[order], other.memory.tensor())
 
 
 @both

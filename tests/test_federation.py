@@ -15,6 +15,7 @@ from fedopt.errors import UserError
 from fedopt.federation import fence
 from fedopt.federation.draws import Epochs, Full, Steps, draw
 from fedopt.federation.engines import STEP_OVERHEAD, OneByOne, Vectorised, equally_busy
+from fedopt.federation.memory import Memory
 from fedopt.federation.round import Federation
 from fedopt.randomness import Purpose, keyed_rng
 from fedopt.settings import Participation
@@ -227,17 +228,17 @@ def test_ledger_bills_bytes_per_client(problem, engine):
 def test_mean_and_memory(problem, engine):
     """A client adds the message to its own row; others keep theirs."""
     fed = Federation(problem, engine, 0).at(0)
-    memory = torch.arange(6.0, dtype=torch.float64)[:, None] * torch.ones(2, dtype=torch.float64)
-    before = memory.clone()
+    before = torch.arange(6.0, dtype=torch.float64)[:, None] * torch.ones(2, dtype=torch.float64)
+    memory = Memory(before.clone())
 
     def add(client, message):
         return client.memory * 10, client.memory + message
 
     message, cohort, half = torch.ones(2, dtype=torch.float64), np.array([2, 5]), np.full(2, 0.5)
     mean, after = fed.exchange(add, message, cohort, weights=half, memory=memory)
-    assert torch.equal(memory, before)
+    assert torch.equal(memory.tensor(), before)
     torch.testing.assert_close(mean, torch.full((2,), 35.0, dtype=torch.float64))
-    torch.testing.assert_close(after[:, 0], torch.tensor([0.0, 1, 3, 3, 4, 6], dtype=torch.float64))
+    torch.testing.assert_close(after.tensor()[:, 0], torch.tensor([0.0, 1, 3, 3, 4, 6], dtype=torch.float64))
 
 
 def test_cohorts_are_uniform_and_new_each_time(problem):

@@ -135,7 +135,7 @@ def test_golden_numbers_of_localbsgvrm(B, step_size, p, rounds, L_Phi):
         clients = [average(clients) for _ in range(2)]
     for computed, derived in zip(state.z, clients[0], strict=True):
         np.testing.assert_allclose(computed.numpy(), derived, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(state.memory.numpy(), [np.concatenate(pair) for pair in before], rtol=1e-10)
+    np.testing.assert_allclose(state.memory.tensor().numpy(), [np.concatenate(pair) for pair in before], rtol=1e-10)
 
 
 @pytest.mark.parametrize(("algo", "cohort"), [("localbsgm", "null"), ("localbsgvrm", "null"), ("localbsgvrm", "2")])

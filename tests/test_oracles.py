@@ -14,6 +14,7 @@ from fedopt.errors import UserError
 from fedopt.federation import oracles
 from fedopt.federation.draws import Steps
 from fedopt.federation.engines import OneByOne, Vectorised
+from fedopt.federation.memory import Memory
 from fedopt.federation.oracles import Calls, Oracles
 from fedopt.federation.round import Federation
 from fedopt.problems.classes import (
@@ -480,8 +481,8 @@ def test_entries_of_a_list_go_round_the_clients(engine):
         return x, own
 
     fed = Federation(p, engine, 0).at(0)
-    _, seen = fed.exchange(entries, p.start()[0], np.array([1, 2, 3]), memory=torch.zeros(4, 3, dtype=F64))
-    assert seen.tolist() == [[0, 0, 0], [2, 1, 0.9], [7, 3, 0.9], [0.5, 1, 0.9]]
+    _, seen = fed.exchange(entries, p.start()[0], np.array([1, 2, 3]), memory=Memory(torch.zeros(4, 3, dtype=F64)))
+    assert seen.tensor().tolist() == [[0, 0, 0], [2, 1, 0.9], [7, 3, 0.9], [0.5, 1, 0.9]]
 
 
 # The memory of msa_maps

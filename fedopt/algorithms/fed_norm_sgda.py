@@ -115,9 +115,9 @@ class FedNormSgda:
         C, p, local = fed.cohort(), problem.weights, fed.local(self.tau, self.B)
         tau_x = tau_y = 1.0
         if normalised:
-            norms = self._norms((eta_x, eta_y), local.steps_of(problem.splits))
             of = fed.everyone() if self.tau_eff == "all" else C
-            tau_x, tau_y = np.average(norms[:, of], axis=1, weights=p[of])
+            norms = self._norms((eta_x, eta_y), local.steps_of(problem.splits, of), of)
+            tau_x, tau_y = np.average(norms, axis=1, weights=p[of])
         weights = p[C] * problem.clients / len(C) if normalised else None  # eq. 3
         message, x_hat = self._message(s, fed.r)
         g_x, g_y = fed.exchange(local_steps, message, C, weights=weights, local=local)
@@ -154,9 +154,9 @@ class FedNormSgda:
             return (s.x, s.y), ()
         return ((s.x, s.y), (s.x,)) if r % self.S == 0 else ((s.x, s.y, *s.x_hat), s.x_hat)
 
-    def _norms(self, etas: tuple[float, float], steps: np.ndarray) -> np.ndarray:
-        """|a_i|_1 for x and for y of clients that take so many steps, [2, M]."""
-        solver = Solver(*(np.resize(value, len(steps)) for value in (self.rho, self.mu, self.decay)))
+    def _norms(self, etas: tuple[float, float], steps: np.ndarray, clients: np.ndarray) -> np.ndarray:
+        """|a_i|_1 for x and for y of clients that take so many steps, [2, clients]."""
+        solver = Solver(*(np.take(value, clients, mode="wrap") for value in (self.rho, self.mu, self.decay)))
         eta, none = np.array(etas)[:, None], np.zeros((2, len(steps)))
         so_far = Sums(0.0, 0.0, none, none)
         for k in range(steps.max()):

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
+from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.inverse import neumann_sum
 from fedopt.problems.classes import Bilevel
@@ -48,7 +49,7 @@ def estimates(client: Client, x: Tensor, y: Tensor, xi: list[Any], theta: float,
 
 class State(NamedTuple):
     """z: the averages of (x_t, y_t, u_{t-1}, v_{t-1}). LocalBSGVRM also has (x_{t-1}, y_{t-1}), as previous: the averages, where
-    the cohort changes, [dim x + dim y], and as memory: each client's own, where all take part, [M, dim x + dim y]."""
+    the cohort changes, and as memory: each client's own, where all take part; [dim x + dim y] each."""
 
     z: Vectors
     previous: Any = ()
@@ -140,7 +141,7 @@ class LocalBSGVRM:
     def init(self, problem: Bilevel) -> State:
         z = start(problem)
         point = torch.cat(z[:2])
-        return State(z, point, point.expand(problem.clients, -1))
+        return State(z, point, Memory([point] * problem.clients))
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
         K, first = fed.cohort_size, fed.r * self.p

@@ -13,17 +13,18 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.federation.client import Client
+from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimisation
 from fedopt.schedules import LocalWork, Schedule, values
 
 
 class State(NamedTuple):
-    """memory: c_i of each client, [M, d]."""
+    """memory: c_i of each client."""
 
     x: Tensor
     c: Tensor
-    memory: Tensor
+    memory: Memory
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Scaffold:
 
     def init(self, problem: Minimisation) -> State:
         (x,) = problem.start()
-        return State(x, 0 * x, (0 * x).repeat(problem.clients, 1))
+        return State(x, 0 * x, Memory([0 * x] * problem.clients))
 
     def step(self, s: State, problem: Minimisation, fed: Round) -> State:
         eta = self.eta(fed.r)

@@ -12,28 +12,30 @@ from fedopt.data.ragged import Ragged
 
 Weighted = tuple[Tensor, Tensor]  # numbers of examples, or positions among a client's own, and their weights
 Splits = Mapping[str, Ragged]
+Amount = int | np.ndarray | Callable[[np.ndarray], np.ndarray]  # for all clients, [M], or as a function of some of them
 
 
 @dataclass(frozen=True)
 class Steps:
     """Samples for a number of local steps, each drawn independently of the others.
 
-    steps: one number for all clients, or [M]. B: examples of a sample from each split, without replacement, all that a client has
-        where it has fewer; None: always the full local data, and all steps share one sample.
+    steps: one number for all clients, [M], or a function that gives those of some clients. B: examples of a sample from each
+        split, without replacement, all that a client has where it has fewer; None: always the full local data, and all steps
+        share one sample.
     samples: how many samples a step takes, as a list; None: one sample by itself.
     split: the only split to draw from; None for all of them.
     replace: with replacement, every example for itself: fast where steps are many.
     """
 
-    steps: int | np.ndarray = 1
+    steps: Amount = 1
     B: int | None = None
     samples: int | None = None
     split: str | None = None
     replace: bool = False
 
-    def steps_of(self, splits: Splits) -> np.ndarray:
-        """The number of local steps of each client, [M]."""
-        return self.steps * np.ones(len(next(iter(splits.values()))), dtype=np.int64)
+    def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
+        """The number of local steps of each of these clients."""
+        return _of(self.steps, clients)
 
     def positions(self, rng: np.random.Generator, n: int, count: int) -> list[np.ndarray] | np.ndarray:
         """`count` samples, as positions among a client's n examples."""
@@ -48,20 +50,20 @@ class Steps:
 class Epochs:
     """Samples from shuffled passes over a client's examples; the last sample of a pass has what is left of it.
 
-    epochs: passes, one number for all clients, or [M]. B, samples, split: as of `Steps`.
+    epochs: passes, as `Steps.steps`. B, samples, split: as of `Steps`.
     over: the split that decides how many steps a pass has; None for the first that is drawn from.
     """
 
-    epochs: int | np.ndarray
+    epochs: Amount
     B: int | None = None
     samples: int | None = None
     split: str | None = None
     over: str | None = None
 
-    def steps_of(self, splits: Splits) -> np.ndarray:
-        """The number of local steps of each client, [M]."""
-        sizes = splits[self.over or self.split or next(iter(splits))].sizes
-        return self.epochs * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))
+    def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
+        """The number of local steps of each of these clients."""
+        sizes = splits[self.over or self.split or next(iter(splits))].sizes[clients]
+        return _of(self.epochs, clients) * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))
 
     def positions(self, rng: np.random.Generator, n: int, count: int) -> list[np.ndarray]:
         """`count` samples, as positions among a client's n examples."""
@@ -106,7 +108,7 @@ def draw(
     drawn = {}
     for name, wanted in draws.items():
         drawn_from = tuple(split for split in splits if wanted.split in (None, split))
-        drawn[name] = Drawn(drawn_from, {}, wanted.steps_of(splits)[clients], wanted.samples)
+        drawn[name] = Drawn(drawn_from, {}, wanted.steps_of(splits, clients), wanted.samples)
     rngs = [rng_of(int(i)) for i in clients]
     whole = {}
     for split, ragged in splits.items():
@@ -135,6 +137,13 @@ def _padded(lists: Sequence[list[np.ndarray] | np.ndarray], like: Tensor, step: 
             index[c, k, : len(numbers)] = numbers
             weight[c, k, : len(numbers)] = 1 / len(numbers)
     return torch.from_numpy(index[:, step]).to(like.device), torch.from_numpy(weight[:, step]).to(like)
+
+
+def _of(amount: Amount, clients: np.ndarray) -> np.ndarray:
+    """What each of these clients has of it."""
+    if callable(amount):
+        return amount(clients)
+    return np.full(len(clients), amount) if np.ndim(amount) == 0 else np.asarray(amount)[clients]
 
 
 def _width(of_client: list[np.ndarray] | np.ndarray) -> int:

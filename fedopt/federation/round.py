@@ -12,9 +12,10 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedopt.errors import UserError
 from fedopt.federation import fence, ranks
-from fedopt.federation.draws import Epochs, Steps, draw
+from fedopt.federation.draws import Amount, Epochs, Steps, draw
 from fedopt.federation.engines import ClientFn, Engine, Stack
 from fedopt.federation.ledger import Ledger, size_in_bytes
+from fedopt.federation.memory import Memory
 from fedopt.federation.oracles import Calls, Oracles
 from fedopt.problems.classes import Hierarchical, Problem
 from fedopt.randomness import Purpose, keyed_rng
@@ -95,24 +96,29 @@ class Round:
     ) -> Steps | Epochs:
         """The draws for local work that is done so many `times` over, as uneven as participation makes it; the other arguments are
         those of `Steps` and `Epochs`."""
-        amount = self.work(times * work(self.r, self.problem.clients))
+        most = times * work(self.r, self.problem.clients)
+        uneven = self.participation.uneven
+        amount: Amount = (lambda clients: np.asarray(self.work(most, clients))) if uneven else most
         if work.unit == "epochs":
             return Epochs(amount, B, samples, split, over)
         return Steps(amount, B, samples, split, replace)
 
-    def work(self, most: int | np.ndarray) -> int | np.ndarray:
+    def work(self, most: int | np.ndarray, clients: np.ndarray | None = None) -> int | np.ndarray:
         """The local steps, or epochs, of this round of an algorithm that asks for `most` of them, one number or [M]: `most` where
-        clients are even, else [M], of each client its entry of participation.work or a draw from {least..most}; 0 for stragglers.
+        clients are even, else of each of `clients` (None: of all) its entry of participation.work or a draw from {least..most}; 0
+        for stragglers.
         """
-        who, M, work = self.participation, self.problem.clients, most
-        if who.work is not None:
-            work = np.array(who.work)
-        elif who.least is not None:
-            of_clients = enumerate(np.broadcast_to(most, M))
+        who, M = self.participation, self.problem.clients
+        if not who.uneven:
+            return most
+        clients = self.everyone() if clients is None else clients
+        work = np.broadcast_to(most if who.work is None else who.work, M)[clients]
+        if who.least is not None:
+            of_clients = zip(clients.tolist(), work, strict=True)
             work = np.array([self.rng(Purpose.WORK, client=i).integers(who.least, m + 1) for i, m in of_clients])
         if who.stragglers:
             late = self.rng(Purpose.STRAGGLERS).permutation(M)[: round(who.stragglers * M)]
-            work = np.where(np.isin(np.arange(M), late), 0, work)
+            work = np.where(np.isin(clients, late), 0, work)
         return work
 
     def server_gradient(self, x: Tensor, B: int | None) -> Tensor:
@@ -128,7 +134,7 @@ class Round:
         cohort: np.ndarray,
         *,
         weights: np.ndarray | None = None,
-        memory: Tensor | None = None,
+        memory: Memory | None = None,
         own: Tensor | None = None,
         **draws: Steps | Epochs,
     ) -> Any:
@@ -136,8 +142,8 @@ class Round:
 
         weights: [cohort], of the answers in the mean, used as they are; by default the problem's weights of the cohort, divided by
             their sum.
-        memory: [M, d], a row for each client, seen as `client.memory`; client_fn then returns (answer, new row) and this
-            returns (mean, new memory).
+        memory: a row for each client, seen as `client.memory`; client_fn then returns (answer, new row) and this returns
+            (mean, new memory).
         own: [cohort, ...], a part of the message for each client alone, seen as `client.own`.
         draws: which of their examples the clients use, by the name under which they ask for them.
 
@@ -153,7 +159,7 @@ class Round:
         like, splits = problem.start()[0], problem.splits
 
         # Stacks of equally busy clients waste the least; a rank without clients computes one at weight zero, for the shapes.
-        steps = sum((wanted.steps_of(splits)[cohort] for wanted in draws.values()), 0 * cohort)
+        steps = sum((wanted.steps_of(splits, cohort) for wanted in draws.values()), 0 * cohort)
         busy = np.lexsort((problem.sizes()[cohort], steps))[::-1]
         mine = busy[ranks.rank() :: ranks.count()]
         idle = len(mine) == 0
@@ -162,7 +168,7 @@ class Round:
         sums, rows, calls = list[Tensor](), list[Tensor](), Calls()
         for members in self._federation.engine.stacks(mine, steps[mine], size_in_bytes(message)):
             clients = cohort[members]
-            of_memory = None if memory is None else memory[torch.from_numpy(clients)]
+            of_memory = None if memory is None else memory.rows(clients)
             of_own = None if own is None else own[members.tolist()]
             stack = Stack(clients, *draw(draws, splits, clients, rng_of, like), of_memory, of_own)
             answers = self._federation.engine.run(client_fn, message, problem, stack, calls)
@@ -184,19 +190,14 @@ class Round:
         dtypes = [leaf.dtype if leaf.is_floating_point() else like.dtype for leaf in leaves]
         sums = [total.to(dtype) for total, dtype in zip(ranks.total(sums), dtypes, strict=True)]
         mean = tree_unflatten(sums, structure)
-        return mean if memory is None else (mean, _updated(memory, cohort[mine], torch.cat(rows), idle))
+        if memory is None:
+            return mean
+        new = rows[0].new_zeros(len(cohort), *rows[0].shape[1:])
+        if not idle:
+            new[mine.tolist()] = torch.cat(rows)
+        return mean, memory.replaced(cohort, ranks.total([new])[0])
 
 
 def _versions(message: Any) -> list[int]:
     """Of each tensor of a message, how often it was written over so far."""
     return [leaf._version for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]
-
-
-def _updated(memory: Tensor, clients: np.ndarray, rows: Tensor, idle: bool) -> Tensor:
-    """memory with new rows for these clients and, where ranks share the work, for those of the others."""
-    new, taken = torch.zeros_like(memory), memory.new_zeros(len(memory), 1)
-    if not idle:
-        index = torch.from_numpy(clients)
-        new[index], taken[index] = rows, 1
-    new, taken = ranks.total([new, taken])
-    return torch.where(taken > 0, new, memory)

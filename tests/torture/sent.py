@@ -79,9 +79,7 @@ def by_config(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, list[str
 def by_word(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, list[str]]:
     """An override on the command line, as in a script that was sent."""
     sign, key, call = rng.choice(["", "+", "++"]), rng.choice(ODD["places"]), rng.choice(ODD["calls"])
-    word = rng.choice(
-        [f"{key}={payload(rng, trace)}", f"{key}._target_={rng.choice(ODD['calls'])}", f"{key.replace('.', '/')}=sent"]
-    )
+    word = rng.choice([f"{key}={payload(rng, trace)}", f"{key}._target_={call}", f"{key.replace('.', '/')}=sent"])
     return "fedopt", [*rng.choice([[], ["-m"]]), *fuzz.TINY, sign + word, "output_dir=out"]
 
 

@@ -1,0 +1,44 @@
+"""What clients keep from round to round."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import register_pytree_node
+
+
+class Memory:
+    """A row for each client, [M, d]. It is a value, as tensors are: `replaced` gives another one, which shares all other rows with
+    this one, so that a round costs what its cohort does and clients that never took part share one row."""
+
+    def __init__(self, rows: Sequence[Tensor]):
+        """rows: [d] for each client, or [M, d]."""
+        self._rows = list(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows(self, clients: np.ndarray) -> Tensor:
+        """[clients, d]."""
+        return torch.stack([self._rows[i] for i in clients])
+
+    def replaced(self, clients: np.ndarray, rows: Tensor) -> "Memory":
+        """With other rows for these clients, [clients, d]."""
+        new = Memory(self._rows)
+        for i, row in zip(clients, rows, strict=True):
+            new._rows[i] = row.clone()  # by itself: it would keep the whole cohort's tensor alive
+        return new
+
+    def changed(self, since: "Memory") -> np.ndarray:
+        """The clients whose rows are not those of an earlier memory."""
+        pairs = zip(self._rows, since._rows, strict=True)
+        return np.array([i for i, (row, before) in enumerate(pairs) if row is not before], dtype=np.int64)
+
+    def tensor(self) -> Tensor:
+        """[M, d]."""
+        return torch.stack(self._rows)
+
+
+# To functions of trees it is one tensor
+register_pytree_node(Memory, lambda memory: ([memory.tensor()], None), lambda leaves, _: Memory(next(iter(leaves))))
