@@ -16,14 +16,13 @@ from typing import Any
 import torch
 import yaml
 from pydantic import NonNegativeFloat, NonNegativeInt, TypeAdapter
-from torch.utils._pytree import tree_leaves
 
 from fedopt import command
 from fedopt.errors import UserError
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation import ranks
 from fedopt.metrics import Metric
-from fedopt.results import checkpoint, figures
+from fedopt.results import checkpoint, figures, journal
 from fedopt.results.card import run_card
 from fedopt.results.folder import MetricsFile, RunFolder, read_json, rows_hash
 from fedopt.results.identity import digits, identity, numbers, refuse_other
@@ -74,7 +73,9 @@ class Progress:
 def progress_of(said: Mapping[str, Any]) -> Progress:
     """From what a checkpoint says. Raises UserError for a wrong type or a negative number."""
     try:
-        return TypeAdapter(Progress).validate_python({name: said[name] for name in said if name not in ("run", "rows")})
+        return TypeAdapter(Progress).validate_python(
+            {name: said[name] for name in said if name not in ("run", "rows", "memory")}
+        )
     except ValueError as error:
         raise UserError(f"the checkpoint says what cannot be: {' '.join(str(error).split())}") from None
 
@@ -108,8 +109,9 @@ class Run:
         started = time.perf_counter()
         state = e.algorithm.init(e.problem)
         self.at.seconds = time.perf_counter() - started
+        self.checkpoint = checkpoint.Checkpoint(self.folder.checkpoint, state)
         if resuming:
-            state, progress = checkpoint.restore(self.folder.checkpoint, state, e.federation.ledger)
+            state, progress = self.checkpoint.restore(e.federation.ledger)
             self.at = progress_of(progress)
             if begin == "longer" and self._share_spent(e) > 1:
                 raise UserError(f"budget: the run in {self.folder.path} is past it, after {self.at.round} rounds")
@@ -223,7 +225,7 @@ class Run:
         self.writing = True
         self.folder.write_text("config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
         if not resuming:
-            for stale in (self.folder.metrics, self.folder.checkpoint):
+            for stale in (self.folder.metrics, self.folder.checkpoint, *(self.folder.path / n for n in journal.NAMES)):
                 stale.unlink(missing_ok=True)
             self.folder.write_json("run.json", run_card(self.overrides, self.config["seed"], e.problem.metrics))
             figures.partition(self.folder.path / "partition.png", e.original.splits["train"], e.original.labels)
@@ -260,14 +262,12 @@ class Run:
         return any(not math.isfinite(v) or (name in bounded and abs(v) > limit) for name, v in self.at.final.items())
 
     def _checkpoint(self, state: Any, e: Experiment) -> None:
-        """By the main rank; a state that is not finite is none to go on from, and leaves the last good one there."""
-        leaves = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
-        if self.metrics is None or not all(bool(leaf.isfinite().all()) for leaf in leaves):
+        """By the main rank."""
+        if self.metrics is None:
             return
         started = time.monotonic()
         self.at.rows_size, rows = self.metrics.synced()
-        said = {"run": self.belongs, "rows": rows, **asdict(self.at)}
-        checkpoint.store(self.folder.checkpoint, state, e.federation.ledger, said)
+        self.checkpoint.store(state, e.federation.ledger, {"run": self.belongs, "rows": rows, **asdict(self.at)})
         done = time.monotonic()
         self.next_checkpoint = done + max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (done - started))
 

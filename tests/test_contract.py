@@ -17,7 +17,7 @@ from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.federation.round import Round
 from fedopt.problems import classes
 from fedopt.problems.classes import class_of, covered, name
-from fedopt.results import checkpoint
+from fedopt.results.checkpoint import Checkpoint
 from fedopt.settings import Hardware, build, build_target
 
 PAIRS = pairs()
@@ -105,12 +105,12 @@ def test_resumed_is_undisturbed(algo, tmp_path):
     ledger = e.federation.ledger.columns()
 
     first = small(algo, problem)
-    checkpoint.store(tmp_path / "x", steps(first, 2)[-1], first.federation.ledger, {"round": 2})
+    initial, *_, stored = steps(first, 2)
+    Checkpoint(tmp_path / "x", initial).store(stored, first.federation.ledger, {"round": 2})
     second = small(algo, problem)
-    restored, progress = checkpoint.restore(
-        tmp_path / "x", second.algorithm.init(second.problem), second.federation.ledger
-    )
-    assert progress == {"round": 2}
+    read = Checkpoint(tmp_path / "x", second.algorithm.init(second.problem))
+    restored, progress = read.restore(second.federation.ledger)
+    assert progress["round"] == 2
     close(restored, undisturbed[2], rtol=0)
     resumed = second.algorithm.step(restored, second.problem, second.federation.at(2))
     close(resumed, state, rtol=0)

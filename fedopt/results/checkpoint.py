@@ -1,4 +1,4 @@
-"""Everything a run needs to go on, in one safetensors file: tensors and text, no code."""
+"""Everything a run needs to go on, in a safetensors file and a journal: tensors and text, no code."""
 
 import hashlib
 import json
@@ -14,45 +14,77 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedopt.errors import UserError
 from fedopt.federation.ledger import Ledger
+from fedopt.federation.memory import Memory
 from fedopt.results.folder import write_atomically
+from fedopt.results.journal import Journal, counted
 
 # What reading a damaged file may raise
 BROKEN = (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError)
 
 
-def store(path: Path, state: Any, ledger: Ledger, progress: Mapping[str, Any]) -> None:
-    """state: the algorithm's, tensors and numbers; progress: what the run loop knows, as JSON. Raises OSError."""
-    leaves, _ = tree_flatten(state)
-    tensors = {f"state.{j}": torch.as_tensor(leaf).detach().cpu().clone() for j, leaf in enumerate(leaves)}
-    text = torch.frombuffer(bytearray(json.dumps(progress).encode()), dtype=torch.uint8)
-    tensors |= {**ledger.tensors(), "progress": text}
-    write_atomically(path, save({**tensors, "hash": _hash(tensors)}))
+class Checkpoint:
+    """The last checkpoint of a run: its file, and the journal beside it for what its clients keep. initial: the state of round 0."""
+
+    def __init__(self, path: Path, initial: Any):
+        self.path, self._initial = path, initial
+        self._journal = Journal(path.parent, _memories(initial))
+
+    def store(self, state: Any, ledger: Ledger, progress: Mapping[str, Any]) -> bool:
+        """Replace it, unless the state is not finite, which leaves the last good one there; returns whether it did.
+
+        state: the algorithm's; progress: what the run loop knows, as JSON. Raises OSError.
+        """
+        leaves = _flat(state)[0]
+        tensors = {f"state.{j}": torch.as_tensor(v).detach() for j, v in enumerate(leaves) if not isinstance(v, Memory)}
+        memories = _memories(state)
+        if not all(bool(tensor.isfinite().all()) for tensor in (*tensors.values(), *self._journal.changed(memories))):
+            return False
+        tensors = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
+        said = {**progress, "memory": self._journal.append(memories)} if memories else progress
+        text = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
+        tensors |= {**ledger.tensors(), "progress": text}
+        write_atomically(self.path, save({**tensors, "hash": _hash(tensors)}))
+        self._journal.tidy()
+        return True
+
+    def restore(self, ledger: Ledger) -> tuple[Any, dict[str, Any]]:
+        """The state and the progress; the ledger is set.
+
+        Raises UserError when the files are not as they were stored, or the state is of another structure than the initial one.
+        """
+        tensors, progress = read(self.path)
+        leaves, structure = _flat(self._initial)
+        try:
+            memories = iter(self._journal.restore(progress["memory"]) if _memories(self._initial) else [])
+            state = [
+                next(memories) if isinstance(v, Memory) else _as(tensors[f"state.{j}"], v) for j, v in enumerate(leaves)
+            ]
+            ledger.restore(tensors)
+            return tree_unflatten(state, structure), progress
+        except BROKEN as error:
+            raise _unreadable(self.path, error) from None
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """All tensors, and the progress. Raises UserError when the file is not as it was stored."""
+    """All tensors, and the progress. Raises UserError when the file, or the journal that it counts, is not as it was stored."""
     try:
         tensors = load(path.read_bytes())
         if not torch.equal(tensors.pop("hash"), _hash(tensors)):
             raise ValueError("its hash is that of other numbers")
-        return tensors, dict(json.loads(bytes(tensors["progress"].tolist())))
+        progress = dict(json.loads(bytes(tensors["progress"].tolist())))
+        if "memory" in progress:
+            counted(path.parent, progress["memory"])
+        return tensors, progress
     except BROKEN as error:
         raise _unreadable(path, error) from None
 
 
-def restore(path: Path, like: Any, ledger: Ledger) -> tuple[Any, dict[str, Any]]:
-    """The state and the progress; the ledger is set. like: a state of the same structure, which gives devices and types.
+def _flat(state: Any) -> tuple[list[Any], Any]:
+    return tree_flatten(state, is_leaf=lambda value: isinstance(value, Memory))
 
-    Raises UserError when the file is not as it was stored, or its state is of another structure.
-    """
-    tensors, progress = read(path)
-    try:
-        leaves, structure = tree_flatten(like)
-        state = [_as(tensors[f"state.{j}"], leaf) for j, leaf in enumerate(leaves)]
-        ledger.restore(tensors)
-        return tree_unflatten(state, structure), progress
-    except BROKEN as error:
-        raise _unreadable(path, error) from None
+
+def _memories(state: Any) -> list[Memory]:
+    return [leaf for leaf in _flat(state)[0] if isinstance(leaf, Memory)]
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:

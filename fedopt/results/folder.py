@@ -2,7 +2,7 @@
 
 config.yaml       the resolved config             run.json         command, overrides, versions, machine, commit
 metrics.csv       one row an evaluation           summary.json     status, final and best values
-checkpoint.safetensors                            log.txt
+checkpoint.safetensors, memory.0 or memory.1      log.txt
 partition.png, metrics.png                        traceback.txt    of a failed run
 """
 
@@ -30,7 +30,7 @@ FILES: tuple[str, ...] = (
     "log.txt",
     ".lock",
 )
-FILES += ("partition.png", "metrics.png", "traceback.txt")
+FILES += ("partition.png", "metrics.png", "traceback.txt", "memory.0", "memory.1")
 ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
 
 

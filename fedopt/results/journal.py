@@ -1,0 +1,115 @@
+"""The rows of per-client memories that checkpoints count: each appends those that changed, so that it costs what the cohorts do.
+
+A record is four int64 (the number of the memory in the state, of rows, of their bytes, and 0), the clients as int64, and the rows.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedopt.errors import UserError
+from fedopt.federation.memory import Memory
+
+NAMES = ("memory.0", "memory.1")  # in turn: what is counted stays there until a checkpoint counts the other
+SPARE = 2**20  # bytes that may lie idle in a small journal
+
+
+class Journal:
+    """The file of one run's memories. initial: those of round 0, whose rows are never written."""
+
+    def __init__(self, folder: Path, initial: Sequence[Memory]):
+        self._folder, self._initial, self._counted = folder, list(initial), list(initial)
+        self._name, self._size, self._compact, self._hash = NAMES[0], 0, 0, hashlib.sha256()
+
+    def changed(self, memories: Sequence[Memory]) -> list[Tensor]:
+        """The rows of each memory that are not counted yet."""
+        found = ((memory, memory.changed(since)) for memory, since in zip(memories, self._counted, strict=True))
+        return [memory.rows(clients) for memory, clients in found if len(clients)]
+
+    def append(self, memories: Sequence[Memory]) -> dict[str, Any]:
+        """Write the rows that changed since the last call; returns what the checkpoint says of it. Raises OSError, leaving what is
+        counted as it was."""
+        name, size, content, running = self._name, self._size, _records(self._counted, memories), self._hash.copy()
+        if size + len(content) > 2 * self._compact + SPARE:  # most of it is rows that have changed again
+            name, size, content = NAMES[name == NAMES[0]], 0, _records(self._initial, memories)
+            running, self._compact = hashlib.sha256(), len(content)
+        running.update(content)
+        with (self._folder / name).open("r+b" if size else "wb", buffering=0) as file:
+            file.truncate(size)
+            file.seek(size)
+            _write(file.fileno(), content)
+        self._name, self._size, self._hash, self._counted = name, size + len(content), running, list(memories)
+        return {"file": name, "size": self._size, "hash": running.hexdigest()}
+
+    def tidy(self) -> None:
+        """Remove the file that the checkpoint counts no more."""
+        for name in NAMES:
+            if name != self._name:
+                (self._folder / name).unlink(missing_ok=True)
+
+    def restore(self, said: Mapping[str, Any]) -> list[Memory]:
+        """The memories that a checkpoint counts, to go on from. Raises UserError where the file is not as it was written."""
+        content = counted(self._folder, said)
+        self._name, self._size, self._compact, self._hash = (
+            said["file"],
+            len(content),
+            len(content),
+            hashlib.sha256(content),
+        )
+        for number, clients, raw in _read(content):
+            memory = self._counted[number]
+            like = memory.rows(clients[:1])
+            rows = torch.frombuffer(bytearray(raw), dtype=like.dtype).view(len(clients), -1).to(like.device)
+            self._counted[number] = memory.replaced(clients, rows)
+        return self._counted
+
+
+def counted(folder: Path, said: Mapping[str, Any]) -> bytes:
+    """What a checkpoint counts of a journal. Raises UserError where it is not there any more."""
+    path, content = folder / said["file"], b""
+    with suppress(OSError), path.open("rb") as file:
+        content = file.read(said["size"])
+    if said["file"] not in NAMES or hashlib.sha256(content).hexdigest() != said["hash"]:
+        raise UserError(
+            f"{path}: its rows are not those that the checkpoint counts; put back a good copy, or delete the checkpoint to "
+            "start over"
+        )
+    return content
+
+
+def _records(before: Sequence[Memory], now: Sequence[Memory]) -> bytes:
+    found = []
+    for number, (memory, since) in enumerate(zip(now, before, strict=True)):
+        clients = memory.changed(since)
+        if len(clients):
+            rows = _raw(memory.rows(clients))
+            found += [np.array([number, len(clients), len(rows), 0], dtype=np.int64).tobytes(), clients.tobytes(), rows]
+    return b"".join(found)
+
+
+def _read(content: bytes) -> Iterator[tuple[int, np.ndarray, bytes]]:
+    """The records: number of the memory, clients, rows."""
+    at = 0
+    while at < len(content):
+        number, rows, size, _ = np.frombuffer(content, np.int64, 4, at).tolist()
+        clients = np.frombuffer(content, np.int64, rows, at + 32)
+        at += 32 + 8 * rows + size
+        yield number, clients, content[at - size : at]
+
+
+def _raw(rows: Tensor) -> bytes:
+    return rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _write(file: int, content: bytes) -> None:
+    """All of it, on the disk."""
+    while content:
+        content = content[os.write(file, content) :]
+    os.fsync(file)
