@@ -94,7 +94,7 @@ def _last_line(status: str, folder: RunFolder) -> str:
     if status == "interrupted":
         line += f"\nto go on: the same command with output_dir='{folder.path}' resume=true"
     if status == "diverged":
-        line += "\nthe last good state is in checkpoint.safetensors; smaller step sizes may help"
+        line += f"\nto go on from the last good state: from='{folder.path}', another output_dir and smaller steps"
     return line
 
 

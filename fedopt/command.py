@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from fedopt.config import composed, flat, options
 from fedopt.errors import UserError, nearest, unknown
@@ -75,8 +75,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         return f"{key[1]}: there is no such key{nearest(key[1].lstrip('+~'), known)}; fedopt --help lists them"
     if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
         return f"{several[1]}: several values are a sweep, with -m, or a list, in square brackets"
-    if isinstance(error, MissingMandatoryValue):
-        return f"{error.full_key}: a value must be given"
+    if merging := re.search(r"Error merging override (.*)", text):
+        return f"{merging[1]}: this key holds no such value"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: not an override; write key=value, with quotes around values that hold blanks, commas or braces"
     if isinstance(error, OSError):

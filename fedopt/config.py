@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from fedopt.errors import UserError, unknown
 from fedopt.settings import Settings, build
@@ -122,9 +122,14 @@ _compose_once = cache(_compose)
 def plain(config: DictConfig) -> dict[str, Any]:
     """The config as dicts, lists, texts and numbers, without the published experiment that it may belong to.
 
-    Raises omegaconf's errors where a value is missing.
+    Raises UserError where a value is missing or refers to nothing.
     """
-    resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    try:
+        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise UserError(f"{error.full_key}: a value must be given") from None
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items() if key != "experiment"}
 

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event
@@ -21,6 +22,7 @@ from fedopt import command
 from fedopt.errors import UserError
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation import ranks
+from fedopt.federation.ledger import Ledger
 from fedopt.metrics import Metric
 from fedopt.results import checkpoint, figures, journal
 from fedopt.results.card import run_card
@@ -33,6 +35,7 @@ from fedopt.settings import build_target
 # Wall time between checkpoints, at least
 CHECKPOINT_SECONDS = float(os.environ.get("FEDOPT_CHECKPOINT_SECONDS", "5"))
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
+START_OVER = "put back a good copy, or delete checkpoint.safetensors to start this run over with resume=true"
 
 
 @contextmanager
@@ -51,6 +54,15 @@ def interruptible() -> Iterator[Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def advising(what: str) -> Iterator[None]:
+    """Add to a UserError what can be done."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{error}; {what}") from error
 
 
 @dataclass
@@ -110,8 +122,11 @@ class Run:
         state = e.algorithm.init(e.problem)
         self.at.seconds = time.perf_counter() - started
         self.checkpoint = checkpoint.Checkpoint(self.folder.checkpoint, state)
+        if not resuming and self.config["from"] is not None:
+            state = self._begin_at(Path(self.config["from"]), state, e)
         if resuming:
-            state, progress = self.checkpoint.restore(e.federation.ledger)
+            with advising(START_OVER):
+                state, progress = self.checkpoint.restore(e.federation.ledger)
             self.at = progress_of(progress)
             if begin == "longer" and self._share_spent(e) > 1:
                 raise UserError(f"budget: the run in {self.folder.path} is past it, after {self.at.round} rounds")
@@ -149,20 +164,38 @@ class Run:
             if folder.metrics.exists():
                 command.say(f"{folder.path}: the checkpoint is gone, so the run starts over")
             return "anew"
-        said = checkpoint.read(folder.checkpoint)[1]
+        with advising(START_OVER):
+            said = checkpoint.read(folder.checkpoint)[1]
         if said.get("run") != self.belongs:
             raise UserError(
                 f"{folder.checkpoint}: it belongs to a run with other values; put back this run's own, or delete it to start over"
             )
         size = progress_of(said).rows_size
         if rows_hash(folder.metrics, size) != said.get("rows"):
-            raise UserError(
-                f"{folder.metrics}: its rows are not those that the checkpoint counts; put back a good copy, or delete "
-                f"{folder.checkpoint.name} to start over"
-            )
+            raise UserError(f"{folder.metrics}: its rows are not those that the checkpoint counts; {START_OVER}")
         if identity(before) != identity(self.config):
             return "longer"
         return "done" if folder.status() == "finished" and folder.metrics.stat().st_size == size else "resume"
+
+    def _begin_at(self, source: Path, state: Any, e: Experiment) -> Any:
+        """The state of another run's checkpoint; rounds, bytes and seconds count on. Raises UserError where it does not fit."""
+        folder = RunFolder(source)
+        if not folder.checkpoint.is_file():
+            raise UserError(f"from={source}: there is no run with a checkpoint in it")
+        algo = folder.config().get("algo")
+        if not isinstance(algo, dict) or algo.get("_target_") != self.config["algo"]["_target_"]:
+            raise UserError(f"from={source}: it is a run of another algorithm, whose state does not fit")
+        with advising(
+            f"from={source} goes with the algorithm's options, the model and the number of clients that are there"
+        ):
+            state, progress = checkpoint.Checkpoint(folder.checkpoint, state).restore(e.federation.ledger)
+        at = progress_of(progress)
+        self.at = Progress(round=at.round, seconds=at.seconds)
+        if self._share_spent(e) >= 1:
+            raise UserError(
+                f"budget: from={source} has spent it, after {at.round} rounds; its rounds and bytes count on"
+            )
+        return state
 
     def _draw_metrics(self) -> None:
         """metrics.png of a run that was killed when all but this was done."""
@@ -185,6 +218,7 @@ class Run:
         if not resuming:
             self._evaluate(e, state, display)
             self._checkpoint(state, e)
+        good = self._kept(state, e)
 
         while True:
             at = self.at
@@ -195,8 +229,10 @@ class Run:
             if not at.evaluated and (ended or (at.round % e.evaluation.every == 0 or at.round in e.evaluation.at)):
                 self._evaluate(e, state, display)
                 if self._diverged(e):
+                    self._store(*good)
                     status = "diverged"
                     break
+                good = self._kept(state, e)
             if stop or time.monotonic() > self.next_checkpoint:
                 self._checkpoint(state, e)
             if stop:
@@ -261,15 +297,24 @@ class Run:
         bounded, limit = {metric.name for metric in e.problem.metrics if metric.bounds}, e.evaluation.diverged
         return any(not math.isfinite(v) or (name in bounded and abs(v) > limit) for name, v in self.at.final.items())
 
+    def _kept(self, state: Any, e: Experiment) -> tuple[Any, Ledger, dict[str, Any]]:
+        """What a checkpoint of this moment holds."""
+        if self.metrics is None:  # another rank than the main one
+            return state, e.federation.ledger, {}
+        self.at.rows_size = self.metrics.size
+        return state, deepcopy(e.federation.ledger), {"run": self.belongs, "rows": self.metrics.hash, **asdict(self.at)}
+
     def _checkpoint(self, state: Any, e: Experiment) -> None:
-        """By the main rank."""
-        if self.metrics is None:
-            return
         started = time.monotonic()
-        self.at.rows_size, rows = self.metrics.synced()
-        self.checkpoint.store(state, e.federation.ledger, {"run": self.belongs, "rows": rows, **asdict(self.at)})
+        self._store(*self._kept(state, e))
         done = time.monotonic()
         self.next_checkpoint = done + max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (done - started))
+
+    def _store(self, state: Any, ledger: Ledger, said: dict[str, Any]) -> None:
+        """By the main rank, when the rows that are counted are on the disk."""
+        if self.metrics is not None:
+            self.metrics.sync()
+            self.checkpoint.store(state, ledger, said)
 
     def _summary(self, status: str, e: Experiment) -> None:
         ledger, at = e.federation.ledger, self.at

@@ -130,12 +130,14 @@ class Settings:
     """The top level of a config.
 
     seed: of all random draws; resume: go on with the run in output_dir; output_dir: of the run, None for a folder under outputs/
-    named by the overrides. algo, problem, partitioner, dataset, logger: the nodes that `build_target` makes objects of.
+    named by the overrides; source: the key `from`, the folder of a run at whose checkpoint a new one begins, None for the start.
+    algo, problem, partitioner, dataset, logger: the nodes that `build_target` makes objects of.
     """
 
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)]
     resume: StrictBool
     output_dir: str | None
+    source: Annotated[str | None, Field(alias="from")]
     budget: Budget
     eval: Evaluation
     hardware: Hardware

@@ -253,7 +253,7 @@ def test_corrupted_checkpoint(monkeypatch, capsys, tmp_path):
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     metrics = (tmp_path / "run" / "metrics.csv").read_bytes()
     result = fedopt(monkeypatch, capsys, *arguments, "budget.rounds=8", "resume=true")
-    one_line(result, "checkpoint.safetensors", "cannot be read", "delete it")
+    one_line(result, "checkpoint.safetensors", "cannot be read", "delete checkpoint.safetensors")
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == metrics
 
 

@@ -23,7 +23,7 @@ BROKEN = (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSErro
 
 
 class Checkpoint:
-    """The last checkpoint of a run: its file, and the journal beside it for what its clients keep. initial: the state of round 0."""
+    """The last checkpoint of a run: its file, and the journal beside it of what clients keep. initial: the state of round 0."""
 
     def __init__(self, path: Path, initial: Any):
         self.path, self._initial = path, initial
@@ -55,6 +55,8 @@ class Checkpoint:
         tensors, progress = read(self.path)
         leaves, structure = _flat(self._initial)
         try:
+            if f"state.{len(leaves)}" in tensors:
+                raise ValueError("its state is of another algorithm, or of one with other options")
             memories = iter(self._journal.restore(progress["memory"]) if _memories(self._initial) else [])
             state = [
                 next(memories) if isinstance(v, Memory) else _as(tensors[f"state.{j}"], v) for j, v in enumerate(leaves)
@@ -89,10 +91,7 @@ def _memories(state: Any) -> list[Memory]:
 
 def _unreadable(path: Path, error: Exception) -> UserError:
     why = f"it lacks {error}" if isinstance(error, KeyError) else (str(error) or type(error).__name__).splitlines()[0]
-    return UserError(
-        f"{path}: the checkpoint cannot be read ({why}); delete it to start this run over with resume=true, or put back a "
-        "good copy"
-    )
+    return UserError(f"{path}: the checkpoint cannot be read ({why})")
 
 
 def _hash(tensors: Mapping[str, Tensor]) -> Tensor:

@@ -177,10 +177,14 @@ class MetricsFile:
         """Bytes so far."""
         return os.fstat(self._file.fileno()).st_size
 
-    def synced(self) -> tuple[int, str]:
-        """Bytes so far, which are on the disk when this returns, and their hash. Raises OSError."""
+    def sync(self) -> None:
+        """Wait until all rows are on the disk. Raises OSError."""
         os.fsync(self._file.fileno())
-        return self.size, self._hash.hexdigest()
+
+    @property
+    def hash(self) -> str:
+        """Of all rows so far, as `rows_hash` gives it."""
+        return self._hash.hexdigest()
 
     def close(self) -> None:
         self._file.close()

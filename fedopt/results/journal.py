@@ -77,10 +77,7 @@ def counted(folder: Path, said: Mapping[str, Any]) -> bytes:
     with suppress(OSError), path.open("rb") as file:
         content = file.read(said["size"])
     if said["file"] not in NAMES or hashlib.sha256(content).hexdigest() != said["hash"]:
-        raise UserError(
-            f"{path}: its rows are not those that the checkpoint counts; put back a good copy, or delete the checkpoint to "
-            "start over"
-        )
+        raise UserError(f"{path}: its rows are not those that the checkpoint counts")
     return content
 
 
