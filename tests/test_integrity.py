@@ -152,6 +152,24 @@ def test_rows_of_a_run_that_is_done(ended):
     refused(again("budget.rounds=4"), "metrics.csv", "good copy")
 
 
+def test_rows_that_were_added_to_a_run_that_is_done(ended):
+    """They are not of the run, and go."""
+    folder, again = ended
+    whole = (folder / "metrics.csv").read_bytes()
+    (folder / "metrics.csv").write_bytes(whole + b"9,9\n")
+    assert again("budget.rounds=4").code == 0
+    assert (folder / "metrics.csv").read_bytes() == whole
+
+
+def test_a_checkpoint_that_is_gone(ended):
+    """The run begins anew, and says so."""
+    folder, again = ended
+    (folder / "checkpoint.safetensors").unlink()
+    result = again("budget.rounds=4")
+    assert result.code == 0
+    assert "the checkpoint is gone, so the run starts over" in result.err
+
+
 def test_rows_that_are_gone(ended):
     folder, again = ended
     (folder / "metrics.csv").unlink()

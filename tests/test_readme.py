@@ -19,6 +19,19 @@ OWN_COMMANDS = re.findall(r"^PYTHONPATH=\. fedopt (--config-dir .*)$", README, f
 COMMANDS = re.findall(r"^(fedopt(?:-compare)? .*?)(?:  +#.*)?$", TOUR, flags=re.MULTILINE)
 
 
+def test_promises_are_held_by_tests():
+    """Every test that docs/promises.md names is there, and every promise names one."""
+    page = (ROOT / "docs" / "promises.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| Promise")]
+    assert len(rows) >= 18
+    files = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    for row in rows:
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row)
+        assert named
+        for file, test in named:
+            assert f"def {test}(" in files[file]
+
+
 def test_commands_are_found():
     assert len(COMMANDS) >= 7
     assert len(OWN_COMMANDS) == 2

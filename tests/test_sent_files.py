@@ -14,6 +14,7 @@ FILES = {
     "a package": ("experiment/sent.yaml", f"# @package hydra\n{CALLBACK}\n"),
     "a defaults list": ("experiment/sent.yaml", "# @package _global_\ndefaults:\n  - override /hydra/callbacks: x\n"),
     "a group of Hydra's": ("hydra/callbacks/x.yaml", "x: {_target_: sent.touch}\n"),
+    "a file that is no YAML": ("hydra/launcher/x.yaml", "x: !!python/object/apply:sent.touch []\n"),
     "a file that another one builds on": ("preset/base.yaml", f"# @package _global_\nhydra:\n  {CALLBACK}\n"),
 }
 

@@ -55,7 +55,8 @@ class Journal:
                 (self._folder / name).unlink(missing_ok=True)
 
     def restore(self, said: Mapping[str, Any]) -> list[Memory]:
-        """The memories that a checkpoint counts, to go on from. Raises UserError where the file is not as it was written."""
+        """The memories that a checkpoint counts, to go on from. Raises UserError where the file is not as it was written, and
+        ValueError where it is of another number of clients or of rows of another length."""
         content = counted(self._folder, said)
         self._name, self._size, self._compact, self._hash = (
             said["file"],
@@ -65,7 +66,9 @@ class Journal:
         )
         for number, clients, raw in _read(content):
             memory = self._counted[number]
-            like = memory.rows(clients[:1])
+            like = memory.rows(np.zeros(1, dtype=np.int64))
+            if clients.max() >= len(memory) or len(raw) != len(clients) * like.numel() * like.element_size():
+                raise ValueError("the memory of other clients, or of another model")
             rows = torch.frombuffer(bytearray(raw), dtype=like.dtype).view(len(clients), -1).to(like.device)
             self._counted[number] = memory.replaced(clients, rows)
         return self._counted

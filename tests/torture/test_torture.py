@@ -1,0 +1,19 @@
+"""A short version of scripts/torture by default; `pytest -m slow` runs it whole."""
+
+import subprocess
+import sys
+
+import pytest
+from command import ROOT
+
+SHORT = {"commands": 25, "kills": 3, "corruptions": 20, "races": 1, "disks": 8, "sent": 20}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks, /proc and limits of Linux")
+@pytest.mark.parametrize("numbers", [SHORT, pytest.param({}, marks=pytest.mark.slow)], ids=["short", "whole"])
+def test_torture(numbers, tmp_path):
+    words = [word for kind, number in numbers.items() for word in (f"--{kind}", str(number))]
+    jobs = ["--jobs", "1"] if numbers else []
+    command = [sys.executable, ROOT / "scripts" / "torture", "--seed", "suite", *jobs, *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
