@@ -181,7 +181,13 @@ def test_what_cannot_be_gone_on_from(words, fragments, old, tmp_path):
 
 def test_the_last_good_state_is_that_of_the_last_good_row(monkeypatch, capsys, tmp_path):
     """Not an older one that the clock chose, nor the state that diverged: a run with smaller steps begins there."""
-    words = ["algo=local_sgda", "problem=quadratic_minimax", "problem.examples=64", "hardware.threads=1", "eval.every=2"]
+    words = [
+        "algo=local_sgda",
+        "problem=quadratic_minimax",
+        "problem.examples=64",
+        "hardware.threads=1",
+        "eval.every=2",
+    ]
     arguments = [*words, "algo.eta_x=0.9", "algo.eta_y=0.9", "budget.rounds=50"]
     result = fedopt(monkeypatch, capsys, *arguments, f"output_dir={tmp_path / 'run'}")
     assert result.code == 3

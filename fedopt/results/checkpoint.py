@@ -36,11 +36,14 @@ class Checkpoint:
         """
         leaves = _flat(state)[0]
         tensors = {f"state.{j}": torch.as_tensor(v).detach() for j, v in enumerate(leaves) if not isinstance(v, Memory)}
-        memories = _memories(state)
-        if not all(bool(tensor.isfinite().all()) for tensor in (*tensors.values(), *self._journal.changed(memories))):
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             return False
+        said = dict(progress)
+        if memories := _memories(state):
+            said["memory"] = self._journal.append(memories)
+            if said["memory"] is None:
+                return False
         tensors = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
-        said = {**progress, "memory": self._journal.append(memories)} if memories else progress
         text = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
         tensors |= {**ledger.tensors(), "progress": text}
         write_atomically(self.path, save({**tensors, "hash": _hash(tensors)}))

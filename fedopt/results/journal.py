@@ -28,17 +28,15 @@ class Journal:
         self._folder, self._initial, self._counted = folder, list(initial), list(initial)
         self._name, self._size, self._compact, self._hash = NAMES[0], 0, 0, hashlib.sha256()
 
-    def changed(self, memories: Sequence[Memory]) -> list[Tensor]:
-        """The rows of each memory that are not counted yet."""
-        found = ((memory, memory.changed(since)) for memory, since in zip(memories, self._counted, strict=True))
-        return [memory.rows(clients) for memory, clients in found if len(clients)]
-
-    def append(self, memories: Sequence[Memory]) -> dict[str, Any]:
-        """Write the rows that changed since the last call; returns what the checkpoint says of it. Raises OSError, leaving what is
-        counted as it was."""
-        name, size, content, running = self._name, self._size, _records(self._counted, memories), self._hash.copy()
+    def append(self, memories: Sequence[Memory]) -> dict[str, Any] | None:
+        """Write the rows that changed since the last call; returns what the checkpoint says of it, or None, having written nothing,
+        where a row is not finite. Raises OSError, leaving what is counted as it was."""
+        changed = _changed(self._counted, memories)
+        if not all(bool(rows.isfinite().all()) for *_, rows in changed):
+            return None
+        name, size, content, running = self._name, self._size, _records(changed), self._hash.copy()
         if size + len(content) > 2 * self._compact + SPARE:  # most of it is rows that have changed again
-            name, size, content = NAMES[name == NAMES[0]], 0, _records(self._initial, memories)
+            name, size, content = NAMES[name == NAMES[0]], 0, _records(_changed(self._initial, memories))
             running, self._compact = hashlib.sha256(), len(content)
         running.update(content)
         with (self._folder / name).open("r+b" if size else "wb", buffering=0) as file:
@@ -84,13 +82,19 @@ def counted(folder: Path, said: Mapping[str, Any]) -> bytes:
     return content
 
 
-def _records(before: Sequence[Memory], now: Sequence[Memory]) -> bytes:
+def _changed(before: Sequence[Memory], now: Sequence[Memory]) -> list[tuple[int, np.ndarray, Tensor]]:
+    """Of each memory in which rows changed: its number, the clients, and their rows."""
+    found = [
+        (number, memory, memory.changed(since)) for number, (memory, since) in enumerate(zip(now, before, strict=True))
+    ]
+    return [(number, clients, memory.rows(clients)) for number, memory, clients in found if len(clients)]
+
+
+def _records(changed: Sequence[tuple[int, np.ndarray, Tensor]]) -> bytes:
     found = []
-    for number, (memory, since) in enumerate(zip(now, before, strict=True)):
-        clients = memory.changed(since)
-        if len(clients):
-            rows = _raw(memory.rows(clients))
-            found += [np.array([number, len(clients), len(rows), 0], dtype=np.int64).tobytes(), clients.tobytes(), rows]
+    for number, clients, rows in changed:
+        raw = rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        found += [np.array([number, len(clients), len(raw), 0], dtype=np.int64).tobytes(), clients.tobytes(), raw]
     return b"".join(found)
 
 
@@ -102,10 +106,6 @@ def _read(content: bytes) -> Iterator[tuple[int, np.ndarray, bytes]]:
         clients = np.frombuffer(content, np.int64, rows, at + 32)
         at += 32 + 8 * rows + size
         yield number, clients, content[at - size : at]
-
-
-def _raw(rows: Tensor) -> bytes:
-    return rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _write(file: int, content: bytes) -> None:
