@@ -27,7 +27,7 @@ from fedopt.metrics import Metric
 from fedopt.results import checkpoint, figures, journal
 from fedopt.results.card import run_card
 from fedopt.results.folder import MetricsFile, RunFolder, read_json, rows_hash
-from fedopt.results.identity import digits, identity, numbers, refuse_other
+from fedopt.results.identity import digits, numbers, refuse_other
 from fedopt.results.progress import Display
 from fedopt.results.trackers import Tracker
 from fedopt.settings import build_target
@@ -86,7 +86,7 @@ def progress_of(said: Mapping[str, Any]) -> Progress:
     """From what a checkpoint says. Raises UserError for a wrong type or a negative number."""
     try:
         return TypeAdapter(Progress).validate_python(
-            {name: said[name] for name in said if name not in ("run", "rows", "memory")}
+            {name: said[name] for name in said if name not in ("run", "length", "rows", "memory")}
         )
     except ValueError as error:
         raise UserError(f"the checkpoint says what cannot be: {' '.join(str(error).split())}") from None
@@ -97,7 +97,7 @@ class Run:
 
     def __init__(self, config: dict[str, Any], folder: RunFolder, overrides: list[str], jobs: int = 1):
         self.config = config
-        self.belongs = digits(config, numbers)  # said in its checkpoints
+        self.belongs = {"run": digits(config, numbers), "length": digits(config)}  # said in its checkpoints
         self.folder = folder
         self.overrides = overrides
         self.jobs = jobs
@@ -166,14 +166,14 @@ class Run:
             return "anew"
         with advising(START_OVER):
             said = checkpoint.read(folder.checkpoint)[1]
-        if said.get("run") != self.belongs:
+        if said.get("run") != self.belongs["run"]:
             raise UserError(
                 f"{folder.checkpoint}: it belongs to a run with other values; put back this run's own, or delete it to start over"
             )
         size = progress_of(said).rows_size
         if rows_hash(folder.metrics, size) != said.get("rows"):
             raise UserError(f"{folder.metrics}: its rows are not those that the checkpoint counts; {START_OVER}")
-        if identity(before) != identity(self.config):
+        if said.get("length") != self.belongs["length"]:
             return "longer"
         return "done" if folder.status() == "finished" and folder.metrics.stat().st_size == size else "resume"
 
@@ -302,7 +302,7 @@ class Run:
         if self.metrics is None:  # another rank than the main one
             return state, e.federation.ledger, {}
         self.at.rows_size = self.metrics.size
-        return state, deepcopy(e.federation.ledger), {"run": self.belongs, "rows": self.metrics.hash, **asdict(self.at)}
+        return state, deepcopy(e.federation.ledger), {**self.belongs, "rows": self.metrics.hash, **asdict(self.at)}
 
     def _checkpoint(self, state: Any, e: Experiment) -> None:
         started = time.monotonic()

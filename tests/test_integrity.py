@@ -252,3 +252,12 @@ def test_a_figure_that_is_missing_is_drawn(ended):
     (folder / "metrics.png").unlink()
     assert again().code == 0
     assert (folder / "metrics.png").stat().st_size > 1000
+
+
+def test_a_config_of_a_longer_run(ended):
+    """What is done is what the checkpoint says, not what the config asks for."""
+    folder, again = ended
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("rounds: 4", "rounds: 8"))
+    assert again().code == 0
+    assert RunFolder(folder).summary()["round"] == 8
