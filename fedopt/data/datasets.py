@@ -50,7 +50,7 @@ class LabelledData:
             return np.zeros(channels), np.full(channels, float(np.abs(self.x_train).max()) or 1.0)
         if self.x_train.dtype == np.uint8:  # exact, and without a larger copy of the data
             counts = np.zeros((channels, 256), dtype=np.int64)
-            for images in np.array_split(self.x_train, -(-self.x_train.size // 2**24)):
+            for images in np.array_split(self.x_train, -(-self.x_train.size // 2**26)):
                 counts += [np.bincount(images[:, c].reshape(-1), minlength=256) for c in range(channels)]
             values, n = np.arange(256), counts[0].sum()
             mean = counts @ values / n
