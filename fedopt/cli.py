@@ -107,7 +107,7 @@ def _sweep(overrides: list[str], folders: list[str]) -> int:
     folder = _prepare_sweep(overrides, folders)
     own = [word for path in folders for word in ("--config-dir", path)]
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = [sys.argv[0], "--multirun", *own, *overrides, f"hydra.sweep.dir='{folder}'"]
+    sys.argv = [sys.argv[0], "--multirun", *own, *overrides, "~hydra.callbacks", f"hydra.sweep.dir='{folder}'"]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
     try:
         _run_hydra()

@@ -22,6 +22,7 @@ from fedopt.settings import Settings, build
 
 _inside, _beside = Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
+MOST_ALIASES = 20  # of a YAML file: each may double what it stands for
 _NAME = re.compile(r"\w+")
 _VALUE = re.compile(r"\w+(\.\w+)*")  # the key of an override that neither adds nor removes
 
@@ -88,15 +89,44 @@ def check_folders(folders: Iterable[str | Path]) -> None:
     anything: a file that was sent must not run code."""
     for missing in (folder for folder in folders if not Path(folder).is_dir()):
         raise UserError(f"--config-dir={missing}: there is no such folder")
-    for path in (path for folder in folders for path in Path(folder).rglob("*.yaml")):
-        text, node = "", None
-        with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):  # composing it says so, where it is chosen
-            text = path.read_text(errors="replace")
-            node = yaml.safe_load(text)
-        keys = [*node, str(node.get("defaults"))] if isinstance(node, dict) else []
-        header = [line for line in text.splitlines() if "@package" in line]
-        if "hydra" in path.parts[:-1] or any("hydra" in str(said) for said in (*keys, *header)):
-            raise UserError(f"{path}: sets up Hydra, which could run code; remove all that names hydra from it")
+    for folder in map(Path, folders):
+        for path in folder.rglob("*"):
+            if path.is_dir():
+                if path.is_symlink():
+                    raise UserError(f"{path}: is a link; put the folder itself there")
+                continue
+            if path.suffix != ".yaml":
+                continue
+            node = None
+            try:
+                text = config_text(path)
+                # As Hydra reads it; what it cannot read it does not obey either, and says so where it is chosen
+                node = OmegaConf.to_container(OmegaConf.create(text))
+            except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException):
+                text = ""
+            keys = [str(key) for key in node] if isinstance(node, dict) else []
+            defaults = str(node.get("defaults")) if isinstance(node, dict) else ""
+            header = "".join(line for line in text.splitlines() if "@package" in line)
+            if "hydra" in path.relative_to(folder).parts[:-1] or any(
+                "hydra" in said for said in (*keys, defaults, header)
+            ):
+                raise UserError(f"{path}: sets up Hydra, which could run code; remove all that names hydra from it")
+            if ".." in defaults:
+                raise UserError(f"{path}: its defaults leave the folder; put the file that they name into it")
+
+
+def config_text(path: Path) -> str:
+    """Of a YAML file that somebody else may have written. Raises OSError, and UserError for what no config is: other than a file,
+    more than a megabyte, or so many aliases that few lines stand for gigabytes."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: is no file")
+    if path.stat().st_size > 2**20:
+        raise UserError(f"{path}: is too large for a config")
+    text = path.read_text(errors="replace")
+    with suppress(yaml.YAMLError):
+        if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)) > MOST_ALIASES:
+            raise UserError(f"{path}: has more than {MOST_ALIASES} aliases")
+    return text
 
 
 def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
@@ -112,11 +142,32 @@ def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[Dict
             where = f"{Path(mark.name).name}, line {mark.line + 1}: " if mark else ""
             problem = getattr(error, "problem", None) or str(error).splitlines()[0]
             raise UserError(f"the config cannot be read: {where}{problem}") from None
+    if folders and _set_up(config) != _set_up(_of_hydra()):
+        raise UserError(f"{', '.join(folders)}: a file there sets up Hydra, which could run code")
     with open_dict(config):
-        return config, dict(config.pop("hydra").runtime.choices)
+        choices = dict(config.pop("hydra").runtime.choices)
+    # Hydra passes over a preset that is not there: right for an algorithm's own, <family>/<problem>, and wrong for another
+    preset, known = str(choices.get("preset")), options("preset", folders)
+    if preset not in ("None", "none", *known) and preset.rpartition("/")[2] != choices["problem"]:
+        raise UserError(unknown("preset", preset, known))
+    return config, choices
 
 
 _compose_once = cache(_compose)
+
+
+@cache
+def _of_hydra() -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", return_hydra_config=True)
+
+
+def _set_up(config: DictConfig) -> Any:
+    """What Hydra is told to do, but for what says how it was called."""
+    node = OmegaConf.to_container(config.hydra)
+    assert isinstance(node, dict)
+    node["job"].pop("override_dirname")
+    return {key: value for key, value in node.items() if key not in ("runtime", "overrides", "searchpath")}
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

@@ -206,6 +206,8 @@ class Run:
 
     def _refuse_used(self) -> None:
         path, status = self.folder.path, self.folder.status()
+        if not os.path.lexists(path / "config.yaml"):
+            raise UserError(f"output_dir={path} holds files of the names of a run's: choose another one")
         raise UserError(
             f"output_dir={path} holds a run already ({status}): resume=true goes on with it, another output_dir starts anew"
         )
@@ -301,7 +303,7 @@ class Run:
         """What a checkpoint of this moment holds."""
         if self.metrics is None:  # another rank than the main one
             return state, e.federation.ledger, {}
-        self.at.rows_size = self.metrics.size
+        self.at.rows_size = self.metrics.written
         return state, deepcopy(e.federation.ledger), {**self.belongs, "rows": self.metrics.hash, **asdict(self.at)}
 
     def _checkpoint(self, state: Any, e: Experiment) -> None:

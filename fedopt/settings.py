@@ -195,9 +195,12 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
     said = f"{where}._target_={node['_target_']}"
     try:
         module, _, name = node["_target_"].rpartition(".")
+        if "__main__" in module.split("."):
+            raise UserError(f"{said}: is a program, which importing it would run")
         cls = getattr(import_module(module), name)
-    except Exception as error:
-        raise UserError(f"{said} cannot be imported: {str(error).splitlines()[0]}") from None
+    except (Exception, SystemExit) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{said} cannot be imported: {why}") from None
     defined = {name for base in getattr(cls, "__mro__", ()) for name in vars(base)}
     lacking = sorted({*getattr(cls, "__abstractmethods__", ())} | {*INTERFACES[where]} - defined)
     if lacking or not hasattr(cls, "__dataclass_fields__"):

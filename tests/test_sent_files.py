@@ -1,5 +1,6 @@
 """Files that somebody sent: configs, data and folders of runs are read, and run no code (SECURITY.md)."""
 
+import os
 import pickle
 
 import pytest
@@ -98,3 +99,56 @@ def test_a_checkpoint_that_is_a_pickle(monkeypatch, capsys, tmp_path, trap):
 
     (tmp_path / "run" / "checkpoint.safetensors").write_bytes(pickle.dumps(Sent()))
     one_line(fedopt(monkeypatch, capsys, *arguments, "budget.rounds=8", "resume=true"), "checkpoint.safetensors")
+
+
+HIDDEN = {  # files, by their path beside the config folder `own`
+    "a date that cannot be": {"own/experiment/sent.yaml": "experiment: {when: 2026-99-99}\n"},
+    "a tag": {"own/experiment/sent.yaml": "experiment: {when: !!python/object/apply:pathlib.PosixPath [a]}\n"},
+    "an escaped name": {"own/experiment/sent.yaml": '"\\x68ydra": {callbacks: {y: {_target_: sent.touch}}}\n'},
+    "a folder beside": {"own/experiment/sent.yaml": "defaults: [/../beside/sent, _self_]\n", "beside/sent.yaml": ""},
+    "a choice beside": {
+        "own/experiment/sent.yaml": "defaults: [override /algo: ../../beside/sent, _self_]\n",
+        "beside/sent.yaml": "",
+    },
+}
+
+
+@pytest.mark.parametrize("case", [*HIDDEN, "a linked folder"])
+def test_a_file_that_sets_up_hydra_unseen(case, monkeypatch, capsys, tmp_path, trap):
+    """Read as Hydra reads it, and judged by what comes of it."""
+    files = HIDDEN.get(case, {"own/experiment/sent.yaml": "", "beside/sent.yaml": ""})
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        setting = "" if "defaults" in text or "x68" in text else f"hydra:\n  {CALLBACK}\n"
+        path.write_text("# @package _global_\n" + text + setting)
+    if case == "a linked folder":
+        (tmp_path / "own" / "experiment" / "sub").symlink_to(tmp_path / "beside")
+        (tmp_path / "own" / "experiment" / "sent.yaml").write_text("defaults: [/experiment/sub/sent, _self_]\n")
+    words = ["-m", "--config-dir", str(tmp_path / "own"), *TINY, "experiment=sent", "seed=0,1"]
+    one_line(fedopt(monkeypatch, capsys, *words, f"output_dir={tmp_path / 'run'}"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "aliases"])
+def test_config_files_that_have_no_end(kind, monkeypatch, capsys, tmp_path):
+    """They are not waited for."""
+    path = tmp_path / "own" / "preset" / "endless.yaml"
+    path.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
+        path.write_text("\n".join(["a0: &a0 [x]", *levels]))
+    words = ["--config-dir", str(tmp_path / "own"), *TINY, f"output_dir={tmp_path / 'run'}"]
+    one_line(fedopt(monkeypatch, capsys, *words), "endless.yaml")
+
+
+def test_a_preset_that_a_file_names(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "own" / "experiment" / "mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("# @package _global_\ndefaults:\n  - override /preset: fedmsa/nope\n")
+    words = ["--config-dir", str(tmp_path / "own"), "experiment=mine", f"output_dir={tmp_path / 'run'}"]
+    one_line(fedopt(monkeypatch, capsys, *words), "preset=fedmsa/nope", "fedmsa/mco")

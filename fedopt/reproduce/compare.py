@@ -133,11 +133,9 @@ def _usable(paths: Sequence[Path], x: str) -> list[Recorded]:
 
 def read(folder: Path, x: str) -> Recorded:
     """Its rows that are whole so far. Raises OSError, ValueError, YAMLError or UserError where it is of no use."""
-    if missing := [name for name in ("config.yaml", "metrics.csv", "run.json") if not (folder / name).exists()]:
+    if missing := [name for name in ("config.yaml", "metrics.csv", "run.json") if not (folder / name).is_file()]:
         raise UserError(f"no {' and no '.join(missing)}")
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    if not isinstance(config, dict):
-        raise UserError("config.yaml holds no config")
+    config = RunFolder(folder).config()
     metrics: dict[str, Metric] = {}
     with suppress(KeyError, TypeError):
         metrics = {fields["name"]: Metric(**fields) for fields in read_json(folder / "run.json").get("metrics", [])}

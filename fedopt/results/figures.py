@@ -1,7 +1,7 @@
 """The pictures in a run's folder."""
 
 from collections.abc import Sequence
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 
 import matplotlib
@@ -49,7 +49,7 @@ def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
 
 def metrics(path: Path, csv: Path, metrics: Sequence[Metric]) -> None:
     """Every metric against communication rounds."""
-    table = pd.read_csv(csv)
+    table = pd.read_csv(StringIO(csv.read_text()))  # pandas would take a ~ in a path for the home folder
     columns = min(len(metrics), 3)
     rows = -(-len(metrics) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3 * rows), layout="constrained", squeeze=False)

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
+from fedopt.config import config_text
 from fedopt.errors import UserError
 
 FILES: tuple[str, ...] = (
@@ -31,6 +32,7 @@ FILES: tuple[str, ...] = (
     ".lock",
 )
 FILES += ("partition.png", "metrics.png", "traceback.txt", "memory.0", "memory.1")
+LEFT_OVER = {"summary.json", "run.json", "traceback.txt", "log.txt"}  # by a run that failed before it began
 ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
 
 
@@ -102,8 +104,8 @@ class RunFolder:
         """config.yaml. Raises UserError where it cannot be read."""
         path = self.path / "config.yaml"
         try:
-            config = yaml.safe_load(path.read_text())
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            config = yaml.safe_load(config_text(path))
+        except (OSError, ValueError, RecursionError, yaml.YAMLError, UserError) as error:
             why = str(error).splitlines()[0]
             raise UserError(f"{path}: cannot be read ({why}); choose another output_dir") from None
         if not isinstance(config, dict):
@@ -113,9 +115,9 @@ class RunFolder:
     @property
     def used(self) -> bool:
         """Whether a run has begun here, or somebody else's files would be written over."""
-        files = (self.path / "config.yaml", self.metrics, self.checkpoint)
-        summary = os.path.lexists(self.path / "summary.json") and self.summary().get("status") != "failed"
-        return summary or any(map(os.path.lexists, files))
+        there = {name for name in FILES if os.path.lexists(self.path / name)} - {".lock"}
+        before_it_began = self.summary().get("status") == "failed"
+        return bool(there - LEFT_OVER if before_it_began else there)
 
     def status(self) -> str | None:
         """The status of the run in this folder, None where there is none."""
@@ -144,11 +146,12 @@ class MetricsFile:
         """keep: bytes of an earlier part to go on from, None to begin anew."""
         self.path = path
         self.columns: list[str] = []
-        self._hash = hashlib.sha256()
+        self._hash, self.written = hashlib.sha256(), 0
         self._file = path.open("r+b" if keep else "xb", buffering=0)
         if keep:
             self._file.truncate(keep)
             self._hash.update(rows := self._file.read())
+            self.written = len(rows)
             self.columns = rows.decode().split("\n", 1)[0].split(",")
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -163,7 +166,7 @@ class MetricsFile:
 
     def _write(self, line: str) -> None:
         """Unbuffered, so that a killed process loses nothing, and undone when the disk takes only a part."""
-        before, rest = self.size, (line + "\n").encode()
+        before, rest = self.written, (line + "\n").encode()
         try:
             while rest:
                 rest = rest[os.write(self._file.fileno(), rest) :]
@@ -171,15 +174,14 @@ class MetricsFile:
             os.ftruncate(self._file.fileno(), before)
             raise OSError(error.errno, error.strerror, str(self.path)) from error
         self._hash.update((line + "\n").encode())
-
-    @property
-    def size(self) -> int:
-        """Bytes so far."""
-        return os.fstat(self._file.fileno()).st_size
+        self.written += len((line + "\n").encode())
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk. Raises OSError."""
+        """Wait until all rows are on the disk. Raises OSError, and UserError where another program replaced or changed the file."""
         os.fsync(self._file.fileno())
+        ours, there = os.fstat(self._file.fileno()), self.path.stat() if self.path.exists() else None
+        if there is None or not os.path.samestat(ours, there) or there.st_size != self.written:
+            raise UserError(f"{self.path}: another program replaced or changed it while the run was writing")
 
     @property
     def hash(self) -> str:

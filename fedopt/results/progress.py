@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -16,12 +17,13 @@ class Display:
 
     def __init__(self, title: str, metrics: Sequence[str], quiet: bool = False):
         self._shown = metrics[:SHOWN]
+        quiet = quiet or sys.stderr is None  # closed by whoever started this process
         self._console = Console(stderr=True, quiet=quiet)
         self._last_line = 0.0
         self._metrics = ""
         name, text = TextColumn(title, markup=False), TextColumn("{task.fields[text]}", markup=False)
         columns = (name, BarColumn(), TaskProgressColumn(), text, TimeElapsedColumn(), "eta", TimeRemainingColumn())
-        self._on = sys.stderr.isatty() and not quiet
+        self._on = not quiet and sys.stderr.isatty()
         self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._on)
         self._task = self._bar.add_task(title, total=1.0, text="")
         self._bar.start()
@@ -37,7 +39,9 @@ class Display:
         if not self._on and (last or row["round"] == 0 or time.monotonic() - self._last_line > 2):
             self._last_line = time.monotonic()
             text = f"round {row['round']:>6}  comm_rounds {row['comm_rounds']:>6}  {self._metrics}"
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            # A reader that is gone, or a full disk, is no reason to end a run
+            with suppress(OSError, SystemExit):
+                self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         if self._on:
