@@ -19,7 +19,7 @@ import fedopt
 from fedopt.command import GROUPS, Parser, answer
 from fedopt.config import CONF, composed, composed_of, options, parsed, resolve
 from fedopt.errors import UserError
-from fedopt.results.folder import RunFolder, slug
+from fedopt.results.folder import RunFolder, refuse_links, slug
 from fedopt.settings import cores
 
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
@@ -70,7 +70,7 @@ def _single(resolved: dict[str, Any], chosen: dict[str, str], overrides: list[st
     from fedopt import run
 
     status, folder = run.execute(resolved, lambda: _run_path(resolved, chosen, overrides), overrides)
-    if int(os.environ.get("RANK", "0")) == 0:
+    if run.ranks.rank() == 0:
         print(_last_line(status, folder))
     return EXIT[status]
 
@@ -88,7 +88,7 @@ def _run_path(config: dict[str, Any], chosen: dict[str, str], overrides: list[st
 
 def _last_line(status: str, folder: RunFolder) -> str:
     summary = folder.summary()
-    values = "  ".join(f"{name} {value:.5g}" for name, value in summary.get("final", {}).items() if value is not None)
+    values = "  ".join(f"{name} {value:.5g}" for name, value in folder.numbers("final").items())
     line = f"{status} after {summary.get('round')} rounds ({summary.get('seconds')} s): {values}"
     line += f"\nresults: {folder.path}"
     if status == "interrupted":
@@ -105,9 +105,10 @@ def _sweep(overrides: list[str], folders: list[str]) -> int:
     """All combinations, by Hydra; what came out is said also when it was interrupted."""
     _refuse_hydra(overrides, ("hydra/launcher", "hydra.launcher."))
     folder = _prepare_sweep(overrides, folders)
+    refuse_links(folder / name for name in ("multirun.yaml", "sweep.csv"))
     own = [word for path in folders for word in ("--config-dir", path)]
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = [sys.argv[0], "--multirun", *own, *overrides, "~hydra.callbacks", f"hydra.sweep.dir='{folder}'"]
+    sys.argv = [sys.argv[0], "--multirun", *own, *overrides, f"hydra.sweep.dir='{folder}'"]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
     try:
         _run_hydra()

@@ -17,7 +17,8 @@ from fedopt.errors import UserError, nearest, unknown
 
 GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "preset", "experiment")
 
-speaks = int(os.environ.get("RANK", "0")) == 0  # of several ranks the main one; `run.execute` chooses when one fails
+# Of several ranks the main one; `run.execute` chooses another when one fails
+speaks = os.environ.get("RANK", "0") == "0" or "WORLD_SIZE" not in os.environ
 
 
 class Parser(argparse.ArgumentParser):

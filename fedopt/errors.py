@@ -1,10 +1,25 @@
 """The one exception for mistakes that a user can mend, and words that help."""
 
+import os
+from contextlib import suppress
 from difflib import get_close_matches
+from typing import TypeVar
+
+T = TypeVar("T", int, float)
 
 
 class UserError(Exception):
     """Shown as one line, without a traceback; the message names what is wrong, where, and what to do."""
+
+
+def number_of(variable: str, default: T) -> T:
+    """A number that the environment sets, or the default. Raises UserError where it is no number from 0 on, or no whole one."""
+    text = os.environ.get(variable, str(default))
+    with suppress(ValueError):
+        number = type(default)(text)
+        if number >= 0:
+            return number
+    raise UserError(f"{variable}={text}: this variable of the environment must be a number from 0 on")
 
 
 def nearest(word: str, known: list[str]) -> str:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import torch
 
-from fedopt.errors import UserError
+from fedopt.errors import UserError, number_of
 from fedopt.settings import Hardware, cores
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
@@ -22,12 +22,12 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise UserError("hardware.device=cuda: this torch sees no GPU; use hardware=cpu or a CUDA build of torch")
-        index = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", "0"))
+        index = device.index if device.index is not None else number_of("LOCAL_RANK", 0)
         if index >= torch.cuda.device_count():
             raise UserError(f"hardware.device=cuda:{index}: there are {torch.cuda.device_count()} GPUs, counted from 0")
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
-    processes = jobs * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    processes = jobs * max(1, number_of("LOCAL_WORLD_SIZE", 1))
     asked = os.environ.get("OMP_NUM_THREADS", "")
     asked = "" if asked == "1" and "TORCHELASTIC_RUN_ID" in os.environ else asked  # torchrun's own choice
     ours = int(asked) if asked.isdecimal() and 0 < int(asked) <= 4096 else max(1, cores() // processes)

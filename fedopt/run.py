@@ -19,7 +19,7 @@ import yaml
 from pydantic import NonNegativeFloat, NonNegativeInt, TypeAdapter
 
 from fedopt import command
-from fedopt.errors import UserError
+from fedopt.errors import UserError, number_of
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation import ranks
 from fedopt.federation.ledger import Ledger
@@ -33,7 +33,7 @@ from fedopt.results.trackers import Tracker
 from fedopt.settings import build_target
 
 # Wall time between checkpoints, at least
-CHECKPOINT_SECONDS = float(os.environ.get("FEDOPT_CHECKPOINT_SECONDS", "5"))
+CHECKPOINT_SECONDS = number_of("FEDOPT_CHECKPOINT_SECONDS", 5.0)
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
 START_OVER = "put back a good copy, or delete checkpoint.safetensors to start this run over with resume=true"
 
@@ -348,7 +348,10 @@ def execute(
 def _run_in(folder: RunFolder, run: Run) -> str:
     """Run to the end, of all ranks; returns the status. A failure is recorded in the folder."""
     try:
-        status = run()
+        try:
+            status = run()
+        except SystemExit as stop:  # of an algorithm or a problem of one's own
+            raise UserError(f"something called sys.exit({stop.code}), which ends no run") from stop
         ranks.finish()
         return status
     except Exception as error:

@@ -2,13 +2,17 @@
 
 import os
 import resource
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import TINY, fedopt, run
+from command import ROOT, TINY, fedopt, run
 
 from fedopt.results.folder import RunFolder
+from fedopt.run import Run
 
 DIGITS = ["problem=classification", "algo=fedavg", "dataset=digits", "problem.model=linear", "budget.rounds=1"]
 
@@ -299,3 +303,122 @@ def without_time(path: Path) -> list[list[str]]:
 def test_no_permission(monkeypatch, capsys, tmp_path):
     tmp_path.chmod(0o500)
     one_line(fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path / 'run'}"), "Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("WORLD_SIZE", "abc"),
+        ("WORLD_SIZE", "-1"),
+        ("LOCAL_WORLD_SIZE", "abc"),
+        ("FEDOPT_CHECKPOINT_SECONDS", "abc"),
+    ],
+)
+def test_odd_environment(name, value, tmp_path):
+    one_line(run(*TINY, "output_dir=run", cwd=tmp_path, env={name: value}), f"{name}={value}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_environment_of_other_programs(tmp_path):
+    """A rank of a world that is not named, and a backend of figures that is not there, change nothing."""
+    env = {"RANK": "5", "LOCAL_WORLD_SIZE": "0", "MPLBACKEND": "nope"}
+    result = run(*TINY, "output_dir=run", cwd=tmp_path, env=env)
+    assert result.code == 0, result.err
+    assert "results: run" in result.out
+
+
+def test_ranks_that_nobody_started(tmp_path):
+    result = run(*TINY, "output_dir=run", cwd=tmp_path, env={"WORLD_SIZE": "2", "RANK": "0"})
+    one_line(result, "other processes cannot be found", "MASTER_ADDR")
+
+
+@pytest.mark.parametrize("shut", ["err", "reader", "full"])
+def test_nobody_reads_the_progress(shut, tmp_path):
+    """A run does not end because of what shows it."""
+    command = [sys.executable, "-m", "fedopt", *TINY, "output_dir=run"]
+    ends = {"err": "2>&-", "reader": "2> >(true)", "full": "2>/dev/full"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(["bash", "-c", f"{shlex.join(command)} {ends[shut]}"], cwd=tmp_path, env=env, capture_output=True)
+    assert RunFolder(tmp_path / "run").status() == "finished"
+
+
+OWN = """
+import sys
+from dataclasses import dataclass
+from fedopt.algorithms.fedmsa import FedMSA
+
+
+@dataclass(frozen=True)
+class Ends(FedMSA):
+    def step(self, s, problem, fed):
+        sys.exit(0)
+"""
+
+
+def test_an_algorithm_that_ends_the_program(monkeypatch, capsys, tmp_path):
+    (tmp_path / "ends.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = RunFolder(tmp_path / "run")
+    result = fedopt(monkeypatch, capsys, *TINY, "algo._target_=ends.Ends", f"output_dir={folder.path}")
+    assert result.code == 2
+    assert "sys.exit(0)" in result.err
+    assert folder.status() is None or folder.summary()["status"] == "failed"
+
+
+@pytest.mark.parametrize("target", ["unittest.__main__.X", "lib2to3.__main__.X"])
+def test_programs_are_not_imported(target, monkeypatch, capsys):
+    one_line(fedopt(monkeypatch, capsys, *TINY, f"algo._target_={target}"), target, "program")
+
+
+@pytest.mark.parametrize("name", ["run.json", "log.txt", "partition.png", "memory.0", "traceback.txt"])
+def test_names_that_are_taken(name, monkeypatch, capsys, tmp_path):
+    (tmp_path / name).write_text("mine")
+    one_line(fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path}"), str(tmp_path), "choose another")
+    assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["multirun.yaml", "sweep.csv"])
+def test_a_sweep_writes_through_no_link(name, monkeypatch, capsys, tmp_path):
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / name).symlink_to(tmp_path / "victim")
+    result = fedopt(monkeypatch, capsys, "-m", *TINY, "seed=0,1", f"output_dir={tmp_path / 'sweep'}")
+    one_line(result, name, "link")
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+@pytest.mark.parametrize("how", ["replaced", "emptied", "gone"])
+def test_rows_that_another_program_takes_away(how, monkeypatch, capsys, tmp_path):
+    """The run ends in one line instead of writing where nobody reads."""
+    evaluate, csv = Run._evaluate, tmp_path / "run" / "metrics.csv"
+
+    def meddled(self, *arguments):
+        evaluate(self, *arguments)
+        if self.at.round == 2:
+            content = csv.read_bytes()
+            if how == "emptied":
+                os.truncate(csv, 0)
+            else:
+                csv.unlink()
+            if how == "replaced":
+                csv.write_bytes(content)
+
+    monkeypatch.setattr(Run, "_evaluate", meddled)
+    result = fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path / 'run'}")
+    assert result.code == 2
+    assert "another program" in result.err.splitlines()[-1]
+    assert "bug" not in result.err
+
+
+@pytest.mark.parametrize("summary", ['{"status": "finished", "final": [3]}', '{"final": {"a": "b"}, "best": 1}'])
+def test_an_odd_summary(summary, monkeypatch, capsys, tmp_path):
+    arguments = [*TINY, f"output_dir={tmp_path / 'run'}"]
+    assert fedopt(monkeypatch, capsys, *arguments).code == 0
+    (tmp_path / "run" / "summary.json").write_text(summary)
+    assert fedopt(monkeypatch, capsys, *arguments, "resume=true").code == 0
+
+
+def test_a_folder_named_like_a_home(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, *TINY, "output_dir='~/x'").code == 0
+    assert (tmp_path / "~" / "x" / "metrics.png").exists()

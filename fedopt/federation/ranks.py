@@ -17,7 +17,7 @@ import torch.distributed.nn.functional
 from torch import Tensor
 
 import fedopt
-from fedopt.errors import UserError
+from fedopt.errors import UserError, number_of
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def start() -> None:
     Until `finish` or `stop`, this process ends when torchrun does. Raises UserError when the others cannot be reached.
     """
     global _store
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+    if number_of("WORLD_SIZE", 1) <= 1 or dist.is_initialized():
         return
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_when(lambda: os.getppid() != fedopt.PARENT)
@@ -82,6 +82,8 @@ def _reaching_others() -> Iterator[None]:
     """Raises UserError where a connection breaks."""
     try:
         yield
+    except ValueError as error:  # what torchrun sets is missing
+        raise UserError(f"the other processes cannot be found: {str(error).splitlines()[0]}") from error
     except RuntimeError as error:
         if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
             raise  # memory, or what a GPU reports late
@@ -107,7 +109,9 @@ def count() -> int:
 
 def rank() -> int:
     """0 .. count() - 1, also before `start`."""
-    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+    if dist.is_initialized():
+        return dist.get_rank()
+    return number_of("RANK", 0) if number_of("WORLD_SIZE", 1) > 1 else 0
 
 
 def total(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -180,8 +180,7 @@ def _outcome(path: Path, task: Task, exitcode: int | None) -> tuple[str, str]:
     status = str(summary.get("status", "failed"))
     if status == "failed" or (exitcode and status not in ENDED):
         return "failed", str(summary.get("error") or f"its process ended with code {exitcode}").splitlines()[0]
-    values = summary.get("final", {})
-    return status, "  ".join(f"{name} {values[name]:.4g}" for name in values if values[name] is not None)
+    return status, "  ".join(f"{name} {value:.4g}" for name, value in RunFolder(path).numbers("final").items())
 
 
 # What there is

@@ -46,9 +46,8 @@ def report(folder: Path) -> int:
         row = {"run": path.name, "status": summary.get("status")}
         row |= dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
         row |= {name: summary.get(name) for name in ("round", "comm_rounds", "bytes", "seconds")}
-        row |= {f"final_{name}": value for name, value in summary.get("final", {}).items()}
-        row |= {f"best_{name}": value for name, value in summary.get("best", {}).items()}
-        row |= {f"target_{name}": value for name, value in (summary.get("to_target") or {}).items()}
+        for part, name in (("final", "final"), ("best", "best"), ("to_target", "target")):
+            row |= {f"{name}_{metric}": value for metric, value in RunFolder(path).numbers(part).items()}
         rows.append({**row, "error": summary.get("error")})
     write_atomically(folder / "sweep.csv", pd.DataFrame(rows).to_csv(index=False).encode())
     counts = Counter(row["status"] for row in rows)

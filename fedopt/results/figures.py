@@ -1,12 +1,11 @@
 """The pictures in a run's folder."""
 
+import os
 from collections.abc import Sequence
 from io import BytesIO, StringIO
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
+os.environ["MPLBACKEND"] = "Agg"
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd

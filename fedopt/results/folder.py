@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,6 +71,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Raises UserError where writing to one of these paths would write elsewhere too: it is a link, or no plain file."""
+    for file in paths:
+        if file.is_symlink() or (file.exists() and not (file.is_file() and file.stat().st_nlink == 1)):
+            raise UserError(f"{file}: is a link or no plain file, and is not written to; choose another output_dir")
+
+
 class RunFolder:
     """The files of one run, locked while it is open."""
 
@@ -84,9 +91,7 @@ class RunFolder:
         """Create the folder and lock it. Raises UserError when another process holds it, or a file in it is not a file of this
         folder alone, so that nothing outside of it is ever written; OSError when it cannot be made."""
         self.path.mkdir(parents=True, exist_ok=True)
-        for file in (self.path / name for name in FILES):
-            if file.is_symlink() or (file.exists() and not (file.is_file() and file.stat().st_nlink == 1)):
-                raise UserError(f"{file}: is a link or no plain file, and is not written to; choose another output_dir")
+        refuse_links(self.path / name for name in FILES)
         try:
             self._lock.acquire()
         except Timeout:
@@ -127,12 +132,18 @@ class RunFolder:
         """summary.json, empty where it is not there or broken."""
         return read_json(self.path / "summary.json")
 
+    def numbers(self, name: str) -> dict[str, float]:
+        """The numbers of a part of summary.json, such as final, by the names of the metrics."""
+        part = self.summary().get(name)
+        found = part if isinstance(part, dict) else {}
+        return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         finite = json.loads(json.dumps(content), parse_constant=lambda _: None)  # JSON has no nan and no infinity
         self.write_text(name, json.dumps(finite, indent=2) + "\n")
 
     def write_text(self, name: str, content: str) -> None:
-        write_atomically(self.path / name, content.encode())
+        write_atomically(self.path / name, content.encode(errors="backslashreplace"))
 
     def log(self, line: str) -> None:
         with (self.path / "log.txt").open("a") as file:
@@ -180,7 +191,8 @@ class MetricsFile:
         """Wait until all rows are on the disk. Raises OSError, and UserError where another program replaced or changed the file."""
         os.fsync(self._file.fileno())
         ours, there = os.fstat(self._file.fileno()), self.path.stat() if self.path.exists() else None
-        if there is None or not os.path.samestat(ours, there) or there.st_size != self.written:
+        same = there is not None and os.path.samestat(ours, there) and there.st_size == self.written
+        if not same or rows_hash(self.path, self.written) != self.hash:
             raise UserError(f"{self.path}: another program replaced or changed it while the run was writing")
 
     @property
