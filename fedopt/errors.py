@@ -31,4 +31,5 @@ def nearest(word: str, known: list[str]) -> str:
 
 def unknown(group: str, option: str, known: list[str]) -> str:
     """The line that answers a config group's option that does not exist."""
-    return f"{group}={option}: there is no such {group}{nearest(option, known)}; there are {', '.join(known)}"
+    shown = option if len(option) < 100 else f"{option[:60]}...{option[-20:]}"
+    return f"{group}={shown}: there is no such {group}{nearest(option, known)}; there are {', '.join(known)}"
