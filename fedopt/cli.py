@@ -19,7 +19,7 @@ import fedopt
 from fedopt.command import GROUPS, Parser, answer
 from fedopt.config import CONF, composed, composed_of, options, parsed, resolve
 from fedopt.errors import UserError
-from fedopt.results.folder import RunFolder, refuse_links, slug
+from fedopt.results.folder import RunFolder, numbers_of, refuse_links, slug
 from fedopt.settings import cores
 
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
@@ -88,7 +88,7 @@ def _run_path(config: dict[str, Any], chosen: dict[str, str], overrides: list[st
 
 def _last_line(status: str, folder: RunFolder) -> str:
     summary = folder.summary()
-    values = "  ".join(f"{name} {value:.5g}" for name, value in folder.numbers("final").items())
+    values = "  ".join(f"{name} {value:.5g}" for name, value in numbers_of(summary.get("final")).items())
     line = f"{status} after {summary.get('round')} rounds ({summary.get('seconds')} s): {values}"
     line += f"\nresults: {folder.path}"
     if status == "interrupted":

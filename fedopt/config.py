@@ -48,14 +48,14 @@ def composed_of(overrides: Iterable[str], folders: Iterable[str | Path] = ()) ->
     words, own = tuple(overrides), tuple(str(folder) for folder in folders)
     check_choices(words, own)
     check_folders(own)
-    overrides = dict(zip(words, parsed(words), strict=False))
+    read = dict(zip(words, parsed(words), strict=True))
     keys = {word: word.partition("=")[0] for word in words}
     groups = {key for key in keys.values() if any((root / key).is_dir() for root in (CONF, *map(Path, own)))}
     values = [word for word in words if _VALUE.fullmatch(keys[word]) and keys[word] not in groups]
     try:
         choose = _compose if own else _compose_once  # one's own files may change meanwhile
         config, options = deepcopy(choose(tuple(word for word in words if word not in values), own))
-        for override in (overrides[word] for word in values):
+        for override in (read[word] for word in values):
             OmegaConf.update(config, override.key_or_group, override.value())
         return config, options
     except (HydraException, OmegaConfBaseException):
@@ -91,28 +91,26 @@ def check_folders(folders: Iterable[str | Path]) -> None:
         raise UserError(f"--config-dir={missing}: there is no such folder")
     for folder in map(Path, folders):
         for path in folder.rglob("*"):
-            if path.is_dir():
-                if path.is_symlink():
-                    raise UserError(f"{path}: is a link; put the folder itself there")
-                continue
-            if path.suffix != ".yaml":
-                continue
-            node = None
-            try:
-                text = config_text(path)
-                # As Hydra reads it; what it cannot read it does not obey either, and says so where it is chosen
-                node = OmegaConf.to_container(OmegaConf.create(text))
-            except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException):
-                text = ""
-            keys = [str(key) for key in node] if isinstance(node, dict) else []
-            defaults = str(node.get("defaults")) if isinstance(node, dict) else ""
-            header = "".join(line for line in text.splitlines() if "@package" in line)
-            if "hydra" in path.relative_to(folder).parts[:-1] or any(
-                "hydra" in said for said in (*keys, defaults, header)
-            ):
-                raise UserError(f"{path}: sets up Hydra, which could run code; remove all that names hydra from it")
-            if ".." in defaults:
-                raise UserError(f"{path}: its defaults leave the folder; put the file that they name into it")
+            if path.is_dir() and path.is_symlink():
+                raise UserError(f"{path}: is a link; put the folder itself there")
+            if path.suffix == ".yaml" and not path.is_dir():
+                _check_file(folder, path)
+
+
+def _check_file(folder: Path, path: Path) -> None:
+    text, node = "", None
+    # As Hydra reads it; what it cannot read it does not obey either, and says so where it is chosen
+    with suppress(OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException):
+        text = config_text(path)
+        node = OmegaConf.to_container(OmegaConf.create(text))
+    content = node if isinstance(node, dict) else {}
+    defaults = str(content.get("defaults"))
+    header = "".join(line for line in text.splitlines() if "@package" in line)
+    named = "hydra" in path.relative_to(folder).parts[:-1]
+    if named or any("hydra" in str(said) for said in (*content, defaults, header)):
+        raise UserError(f"{path}: sets up Hydra, which could run code; remove all that names hydra from it")
+    if ".." in defaults:
+        raise UserError(f"{path}: its defaults leave the folder; put the file that they name into it")
 
 
 def config_text(path: Path) -> str:
@@ -131,18 +129,17 @@ def config_text(path: Path) -> str:
 
 def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
     search = ",".join("file://" + os.path.abspath(folder) for folder in folders)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        own = [f"hydra.searchpath=[{search}]"] if search else []
-        try:
-            config = compose("config", overrides=[*own, *overrides], return_hydra_config=True)
-        except (HydraException, OmegaConfBaseException, OSError, MemoryError):
-            raise
-        except Exception as error:  # a file that is no YAML, a defaults list of numbers, a word like =1
-            mark = getattr(error, "problem_mark", None)
-            where = f"{Path(mark.name).name}, line {mark.line + 1}: " if mark else ""
-            problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-            raise UserError(f"the config cannot be read: {where}{problem}") from None
-    if folders and _set_up(config) != _set_up(_of_hydra()):
+    own = [f"hydra.searchpath=[{search}]"] if search else []
+    try:
+        config = _with_hydra(*own, *overrides)
+    except (HydraException, OmegaConfBaseException, OSError, MemoryError):
+        raise
+    except Exception as error:  # a file that is no YAML, a defaults list of numbers, a word like =1
+        mark = getattr(error, "problem_mark", None)
+        where = f"{Path(mark.name).name}, line {mark.line + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"the config cannot be read: {where}{problem}") from None
+    if folders and _set_up(config) != _set_up_by_us():
         raise UserError(f"{', '.join(folders)}: a file there sets up Hydra, which could run code")
     with open_dict(config):
         choices = dict(config.pop("hydra").runtime.choices)
@@ -156,10 +153,15 @@ def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[Dict
 _compose_once = cache(_compose)
 
 
-@cache
-def _of_hydra() -> DictConfig:
+def _with_hydra(*words: str) -> DictConfig:
+    """The config that these words compose to, with Hydra's own node."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", return_hydra_config=True)
+        return compose("config", overrides=list(words), return_hydra_config=True)
+
+
+@cache
+def _set_up_by_us() -> Any:
+    return _set_up(_with_hydra())
 
 
 def _set_up(config: DictConfig) -> Any:

@@ -85,9 +85,8 @@ class Progress:
 def progress_of(said: Mapping[str, Any]) -> Progress:
     """From what a checkpoint says. Raises UserError for a wrong type or a negative number."""
     try:
-        return TypeAdapter(Progress).validate_python(
-            {name: said[name] for name in said if name not in ("run", "length", "rows", "memory")}
-        )
+        own = {name: value for name, value in said.items() if name in Progress.__dataclass_fields__}
+        return TypeAdapter(Progress).validate_python(own)
     except ValueError as error:
         raise UserError(f"the checkpoint says what cannot be: {' '.join(str(error).split())}") from None
 

@@ -26,7 +26,7 @@ from fedopt.reproduce.compare import plus_minus, print_table, write_table
 from fedopt.reproduce.published import Published, Task, chosen, load, names, tasks
 from fedopt.reproduce.report import report
 from fedopt.reproduce.sweep import job_of_many
-from fedopt.results.folder import ENDED, RunFolder, write_atomically
+from fedopt.results.folder import ENDED, RunFolder, numbers_of, write_atomically
 from fedopt.settings import cores
 
 RUNS = "runs"  # the folder of all runs, in the output folder
@@ -180,7 +180,7 @@ def _outcome(path: Path, task: Task, exitcode: int | None) -> tuple[str, str]:
     status = str(summary.get("status", "failed"))
     if status == "failed" or (exitcode and status not in ENDED):
         return "failed", str(summary.get("error") or f"its process ended with code {exitcode}").splitlines()[0]
-    return status, "  ".join(f"{name} {value:.4g}" for name, value in RunFolder(path).numbers("final").items())
+    return status, "  ".join(f"{name} {value:.4g}" for name, value in numbers_of(summary.get("final")).items())
 
 
 # What there is

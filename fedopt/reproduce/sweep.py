@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedopt.command import say
 from fedopt.errors import UserError
-from fedopt.results.folder import ENDED, RunFolder, read_json, write_atomically
+from fedopt.results.folder import ENDED, RunFolder, numbers_of, read_json, write_atomically
 from fedopt.results.identity import identity, refuse_other
 
 
@@ -47,7 +47,7 @@ def report(folder: Path) -> int:
         row |= dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
         row |= {name: summary.get(name) for name in ("round", "comm_rounds", "bytes", "seconds")}
         for part, name in (("final", "final"), ("best", "best"), ("to_target", "target")):
-            row |= {f"{name}_{metric}": value for metric, value in RunFolder(path).numbers(part).items()}
+            row |= {f"{name}_{metric}": value for metric, value in numbers_of(summary.get(part)).items()}
         rows.append({**row, "error": summary.get("error")})
     write_atomically(folder / "sweep.csv", pd.DataFrame(rows).to_csv(index=False).encode())
     counts = Counter(row["status"] for row in rows)

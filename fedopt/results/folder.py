@@ -62,6 +62,18 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def write_whole(file: int, content: bytes) -> None:
+    """To a descriptor, which may take only a part at a time. Raises OSError."""
+    while content:
+        content = content[os.write(file, content) :]
+
+
+def numbers_of(part: Any) -> dict[str, float]:
+    """The numbers of a part of summary.json, such as final, by the names of the metrics; what is none is left out."""
+    found = part if isinstance(part, dict) else {}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Empty where the file is not there or broken."""
     try:
@@ -132,12 +144,6 @@ class RunFolder:
         """summary.json, empty where it is not there or broken."""
         return read_json(self.path / "summary.json")
 
-    def numbers(self, name: str) -> dict[str, float]:
-        """The numbers of a part of summary.json, such as final, by the names of the metrics."""
-        part = self.summary().get(name)
-        found = part if isinstance(part, dict) else {}
-        return {name: value for name, value in found.items() if isinstance(value, int | float)}
-
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         finite = json.loads(json.dumps(content), parse_constant=lambda _: None)  # JSON has no nan and no infinity
         self.write_text(name, json.dumps(finite, indent=2) + "\n")
@@ -177,15 +183,14 @@ class MetricsFile:
 
     def _write(self, line: str) -> None:
         """Unbuffered, so that a killed process loses nothing, and undone when the disk takes only a part."""
-        before, rest = self.written, (line + "\n").encode()
+        before, content = self.written, (line + "\n").encode()
         try:
-            while rest:
-                rest = rest[os.write(self._file.fileno(), rest) :]
+            write_whole(self._file.fileno(), content)
         except OSError as error:
             os.ftruncate(self._file.fileno(), before)
             raise OSError(error.errno, error.strerror, str(self.path)) from error
-        self._hash.update((line + "\n").encode())
-        self.written += len((line + "\n").encode())
+        self._hash.update(content)
+        self.written += len(content)
 
     def sync(self) -> None:
         """Wait until all rows are on the disk. Raises OSError, and UserError where another program replaced or changed the file."""

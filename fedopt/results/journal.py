@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedopt.errors import UserError
 from fedopt.federation.memory import Memory
+from fedopt.results.folder import write_whole
 
 NAMES = ("memory.0", "memory.1")  # in turn: what is counted stays there until a checkpoint counts the other
 SPARE = 2**20  # bytes that may lie idle in a small journal
@@ -42,7 +43,8 @@ class Journal:
         with (self._folder / name).open("r+b" if size else "wb", buffering=0) as file:
             file.truncate(size)
             file.seek(size)
-            _write(file.fileno(), content)
+            write_whole(file.fileno(), content)
+            os.fsync(file.fileno())
         self._name, self._size, self._hash, self._counted = name, size + len(content), running, list(memories)
         return {"file": name, "size": self._size, "hash": running.hexdigest()}
 
@@ -106,10 +108,3 @@ def _read(content: bytes) -> Iterator[tuple[int, np.ndarray, bytes]]:
         clients = np.frombuffer(content, np.int64, rows, at + 32)
         at += 32 + 8 * rows + size
         yield number, clients, content[at - size : at]
-
-
-def _write(file: int, content: bytes) -> None:
-    """All of it, on the disk."""
-    while content:
-        content = content[os.write(file, content) :]
-    os.fsync(file)

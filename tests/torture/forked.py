@@ -35,7 +35,7 @@ class Ended(NamedTuple):
 
 
 class Command:
-    """A command that runs in a fork, in the folder `cwd`, with the leader's part in a new session."""
+    """A command that runs in a fork, in a session of its own, in the folder `cwd`."""
 
     def __init__(
         self, arguments: list[str], cwd: Path, program: str = "fedopt", before: Callable[[], object] | None = None
