@@ -1,15 +1,37 @@
-"""`python -m fedopt`, the same as the `fedopt` command."""
+"""The commands as programs, and `python -m fedopt`, the same as `fedopt`. Ctrl-C while Python still imports is one line, too."""
 
+import atexit
 import os
+import signal
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 with suppress(FileNotFoundError):  # a working directory that was removed
     if sys.path[0] in ("", os.getcwd()) and Path(__file__).parents[1] != Path.cwd():
         del sys.path[0]  # the working directory, where a file that was sent may lie
 
-from fedopt.cli import main
+from fedopt.interrupts import ending_at_once
+
+
+def main(module: str = "cli") -> None:
+    """Entry point of `fedopt`. module: of fedopt, whose `main` is called."""
+    with ending_at_once():
+        command = import_module(f"fedopt.{module}").main
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # when all is done
+    command()
+
+
+def compare() -> None:
+    """Entry point of `fedopt-compare`."""
+    main("reproduce.compare")
+
+
+def reproduce() -> None:
+    """Entry point of `fedopt-reproduce`."""
+    main("reproduce.reproduce")
+
 
 if __name__ == "__main__":
     main()

@@ -3,25 +3,29 @@
 Nothing here imports torch before a run starts, so that help and mistakes are answered at once.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from itertools import islice, product
+from math import prod
 from pathlib import Path
 from typing import Any
 
-import hydra
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn
 from omegaconf import DictConfig, OmegaConf
 
 import fedopt
 from fedopt.command import GROUPS, Parser, answer
-from fedopt.config import CONF, composed, composed_of, options, parsed, resolve
-from fedopt.errors import UserError
+from fedopt.config import CONF, composed, composed_of, options, parsed, quoted, refuse_hydra, resolve, search_path
+from fedopt.errors import UserError, first_line
+from fedopt.interrupts import ending_at_once
 from fedopt.results.folder import RunFolder, numbers_of, refuse_links, slug
 from fedopt.settings import cores
 
+MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
 
 
@@ -48,7 +52,7 @@ def _dispatch(arguments: list[str]) -> int:
     elif given.multirun and not given.cfg:
         return _sweep(given.overrides, given.folders)
     else:
-        _refuse_hydra(given.overrides, ())
+        refuse_hydra(given.overrides)
         config, chosen = composed_of(given.overrides, given.folders)
         if not given.cfg:
             return _single(resolve(config), chosen, given.overrides)
@@ -56,18 +60,9 @@ def _dispatch(arguments: list[str]) -> int:
     return 0
 
 
-def _refuse_hydra(overrides: Sequence[str], allowed: tuple[str, ...]) -> None:
-    """Raises UserError for an override that sets up Hydra itself, which can be told to call anything."""
-    for word in overrides:
-        key = word.lstrip("+~").partition("=")[0]
-        if key.partition("@")[0].split("/")[0].split(".")[0] == "hydra" and not key.startswith(allowed):
-            raise UserError(
-                f"{key}: is not for users; with -m, hydra/launcher and hydra.launcher.KEY choose how jobs run"
-            )
-
-
 def _single(resolved: dict[str, Any], chosen: dict[str, str], overrides: list[str]) -> int:
-    from fedopt import run
+    with ending_at_once():
+        from fedopt import run
 
     status, folder = run.execute(resolved, lambda: _run_path(resolved, chosen, overrides), overrides)
     if run.ranks.rank() == 0:
@@ -102,30 +97,32 @@ def _last_line(status: str, folder: RunFolder) -> str:
 
 
 def _sweep(overrides: list[str], folders: list[str]) -> int:
-    """All combinations, by Hydra; what came out is said also when it was interrupted."""
-    _refuse_hydra(overrides, ("hydra/launcher", "hydra.launcher."))
+    """All combinations, by Hydra; returns 1 when a run failed or was refused. What came out is said also after Ctrl-C."""
+    refuse_hydra(overrides, ("hydra/launcher", "hydra.launcher."))
     folder = _prepare_sweep(overrides, folders)
     refuse_links(folder / name for name in ("multirun.yaml", "sweep.csv"))
-    own = [word for path in folders for word in ("--config-dir", path)]
-    before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = [sys.argv[0], "--multirun", *own, *overrides, f"hydra.sweep.dir='{folder}'"]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
+    from fedopt.reproduce.sweep import report
+
+    batches: Sequence[Sequence[JobReturn]] = ()
     try:
-        _run_hydra()
-    finally:
-        sys.argv, full = before
-        os.environ.pop("HYDRA_FULL_ERROR")
-        if full is not None:
-            os.environ["HYDRA_FULL_ERROR"] = full
-        from fedopt.reproduce.sweep import report
+        with initialize_config_dir(str(CONF), version_base="1.3", job_name="fedopt"):
+            jobs = GlobalHydra.instance().hydra
+            assert jobs is not None
+            where = quoted(str(folder).replace("${", "\\${"))
+            batches = jobs.multirun("config", _job, [*search_path(folders), *overrides, f"hydra.sweep.dir={where}"])
+    except (ValueError, TypeError, ImportError) as error:
+        if not any(word.startswith("hydra") for word in overrides):
+            raise
+        raise UserError(f"hydra/launcher: {first_line(error)}") from error
+    except KeyboardInterrupt:
+        report(folder)
+        raise
+    refused = any(job.return_value == "refused" for batch in batches for job in batch)
+    return max(report(folder), refused)
 
-        code = report(folder) if folder.is_dir() else 0
-    return code
 
-
-@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-def _run_hydra(config: DictConfig) -> None:
-    """One job of a sweep, which never raises so that the others go on."""
+def _job(config: DictConfig) -> str:
+    """One job of a sweep, which never raises so that the others go on. Returns its status."""
     job = HydraConfig.get()
     overrides = list(job.overrides.task)
     folder = RunFolder(Path(job.sweep.dir) / slug(overrides))
@@ -137,23 +134,33 @@ def _run_hydra(config: DictConfig) -> None:
     print(f"{status:<12} {folder.path}", flush=True)
     if status == "interrupted":
         raise KeyboardInterrupt
+    return status
 
 
 def _prepare_sweep(texts: list[str], folders: list[str]) -> Path:
-    """Check every combination of group choices, so that no mistyped name ends a sweep half-way, and name the sweep's folder."""
-    overrides = parsed(texts)
-    swept = [_alternatives(o) if o.key_or_group in GROUPS else _alternatives(o)[:1] for o in overrides]
-    for combination in islice(product(*swept), 100):
-        composed((o for o in combination if not o.startswith("hydra")), folders)
-    chosen = [o.value() for o in overrides if o.key_or_group == "output_dir"]
-    named = [t for t in texts if not t.startswith("hydra")]
-    return Path(str(chosen[0])) if chosen else Path("outputs") / "multirun" / slug(named)
+    """Check every combination as far as its config tells, so that no mistake ends a sweep half-way, and name the sweep's folder."""
+    given = [_alternatives(override) for override in parsed(texts)]
+    if (runs := prod(map(len, given))) not in range(1, MOST_RUNS + 1):
+        raise UserError(f"this sweep has {'no run' if not runs else f'more than {MOST_RUNS:,} runs'}")
+    swept = [word for words in given if len(words) > 1 for word in words]
+    chosen = set()
+    for combination in product(*given):
+        try:
+            config = resolve(composed((word for word in combination if not word.startswith("hydra")), folders))
+        except UserError as error:
+            which = " ".join(word for word in combination if word in swept)
+            raise UserError(str(error) if which in str(error) else f"{which}: {error}") from None
+        chosen.add(config["output_dir"])
+    if len(chosen) > 1:
+        raise UserError(f"output_dir={','.join(map(str, chosen))}: a sweep has one, with a folder for each run in it")
+    named = [text for text in texts if not text.startswith("hydra")]
+    return Path(next(iter(chosen)) or Path("outputs") / "multirun" / slug(named))
 
 
 def _alternatives(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [override.input_line or ""]
-    values = list(islice(override.sweep_string_iterator(), 100))
+    values = islice(override.sweep_string_iterator(), MOST_RUNS + 1)
     return [f"{override.key_or_group}={value}" for value in values]
 
 

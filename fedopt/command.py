@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from itertools import pairwise
 from typing import NoReturn
 
@@ -13,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedopt.config import composed, flat, options
-from fedopt.errors import UserError, nearest, unknown
+from fedopt.errors import UserError, first_line, nearest, unknown
 
 GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "preset", "experiment")
 
@@ -32,6 +33,9 @@ def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> Non
     """Do the work and exit with the code that it returns, if any; with 2 for a mistake of the user's, 130 for Ctrl-C and 1 for a
     bug, and one line about it. With HYDRA_FULL_ERROR=1 they are raised instead.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for terminals without ± or box lines
     try:
         code = work()
     except KeyboardInterrupt:
@@ -44,7 +48,7 @@ def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> Non
             say(explain(error, arguments))
             code = 2
         else:
-            say(f"{type(error).__name__}: {_first_line(error)} (this is a bug: HYDRA_FULL_ERROR=1 shows where)")
+            say(f"{type(error).__name__}: {first_line(error)} (this is a bug: HYDRA_FULL_ERROR=1 shows where)")
             code = 1
     if code:
         sys.exit(code)
@@ -55,11 +59,11 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
     if isinstance(error, UserError):
         return str(error)
     if _too_large(error):
-        numbers = [word for word in arguments if re.fullmatch(r"[\w.]+=\d{4,}", word)]
+        numbers = [word for word in arguments if re.fullmatch(r"[\w.]+=-?(\d{4,}|\d[\d.]*e\+?\d+)", word)]
         largest = max(
-            numbers, key=lambda word: int(word.partition("=")[2][:4000]), default="a dimension, or a number of examples"
+            numbers, key=lambda word: abs(float(word.partition("=")[2])), default="a dimension or another number"
         )
-        return f"{largest}: is too large for the memory here ({_first_line(error)})"
+        return f"{largest}: is too large for the memory or the precision here ({first_line(error)})"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         missing = error.missing_cfg_file
         nested = missing.startswith(("experiment/", "preset/"))  # Hydra's options are those of one folder then
@@ -82,12 +86,14 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         return f"{error.override}: not an override; write key=value, with quotes around values that hold blanks, commas or braces"
     if isinstance(error, OSError):
         return f"{error.filename or 'output'}: {error.strerror or error}"
-    return _first_line(error)
+    return first_line(error)
 
 
 def _too_large(error: BaseException) -> bool:
     """Whether memory did not suffice, or a number does not fit into its type."""
-    return isinstance(error, MemoryError | OverflowError) or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError | OverflowError) or bool(
+        re.search("can't allocate memory|without overflow", first_line(error))
+    )
 
 
 def known_keys(arguments: Sequence[str]) -> list[str]:
@@ -105,10 +111,6 @@ def extra_folders(arguments: Sequence[str]) -> list[str]:
     """The config folders that a command names with --config-dir."""
     joined = [a.removeprefix("--config-dir=") for a in arguments if a.startswith("--config-dir=")]
     return joined + [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def say(line: str) -> None:

@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from fedopt.errors import UserError, unknown
+from fedopt.errors import UserError, first_line, unknown
 from fedopt.settings import Settings, build
 
 _inside, _beside = Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf"
@@ -67,7 +67,7 @@ def parsed(words: Iterable[str]) -> list[Override]:
     try:
         return OverridesParser.create().parse_overrides(list(words))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"a value cannot be read: {str(error).splitlines()[0]}") from None
+        raise UserError(f"a value cannot be read: {first_line(error)}") from None
 
 
 def check_choices(words: Iterable[str], folders: Iterable[str | Path] = ()) -> None:
@@ -84,6 +84,20 @@ def check_choices(words: Iterable[str], folders: Iterable[str | Path] = ()) -> N
             raise UserError(unknown(group, name, known))
 
 
+def refuse_hydra(words: Iterable[str], allowed: tuple[str, ...] = ()) -> None:
+    """Raises UserError for an override that sets up Hydra itself, which can be told to call anything.
+
+    allowed: how a key may begin all the same.
+    """
+    for word in words:
+        key = word.lstrip("+~").partition("=")[0]
+        ours = key.partition("@")[0].split("/")[0].split(".")[0] != "hydra"
+        if not ours and (not key.startswith(allowed) or "._" in key):
+            raise UserError(
+                f"{key}: is not for users; with -m, hydra/launcher and hydra.launcher.KEY choose how jobs run"
+            )
+
+
 def check_folders(folders: Iterable[str | Path]) -> None:
     """Raises UserError for a folder that is not there, and where a file in one sets up Hydra itself, which can be told to call
     anything: a file that was sent must not run code."""
@@ -94,13 +108,17 @@ def check_folders(folders: Iterable[str | Path]) -> None:
             if path.is_dir() and path.is_symlink():
                 raise UserError(f"{path}: is a link; put the folder itself there")
             if path.suffix == ".yaml" and not path.is_dir():
+                if (CONF / path.relative_to(folder)).exists():
+                    raise UserError(
+                        f"{path}: fedopt has a file of this name, which counts instead; choose another name"
+                    )
                 _check_file(folder, path)
 
 
 def _check_file(folder: Path, path: Path) -> None:
     text, node = "", None
     # As Hydra reads it; what it cannot read it does not obey either, and says so where it is chosen
-    with suppress(OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException):
+    with suppress(OSError, RecursionError, yaml.YAMLError, OmegaConfBaseException):
         text = config_text(path)
         node = OmegaConf.to_container(OmegaConf.create(text))
     content = node if isinstance(node, dict) else {}
@@ -120,7 +138,10 @@ def config_text(path: Path) -> str:
         raise UserError(f"{path}: is no file")
     if path.stat().st_size > 2**20:
         raise UserError(f"{path}: is too large for a config")
-    text = path.read_text(errors="replace")
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is no text in UTF-8") from None
     with suppress(yaml.YAMLError):
         if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)) > MOST_ALIASES:
             raise UserError(f"{path}: has more than {MOST_ALIASES} aliases")
@@ -128,16 +149,14 @@ def config_text(path: Path) -> str:
 
 
 def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
-    search = ",".join("file://" + os.path.abspath(folder) for folder in folders)
-    own = [f"hydra.searchpath=[{search}]"] if search else []
     try:
-        config = _with_hydra(*own, *overrides)
+        config = _with_hydra(*search_path(folders), *overrides)
     except (HydraException, OmegaConfBaseException, OSError, MemoryError):
         raise
     except Exception as error:  # a file that is no YAML, a defaults list of numbers, a word like =1
         mark = getattr(error, "problem_mark", None)
         where = f"{Path(mark.name).name}, line {mark.line + 1}: " if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        problem = getattr(error, "problem", None) or first_line(error)
         raise UserError(f"the config cannot be read: {where}{problem}") from None
     if folders and _set_up(config) != _set_up_by_us():
         raise UserError(f"{', '.join(folders)}: a file there sets up Hydra, which could run code")
@@ -151,6 +170,18 @@ def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[Dict
 
 
 _compose_once = cache(_compose)
+
+
+def search_path(folders: Iterable[str | Path]) -> list[str]:
+    """The override that has Hydra search config folders of one's own after fedopt's; none where there are none."""
+    found = [quoted(f"file://{os.path.abspath(folder)}") for folder in folders]
+    return [f"hydra.searchpath=[{','.join(found)}]"] if found else []
+
+
+def quoted(text: str) -> str:
+    """A text as the value of an override that means just it, but for interpolations."""
+    escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _with_hydra(*words: str) -> DictConfig:
@@ -182,7 +213,7 @@ def plain(config: DictConfig) -> dict[str, Any]:
     except MissingMandatoryValue as error:
         raise UserError(f"{error.full_key}: a value must be given") from None
     except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{error.full_key}: {first_line(error)}") from None
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items() if key != "experiment"}
 

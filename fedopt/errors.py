@@ -22,6 +22,15 @@ def number_of(variable: str, default: T) -> T:
     raise UserError(f"{variable}={text}: this variable of the environment must be a number from 0 on")
 
 
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line; its class where it says nothing."""
+    try:
+        said = str(error).strip()
+    except Exception:  # an exception of a user's, with a __str__ that fails
+        said = ""
+    return (said.splitlines() or [type(error).__name__])[0]
+
+
 def nearest(word: str, known: list[str]) -> str:
     """The words that suggest the known name nearest to a mistyped one, empty where none is near enough."""
     leaves = {name.split(".")[-1]: name for name in known}

@@ -11,7 +11,6 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event
-from types import FrameType
 from typing import Any
 
 import torch
@@ -19,16 +18,17 @@ import yaml
 from pydantic import NonNegativeFloat, NonNegativeInt, TypeAdapter
 
 from fedopt import command
-from fedopt.errors import UserError, number_of
+from fedopt.errors import UserError, first_line, number_of
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation import ranks
 from fedopt.federation.ledger import Ledger
+from fedopt.interrupts import interruptible
 from fedopt.metrics import Metric
 from fedopt.results import checkpoint, figures, journal
 from fedopt.results.card import run_card
 from fedopt.results.folder import MetricsFile, RunFolder, read_json, rows_hash
 from fedopt.results.identity import digits, numbers, refuse_other
-from fedopt.results.progress import Display
+from fedopt.results.progress import Display, announced
 from fedopt.results.trackers import Tracker
 from fedopt.settings import build_target
 
@@ -36,24 +36,6 @@ from fedopt.settings import build_target
 CHECKPOINT_SECONDS = number_of("FEDOPT_CHECKPOINT_SECONDS", 5.0)
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
 START_OVER = "put back a good copy, or delete checkpoint.safetensors to start this run over with resume=true"
-
-
-@contextmanager
-def interruptible() -> Iterator[Event]:
-    """What the first Ctrl-C (or SIGTERM) sets; the second one stops at once."""
-    requested = Event()
-
-    def request(number: int, frame: FrameType | None) -> None:
-        if requested.is_set():
-            raise KeyboardInterrupt
-        requested.set()
-
-    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield requested
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -116,9 +98,10 @@ class Run:
         resuming = begin in ("resume", "longer")
         node = self.config["logger"]
         logger = build_target(node, "logger") if self.main and node.get("_target_") else None
-        e = assemble(self.config, self.jobs)
-        started = time.perf_counter()
-        state = e.algorithm.init(e.problem)
+        with announced("still reading the data and setting up the problem"):
+            e = assemble(self.config, self.jobs)
+            started = time.perf_counter()
+            state = e.algorithm.init(e.problem)
         self.at.seconds = time.perf_counter() - started
         self.checkpoint = checkpoint.Checkpoint(self.folder.checkpoint, state)
         if not resuming and self.config["from"] is not None:
@@ -373,7 +356,7 @@ def record_failure(folder: RunFolder, error: Exception, overrides: list[str]) ->
     with suppress(OSError, UserError):
         folder.open()
         folder.write_text("traceback.txt", "".join(traceback.format_exception(error)))
-        folder.write_json("summary.json", {**folder.summary(), "status": "failed", "error": str(error)})
+        folder.write_json("summary.json", {**folder.summary(), "status": "failed", "error": first_line(error)})
         if not (folder.path / "run.json").exists():
             folder.write_json("run.json", {"overrides": overrides})
     folder.close()

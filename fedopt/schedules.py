@@ -14,6 +14,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeFloat, Posit
 from pydantic.dataclasses import dataclass
 
 _config = ConfigDict(extra="forbid")
+MOST_STEPS = 10**6  # of a client in a round, or epochs
+Steps = Annotated[float, Field(gt=0, le=MOST_STEPS)]
 Size = Annotated[float, Field(ge=0, le=1e30)]  # of a step, within what float32 holds
 
 
@@ -88,7 +90,7 @@ def values(schedule: StepSize) -> list[float]:
 class Fixed:
     """value steps, or epochs, in every round and for every client."""
 
-    value: PositiveInt
+    value: Annotated[int, Field(gt=0, le=MOST_STEPS)]
     kind: Literal["constant"] = "constant"
     unit: Literal["steps", "epochs"] = "steps"
 
@@ -98,15 +100,15 @@ class Fixed:
 
 @dataclass(frozen=True, config=_config)
 class Growing:
-    """ceil(tau (r + 1)^power) steps; a list of tau gives client i its entry i, and from the first again."""
+    """ceil(tau (r + 1)^power) steps, at most a million; a list of tau gives client i its entry i, and from the first again."""
 
-    tau: PositiveFloat | Annotated[list[PositiveFloat], Field(min_length=1)]
-    power: NonNegativeFloat = 0.5
+    tau: Steps | Annotated[list[Steps], Field(min_length=1)]
+    power: Annotated[float, Field(ge=0, le=10)] = 0.5
     kind: Literal["growing"] = "growing"
     unit: Literal["steps"] = "steps"
 
     def __call__(self, r: int, clients: int) -> int | np.ndarray:
-        steps = np.ceil(np.resize(self.tau, clients) * (r + 1) ** self.power).astype(np.int64)
+        steps = np.ceil(np.resize(self.tau, clients) * (r + 1) ** self.power).clip(max=MOST_STEPS).astype(np.int64)
         return steps if isinstance(self.tau, list) else int(steps[0])
 
 

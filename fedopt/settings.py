@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 from typing_extensions import TypedDict
 
-from fedopt.errors import UserError
+from fedopt.errors import UserError, first_line
 
 _config = ConfigDict(extra="forbid", allow_inf_nan=False)
 T = TypeVar("T")
@@ -109,7 +109,7 @@ class Hardware:
     deterministic: only operations that give the same bits every time.
     """
 
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d{1,4})?)$")]
     dtype: Literal["float32", "float64"]
     engine: Literal["auto", "vectorised", "one_by_one"]
     stack: PositiveInt | None
@@ -137,7 +137,7 @@ class Settings:
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)]
     resume: StrictBool
     output_dir: str | None
-    source: Annotated[str | None, Field(alias="from")]
+    source: Annotated[Annotated[str, Field(min_length=1)] | None, Field(alias="from")]
     budget: Budget
     eval: Evaluation
     hardware: Hardware
@@ -161,6 +161,7 @@ def build(cls: type[T], node: Any, where: str = "", **given: Any) -> T:
     the value and what is allowed.
     """
     values = checked(cls, node, where, *given)
+    _refuse_booleans(node, values, where)
     if isinstance(values, cls):
         return values
     try:
@@ -199,8 +200,7 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
             raise UserError(f"{said}: is a program, which importing it would run")
         cls = getattr(import_module(module), name)
     except (Exception, SystemExit) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{said} cannot be imported: {why}") from None
+        raise UserError(f"{said} cannot be imported: {first_line(error)}") from None
     defined = {name for base in getattr(cls, "__mro__", ()) for name in vars(base)}
     lacking = sorted({*getattr(cls, "__abstractmethods__", ())} | {*INTERFACES[where]} - defined)
     if lacking or not hasattr(cls, "__dataclass_fields__"):
@@ -218,6 +218,17 @@ def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
         return TypeAdapter(cls if is_pydantic_dataclass(cls) else _keys_of(cls, *given)).validate_python(node)
     except ValidationError as error:
         raise UserError("; ".join(_message(e, where) for e in error.errors(include_url=False)[:3])) from None
+
+
+def _refuse_booleans(node: dict[str, Any], values: Any, where: str) -> None:
+    """Raises UserError for true or false where a number is wanted, which pydantic takes for 1 or 0."""
+    for key, given in node.items():
+        taken = values.get(key, given) if isinstance(values, dict) else getattr(values, key, given)
+        name = f"{where}.{key}" if where else key
+        if isinstance(given, bool) and not isinstance(taken, bool):
+            raise UserError(f"{name}={str(given).lower()}: must be a number, not true or false")
+        if isinstance(given, dict):
+            _refuse_booleans(given, taken, name)
 
 
 @cache

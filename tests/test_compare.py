@@ -150,7 +150,7 @@ def test_chosen_groups(tmp_path, command):
         (["--group-by", "problm"], "did you mean problem?"),
         (["--metric", "test_acuracy"], "--metric=test_acuracy: no run has it, did you mean test_accuracy?"),
         (["--x", "hours"], "invalid choice: 'hours'"),
-        (["--target", "high"], "invalid float value: 'high'"),
+        (["--target", "high"], "high is not a finite number"),
         (["nowhere"], "nowhere: there is no such folder"),
     ],
 )

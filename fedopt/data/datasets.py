@@ -17,11 +17,12 @@ import numpy as np
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from fedopt.errors import UserError
+from fedopt.errors import UserError, first_line
 
 _config = ConfigDict(extra="forbid")
 Pixels = Literal["standardised", "unit"]
 MOST_CLASSES = 10_000
+MOST_MAGNITUDE = 1e15  # of a feature: sums of squares stay within float32
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -74,7 +75,15 @@ class DatasetSource(Protocol):
 
 def data_folder(root: str | None) -> Path:
     """The folder that data sets are read from."""
-    return Path(root or os.environ.get("FEDOPT_DATA") or "~/.cache/fedopt").expanduser()
+    return _expanded(root or os.environ.get("FEDOPT_DATA") or "~/.cache/fedopt")
+
+
+def _expanded(path: str) -> Path:
+    """With ~ as the home folder. Raises UserError for the home of a user whom there is not."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"{path}: there is no such home folder") from None
 
 
 def read_npz(path: Path) -> LabelledData:
@@ -98,11 +107,11 @@ def read_npz(path: Path) -> LabelledData:
     except Exception as error:  # zipfile and zlib have many ways to say that a file is broken
         why = "holds pickled objects, which are not read; save plain arrays with np.savez"
         if "allow_pickle" not in str(error):
-            why = f"not a readable .npz ({str(error) or type(error).__name__}); copy or download it again"
+            why = f"not a readable .npz ({first_line(error)}); copy or download it again"
         raise UserError(f"{path}: {why}") from None
-    missing = [key for key in KEYS if key not in arrays]
+    missing = [key for key in KEYS if not isinstance(arrays.get(key), np.ndarray)]  # bytes are no array
     if missing:
-        raise UserError(f"{path}: {', '.join(missing)} missing; an .npz needs {', '.join(KEYS)}")
+        raise UserError(f"{path}: {', '.join(missing)} missing, or no array; an .npz needs {', '.join(KEYS)}")
     return _checked(arrays, path)
 
 
@@ -111,6 +120,8 @@ def _checked(arrays: dict[str, np.ndarray], path: Path) -> LabelledData:
     x_test, y_test = _examples(arrays["x_test"], arrays["y_test"], path, "test")
     if x.shape[1:] != x_test.shape[1:]:
         raise UserError(f"{path}: x_train and x_test have images of different shapes")
+    if (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
+        raise UserError(f"{path}: x_train is {x.dtype} and x_test {x_test.dtype}, on another scale; use one type")
     return LabelledData(x, y, x_test, y_test)
 
 
@@ -119,9 +130,10 @@ def _examples(x: np.ndarray, y: np.ndarray, path: Path, split: str) -> tuple[np.
     if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
         raise UserError(f"{where} must be uint8 or floating point, not {x.dtype}")
     if x.dtype != np.uint8:  # in the byte order of this machine, and not in half precision, which overflows
-        x = x.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64, copy=False)
-    if x.dtype != np.uint8 and not np.isfinite(x).all():
-        raise UserError(f"{where} has values that are no finite numbers")
+        with np.errstate(over="ignore"):  # of long doubles
+            x = x.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64, copy=False)
+    if x.dtype != np.uint8 and not (np.abs(x) <= MOST_MAGNITUDE).all():
+        raise UserError(f"{where} has values that are no finite numbers, or beyond {MOST_MAGNITUDE:g}")
     if x.ndim not in (2, 3, 4):
         raise UserError(f"{where} must be [n, h, w], [n, h, w, channels] or [n, features], not {list(x.shape)}")
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or (y < 0).any():
@@ -161,9 +173,8 @@ class Torchvision:
             folder.mkdir(parents=True, exist_ok=True)
             sets = [getattr(torchvision.datasets, cls)(folder, train=train, download=True) for train in (True, False)]
         except Exception as error:  # torchvision has many ways to say that a file is broken or out of reach
-            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(
-                f"dataset={self.name} is not in {folder}, or not whole, and could not be downloaded ({reason}): put "
+                f"dataset={self.name} is not in {folder}, or not whole, and could not be downloaded ({first_line(error)}): put "
                 f"{self.name}.npz ({', '.join(KEYS)}) there, or set FEDOPT_DATA to the folder that has it"
             ) from None
         finally:
@@ -180,7 +191,7 @@ class Npz:
     pixels: Pixels = "standardised"
 
     def load(self) -> LabelledData:
-        return replace(read_npz(Path(self.path).expanduser()), pixels=self.pixels)
+        return replace(read_npz(_expanded(self.path)), pixels=self.pixels)
 
 
 @dataclass(frozen=True, config=_config)

@@ -17,7 +17,7 @@ import torch.distributed.nn.functional
 from torch import Tensor
 
 import fedopt
-from fedopt.errors import UserError, number_of
+from fedopt.errors import UserError, first_line, number_of
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ def _reaching_others() -> Iterator[None]:
     try:
         yield
     except ValueError as error:  # what torchrun sets is missing
-        raise UserError(f"the other processes cannot be found: {str(error).splitlines()[0]}") from error
+        raise UserError(f"the other processes cannot be found: {first_line(error)}") from error
     except RuntimeError as error:
         if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
             raise  # memory, or what a GPU reports late

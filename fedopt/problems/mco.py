@@ -6,10 +6,11 @@
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.metrics import DISTANCE, OBJECTIVE
@@ -28,7 +29,7 @@ class Mco(Compositional):
     lam: NonNegativeFloat
     delta: PositiveFloat
     noise_variance: NonNegativeFloat
-    x0: float
+    x0: Annotated[float, Field(ge=-1e30, le=1e30)]
 
     metrics = (DISTANCE, OBJECTIVE)
 

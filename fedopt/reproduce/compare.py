@@ -25,7 +25,7 @@ from rich.text import Text
 
 from fedopt.command import Parser, answer, say
 from fedopt.config import flat
-from fedopt.errors import UserError, nearest
+from fedopt.errors import UserError, first_line, nearest
 from fedopt.metrics import Metric
 from fedopt.results.figures import COSTS, describe, grid, plt, save_with_legend, set_scale
 from fedopt.results.folder import ENDED, RunFolder, read_json, write_atomically
@@ -99,10 +99,20 @@ def _arguments() -> argparse.Namespace:
     add("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or one that holds some at any depth")
     add("--metric", help="a column of metrics.csv (default: the first that the problem names)")
     add("--x", choices=COSTS, default="comm_rounds", help="what a run spends (default: comm_rounds)")
-    add("--target", type=float, help="say how much x it took to reach this value of the metric")
+    add("--target", type=_number, help="say how much x it took to reach this value of the metric")
     add("--group-by", metavar="KEY,...", help="keys of config.yaml, such as algo,algo.K (default: all that differ)")
     add("--out", type=Path, default=Path(), metavar="DIR", help="where the files go (default: here)")
     return parser.parse_args()
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return number
 
 
 # Reading
@@ -124,7 +134,7 @@ def _usable(paths: Sequence[Path], x: str) -> list[Recorded]:
         try:
             runs.append(read(folder, x))
         except (OSError, ValueError, yaml.YAMLError, UserError) as error:
-            say(f"{folder}: skipped: {str(error).splitlines()[0]}")
+            say(f"{folder}: skipped: {first_line(error)}")
     if not runs:
         where = ", ".join(map(str, paths))
         raise UserError(f"no run to compare in {where}: a run's folder has config.yaml and metrics.csv")

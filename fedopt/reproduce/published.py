@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, Positive
 from pydantic.dataclasses import dataclass
 
 from fedopt.command import explain
-from fedopt.config import composed, options, resolve
+from fedopt.config import composed, options, refuse_hydra, resolve
 from fedopt.errors import UserError, nearest
 from fedopt.reproduce.claims import Claim, check
 from fedopt.reproduce.where import filled
@@ -24,6 +24,7 @@ Names = Annotated[
     list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Field(min_length=1)
 ]
 
+OF_THE_COMMAND = ("seed", "output_dir", "resume", "from", "experiment")  # keys that no line sets
 Cell = tuple[str, float | None]
 
 
@@ -159,6 +160,9 @@ def tasks(
     for line, words in published.lines.items():
         overrides = [f"experiment={name}", *words, *further]
         try:
+            refuse_hydra(overrides)
+            if taken := [word for word in words if word.lstrip("+~").partition("=")[0] in OF_THE_COMMAND]:
+                raise UserError(f"{taken[0]}: a line does not say this; fedopt-reproduce does")
             config = composed(overrides, folders)
             for seed in range(seeds):
                 config.seed = seed

@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import redirect_stderr
+from io import StringIO
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,7 +22,8 @@ import pandas as pd
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from fedopt.command import Parser, answer, say
-from fedopt.errors import UserError
+from fedopt.errors import UserError, first_line
+from fedopt.reproduce.claims import COLUMNS
 from fedopt.reproduce.compare import plus_minus, print_table, write_table
 from fedopt.reproduce.published import Published, Task, chosen, load, names, tasks
 from fedopt.reproduce.report import report
@@ -43,11 +45,13 @@ def _main() -> int:
     folders, output = given.folders, given.output
     if given.update and not given.claims:
         raise UserError("--update goes with --claims")
+    if given.list or given.claims:
+        asked = chosen(given.names or names(folders), folders)
     if given.list:
-        show(names(folders), folders, output)
+        show(asked, folders, output)
         return 0
     if given.claims:
-        table = claims_table(chosen(given.names or names(folders), folders), output)
+        table = claims_table(asked, output)
         _between_markers(given.update, table) if given.update else print(table)
         return 0
     if not given.names:
@@ -179,7 +183,7 @@ def _outcome(path: Path, task: Task, exitcode: int | None) -> tuple[str, str]:
     summary = RunFolder(path).summary()
     status = str(summary.get("status", "failed"))
     if status == "failed" or (exitcode and status not in ENDED):
-        return "failed", str(summary.get("error") or f"its process ended with code {exitcode}").splitlines()[0]
+        return "failed", str(summary.get("error") or f"its process ended with code {exitcode}").partition("\n")[0]
     return status, "  ".join(f"{name} {value:.4g}" for name, value in numbers_of(summary.get("final")).items())
 
 
@@ -194,7 +198,7 @@ def show(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
     rows = []
     for name in known:
         published, listed = load(name, folders), output / name / "runs.csv"
-        needed: set[str] = set(pd.read_csv(listed)["run"]) if listed.exists() else set()
+        needed = {str(row["run"]) for row in _rows(listed, ("run",))}
         left = sum(RunFolder(output / RUNS / run).status() not in ENDED for run in needed)
         state = f"{len(needed) - left}/{len(needed)} runs" if left else "done" if listed.exists() else "-"
         rows.append((name, published.paper, published.title, f"{published.minutes:g}", state))
@@ -208,8 +212,7 @@ def claims_table(wanted: Sequence[str], output: Path) -> str:
         path = output / name / "claims.csv"
         if not path.exists():
             absent.append(name)
-            continue
-        for row in pd.read_csv(path, keep_default_na=False, na_values={"mean": "", "std": ""}).to_dict("records"):
+        for row in _rows(path, COLUMNS):
             row["measured"] = f"{plus_minus(row['mean'], row['std'])} ({row['seeds']})" if row["seeds"] else ""
             cells = [name, *(row[column] for column in ("says", "bound", "paper", "measured", "holds", "note"))]
             rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
@@ -220,9 +223,30 @@ def claims_table(wanted: Sequence[str], output: Path) -> str:
     return "\n".join(head + rows + (["", f"Not run yet: {', '.join(absent)}."] if absent else []))
 
 
+def _rows(path: Path, columns: Sequence[str]) -> list[dict[Hashable, Any]]:
+    """Of one of fedopt-reproduce's own tables; none where there is none. Raises UserError for one that is broken."""
+    if not path.exists():
+        return []
+    try:
+        text = StringIO(path.read_text())  # pandas would take a ~ in a path for the home folder
+        table = pd.read_csv(text, keep_default_na=False, na_values={"mean": "", "std": ""})
+        if lacking := [name for name in columns if name not in table]:
+            raise ValueError(f"it lacks the column {lacking[0]}")
+        table = table[list(columns)]
+        numbers = [name for name in ("mean", "std") if name in columns]
+        return table.assign(**table[numbers].apply(pd.to_numeric)).to_dict("records")
+    except (OSError, ValueError) as error:
+        why = first_line(error)
+        raise UserError(f"{path}: cannot be read ({why}); the experiment writes it anew when it is run again") from None
+
+
 def _between_markers(path: Path, text: str) -> None:
     """Put the text between the markers of the file. Raises UserError where it lacks them."""
-    content = path.read_text()
+    path = path.resolve()  # the file that a link names, not the link
+    try:
+        content = path.read_text()
+    except ValueError as error:
+        raise UserError(f"{path}: is no text ({first_line(error)})") from None
     before, begin, rest = content.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):

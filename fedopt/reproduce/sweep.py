@@ -9,6 +9,7 @@ import pandas as pd
 
 from fedopt.command import say
 from fedopt.errors import UserError
+from fedopt.interrupts import ending_at_once
 from fedopt.results.folder import ENDED, RunFolder, numbers_of, read_json, write_atomically
 from fedopt.results.identity import identity, refuse_other
 
@@ -18,7 +19,8 @@ def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, overr
 
     resolved: gives the config, and raises UserError where it is wrong, which is a failure of this job alone.
     """
-    from fedopt import run
+    with ending_at_once():
+        from fedopt import run
 
     before = folder.status()
     try:

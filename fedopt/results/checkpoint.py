@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fedopt.errors import UserError
+from fedopt.errors import UserError, first_line
 from fedopt.federation.ledger import Ledger
 from fedopt.federation.memory import Memory
 from fedopt.results.folder import write_atomically
@@ -32,10 +32,12 @@ class Checkpoint:
     def store(self, state: Any, ledger: Ledger, progress: Mapping[str, Any]) -> bool:
         """Replace it, unless the state is not finite, which leaves the last good one there; returns whether it did.
 
-        state: the algorithm's; progress: what the run loop knows, as JSON. Raises OSError.
+        state: the algorithm's; progress: what the run loop knows, as JSON. Raises OSError, and UserError for a state that does
+        not have the initial one's structure and shapes, or holds other things than tensors and numbers.
         """
-        leaves = _flat(state)[0]
-        tensors = {f"state.{j}": torch.as_tensor(v).detach() for j, v in enumerate(leaves) if not isinstance(v, Memory)}
+        tensors = _tensors(state)
+        if (_flat(state)[1], _shapes(tensors)) != (_flat(self._initial)[1], _shapes(_tensors(self._initial))):
+            raise UserError("the algorithm's state must keep the structure and the shapes that init gives it")
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             return False
         said = dict(progress)
@@ -92,8 +94,21 @@ def _memories(state: Any) -> list[Memory]:
     return [leaf for leaf in _flat(state)[0] if isinstance(leaf, Memory)]
 
 
+def _tensors(state: Any) -> dict[str, Tensor]:
+    """All of the state but what clients keep. Raises UserError for what is no tensor and no number."""
+    leaves = enumerate(_flat(state)[0])
+    try:
+        return {f"state.{j}": torch.as_tensor(leaf).detach() for j, leaf in leaves if not isinstance(leaf, Memory)}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"the algorithm's state must hold tensors and numbers alone ({first_line(error)})") from None
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
 def _unreadable(path: Path, error: Exception) -> UserError:
-    why = f"it lacks {error}" if isinstance(error, KeyError) else (str(error) or type(error).__name__).splitlines()[0]
+    why = f"it lacks {error}" if isinstance(error, KeyError) else first_line(error)
     return UserError(f"{path}: the checkpoint cannot be read ({why})")
 
 

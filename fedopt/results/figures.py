@@ -1,6 +1,7 @@
 """The pictures in a run's folder."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -9,6 +10,8 @@ os.environ["MPLBACKEND"] = "Agg"
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.mathtext import MathTextParser
+from matplotlib.text import Text
 
 from fedopt.data.ragged import Ragged
 from fedopt.metrics import Metric
@@ -20,6 +23,7 @@ COSTS = {  # what a run spends: the columns of metrics.csv whose sum it is, and 
     "seconds": (("train_seconds",), "training time (s)"),
     "round": (("round",), "rounds"),
 }
+_mathematics = MathTextParser("path")
 BARS = 200  # up to so many clients and classes are drawn as bars, more as an image
 
 
@@ -92,6 +96,13 @@ def save_with_legend(figure: plt.Figure, path: Path) -> None:
 
 def _save(figure: plt.Figure, path: Path) -> None:
     picture = BytesIO()
-    figure.savefig(picture, dpi=120)
+    for text in figure.findobj(Text):
+        try:
+            _mathematics.parse(text.get_text())
+        except ValueError:  # dollars that are no formula
+            text.set_text(text.get_text().replace("$", r"\$"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a script that the font lacks
+        figure.savefig(picture, dpi=120)
     plt.close(figure)
     write_atomically(path, picture.getvalue())

@@ -20,7 +20,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from fedopt.config import config_text
-from fedopt.errors import UserError
+from fedopt.errors import UserError, first_line
 
 FILES: tuple[str, ...] = (
     "config.yaml",
@@ -37,12 +37,15 @@ ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to
 
 
 def slug(overrides: list[str], longest: int = 120) -> str:
-    """A folder name for a run, from its overrides: those that say where it goes or how it starts do not count."""
+    """A folder name for a run, from its overrides: those that say where it goes or how it starts do not count.
+
+    A hash tells apart names from which something was left out."""
     kept = [o for o in overrides if o.lstrip("+~").split("=")[0] not in ("output_dir", "resume")]
-    text = re.sub(r"[^A-Za-z0-9=._,+-]", "_", ",".join(kept)) or "default"
-    if len(text) <= longest:
+    text = ",".join(kept) or "default"
+    shown = re.sub(r"[^A-Za-z0-9=._,+-]", "_", text)
+    if shown == text and len(text) <= longest:
         return text
-    return text[: longest - 9] + "-" + hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{shown[: longest - 9]}-{hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -123,8 +126,7 @@ class RunFolder:
         try:
             config = yaml.safe_load(config_text(path))
         except (OSError, ValueError, RecursionError, yaml.YAMLError, UserError) as error:
-            why = str(error).splitlines()[0]
-            raise UserError(f"{path}: cannot be read ({why}); choose another output_dir") from None
+            raise UserError(f"{path}: cannot be read ({first_line(error)}); choose another output_dir") from None
         if not isinstance(config, dict):
             raise UserError(f"{path}: holds no config; choose another output_dir")
         return config

@@ -2,14 +2,29 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from threading import Timer
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedopt.command import say
+
 SHOWN = 4  # metrics, of those that a problem names first
+
+
+@contextmanager
+def announced(what: str) -> Iterator[None]:
+    """Say what is being done when it takes longer than a moment."""
+    timer = Timer(4.0, say, [what])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Display:
