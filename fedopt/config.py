@@ -153,6 +153,8 @@ def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[Dict
         config = _with_hydra(*search_path(folders), *overrides)
     except (HydraException, OmegaConfBaseException, OSError, MemoryError):
         raise
+    except RecursionError:
+        raise UserError(f"{', '.join(folders)}: files there name each other in their defaults without end") from None
     except Exception as error:  # a file that is no YAML, a defaults list of numbers, a word like =1
         mark = getattr(error, "problem_mark", None)
         where = f"{Path(mark.name).name}, line {mark.line + 1}: " if mark else ""

@@ -339,8 +339,13 @@ def _run_in(folder: RunFolder, run: Run) -> str:
     except Exception as error:
         if ranks.count() > 1:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, before all is written and said
-        if run.writing:  # one refused at the door leaves no trace in another's folder
-            record_failure(folder, error, run.overrides)
+        if not run.writing:  # one refused at the door leaves no trace in another's folder
+            raise
+        if not folder.path.is_dir():
+            raise UserError(
+                f"{folder.path}: another program moved or removed this folder while the run was writing"
+            ) from error
+        record_failure(folder, error, run.overrides)
         if not isinstance(error, OSError):
             raise
         raise UserError(

@@ -1,6 +1,8 @@
 """fedopt-compare on run folders made by hand."""
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from command import code_of
+from command import ROOT, code_of
 
 from fedopt.metrics import DISTANCE, TEST_ACCURACY, TRAIN_LOSS, Metric
 from fedopt.reproduce import compare
@@ -167,6 +169,14 @@ def test_full_error(tmp_path, command, monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(compare.UserError, match="no such folder"):
         command(tmp_path / "nowhere")
+
+
+def test_a_terminal_without_unicode(tmp_path):
+    record(tmp_path / "runs" / "0", (1, 2))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    program = [sys.executable, "-c", "from fedopt import __main__; __main__.compare()", "runs"]
+    result = subprocess.run(program, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_an_unfinished_row_is_not_read(tmp_path, command):

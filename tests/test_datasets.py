@@ -7,6 +7,7 @@ import os
 import socket
 from pathlib import Path
 from urllib.error import URLError
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -110,6 +111,9 @@ def test_constant_images_normalise_without_a_warning():
         ({"y_train": np.full(12, 10**9)}, "y_train goes up to 1000000000"),
         ({"y_test": np.full(5, 2**63, dtype=np.uint64)}, "y_test goes up to 9223372036854775808"),
         ({"x_train": np.full((12, 4, 3), np.inf, dtype="f2")}, "no finite numbers"),
+        ({"x_train": np.full((12, 4, 3), 1e300)}, "beyond 1e.15"),
+        ({"x_train": np.full((12, 4, 3), np.longdouble(10) ** 4000)}, "beyond 1e.15"),
+        ({"x_test": np.zeros((5, 4, 3))}, "x_train is uint8 and x_test float64"),
     ],
 )
 def test_wrong_arrays_are_refused(saved, changes, message):
@@ -127,6 +131,13 @@ def test_other_kinds_of_floating_point(saved, dtype):
     mean, std = found.normalisation()
     np.testing.assert_allclose(mean, arrays["x_train"].astype("f8").mean(), rtol=1e-5)
     np.testing.assert_allclose(std, arrays["x_train"].astype("f8").std(), rtol=1e-4)
+
+
+def test_an_entry_that_is_no_array(saved, tmp_path):
+    with ZipFile(saved()) as archive, ZipFile(tmp_path / "odd.npz", "w") as odd:
+        for name in archive.namelist():
+            odd.writestr(name, b"hello" if name == "x_test.npy" else archive.read(name))
+    assert_refused(tmp_path / "odd.npz", "x_test missing, or no array")
 
 
 def test_labels_of_another_byte_order(saved):

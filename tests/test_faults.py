@@ -3,15 +3,18 @@
 import os
 import resource
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import ROOT, TINY, fedopt, run
 
-from fedopt.results.folder import RunFolder
+from fedopt.results.folder import RunFolder, slug
 from fedopt.run import Run
 
 DIGITS = ["problem=classification", "algo=fedavg", "dataset=digits", "problem.model=linear", "budget.rounds=1"]
@@ -138,6 +141,30 @@ WRONG = {
     "a key that one algorithm of a sweep has": (
         ["-m", "algo=fedmsa,fednest", "algo.K=2"],
         ["algo.K", "not every choice of the sweep"],
+    ),
+    "true for a number": (["algo.K=true"], ["algo.K=true", "must be a number"]),
+    "true for a step size": (["algo.alpha=true"], ["algo.alpha=true", "must be a number"]),
+    "true in a node": (["hardware.threads=true"], ["hardware.threads=true", "must be a number"]),
+    "a start beyond float32": (["problem.x0=1e308"], ["problem.x0=1e+308", "less than"]),
+    "a device beyond all numbers": (["hardware.device=cuda:" + "9" * 20], ["hardware.device=cuda:999"]),
+    "nothing to begin from": (["from=''"], ["from=", "at least 1"]),
+    "growth without end": ([*DIGITS, "algo.tau={kind: growing, tau: 1e300}"], ["algo.tau.tau=1e+300", "less than"]),
+    "too much local work": ([*DIGITS, "algo.tau=" + "9" * 20], ["algo.tau", "less than"]),
+    "no home": (
+        ["algo=fedavg", "problem=classification", "dataset=npz", "dataset.path='~no-such-user/x'"],
+        ["~no-such-user/x"],
+    ),
+    "a sweep of nothing": (["-m", "seed=range(0)"], ["no run"]),
+    "a sweep without end": (["-m", "seed=range(10000000000)"], ["more than 10,000 runs"]),
+    "two folders for a sweep": (["-m", "output_dir=a,b"], ["output_dir=", "a sweep has one"]),
+    "a wrong value in a sweep": (["-m", "seed=0,x"], ["seed=x", "integer"]),
+    "combinations that do not fit": (
+        ["-m", "algo=fedmsa,fedavg", "seed=0,1"],
+        ["algo=fedavg", "do not fit"],
+    ),
+    "a launcher of one's own": (
+        ["-m", "seed=0,1", "hydra.launcher._target_=os.system"],
+        ["hydra.launcher._target_", "not for users"],
     ),
     "unknown flag": (["--shell-completion"], ["--shell-completion", "--help"]),
     "another config": (["--config-name", "x"], ["--config-name"]),
@@ -416,6 +443,186 @@ def test_an_odd_summary(summary, monkeypatch, capsys, tmp_path):
     assert fedopt(monkeypatch, capsys, *arguments).code == 0
     (tmp_path / "run" / "summary.json").write_text(summary)
     assert fedopt(monkeypatch, capsys, *arguments, "resume=true").code == 0
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.2, 0.4])
+@pytest.mark.parametrize("module", ["fedopt", "fedopt.reproduce.reproduce"])
+def test_ctrl_c_while_python_imports(module, seconds, tmp_path):
+    command = {"fedopt": "main()", "fedopt.reproduce.reproduce": "reproduce()"}[module]
+    program = f"from fedopt import __main__; print(flush=True); __main__.{command}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "--list"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == "\n"
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert "Traceback" not in out + err
+    assert "bug" not in err
+    assert err.count("\n") <= 1
+
+
+@pytest.mark.parametrize("how", ["moved", "removed"])
+def test_a_folder_that_another_program_takes_away(how, monkeypatch, capsys, tmp_path):
+    """One line, and no new folder with half a run in it."""
+    evaluate, folder = Run._evaluate, tmp_path / "run"
+
+    def meddled(self, *arguments):
+        evaluate(self, *arguments)
+        if self.at.round == 2:
+            folder.rename(tmp_path / "moved")
+            if how == "removed":
+                shutil.rmtree(tmp_path / "moved")
+
+    monkeypatch.setattr(Run, "_evaluate", meddled)
+    result = fedopt(monkeypatch, capsys, *TINY, f"output_dir={folder}")
+    assert result.code == 2
+    assert "moved or removed" in result.err.splitlines()[-1]
+    assert not folder.exists()
+    monkeypatch.setattr(Run, "_evaluate", evaluate)
+    if how == "moved":
+        assert fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path / 'moved'}", "resume=true").code == 0
+
+
+ODD_STATES = """
+from dataclasses import dataclass
+import torch
+from fedopt.algorithms.fedmsa import FedMSA
+
+
+class Silent(Exception):
+    def __str__(self):
+        raise ValueError("cannot be shown")
+
+
+@dataclass(frozen=True)
+class Fails(FedMSA):
+    def step(self, s, problem, fed):
+        raise Silent
+
+
+@dataclass(frozen=True)
+class FailsWithoutAWord(FedMSA):
+    def step(self, s, problem, fed):
+        raise RuntimeError
+
+
+@dataclass(frozen=True)
+class Grows(FedMSA):
+    def init(self, problem):
+        return {"more": torch.zeros(1), "s": super().init(problem)}
+
+    def output(self, s):
+        return super().output(s["s"])
+
+    def step(self, s, problem, fed):
+        return {"more": torch.zeros(len(s["more"]) + 1), "s": super().step(s["s"], problem, fed)}
+
+
+@dataclass(frozen=True)
+class HoldsAnything(Grows):
+    def step(self, s, problem, fed):
+        return {"more": object(), "s": FedMSA.step(self, s["s"], problem, fed)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ("Fails", "Silent"),
+        ("FailsWithoutAWord", "RuntimeError"),
+        ("Grows", "must keep the structure and the shapes"),
+        ("HoldsAnything", "must hold tensors and numbers"),
+    ],
+)
+def test_algorithms_that_do_what_nobody_expects(algorithm, said, monkeypatch, capsys, tmp_path):
+    (tmp_path / "odd_states.py").write_text(ODD_STATES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    more = [f"algo._target_=odd_states.{algorithm}", f"output_dir={tmp_path / 'run'}"]
+    result = fedopt(monkeypatch, capsys, *TINY, *more)
+    assert result.code in (1, 2)
+    assert said in result.err.splitlines()[-1]
+    assert said in RunFolder(tmp_path / "run").summary()["error"]
+
+
+# Sweeps
+
+
+def test_refused_jobs_are_failures(monkeypatch, capsys, tmp_path):
+    """A folder in which there is another run: the sweep says so with its exit code, too."""
+    folder = tmp_path / "sweep" / ",".join([*TINY, "algo.K=2"])
+    assert fedopt(monkeypatch, capsys, *TINY, "algo.K=3", f"output_dir='{folder}'").code == 0
+    result = fedopt(monkeypatch, capsys, "-m", *TINY, "algo.K=2,3", f"output_dir={tmp_path / 'sweep'}")
+    assert result.code == 1
+    assert "refused" in result.out
+
+
+def test_a_launcher_that_cannot_work(monkeypatch, capsys, tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=0"]
+    result = fedopt(monkeypatch, capsys, "-m", *TINY, "seed=0,1", *launcher, f"output_dir={tmp_path / 'sweep'}")
+    one_line(result, "hydra/launcher", "n_jobs == 0")
+
+
+def test_each_job_has_a_folder_of_its_own(monkeypatch, capsys, tmp_path):
+    """Values that differ only in what no folder's name holds."""
+    values = "algo.alpha={kind: inverse_power, initial: 0.01},{kind: inverse_power, initial: 0.01, power: 1}"
+    assert slug(["algo.alpha={a: 1}"]) != slug(["algo.alpha=[a: 1]"])
+    result = fedopt(monkeypatch, capsys, "-m", *TINY, values, f"output_dir={tmp_path / 'sweep'}")
+    assert result.code == 0, result.err
+    assert len(list(tmp_path.glob("sweep/*/metrics.csv"))) == 2
+
+
+def test_a_folder_that_is_null_is_the_usual_one(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, "-m", *TINY, "seed=0,1", "output_dir=null").code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+
+
+# Config folders
+
+OWN_FILE = "# @package _global_\nbudget: {rounds: 1}\n"
+
+
+def put(path: Path, content: str | bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def test_config_folders_of_any_name(monkeypatch, capsys, tmp_path):
+    """Several of them, in a run and in a sweep."""
+    names = {"a": "one,two", "b": "it's", "c": "[x]", "d": "${seed}", "e": 'a"b'}
+    for name, folder in names.items():
+        put(tmp_path / folder / "experiment" / f"{name}.yaml", OWN_FILE)
+    folders = [word for folder in names.values() for word in ("--config-dir", str(tmp_path / folder))]
+    for name in names:
+        arguments = [*folders, *TINY[:1], f"experiment={name}", f"output_dir={tmp_path / 'runs' / name}"]
+        assert fedopt(monkeypatch, capsys, *arguments).code == 0
+    sweep = ["-m", *folders, *TINY, f"experiment={','.join(names)}", f"output_dir={tmp_path / 'sweep'}"]
+    result = fedopt(monkeypatch, capsys, *sweep)
+    assert (result.code, result.err.count("Warning")) == (0, 0)
+    assert len(list(tmp_path.glob("sweep/*/metrics.csv"))) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("algo/fedmsa.yaml", OWN_FILE, "fedopt has a file of this name"),
+        ("config.yaml", OWN_FILE, "fedopt has a file of this name"),
+        ("experiment/own.yaml", b"seed: \xff", "UTF-8"),
+        ("experiment/own.yaml", "# @package _global_\ndefaults: [own]\n", "without end"),
+    ],
+)
+def test_files_that_could_not_be_used(name, content, said, monkeypatch, capsys, tmp_path):
+    put(tmp_path / "conf" / name, content)
+    chosen = ["experiment=own"] if name.startswith("experiment") else []
+    result = fedopt(monkeypatch, capsys, *TINY, "--config-dir", str(tmp_path / "conf"), *chosen)
+    one_line(result, str(tmp_path / "conf"), said)
 
 
 def test_a_folder_named_like_a_home(monkeypatch, capsys, tmp_path):

@@ -473,6 +473,40 @@ def test_claims_as_markdown(tmp_path, experiment, command):
     assert "has no <!-- claims -->" in command("--claims", "--update", page).err
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a,b\n1,2\n", b"run,says,mean,std\n1,2,x,y\n"])
+def test_tables_that_are_broken(content, tmp_path, experiment, command):
+    experiment("one")
+    folder = tmp_path / "outputs" / "reproduce" / "test" / "one"
+    folder.mkdir(parents=True)
+    (folder / "claims.csv").write_bytes(content)
+    (folder / "runs.csv").write_bytes(content)
+    for asked in ("--claims", "--list"):
+        result = command(asked, "test")
+        if asked == "--claims" or not content.startswith(b"run"):
+            assert (result.code, result.err.count("\n")) == (2, 1)
+            assert "cannot be read" in result.err
+
+
+def test_a_page_that_is_no_text_or_a_link(tmp_path, experiment, command):
+    experiment("one")
+    (tmp_path / "page.md").write_bytes(b"\xff")
+    assert "is no text" in command("--claims", "test", "--update", "page.md").err
+    (tmp_path / "page.md").write_text("<!-- claims -->\n<!-- /claims -->\n")
+    (tmp_path / "link.md").symlink_to("page.md")
+    assert command("--claims", "test", "--update", "link.md").code == 0
+    assert (tmp_path / "link.md").is_symlink()
+    assert "| experiment |" in (tmp_path / "page.md").read_text()
+
+
+def test_labels_that_are_no_formula(tmp_path, experiment, command):
+    """Dollars, and scripts that the font lacks."""
+    texts = {"title": r"$\frac{$", "x_label": "$ 5", "y_label": "$\\alpha$ 中文", "lines": {r"a $\nope{$ b": []}}
+    experiment("one", seeds=1, **texts)
+    result = command("test/one")
+    assert (result.code, result.err) == (0, "")
+    assert (tmp_path / "outputs/reproduce/test/one/figure.png").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -482,6 +516,7 @@ def test_claims_as_markdown(tmp_path, experiment, command):
         (["fedmsa/fig2", "--seeds", "0"], "argument --seeds: 0 is not a whole number from 1 on"),
         (["fedmsa/fig2", "--hardware", "tpu"], "hardware=tpu: there is no such hardware"),
         (["fedmsa/fig2", "--update", "README.md"], "--update goes with --claims"),
+        (["fedmsa/fig22", "--list"], "fedmsa/fig22: there is no such experiment"),
     ],
 )
 def test_mistakes_are_answered_in_one_line(command, arguments, said):
@@ -530,6 +565,9 @@ def test_a_broken_file_in_the_list(experiment, command):
     ("node", "said"),
     [
         ({"lines": {"A": "algo=fedmas"}}, "line 'A': algo=fedmas: there is no such algo, did you mean fedmsa?"),
+        ({"lines": {"A": "seed=3"}}, "line 'A': seed=3: a line does not say this"),
+        ({"lines": {"A": "output_dir=x"}}, "line 'A': output_dir=x: a line does not say this"),
+        ({"lines": {"A": "hydra.run.dir=x"}}, "line 'A': hydra.run.dir: is not for users"),
         ({"lines": {"A": "algo.Q=3"}}, "line 'A': algo.Q: there is no such key"),
         ({"lines": {"A": "algo=fedavg"}}, "line 'A': algo and problem do not fit"),
         ({"horizontal": ["B"]}, "B: there is no such line"),

@@ -1,5 +1,6 @@
 """The pictures in a run's folder."""
 
+import logging
 import os
 import warnings
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ COSTS = {  # what a run spends: the columns of metrics.csv whose sum it is, and 
     "seconds": (("train_seconds",), "training time (s)"),
     "round": (("round",), "rounds"),
 }
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no words about scripts that the font lacks
 _mathematics = MathTextParser("path")
 BARS = 200  # up to so many clients and classes are drawn as bars, more as an image
 
@@ -102,7 +104,7 @@ def _save(figure: plt.Figure, path: Path) -> None:
         except ValueError:  # dollars that are no formula
             text.set_text(text.get_text().replace("$", r"\$"))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a script that the font lacks
+        warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.savefig(picture, dpi=120)
     plt.close(figure)
     write_atomically(path, picture.getvalue())
