@@ -18,8 +18,21 @@ from hydra.core.utils import JobReturn
 from omegaconf import DictConfig, OmegaConf
 
 import fedopt
-from fedopt.command import GROUPS, Parser, answer
-from fedopt.config import CONF, composed, composed_of, options, parsed, quoted, refuse_hydra, resolve, search_path
+from fedopt.command import Parser, answer
+from fedopt.config import (
+    CONF,
+    GROUPS,
+    Asked,
+    chosen_of,
+    composed,
+    composed_of,
+    options,
+    parsed,
+    quoted,
+    refuse_hydra,
+    resolve,
+    search_path,
+)
 from fedopt.errors import UserError, first_line
 from fedopt.interrupts import ending_at_once
 from fedopt.results.folder import RunFolder, numbers_of, refuse_links, slug
@@ -55,27 +68,27 @@ def _dispatch(arguments: list[str]) -> int:
         refuse_hydra(given.overrides)
         config, chosen = composed_of(given.overrides, given.folders)
         if not given.cfg:
-            return _single(resolve(config), chosen, given.overrides)
+            return _single(resolve(config), Asked(given.overrides, chosen))
         print(OmegaConf.to_yaml(config, resolve=given.resolve).rstrip())
     return 0
 
 
-def _single(resolved: dict[str, Any], chosen: dict[str, str], overrides: list[str]) -> int:
+def _single(resolved: dict[str, Any], asked: Asked) -> int:
     with ending_at_once():
         from fedopt import run
 
-    status, folder = run.execute(resolved, lambda: _run_path(resolved, chosen, overrides), overrides)
+    status, folder = run.execute(resolved, lambda: _run_path(resolved, asked), asked)
     if run.ranks.rank() == 0:
         print(_last_line(status, folder))
     return EXIT[status]
 
 
-def _run_path(config: dict[str, Any], chosen: dict[str, str], overrides: list[str]) -> Path:
+def _run_path(config: dict[str, Any], asked: Asked) -> Path:
     """output_dir, else a folder named by the overrides; a further run with the same overrides gets the next number."""
     if config["output_dir"]:
         return Path(config["output_dir"])
-    others = [word for word in overrides if word.split("=")[0] not in ("algo", "problem")]
-    base = Path("outputs") / f"{chosen['algo']}_{chosen['problem']}" / slug(others)
+    others = [word for word in asked.overrides if word.split("=")[0] not in ("algo", "problem")]
+    base = Path("outputs") / f"{asked.chosen['algo']}_{asked.chosen['problem']}" / slug(others)
     paths = [base, *(base.with_name(f"{base.name}.{n}") for n in range(2, 10_000))]
     free = next(n for n, path in enumerate(paths) if not RunFolder(path).used)
     return paths[free - 1] if config["resume"] and free else paths[free]
@@ -124,13 +137,16 @@ def _sweep(overrides: list[str], folders: list[str]) -> int:
 def _job(config: DictConfig) -> str:
     """One job of a sweep, which never raises so that the others go on. Returns its status."""
     job = HydraConfig.get()
-    overrides = list(job.overrides.task)
+    overrides, own = (
+        list(job.overrides.task),
+        [source.path for source in job.runtime.config_sources if source.schema == "file"],
+    )
     folder = RunFolder(Path(job.sweep.dir) / slug(overrides))
     parallel = OmegaConf.select(job.launcher, "n_jobs", default=1)
     jobs = cores() if parallel == -1 else parallel
     from fedopt.reproduce.sweep import job_of_many
 
-    status = job_of_many(lambda: resolve(config), folder, overrides, jobs)
+    status = job_of_many(lambda: resolve(config), folder, Asked(overrides, chosen_of(job.runtime.choices, own)), jobs)
     print(f"{status:<12} {folder.path}", flush=True)
     if status == "interrupted":
         raise KeyboardInterrupt

@@ -13,10 +13,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedopt.config import composed, flat, options
+from fedopt.config import GROUPS, composed, flat, options
 from fedopt.errors import UserError, first_line, nearest, unknown
-
-GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "preset", "experiment")
 
 # Of several ranks the main one; `run.execute` chooses another when one fails
 speaks = os.environ.get("RANK", "0") == "0" or "WORLD_SIZE" not in os.environ

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,18 @@ from fedopt.settings import Settings, build
 _inside, _beside = Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
 MOST_ALIASES = 20  # of a YAML file: each may double what it stands for
+GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "preset", "experiment")
 _NAME = re.compile(r"\w+")
 _VALUE = re.compile(r"\w+(\.\w+)*")  # the key of an override that neither adds nor removes
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a run was asked for. overrides: as on the command line; chosen: the option of each of fedopt's config groups, and the
+    preset whose tuned values apply, none where there are none."""
+
+    overrides: list[str] = field(default_factory=list)
+    chosen: Mapping[str, str] = field(default_factory=dict)
 
 
 def options(group: str, folders: Iterable[str | Path] = ()) -> list[str]:
@@ -168,7 +179,13 @@ def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[Dict
     preset, known = str(choices.get("preset")), options("preset", folders)
     if preset not in ("None", "none", *known) and preset.rpartition("/")[2] != choices["problem"]:
         raise UserError(unknown("preset", preset, known))
-    return config, choices
+    return config, chosen_of(choices, folders)
+
+
+def chosen_of(choices: Mapping[str, Any], folders: Iterable[str | Path]) -> dict[str, str]:
+    """What `Asked.chosen` holds, of Hydra's own choices."""
+    chosen = {group: str(name) for group, name in choices.items() if group in GROUPS}
+    return chosen | {"preset": chosen["preset"] if chosen.get("preset") in options("preset", folders) else "none"}
 
 
 _compose_once = cache(_compose)

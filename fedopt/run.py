@@ -18,6 +18,7 @@ import yaml
 from pydantic import NonNegativeFloat, NonNegativeInt, TypeAdapter
 
 from fedopt import command
+from fedopt.config import Asked
 from fedopt.errors import UserError, first_line, number_of
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation import ranks
@@ -74,13 +75,13 @@ def progress_of(said: Mapping[str, Any]) -> Progress:
 
 
 class Run:
-    """One run in its folder. config: resolved; overrides: as on the command line; jobs: processes that share the machine."""
+    """One run in its folder. config: resolved; asked: how; jobs: processes that share the machine."""
 
-    def __init__(self, config: dict[str, Any], folder: RunFolder, overrides: list[str], jobs: int = 1):
+    def __init__(self, config: dict[str, Any], folder: RunFolder, asked: Asked, jobs: int = 1):
         self.config = config
         self.belongs = {"run": digits(config, numbers), "length": digits(config)}  # said in its checkpoints
         self.folder = folder
-        self.overrides = overrides
+        self.asked = asked
         self.jobs = jobs
         self.main = ranks.rank() == 0  # only this rank writes and shows anything
         self.writing = False
@@ -247,7 +248,7 @@ class Run:
         if not resuming:
             for stale in (self.folder.metrics, self.folder.checkpoint, *(self.folder.path / n for n in journal.NAMES)):
                 stale.unlink(missing_ok=True)
-            self.folder.write_json("run.json", run_card(self.overrides, self.config["seed"], e.problem.metrics))
+            self.folder.write_json("run.json", run_card(self.asked, self.config["seed"], e.problem.metrics))
             figures.partition(self.folder.path / "partition.png", e.original.splits["train"], e.original.labels)
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
@@ -309,9 +310,7 @@ class Run:
         self.folder.log(f"{status} after {at.round} rounds")
 
 
-def execute(
-    config: dict[str, Any], locate: Callable[[], Path], overrides: list[str], jobs: int = 1
-) -> tuple[str, RunFolder]:
+def execute(config: dict[str, Any], locate: Callable[[], Path], asked: Asked, jobs: int = 1) -> tuple[str, RunFolder]:
     """Run in the folder that `locate` gives; returns the status and the folder.
 
     A failure leaves its traceback in the folder and is raised again. Of several ranks, the first that fails is the one that speaks.
@@ -319,7 +318,7 @@ def execute(
     try:
         ranks.start()
         folder = RunFolder(ranks.from_main(locate))
-        return _run_in(folder, Run(config, folder, overrides, jobs)), folder
+        return _run_in(folder, Run(config, folder, asked, jobs)), folder
     except BaseException:
         command.speaks = ranks.first()  # where it is, the others fail because this one does
         raise
@@ -345,7 +344,7 @@ def _run_in(folder: RunFolder, run: Run) -> str:
             raise UserError(
                 f"{folder.path}: another program moved or removed this folder while the run was writing"
             ) from error
-        record_failure(folder, error, run.overrides)
+        record_failure(folder, error, run.asked)
         if not isinstance(error, OSError):
             raise
         raise UserError(
@@ -356,12 +355,12 @@ def _run_in(folder: RunFolder, run: Run) -> str:
         folder.close()
 
 
-def record_failure(folder: RunFolder, error: Exception, overrides: list[str]) -> None:
+def record_failure(folder: RunFolder, error: Exception, asked: Asked) -> None:
     """The traceback and the status, as far as the disk takes them, and where no other process is writing."""
     with suppress(OSError, UserError):
         folder.open()
         folder.write_text("traceback.txt", "".join(traceback.format_exception(error)))
         folder.write_json("summary.json", {**folder.summary(), "status": "failed", "error": first_line(error)})
         if not (folder.path / "run.json").exists():
-            folder.write_json("run.json", {"overrides": overrides})
+            folder.write_json("run.json", asdict(asked))
     folder.close()

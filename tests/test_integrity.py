@@ -10,6 +10,7 @@ import pytest
 from command import TINY, fedopt, start
 from safetensors import safe_open
 
+from fedopt.config import Asked
 from fedopt.errors import UserError
 from fedopt.reproduce.sweep import job_of_many
 from fedopt.results.folder import FILES, RunFolder
@@ -68,10 +69,10 @@ def test_a_second_sweep_leaves_a_running_job_alone(ended):
     def failing():
         raise UserError("whatever goes wrong")
 
-    assert job_of_many(failing, RunFolder(folder), [], 1) == "refused"
+    assert job_of_many(failing, RunFolder(folder), Asked(), 1) == "refused"
     (folder / "summary.json").unlink()
     (folder / "config.yaml").unlink()  # as if the other had only just locked it
-    job_of_many(failing, RunFolder(folder), [], 1)
+    job_of_many(failing, RunFolder(folder), Asked(), 1)
     assert "traceback.txt" not in contents(folder)
     assert contents(folder).items() <= before.items()
 

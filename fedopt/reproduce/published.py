@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, Positive
 from pydantic.dataclasses import dataclass
 
 from fedopt.command import explain
-from fedopt.config import composed, options, refuse_hydra, resolve
+from fedopt.config import Asked, composed, composed_of, options, refuse_hydra, resolve
 from fedopt.errors import UserError, nearest
 from fedopt.reproduce.claims import Claim, check
 from fedopt.reproduce.where import filled
@@ -101,11 +101,11 @@ class Published:
 
 @dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))
 class Task:
-    """A run that a line needs. config: resolved; folder: the run's name among all runs, which equal configs share."""
+    """A run that a line needs. asked: how; config: resolved; folder: the run's name among all runs, which equal configs share."""
 
     line: str
     seed: int
-    overrides: list[str]
+    asked: Asked
     config: dict[str, Any]
     folder: str
 
@@ -163,13 +163,13 @@ def tasks(
             refuse_hydra(overrides)
             if taken := [word for word in words if word.lstrip("+~").partition("=")[0] in OF_THE_COMMAND]:
                 raise UserError(f"{taken[0]}: a line does not say this; fedopt-reproduce does")
-            config = composed(overrides, folders)
+            config, chosen = composed_of(overrides, folders)
             for seed in range(seeds):
                 config.seed = seed
                 resolved = resolve(config)
                 module = {group: resolved[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
                 folder = f"{module['algo']}_{module['problem']}-{digits(resolved)}"
-                found.append(Task(line, seed, [*overrides, f"seed={seed}"], resolved, folder))
+                found.append(Task(line, seed, Asked([*overrides, f"seed={seed}"], chosen), resolved, folder))
         except (UserError, HydraException, OmegaConfBaseException) as error:
             raise UserError(f"experiment/{name}.yaml: line '{line}': {explain(error, overrides)}") from None
     return found

@@ -175,7 +175,7 @@ def _work(task: Task, folder: Path, jobs: int) -> None:
     ranks.end_when(lambda: command is not None and not command.is_alive())
     # The progress of several runs at once helps nobody
     with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
-        job_of_many(lambda: task.config, RunFolder(folder), task.overrides, jobs)
+        job_of_many(lambda: task.config, RunFolder(folder), task.asked, jobs)
 
 
 def _outcome(path: Path, task: Task, exitcode: int | None) -> tuple[str, str]:

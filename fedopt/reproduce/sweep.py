@@ -8,13 +8,14 @@ from typing import Any
 import pandas as pd
 
 from fedopt.command import say
+from fedopt.config import Asked
 from fedopt.errors import UserError
 from fedopt.interrupts import ending_at_once
 from fedopt.results.folder import ENDED, RunFolder, numbers_of, read_json, write_atomically
 from fedopt.results.identity import identity, refuse_other
 
 
-def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, overrides: list[str], jobs: int) -> str:
+def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, asked: Asked, jobs: int) -> str:
     """Skips what is done and resumes what was interrupted. Returns the status; a failure is recorded in the folder.
 
     resolved: gives the config, and raises UserError where it is wrong, which is a failure of this job alone.
@@ -28,12 +29,12 @@ def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, overr
         if before in ENDED:
             refuse_other(folder.path, identity(folder.config()), identity(config))
             return before
-        return run.execute(config, lambda: folder.path, overrides, jobs)[0]
+        return run.execute(config, lambda: folder.path, asked, jobs)[0]
     except Exception as error:
         if before in ENDED or (before is not None and isinstance(error, UserError)):  # what is there stays as it is
             say(str(error))
             return "refused"
-        run.record_failure(folder, error, overrides)
+        run.record_failure(folder, error, asked)
         return "failed"
 
 

@@ -13,17 +13,18 @@ from typing import Any
 import torch
 
 import fedopt
+from fedopt.config import Asked
 from fedopt.metrics import Metric
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "torchvision", "pandas", "pydantic", "safetensors")
 
 
-def run_card(overrides: list[str], seed: int, metrics: Sequence[Metric]) -> dict[str, Any]:
-    """Command, overrides, seed, what the metrics say of themselves, versions, machine, and the commit of the code where it is a git
-    checkout."""
+def run_card(asked: Asked, seed: int, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """How the run was asked for, seed, what the metrics say of themselves, versions, machine, and the commit of the code where it
+    is a git checkout."""
     return {
         "command": " ".join(sys.argv),
-        "overrides": overrides,
+        **asdict(asked),
         "seed": seed,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "metrics": [asdict(metric) for metric in metrics],

@@ -13,8 +13,7 @@ import yaml
 from forked import Command, Ended
 from torture import LONGEST, ODD, Failure
 
-from fedopt.command import GROUPS
-from fedopt.config import flat
+from fedopt.config import GROUPS, flat
 
 VALUES = ODD["numbers"] + ODD["texts"] + ODD["nodes"] + ODD["special"] + ["\udcff", "x" * 300, "9" * 5000, "[" * 300]
 WORDS = [*ODD["words"], "\udcff"]
