@@ -13,7 +13,9 @@ import fuzz
 import harness
 from command import start_ranks, torchrun
 from forked import Command
-from torture import Failure, finished, often, rows, setting, unreadable
+from torture import Diverged, Failure, finished, often, rows, setting, unreadable
+
+from fedopt.results.folder import RunFolder
 
 ROUNDS = 12
 
@@ -52,7 +54,8 @@ def trial(rng: random.Random, number: int) -> Failure | None:
         whole, broken = Path(folder) / "whole", Path(folder) / "broken"
         for path in (whole, broken):
             fuzz.write(path / "conf", fuzz.EXPERIMENT)
-        seconds = finished(arguments, whole, program).seconds
+        undisturbed = finished(arguments, whole, program, diverged=True)
+        seconds = undisturbed.seconds
         said = ""
         for _ in range(rng.choice([1, 1, 2, 4])):
             how = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -67,13 +70,13 @@ def trial(rng: random.Random, number: int) -> Failure | None:
             time.sleep(1)  # its runs notice within half a second that it was killed
         last = Command(arguments, broken, program, often).wait(300)
         said += f"then {last.code}\n{last.out[-500:]}{last.err[-1000:]}"
-        wrong = unreadable(last) or _other(last.code, whole, broken, where)
+        wrong = unreadable(last) or _other(last.code != undisturbed.code, whole, broken, where)
         return wrong and Failure(wrong, [program, *arguments], said)
 
 
-def _other(code: int, whole: Path, broken: Path, where: str) -> str | None:
+def _other(failed: bool, whole: Path, broken: Path, where: str) -> str | None:
     of_whole, of_broken = ({path.relative_to(at): rows(path) for path in at.glob(where)} for at in (whole, broken))
-    return "other metrics.csv" if code or of_whole != of_broken else None
+    return "other metrics.csv" if failed or of_whole != of_broken else None
 
 
 def ranks(rng: random.Random, algo: str) -> Failure | None:
@@ -84,7 +87,12 @@ def ranks(rng: random.Random, algo: str) -> Failure | None:
         for path in (whole, broken):
             path.mkdir()
         began = time.monotonic()
-        torchrun(*arguments, cwd=whole)
+        try:
+            torchrun(*arguments, cwd=whole)
+        except AssertionError:  # torchrun has one exit code for all that is not 0
+            if RunFolder(whole / "out").status() != "diverged":
+                raise
+            raise Diverged from None
         seconds = time.monotonic() - began
         process = start_ranks(*arguments, cwd=broken)
         time.sleep(rng.uniform(0, seconds))
@@ -102,5 +110,5 @@ def ranks(rng: random.Random, algo: str) -> Failure | None:
             torchrun(*arguments, cwd=broken)
         except AssertionError as error:
             return Failure("other exit code", arguments, str(error)[-3000:])
-        wrong = _other(0, whole, broken, "out/metrics.csv")
+        wrong = _other(False, whole, broken, "out/metrics.csv")
         return wrong and Failure(wrong, arguments, err[-3000:])

@@ -43,10 +43,18 @@ def rows(path: Path) -> list[list[str]]:
     return [line[:time] + line[time + 1 :] for line in lines]
 
 
-def finished(arguments: list[str], cwd: Path, program: str = "fedopt") -> Ended:
-    """A command that nothing disturbs. Raises RuntimeError where it does not end well."""
+class Diverged(Exception):
+    """A run whose random settings let it diverge."""
+
+
+def finished(arguments: list[str], cwd: Path, program: str = "fedopt", diverged: bool = False) -> Ended:
+    """A command that nothing disturbs. diverged: whether its run may diverge, too.
+
+    Raises Diverged, or RuntimeError where it ends in another way."""
     ended = Command(arguments, cwd, program, often).wait(300)
-    if ended.code != 0:
+    if ended.code == 3 and not diverged:
+        raise Diverged
+    if ended.code not in (0, 3):
         raise RuntimeError(f"{program} {' '.join(arguments)}: {ended}")
     return ended
 
