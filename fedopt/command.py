@@ -84,7 +84,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         return f"{error.override}: not an override; write key=value, with quotes around values that hold blanks, commas or braces"
     if isinstance(error, OSError):
         return f"{error.filename or 'output'}: {error.strerror or error}"
-    return first_line(error)
+    said = first_line(error)
+    return text.partition(" full_key:")[0][:300] if said.endswith(":") else said  # what is wrong comes after it
 
 
 def _too_large(error: BaseException) -> bool:

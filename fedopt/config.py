@@ -129,7 +129,7 @@ def check_folders(folders: Iterable[str | Path]) -> None:
 def _check_file(folder: Path, path: Path) -> None:
     text, node = "", None
     # As Hydra reads it; what it cannot read it does not obey either, and says so where it is chosen
-    with suppress(OSError, RecursionError, yaml.YAMLError, OmegaConfBaseException):
+    with suppress(OSError, ValueError, AssertionError, RecursionError, yaml.YAMLError, OmegaConfBaseException):
         text = config_text(path)
         node = OmegaConf.to_container(OmegaConf.create(text))
     content = node if isinstance(node, dict) else {}
@@ -162,7 +162,7 @@ def config_text(path: Path) -> str:
 def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
     try:
         config = _with_hydra(*search_path(folders), *overrides)
-    except (HydraException, OmegaConfBaseException, OSError, MemoryError):
+    except (HydraException, OmegaConfBaseException, MemoryError):
         raise
     except RecursionError:
         raise UserError(f"{', '.join(folders)}: files there name each other in their defaults without end") from None

@@ -615,6 +615,8 @@ def test_config_folders_of_any_name(monkeypatch, capsys, tmp_path):
         ("algo/fedmsa.yaml", OWN_FILE, "fedopt has a file of this name"),
         ("config.yaml", OWN_FILE, "fedopt has a file of this name"),
         ("experiment/own.yaml", b"seed: \xff", "UTF-8"),
+        ("experiment/own.yaml", "# @package _global_\n2\n", "int"),
+        ("experiment/own.yaml", "# @package _global_\n[1]\n", "ListConfig"),
         ("experiment/own.yaml", "# @package _global_\ndefaults: [own]\n", "without end"),
     ],
 )
@@ -622,7 +624,7 @@ def test_files_that_could_not_be_used(name, content, said, monkeypatch, capsys, 
     put(tmp_path / "conf" / name, content)
     chosen = ["experiment=own"] if name.startswith("experiment") else []
     result = fedopt(monkeypatch, capsys, *TINY, "--config-dir", str(tmp_path / "conf"), *chosen)
-    one_line(result, str(tmp_path / "conf"), said)
+    one_line(result, said)
 
 
 def test_a_folder_named_like_a_home(monkeypatch, capsys, tmp_path):
