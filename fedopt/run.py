@@ -99,7 +99,7 @@ class Run:
         resuming = begin in ("resume", "longer")
         node = self.config["logger"]
         logger = build_target(node, "logger") if self.main and node.get("_target_") else None
-        with announced("still reading the data and setting up the problem"):
+        with announced("reading the data and setting up the problem", quiet=not self.main):
             e = assemble(self.config, self.jobs)
             started = time.perf_counter()
             state = e.algorithm.init(e.problem)

@@ -3,28 +3,21 @@
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from threading import Timer
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedopt.command import say
-
 SHOWN = 4  # metrics, of those that a problem names first
 
 
 @contextmanager
-def announced(what: str) -> Iterator[None]:
-    """Say what is being done when it takes longer than a moment."""
-    timer = Timer(4.0, say, [what])
-    timer.daemon = True
-    timer.start()
-    try:
+def announced(what: str, quiet: bool = False) -> Iterator[None]:
+    """On a terminal, say what is being done, until it is done."""
+    terminal = not quiet and sys.stderr is not None and sys.stderr.isatty()
+    with Console(stderr=True).status(what) if terminal else nullcontext():
         yield
-    finally:
-        timer.cancel()
 
 
 class Display:
