@@ -13,6 +13,7 @@ from fedopt.data.world import World
 from fedopt.errors import UserError, nearest
 from fedopt.federation import engines
 from fedopt.federation.round import Federation
+from fedopt.problems.checks import check
 from fedopt.problems.classes import Problem, reduce
 from fedopt.settings import Budget, Evaluation, Participation, Settings, build, build_target
 
@@ -39,14 +40,18 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     dataset = build_target(config["dataset"], "dataset") if config["dataset"].get("_target_") else None
     if isinstance(partitioner, Centralized):
         participation = replace(participation, cohort=None)
-    check_participation(participation, algorithm, partitioner.clients)
+    if (clients := getattr(partitioner, "clients", None)) is not None:  # before the data are read
+        check_participation(participation, algorithm, clients)
 
     device = machine.configure(hardware, jobs)
     autocast = hardware.autocast and getattr(torch, hardware.autocast)
     world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
     original: Problem = build_target(config["problem"], "problem", world=world)
+    if clients is None:
+        check_participation(participation, algorithm, original.clients)
     if not (known := [metric.name for metric in getattr(original, "metrics", ())]):
         raise UserError(f"{type(original).__name__} does not say what evaluate measures: metrics = (Metric(...),)")
+    check(original)
     problem = reduce(original, algorithm.solves)
     if (wanted := evaluation.metric) is not None and wanted not in known:
         raise UserError(f"eval.metric={wanted}: this problem has {', '.join(known)}{nearest(wanted, known)}")

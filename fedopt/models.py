@@ -16,26 +16,30 @@ Tuning = tuple[Tensor, Tensor] | None  # scale and shift of the logits, [classes
 
 
 class FlatModel:
-    """A chain of layers whose parameters live in one flat vector, in the order of `nn.Sequential.parameters()`.
+    """A chain of layers whose parameters live in one flat vector, in the order of `nn.Module.parameters()`.
 
     dim: the length of that vector; initial: its value after PyTorch's own initialisation, [dim], float32.
     autocast: the type that products and convolutions are computed in, None for that of the parameters.
     convolutional: whether it has convolutions.
     dense: whether it is linear layers with ReLUs between them, and no autocast: then it has `gradient` and `descend`.
+    random: whether it drops at random; alone: why vmap cannot run it, empty where it can.
     """
 
-    def __init__(self, layers: nn.Sequential, input_shape: Sequence[int], autocast: torch.dtype | None = None):
-        parameters = list(layers.parameters())
+    random = False
+    alone = ""
+
+    def __init__(self, layers: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
+        parameters = [p for p in layers.parameters() if p.requires_grad]
         self.input_shape = tuple(input_shape)
         self.autocast = autocast
-        self.convolutional = any(isinstance(layer, nn.Conv2d) for layer in layers)
+        self.convolutional = any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in layers.modules())
         self.sizes = [p.numel() for p in parameters]
         self.dim = sum(self.sizes)
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters])
         self._shapes = [p.shape for p in parameters]
-        self.dense = autocast is None and all(isinstance(layer, nn.Linear | nn.ReLU) for layer in layers)
+        self._layers = list(layers.children())
+        self.dense = autocast is None and all(isinstance(layer, nn.Linear | nn.ReLU) for layer in self._layers)
         self._biases = any(len(shape) == 1 for shape in self._shapes)
-        self._layers = [layer.requires_grad_(False) for layer in layers]
 
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
         """All layers but the last, and the last. Raises UserError where there is only one."""
@@ -44,14 +48,17 @@ class FlatModel:
         body, head = nn.Sequential(*self._layers[:-1]), nn.Sequential(self._layers[-1])
         return FlatModel(body, self.input_shape, self.autocast), FlatModel(head, (), self.autocast)
 
-    def __call__(self, flat: Tensor, x: Tensor) -> Tensor:
-        """Logits [B, classes] of x [B, features] under the parameters flat [dim], in their type."""
-        if self.autocast is None:
-            return self._forward(flat, x)
-        with torch.autocast(flat.device.type, self.autocast, cache_enabled=False):
-            return self._forward(flat, x).to(flat.dtype)
+    def __call__(self, flat: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """Logits [B, classes] of x [B, features] under the parameters flat [dim], in their type.
 
-    def _forward(self, flat: Tensor, x: Tensor) -> Tensor:
+        key: one whole number, which what is dropped is a function of; None: nothing is dropped.
+        """
+        if self.autocast is None:
+            return self._forward(flat, x, key)
+        with torch.autocast(flat.device.type, self.autocast, cache_enabled=False):
+            return self._forward(flat, x, key).to(flat.dtype)
+
+    def _forward(self, flat: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
         parameters = iter(self._views(flat))
         if self.convolutional:
             x = x.reshape(-1, *self.input_shape)
@@ -175,11 +182,15 @@ def build(
     linear: softmax regression; softmax: the same without biases; mlp: hidden layers of the given widths; cnn: two 3x3 convolutions
     of 16 and 32 channels, each with max pooling, and a linear layer; vgg11: torchvision's features and one linear layer, for
     32 x 32 images.
-    input_shape: (channels, height, width).
+    input_shape: (channels, height, width), or (features,).
     """
-    channels, height, width = input_shape
     least = {"cnn": 4, "vgg11": 32}.get(name, 1)
-    if min(height, width) < least:
+    if len(input_shape) == 1 and least > 1:
+        raise UserError(
+            f"problem.model={name} needs images, not a table of {input_shape[0]} features: use mlp or linear"
+        )
+    channels, height, width = input_shape if len(input_shape) == 3 else (*input_shape, 1, 1)
+    if len(input_shape) == 3 and min(height, width) < least:
         raise UserError(
             f"problem.model={name} needs images of {least} x {least} pixels or more, not {height} x {width}"
         )
@@ -203,5 +214,6 @@ def build(
             features = list(torchvision.models.vgg11(weights=None).features)
             layers = [*features, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)]
         else:
-            raise UserError(f"problem.model={name} is not known; there are linear, softmax, mlp, cnn, vgg11")
+            known = "linear, softmax, mlp, cnn, vgg11"
+            raise UserError(f"problem.model={name} is not known; there are {known}, and your own as PACKAGE.CLASS")
     return FlatModel(nn.Sequential(*layers), input_shape, autocast)

@@ -26,6 +26,7 @@ class Purpose(IntEnum):
     STRAGGLERS = 10
     SERVER = 11
     DIRECTIONS = 12
+    NOISE = 13
 
 
 def keyed_rng(seed: int, purpose: Purpose, round: int = 0, exchange: int = 0, client: int = 0) -> np.random.Generator:

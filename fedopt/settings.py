@@ -192,21 +192,25 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
     """
     if "_target_" not in node:
         raise UserError(f"{where}._target_: is missing, the class to build")
-    cls: Any
     said = f"{where}._target_={node['_target_']}"
-    try:
-        module, _, name = node["_target_"].rpartition(".")
-        if "__main__" in module.split("."):
-            raise UserError(f"{said}: is a program, which importing it would run")
-        cls = getattr(import_module(module), name)
-    except (Exception, SystemExit) as error:
-        raise UserError(f"{said} cannot be imported: {first_line(error)}") from None
+    cls = imported(node["_target_"], said)
     defined = {name for base in getattr(cls, "__mro__", ()) for name in vars(base)}
     lacking = sorted({*getattr(cls, "__abstractmethods__", ())} | {*INTERFACES[where]} - defined)
     if lacking or not hasattr(cls, "__dataclass_fields__"):
         why = f"does not define {', '.join(lacking)}" if lacking else "is not a dataclass"
         raise UserError(f"{said}: {cls.__name__} {why}")
     return cls, {key: value for key, value in node.items() if not key.startswith("_")}
+
+
+def imported(path: Any, said: str) -> Any:
+    """What a dotted path names in a module that is installed or on PYTHONPATH. said: the key and the path, for messages."""
+    try:
+        module, _, name = path.rpartition(".")
+        if "__main__" in module.split("."):
+            raise UserError(f"{said}: is a program, which importing it would run")
+        return getattr(import_module(module), name)
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{said} cannot be imported: {first_line(error)}") from None
 
 
 def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
@@ -242,8 +246,8 @@ def _keys_of(cls: Any, *given: str) -> Any:
     return typed
 
 
-# Parts of a path that are no keys of the user's: which schedule pydantic tried
-_INSIDE = {"constant", "growing", "inverse_power", "exponential", "piecewise"}
+# Parts of a path that are no keys of the user's: which schedule or type pydantic tried
+_INSIDE = {"constant", "growing", "inverse_power", "exponential", "piecewise", "str", "dict[str,any]"}
 
 
 def _message(error: Any, where: str) -> str:

@@ -11,11 +11,18 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
+import torch
 from harness import real
+from PIL import Image
 
 from fedopt.data.datasets import KEYS, Digits, LabelledData, Npz, Torchvision, data_folder, read_npz
+from fedopt.data.folders import Folder
+from fedopt.data.partitioners import Iid
+from fedopt.data.tables import Csv
+from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.problems.imbalanced_mnist import long_tail
+from fedopt.problems.supervised import Examples
 from fedopt.torchvision_import import torchvision
 
 
@@ -57,7 +64,7 @@ def offline(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
-@pytest.mark.parametrize(("shape", "channels"), [((4, 3), 1), ((4, 3, 2), 2), ((7,), 1)])
+@pytest.mark.parametrize(("shape", "channels"), [((4, 3), 1), ((4, 3, 2), 2)])
 def test_layouts(saved, shape, channels, dtype):
     arrays = random_arrays(shape, dtype)
     data = Npz(str(saved(**arrays))).load()
@@ -79,6 +86,177 @@ def test_layouts(saved, shape, channels, dtype):
     mean, std = data.normalisation()
     np.testing.assert_allclose(mean, np.atleast_1d(pixels.mean(axes)), rtol=1e-6)
     np.testing.assert_allclose(std, np.atleast_1d(pixels.std(axes)), rtol=1e-6)
+
+
+def test_columns_of_a_table_have_their_own_scale(saved):
+    """Each column of what models see has mean 0 and variance 1, and a constant one is 0, also where it is large."""
+    rng = np.random.default_rng(0)
+    year, age, tall, same = (
+        rng.integers(1990, 2020, 12),
+        rng.normal(40, 9, 12),
+        rng.normal(1.7, 1e-3, 12),
+        np.full(12, 0.1),
+    )
+    x = np.stack([1e6 * year, age, tall, same], 1)
+    path = saved(x_train=x, x_test=x[:5] + np.array([0, 9, 0, 2]))
+    data = Npz(str(path)).load()
+    assert data.x_train.shape == (12, 4)
+    mean, std = data.normalisation()
+    np.testing.assert_allclose(mean, x.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(std, [*x[:, :3].std(0), 1], rtol=1e-12)
+    seen = Examples(data.x_train, data.y_train, data, World(0, Iid(2))).x.numpy()
+    np.testing.assert_allclose(seen, np.c_[(x[:, :3] - x[:, :3].mean(0)) / x[:, :3].std(0), 0 * same], atol=1e-5)
+    tests = Examples(data.x_test, data.y_test, data, World(0, Iid(2))).x.numpy()
+    np.testing.assert_allclose(tests[:, 1], (x[:5, 1] + 9 - x[:, 1].mean()) / x[:, 1].std(), atol=1e-5)
+    np.testing.assert_allclose(tests[:, 3], 2, rtol=1e-6)
+    _, largest = Npz(str(path), pixels="unit").load().normalisation()
+    np.testing.assert_allclose(largest, np.abs(x).max(0))
+
+
+def test_channels_first(saved):
+    arrays = random_arrays((3, 8, 6), np.uint8)
+    first = Npz(str(saved(**arrays)), channels="first").load()
+    np.testing.assert_array_equal(first.x_train, arrays["x_train"])
+    last = Npz(str(saved(**arrays)), channels="last").load()
+    np.testing.assert_array_equal(last.x_train, arrays["x_train"].transpose(0, 3, 1, 2))
+
+
+def test_token_ids_are_not_normalised(saved):
+    rng = np.random.default_rng(0)
+    x, x_test = rng.integers(0, 300, (12, 5)).astype(np.uint16), rng.integers(0, 300, (5, 5)).astype(np.uint16)
+    data = Npz(str(saved(x_train=x, x_test=x_test)), tokens=True).load()
+    assert data.tokens
+    seen = Examples(data.x_test, data.y_test, data, World(0, Iid(2))).batch(torch.tensor([3, 1]), torch.ones(2)).x
+    assert seen.tolist() == x_test[[3, 1]].tolist()
+    for wrong in (x.astype(float), x[:, 0], -x.astype(int)):
+        with pytest.raises(UserError, match=r"x_train must be \[n, length\] whole numbers"):
+            Npz(str(saved(x_train=wrong)), tokens=True).load()
+
+
+# CSV files
+
+ROWS = "age,city,income,label,hospital\n" + "".join(
+    f"{20 + i},{i % 4},{i * i},{'ba'[i % 2]},h{i % 3}\n" for i in range(20)
+)
+
+
+def csv(tmp_path, text=ROWS, **fields):
+    (tmp_path / "own.csv").write_text(text)
+    return Csv(str(tmp_path / "own.csv"), "label", **fields)
+
+
+def test_csv(tmp_path):
+    data = csv(tmp_path, client="hospital", test=0.25).load()
+    assert (data.x_train.shape, data.x_test.shape, data.classes) == ((15, 3), (5, 3), 2)
+    rows = np.concatenate([data.x_train, data.x_test])[:, 0].astype(int) - 20
+    assert sorted(rows) == list(range(20))
+    for x, y, owners, of in (
+        (data.x_train, data.y_train, data.owners, rows[:15]),
+        (data.x_test, data.y_test, data.owners_test, rows[15:]),
+    ):
+        np.testing.assert_array_equal(x, np.stack([20 + of, of % 4, of**2], 1))
+        np.testing.assert_array_equal(y, (of + 1) % 2)  # a is 0, b is 1
+        assert owners.tolist() == [f"h{i % 3}" for i in of]
+    again, other = (csv(tmp_path, features=["age", "income"], test=0.25, split_seed=seed).load() for seed in (0, 1))
+    np.testing.assert_array_equal(again.x_train[:, 0], data.x_train[:, 0])
+    assert set(other.x_test[:, 0]) != set(data.x_test[:, 0])
+
+
+def test_csv_says_what_is_for_testing(tmp_path):
+    text = ROWS.replace("city", "part").replace(",0,", ",test,").replace(",1,", ",train,")
+    text = text.replace(",2,", ",train,").replace(",3,", ",train,")
+    data = csv(tmp_path, text, split="part", client="hospital").load()
+    assert data.x_test[:, 0].tolist() == [20, 24, 28, 32, 36]
+    assert data.x_train.shape == (15, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "message"),
+    [
+        (ROWS, {"client": "clinic"}, "dataset.client=clinic: .*age, city, income, label, hospital"),
+        (ROWS, {"features": ["age", "size"]}, "dataset.features=size"),
+        (ROWS, {}, "hospital are not numbers; dataset.features"),
+        (ROWS.replace("24,0,", ",0,"), {"client": "hospital"}, "row 5 has nothing in the column age"),
+        (ROWS.replace(",a,", ",,"), {"client": "hospital"}, "row 2 has nothing in the column label"),
+        (ROWS.replace(",a,", ",1.5,").replace(",b,", ",2,"), {"client": "hospital"}, "dataset.label=label: .*1.5"),
+        (ROWS, {"client": "hospital", "split": "city"}, "dataset.split=city: says 0"),
+        (ROWS, {"client": "hospital", "test": 0.01}, "dataset.test=0.01 of 20 examples"),
+        ("label\na\nb\n", {}, "no column besides label"),
+        ("age,label\n", {}, "has no rows"),
+        ("", {}, "is no CSV"),
+        ("a,b\n1,2,3\n1\n1,2,3,4\n", {}, "is no CSV"),
+        ("age,label\ninf,0\n1,1\n2,0\n3,1\n4,0\n", {}, "no finite numbers"),
+    ],
+)
+def test_wrong_csv(text, fields, message, tmp_path):
+    with pytest.raises(UserError, match=message) as caught:
+        csv(tmp_path, text, **fields).load()
+    assert "\n" not in str(caught.value)
+
+
+def test_csv_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match="there is no such file"):
+        Csv(str(tmp_path / "no.csv"), "label").load()
+
+
+# Folders of images
+
+
+def pictures(folder, names=("cat", "dog"), count=5, shape=(4, 6), colours=False):
+    """Returns the images of each class."""
+    rng, made = np.random.default_rng(0), {}
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        made[name] = rng.integers(0, 256, (count, *shape, *([3] if colours else [])), dtype=np.uint8)
+        for i, image in enumerate(made[name]):
+            Image.fromarray(image).save(folder / name / f"{i}.png")
+    return made
+
+
+@pytest.mark.parametrize("colours", [False, True])
+def test_folder_of_images(colours, tmp_path):
+    made = pictures(tmp_path, colours=colours)
+    data = Folder(str(tmp_path), test=0.3).load()
+    assert (len(data.y_train), len(data.y_test), data.classes) == (7, 3, 2)
+    assert data.x_train.shape[1:] == (3 if colours else 1, 4, 6)
+    expected = np.concatenate([made["cat"], made["dog"]]).reshape(10, 4, 6, -1).transpose(0, 3, 1, 2)
+    found, labels = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test])
+    place = [next(i for i, image in enumerate(expected) if (image == x).all()) for x in found]
+    assert sorted(place) == list(range(10))
+    assert [i // 5 for i in place] == labels.tolist()
+
+
+def test_folders_for_training_and_testing(tmp_path):
+    made, _ = pictures(tmp_path / "train"), pictures(tmp_path / "test", ("dog",), 2)
+    data = Folder(str(tmp_path)).load()
+    np.testing.assert_array_equal(data.x_train[:, 0], np.concatenate([made["cat"], made["dog"]]))
+    assert data.y_test.tolist() == [1, 1]
+    pictures(tmp_path / "test", ("fox",), 1)
+    with pytest.raises(UserError, match="the class fox is not in"):
+        Folder(str(tmp_path)).load()
+
+
+def test_images_of_several_sizes(tmp_path):
+    pictures(tmp_path)
+    pictures(tmp_path, ("fox",), 2, (8, 8), True)
+    with pytest.raises(UserError, match=r"fox/0.png: has 8 x 8 pixels.* 4 x 6; dataset.size=N"):
+        Folder(str(tmp_path)).load()
+    assert Folder(str(tmp_path), 5).load().x_train.shape[1:] == (3, 5, 5)
+    assert Folder(str(tmp_path), [2, 3]).load().x_train.shape[1:] == (3, 2, 3)
+
+
+def test_folders_without_images(tmp_path):
+    with pytest.raises(UserError, match="has no folders"):
+        Folder(str(tmp_path)).load()
+    pictures(tmp_path)
+    (tmp_path / "fox").mkdir()
+    with pytest.raises(UserError, match="fox: has no images"):
+        Folder(str(tmp_path)).load()
+    (tmp_path / "fox" / "x.png").write_text("hello")
+    with pytest.raises(UserError, match="is no image"):
+        Folder(str(tmp_path)).load()
+    with pytest.raises(UserError, match="there is no such folder"):
+        Folder(str(tmp_path / "nowhere")).load()
 
 
 def test_classes_of_the_test_examples_count(saved):
@@ -114,6 +292,10 @@ def test_constant_images_normalise_without_a_warning():
         ({"x_train": np.full((12, 4, 3), 1e300)}, "beyond 1e.15"),
         ({"x_train": np.full((12, 4, 3), np.longdouble(10) ** 4000)}, "beyond 1e.15"),
         ({"x_test": np.zeros((5, 4, 3))}, "x_train is uint8 and x_test float64"),
+        ({"x_train": np.zeros((12, 3, 8, 6), np.uint8)}, r"x_train is \[12, 3, 8, 6\].*dataset.channels=first"),
+        ({"x_train": np.zeros((12, 7), np.int64)}, "x_train is int64: dataset.tokens=true"),
+        ({"client_train": np.zeros(11, int)}, "client_train must be .* each of the 12 examples, not int64 .11."),
+        ({"client_train": np.zeros(12)}, "client_train must be .* whole numbers or texts"),
     ],
 )
 def test_wrong_arrays_are_refused(saved, changes, message):

@@ -1,4 +1,4 @@
-"""Labelled images: where they come from, and their form.
+"""Labelled images, tables of features and texts as token ids: where they come from, and their form.
 
 MNIST, Fashion-MNIST and CIFAR-10 are read from `<name>.npz` in the data folder when it is there, else through torchvision,
 which downloads them into that folder. The data folder is `dataset.root`, else the environment variable FEDOPT_DATA, else
@@ -14,24 +14,29 @@ from typing import Literal, Protocol
 from zipfile import ZipFile, is_zipfile
 
 import numpy as np
-from pydantic import ConfigDict
+from pydantic import ConfigDict, StrictBool
 from pydantic.dataclasses import dataclass
 
 from fedopt.errors import UserError, first_line
+from fedopt.randomness import Purpose, keyed_rng
 
 _config = ConfigDict(extra="forbid")
 Pixels = Literal["standardised", "unit"]
+Channels = Literal["first", "last"]
 MOST_CLASSES = 10_000
 MOST_MAGNITUDE = 1e15  # of a feature: sums of squares stay within float32
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+CLIENTS = ("client_train", "client_test")
 
 
 @plain_dataclass(frozen=True)
 class LabelledData:
-    """x_*: [n, channels, height, width], uint8 or float; y_*: [n], int64, 0 .. classes - 1.
+    """x_*: images [n, channels, height, width] or a table [n, features], uint8 or float, or token ids [n, length], int64;
+    y_*: [n], int64, 0 .. classes - 1.
 
-    pixels: the form in which models see them, `standardised` to mean 0 and variance 1 over the training set (each channel),
-        or `unit`, with the largest magnitude at 1.
+    pixels: the form in which models see them, `standardised` to mean 0 and variance 1 over the training set (each channel, or each
+        column of a table), or `unit`, with the largest magnitude at 1.
+    owners, owners_test: whose each example is, [n] of names or numbers, None where nothing says so.
     """
 
     x_train: np.ndarray
@@ -39,13 +44,31 @@ class LabelledData:
     x_test: np.ndarray
     y_test: np.ndarray
     pixels: Pixels = "standardised"
+    owners: np.ndarray | None = None
+    owners_test: np.ndarray | None = None
+
+    @property
+    def tokens(self) -> bool:
+        """Whether x are token ids, which are not normalised."""
+        return self.x_train.dtype == np.int64
+
+    def owners_of(self, rows: np.ndarray) -> np.ndarray | None:
+        """Whose each of these training examples is."""
+        return None if self.owners is None else self.owners[rows]
 
     @property
     def classes(self) -> int:
         return int(max(self.y_train.max(), self.y_test.max())) + 1
 
     def normalisation(self) -> tuple[np.ndarray, np.ndarray]:
-        """What is subtracted from x, and what the difference is then divided by, each [channels], in the units of x."""
+        """What is subtracted from x, and what the difference is then divided by, each [channels], or [features] of a table, in the
+        units of x."""
+        if self.x_train.ndim == 2:
+            x = self.x_train.astype(np.float64)
+            largest, constant = np.abs(x).max(0), x.min(0) == x.max(0)
+            if self.pixels == "unit":
+                return np.zeros(x.shape[1]), np.where(largest > 0, largest, 1)
+            return np.where(constant, x[0], x.mean(0)), np.where(constant, 1, x.std(0))
         channels = self.x_train.shape[1]
         if self.pixels == "unit":
             return np.zeros(channels), np.full(channels, float(np.abs(self.x_train).max()) or 1.0)
@@ -60,11 +83,22 @@ class LabelledData:
         return pixels.mean(1), pixels.std(1)
 
     def redivided(self, test: float, rng: np.random.Generator) -> "LabelledData":
-        """All examples, the fraction `test` of them, at random, for testing, and the rest for training."""
+        """All examples, the fraction `test` of them, at random, for testing, and the rest for training.
+
+        Raises UserError where it is known whose the training examples are, and not whose those for testing.
+        """
+        owners = None
+        if self.owners is not None:
+            if self.owners_test is None:
+                raise UserError(
+                    f"problem.test={test} takes the test examples too, and nothing says whose they are; use problem.test=null"
+                )
+            owners = np.concatenate([self.owners, self.owners_test])
         x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
         order = rng.permutation(len(y))
         held_out, rest = np.split(order, [round(test * len(y))])
-        return replace(self, x_train=x[rest], y_train=y[rest], x_test=x[held_out], y_test=y[held_out])
+        data = replace(self, x_train=x[rest], y_train=y[rest], x_test=x[held_out], y_test=y[held_out])
+        return data if owners is None else replace(data, owners=owners[rest], owners_test=owners[held_out])
 
 
 class DatasetSource(Protocol):
@@ -75,10 +109,10 @@ class DatasetSource(Protocol):
 
 def data_folder(root: str | None) -> Path:
     """The folder that data sets are read from."""
-    return _expanded(root or os.environ.get("FEDOPT_DATA") or "~/.cache/fedopt")
+    return expanded(root or os.environ.get("FEDOPT_DATA") or "~/.cache/fedopt")
 
 
-def _expanded(path: str) -> Path:
+def expanded(path: str) -> Path:
     """With ~ as the home folder. Raises UserError for the home of a user whom there is not."""
     try:
         return Path(path).expanduser()
@@ -86,22 +120,21 @@ def _expanded(path: str) -> Path:
         raise UserError(f"{path}: there is no such home folder") from None
 
 
-def read_npz(path: Path) -> LabelledData:
-    """x_train, y_train, x_test, y_test from an .npz file; x is [n, h, w], [n, h, w, channels] or [n, features]."""
+def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False) -> LabelledData:
+    """x_train, y_train, x_test, y_test from an .npz file; x is [n, h, w], [n, h, w, channels] or [n, features].
+
+    client_train, client_test: [n], whose each example is, where they are there. channels: where the dimension of the channels is,
+    None for the last, unless it looks as if it were the first; tokens: x is [n, length], token ids.
+    """
     if not path.exists():
         raise UserError(f"{path}: there is no such file; it should be an .npz with {', '.join(KEYS)}")
     if not path.is_file() or not is_zipfile(path):
         raise UserError(f"{path}: not a readable .npz (no zip archive, or a part of one); copy or download it again")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         with ZipFile(path) as archive:
-            size = sum(array.file_size for array in archive.infolist())
-        if 5 * size > memory:  # as it is, and as float32 where it is uint8
-            raise UserError(
-                f"{path}: {size / 1e9:.3g} GB of arrays are too large for the {memory / 1e9:.3g} GB of memory here"
-            )
+            refuse_larger(path, sum(array.file_size for array in archive.infolist()))
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in KEYS if key in archive}
+            arrays = {key: archive[key] for key in (*KEYS, *CLIENTS) if key in archive}
     except UserError:
         raise
     except Exception as error:  # zipfile and zlib have many ways to say that a file is broken
@@ -112,27 +145,66 @@ def read_npz(path: Path) -> LabelledData:
     missing = [key for key in KEYS if not isinstance(arrays.get(key), np.ndarray)]  # bytes are no array
     if missing:
         raise UserError(f"{path}: {', '.join(missing)} missing, or no array; an .npz needs {', '.join(KEYS)}")
-    return _checked(arrays, path)
+    return checked(arrays, path, channels, tokens)
 
 
-def _checked(arrays: dict[str, np.ndarray], path: Path) -> LabelledData:
-    x, y = _examples(arrays["x_train"], arrays["y_train"], path, "train")
-    x_test, y_test = _examples(arrays["x_test"], arrays["y_test"], path, "test")
+def refuse_larger(path: Path, size: int) -> None:
+    """Raises UserError for more bytes of data than the memory here can take."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 5 * size > memory:  # as it is, and as float32 where it is uint8
+        raise UserError(
+            f"{path}: {size / 1e9:.3g} GB of arrays are too large for the {memory / 1e9:.3g} GB of memory here"
+        )
+
+
+def divided(count: int, test: float, seed: int, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Which of so many examples are for training, and which for testing. Raises UserError where one of them has none."""
+    held_out = round(test * count)
+    if not 0 < held_out < count:
+        raise UserError(f"{path}: dataset.test={test} of {count} examples leaves none to train or none to test on")
+    order = keyed_rng(seed, Purpose.SPLIT).permutation(count)
+    return np.sort(order[held_out:]), np.sort(order[:held_out])
+
+
+def checked(
+    arrays: dict[str, np.ndarray], path: Path, channels: Channels | None = None, tokens: bool = False
+) -> LabelledData:
+    """Data from arrays by the names of an .npz. Raises UserError, which names the file, for what no data are."""
+    x, y = _examples(arrays["x_train"], arrays["y_train"], path, "train", channels, tokens)
+    x_test, y_test = _examples(arrays["x_test"], arrays["y_test"], path, "test", channels, tokens)
     if x.shape[1:] != x_test.shape[1:]:
-        raise UserError(f"{path}: x_train and x_test have images of different shapes")
+        raise UserError(f"{path}: x_train and x_test have examples of different shapes")
     if (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
         raise UserError(f"{path}: x_train is {x.dtype} and x_test {x_test.dtype}, on another scale; use one type")
-    return LabelledData(x, y, x_test, y_test)
+    for key, labels in zip(CLIENTS, (y, y_test), strict=True):
+        if key in arrays and (arrays[key].shape != labels.shape or arrays[key].dtype.kind not in "iuU"):
+            raise UserError(
+                f"{path}: {key} must be [n] whole numbers or texts, one for each of the {len(labels)} examples, not "
+                f"{arrays[key].dtype} {list(arrays[key].shape)}"
+            )
+    return LabelledData(x, y, x_test, y_test, owners=arrays.get(CLIENTS[0]), owners_test=arrays.get(CLIENTS[1]))
 
 
-def _examples(x: np.ndarray, y: np.ndarray, path: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+def _examples(
+    x: np.ndarray, y: np.ndarray, path: Path, split: str, channels: Channels | None, tokens: bool
+) -> tuple[np.ndarray, np.ndarray]:
     where = f"{path}: x_{split}"
-    if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
+    if tokens:
+        if not np.issubdtype(x.dtype, np.integer) or x.ndim != 2 or (x < 0).any() or x.max(initial=0) >= 2**31:
+            raise UserError(f"{where} must be [n, length] whole numbers from 0 on with dataset.tokens=true")
+        x = x.astype(np.int64)
+    elif np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8 and x.ndim == 2:
+        raise UserError(
+            f"{where} is {x.dtype}: dataset.tokens=true if these are token ids; features are saved as floating point"
+        )
+    elif x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
         raise UserError(f"{where} must be uint8 or floating point, not {x.dtype}")
-    if x.dtype != np.uint8:  # in the byte order of this machine, and not in half precision, which overflows
+    if np.issubdtype(
+        x.dtype, np.floating
+    ):  # in the byte order of this machine, and not in half precision, which overflows
         with np.errstate(over="ignore"):  # of long doubles
             x = x.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64, copy=False)
-    if x.dtype != np.uint8 and not (np.abs(x) <= MOST_MAGNITUDE).all():
+    if not tokens and x.dtype != np.uint8 and not (np.abs(x) <= MOST_MAGNITUDE).all():
         raise UserError(f"{where} has values that are no finite numbers, or beyond {MOST_MAGNITUDE:g}")
     if x.ndim not in (2, 3, 4):
         raise UserError(f"{where} must be [n, h, w], [n, h, w, channels] or [n, features], not {list(x.shape)}")
@@ -146,7 +218,15 @@ def _examples(x: np.ndarray, y: np.ndarray, path: Path, split: str) -> tuple[np.
         raise UserError(f"{where} has images without pixels, {list(x.shape)}")
     if len(x) != len(y) or len(x) == 0:
         raise UserError(f"{where} has {len(x)} examples and y_{split} {len(y)}; they must be as many, and some")
-    x = x.transpose(0, 3, 1, 2) if x.ndim == 4 else x[:, None] if x.ndim == 3 else x[:, None, None]
+    if x.ndim == 4 and channels is None and x.shape[1] <= 4 < x.shape[3]:
+        raise UserError(
+            f"{where} is {list(x.shape)}, which looks like [n, channels, h, w]: dataset.channels=first reads it so, last as "
+            "[n, h, w, channels]"
+        )
+    if x.ndim == 4 and channels != "first":
+        x = x.transpose(0, 3, 1, 2)
+    elif x.ndim == 3:
+        x = x[:, None]
     return np.ascontiguousarray(x), y.astype(np.int64)
 
 
@@ -180,18 +260,20 @@ class Torchvision:
         finally:
             socket.setdefaulttimeout(before)
         arrays = [np.asarray(array) for data in sets for array in (data.data, data.targets)]
-        return _checked(dict(zip(KEYS, arrays, strict=True)), folder)
+        return checked(dict(zip(KEYS, arrays, strict=True)), folder)
 
 
 @dataclass(frozen=True, config=_config)
 class Npz:
-    """A user's own .npz file: x_train, y_train, x_test, y_test."""
+    """A user's own .npz file: x_train, y_train, x_test, y_test. channels, tokens: as of `read_npz`."""
 
     path: str
     pixels: Pixels = "standardised"
+    channels: Channels | None = None
+    tokens: StrictBool = False
 
     def load(self) -> LabelledData:
-        return replace(read_npz(_expanded(self.path)), pixels=self.pixels)
+        return replace(read_npz(expanded(self.path), self.channels, self.tokens), pixels=self.pixels)
 
 
 @dataclass(frozen=True, config=_config)

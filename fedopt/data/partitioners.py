@@ -3,14 +3,18 @@ the least number of examples a client must have, and returns one array of rows f
 """
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from heapq import heapify, heapreplace
-from typing import Annotated, Protocol
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.errors import UserError
+from fedopt.data.datasets import LabelledData, expanded
+from fedopt.errors import UserError, first_line
 
 _config = ConfigDict(extra="forbid")
 Labels = np.ndarray | None  # the class of each example, [count]
@@ -18,11 +22,33 @@ Parts = list[np.ndarray]  # the rows of each client
 
 
 class Partitioner(Protocol):
-    """clients: how many there are."""
+    """clients: how many there are, None where that follows from the data."""
 
-    clients: int
+    clients: int | None
 
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts: ...
+
+
+def check_division(partitioner: Partitioner, parts: Any, count: int, least: int) -> None:
+    """Raises UserError where a partitioner's parts are not a division of rows 0 .. count - 1 among its clients."""
+    said = f"partitioner._target_={type(partitioner).__module__}.{type(partitioner).__name__}"
+    clients = getattr(partitioner, "clients", None)
+    arrays = [np.asarray(part) for part in parts] if isinstance(parts, Sequence | np.ndarray) else []
+    if not arrays or any(a.ndim != 1 or (a.size and not np.issubdtype(a.dtype, np.integer)) for a in arrays):
+        raise UserError(f"{said}: must return a list with an array of row numbers for each client")
+    if clients is not None and len(arrays) != clients:
+        raise UserError(f"{said}: gives {len(arrays)} clients, and partitioner.clients={clients}")
+    for i, rows in enumerate(arrays):
+        if len(rows) < least:
+            raise UserError(f"{said}: gives client {i} {len(rows)} examples, and each needs {least}")
+    rows = np.concatenate(arrays)
+    if rows.min() < 0 or rows.max() >= count:
+        raise UserError(f"{said}: gives row {rows[(rows < 0) | (rows >= count)][0]}, and rows go from 0 to {count - 1}")
+    times = np.bincount(rows, minlength=count)
+    if (times > 1).any():
+        raise UserError(f"{said}: gives row {times.argmax()} {times.max()} times; a row belongs to one client")
+    if (times == 0).any():
+        raise UserError(f"{said}: loses {(times == 0).sum()} of {count} rows, row {times.argmin()} among them")
 
 
 def _check(clients: int, count: int, least: int) -> None:
@@ -63,6 +89,56 @@ class Centralized:
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
         _check(1, count, least)
         return [np.arange(count)]
+
+
+@dataclass(frozen=True, config=_config)
+class ByColumn:
+    """As the data say: whose each row is, by the data set's own column, or by a file with the name of a client on each line.
+
+    file: a line for each training example, or for each of them and then for each test example. The clients come in the order of
+    their names, or of their numbers.
+    """
+
+    clients: PositiveInt | None = None
+    file: str | None = None
+
+    def named(self, data: LabelledData) -> LabelledData:
+        """The data, with whose each row is. Raises UserError where nothing says so."""
+        if self.file is not None:
+            names, train = self._read(expanded(self.file), len(data.y_train), len(data.y_test)), len(data.y_train)
+            return replace(data, owners=names[:train], owners_test=names[train:] if len(names) > train else None)
+        if data.owners is None:
+            raise UserError(
+                "partitioner=by_column: these data do not say whose each row is; partitioner.file=FILE does, "
+                "dataset.client=COLUMN of dataset=csv, or an array client_train in an .npz"
+            )
+        return data
+
+    def _read(self, path: Path, train: int, test: int) -> np.ndarray:
+        try:
+            names = path.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"partitioner.file={path}: cannot be read: {first_line(error)}") from None
+        names = [name.strip() for name in names[: -1 if names[-1] == "" else None]]
+        if len(names) not in (train, train + test) or "" in names:
+            raise UserError(
+                f"partitioner.file={path}: has {len(names) - names.count('')} names, and must have one on each line for "
+                f"the {train} training examples, or for them and the {test} test examples"
+            )
+        return np.array([int(n) for n in names] if all(n.isdecimal() and len(n) < 19 for n in names) else names)
+
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
+        """labels: whose each row is."""
+        if labels is None:
+            raise UserError(
+                "partitioner=by_column: goes with dataset=csv, npz or images, not with data that a problem makes"
+            )
+        names, owner, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        if sizes.min() < least:
+            raise UserError(
+                f"partitioner=by_column: client {names[sizes.argmin()]} has {sizes.min()} example, and each needs {least}"
+            )
+        return np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
 
 
 @dataclass(frozen=True, config=_config)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fedopt.data.datasets import DatasetSource, LabelledData
-from fedopt.data.partitioners import Partitioner
+from fedopt.data.partitioners import ByColumn, Partitioner, check_division
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
 from fedopt.randomness import Purpose, keyed_rng
@@ -26,6 +26,15 @@ class World:
     dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
 
+    @property
+    def clients(self) -> int:
+        """The number of clients, for problems whose data follow from it. Raises UserError where it follows from data."""
+        if self.partitioner.clients is None:
+            raise UserError(
+                "this problem makes a client's data by itself: use partitioner=iid with partitioner.clients=N"
+            )
+        return self.partitioner.clients
+
     def rng(self, *part: int) -> np.random.Generator:
         """For the problem's own constants, or for a part of them."""
         return keyed_rng(self.seed, Purpose.PROBLEM, *part)
@@ -37,14 +46,28 @@ class World:
     def load(self) -> LabelledData:
         """The data set. Raises UserError where none is chosen or it cannot be read."""
         if self.dataset is None:
-            raise UserError("this problem needs images: choose dataset=mnist, fashion_mnist, cifar10, digits or npz")
-        return self.dataset.load()
+            raise UserError(
+                "this problem needs data: choose dataset=mnist, fashion_mnist, cifar10, digits, npz, csv or images"
+            )
+        data = self.dataset.load()
+        return self.partitioner.named(data) if isinstance(self.partitioner, ByColumn) else data
 
-    def split(self, count: int, labels: np.ndarray | None = None, validation: float | None = None) -> dict[str, Ragged]:
+    def split(
+        self,
+        count: int,
+        labels: np.ndarray | None = None,
+        validation: float | None = None,
+        owners: np.ndarray | None = None,
+    ) -> dict[str, Ragged]:
         """Divide examples 0 .. count-1 among the clients; with `validation`, each client keeps that fraction of its own
-        examples, at least one, for the split `val`."""
+        examples, at least one, for the split `val`. owners: whose each example is, for natural divisions.
+
+        Raises UserError for a division that loses examples, gives one twice, or leaves a client without.
+        """
         least = 1 if validation is None else 2
-        parts = self.partitioner(count, labels, keyed_rng(self.seed, Purpose.PARTITION), least)
+        among = owners if isinstance(self.partitioner, ByColumn) else labels
+        parts = self.partitioner(count, among, keyed_rng(self.seed, Purpose.PARTITION), least)
+        check_division(self.partitioner, parts, count, least)
         if validation is None:
             return {"train": Ragged(parts)}
         halves = []

@@ -21,7 +21,8 @@ class Client(Oracles):
 
     drawn: of the stack, by name; stack: as of `Oracles`. share: what belongs to the client alone: `index`, which client it is;
     `whole`, its rows; by name, `positions`, its draws, and `active`, whether it takes a step, where clients of the stack differ in
-    that; where there are any, `memory`, its own row of the algorithm's per-client memory, and `own`, what was sent to it alone.
+    that; where there are any, `memory`, its own row of the algorithm's per-client memory, `own`, what was sent to it alone, and
+    `key`, of the random numbers that the problem's functions draw.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class Client(Oracles):
     def hold(self, x: Tensor) -> "Client":
         """This client while x stays fixed: what all its samples then share is computed once. Derivatives in x are lost."""
         held = copy(self)
-        held._held = self._problem.hold(x, self._problem.sample(self.index, self._share["whole"]))
+        whole = self._problem.sample(self.index, self._share["whole"])
+        held._held = self._problem.hold(x, self._keyed(whole, len(self._drawn)))
         held._samples = {}
         return held
 
@@ -101,12 +103,20 @@ class Client(Oracles):
         return self._sample(name, k) if n is None else [self._sample(name, k * n + j) for j in range(n)]
 
     def _sample(self, name: str, k: int) -> Any:
-        """The k-th sample of a name, k = 0, 1, ... With full local batches all samples are one."""
-        k = k if self._share["positions"][name] else 0
+        """The k-th sample of a name, k = 0, 1, ... With full local batches all samples are one, but for what is random."""
+        k = k if self._share["positions"][name] or self._problem.random else 0
         samples = self._samples.get(name, {})
         if k not in samples:
-            samples = self._samples[name] = self._fetch(name, k)
+            number = list(self._drawn).index(name)
+            fetched = self._fetch(name, k).items()
+            samples = self._samples[name] = {j: self._keyed(sample, number, j) for j, sample in fetched}
         return samples[k]
+
+    def _keyed(self, sample: Any, draws: int, k: int = 0) -> Any:
+        """A sample with the key of its own random numbers, where the problem draws any. draws, k: which sample of the exchange."""
+        if not self._problem.random:
+            return sample
+        return self._problem.keyed(sample, self._share["key"] + (draws << 32) + k)
 
     def _fetch(self, name: str, k: int) -> dict[int, Any]:
         """The samples from k on that are fetched in one go."""

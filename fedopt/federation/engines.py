@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from fedopt.errors import UserError
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Drawn, Weighted
 from fedopt.federation.oracles import Calls
@@ -25,7 +26,7 @@ class Stack(NamedTuple):
     """Clients that are run at once.
 
     clients: their numbers, [n]. whole, drawn: as `draws.draw` gives them. memory, own: the rows of the memory and the parts of the
-    message that belong to each of them, [n, ...]; None where there are none.
+    message that belong to each of them, [n, ...]; None where there are none. keys: of their random numbers, [n].
     """
 
     clients: np.ndarray
@@ -33,6 +34,7 @@ class Stack(NamedTuple):
     drawn: dict[str, Drawn]
     memory: Tensor | None
     own: Tensor | None
+    keys: Tensor | None = None
 
     def shares(self, device: torch.device) -> dict[str, Any]:
         """What belongs to each client alone, as `Client` takes it: tensors with a leading dimension [n]."""
@@ -43,7 +45,8 @@ class Stack(NamedTuple):
             "positions": {name: drawn.positions for name, drawn in self.drawn.items()},
             "active": {name: torch.from_numpy(a).to(device) for name, a in active.items() if not a.all()},
         }
-        return share | {name: v for name, v in (("memory", self.memory), ("own", self.own)) if v is not None}
+        given = {"memory": self.memory, "own": self.own, "key": None if self.keys is None else self.keys.to(device)}
+        return share | {name: value for name, value in given.items() if value is not None}
 
 
 ClientFn = Callable[[Client, Any], Any]
@@ -95,7 +98,12 @@ def equally_busy(steps: np.ndarray) -> list[int]:
 
 
 def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Engine:
-    """The engine by its name; `auto` takes the faster one, by the rule of `vectorising_wins`."""
+    """The engine by its name; `auto` takes the faster one, by the rule of `vectorising_wins`.
+
+    Raises UserError where all at once is asked for, and the problem cannot be run so.
+    """
+    if engine == "vectorised" and problem.alone:
+        raise UserError(f"hardware.engine=vectorised: {problem.alone}; hardware.engine=one_by_one needs no vmap")
     if engine == "one_by_one" or (engine == "auto" and not vectorising_wins(problem, cohort)):
         return OneByOne()
     return Vectorised(stack)
@@ -108,4 +116,6 @@ def vectorising_wins(problem: Problem, cohort: int) -> bool:
     start = problem.start()
     largest = max(v.numel() * v.element_size() for v in start)
     limit = LARGEST_VECTOR if torch.get_num_threads() == 1 else LARGEST_VECTOR_THREADED
+    if problem.alone:
+        return False
     return start[0].device.type != "cpu" or (not problem.convolutional and largest <= limit and cohort > 2)

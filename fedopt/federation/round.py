@@ -121,6 +121,10 @@ class Round:
             work = np.where(np.isin(clients, late), 0, work)
         return work
 
+    def _keys(self, exchange: int, clients: np.ndarray) -> Tensor:
+        """Of the random numbers that the problem's functions draw on each of these clients in an exchange, [n]."""
+        return torch.tensor([self.rng(Purpose.NOISE, exchange, int(i)).integers(2**62) for i in clients])
+
     def server_gradient(self, x: Tensor, B: int | None) -> Tensor:
         """grad f1(x) of a hierarchical problem, [d], on B of the server's examples, or on all (None)."""
         assert isinstance(self.problem, Hierarchical)
@@ -153,7 +157,8 @@ class Round:
         fence.check(client_fn, message)
         versions = _versions(message)
         problem = self.problem
-        rng_of = partial(self.rng, Purpose.SAMPLES, next(self._exchanges))
+        exchange = next(self._exchanges)
+        rng_of = partial(self.rng, Purpose.SAMPLES, exchange)
         if weights is None:
             weights = problem.weights[cohort] / problem.weights[cohort].sum()
         like, splits = problem.start()[0], problem.splits
@@ -170,7 +175,8 @@ class Round:
             clients = cohort[members]
             of_memory = None if memory is None else memory.rows(clients)
             of_own = None if own is None else own[members.tolist()]
-            stack = Stack(clients, *draw(draws, splits, clients, rng_of, like), of_memory, of_own)
+            keys = self._keys(exchange, clients) if problem.random else None
+            stack = Stack(clients, *draw(draws, splits, clients, rng_of, like), of_memory, of_own, keys)
             answers = self._federation.engine.run(client_fn, message, problem, stack, calls)
             if memory is not None:
                 answers, new_rows = answers

@@ -42,6 +42,8 @@ class Problem(_InWorld, ABC):
     labels: the class of each training example, None where there are no classes.
     optimum: the solution in closed form, None where it is not known.
     convolutional: whether its functions are mostly convolutions.
+    random: whether its functions draw random numbers, as dropout does: then each sample gets a key that they are functions of.
+    alone: why vmap cannot run its functions, so that clients are run one by one; empty where it can.
     """
 
     splits: Mapping[str, Ragged]
@@ -51,6 +53,8 @@ class Problem(_InWorld, ABC):
     labels: np.ndarray | None = None
     optimum: Tensor | None = None
     convolutional: bool = False
+    random: bool = False
+    alone: str = ""
 
     @property
     def clients(self) -> int:
@@ -78,6 +82,10 @@ class Problem(_InWorld, ABC):
 
         rows: for each split, (numbers of examples [B], their weights [B]); the weights sum to one, padding has weight zero.
         """
+
+    def keyed(self, sample: Any, key: Tensor) -> Any:
+        """The sample with a key, one whole number, for the random numbers that its functions draw."""
+        raise NotImplementedError(f"{type(self).__name__} is random and does not say how a sample gets its key")
 
     def hold(self, x: Tensor, sample: Any) -> Any:
         """A sample with all that depends on x alone computed, such as the features of a frozen layer, or None where there is
@@ -229,7 +237,7 @@ class _Reduced(Problem):
     def __init__(self, original: Any):
         super().__init__(original.world)
         self.original = original
-        for name in ("splits", "per_client", "metrics", "labels", "optimum", "convolutional"):
+        for name in ("splits", "per_client", "metrics", "labels", "optimum", "convolutional", "random", "alone"):
             setattr(self, name, getattr(original, name))
 
     @property
@@ -241,6 +249,9 @@ class _Reduced(Problem):
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
         return self.original.sample(client, rows)
+
+    def keyed(self, sample: Any, key: Tensor) -> Any:
+        return self.original.keyed(sample, key)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         return self.original.evaluate(*point)

@@ -32,13 +32,13 @@ class Classification(Supervised, Minimisation):
 
     def f(self, x: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
-        return cross_entropy(self.net(x, batch.x), batch)
+        return cross_entropy(self.net(x, batch.x, batch.key), batch)
 
     def gradient(self, x: Tensor, sample: Batches) -> Tensor | None:
-        return self.net.gradient(x, *sample["train"])
+        return self.net.gradient(x, *sample["train"][:3])
 
     def descend(self, x: Tensor, sample: Batches, eta: float, plus: Tensor | None) -> Tensor | None:
-        return self.net.descend(x, *sample["train"], eta, plus)
+        return self.net.descend(x, *sample["train"][:3], eta, plus)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """personal_accuracy, worst_personal_accuracy: of x on the clients' own test examples, where they have some."""

@@ -63,26 +63,32 @@ class Hierarchical(Supervised, classes.Hierarchical):
     def sample(self, client: int | Tensor, rows: Rows) -> Sample:
         return Sample(self.train.batch(*rows["train"]), self.per_client["radius"][client])
 
+    def keyed(self, sample: Sample, key: Tensor) -> Sample:
+        return sample._replace(batch=sample.batch._replace(key=key))
+
     def server_sample(self, rng: np.random.Generator, size: int | None) -> Batch:
         n = len(self._server)
         rows = torch.from_numpy(np.arange(n) if size is None else rng.integers(n, size=size))
         (x,) = self._start
-        return self._server.batch(rows.to(x.device), x.new_full(rows.shape, 1 / len(rows)))
+        batch = self._server.batch(rows.to(x.device), x.new_full(rows.shape, 1 / len(rows)))
+        return batch._replace(key=torch.tensor(rng.integers(2**63 - 1), device=x.device)) if self.random else batch
 
     def f1(self, x: Tensor, sample: Batch) -> Tensor:
-        return cross_entropy(self.net(x, sample.x), sample)
+        return cross_entropy(self.net(x, sample.x, sample.key), sample)
 
     def f1_gradient(self, x: Tensor, sample: Batch) -> Tensor | None:
-        return self.net.gradient(x, *sample)
+        return self.net.gradient(x, *sample[:3])
 
     def f2(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         return 0.5 * self.lam * torch.sum((x - y) ** 2)
 
     def h(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        return cross_entropy(self.net(y, sample.batch.x), sample.batch) + 0.5 * self.mu * torch.sum((x - y) ** 2)
+        return cross_entropy(self.net(y, sample.batch.x, sample.batch.key), sample.batch) + 0.5 * self.mu * torch.sum(
+            (x - y) ** 2
+        )
 
     def h_gradients(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor | None:
-        gradient = self.net.gradient(y, *sample.batch)
+        gradient = self.net.gradient(y, *sample.batch[:3])
         return None if gradient is None else gradient.add_(y - x, alpha=self.mu)
 
     def project(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
@@ -107,7 +113,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
         y, radii = x.expand(self.clients, -1), self.per_client["radius"]
         for t, of_round in enumerate(rows):
             size = self.fit_step / math.sqrt(t + 1)
-            if self.convolutional:  # which vmap makes slower
+            if self.convolutional or self.alone:  # which vmap makes slower, or cannot run
                 y = torch.stack([step(*of_one, size) for of_one in zip(y, of_round, radii, strict=True)])
             else:
                 y = torch.func.vmap(step, (0, 0, 0, None))(y, of_round, radii, size)

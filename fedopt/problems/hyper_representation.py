@@ -29,7 +29,9 @@ class HyperRepresentation(SupervisedBilevel):
         return {split: Features(held[split].x[at], held[split].y[at], weight) for split, (at, weight) in rows.items()}
 
     def _behind(self, x: Tensor, batch: Batch) -> Features:
-        return batch if isinstance(batch, Features) else Features(self.body(x, batch.x), batch.y, batch.weight)
+        return (
+            batch if isinstance(batch, Features) else Features(self.body(x, batch.x, batch.key), batch.y, batch.weight)
+        )
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = self._behind(x, sample["val"])

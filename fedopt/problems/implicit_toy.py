@@ -28,7 +28,7 @@ class ImplicitToy(Hierarchical):
 
     def __post_init__(self) -> None:
         world = self.world
-        self.splits = world.split(world.partitioner.clients)  # one example a client, which says nothing
+        self.splits = world.split(world.clients)  # one example a client, which says nothing
         self._start = torch.full((self.d,), self.x0, device=world.device, dtype=world.dtype)
         self.optimum = torch.full_like(self._start, -1.0)
 

@@ -11,6 +11,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
+from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, Metric
 from fedopt.problems.projections import Norm, ball
 from fedopt.problems.supervised import Batches, SupervisedMinimax, cross_entropy
@@ -34,13 +35,15 @@ class RobustNn(SupervisedMinimax):
     def __post_init__(self) -> None:
         super().__post_init__()
         (x,) = self._start
+        if not self.train.x.is_floating_point():
+            raise UserError("problem=robust_nn perturbs pixels or features, and dataset.tokens=true has neither")
         self._start = (x, x.new_zeros(int(np.prod(self.train.shape))))
         robust = (ROBUST_ACCURACY,) if self.ascent else ()
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, PERTURBED_ACCURACY, *robust)
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
-        return cross_entropy(self.net(x, batch.x + y), batch)
+        return cross_entropy(self.net(x, batch.x + y, batch.key), batch)
 
     def project(self, y: Tensor) -> Tensor:
         return ball(y, self.eps, self.norm)

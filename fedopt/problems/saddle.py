@@ -33,7 +33,7 @@ class Saddle(Minimax):
     def __post_init__(self) -> None:
         world = self.world
         rng = world.rng()
-        M = world.partitioner.clients
+        M = world.clients
         self.splits = world.split(M)  # one example a client, which says nothing
         b = self.s * rng.standard_normal((M, self.d))
         self.per_client = {"t": world.tensor(rng.uniform(0, self.t_max, M)), "b": world.tensor(b - b.mean(0))}

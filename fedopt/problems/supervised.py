@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt import models
+from fedopt import models, modules
 from fedopt.data.datasets import LabelledData
 from fedopt.data.world import World
 from fedopt.errors import UserError
@@ -26,11 +26,15 @@ Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
 
 
 class Batch(NamedTuple):
-    """x: [B, features], normalised; y: [B]; weight: [B], sums to one, padding weighs nothing."""
+    """x: [B, features], normalised, or token ids [B, length]; y: [B]; weight: [B], sums to one, padding weighs nothing.
+
+    key: what the network's dropout is a function of, None for none.
+    """
 
     x: Tensor
     y: Tensor
     weight: Tensor
+    key: Tensor | None = None
 
 
 Batches = Mapping[str, Batch]  # a sample: a batch of each split, by name
@@ -53,15 +57,21 @@ def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = No
     return losses(logits, batch) @ weight
 
 
-class Images:
-    """Labelled examples on the device, normalised once by the training pixels' statistics. x: [n, features]; y: [n]."""
+class Examples:
+    """Labelled examples on the device, normalised once by the statistics of those for training. x: [n, features]; y: [n]."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
-        mean, std = data.normalisation()
         self.shape = x.shape[1:]
-        scale = 1 / np.maximum(std, 1e-12)
-        factor, shift = (world.tensor(v)[:, None, None] for v in (scale, -mean * scale))
-        self.x = (world.tensor(x) * factor).add_(shift).flatten(1)
+        if data.tokens:
+            self.x = torch.from_numpy(x).to(world.device)
+        else:
+            mean, std = data.normalisation()
+            scale = 1 / np.maximum(std, 1e-12)
+            if x.ndim == 2:  # in double: a column may be large beside its deviation
+                self.x = world.tensor((x - mean) * scale)
+            else:
+                factor, shift = (world.tensor(v)[:, None, None] for v in (scale, -mean * scale))
+                self.x = (world.tensor(x) * factor).add_(shift).flatten(1)
         self.y = torch.from_numpy(y).to(world.device)
 
     def __len__(self) -> int:
@@ -100,10 +110,10 @@ class Images:
 class Supervised(Problem):
     """Problems about a network on labelled examples. `set_up`, or `set_up_shared`, makes all that they have in common.
 
-    model, widths: see `models.build`.
+    model: a name of `models.build`, or a module of one's own, as of `modules.build`; widths: see `models.build`.
     """
 
-    model: str
+    model: str | dict[str, Any]
     widths: list[PositiveInt]
 
     def set_up(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
@@ -113,12 +123,23 @@ class Supervised(Problem):
         """
         world = self.world
         x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
-        self.train, self._test = Images(x, y, data, world), Images(data.x_test, data.y_test, data, world)
+        self.train, self._test = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
         self.labels, self.classes = y, data.classes
-        self.splits = world.split(len(y), y, held_out)
-        self.net = models.build(self.model, self.widths, self.train.shape, data.classes, world.seed, world.autocast)
-        self.convolutional = self.net.convolutional
+        self.splits = world.split(len(y), y, held_out, data.owners if rows is None else data.owners_of(rows))
+        self.net = self._network(self.train, data)
+        self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
         self._start: tuple[Tensor, ...] = (self.net.initial.to(world.device, world.dtype),)
+
+    def _network(self, examples: Examples, data: LabelledData) -> FlatModel:
+        common = (examples.shape, data.classes, self.world.seed, self.world.autocast)
+        if isinstance(self.model, dict) or "." in self.model:
+            return modules.build(self.model, examples.x[[0, len(examples) // 2]], *common)
+        if data.tokens:
+            raise UserError(
+                f"problem.model={self.model}: sees numbers, and these data are token ids; problem.model=PACKAGE.CLASS is a "
+                "network of your own, which embeds them"
+            )
+        return models.build(self.model, self.widths, *common)
 
     def set_up_shared(self, test: float | None, server: float, own_test: float | None) -> None:
         """As `set_up`, with examples of the server's, and some that clients keep to test their own models. Raises UserError for a
@@ -136,12 +157,15 @@ class Supervised(Problem):
                 raise UserError(f"problem.{key}={fraction}: is less than one example")
         at_server, at_clients = (np.sort(rows) for rows in np.split(world.rng(2).permutation(n), [round(server * n)]))
         self.set_up(data, at_clients, own_test)
-        self._server = Images(data.x_train[at_server], data.y_train[at_server], data, world)
+        self._server = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
         self._own = self.splits.get("val")
         self.splits = {"train": self.splits["train"]}
 
     def start(self) -> tuple[Tensor, ...]:
         return self._start
+
+    def keyed(self, sample: Any, key: Tensor) -> Any:
+        return {split: batch._replace(key=key) for split, batch in sample.items()}
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
         return {split: self.train.batch(*of_split) for split, of_split in rows.items()}
@@ -217,16 +241,16 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         net, batch, tuning = self.inner(x, sample["train"])
-        loss = cross_entropy(tuned(net(y, batch.x), tuning), batch)
+        loss = cross_entropy(tuned(net(y, batch.x, batch.key), tuning), batch)
         return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
 
     def inner_gradient(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor | None:
         net, batch, tuning = self.inner(x, sample["train"])
-        gradient = net.gradient(y, *batch, tuning)
+        gradient = net.gradient(y, *batch[:3], tuning)
         return gradient.add(y, alpha=self.ridge) if gradient is not None and self.ridge else gradient
 
     def inner_descend(self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None) -> Tensor | None:
         net, batch, tuning = self.inner(x, sample["train"])
         if self.ridge:
             plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
-        return net.descend(y, *batch, beta, plus, tuning)
+        return net.descend(y, *batch[:3], beta, plus, tuning)

@@ -1,0 +1,89 @@
+"""Tables of features with a column that is the class: CSV files."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+from pydantic import ConfigDict, Field, NonNegativeInt
+from pydantic.dataclasses import dataclass
+
+from fedopt.data.datasets import CLIENTS, KEYS, LabelledData, Pixels, checked, divided, expanded, refuse_larger
+from fedopt.errors import UserError, first_line
+
+_config = ConfigDict(extra="forbid")
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+@dataclass(frozen=True, config=_config)
+class Csv:
+    """A CSV file with a line of column names. Every column but those that are named here is a feature, and must be numbers.
+
+    label: the column of the classes, numbered in the order of their names or numbers. features: the columns that are features,
+    None for all others. client: the column that says whose each row is, for `ByColumn`.
+    split: the column that says `train` or `test`; None: the fraction `test` of the rows, at random by `split_seed`, is for testing.
+    """
+
+    path: str
+    label: str
+    features: Annotated[list[str], Field(min_length=1)] | None = None
+    client: str | None = None
+    split: str | None = None
+    test: Fraction = 0.2
+    split_seed: NonNegativeInt = 0
+    pixels: Pixels = "standardised"
+
+    def load(self) -> LabelledData:
+        path = expanded(self.path)
+        table = _read(path)
+        named = {"label": self.label, "client": self.client, "split": self.split}
+        roles = {key: column for key, column in named.items() if column is not None}
+        features = self.features or [column for column in table.columns if column not in roles.values()]
+        for key, column in [*roles.items(), *(("features", column) for column in features)]:
+            if column not in table.columns:
+                raise UserError(f"dataset.{key}={column}: {path} has the columns {', '.join(map(str, table.columns))}")
+            if (empty := table[column].isna()).any():
+                raise UserError(f"{path}: row {empty.argmax() + 1} has nothing in the column {column}")
+        if not features:
+            raise UserError(f"{path}: has no column besides {', '.join(roles.values())}")
+        texts = [column for column in features if not pd.api.types.is_numeric_dtype(table[column])]
+        if texts:
+            raise UserError(
+                f"{path}: {', '.join(texts)} are not numbers; dataset.features=[...] names the columns that are features"
+            )
+        x = table[features].to_numpy(np.float64)
+        classes, y = np.unique(table[self.label].to_numpy(), return_inverse=True)
+        if classes.dtype.kind == "f" and (classes % 1 != 0).any():
+            raise UserError(
+                f"dataset.label={self.label}: has fractions such as {classes[classes % 1 != 0][0]}, and must be classes"
+            )
+        rows = divided(len(y), self.test, self.split_seed, path) if self.split is None else self._given(table, path)
+        values = [v[of] for of in rows for v in (x, y)]
+        arrays = dict(zip(KEYS, values, strict=True))
+        if self.client is not None:
+            owners = table[self.client].to_numpy()
+            owners = owners if owners.dtype.kind in "iu" else owners.astype(str)
+            arrays |= dict(zip(CLIENTS, (owners[of] for of in rows), strict=True))
+        return replace(checked(arrays, path), pixels=self.pixels)
+
+    def _given(self, table: pd.DataFrame, path: Path) -> tuple[np.ndarray, np.ndarray]:
+        of = table[self.split].astype(str)
+        if other := sorted({*of} - {"train", "test"}):
+            raise UserError(f"dataset.split={self.split}: says {other[0]} in {path}; it must say train or test")
+        train, test = (np.flatnonzero(of == name) for name in ("train", "test"))
+        return train, test
+
+
+def _read(path: Path) -> pd.DataFrame:
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file; it should be a CSV with a line of column names")
+    refuse_larger(path, path.stat().st_size)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            table = pd.read_csv(file)
+    except (OSError, ValueError) as error:  # pandas' errors are ValueErrors
+        raise UserError(f"{path}: is no CSV in UTF-8 ({first_line(error)})") from None
+    if table.empty:
+        raise UserError(f"{path}: has no rows")
+    return table
