@@ -9,15 +9,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from pydantic import NonNegativeFloat, NonNegativeInt, TypeAdapter
 
 from fedopt import command
+from fedopt.algorithms.checks import first_state, first_step
 from fedopt.config import Asked
 from fedopt.errors import UserError, first_line, number_of
 from fedopt.experiment import Experiment, assemble
@@ -25,6 +28,8 @@ from fedopt.federation import ranks
 from fedopt.federation.ledger import Ledger
 from fedopt.interrupts import interruptible
 from fedopt.metrics import Metric
+from fedopt.mistakes import blamed
+from fedopt.problems.checks import called
 from fedopt.results import checkpoint, figures, journal
 from fedopt.results.card import run_card
 from fedopt.results.folder import MetricsFile, RunFolder, read_json, rows_hash
@@ -102,7 +107,7 @@ class Run:
         with announced("reading the data and setting up the problem", quiet=not self.main):
             e = assemble(self.config, self.jobs)
             started = time.perf_counter()
-            state = e.algorithm.init(e.problem)
+            state = first_state(e.algorithm, e.problem)
         self.at.seconds = time.perf_counter() - started
         self.checkpoint = checkpoint.Checkpoint(self.folder.checkpoint, state)
         if not resuming and self.config["from"] is not None:
@@ -204,6 +209,7 @@ class Run:
             self._evaluate(e, state, display)
             self._checkpoint(state, e)
         good = self._kept(state, e)
+        step: Callable[..., Any] = partial(first_step, e.algorithm)
 
         while True:
             at = self.at
@@ -224,7 +230,8 @@ class Run:
                 status = "finished" if ended else "interrupted"
                 break
             started = time.perf_counter()
-            state = e.algorithm.step(state, e.problem, e.federation.at(at.round))
+            state = step(state, e.problem, e.federation.at(at.round))
+            step = e.algorithm.step
             at.seconds += time.perf_counter() - started
             at.round += 1
             at.evaluated = False
@@ -257,10 +264,13 @@ class Run:
     def _evaluate(self, e: Experiment, state: Any, display: Display) -> None:
         at, metrics = self.at, {metric.name: metric for metric in e.problem.metrics}
         found = e.problem.evaluate(*e.algorithm.output(state))
-        if set(found) != set(metrics):
+        if not isinstance(found, dict) or set(found) != set(metrics):
+            given = found if isinstance(found, dict) else [str(found)]
             raise UserError(
-                f"{type(e.original).__name__}.evaluate gives {', '.join(found)}, and its metrics are {', '.join(metrics)}"
+                f"{called(e.original.evaluate)} gives {', '.join(given)}, and its metrics are {', '.join(metrics)}"
             )
+        if several := [name for name, value in found.items() if np.ndim(value) != 0]:
+            raise UserError(f"{called(e.original.evaluate)} gives more than one number as {several[0]}")
         at.evaluated, at.final = True, {name: float(found[name]) for name in metrics}
         at.best = {name: m.best([at.final[name], at.best.get(name, math.nan)]) for name, m in metrics.items()}
         wanted, target = e.evaluation.metric, e.evaluation.target
@@ -333,6 +343,10 @@ def _run_in(folder: RunFolder, run: Run) -> str:
             status = run()
         except SystemExit as stop:  # of an algorithm or a problem of one's own
             raise UserError(f"something called sys.exit({stop.code}), which ends no run") from stop
+        except Exception as error:
+            if said := blamed(error):
+                raise said from error
+            raise
         ranks.finish()
         return status
     except Exception as error:

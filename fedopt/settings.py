@@ -21,7 +21,8 @@ from pydantic import (
 from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 from typing_extensions import TypedDict
 
-from fedopt.errors import UserError, first_line
+from fedopt.errors import UserError
+from fedopt.mistakes import not_imported
 
 _config = ConfigDict(extra="forbid", allow_inf_nan=False)
 T = TypeVar("T")
@@ -204,13 +205,13 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
 
 def imported(path: Any, said: str) -> Any:
     """What a dotted path names in a module that is installed or on PYTHONPATH. said: the key and the path, for messages."""
+    module, _, name = str(path).rpartition(".")
     try:
-        module, _, name = path.rpartition(".")
         if "__main__" in module.split("."):
             raise UserError(f"{said}: is a program, which importing it would run")
         return getattr(import_module(module), name)
     except (Exception, SystemExit) as error:
-        raise UserError(f"{said} cannot be imported: {first_line(error)}") from None
+        raise UserError(f"{said} cannot be imported: {not_imported(module, error)}") from None
 
 
 def checked(cls: Any, node: Any, where: str, *given: str) -> Any:

@@ -14,7 +14,7 @@ PACKAGE = Path(fedopt.__file__).parent
 ROOMS = ["cli", "reproduce", "run", "experiment", "algorithms", "results", "federation", "problems", "data"]
 SHARED = {  # what any room may use; they use each other alone
     "command", "config", "settings", "errors", "metrics", "randomness", "schedules", "inverse", "models", "modules", "hardware",
-    "torchvision_import", "interrupts",
+    "torchvision_import", "interrupts", "mistakes",
 }  # fmt: skip
 
 

@@ -12,11 +12,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedopt.errors import UserError
 from fedopt.federation import fence, ranks
+from fedopt.federation.client import Client
 from fedopt.federation.draws import Amount, Epochs, Steps, draw
 from fedopt.federation.engines import ClientFn, Engine, Stack
 from fedopt.federation.ledger import Ledger, size_in_bytes
 from fedopt.federation.memory import Memory
 from fedopt.federation.oracles import Calls, Oracles
+from fedopt.mistakes import place
 from fedopt.problems.classes import Hierarchical, Problem
 from fedopt.randomness import Purpose, keyed_rng
 from fedopt.schedules import Work
@@ -177,7 +179,7 @@ class Round:
             of_own = None if own is None else own[members.tolist()]
             keys = self._keys(exchange, clients) if problem.random else None
             stack = Stack(clients, *draw(draws, splits, clients, rng_of, like), of_memory, of_own, keys)
-            answers = self._federation.engine.run(client_fn, message, problem, stack, calls)
+            answers = self._federation.engine.run(partial(_answer, client_fn), message, problem, stack, calls)
             if memory is not None:
                 answers, new_rows = answers
                 rows.append(new_rows)
@@ -192,7 +194,9 @@ class Round:
         self._federation.ledger.count(Calls() if idle else calls, like.device)
         fence.check(client_fn)  # again: a client may have put its answer where only the server looks
         if versions != _versions(message):
-            raise UserError("a client function wrote over its message: write x = x - 1 in place of x -= 1")
+            raise UserError(
+                f"{place(client_fn)}: a client function wrote over its message: write x = x - 1 in place of x -= 1"
+            )
         dtypes = [leaf.dtype if leaf.is_floating_point() else like.dtype for leaf in leaves]
         sums = [total.to(dtype) for total, dtype in zip(ranks.total(sums), dtypes, strict=True)]
         mean = tree_unflatten(sums, structure)
@@ -202,6 +206,18 @@ class Round:
         if not idle:
             new[mine.tolist()] = torch.cat(rows)
         return mean, memory.replaced(cohort, ranks.total([new])[0])
+
+
+def _answer(client_fn: ClientFn, client: Client, message: Any) -> Any:
+    """Raises UserError for an answer that is anything but tensors."""
+    answer = client_fn(client, message)
+    for leaf in tree_leaves(answer):
+        if not isinstance(leaf, Tensor):
+            what = "None: is its return missing?" if leaf is None else f"a {type(leaf).__name__}"
+            raise UserError(
+                f"{place(client_fn)}: this client function gives tensors, or tuples of them, and not {what}"
+            )
+    return answer
 
 
 def _versions(message: Any) -> list[int]:

@@ -1,38 +1,57 @@
-"""What every problem is held to once, before a run: objectives that are one number, functions that leave no state behind."""
+"""What every problem is held to once, before a run: flat vectors, objectives that are one number, functions that leave no state
+behind."""
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError
+from fedopt.mistakes import place
 from fedopt.problems.classes import Bilevel, Compositional, Hierarchical, Minimax, Minimisation, Problem
 
-Value = tuple[str, Any, tuple[int, ...]]  # a function's name, what it gives, the shape that this must have
+Call = tuple[
+    Callable[..., Any], tuple[Any, ...], tuple[int, ...]
+]  # a function, its arguments, the shape of what it gives
 
 
 def check(problem: Problem) -> None:
     """Tries a problem's functions on two examples of its first client.
 
-    Raises UserError for one that does not give a tensor of its shape, and for a network whose buffers change: clients that are run
-    one by one would share them.
+    Raises UserError for one that does not give a tensor of its shape and type, that writes over what it is given or draws numbers
+    that do not follow the seed, and for a network whose buffers change: clients that are run one by one would share them.
     """
-    name, (x, *_) = type(problem).__name__, problem.start()
-    rows = {split: torch.from_numpy(of[0][:2]).to(x.device) for split, of in problem.splits.items()}
-    weighted = {split: (of, x.new_full(of.shape, 1 / len(of))) for split, of in rows.items()}
-    sample = problem.sample(0, weighted)
+    if "train" not in getattr(problem, "splits", ()):
+        raise UserError(
+            f"{place(type(problem))}: {type(problem).__name__} does not say whose each example is: self.splits = "
+            "self.world.split(EXAMPLES) in __post_init__"
+        )
+    name, start = type(problem).__name__, _start(problem)
+    rows = {split: torch.from_numpy(of[0][:2]).to(start[0].device) for split, of in problem.splits.items()}
+    weighted = {split: (of, start[0].new_full(of.shape, 1 / len(of))) for split, of in rows.items()}
+    with untouched(problem.sample, weighted):
+        sample = problem.sample(0, weighted)
+    if not all(isinstance(leaf, Tensor) for leaf in tree_leaves(sample)):
+        raise wrong(problem.sample, sample, "a tensor, or a tuple of tensors")
     if problem.random:
-        sample = problem.keyed(sample, torch.zeros((), dtype=torch.int64, device=x.device))
+        sample = problem.keyed(sample, torch.zeros((), dtype=torch.int64, device=start[0].device))
     networks = {key: value for key, value in vars(problem).items() if isinstance(value, nn.Module)}
     before = {(key, of): b.clone() for key, network in networks.items() for of, b in network.named_buffers()}
     with torch.no_grad():
-        for function, found, shape in _values(problem, sample):
-            if getattr(found, "shape", None) != shape:
-                what = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        for function, arguments, shape in _calls(problem, start, sample):
+            with untouched(function, arguments):
+                found = function(*arguments)
+            if not isinstance(found, Tensor) or found.shape != shape:
                 wanted = f"of shape {list(shape)}" if shape else "of one number, [], such as a mean over the examples"
-                raise UserError(f"{name}.{function} gives {what}; it must give a tensor {wanted}")
+                raise wrong(function, found, f"a tensor {wanted}")
+            if problem.world.autocast is None:
+                _check_type(function, found, problem.world.dtype)
     for (key, of), buffer in before.items():
         if not torch.equal(networks[key].get_buffer(of), buffer):
             raise UserError(
@@ -41,19 +60,75 @@ def check(problem: Problem) -> None:
             )
 
 
-def _values(problem: Problem, sample: Any) -> Iterator[Value]:
-    x, *rest = problem.start()
-    if isinstance(problem, Minimisation):
-        yield "f", problem.f(x, sample), ()
-    elif isinstance(problem, Hierarchical):
-        yield "f1", problem.f1(x, problem.server_sample(np.random.default_rng(0), 1)), ()
-        yield "f2", problem.f2(x, x, sample), ()
-        yield "h", problem.h(x, x, sample), ()
+def _start(problem: Problem) -> tuple[Tensor, ...]:
+    with untouched(problem.start, ()):
+        start = problem.start()
+    count = 2 if isinstance(problem, Bilevel | Minimax) else 1
+    flat = isinstance(start, tuple) and all(isinstance(v, Tensor) and v.ndim == 1 for v in start)
+    if not flat or len(start) != count:
+        raise wrong(problem.start, start, "(x, y), two vectors" if count == 2 else "(x,), a tuple of one vector")
+    for vector in start:
+        _check_type(problem.start, vector, problem.world.dtype)
+    return start
+
+
+def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator[Call]:
+    x = start[0]
+    if isinstance(problem, Hierarchical):
+        yield problem.f1, (x, problem.server_sample(np.random.default_rng(0), 1)), ()
+        yield problem.f2, (x, x, sample), ()
+        yield problem.h, (x, x, sample), ()
     elif isinstance(problem, Compositional):
-        for n, shape in enumerate([*((dim,) for dim in problem.dims[1:]), ()]):
-            x = problem.level(n, x, sample)
-            yield f"level at n = {n}", x, shape
-    elif isinstance(problem, Bilevel | Minimax):
-        yield "f", problem.f(x, rest[0], sample), ()
+        shapes = [*((dim,) for dim in problem.dims), ()]
+        for n, dim in enumerate(problem.dims):
+            yield partial(problem.level, n), (x.new_zeros(dim), sample), shapes[n + 1]
+    elif isinstance(problem, Minimisation | Bilevel | Minimax):
+        yield problem.f, (*start, sample), ()
         if isinstance(problem, Bilevel):
-            yield "g", problem.g(x, rest[0], sample), ()
+            yield problem.g, (*start, sample), ()
+
+
+@contextmanager
+def untouched(function: Callable[..., Any], given: Any) -> Iterator[None]:
+    """Raises UserError where a call of the function writes over a tensor of what it is given, or draws from generators that all
+    of the program share."""
+    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+    before, drawn = [tensor._version for tensor in tensors], _drawn()
+    yield
+    if before != [tensor._version for tensor in tensors]:
+        raise UserError(f"{called(function)} writes over what it is given: write x = x - 1 in place of x -= 1")
+    for library, now in _drawn().items():
+        if now != drawn[library]:
+            raise UserError(
+                f"{called(function)} draws random numbers from {library}, which do not follow the seed: a problem has "
+                "self.world.rng() in __post_init__, an algorithm fed.rng(...) on the server"
+            )
+
+
+def _drawn() -> dict[str, Any]:
+    """The states of the generators that all of the program share."""
+    numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    of_numpy = numpy["state"]["key"].tobytes(), numpy["state"]["pos"]
+    of_torch = torch.get_rng_state().numpy().tobytes()
+    return {"torch": of_torch, "numpy.random": of_numpy, "random": random.getstate()}
+
+
+def wrong(function: Callable[..., Any], given: Any, wanted: str) -> UserError:
+    """For a function that gives something else than what is wanted."""
+    what = f"{list(given.shape)}, a tensor" if isinstance(given, Tensor) else f"a {type(given).__name__}"
+    what = "None (is its return missing?)" if given is None else what
+    return UserError(f"{called(function)} gives {what}; it must give {wanted}")
+
+
+def _check_type(function: Callable[..., Any], found: Tensor, dtype: torch.dtype) -> None:
+    if found.dtype != dtype:
+        raise UserError(
+            f"{called(function)} gives {found.dtype}, and hardware.dtype is {dtype}: self.world.tensor(array) makes tensors of "
+            "that type, torch.zeros_like(x) has that of x"
+        )
+
+
+def called(function: Callable[..., Any]) -> str:
+    """A function's place and its name, for messages."""
+    function = function.func if isinstance(function, partial) else function
+    return f"{place(function)}: {getattr(function, '__qualname__', 'a function')}"

@@ -1,0 +1,50 @@
+"""What every algorithm is held to once, at its first state and its first step."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_structure
+
+from fedopt.algorithms import Algorithm
+from fedopt.errors import UserError
+from fedopt.federation.round import Round
+from fedopt.problems.checks import called, untouched, wrong
+from fedopt.problems.classes import Problem
+
+
+def first_state(algorithm: Algorithm, problem: Problem) -> Any:
+    """What `init` gives. Raises UserError where it is no state, or `output` gives no point of the problem."""
+    with untouched(algorithm.init, ()):
+        state = algorithm.init(problem)
+    if state is None or isinstance(state, Tensor):
+        raise wrong(algorithm.init, state, "a NamedTuple of tensors")
+    point, start = algorithm.output(state), problem.start()
+    if not isinstance(point, tuple) or not all(isinstance(v, Tensor) for v in point):
+        raise wrong(algorithm.output, point, "a tuple of tensors, such as (s.x,)")
+    for v, variable in zip(point, start, strict=False):
+        if v.shape != variable.shape:
+            raise wrong(algorithm.output, v, f"a point of the problem, whose variable has shape {list(variable.shape)}")
+    return state
+
+
+def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -> Any:
+    """What `step` gives. Raises UserError where it is no state like the one before, or that one is written over."""
+    with untouched(algorithm.step, state):
+        new = algorithm.step(state, problem, fed)
+    if tree_structure(new) != tree_structure(state):
+        raise wrong(algorithm.step, new, f"a {type(state).__name__} of the structure and the shapes that init gives it")
+    fields = [name for name in getattr(state, "_fields", ()) for _ in tree_leaves(getattr(state, name))]
+    names = [f"s.{name}" for name in fields] or ["an entry"] * len(tree_leaves(state))
+    for name, was, now in zip(names, tree_leaves(state), tree_leaves(new), strict=True):
+        if not isinstance(now, Tensor | int | float):
+            raise wrong(algorithm.step, now, f"tensors: a state must hold tensors and numbers alone, {name} too")
+        if _kind(was) != _kind(now):
+            raise UserError(
+                f"{called(algorithm.step)}: {name} was {_kind(was)} and becomes {_kind(now)}; a state must keep the structure "
+                "and the shapes that init gives it"
+            )
+    return new
+
+
+def _kind(leaf: Any) -> str:
+    return f"a {type(leaf).__name__}" if not isinstance(leaf, Tensor) else f"{list(leaf.shape)} of {leaf.dtype}"
