@@ -1,12 +1,15 @@
 """Networks as functions of one flat vector of parameters."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
 
 from fedopt.errors import UserError
 from fedopt.randomness import Purpose, torch_seed
@@ -25,7 +28,8 @@ class FlatModel:
     """
 
     def __init__(self, layers: nn.Sequential, input_shape: Sequence[int], autocast: torch.dtype | None = None):
-        parameters = list(layers.parameters())
+        parameters = [p for p in layers.parameters() if p.requires_grad]
+        self._network = layers
         self.input_shape = tuple(input_shape)
         self.autocast = autocast
         self.convolutional = any(isinstance(layer, nn.Conv2d) for layer in layers)
@@ -35,7 +39,7 @@ class FlatModel:
         self._shapes = [p.shape for p in parameters]
         self.dense = autocast is None and all(isinstance(layer, nn.Linear | nn.ReLU) for layer in layers)
         self._biases = any(len(shape) == 1 for shape in self._shapes)
-        self._layers = [layer.requires_grad_(False) for layer in layers]
+        self._layers = list(layers.children())
 
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
         """All layers but the last, and the last. Raises UserError where there is only one."""
@@ -65,6 +69,12 @@ class FlatModel:
             else:
                 x = layer(x)
         return x
+
+    def trained(self, flat: Tensor) -> nn.Module:
+        """The network as a module of its own, with the parameters flat [dim]; x as of `__call__`, or as images."""
+        network = deepcopy(self._network).to(flat.dtype)
+        vector_to_parameters(flat.clone(), (p for p in network.parameters() if p.requires_grad))
+        return network if self.convolutional else nn.Sequential(nn.Flatten(), network)
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         """By split, not slices: the gradient is one concatenation instead of a zero-filled vector for each piece."""
@@ -160,6 +170,31 @@ _library = torch.library.Library("fedopt", "FRAGMENT")
 _library.define("add_product(Tensor(a!) W, Tensor a, Tensor b, float alpha) -> Tensor(a!)")
 _library.impl("add_product", lambda W, a, b, alpha: W.addmm_(a, b, alpha=alpha), "CompositeExplicitAutograd")
 torch.library.register_vmap("fedopt::add_product", _add_products, lib=_library)
+
+
+class Normalised(nn.Module):
+    """A network behind the normalisation that it was trained with, on the CPU and ready to be evaluated.
+
+    It takes examples as the data set has them, in its units (images as bytes from 0 to 255, not from 0 to 1): [B, channels, height,
+    width], [B, height, width] where there is one channel, or [B, features]. It gives logits [B, classes].
+    """
+
+    def __init__(self, network: nn.Module, mean: Tensor, std: Tensor, input_shape: Sequence[int]):
+        """mean, std: of each channel, what is subtracted and what the difference is divided by."""
+        super().__init__()
+        self.network, self.input_shape = network, tuple(input_shape)
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", mean.view(-1, 1, 1))
+        self.register_buffer("std", std.view(-1, 1, 1))
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Raises ValueError for examples of another shape."""
+        shape = self.input_shape
+        if tuple(x.shape[1:]) not in (shape, (math.prod(shape),), shape[1:] if shape[0] == 1 else shape):
+            raise ValueError(f"the network takes examples [B, {', '.join(map(str, shape))}], not {list(x.shape)}")
+        return self.network((x.reshape(-1, *shape).to(self.mean.dtype) - self.mean) / self.std)
 
 
 def build(
