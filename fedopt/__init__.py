@@ -1,7 +1,8 @@
 """fedopt: experiments in federated nested optimisation.
 
-The public names are what algorithms and problems of one's own are made with. Each is imported when it is first used, so that help
-and mistakes are answered without torch; `__init__.pyi` says the same to type checkers.
+The public names are what runs are begun and read with from Python, and what algorithms and problems of one's own are made with.
+Each is imported when it is first used, so that help and mistakes are answered without torch; `__init__.pyi` says the same to type
+checkers.
 """
 
 import os
@@ -17,6 +18,7 @@ __version__ = "0.2.0.dev0"
 
 _NAMES = {
     "algorithms": ("Algorithm",),
+    "api": ("Result", "compare", "load", "run"),
     "config": ("composed", "resolve"),
     "data.world": ("World",),
     "errors": ("UserError",),

@@ -1,4 +1,8 @@
 from fedopt.algorithms import Algorithm as Algorithm
+from fedopt.api import Result as Result
+from fedopt.api import compare as compare
+from fedopt.api import load as load
+from fedopt.api import run as run
 from fedopt.config import composed as composed
 from fedopt.config import resolve as resolve
 from fedopt.data.world import World as World

@@ -17,6 +17,7 @@ from fedopt.interrupts import ending_at_once
 
 def main(module: str = "cli") -> None:
     """Entry point of `fedopt`. module: of fedopt, whose `main` is called."""
+    os.environ["MPLBACKEND"] = "Agg"  # whatever there is for windows and notebooks
     with ending_at_once():
         command = import_module(f"fedopt.{module}").main
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # when all is done

@@ -1,4 +1,4 @@
-"""The `fedopt` command: Hydra composes the config, `run.execute` runs it.
+"""The `fedopt` command: Hydra composes the config, `loop.execute` runs it.
 
 Nothing here imports torch before a run starts, so that help and mistakes are answered at once.
 """
@@ -35,7 +35,7 @@ from fedopt.config import (
 )
 from fedopt.errors import UserError, first_line
 from fedopt.interrupts import ending_at_once
-from fedopt.results.folder import RunFolder, numbers_of, refuse_links, slug
+from fedopt.results.folder import RunFolder, numbers_of, place, refuse_links, slug
 from fedopt.settings import cores
 
 MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
@@ -75,23 +75,12 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _single(resolved: dict[str, Any], asked: Asked) -> int:
     with ending_at_once():
-        from fedopt import run
+        from fedopt import loop
 
-    status, folder = run.execute(resolved, lambda: _run_path(resolved, asked), asked)
-    if run.ranks.rank() == 0:
+    status, folder = loop.execute(resolved, lambda: place(resolved, asked), asked)
+    if loop.ranks.rank() == 0:
         print(_last_line(status, folder))
     return EXIT[status]
-
-
-def _run_path(config: dict[str, Any], asked: Asked) -> Path:
-    """output_dir, else a folder named by the overrides; a further run with the same overrides gets the next number."""
-    if config["output_dir"]:
-        return Path(config["output_dir"])
-    others = [word for word in asked.overrides if word.split("=")[0] not in ("algo", "problem")]
-    base = Path("outputs") / f"{asked.chosen['algo']}_{asked.chosen['problem']}" / slug(others)
-    paths = [base, *(base.with_name(f"{base.name}.{n}") for n in range(2, 10_000))]
-    free = next(n for n, path in enumerate(paths) if not RunFolder(path).used)
-    return paths[free - 1] if config["resume"] and free else paths[free]
 
 
 def _last_line(status: str, folder: RunFolder) -> str:

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedopt.config import GROUPS, composed, flat, options
 from fedopt.errors import UserError, first_line, nearest, unknown
 
-# Of several ranks the main one; `run.execute` chooses another when one fails
+# Of several ranks the main one; `loop.execute` chooses another when one fails
 speaks = os.environ.get("RANK", "0") == "0" or "WORLD_SIZE" not in os.environ
 
 
@@ -42,7 +42,7 @@ def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> Non
     except Exception as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        if isinstance(error, UserError | HydraException | OmegaConfBaseException | OSError) or _too_large(error):
+        if is_mistake(error):
             say(explain(error, arguments))
             code = 2
         else:
@@ -50,6 +50,11 @@ def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> Non
             code = 1
     if code:
         sys.exit(code)
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Whether a user can mend it."""
+    return isinstance(error, UserError | HydraException | OmegaConfBaseException | OSError) or _too_large(error)
 
 
 def explain(error: BaseException, arguments: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """From a resolved config to the objects of a run."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,10 @@ from fedopt.settings import Budget, Evaluation, Participation, Settings, build, 
 
 @dataclass(frozen=True)
 class Experiment:
-    """An algorithm on a problem: `problem` as the algorithm sees it, after any reduction; `original` as it was named."""
+    """An algorithm on a problem: `problem` as the algorithm sees it, after any reduction; `original` as it was named.
+
+    keep: as of `Settings`.
+    """
 
     algorithm: Algorithm
     original: Problem
@@ -28,6 +31,7 @@ class Experiment:
     federation: Federation
     budget: Budget
     evaluation: Evaluation
+    keep: Literal["last", "best"]
     device: torch.device
 
 
@@ -57,7 +61,7 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
         raise UserError(f"eval.metric={wanted}: this problem has {', '.join(known)}{nearest(wanted, known)}")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
     federation = Federation(problem, engine, settings.seed, participation)
-    return Experiment(algorithm, original, problem, federation, settings.budget, evaluation, device)
+    return Experiment(algorithm, original, problem, federation, settings.budget, evaluation, settings.keep, device)
 
 
 def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:

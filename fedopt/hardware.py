@@ -3,7 +3,8 @@
 import ctypes
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -38,6 +39,20 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
         torch.use_deterministic_algorithms(True)
     _keep_freed_memory()
     return device
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """What `configure` sets in torch is set back at the end: for runs in somebody else's process."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    tf32 = matmul.allow_tf32, cudnn.allow_tf32
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
+        matmul.allow_tf32, cudnn.allow_tf32 = tf32
 
 
 def _keep_freed_memory() -> None:

@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Event
+from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import NoReturn
 
@@ -27,9 +27,12 @@ def ending_at_once() -> Iterator[None]:
 
 
 @contextmanager
-def interruptible() -> Iterator[Event]:
-    """What the first Ctrl-C (or SIGTERM) sets; the second one stops at once."""
-    requested = Event()
+def interruptible(requested: Event) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) sets the event; the second one stops at once. They come to the main thread alone: elsewhere
+    nothing changes."""
+    if current_thread() is not main_thread():
+        yield
+        return
 
     def request(number: int, frame: FrameType | None) -> None:
         if requested.is_set():
@@ -38,7 +41,7 @@ def interruptible() -> Iterator[Event]:
 
     before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield requested
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,12 +1,15 @@
 """Networks as functions of one flat vector of parameters."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
 
 from fedopt.errors import UserError
 from fedopt.randomness import Purpose, torch_seed
@@ -30,6 +33,7 @@ class FlatModel:
 
     def __init__(self, layers: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
         parameters = [p for p in layers.parameters() if p.requires_grad]
+        self._network = layers
         self.input_shape = tuple(input_shape)
         self.autocast = autocast
         self.convolutional = any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in layers.modules())
@@ -37,6 +41,7 @@ class FlatModel:
         self.dim = sum(self.sizes)
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters])
         self._shapes = [p.shape for p in parameters]
+        self.flattens = not self.convolutional  # takes [batch, features] whatever the examples' shape
         self._layers = list(layers.children())
         self.dense = autocast is None and all(isinstance(layer, nn.Linear | nn.ReLU) for layer in self._layers)
         self._biases = any(len(shape) == 1 for shape in self._shapes)
@@ -72,6 +77,12 @@ class FlatModel:
             else:
                 x = layer(x)
         return x
+
+    def trained(self, flat: Tensor) -> nn.Module:
+        """The network as a module of its own, with the parameters flat [dim]; x as of `__call__`, or as images."""
+        network = deepcopy(self._network).to(flat.dtype)
+        vector_to_parameters(flat.clone(), (p for p in network.parameters() if p.requires_grad))
+        return nn.Sequential(nn.Flatten(), network) if self.flattens else network
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         """By split, not slices: the gradient is one concatenation instead of a zero-filled vector for each piece."""
@@ -167,6 +178,33 @@ _library = torch.library.Library("fedopt", "FRAGMENT")
 _library.define("add_product(Tensor(a!) W, Tensor a, Tensor b, float alpha) -> Tensor(a!)")
 _library.impl("add_product", lambda W, a, b, alpha: W.addmm_(a, b, alpha=alpha), "CompositeExplicitAutograd")
 torch.library.register_vmap("fedopt::add_product", _add_products, lib=_library)
+
+
+class Normalised(nn.Module):
+    """A network behind the normalisation that it was trained with, on the CPU and ready to be evaluated.
+
+    It takes examples as the data set has them, in its units (images as bytes from 0 to 255, not from 0 to 1): [B, channels, height,
+    width], [B, height, width] where there is one channel, [B, features], or token ids [B, length]. It gives logits [B, classes].
+    """
+
+    def __init__(self, network: nn.Module, mean: Tensor | None, std: Tensor | None, input_shape: Sequence[int]):
+        """mean, std: of each channel or column, what is subtracted and what the difference is divided by; None for token ids."""
+        super().__init__()
+        self.network, self.input_shape = network, tuple(input_shape)
+        ones = (1,) * (len(self.input_shape) - 1)
+        self.mean: Tensor | None
+        self.std: Tensor | None
+        self.register_buffer("mean", None if mean is None else mean.view(-1, *ones))
+        self.register_buffer("std", None if std is None else std.view(-1, *ones))
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Raises ValueError for examples of another shape."""
+        shape = self.input_shape
+        if tuple(x.shape[1:]) not in (shape, (math.prod(shape),), shape[1:] if shape[0] == 1 else shape):
+            raise ValueError(f"the network takes examples [B, {', '.join(map(str, shape))}], not {list(x.shape)}")
+        x, mean, std = x.reshape(-1, *shape), self.mean, self.std
+        return self.network(x if mean is None or std is None else (x.to(mean.dtype) - mean) / std)
 
 
 def build(

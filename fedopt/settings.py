@@ -53,8 +53,9 @@ class Budget:
 class Evaluation:
     """Rounds at which metrics are taken: 0, the last, every `every` rounds, and those in `at`.
 
-    metric, target: summary.json says when the metric first reached the target. diverged: a run whose loss, objective or
-    distance exceeds this, or is not finite, is stopped; infinity: by what is not finite alone.
+    metric: what keep=best goes by; with a target, summary.json says when the metric first reached it.
+    diverged: a run whose loss, objective or distance exceeds this, or is not finite, is stopped; infinity: by what is not finite
+    alone.
     """
 
     every: PositiveInt
@@ -64,9 +65,9 @@ class Evaluation:
     diverged: Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
     @model_validator(mode="after")
-    def _both_or_none(self) -> "Evaluation":
-        if (self.metric is None) != (self.target is None):
-            raise ValueError("metric and target go together")
+    def _target_of_metric(self) -> "Evaluation":
+        if self.metric is None and self.target is not None:
+            raise ValueError("a target goes with a metric: set metric and target, or target to null")
         return self
 
 
@@ -133,6 +134,7 @@ class Settings:
     seed: of all random draws; resume: go on with the run in output_dir; output_dir: of the run, None for a folder under outputs/
     named by the overrides; source: the key `from`, the folder of a run at whose checkpoint a new one begins, None for the start.
     algo, problem, partitioner, dataset, logger: the nodes that `build_target` makes objects of.
+    keep: of which evaluation the checkpoint has the variables, besides the last state: none, or the best one by eval.metric.
     """
 
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)]
@@ -148,6 +150,13 @@ class Settings:
     partitioner: dict[str, Any]
     dataset: dict[str, Any]
     logger: dict[str, Any]
+    keep: Literal["last", "best"] = "last"
+
+    @model_validator(mode="after")
+    def _best_by_metric(self) -> "Settings":
+        if self.keep == "best" and self.eval.metric is None:
+            raise ValueError("keep=best: goes by eval.metric, which is not set; name one of the problem's metrics")
+        return self
 
 
 def cores() -> int:
@@ -263,6 +272,8 @@ def _message(error: Any, where: str) -> str:
     if error["type"] in ("missing", "unexpected_keyword_argument", "extra_forbidden"):
         return f"{key}: {'is missing' if error['type'] == 'missing' else 'there is no such key'}"
     value = error["input"]
+    if not key:
+        return text
     if error["type"] == "dataclass_type":
         return f"{key}={value}: is set by its keys, {key}.KEY=VALUE"
     return f"{key}: {text}" if isinstance(value, dict) or "ArgsKwargs" in str(type(value)) else f"{key}={value}: {text}"

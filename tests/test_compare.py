@@ -15,6 +15,7 @@ from command import ROOT, code_of
 
 from fedopt.metrics import DISTANCE, TEST_ACCURACY, TRAIN_LOSS, Metric
 from fedopt.reproduce import compare
+from fedopt.results import figures
 
 FEDMSA = {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "_solves_": ["bilevel", "minimisation"], "K": 5}
 FEDAVG = {"_target_": "fedopt.algorithms.fedavg.FedAvg", "_solves_": ["minimisation"], "eta": 0.1}
@@ -266,7 +267,7 @@ def test_curve_with_a_run_on_its_way(tmp_path):
 
 def test_picture(tmp_path, monkeypatch):
     kept = []
-    monkeypatch.setattr(compare.plt, "close", kept.append)
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
     run = compare.read(record(tmp_path / "0", (100, 1), metric="distance"), "bytes")
     compare.draw(tmp_path / "a.png", {"FedMSA, algo.K=5": [run], "FedAvg": [run]}, "distance", "bytes", 2.0)
     monkeypatch.undo()
@@ -277,7 +278,6 @@ def test_picture(tmp_path, monkeypatch):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedMSA, algo.K=5", "FedAvg"]
     assert list(axes.lines[0].get_xdata()) == [0, 1500]
     assert list(axes.lines[2].get_ydata()) == [2, 2]  # the target
-    compare.plt.close(figure)
 
 
 def test_better_and_reached():

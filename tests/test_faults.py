@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from command import ROOT, TINY, fedopt, run
 
+from fedopt.loop import Run
 from fedopt.results.folder import RunFolder, slug
-from fedopt.run import Run
 
 DIGITS = ["problem=classification", "algo=fedavg", "dataset=digits", "problem.model=linear", "budget.rounds=1"]
 
@@ -108,7 +108,9 @@ WRONG = {
     "no data set": ([*DIGITS, "dataset=none"], ["dataset=mnist"]),
     "npz without a path": (["algo=fedavg", "problem=classification", "dataset=npz"], ["dataset.path"]),
     "metric that is not there": (["eval.metric=accuracy", "eval.target=1"], ["eval.metric=accuracy", "distance"]),
-    "target without metric": (["eval.metric=null"], ["metric and target"]),
+    "target without metric": (["eval.metric=null"], ["eval: a target goes with a metric"]),
+    "best by nothing": (["keep=best", "eval.metric=null", "eval.target=null"], ["keep=best", "eval.metric"]),
+    "neither last nor best": (["keep=first"], ["keep=first", "'last' or 'best'"]),
     "algorithm that cannot be imported": (["algo._target_=fedopt.nothing.Here"], ["algo._target_=fedopt.nothing.Here"]),
     "a number for an algorithm": (["algo=5"], ["algo=5", "no such algo"]),
     "nothing for an experiment": (["experiment=null"], ["experiment=null", "no such experiment"]),

@@ -13,7 +13,7 @@ from fedopt.results.folder import RunFolder
 
 LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=60", "eval.every=3", "hardware.threads=1"]
 HURT = Path(__file__).with_name("hurt_ranks.py")
-BUILDING, ROUND, EVALUATION = "fedopt.run.assemble", "fedopt.federation.ranks.total", "fedopt.run.Run._evaluate"
+BUILDING, ROUND, EVALUATION = "fedopt.loop.assemble", "fedopt.federation.ranks.total", "fedopt.loop.Run._evaluate"
 DRAWING = "fedopt.results.figures.metrics"
 
 

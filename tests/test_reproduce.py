@@ -17,7 +17,7 @@ from test_compare import FEDAVG, record
 
 from fedopt.errors import UserError
 from fedopt.reproduce import claims, compare, published, report, reproduce
-from fedopt.results import identity
+from fedopt.results import figures, identity
 from fedopt.results.folder import RunFolder
 from fedopt.settings import Budget, Evaluation, Participation, build, checked, target
 
@@ -296,7 +296,7 @@ def test_measures_that_could_never_work(measure, said, experiment, command):
 
 def test_curves(tmp_path, monkeypatch):
     kept = []
-    monkeypatch.setattr(compare.plt, "close", kept.append)
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
     runs = {
         label: [compare.read(record(tmp_path / f"{label}{s}", (s + 1, 4), metric="distance"), "round") for s in (0, 1)]
         for label in "ABC"
@@ -314,7 +314,6 @@ def test_curves(tmp_path, monkeypatch):
     assert list(first.lines[0].get_ydata()) == [2.5, 16]  # of 1, 4 and 16
     assert list(first.lines[1].get_ydata()) == [16, 16]  # C
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "C", "B"]
-    compare.plt.close(figure)
 
 
 def test_points(tmp_path, experiment, command, monkeypatch):
@@ -323,7 +322,7 @@ def test_points(tmp_path, experiment, command, monkeypatch):
     claim = {"says": "slope", "measure": "fit('s')", "at_least": 0}
     experiment("one", lines=lines, **point, x_label="K", y_label="calls", scale="log", claims=[claim])
     kept = []
-    monkeypatch.setattr(compare.plt, "close", kept.append)
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
     assert command("test/one").code == 0
     table = pd.read_csv(tmp_path / "outputs/reproduce/test/one/figure.csv")
     assert list(table.columns) == ["series", "x", "seed", "y"]
@@ -334,7 +333,6 @@ def test_points(tmp_path, experiment, command, monkeypatch):
     (axes,) = kept[0].axes
     assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_xscale()) == ("K", "calls", "log")
     monkeypatch.undo()
-    compare.plt.close(kept[0])
 
 
 def test_table(tmp_path, experiment, command):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
+from torch.utils._pytree import SequenceKey, register_pytree_node
 
 from fedopt.errors import UserError
 from fedopt.federation.client import Client
@@ -37,7 +37,12 @@ class Vectors(tuple[Tensor, ...]):
         return Vectors(factor * a for a in self)
 
 
-register_pytree_node(Vectors, lambda v: (list(v), None), lambda leaves, _: Vectors(leaves))
+register_pytree_node(
+    Vectors,
+    lambda v: (list(v), None),
+    lambda leaves, _: Vectors(leaves),
+    flatten_with_keys_fn=lambda v: ([(SequenceKey(n), part) for n, part in enumerate(v)], None),
+)
 
 
 class State(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedopt.data.ragged import Ragged
 from fedopt.data.world import World
@@ -38,6 +38,7 @@ class Problem(_InWorld, ABC):
     weighting: how much clients count in the objective: by their numbers of training examples, or uniformly; uniformly where a
         problem does not say.
     per_client: arrays that have a row for each client, by name.
+    variables: the names of what an algorithm gives as its point, in that order; an algorithm may have fewer.
     metrics: what `evaluate` measures; the first one is what comparisons take unless another is named.
     labels: the class of each training example, None where there are no classes.
     optimum: the solution in closed form, None where it is not known.
@@ -49,6 +50,7 @@ class Problem(_InWorld, ABC):
     splits: Mapping[str, Ragged]
     weighting: Weighting
     per_client: Mapping[str, Tensor] = {}
+    variables: Sequence[str] = ("x",)
     metrics: Sequence[Metric]
     labels: np.ndarray | None = None
     optimum: Tensor | None = None
@@ -100,6 +102,15 @@ class Problem(_InWorld, ABC):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """The value of each of `metrics` at a point, by name. point: the variables; further ones are ignored."""
 
+    def network(self, *point: Tensor) -> nn.Module | None:
+        """The network with the parameters of a point, which takes examples as the data set has them; None where there is none."""
+        return None
+
+
+def named(problem: Problem, point: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The variables at a point by their names."""
+    return dict(zip(problem.variables, point, strict=False))
+
 
 class Minimisation(Problem):
     """min_x sum_i p_i f_i(x)."""
@@ -128,6 +139,7 @@ class Bilevel(Problem):
     f_split, g_split: the examples that f and g are taken on.
     """
 
+    variables = ("x", "y", "v")  # v: [grad^2_yy g]^-1 grad_y f, where an algorithm has it as a variable
     direct: bool = True
     indirect: bool = True
     identity: bool = False
@@ -168,6 +180,8 @@ class Bilevel(Problem):
 class Minimax(Problem):
     """min_x max_{y in Y} sum_i p_i f_i(x, y)."""
 
+    variables = ("x", "y")
+
     @abstractmethod
     def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """f_i(x, y), a scalar."""
@@ -184,6 +198,11 @@ class Compositional(Problem):
     """
 
     dims: tuple[int, ...]
+
+    @property
+    def variables(self) -> Sequence[str]:  # type: ignore[override]
+        """x, and z1, z2, ... for what the levels but the last one give."""
+        return ("x", *(f"z{n}" for n in range(1, len(self.dims))))
 
     @abstractmethod
     def level(self, n: int, z: Tensor, sample: Any) -> Tensor:
@@ -255,6 +274,9 @@ class _Reduced(Problem):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         return self.original.evaluate(*point)
+
+    def network(self, *point: Tensor) -> nn.Module | None:
+        return self.original.network(*point)
 
 
 class MinimaxAsBilevel(_Reduced, Bilevel):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedopt.models import FlatModel
@@ -39,6 +40,9 @@ class HyperRepresentation(SupervisedBilevel):
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[FlatModel, Batch, None]:
         return self.head, self._behind(x, batch), None
+
+    def parameters(self, *point: Tensor) -> Tensor:
+        return torch.cat(point[:2])
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]

@@ -54,6 +54,9 @@ class ImbalancedMnist(SupervisedBilevel):
     def inner(self, x: Tensor, batch: Batch) -> tuple[FlatModel, Batch, Tuning]:
         return self.net, batch, self._tuning(x)
 
+    def parameters(self, *point: Tensor) -> Tensor:
+        return point[1]
+
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]
         return {

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, PositiveInt
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedopt import models, modules
 from fedopt.data.datasets import LabelledData
 from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
-from fedopt.models import FlatModel, Tuning
+from fedopt.models import FlatModel, Normalised, Tuning
 from fedopt.problems.classes import Bilevel, Minimax, Problem, Rows, Weighting
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -60,19 +60,24 @@ def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = No
 class Examples:
     """Labelled examples on the device, normalised once by the statistics of those for training. x: [n, features]; y: [n]."""
 
+    mean: Tensor | None  # and std: of each channel or column, None for token ids
+    std: Tensor | None
+
     def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
         self.shape = x.shape[1:]
+        self.y = torch.from_numpy(y).to(world.device)
+        self.mean = self.std = None
         if data.tokens:
             self.x = torch.from_numpy(x).to(world.device)
+            return
+        mean, std = data.normalisation()
+        scale = 1 / (std := np.maximum(std, 1e-12))
+        self.mean, self.std = world.tensor(mean), world.tensor(std)
+        if x.ndim == 2:  # in double: a column may be large beside its deviation
+            self.x = world.tensor((x - mean) * scale)
         else:
-            mean, std = data.normalisation()
-            scale = 1 / np.maximum(std, 1e-12)
-            if x.ndim == 2:  # in double: a column may be large beside its deviation
-                self.x = world.tensor((x - mean) * scale)
-            else:
-                factor, shift = (world.tensor(v)[:, None, None] for v in (scale, -mean * scale))
-                self.x = (world.tensor(x) * factor).add_(shift).flatten(1)
-        self.y = torch.from_numpy(y).to(world.device)
+            factor, shift = (world.tensor(v)[:, None, None] for v in (scale, -mean * scale))
+            self.x = (world.tensor(x) * factor).add_(shift).flatten(1)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -169,6 +174,14 @@ class Supervised(Problem):
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
         return {split: self.train.batch(*of_split) for split, of_split in rows.items()}
+
+    def parameters(self, *point: Tensor) -> Tensor:
+        """Those of the network `net` at a point, [dim]."""
+        return point[0]
+
+    def network(self, *point: Tensor) -> nn.Module:
+        trained = self.net.trained(self.parameters(*point))
+        return Normalised(trained, self.train.mean, self.train.std, self.train.shape).cpu()
 
     def class_shares(self, split: str) -> np.ndarray:
         """The weighted mean over clients of the share of each class in their examples of a split, [C]; 1 for a class without any.

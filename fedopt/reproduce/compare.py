@@ -28,7 +28,7 @@ from fedopt.config import flat
 from fedopt.errors import UserError, first_line, nearest
 from fedopt.metrics import Metric
 from fedopt.results.figures import COSTS, describe, grid, plt, save_with_legend, set_scale
-from fedopt.results.folder import ENDED, RunFolder, read_json, write_atomically
+from fedopt.results.folder import ENDED, RunFolder, read_json, whole_rows, write_atomically
 from fedopt.results.identity import identity
 
 CLASSES = ("algo", "problem", "dataset", "partitioner")  # config groups that stand for the class that they name
@@ -73,23 +73,49 @@ def main() -> None:
     answer(lambda: compare(_arguments()))
 
 
-def compare(arguments: argparse.Namespace) -> None:
-    """Print the table; write compare.csv and compare.png. Raises UserError when there is no run to compare."""
-    x, target, out = arguments.x, arguments.target, arguments.out
-    runs = _usable(arguments.paths, x)
-    metric = arguments.metric or default_metric(runs)
+@dataclass(frozen=True)
+class Comparison:
+    """Runs in groups. table: a row for each group; by: the keys that tell the groups apart; groups: their runs, by label."""
+
+    table: pd.DataFrame
+    by: Sequence[str]
+    groups: dict[str, list[Recorded]]
+    metric: str
+    x: str
+    target: float | None
+
+    def draw(self, path: str | Path) -> None:
+        """Write a picture, as PNG: a line and a band for each group."""
+        draw(Path(path), self.groups, self.metric, self.x, self.target)
+
+
+def compared(
+    paths: Sequence[Path], metric: str | None, x: str, target: float | None, group_by: str | None
+) -> Comparison:
+    """The runs in some folders by groups. Raises UserError when there is no run to compare."""
+    if x not in COSTS:
+        raise UserError(f"x={x}: must be one of {', '.join(COSTS)}")
+    runs = _usable(paths, x)
+    metric = metric or default_metric(runs)
     runs = _with_metric(runs, metric)
-    by = default_keys(runs) if arguments.group_by is None else _known(arguments.group_by, runs)
+    by = default_keys(runs) if group_by is None else _known(group_by, runs)
     groups: dict[tuple[str, ...], list[Recorded]] = {}
     for run in sorted(runs, key=lambda r: [_order(value) for value in r.group(by)]):
         groups.setdefault(run.group(by), []).append(run)
     rows = pd.DataFrame(
         [dict(zip(by, group, strict=True)) | summary(members, metric, x, target) for group, members in groups.items()]
     )
-    shown = _shown(rows, by, metric, x, target)
-    print_table(shown, right=list(shown.columns.drop([*by, "status"])))
-    write_table(out / "compare.csv", rows)
-    draw(out / "compare.png", {_label(by, group): members for group, members in groups.items()}, metric, x, target)
+    return Comparison(rows, by, {_label(by, group): runs for group, runs in groups.items()}, metric, x, target)
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Print the table; write compare.csv and compare.png. Raises UserError when there is no run to compare."""
+    out, wanted = arguments.out, (arguments.metric, arguments.x, arguments.target, arguments.group_by)
+    found = compared(arguments.paths, *wanted)
+    shown = _shown(found.table, found.by, found.metric, found.x, found.target)
+    print_table(shown, right=list(shown.columns.drop([*found.by, "status"])))
+    write_table(out / "compare.csv", found.table)
+    found.draw(out / "compare.png")
     print(f"results: {out / 'compare.csv'}, {out / 'compare.png'}")
 
 
@@ -151,8 +177,7 @@ def read(folder: Path, x: str) -> Recorded:
         metrics = {fields["name"]: Metric(**fields) for fields in read_json(folder / "run.json").get("metrics", [])}
     if not metrics:
         raise UserError("run.json does not say what its metrics are")
-    text = (folder / "metrics.csv").read_text()
-    whole = text[: text.rfind("\n") + 1]  # a row being written has no line end yet
+    whole = whole_rows(folder / "metrics.csv")
     if whole.count("\n") < 2:
         raise UserError("metrics.csv has no rows")
     table = pd.read_csv(StringIO(whole)).apply(pd.to_numeric, errors="coerce")

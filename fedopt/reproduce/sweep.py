@@ -21,7 +21,7 @@ def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, asked
     resolved: gives the config, and raises UserError where it is wrong, which is a failure of this job alone.
     """
     with ending_at_once():
-        from fedopt import run
+        from fedopt import loop
 
     before = folder.status()
     try:
@@ -29,12 +29,12 @@ def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, asked
         if before in ENDED:
             refuse_other(folder.path, identity(folder.config()), identity(config))
             return before
-        return run.execute(config, lambda: folder.path, asked, jobs)[0]
+        return loop.execute(config, lambda: folder.path, asked, jobs)[0]
     except Exception as error:
         if before in ENDED or (before is not None and isinstance(error, UserError)):  # what is there stays as it is
             say(str(error))
             return "refused"
-        run.record_failure(folder, error, asked)
+        loop.record_failure(folder, error, asked)
         return "failed"
 
 

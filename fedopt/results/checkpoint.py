@@ -1,8 +1,14 @@
-"""Everything a run needs to go on, in a safetensors file and a journal: tensors and text, no code."""
+"""Everything a run needs to go on, in a safetensors file and a journal: tensors and text, no code.
+
+Tensors of the algorithm's state are named by where they stand in it, state.x or state.u.0; with keep=best, the variables at the
+best evaluation by their own names, best.x.
+"""
 
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from fedopt.errors import UserError, first_line
 from fedopt.federation.ledger import Ledger
@@ -20,13 +26,18 @@ from fedopt.results.journal import Journal, counted
 
 # What reading a damaged file may raise
 BROKEN = (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError)
+BEST = "best."  # what the names of the best evaluation's variables begin with
 
 
 class Checkpoint:
-    """The last checkpoint of a run: its file, and the journal beside it of what clients keep. initial: the state of round 0."""
+    """The last checkpoint of a run: its file, and the journal beside it of what clients keep. initial: the state of round 0.
+
+    best: the variables at the best evaluation so far, by name, where they are kept.
+    """
 
     def __init__(self, path: Path, initial: Any):
         self.path, self._initial = path, initial
+        self.best: dict[str, Tensor] = {}
         self._journal = Journal(path.parent, _memories(initial))
 
     def store(self, state: Any, ledger: Ledger, progress: Mapping[str, Any]) -> bool:
@@ -45,6 +56,7 @@ class Checkpoint:
             said["memory"] = self._journal.append(memories)
             if said["memory"] is None:
                 return False
+        tensors |= {f"{BEST}{name}": tensor.detach() for name, tensor in self.best.items()}
         tensors = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
         text = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
         tensors |= {**ledger.tensors(), "progress": text}
@@ -53,20 +65,22 @@ class Checkpoint:
         return True
 
     def restore(self, ledger: Ledger) -> tuple[Any, dict[str, Any]]:
-        """The state and the progress; the ledger is set.
+        """The state and the progress; the ledger and `best` are set.
 
         Raises UserError when the files are not as they were stored, or the state is of another structure than the initial one.
         """
         tensors, progress = read(self.path)
         leaves, structure = _flat(self._initial)
         try:
-            if f"state.{len(leaves)}" in tensors:
-                raise ValueError("its state is of another algorithm, or of one with other options")
+            if {name for name in tensors if name.startswith("state.")} != _tensors(self._initial).keys():
+                raise ValueError("its state is of another algorithm, of other options, or of a fedopt before 0.2")
             memories = iter(self._journal.restore(progress["memory"]) if _memories(self._initial) else [])
             state = [
-                next(memories) if isinstance(v, Memory) else _as(tensors[f"state.{j}"], v) for j, v in enumerate(leaves)
+                next(memories) if isinstance(leaf, Memory) else _as(tensors[name], leaf)
+                for name, leaf in zip(_names(self._initial), leaves, strict=True)
             ]
             ledger.restore(tensors)
+            self.best = {name.removeprefix(BEST): t for name, t in tensors.items() if name.startswith(BEST)}
             return tree_unflatten(state, structure), progress
         except BROKEN as error:
             raise _unreadable(self.path, error) from None
@@ -90,15 +104,26 @@ def _flat(state: Any) -> tuple[list[Any], Any]:
     return tree_flatten(state, is_leaf=lambda value: isinstance(value, Memory))
 
 
+def _names(state: Any) -> list[str]:
+    """Of each leaf: where it stands in the state, or its number where that does not tell them apart."""
+    count = len(_flat(state)[0])
+    with suppress(ValueError):  # a class that was registered as a tree without names
+        paths = [path for path, _ in tree_flatten_with_path(state, is_leaf=lambda value: isinstance(value, Memory))[0]]
+        names = [".".join(["state", *(str(*astuple(key)) for key in path)]) for path in paths]  # type: ignore[call-overload]
+        if len(set(names)) == count:
+            return names
+    return [f"state.{j}" for j in range(count)]
+
+
 def _memories(state: Any) -> list[Memory]:
     return [leaf for leaf in _flat(state)[0] if isinstance(leaf, Memory)]
 
 
 def _tensors(state: Any) -> dict[str, Tensor]:
     """All of the state but what clients keep. Raises UserError for what is no tensor and no number."""
-    leaves = enumerate(_flat(state)[0])
+    leaves = zip(_names(state), _flat(state)[0], strict=True)
     try:
-        return {f"state.{j}": torch.as_tensor(leaf).detach() for j, leaf in leaves if not isinstance(leaf, Memory)}
+        return {name: torch.as_tensor(leaf).detach() for name, leaf in leaves if not isinstance(leaf, Memory)}
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"the algorithm's state must hold tensors and numbers alone ({first_line(error)})") from None
 

@@ -1,16 +1,15 @@
 """The pictures in a run's folder."""
 
 import logging
-import os
 import warnings
 from collections.abc import Sequence
 from io import BytesIO, StringIO
 from pathlib import Path
 
-os.environ["MPLBACKEND"] = "Agg"
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 
@@ -35,7 +34,7 @@ def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
     classes = np.zeros(len(split.rows), dtype=np.int64) if labels is None else labels[split.rows]
     counts = np.zeros((len(split), int(classes.max()) + 1))
     np.add.at(counts, (np.repeat(clients, split.sizes), classes), 1)
-    figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
+    figure, ((axes,),) = _figure(1, 1, (9, 3.6))
     if max(counts.shape) <= BARS:
         below = np.cumsum(counts, axis=1) - counts
         for c in range(counts.shape[1]):
@@ -57,7 +56,7 @@ def metrics(path: Path, csv: Path, metrics: Sequence[Metric]) -> None:
     table = pd.read_csv(StringIO(csv.read_text()))  # pandas would take a ~ in a path for the home folder
     columns = min(len(metrics), 3)
     rows = -(-len(metrics) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3 * rows), layout="constrained", squeeze=False)
+    figure, axes = _figure(rows, columns, (4 * columns, 3 * rows))
     for axis, metric in zip(axes.flat, metrics, strict=False):
         values = table[metric.name].to_numpy()
         axis.plot(table["comm_rounds"], values)
@@ -82,13 +81,18 @@ def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
     axis.grid(alpha=0.3)
 
 
-def grid(rows: int, columns: int, lines: int) -> tuple[plt.Figure, np.ndarray]:
+def grid(rows: int, columns: int, lines: int) -> tuple[Figure, np.ndarray]:
     """A figure with axes [rows, columns] and room for a legend of so many lines."""
-    size = (max(7, 5 * columns), 3.8 * rows + 0.22 * lines + 0.4)
-    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    return _figure(rows, columns, (max(7, 5 * columns), 3.8 * rows + 0.22 * lines + 0.4))
 
 
-def save_with_legend(figure: plt.Figure, path: Path) -> None:
+def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
+    """Without pyplot's windows and notebook cells, in which nothing of a run's shall turn up, and which need the main thread."""
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def save_with_legend(figure: Figure, path: Path) -> None:
     """Write the figure with one legend below all its axes, in which a label stands once."""
     named = [axis.get_legend_handles_labels() for axis in figure.axes]
     handles = {label: handle for pair in named for handle, label in zip(*pair, strict=True)}
@@ -96,7 +100,7 @@ def save_with_legend(figure: plt.Figure, path: Path) -> None:
     _save(figure, path)
 
 
-def _save(figure: plt.Figure, path: Path) -> None:
+def _save(figure: Figure, path: Path) -> None:
     picture = BytesIO()
     for text in figure.findobj(Text):
         try:
@@ -106,5 +110,4 @@ def _save(figure: plt.Figure, path: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.savefig(picture, dpi=120)
-    plt.close(figure)
     write_atomically(path, picture.getvalue())

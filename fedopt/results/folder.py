@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from fedopt.config import config_text
+from fedopt.config import Asked, config_text
 from fedopt.errors import UserError, first_line
 
 FILES: tuple[str, ...] = (
@@ -158,6 +158,17 @@ class RunFolder:
             file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {line}\n")
 
 
+def place(config: dict[str, Any], asked: Asked) -> Path:
+    """output_dir, else a folder named by the overrides; a further run with the same overrides gets the next number."""
+    if config["output_dir"]:
+        return Path(config["output_dir"])
+    others = [word for word in asked.overrides if word.split("=")[0] not in ("algo", "problem")]
+    base = Path("outputs") / f"{asked.chosen['algo']}_{asked.chosen['problem']}" / slug(others)
+    paths = [base, *(base.with_name(f"{base.name}.{n}") for n in range(2, 10_000))]
+    free = next(n for n, path in enumerate(paths) if not RunFolder(path).used)
+    return paths[free - 1] if config["resume"] and free else paths[free]
+
+
 class MetricsFile:
     """metrics.csv: append-only; each row is on disk, whole, before the run goes on."""
 
@@ -209,6 +220,12 @@ class MetricsFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def whole_rows(path: Path) -> str:
+    """The text of metrics.csv without a row that is being written, which has no line end yet. Raises OSError and ValueError."""
+    text = path.read_text()
+    return text[: text.rfind("\n") + 1]
 
 
 def rows_hash(path: Path, size: int) -> str:

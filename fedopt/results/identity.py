@@ -9,7 +9,7 @@ from typing import Any
 from fedopt.config import flat
 from fedopt.errors import UserError
 
-PLACE = ("output_dir", "resume", "logger")  # where a run goes, and how it starts
+PLACE = ("output_dir", "resume", "logger", "keep")  # where a run goes, how it starts, and what is left of it
 LENGTH = "budget"  # a run may be made longer, and is another one then
 PRECISION = ("hardware.dtype", "hardware.autocast", "hardware.tf32")  # what numbers depend on of the machine
 

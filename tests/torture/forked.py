@@ -103,7 +103,7 @@ def warm() -> None:
     torch.set_num_threads(1)  # threads do not outlive a fork
     for name in (
         *MODULES.values(),
-        "fedopt.run",
+        "fedopt.loop",
         "fedopt.results.figures",
         "matplotlib.figure",
         "matplotlib.backends.backend_agg",

@@ -31,9 +31,9 @@ def setting(rng: random.Random, algo: str, rounds: int) -> list[str]:
 
 def often() -> None:
     """In a fork: checkpoints as often as possible."""
-    from fedopt import run
+    from fedopt import loop
 
-    run.CHECKPOINT_SECONDS, run.CHECKPOINT_SHARE = 0, 0
+    loop.CHECKPOINT_SECONDS, loop.CHECKPOINT_SHARE = 0, 0
 
 
 def rows(path: Path) -> list[list[str]]:

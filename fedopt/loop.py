@@ -30,6 +30,7 @@ from fedopt.interrupts import interruptible
 from fedopt.metrics import Metric
 from fedopt.mistakes import blamed
 from fedopt.problems.checks import called
+from fedopt.problems.classes import named
 from fedopt.results import checkpoint, figures, journal
 from fedopt.results.card import run_card
 from fedopt.results.folder import MetricsFile, RunFolder, read_json, rows_hash
@@ -79,15 +80,39 @@ def progress_of(said: Mapping[str, Any]) -> Progress:
         raise UserError(f"the checkpoint says what cannot be: {' '.join(str(error).split())}") from None
 
 
-class Run:
-    """One run in its folder. config: resolved; asked: how; jobs: processes that share the machine."""
+OnEval = Callable[[dict[str, Any]], object]
 
-    def __init__(self, config: dict[str, Any], folder: RunFolder, asked: Asked, jobs: int = 1):
+
+def refuse_foreign(folder: RunFolder, said: Mapping[str, Any], run: str) -> None:
+    """Raises UserError where a checkpoint does not say that it is of the run with these digits."""
+    if said.get("run") != run:
+        raise UserError(
+            f"{folder.checkpoint}: it belongs to a run with other values; put back this run's own, or delete it to start over"
+        )
+
+
+class Run:
+    """One run in its folder. config: resolved; asked: how; jobs: processes that share the machine.
+
+    on_eval: called with each row of metrics.csv; where it returns true, the run stops as after Ctrl-C. quiet: show no progress.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        folder: RunFolder,
+        asked: Asked,
+        jobs: int = 1,
+        on_eval: OnEval | None = None,
+        quiet: bool = False,
+    ):
         self.config = config
         self.belongs = {"run": digits(config, numbers), "length": digits(config)}  # said in its checkpoints
         self.folder = folder
         self.asked = asked
         self.jobs = jobs
+        self.on_eval, self.quiet = on_eval, quiet
+        self.interrupt = Event()
         self.main = ranks.rank() == 0  # only this rank writes and shows anything
         self.writing = False
         self.at = Progress()
@@ -119,11 +144,11 @@ class Run:
             if begin == "longer" and self._share_spent(e) > 1:
                 raise UserError(f"budget: the run in {self.folder.path} is past it, after {self.at.round} rounds")
         title = f"{type(e.algorithm).__name__} on {type(e.original).__name__}"
-        display = Display(title, [metric.name for metric in e.problem.metrics], quiet=not self.main)
-        with interruptible() as interrupt:  # figures too: a library that an exception comes down in may lose it
+        display = Display(title, [metric.name for metric in e.problem.metrics], quiet=self.quiet or not self.main)
+        with interruptible(self.interrupt):  # figures too: a library that an exception comes down in may lose it
             try:
                 ranks.from_main(lambda: self._begin(e, resuming))
-                status = self._loop(e, state, interrupt, display, resuming, logger)
+                status = self._loop(e, state, display, resuming, logger)
             finally:
                 display.close()
                 for writer in (self.metrics, self.tracker):
@@ -154,10 +179,7 @@ class Run:
             return "anew"
         with advising(START_OVER):
             said = checkpoint.read(folder.checkpoint)[1]
-        if said.get("run") != self.belongs["run"]:
-            raise UserError(
-                f"{folder.checkpoint}: it belongs to a run with other values; put back this run's own, or delete it to start over"
-            )
+        refuse_foreign(folder, said, self.belongs["run"])
         size = progress_of(said).rows_size
         if rows_hash(folder.metrics, size) != said.get("rows"):
             raise UserError(f"{folder.metrics}: its rows are not those that the checkpoint counts; {START_OVER}")
@@ -200,7 +222,7 @@ class Run:
             f"output_dir={path} holds a run already ({status}): resume=true goes on with it, another output_dir starts anew"
         )
 
-    def _loop(self, e: Experiment, state: Any, interrupt: Event, display: Display, resuming: bool, logger: Any) -> str:
+    def _loop(self, e: Experiment, state: Any, display: Display, resuming: bool, logger: Any) -> str:
         if self.main:
             self.metrics = MetricsFile(self.folder.metrics, self.at.rows_size if resuming else None)
         if logger is not None:
@@ -215,8 +237,7 @@ class Run:
             at = self.at
             spent = self._share_spent(e)
             display.round(spent, at.round)
-            stop = ranks.agree(spent >= 1 or interrupt.is_set(), e.device)
-            ended = stop and ranks.agree(spent >= 1, e.device)
+            ended = ranks.agree(spent >= 1, e.device)
             if not at.evaluated and (ended or (at.round % e.evaluation.every == 0 or at.round in e.evaluation.at)):
                 self._evaluate(e, state, display)
                 if self._diverged(e):
@@ -224,6 +245,7 @@ class Run:
                     status = "diverged"
                     break
                 good = self._kept(state, e)
+            stop = ended or ranks.agree(self.interrupt.is_set(), e.device)
             if stop or time.monotonic() > self.next_checkpoint:
                 self._checkpoint(state, e)
             if stop:
@@ -263,7 +285,8 @@ class Run:
 
     def _evaluate(self, e: Experiment, state: Any, display: Display) -> None:
         at, metrics = self.at, {metric.name: metric for metric in e.problem.metrics}
-        found = e.problem.evaluate(*e.algorithm.output(state))
+        point = e.algorithm.output(state)
+        found = e.problem.evaluate(*point)
         if not isinstance(found, dict) or set(found) != set(metrics):
             given = found if isinstance(found, dict) else [str(found)]
             raise UserError(
@@ -272,8 +295,10 @@ class Run:
         if several := [name for name, value in found.items() if np.ndim(value) != 0]:
             raise UserError(f"{called(e.original.evaluate)} gives more than one number as {several[0]}")
         at.evaluated, at.final = True, {name: float(found[name]) for name in metrics}
-        at.best = {name: m.best([at.final[name], at.best.get(name, math.nan)]) for name, m in metrics.items()}
-        wanted, target = e.evaluation.metric, e.evaluation.target
+        before, wanted, target = at.best, e.evaluation.metric, e.evaluation.target
+        at.best = {name: m.best([at.final[name], before.get(name, math.nan)]) for name, m in metrics.items()}
+        if e.keep == "best" and wanted is not None and at.final[wanted] == at.best[wanted] != before.get(wanted):
+            self.checkpoint.best = named(e.problem, point)
         if wanted is not None and target is not None and at.to_target is None:
             at.to_target = self._spent(e) if metrics[wanted].reached(at.final[wanted], target) else None
         row = {"round": at.round, **e.federation.ledger.columns(), "train_seconds": at.seconds, **at.final}
@@ -282,6 +307,8 @@ class Run:
         if self.tracker is not None:
             self.tracker.log({name: value for name, value in row.items() if name != "round"}, at.round)
         display.row(row)
+        if self.main and self.on_eval is not None and self.on_eval(dict(row)):
+            self.interrupt.set()
 
     def _spent(self, e: Experiment) -> dict[str, Any]:
         ledger = e.federation.ledger
@@ -320,15 +347,22 @@ class Run:
         self.folder.log(f"{status} after {at.round} rounds")
 
 
-def execute(config: dict[str, Any], locate: Callable[[], Path], asked: Asked, jobs: int = 1) -> tuple[str, RunFolder]:
-    """Run in the folder that `locate` gives; returns the status and the folder.
+def execute(
+    config: dict[str, Any],
+    locate: Callable[[], Path],
+    asked: Asked,
+    jobs: int = 1,
+    on_eval: OnEval | None = None,
+    quiet: bool = False,
+) -> tuple[str, RunFolder]:
+    """Run in the folder that `locate` gives; returns the status and the folder. on_eval, quiet: as of `Run`.
 
     A failure leaves its traceback in the folder and is raised again. Of several ranks, the first that fails is the one that speaks.
     """
     try:
         ranks.start()
         folder = RunFolder(ranks.from_main(locate))
-        return _run_in(folder, Run(config, folder, asked, jobs)), folder
+        return _run_in(folder, Run(config, folder, asked, jobs, on_eval, quiet)), folder
     except BaseException:
         command.speaks = ranks.first()  # where it is, the others fail because this one does
         raise

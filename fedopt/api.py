@@ -1,0 +1,194 @@
+"""Runs from Python: begun, read, compared.
+
+Nothing here imports torch before a run starts or its variables are read, so that mistakes are answered at once.
+"""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedopt.command import explain, is_mistake
+from fedopt.config import Asked, composed_of, quoted, refuse_hydra, resolve
+from fedopt.errors import UserError, first_line
+from fedopt.results.folder import RunFolder, numbers_of, place, whole_rows
+from fedopt.results.identity import digits, numbers
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor, nn
+
+    from fedopt.reproduce.compare import Comparison
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run by its folder, as the `fedopt` command leaves it; also one that is still going.
+
+    which: whether `variables` and `model` are those of the last checkpoint, or of the best evaluation, which keep=best keeps.
+    """
+
+    folder: Path
+    which: Literal["last", "best"] = "last"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.yaml. Raises UserError where it cannot be read."""
+        return RunFolder(self.folder).config()
+
+    @property
+    def status(self) -> str | None:
+        """running, finished, diverged, interrupted or failed."""
+        return RunFolder(self.folder).status()
+
+    @property
+    def metrics(self) -> "pd.DataFrame":
+        """metrics.csv so far, a row an evaluation. Raises UserError where there is none yet."""
+        import pandas as pd
+
+        path = self.folder / "metrics.csv"
+        try:
+            return pd.read_csv(StringIO(whole_rows(path)))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
+
+    @property
+    def final(self) -> dict[str, float]:
+        """The last values of the metrics by name, without those that are not finite; empty while the run is going."""
+        return numbers_of(RunFolder(self.folder).summary().get("final"))
+
+    @property
+    def best(self) -> dict[str, float]:
+        """The best value of each metric by name, as `final`."""
+        return numbers_of(RunFolder(self.folder).summary().get("best"))
+
+    @property
+    def variables(self) -> "dict[str, Tensor]":
+        """The algorithm's output by the names that the problem gives its variables, on the CPU; of a run that diverged, at the last
+        evaluation before. Reading them builds the problem anew, with its data. Raises UserError where that is not possible."""
+        return dict(self._trained[0])
+
+    def model(self) -> "nn.Module":
+        """The network with the trained parameters, as `fedopt.models.Normalised`, on the CPU and ready to be evaluated: it takes
+        examples as the data set has them, images as bytes from 0 to 255, and normalises them itself.
+
+        Raises UserError where the problem has no network, and as `variables`.
+        """
+        network = self._trained[1]
+        if network is None:
+            raise UserError(f"{self.folder}: this problem has no network; its solution is in variables")
+        return deepcopy(network)
+
+    @cached_property
+    def _trained(self) -> "tuple[dict[str, Tensor], nn.Module | None]":
+        from fedopt.experiment import assemble
+        from fedopt.hardware import restored
+        from fedopt.loop import refuse_foreign
+        from fedopt.problems.classes import named
+        from fedopt.results.checkpoint import Checkpoint
+
+        config, folder = self.config, RunFolder(self.folder)
+        if not folder.checkpoint.is_file():
+            raise UserError(f"{folder.path}: there is no checkpoint in it")
+        with _mistakes_said(), restored():
+            e = assemble(config | {"hardware": {**config.get("hardware", {}), "device": "cpu"}})
+            initial = e.algorithm.init(e.problem)
+            checkpoint = Checkpoint(folder.checkpoint, initial)
+            state, said = checkpoint.restore(e.federation.ledger)
+        refuse_foreign(folder, said, digits(config, numbers))
+        point = named(e.problem, e.algorithm.output(state))
+        if self.which == "best":
+            if not checkpoint.best:
+                raise UserError(f"{folder.path}: has no best variables; a run keeps them with keep=best")
+            point = {name: checkpoint.best[name] for name in e.problem.variables if name in checkpoint.best}
+        point = {name: value.detach().cpu().clone() for name, value in point.items()}
+        return point, e.problem.network(*point.values())
+
+
+def run(
+    words: str | Sequence[str] = "",
+    on_eval: Callable[[dict[str, Any]], object] | None = None,
+    *,
+    output_dir: str | Path | None = None,
+    folders: str | Path | Sequence[str | Path] = (),
+    quiet: bool = False,
+) -> Result:
+    """Do what `fedopt WORDS` does, in the same folder with the same files, and return the run.
+
+    words: overrides as on the command line, as a list or as one text with the quotes of a shell.
+    on_eval: called with each row of metrics.csv, a dict; where it returns true, the run stops then and there. What it raises ends
+        the run, as failed.
+    output_dir: the run's folder, as the key of this name, but without quotes of any kind.
+    folders: config folders of one's own, as of --config-dir; quiet: show no progress.
+
+    A run that on_eval or Ctrl-C stops has the status interrupted and goes on with resume=true; a second Ctrl-C raises
+    KeyboardInterrupt at once. Outside of the main thread Python has no Ctrl-C. A run that diverges has the status diverged.
+    Raises UserError for what the command would answer in one line.
+    """
+    overrides = _words(words)
+    if output_dir is not None:
+        overrides.append("output_dir=" + quoted(str(output_dir).replace("${", "\\${")))
+    own = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
+    with _mistakes_said([*overrides, *(f"--config-dir={folder}" for folder in own)]):
+        refuse_hydra(overrides)
+        config, chosen = composed_of(overrides, own)
+        resolved, asked = resolve(config), Asked(overrides, chosen)
+        from fedopt import loop
+        from fedopt.hardware import restored
+
+        with restored():
+            _, folder = loop.execute(resolved, lambda: place(resolved, asked), asked, on_eval=on_eval, quiet=quiet)
+    return Result(folder.path)
+
+
+def load(folder: str | Path, which: Literal["last", "best"] = "last") -> Result:
+    """The run in a folder. which: as of `Result`. Raises UserError where there is no run."""
+    if which not in ("last", "best"):
+        raise UserError(f"which={which}: must be last or best")
+    loaded = Result(Path(folder), which)
+    if not (loaded.folder / "config.yaml").is_file():
+        raise UserError(f"{folder}: there is no run in it; a run's folder has config.yaml")
+    return loaded
+
+
+def compare(
+    runs: Sequence[Result | str | Path],
+    metric: str | None = None,
+    x: str = "comm_rounds",
+    target: float | None = None,
+    group_by: str | None = None,
+) -> "Comparison":
+    """What `fedopt-compare` makes of runs, or of folders that hold some: `table`, a DataFrame, and `draw(PATH)`.
+
+    metric, x, target, group_by: as the options of the command. Raises UserError where there is nothing to compare.
+    """
+    from fedopt.reproduce.compare import compared
+
+    paths = [run.folder if isinstance(run, Result) else Path(run) for run in runs]
+    with _mistakes_said():
+        return compared(paths, metric, x, target, group_by)
+
+
+def _words(words: str | Sequence[str]) -> list[str]:
+    try:
+        return shlex.split(words) if isinstance(words, str) else list(words)
+    except ValueError as error:
+        raise UserError(f"{words}: cannot be read as words ({first_line(error)})") from None
+
+
+@contextmanager
+def _mistakes_said(arguments: Sequence[str] = ()) -> Iterator[None]:
+    """Whatever a user can mend comes as a UserError, in the words of the command."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if not is_mistake(error):
+            raise
+        raise UserError(explain(error, arguments)) from error

@@ -1,0 +1,386 @@
+"""Runs from Python: the command's folder, early stops, variables by name, networks that take raw images, the best evaluation."""
+
+import json
+import os
+import runpy
+import shutil
+import signal
+import sys
+import threading
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from command import ROOT, TINY, fedopt
+from harness import small
+from safetensors.torch import load_file, save_file
+from sklearn.datasets import load_digits
+from torch.nn import functional as F
+
+import fedopt as api
+from fedopt.problems.classes import named
+from fedopt.reproduce import compare
+from fedopt.results import checkpoint
+
+SHORT = [
+    "dataset=digits",
+    "partitioner=iid",
+    "partitioner.clients=4",
+    "participation.cohort=null",
+    "hardware.threads=1",
+]
+SHORT += ["budget.rounds=3", "budget.comm_rounds=null", "eval.target=null"]
+WAVERING = [
+    *SHORT,
+    "algo=fedavg",
+    "problem=classification",
+    "problem.model=linear",
+    "algo.eta=3",
+    "algo.tau=2",
+    "algo.B=8",
+]
+BEST = [*WAVERING, "budget.rounds=12", "eval.every=1", "eval.metric=test_accuracy", "keep=best"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def without_time(run: api.Result) -> pd.DataFrame:
+    return run.metrics.drop(columns="train_seconds")
+
+
+# The run that the command makes
+
+
+def test_the_folder_is_that_of_the_command(monkeypatch, capsys, tmp_path):
+    """The same name and the same files; a further run gets the next number, and words are read as a shell does."""
+    words = [*TINY, "seed=3", "algo.alpha={kind: inverse_power, initial: 0.1, power: 0.5}"]
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    assert fedopt(monkeypatch, capsys, *words).code == 0
+    (command,) = tmp_path.glob("there/outputs/*/*")
+    monkeypatch.chdir(tmp_path)
+    run = api.run(words, quiet=True)
+    assert run.folder == command.relative_to(tmp_path / "there")
+    assert {path.name for path in run.folder.iterdir()} == {path.name for path in command.iterdir()}
+    assert (run.folder / "config.yaml").read_bytes() == (command / "config.yaml").read_bytes()
+    pd.testing.assert_frame_equal(without_time(run), without_time(api.load(command)))
+    cards = [json.loads((folder / "run.json").read_text()) for folder in (run.folder, command)]
+    assert cards[0]["overrides"] == cards[1]["overrides"] == words
+    assert cards[0]["chosen"] == cards[1]["chosen"]
+    text = " ".join(TINY) + " seed=3 'algo.alpha={kind: inverse_power, initial: 0.1, power: 0.5}'"
+    assert api.run(text, quiet=True).folder.name == f"{run.folder.name}.2"
+
+
+def test_what_a_run_says_of_itself():
+    run = api.run([*TINY, "eval.every=2"], quiet=True, output_dir="a run, {with} 'odd' ${name}=1")
+    assert run.folder.name == "a run, {with} 'odd' ${name}=1"
+    assert run.status == "finished"
+    assert list(run.metrics["round"]) == [0, 2, 4]
+    assert run.final == {name: pytest.approx(run.metrics[name].iloc[-1]) for name in ("distance", "objective")}
+    assert run.best == {name: pytest.approx(run.metrics[name].min()) for name in ("distance", "objective")}
+    assert run.config["budget"]["rounds"] == 4
+
+
+def test_nothing_of_the_process_changes(capsys):
+    before = torch.get_num_threads(), plt.get_backend(), signal.getsignal(signal.SIGINT)
+    api.run([*TINY, "hardware.threads=2", "hardware.deterministic=true"], quiet=True)
+    assert (torch.get_num_threads(), plt.get_backend(), signal.getsignal(signal.SIGINT)) == before
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not plt.get_fignums()
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "fragment"),
+    [
+        ("algo=fedmas", "did you mean fedmsa"),
+        ("algo.alhpa=1", "did you mean algo.alpha"),
+        ("algo.K='2", "algo.K='2: cannot be read as words"),
+        (["seed=1,2"], "several values"),
+        (["-m", "seed=1"], "not an override"),
+        ("algo=fedavg", "do not fit"),
+        ("eval.metric=distanec eval.target=1", "did you mean distance"),
+    ],
+)
+def test_mistakes(words, fragment, tmp_path):
+    with pytest.raises(api.UserError, match=fragment):
+        api.run(words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_of_ones_own(tmp_path):
+    (tmp_path / "conf" / "algo").mkdir(parents=True)
+    (tmp_path / "conf" / "algo" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults: [fedmsa, _self_]\nalgo: {K: 7}\n"
+    )
+    for folders in ("conf", [tmp_path / "conf"]):
+        run = api.run(["algo=mine", "problem=mco", *TINY, "preset=none"], folders=folders, quiet=True)
+        assert run.config["algo"]["K"] == 7
+    with pytest.raises(api.UserError, match="did you mean mine"):
+        api.run("algo=mien problem=mco", folders="conf")
+
+
+# Stops
+
+
+def test_on_eval_stops_and_the_run_goes_on():
+    """With the rows of metrics.csv, without another round; the rows of both parts are those of an undisturbed run."""
+    rows = []
+    stopped = api.run([*TINY, "eval.every=2"], lambda row: rows.append(row) or row["round"] == 2, quiet=True)
+    assert stopped.status == "interrupted"
+    pd.testing.assert_frame_equal(pd.DataFrame(rows), stopped.metrics, check_dtype=False)
+    assert list(stopped.metrics["round"]) == [0, 2]
+    more = api.run([*TINY, "eval.every=2", "resume=true"], rows.append, output_dir=stopped.folder, quiet=True)
+    assert [row["round"] for row in rows] == [0, 2, 4]
+    whole = api.run([*TINY, "eval.every=2"], output_dir="whole", quiet=True)
+    assert (more.status, stopped.status) == ("finished", "finished")
+    pd.testing.assert_frame_equal(without_time(more), without_time(whole))
+
+
+def test_what_on_eval_raises_is_raised():
+    def failing(row):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        api.run(TINY, failing, output_dir="run", quiet=True)
+    assert api.load("run").status == "failed"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c(times):
+    """The first ends the run after its round, and not the program; the second at once."""
+
+    def pressed(row):
+        for _ in range(times if row["round"] == 1 else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    if times == 1:
+        assert api.run(TINY, pressed, output_dir="run", quiet=True).status == "interrupted"
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            api.run(TINY, pressed, output_dir="run", quiet=True)
+    assert list(api.load("run").metrics["round"]) == [0, 1]
+
+
+def test_in_another_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(api.run(TINY, quiet=True)))
+    thread.start()
+    thread.join()
+    assert found[0].status == "finished"
+
+
+# What comes out
+
+
+def test_variables_by_name():
+    """At the solution 0 of the saddle, the distances are the norms."""
+    run = api.run([*TINY[1:], "algo=fedavg_s", "problem=saddle", "eval.every=1"], quiet=True)
+    norms = {f"distance_{name}": value.norm().item() for name, value in run.variables.items()}
+    assert norms == {name: pytest.approx(run.metrics[name].iloc[-1], rel=1e-5) for name in ("distance_x", "distance_y")}
+
+
+@pytest.mark.parametrize(
+    ("algo", "problem", "names"),
+    [
+        ("fedmsa", "mco", ["x", "z1", "z2"]),
+        ("fedmsa", "quadratic_compositional", ["x", "z1"]),
+        ("fedmsa", "quadratic_bilevel", ["x", "y", "v"]),
+        ("fednest", "quadratic_compositional", ["x", "y"]),
+        ("fedmsa", "quadratic_minimax", ["x", "y"]),
+        ("fedmsa", "classification", ["x"]),
+        ("zo_hfl", "implicit_toy", ["x"]),
+    ],
+)
+def test_names_of_variables(algo, problem, names):
+    e = small(algo, problem)
+    assert list(named(e.problem, e.algorithm.output(e.algorithm.init(e.problem)))) == names
+
+
+DIGITS = load_digits()
+TEST = np.arange(len(DIGITS.target)) % 5 == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algo=fedavg", "problem=classification", "problem.model=linear"],
+        ["algo=fedavg", "problem=classification", "problem.model=cnn", "dataset.pixels=unit"],
+        ["algo=fedavg", "problem=classification", "problem.model=linear", "hardware.dtype=float64"],
+        ["algo=fedmsa", "problem=hyper_representation", "problem.widths=[9]"],
+        ["algo=fednest", "problem=hyper_representation", "problem.model=cnn"],
+        ["algo=fedmsa", "problem=imbalanced_mnist", "problem.largest=140", "problem.imbalance=0.5"],
+        ["algo=fedmsa", "problem=fair_classification", "problem.model=mlp", "problem.widths=[9]"],
+        ["algo=fedavg_s", "problem=robust_nn", "problem.model=mlp", "problem.widths=[9]", "problem.ascent=0"],
+        ["algo=zo_hfl", "problem=hierarchical", "problem.test=null", "problem.fit=1", "algo.tau=3"],
+    ],
+    ids=lambda words: " ".join(words[:3]),
+)
+def test_the_network_takes_raw_images(words):
+    """And is as good on the test images as metrics.csv says, read back from the folder."""
+    run = api.load(api.run([*SHORT, *words], quiet=True).folder)
+    network = run.model()
+    assert isinstance(network, torch.nn.Module)
+    assert not network.training
+    images, labels = torch.from_numpy(DIGITS.images[TEST]), torch.from_numpy(DIGITS.target[TEST])
+    with torch.no_grad():
+        logits = network(images)
+        for other in (images[:, None].to(torch.uint8), images.flatten(1).float()):
+            torch.testing.assert_close(network(other), logits)
+        loss = F.cross_entropy(logits, labels).item()
+    assert loss == pytest.approx(run.final["test_loss"], rel=1e-5)
+    assert 100 * (logits.argmax(1) == labels).double().mean().item() == pytest.approx(run.final["test_accuracy"])
+    with pytest.raises(ValueError, match=r"\[B, 1, 8, 8\], not \[1, 8, 8, 1\]"):
+        network(images[:1, :, :, None])
+    network(images[:3]).sum().backward()
+    assert all(p.grad is not None for p in network.parameters())
+    assert run.model() is not network
+
+
+def test_a_problem_without_a_network():
+    run = api.run(TINY, quiet=True)
+    with pytest.raises(api.UserError, match="has no network"):
+        run.model()
+
+
+def test_a_run_of_a_gpu_is_read_on_the_cpu():
+    run = api.run(TINY, quiet=True)
+    config = run.folder / "config.yaml"
+    config.write_text(config.read_text().replace("device: cpu", "device: cuda"))
+    assert list(api.load(run.folder).variables) == ["x", "z1", "z2"]
+
+
+def test_folders_that_are_no_runs(tmp_path):
+    with pytest.raises(api.UserError, match="there is no run in it"):
+        api.load(tmp_path)
+    with pytest.raises(api.UserError, match="must be last or best"):
+        api.load(tmp_path, "first")
+    run, other = (api.run([*TINY, f"seed={seed}"], quiet=True) for seed in (0, 1))
+    shutil.copy(other.folder / "checkpoint.safetensors", run.folder)
+    with pytest.raises(api.UserError, match="other values"):
+        _ = run.variables
+    (run.folder / "checkpoint.safetensors").unlink()
+    (run.folder / "metrics.csv").unlink()
+    with pytest.raises(api.UserError, match="no checkpoint"):
+        run.model()
+    with pytest.raises(api.UserError, match=r"metrics.csv: cannot be read"):
+        _ = run.metrics
+
+
+def test_compare(monkeypatch, capsys):
+    runs = [api.run([*TINY, f"algo.K={K}", f"seed={seed}"], quiet=True) for K in (1, 5) for seed in (0, 1)]
+    found = api.compare([*runs[:2], "outputs"], metric="distance", x="bytes", target=5)
+    monkeypatch.setattr(
+        sys, "argv", ["fedopt-compare", "outputs", "--metric", "distance", "--x", "bytes", "--target", "5"]
+    )
+    compare.main()
+    pd.testing.assert_frame_equal(found.table, pd.read_csv("compare.csv", dtype={"algo.K": str}), check_dtype=False)
+    assert list(found.table["runs"]) == [2, 2]
+    found.draw("drawn.png")
+    with open("drawn.png", "rb") as drawn, open("compare.png", "rb") as picture:
+        assert drawn.read() == picture.read()
+    for wrong in ({"x": "time"}, {"metric": "distanec"}, {"group_by": "algo.k"}):
+        with pytest.raises(api.UserError, match=next(iter(wrong.values()))):
+            api.compare(runs, **wrong)
+
+
+# Checkpoints
+
+
+def test_tensors_are_named():
+    run = api.run([*SHORT, "algo=scaffold", "problem=classification", "problem.model=linear"], quiet=True)
+    names = {name for name in load_file(run.folder / "checkpoint.safetensors") if "ledger" not in name}
+    assert names == {"state.x", "state.c", "progress", "hash"}
+    run = api.run(TINY, quiet=True)
+    tensors = load_file(run.folder / "checkpoint.safetensors")
+    for n, value in enumerate(run.variables.values()):
+        torch.testing.assert_close(tensors[f"state.u.{n}"], value, rtol=0, atol=0)
+
+
+def test_names_of_odd_states():
+    """By number where names would not tell them apart."""
+    assert checkpoint._names({"a": (1, [2]), "b": {3: 4}}) == ["state.a.0", "state.a.1.0", "state.b.3"]
+    assert checkpoint._names({"a.b": 1, "a": {"b": 2}}) == ["state.0", "state.1"]
+    assert checkpoint._names(1.0) == ["state"]
+
+
+def test_a_checkpoint_of_before(monkeypatch, capsys):
+    run = api.run(TINY, quiet=True)
+    path = run.folder / "checkpoint.safetensors"
+    tensors = load_file(path)
+    names = sorted(name for name in tensors if name.startswith("state."))
+    old = {f"state.{names.index(name)}" if name in names else name: tensor for name, tensor in tensors.items()}
+    del old["hash"]
+    save_file(old | {"hash": checkpoint._hash(old)}, path)
+    result = fedopt(monkeypatch, capsys, *TINY, "budget.rounds=8", "resume=true", f"output_dir='{run.folder}'")
+    assert result.code == 2
+    assert "before 0.2" in result.err
+
+
+# keep=best
+
+
+@pytest.fixture
+def rare(monkeypatch):
+    """Checkpoints at the start and at the end alone."""
+    monkeypatch.setattr("fedopt.loop.CHECKPOINT_SECONDS", 1000)
+
+
+def test_the_best_evaluation_is_kept(rare):
+    """The variables are those of a run that ends there."""
+    run = api.run(BEST, output_dir="run", quiet=True)
+    accuracy = run.metrics["test_accuracy"]
+    at = int(run.metrics["round"][accuracy.idxmax()])
+    assert 0 < at < 12
+    ending = api.run([*BEST, f"budget.rounds={at}", "keep=last"], output_dir="ending", quiet=True)
+    best = api.load("run", which="best")
+    assert best.variables.keys() == {"x"}
+    assert torch.equal(best.variables["x"], ending.variables["x"])
+    assert not torch.equal(run.variables["x"], best.variables["x"])
+    images, labels = torch.from_numpy(DIGITS.images[TEST]), torch.from_numpy(DIGITS.target[TEST])
+    hits = best.model()(images).argmax(1) == labels
+    assert 100 * hits.double().mean().item() == pytest.approx(accuracy.max())
+    with pytest.raises(api.UserError, match="keep=best"):
+        _ = api.load("ending", which="best").variables
+
+
+@pytest.mark.parametrize("stop", ["killed", "stopped"])
+def test_the_best_after_a_kill_is_that_of_an_undisturbed_run(stop, rare):
+    """Wherever it came: also after a better evaluation that no checkpoint counts."""
+    api.run(BEST, output_dir="whole", quiet=True)
+    whole = load_file("whole/checkpoint.safetensors")
+    for round in (2, 9):
+
+        def ending(row, round=round):
+            if row["round"] == round and stop == "killed":
+                raise KeyboardInterrupt
+            return row["round"] == round
+
+        try:
+            stopped = api.run(BEST, ending, output_dir=f"run{round}", quiet=True)
+            best = max(stopped.metrics["test_accuracy"])
+            assert stopped.best["test_accuracy"] == pytest.approx(best)
+        except KeyboardInterrupt:
+            assert stop == "killed"
+        api.run([*BEST, "resume=true"], output_dir=f"run{round}", quiet=True)
+        found = load_file(f"run{round}/checkpoint.safetensors")
+        assert found.keys() == whole.keys()
+        for name in found.keys() - {"progress", "hash"}:  # which have the seconds
+            assert torch.equal(found[name], whole[name])
+
+
+# The example
+
+
+def test_example(capsys):
+    runpy.run_path(str(ROOT / "docs" / "example.py"))
+    out = capsys.readouterr().out
+    assert out.startswith("interrupted after")
+    (line,) = [line for line in out.splitlines() if line.startswith("test accuracy")]
+    ours, theirs = (float(word) for word in line.replace("%", "").split() if word[0].isdigit())
+    assert ours == theirs > 50
