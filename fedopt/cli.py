@@ -3,9 +3,12 @@
 Nothing here imports torch before a run starts, so that help and mistakes are answered at once.
 """
 
+import os
+import re
 import sys
-from collections.abc import Sequence
-from itertools import islice, product
+from collections.abc import Container, Iterable, Sequence
+from functools import partial
+from itertools import cycle, islice, product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,19 +16,20 @@ from typing import Any
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig, OmegaConf
 
 import fedopt
-from fedopt.command import Parser, answer
+from fedopt.command import Parser, answer, say
 from fedopt.config import (
     CONF,
     GROUPS,
     Asked,
     chosen_of,
-    composed,
     composed_of,
+    continued,
+    differences,
     options,
     parsed,
     quoted,
@@ -35,7 +39,7 @@ from fedopt.config import (
 )
 from fedopt.errors import UserError, first_line
 from fedopt.interrupts import ending_at_once
-from fedopt.results.folder import RunFolder, numbers_of, refuse_links, slug
+from fedopt.results.folder import RunFolder, key_of, name_in_sweep, numbers_of, read_json, refuse_links, slug
 from fedopt.settings import cores
 
 MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
@@ -66,7 +70,7 @@ def _dispatch(arguments: list[str]) -> int:
         return _sweep(given.overrides, given.folders)
     else:
         refuse_hydra(given.overrides)
-        config, chosen = composed_of(given.overrides, given.folders)
+        config, chosen = _going_on(given.overrides) or composed_of(given.overrides, given.folders)
         if not given.cfg:
             return _single(resolve(config), Asked(given.overrides, chosen))
         print(OmegaConf.to_yaml(config, resolve=given.resolve).rstrip())
@@ -81,6 +85,19 @@ def _single(resolved: dict[str, Any], asked: Asked) -> int:
     if run.ranks.rank() == 0:
         print(_last_line(status, folder))
     return EXIT[status]
+
+
+def _going_on(words: list[str]) -> tuple[DictConfig, dict[str, str]] | None:
+    """What `resume=true output_dir=DIR` without further choices goes on with: the config of the run that is in DIR, with the other
+    words' values, and the choices that it was made of. None where the words do not say so, or no run is there."""
+    said = {override.key_or_group: override for override in parsed(words)}
+    if "output_dir" not in said or "resume" not in said or set(said) & set(GROUPS):
+        return None
+    folder = RunFolder(Path(str(said["output_dir"].value())))
+    if said["resume"].value() is not True or not os.path.lexists(folder.path / "config.yaml"):
+        return None
+    chosen = read_json(folder.path / "run.json").get("chosen")
+    return continued(folder.config(), said), {**chosen} if isinstance(chosen, dict) else {}
 
 
 def _run_path(config: dict[str, Any], asked: Asked) -> Path:
@@ -108,11 +125,19 @@ def _last_line(status: str, folder: RunFolder) -> str:
 
 # Sweeps
 
+LAUNCHED = (
+    "hydra/launcher",
+    "hydra.launcher.",
+    "hydra/sweeper",
+    "hydra.sweeper.",
+)  # how what is a user's to choose begins
+
 
 def _sweep(overrides: list[str], folders: list[str]) -> int:
     """All combinations, by Hydra; returns 1 when a run failed or was refused. What came out is said also after Ctrl-C."""
-    refuse_hydra(overrides, ("hydra/launcher", "hydra.launcher."))
-    folder = _prepare_sweep(overrides, folders)
+    overrides = [re.sub(r"^\+*hydra\.sweep\.dir=", "output_dir=", word) for word in overrides]
+    refuse_hydra(overrides, LAUNCHED)
+    folder, naming = _prepare_sweep(overrides, folders)
     refuse_links(folder / name for name in ("multirun.yaml", "sweep.csv"))
     from fedopt.reproduce.sweep import report
 
@@ -122,60 +147,93 @@ def _sweep(overrides: list[str], folders: list[str]) -> int:
             jobs = GlobalHydra.instance().hydra
             assert jobs is not None
             where = quoted(str(folder).replace("${", "\\${"))
-            batches = jobs.multirun("config", _job, [*search_path(folders), *overrides, f"hydra.sweep.dir={where}"])
+            words = [*search_path(folders), *overrides, f"hydra.sweep.dir={where}"]
+            batches = jobs.multirun("config", partial(_job, naming), words) or ()  # Optuna's sweeper returns nothing
     except (ValueError, TypeError, ImportError) as error:
         if not any(word.startswith("hydra") for word in overrides):
             raise
-        raise UserError(f"hydra/launcher: {first_line(error)}") from error
+        raise UserError(f"hydra/launcher or hydra/sweeper: {first_line(error)}") from error
     except KeyboardInterrupt:
         report(folder)
         raise
-    refused = any(job.return_value == "refused" for batch in batches for job in batch)
+    refused = any(job.return_value is None for batch in batches for job in batch)
     return max(report(folder), refused)
 
 
-def _job(config: DictConfig) -> str:
-    """One job of a sweep, which never raises so that the others go on. Returns its status."""
+def _job(naming: Container[str] | None, config: DictConfig) -> float | None:
+    """One job of a sweep, which never raises so that the others go on. Returns what a sweeper optimises: `optimised`, or None.
+
+    naming: the keys of the overrides that name its folder, None for all.
+    """
     job = HydraConfig.get()
     overrides, own = (
         list(job.overrides.task),
         [source.path for source in job.runtime.config_sources if source.schema == "file"],
     )
-    folder = RunFolder(Path(job.sweep.dir) / slug(overrides))
+    asked = Asked(overrides, chosen_of(job.runtime.choices, own))
+    words = [word for word in overrides if naming is None or key_of(word) in naming]
+    name = name_in_sweep(asked.chosen["algo"], asked.chosen["problem"], words, OmegaConf.select(config, "seed"))
+    folder = RunFolder(Path(job.sweep.dir) / name)
     parallel = OmegaConf.select(job.launcher, "n_jobs", default=1)
     jobs = cores() if parallel == -1 else parallel
-    from fedopt.reproduce.sweep import job_of_many
+    from fedopt.reproduce.sweep import job_of_many, optimised
 
-    status = job_of_many(lambda: resolve(config), folder, Asked(overrides, chosen_of(job.runtime.choices, own)), jobs)
+    status = job_of_many(lambda: resolve(config), folder, asked, jobs)
     print(f"{status:<12} {folder.path}", flush=True)
+    if status == "failed":
+        say(f"{folder.path}: {folder.summary().get('error')}")
     if status == "interrupted":
         raise KeyboardInterrupt
-    return status
+    return None if status == "refused" else optimised(folder, OmegaConf.select(config, "eval.metric"))
 
 
-def _prepare_sweep(texts: list[str], folders: list[str]) -> Path:
-    """Check every combination as far as its config tells, so that no mistake ends a sweep half-way, and name the sweep's folder."""
-    given = [_alternatives(override) for override in parsed(texts)]
-    if (runs := prod(map(len, given))) not in range(1, MOST_RUNS + 1):
-        raise UserError(f"this sweep has {'no run' if not runs else f'more than {MOST_RUNS:,} runs'}")
-    swept = [word for words in given if len(words) > 1 for word in words]
-    chosen = set()
-    for combination in product(*given):
+def _prepare_sweep(texts: list[str], folders: list[str]) -> tuple[Path, set[str] | None]:
+    """Check every combination as far as its config tells, so that no mistake ends a sweep half-way.
+
+    Returns the sweep's folder, and the keys whose values name those of its runs: None, all, in a folder of the user's own, and
+    where another sweeper chooses the runs.
+    """
+    given = {text: _alternatives(word) for text, word in zip(texts, parsed(texts), strict=True)}
+    given = {text: words for text, words in given.items() if not text.startswith("hydra")}
+    swept = [word for words in given.values() if len(words) > 1 for word in words]
+    found = []
+    other = any(text.startswith("hydra/sweeper=") for text in texts)
+    for combination in _combinations(list(given.values()), other):
         try:
-            config = resolve(composed((word for word in combination if not word.startswith("hydra")), folders))
+            config, chosen = composed_of(combination, folders)
+            found.append((resolve(config), chosen))
         except UserError as error:
             which = " ".join(word for word in combination if word in swept)
             raise UserError(str(error) if which in str(error) else f"{which}: {error}") from None
-        chosen.add(config["output_dir"])
-    if len(chosen) > 1:
-        raise UserError(f"output_dir={','.join(map(str, chosen))}: a sweep has one, with a folder for each run in it")
-    named = [text for text in texts if not text.startswith("hydra")]
-    return Path(next(iter(chosen)) or Path("outputs") / "multirun" / slug(named))
+    places = {config["output_dir"] for config, _ in found}
+    if len(places) > 1:
+        raise UserError(f"output_dir={','.join(map(str, places))}: a sweep has one, with a folder for each run in it")
+    keys = {key_of(word) for word in swept}
+    if warning := differences(found, keys):
+        say(warning)
+    if place := next(iter(places)):
+        return Path(place), None
+    algo, problem = (f"{group}s" if group in keys else found[0][1][group] for group in ("algo", "problem"))
+    shared = [text for text in given if key_of(text) not in keys]
+    return Path("outputs") / "multirun" / name_in_sweep(algo, problem, [*shared, *keys]), None if other else keys
+
+
+def _combinations(given: list[list[str]], chosen: bool) -> Iterable[Sequence[str]]:
+    """All of a sweep; where another sweeper than Hydra's own chooses some of them, so many that each word is in one."""
+    longest = max(map(len, given), default=1)
+    runs = longest * all(given) if chosen else prod(map(len, given))
+    if runs not in range(1, MOST_RUNS + 1):
+        raise UserError(f"this sweep has {'no run' if not runs else f'more than {MOST_RUNS:,} runs'}")
+    return zip(*(islice(cycle(words), longest) for words in given), strict=True) if chosen else product(*given)
 
 
 def _alternatives(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [override.input_line or ""]
+    if override.is_interval_sweep():
+        interval = override.value()
+        assert isinstance(interval, IntervalSweep)
+        return [f"{override.key_or_group}={end}" for end in (interval.start, interval.end)]
     values = islice(override.sweep_string_iterator(), MOST_RUNS + 1)
     return [f"{override.key_or_group}={value}" for value in values]
 

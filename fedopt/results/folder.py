@@ -36,16 +36,31 @@ LEFT_OVER = {"summary.json", "run.json", "traceback.txt", "log.txt"}  # by a run
 ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
 
 
-def slug(overrides: list[str], longest: int = 120) -> str:
-    """A folder name for a run, from its overrides: those that say where it goes or how it starts do not count.
+PLACED = ("output_dir", "resume")  # the keys that say where a run goes or how it starts, and do not name its folder
+
+
+def key_of(override: str) -> str:
+    """The key, or the config group, of an override."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+def slug(overrides: Iterable[str], longest: int = 120) -> str:
+    """A folder name for a run, from its overrides, whose order does not matter.
 
     A hash tells apart names from which something was left out."""
-    kept = [o for o in overrides if o.lstrip("+~").split("=")[0] not in ("output_dir", "resume")]
-    text = ",".join(kept) or "default"
+    kept = [word for word in overrides if key_of(word) not in PLACED]
+    text = ",".join(sorted(kept, key=key_of)) or "default"
     shown = re.sub(r"[^A-Za-z0-9=._,+-]", "_", text)
     if shown == text and len(text) <= longest:
         return text
     return f"{shown[: longest - 9]}-{hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()[:8]}"
+
+
+def name_in_sweep(algo: str, problem: str, overrides: Iterable[str], seed: Any = None) -> str:
+    """A folder name for a sweep, from what all of its runs share, or with a seed for one of them: fedmsa_mco,seed=1,algo.K=5."""
+    first = f"{algo}_{problem}" if seed is None else f"{algo}_{problem},seed={seed}"
+    others = [word for word in overrides if key_of(word) not in ("algo", "problem", "seed", *PLACED)]
+    return f"{re.sub(r'[^A-Za-z0-9=._,-]', '_', first)},{slug(others)}" if others else first
 
 
 def write_atomically(path: Path, content: bytes) -> None:
