@@ -30,7 +30,6 @@ from fedopt.config import (
     composed_of,
     continued,
     differences,
-    options,
     parsed,
     quoted,
     refuse_hydra,
@@ -38,6 +37,7 @@ from fedopt.config import (
     search_path,
 )
 from fedopt.errors import UserError, first_line
+from fedopt.help import show
 from fedopt.interrupts import ending_at_once
 from fedopt.results.folder import RunFolder, key_of, name_in_sweep, numbers_of, read_json, refuse_links, slug
 from fedopt.settings import cores
@@ -63,7 +63,7 @@ def _dispatch(arguments: list[str]) -> int:
     if given.resolve and not given.cfg:
         raise UserError("--resolve goes with --cfg job")
     if given.help:
-        print(help_text())
+        show(given.overrides, given.folders)
     elif given.version:
         print(f"fedopt {fedopt.__version__}")
     elif given.multirun and not given.cfg:
@@ -236,35 +236,3 @@ def _alternatives(override: Override) -> list[str]:
         return [f"{override.key_or_group}={end}" for end in (interval.start, interval.end)]
     values = islice(override.sweep_string_iterator(), MOST_RUNS + 1)
     return [f"{override.key_or_group}={value}" for value in values]
-
-
-# Help
-
-
-def help_text() -> str:
-    """Usage, everything there is, and the keys that every run has."""
-    lines = [
-        "fedopt: experiments in federated nested optimisation",
-        "",
-        "  fedopt algo=fedmsa problem=mco                 one run",
-        "  fedopt algo=fedmsa problem=mco algo.K=10       with another value",
-        "  fedopt -m algo=fedmsa problem=mco seed=0,1,2   a sweep",
-        "  fedopt algo=fedmsa problem=mco --cfg job       show the config and do not run",
-        "  fedopt ... output_dir=DIR resume=true          go on with an interrupted run",
-        "  fedopt-compare DIR...                          compare runs",
-        "  fedopt-reproduce PAPER/NAME...                 a published figure; --list shows all",
-    ]
-    for group in GROUPS:
-        names = options(group)
-        if group == "preset" or not names:
-            continue
-        width = max(24, *(len(n) for n in names))
-        lines += ["", f"{group}="]
-        for n in names:
-            head = (CONF / group / f"{n}.yaml").read_text().split("\n")[:2]
-            comment = next((line[2:] for line in head if line.startswith("# ") and "@package" not in line), "")
-            lines.append(f"  {n:<{width}} {comment}")
-    lines += ["", "Keys of every run (algo.*, problem.*, ...: see --cfg job):", ""]
-    body = (CONF / "config.yaml").read_text()
-    lines += ["  " + text for text in body[body.index("\nseed:") + 1 : body.index("\nhydra:")].rstrip().split("\n")]
-    return "\n".join(lines)

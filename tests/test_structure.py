@@ -11,7 +11,7 @@ import fedopt
 
 PACKAGE = Path(fedopt.__file__).parent
 # Each room may import from itself and from those after it
-ROOMS = ["cli", "reproduce", "run", "experiment", "algorithms", "results", "federation", "problems", "data"]
+ROOMS = ["cli", "help", "reproduce", "run", "experiment", "algorithms", "results", "federation", "problems", "data"]
 SHARED = {  # what any room may use; they use each other alone
     "command", "config", "settings", "errors", "metrics", "randomness", "schedules", "inverse", "models", "hardware",
     "torchvision_import", "interrupts",
