@@ -37,7 +37,7 @@ from fedopt.config import (
     search_path,
 )
 from fedopt.errors import UserError, first_line
-from fedopt.help import show
+from fedopt.help import completions, show
 from fedopt.interrupts import ending_at_once
 from fedopt.results.folder import RunFolder, key_of, name_in_sweep, numbers_of, read_json, refuse_links, slug
 from fedopt.settings import cores
@@ -57,12 +57,14 @@ def _dispatch(arguments: list[str]) -> int:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[])
     parser.add_argument("--cfg", choices=["job"])
-    for flags in (("--help", "-h"), ("--version",), ("--multirun", "-m"), ("--resolve",)):
+    for flags in (("--help", "-h"), ("--version",), ("--multirun", "-m"), ("--resolve",), ("-sc",)):
         parser.add_argument(*flags, action="store_true")
     given = parser.parse_intermixed_args(arguments)
     if given.resolve and not given.cfg:
         raise UserError("--resolve goes with --cfg job")
-    if given.help:
+    if given.sc:
+        _complete(given.overrides)
+    elif given.help:
         show(given.overrides, given.folders)
     elif given.version:
         print(f"fedopt {fedopt.__version__}")
@@ -75,6 +77,19 @@ def _dispatch(arguments: list[str]) -> int:
             return _single(resolve(config), Asked(given.overrides, chosen))
         print(OmegaConf.to_yaml(config, resolve=given.resolve).rstrip())
     return 0
+
+
+def _complete(words: list[str]) -> None:
+    """`-sc install=bash`: a script of Hydra's, which has the shell ask `fedopt -sc query=bash` for what COMP_LINE may become."""
+    if len(words) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|zsh|fish)", words[0]):
+        raise UserError("-sc: goes with install, uninstall or query =bash, zsh or fish, such as install=bash")
+    if words[0].startswith("query"):
+        print(("\n" if words[0].endswith("fish") else " ").join(completions(os.environ.get("COMP_LINE", ""))))
+        return
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        hydra.shell_completion(None, words)
 
 
 def _single(resolved: dict[str, Any], asked: Asked) -> int:

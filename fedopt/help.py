@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
+from fedopt.command import extra_folders
 from fedopt.config import CONF, GROUPS, Asked, composed_of, config_text, options, refuse_hydra
+from fedopt.errors import UserError
 from fedopt.settings import INTERFACES
 
 TYPES = {  # how annotations are said
@@ -58,6 +62,7 @@ def overview(folders: Iterable[str]) -> str:
         "  fedopt --help algo=fedmsa                      the keys of an algorithm, a problem, ...",
         "  fedopt algo=fedmsa problem=mco --cfg job       show the config and do not run",
         "  fedopt resume=true output_dir=DIR              go on with the run that is there",
+        '  eval "$(fedopt -sc install=bash)"              complete words with the tab key; or zsh, fish',
         "  fedopt-compare DIR...                          compare runs",
         "  fedopt-reproduce PAPER/NAME...                 a published figure; --list shows all",
     ]
@@ -166,6 +171,31 @@ def _leaves(config: Any) -> dict[str, Any]:
 
 def _shown(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False).split("\n")[0].strip("'")
+
+
+# Completion
+
+
+def completions(line: str) -> list[str]:
+    """What the last word of a command line may become: a config group or a key, and behind =, an option or a value of a few."""
+    *before, word = [*line.split(), ""] if line.endswith(" ") else line.split()
+    folders = extra_folders(before)
+    try:
+        found = keys([text for text in before if text.partition("=")[0] in GROUPS and "," not in text], folders)
+    except (UserError, HydraException, OmegaConfBaseException):
+        found = {}
+    name, equals, _ = word.partition("=")
+    begun = word[: max(word.rfind("="), word.rfind(",")) + 1]  # in a sweep, the earlier values
+    if not equals:
+        ends = {key: key.find(".", len(word)) + 1 for key in found}
+        words = {*(key[:end] if (end := ends[key]) else f"{key}=" for key in found), *(f"{group}=" for group in GROUPS)}
+    elif name in GROUPS:
+        words = {f"{begun}{option}" for option in options(name, folders)}
+    else:
+        key = found.get(name, Key("", "", "", ""))
+        values = {key.default, *(value for value in key.type.split(" | ") if " " not in value)}
+        words = {f"{begun}{value}" for value in values - {"", "text", "number"}}
+    return sorted(text for text in words if text.startswith(word))
 
 
 # Meanings: the comments of config files

@@ -1,15 +1,15 @@
 """What `fedopt --help` says, words that the shell completes, and JSON schemas for editors."""
 
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 from command import ROOT, fedopt
-from harness import node
 
 from fedopt.config import options
-from fedopt.help import comments, keys
+from fedopt.help import comments, completions, keys
 
 # Keys
 
@@ -51,15 +51,12 @@ def test_keys_of_a_group(monkeypatch, capsys):
     assert (wrong.code, "did you mean fedmsa" in wrong.err) == (2, True)
 
 
-@pytest.mark.parametrize("algo", options("algo"))
-def test_every_key_has_a_meaning_and_a_type(algo):
-    """Of every algorithm and problem, and of all data sets and partitioners."""
-    fitting = [
-        name for name in options("problem") if node("problem", name)["_class_"] in node("algo", algo)["_solves_"]
-    ]
-    others = [[f"{group}={name}"] for group in ("dataset", "partitioner", "hardware") for name in options(group)]
-    for words in [[f"problem={name}"] for name in fitting] + others:
-        lacking = [key for key, said in keys([f"algo={algo}", *words], []).items() if not (said.meaning and said.type)]
+def test_every_key_has_a_meaning_and_a_type():
+    """Of every algorithm and problem, and of all data sets, partitioners and machines."""
+    chosen = [[f"algo={name}"] for name in options("algo")]
+    chosen += [[f"{group}={name}"] for group in ("dataset", "partitioner", "hardware") for name in options(group)]
+    for words in [[f"problem={name}"] for name in options("problem")] + chosen:
+        lacking = [key for key, said in keys(words, []).items() if not (said.meaning and said.type)]
         assert not lacking, words
 
 
@@ -115,3 +112,58 @@ def test_help_is_quick(tmp_path):
     before, words = os.times().children_user, ["--help", "algo=fednest", "problem=saddle"]
     subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, env=env, check=True, capture_output=True)
     assert os.times().children_user - before < 2
+
+
+# Completion
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("fedopt al", {"algo.", "algo="}),
+        ("fedopt algo=fedav", {"algo=fedavg", "algo=fedavg_s"}),
+        ("fedopt -m algo=fedmsa,fedn", {"algo=fedmsa,fednest", "algo=fedmsa,fednest_sgd"}),
+        ("fedopt algo=fednest algo.in", {"algo.inner=", "algo.inverse="}),
+        ("fedopt algo=fednest algo.inner=", {"algo.inner=svrg", "algo.inner=sgd"}),
+        ("fedopt problem=mco problem.d", {"problem.d=", "problem.delta="}),
+        ("fedopt budget.r", {"budget.rounds="}),
+        ("fedopt hardware.device=", {"hardware.device=cpu"}),
+        ("fedopt preset=fedmsa/m", {"preset=fedmsa/mco"}),
+        ("fedopt algo=nothing_that_is problem=m", {"problem=mco"}),
+    ],
+)
+def test_completions(line, words):
+    assert set(completions(line)) == words
+
+
+def test_own_options_are_completed(tmp_path):
+    (tmp_path / "algo").mkdir()
+    (tmp_path / "algo" / "mine.yaml").write_text("_target_: nobody.Knows\nown_key: 1\n")
+    assert completions(f"fedopt --config-dir {tmp_path} algo=mi") == ["algo=mine"]
+    assert completions(f"fedopt --config-dir={tmp_path} algo=mine algo.") == ["algo.own_key="]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes(tmp_path):
+    """As the tab key does it: the script that is installed, the function that it names, and the words that come out."""
+    program = tmp_path / "fedopt"
+    program.write_text(f"#!{sys.executable}\nfrom fedopt.__main__ import main\nmain()\n")
+    program.chmod(0o755)
+    script = """
+    eval "$(fedopt -sc install=bash)"
+    COMP_LINE="fedopt algo=fedmsa algo.an" COMP_POINT=25 COMP_CWORD=2
+    $(complete -p fedopt | sed 's/.*-F \\([^ ]*\\) .*/\\1/')
+    echo "${COMPREPLY[@]}"
+    """
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("algo.anchor=\n", "")
+
+
+@pytest.mark.parametrize("words", [[], ["install"], ["install=tcsh"], ["remove=bash"]])
+def test_completion_of_no_shell(words, monkeypatch, capsys):
+    result = fedopt(monkeypatch, capsys, "-sc", *words)
+    assert (result.code, result.err) == (
+        2,
+        "fedopt: -sc: goes with install, uninstall or query =bash, zsh or fish, such as install=bash\n",
+    )
