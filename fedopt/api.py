@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedopt.command import explain, is_mistake
-from fedopt.config import Asked, composed_of, quoted, refuse_hydra, resolve
+from fedopt.config import Asked, quoted, refuse_hydra, resolve
 from fedopt.errors import UserError, first_line
-from fedopt.results.folder import RunFolder, numbers_of, place, whole_rows
+from fedopt.results.folder import RunFolder, configured, numbers_of, place, whole_rows
 from fedopt.results.identity import digits, numbers
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def run(
     own = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     with _mistakes_said([*overrides, *(f"--config-dir={folder}" for folder in own)]):
         refuse_hydra(overrides)
-        config, chosen = composed_of(overrides, own)
+        config, chosen = configured(overrides, own)
         resolved, asked = resolve(config), Asked(overrides, chosen)
         from fedopt import loop
         from fedopt.hardware import restored

@@ -3,9 +3,12 @@
 Nothing here imports torch before a run starts, so that help and mistakes are answered at once.
 """
 
+import os
+import re
 import sys
-from collections.abc import Sequence
-from itertools import islice, product
+from collections.abc import Container, Iterable, Sequence
+from functools import partial
+from itertools import cycle, islice, product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,20 +16,18 @@ from typing import Any
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig, OmegaConf
 
 import fedopt
-from fedopt.command import Parser, answer
+from fedopt.command import Parser, answer, say
 from fedopt.config import (
     CONF,
-    GROUPS,
     Asked,
     chosen_of,
-    composed,
     composed_of,
-    options,
+    differences,
     parsed,
     quoted,
     refuse_hydra,
@@ -34,8 +35,9 @@ from fedopt.config import (
     search_path,
 )
 from fedopt.errors import UserError, first_line
+from fedopt.help import completions, show
 from fedopt.interrupts import ending_at_once
-from fedopt.results.folder import RunFolder, numbers_of, place, refuse_links, slug
+from fedopt.results.folder import RunFolder, configured, key_of, name_in_sweep, numbers_of, place, refuse_links
 from fedopt.settings import cores
 
 MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
@@ -53,24 +55,39 @@ def _dispatch(arguments: list[str]) -> int:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[])
     parser.add_argument("--cfg", choices=["job"])
-    for flags in (("--help", "-h"), ("--version",), ("--multirun", "-m"), ("--resolve",)):
+    for flags in (("--help", "-h"), ("--version",), ("--multirun", "-m"), ("--resolve",), ("-sc",)):
         parser.add_argument(*flags, action="store_true")
     given = parser.parse_intermixed_args(arguments)
     if given.resolve and not given.cfg:
         raise UserError("--resolve goes with --cfg job")
-    if given.help:
-        print(help_text())
+    if given.sc:
+        _complete(given.overrides)
+    elif given.help:
+        show(given.overrides, given.folders)
     elif given.version:
         print(f"fedopt {fedopt.__version__}")
     elif given.multirun and not given.cfg:
         return _sweep(given.overrides, given.folders)
     else:
         refuse_hydra(given.overrides)
-        config, chosen = composed_of(given.overrides, given.folders)
+        config, chosen = configured(given.overrides, given.folders)
         if not given.cfg:
             return _single(resolve(config), Asked(given.overrides, chosen))
         print(OmegaConf.to_yaml(config, resolve=given.resolve).rstrip())
     return 0
+
+
+def _complete(words: list[str]) -> None:
+    """`-sc install=bash`: a script of Hydra's, which has the shell ask `fedopt -sc query=bash` for what COMP_LINE may become."""
+    if len(words) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|zsh|fish)", words[0]):
+        raise UserError("-sc: goes with install, uninstall or query =bash, zsh or fish, such as install=bash")
+    if words[0].startswith("query"):
+        print(("\n" if words[0].endswith("fish") else " ").join(completions(os.environ.get("COMP_LINE", ""))))
+        return
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        hydra.shell_completion(None, words)
 
 
 def _single(resolved: dict[str, Any], asked: Asked) -> int:
@@ -97,11 +114,19 @@ def _last_line(status: str, folder: RunFolder) -> str:
 
 # Sweeps
 
+LAUNCHED = (
+    "hydra/launcher",
+    "hydra.launcher.",
+    "hydra/sweeper",
+    "hydra.sweeper.",
+)  # how what is a user's to choose begins
+
 
 def _sweep(overrides: list[str], folders: list[str]) -> int:
     """All combinations, by Hydra; returns 1 when a run failed or was refused. What came out is said also after Ctrl-C."""
-    refuse_hydra(overrides, ("hydra/launcher", "hydra.launcher."))
-    folder = _prepare_sweep(overrides, folders)
+    overrides = [re.sub(r"^\+*hydra\.sweep\.dir=", "output_dir=", word) for word in overrides]
+    refuse_hydra(overrides, LAUNCHED)
+    folder, naming = _prepare_sweep(overrides, folders)
     refuse_links(folder / name for name in ("multirun.yaml", "sweep.csv"))
     from fedopt.reproduce.sweep import report
 
@@ -111,91 +136,92 @@ def _sweep(overrides: list[str], folders: list[str]) -> int:
             jobs = GlobalHydra.instance().hydra
             assert jobs is not None
             where = quoted(str(folder).replace("${", "\\${"))
-            batches = jobs.multirun("config", _job, [*search_path(folders), *overrides, f"hydra.sweep.dir={where}"])
+            words = [*search_path(folders), *overrides, f"hydra.sweep.dir={where}"]
+            batches = jobs.multirun("config", partial(_job, naming), words) or ()  # Optuna's sweeper returns nothing
     except (ValueError, TypeError, ImportError) as error:
         if not any(word.startswith("hydra") for word in overrides):
             raise
-        raise UserError(f"hydra/launcher: {first_line(error)}") from error
+        raise UserError(f"hydra/launcher or hydra/sweeper: {first_line(error)}") from error
     except KeyboardInterrupt:
         report(folder)
         raise
-    refused = any(job.return_value == "refused" for batch in batches for job in batch)
+    refused = any(job.return_value is None for batch in batches for job in batch)
     return max(report(folder), refused)
 
 
-def _job(config: DictConfig) -> str:
-    """One job of a sweep, which never raises so that the others go on. Returns its status."""
+def _job(naming: Container[str] | None, config: DictConfig) -> float | None:
+    """One job of a sweep, which never raises so that the others go on. Returns what a sweeper optimises: `optimised`, or None.
+
+    naming: the keys of the overrides that name its folder, None for all.
+    """
     job = HydraConfig.get()
     overrides, own = (
         list(job.overrides.task),
         [source.path for source in job.runtime.config_sources if source.schema == "file"],
     )
-    folder = RunFolder(Path(job.sweep.dir) / slug(overrides))
+    asked = Asked(overrides, chosen_of(job.runtime.choices, own))
+    words = [word for word in overrides if naming is None or key_of(word) in naming]
+    name = name_in_sweep(asked.chosen["algo"], asked.chosen["problem"], words, OmegaConf.select(config, "seed"))
+    folder = RunFolder(Path(job.sweep.dir) / name)
     parallel = OmegaConf.select(job.launcher, "n_jobs", default=1)
     jobs = cores() if parallel == -1 else parallel
-    from fedopt.reproduce.sweep import job_of_many
+    from fedopt.reproduce.sweep import job_of_many, optimised
 
-    status = job_of_many(lambda: resolve(config), folder, Asked(overrides, chosen_of(job.runtime.choices, own)), jobs)
+    status = job_of_many(lambda: resolve(config), folder, asked, jobs)
     print(f"{status:<12} {folder.path}", flush=True)
+    if status == "failed":
+        say(f"{folder.path}: {folder.summary().get('error')}")
     if status == "interrupted":
         raise KeyboardInterrupt
-    return status
+    return None if status == "refused" else optimised(folder, OmegaConf.select(config, "eval.metric"))
 
 
-def _prepare_sweep(texts: list[str], folders: list[str]) -> Path:
-    """Check every combination as far as its config tells, so that no mistake ends a sweep half-way, and name the sweep's folder."""
-    given = [_alternatives(override) for override in parsed(texts)]
-    if (runs := prod(map(len, given))) not in range(1, MOST_RUNS + 1):
-        raise UserError(f"this sweep has {'no run' if not runs else f'more than {MOST_RUNS:,} runs'}")
-    swept = [word for words in given if len(words) > 1 for word in words]
-    chosen = set()
-    for combination in product(*given):
+def _prepare_sweep(texts: list[str], folders: list[str]) -> tuple[Path, set[str] | None]:
+    """Check every combination as far as its config tells, so that no mistake ends a sweep half-way.
+
+    Returns the sweep's folder, and the keys whose values name those of its runs: None, all, in a folder of the user's own, and
+    where another sweeper chooses the runs.
+    """
+    given = {text: _alternatives(word) for text, word in zip(texts, parsed(texts), strict=True)}
+    given = {text: words for text, words in given.items() if not text.startswith("hydra")}
+    swept = [word for words in given.values() if len(words) > 1 for word in words]
+    found = []
+    other = any(text.startswith("hydra/sweeper=") for text in texts)
+    for combination in _combinations(list(given.values()), other):
         try:
-            config = resolve(composed((word for word in combination if not word.startswith("hydra")), folders))
+            config, chosen = composed_of(combination, folders)
+            found.append((resolve(config), chosen))
         except UserError as error:
             which = " ".join(word for word in combination if word in swept)
             raise UserError(str(error) if which in str(error) else f"{which}: {error}") from None
-        chosen.add(config["output_dir"])
-    if len(chosen) > 1:
-        raise UserError(f"output_dir={','.join(map(str, chosen))}: a sweep has one, with a folder for each run in it")
-    named = [text for text in texts if not text.startswith("hydra")]
-    return Path(next(iter(chosen)) or Path("outputs") / "multirun" / slug(named))
+    places = {config["output_dir"] for config, _ in found}
+    if len(places) > 1:
+        raise UserError(f"output_dir={','.join(map(str, places))}: a sweep has one, with a folder for each run in it")
+    keys = {key_of(word) for word in swept}
+    if warning := differences(found, keys):
+        say(warning)
+    if place := next(iter(places)):
+        return Path(place), None
+    algo, problem = (f"{group}s" if group in keys else found[0][1][group] for group in ("algo", "problem"))
+    shared = [text for text in given if key_of(text) not in keys]
+    return Path("outputs") / "multirun" / name_in_sweep(algo, problem, [*shared, *keys]), None if other else keys
+
+
+def _combinations(given: list[list[str]], chosen: bool) -> Iterable[Sequence[str]]:
+    """All of a sweep; where another sweeper than Hydra's own chooses some of them, so many that each word is in one."""
+    longest = max(map(len, given), default=1)
+    runs = longest * all(given) if chosen else prod(map(len, given))
+    if runs not in range(1, MOST_RUNS + 1):
+        raise UserError(f"this sweep has {'no run' if not runs else f'more than {MOST_RUNS:,} runs'}")
+    return zip(*(islice(cycle(words), longest) for words in given), strict=True) if chosen else product(*given)
 
 
 def _alternatives(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [override.input_line or ""]
+    if override.is_interval_sweep():
+        interval = override.value()
+        assert isinstance(interval, IntervalSweep)
+        return [f"{override.key_or_group}={end}" for end in (interval.start, interval.end)]
     values = islice(override.sweep_string_iterator(), MOST_RUNS + 1)
     return [f"{override.key_or_group}={value}" for value in values]
-
-
-# Help
-
-
-def help_text() -> str:
-    """Usage, everything there is, and the keys that every run has."""
-    lines = [
-        "fedopt: experiments in federated nested optimisation",
-        "",
-        "  fedopt algo=fedmsa problem=mco                 one run",
-        "  fedopt algo=fedmsa problem=mco algo.K=10       with another value",
-        "  fedopt -m algo=fedmsa problem=mco seed=0,1,2   a sweep",
-        "  fedopt algo=fedmsa problem=mco --cfg job       show the config and do not run",
-        "  fedopt ... output_dir=DIR resume=true          go on with an interrupted run",
-        "  fedopt-compare DIR...                          compare runs",
-        "  fedopt-reproduce PAPER/NAME...                 a published figure; --list shows all",
-    ]
-    for group in GROUPS:
-        names = options(group)
-        if group == "preset" or not names:
-            continue
-        width = max(24, *(len(n) for n in names))
-        lines += ["", f"{group}="]
-        for n in names:
-            head = (CONF / group / f"{n}.yaml").read_text().split("\n")[:2]
-            comment = next((line[2:] for line in head if line.startswith("# ") and "@package" not in line), "")
-            lines.append(f"  {n:<{width}} {comment}")
-    lines += ["", "Keys of every run (algo.*, problem.*, ...: see --cfg job):", ""]
-    body = (CONF / "config.yaml").read_text()
-    lines += ["  " + text for text in body[body.index("\nseed:") + 1 : body.index("\nhydra:")].rstrip().split("\n")]
-    return "\n".join(lines)

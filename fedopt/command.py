@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from io import TextIOWrapper
 from itertools import pairwise
 from typing import NoReturn
@@ -80,7 +81,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         known = known_keys(arguments)
         if key[1] in known:
             return f"{key[1]}: not every choice of the sweep has this key"
-        return f"{key[1]}: there is no such key{nearest(key[1].lstrip('+~'), known)}; fedopt --help lists them"
+        return f"{key[1]}: there is no such key{_meant(key[1].lstrip('+~'), known)}; fedopt --help lists them"
     if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
         return f"{several[1]}: several values are a sweep, with -m, or a list, in square brackets"
     if merging := re.search(r"Error merging override (.*)", text):
@@ -91,6 +92,15 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         return f"{error.filename or 'output'}: {error.strerror or error}"
     said = first_line(error)
     return text.partition(" full_key:")[0][:300] if said.endswith(":") else said  # what is wrong comes after it
+
+
+def _meant(word: str, known: list[str]) -> str:
+    """As `nearest`. A word without dots is a group or the last part of a key, and algorithm rather a group."""
+    if "." in word:
+        return nearest(word, known)
+    leaves = {name.rpartition(".")[2]: name for name in known}
+    found = get_close_matches(word, leaves, 1) or get_close_matches(word, [g for g in GROUPS if len(word) > 4], 1, 0.5)
+    return f", did you mean {leaves[found[0]]}?" if found else ""
 
 
 def _too_large(error: BaseException) -> bool:

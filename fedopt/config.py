@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from fedopt.errors import UserError, first_line, unknown
+from fedopt.errors import UserError, first_line, nearest, unknown
 from fedopt.settings import Settings, build
 
 _inside, _beside = Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf"
@@ -36,6 +36,15 @@ class Asked:
 
     overrides: list[str] = field(default_factory=list)
     chosen: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tuned(self) -> str:
+        """Which tuned values apply, in words; empty where nothing was chosen."""
+        preset = self.chosen.get("preset")
+        if preset != "none":
+            return f"tuned values: preset/{preset}" if preset else ""
+        pair = f"{self.chosen.get('algo')} on {self.chosen.get('problem')}"
+        return f"no tuned values for {pair}: steps and budget are defaults"
 
 
 def options(group: str, folders: Iterable[str | Path] = ()) -> list[str]:
@@ -73,6 +82,39 @@ def composed_of(overrides: Iterable[str], folders: Iterable[str | Path] = ()) ->
         return _compose(words, own)  # whose message is the one that is wanted
 
 
+def continued(config: dict[str, Any], words: Mapping[str, Override]) -> DictConfig:
+    """The config of a run with other values, by their keys. Raises UserError for a key that it does not have."""
+    node, nothing = OmegaConf.create(config), object()
+    for key, override in words.items():
+        if override.is_add() or override.is_delete() or OmegaConf.select(node, key, default=nothing) is nothing:
+            raise UserError(f"{key}: the run that goes on has no such key{nearest(key, list(flat(config)))}")
+        OmegaConf.update(node, key, override.value())
+    return node
+
+
+def differences(runs: Iterable[tuple[dict[str, Any], Mapping[str, str]]], swept: Container[str]) -> str:
+    """A line on what the runs of a sweep on the same problem differ in though nobody swept it: whether there are tuned values for
+    them, and the budget. Empty where they do not.
+
+    runs: config and choices of each; swept: the keys and groups that the sweep gives several values.
+    """
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for config, chosen in runs:
+        who = " ".join(chosen[group] for group in GROUPS if group in swept and group != "problem")
+        told = {"tuned values": "none" if chosen["preset"] == "none" else "preset"}
+        told |= {f"budget.{key}": "null" if value is None else str(value) for key, value in config["budget"].items()}
+        for key, value in told.items():
+            if key not in swept:
+                names = found.setdefault((chosen["problem"], key), {}).setdefault(value, [])
+                names += [who] if who not in names else []
+    lines = [
+        f"{key} on {problem}: " + ", ".join(f"{value} ({', '.join(names)})" for value, names in values.items())
+        for (problem, key), values in found.items()
+        if len(values) > 1
+    ]
+    return f"the runs differ in what is not swept: {'. '.join(lines)}" if lines else ""
+
+
 def parsed(words: Iterable[str]) -> list[Override]:
     """The overrides of a command. Raises hydra's errors, and UserError for thousands of digits or brackets."""
     try:
@@ -103,9 +145,11 @@ def refuse_hydra(words: Iterable[str], allowed: tuple[str, ...] = ()) -> None:
     for word in words:
         key = word.lstrip("+~").partition("=")[0]
         ours = key.partition("@")[0].split("/")[0].split(".")[0] != "hydra"
-        if not ours and (not key.startswith(allowed) or "._" in key):
+        calls = "._" in key or "_target_" in word or "custom_search_space" in word
+        if not ours and (not key.startswith(allowed) or calls):
             raise UserError(
-                f"{key}: is not for users; with -m, hydra/launcher and hydra.launcher.KEY choose how jobs run"
+                f"{key}: is not for users; with -m, hydra/launcher and hydra.launcher.KEY choose how jobs run, hydra/sweeper and "
+                "hydra.sweeper.KEY which ones"
             )
 
 

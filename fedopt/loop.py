@@ -143,11 +143,17 @@ class Run:
             self.at = progress_of(progress)
             if begin == "longer" and self._share_spent(e) > 1:
                 raise UserError(f"budget: the run in {self.folder.path} is past it, after {self.at.round} rounds")
-        title = f"{type(e.algorithm).__name__} on {type(e.original).__name__}"
-        display = Display(title, [metric.name for metric in e.problem.metrics], quiet=self.quiet or not self.main)
+        chosen = self.asked.chosen
+        title = (
+            f"{chosen.get('algo', type(e.algorithm).__name__)} on {chosen.get('problem', type(e.original).__name__)}"
+        )
+        row = f"{self.folder.path.name}: " if self.jobs > 1 else ""  # whose rows come between those of others
+        names = [metric.name for metric in e.problem.metrics]
+        display = Display(title, names, quiet=self.quiet or not self.main, row=row)
         with interruptible(self.interrupt):  # figures too: a library that an exception comes down in may lose it
             try:
                 ranks.from_main(lambda: self._begin(e, resuming))
+                display.line("; ".join(filter(None, [f"{title}, in {self.folder.path}", self.asked.tuned])))
                 status = self._loop(e, state, display, resuming, logger)
             finally:
                 display.close()
@@ -281,7 +287,8 @@ class Run:
             figures.partition(self.folder.path / "partition.png", e.original.splits["train"], e.original.labels)
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
-        self.folder.log(f"{'resumed' if resuming else 'started'} with {torch.get_num_threads()} threads")
+        tuned = f"; {self.asked.tuned}" if self.asked.tuned else ""
+        self.folder.log(f"{'resumed' if resuming else 'started'} with {torch.get_num_threads()} threads{tuned}")
 
     def _evaluate(self, e: Experiment, state: Any, display: Display) -> None:
         at, metrics = self.at, {metric.name: metric for metric in e.problem.metrics}

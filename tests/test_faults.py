@@ -15,7 +15,7 @@ import pytest
 from command import ROOT, TINY, fedopt, run
 
 from fedopt.loop import Run
-from fedopt.results.folder import RunFolder, slug
+from fedopt.results.folder import RunFolder, name_in_sweep, slug
 
 DIGITS = ["problem=classification", "algo=fedavg", "dataset=digits", "problem.model=linear", "budget.rounds=1"]
 
@@ -31,7 +31,7 @@ WRONG = {
     "unknown problem": (["problem=moc"], ["problem=moc", "did you mean mco"]),
     "unknown partitioner": (["partitioner=dirichelt"], ["did you mean dirichlet"]),
     "unknown data set": (["dataset=mnits"], ["did you mean mnist"]),
-    "unknown group": (["algorithm=fedmsa"], ["algorithm", "no such key"]),
+    "unknown group": (["agorithm=fedmsa"], ["agorithm", "no such key, did you mean algo?"]),
     "not an override": (["fedmsa"], ["fedmsa", "key=value"]),
     "wrong class of problem": (["algo=fedavg", "problem=mco"], ["do not fit", "algo=fedmsa", "problem=classification"]),
     "a sweep without -m": (["algo.alpha=0.1,0.2"], ["algo.alpha=0.1,0.2", "-m", "square brackets"]),
@@ -168,6 +168,15 @@ WRONG = {
         ["-m", "seed=0,1", "hydra.launcher._target_=os.system"],
         ["hydra.launcher._target_", "not for users"],
     ),
+    "a sampler of one's own": (
+        ["-m", "seed=0,1", "hydra.sweeper.sampler={_target_: os.getcwd}"],
+        ["hydra.sweeper.sampler", "not for users"],
+    ),
+    "a search space of one's own": (
+        ["-m", "seed=0,1", "hydra.sweeper.custom_search_space=os.getcwd"],
+        ["hydra.sweeper.custom_search_space", "not for users"],
+    ),
+    "unknown sweeper": (["-m", "seed=0,1", "hydra/sweeper=nobody"], ["hydra/sweeper=nobody", "there are basic"]),
     "unknown flag": (["--shell-completion"], ["--shell-completion", "--help"]),
     "another config": (["--config-name", "x"], ["--config-name"]),
     "resolved without being shown": (["--resolve"], ["--resolve", "--cfg job"]),
@@ -557,7 +566,7 @@ def test_algorithms_that_do_what_nobody_expects(algorithm, said, monkeypatch, ca
 
 def test_refused_jobs_are_failures(monkeypatch, capsys, tmp_path):
     """A folder in which there is another run: the sweep says so with its exit code, too."""
-    folder = tmp_path / "sweep" / ",".join([*TINY, "algo.K=2"])
+    folder = tmp_path / "sweep" / name_in_sweep("fedmsa", "mco", [*TINY, "algo.K=2"], 0)
     assert fedopt(monkeypatch, capsys, *TINY, "algo.K=3", f"output_dir='{folder}'").code == 0
     result = fedopt(monkeypatch, capsys, "-m", *TINY, "algo.K=2,3", f"output_dir={tmp_path / 'sweep'}")
     assert result.code == 1

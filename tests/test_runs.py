@@ -1,6 +1,7 @@
 """Runs as a user sees them: folders, resuming, sweeps, ranks, help."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from command import ROOT, TINY, fedopt, run, start, torchrun
 from safetensors import safe_open
 
+from fedopt.config import composed_of, differences, resolve
 from fedopt.results.folder import RunFolder
 from fedopt.settings import cores
 
@@ -33,7 +36,7 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     result = fedopt(monkeypatch, capsys, *TINY, "seed=3")
     assert result.code == 0
-    folder = tmp_path / "outputs" / "fedmsa_mco" / "problem.examples=40,budget.rounds=4,hardware.threads=1,seed=3"
+    folder = tmp_path / "outputs" / "fedmsa_mco" / "budget.rounds=4,hardware.threads=1,problem.examples=40,seed=3"
     assert str(folder.relative_to(tmp_path)) in result.out
     present = {path.name for path in folder.iterdir()}
     expected = {"config.yaml", "metrics.csv", "run.json", "summary.json", "checkpoint.safetensors", "log.txt"}
@@ -191,6 +194,137 @@ def test_sweep_resumes_interrupted_runs(monkeypatch, capsys, tmp_path):
     pd.testing.assert_frame_equal(without_time(of_sweep), without_time(tmp_path / "alone"))
 
 
+SMALL = ["budget.rounds=2", "problem.examples=40", "hardware.threads=1"]
+
+
+def runs_of(tmp_path):
+    """Each run of the sweeps in a folder, by its path, with the time at which it was written."""
+    return {str(path.parent.relative_to(tmp_path)): path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.csv")}
+
+
+def test_a_longer_sweep_finds_its_runs(monkeypatch, capsys, tmp_path):
+    """In any order of the words, with or without the first seed; folders have names that can be read."""
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, "-m", "algo=fedmsa", "problem=mco", *SMALL, "algo.K=1,2").code == 0
+    before = runs_of(tmp_path)
+    sweep = "outputs/multirun/fedmsa_mco,algo.K,budget.rounds=2,hardware.threads=1,problem.examples=40"
+    assert set(before) == {f"{sweep}/fedmsa_mco,seed=0,algo.K={K}" for K in (1, 2)}
+    assert fedopt(monkeypatch, capsys, "-m", "seed=0,1", *SMALL[::-1], "algo.K=2,1", "problem=mco").code == 0
+    after = runs_of(tmp_path)
+    assert set(after) == {f"{sweep}/fedmsa_mco,seed={seed},algo.K={K}" for seed in (0, 1) for K in (1, 2)}
+    assert {path: after[path] for path in before} == before
+    assert sorted(pd.read_csv(f"{sweep}/sweep.csv")["run"]) == sorted(Path(path).name for path in after)
+
+
+def test_sweeps_in_one_folder_keep_apart(monkeypatch, capsys, tmp_path):
+    """hydra.sweep.dir is output_dir; there, all words name a run."""
+    monkeypatch.chdir(tmp_path)
+    for word in ("algo.K=1", "algo.K=2"):
+        assert fedopt(monkeypatch, capsys, "-m", *SMALL, word, "hydra.sweep.dir=here/there").code == 0
+    shared = "budget.rounds=2,hardware.threads=1,problem.examples=40"
+    assert set(runs_of(tmp_path)) == {f"here/there/fedmsa_mco,seed=0,algo.K={K},{shared}" for K in (1, 2)}
+
+
+def test_failures_are_said_when_they_happen(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = fedopt(monkeypatch, capsys, "-m", *SMALL, "algo.alpha=-1,0.1", "output_dir=sweep")
+    lines = result.err.splitlines()
+    (failed,) = (n for n, line in enumerate(lines) if line.startswith("fedopt: sweep/fedmsa_mco,seed=0,algo.alpha=-1"))
+    (begun,) = (n for n, line in enumerate(lines) if line.startswith("fedmsa on mco, in sweep/"))
+    assert failed < begun
+    assert "algo.alpha" in lines[failed].partition(": ")[2]
+
+
+def test_what_sweepers_optimise(monkeypatch, capsys, tmp_path):
+    """The last value of eval.metric, of the problem's first metric without one; the worst where the run diverged."""
+    monkeypatch.chdir(tmp_path)
+    returned = {}
+
+    def jobs(*words):
+        from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+
+        launch = BasicLauncher.launch
+
+        def launched(self, overrides, initial_job_idx):
+            done = launch(self, overrides, initial_job_idx)
+            returned.update(zip(map(",".join, overrides), [job.return_value for job in done], strict=True))
+            return done
+
+        with monkeypatch.context() as patch:
+            patch.setattr(BasicLauncher, "launch", launched)
+            return fedopt(monkeypatch, capsys, "-m", *SMALL, "output_dir=sweep", *words)
+
+    jobs("algo.K=1,2", "eval.metric=objective", "eval.target=0")
+    table = pd.read_csv("sweep/sweep.csv")
+    assert sorted(returned.values()) == pytest.approx(sorted(table["final_objective"]))
+    returned.clear()
+    jobs("eval.diverged=1e-9,1e6", "eval.metric=null", "eval.target=null")
+    ended = [RunFolder(path).summary() for path in Path("sweep").glob("*eval.diverged=*")]
+    final = {summary["status"]: summary["final"]["distance"] for summary in ended}
+    assert final.keys() == {"finished", "diverged"}
+    assert sorted(returned.values()) == [final["finished"], math.inf]
+    returned.clear()
+    assert jobs("algo.alpha=-1,-2", "eval.metric=null", "eval.target=null").code == 1
+    assert list(returned.values()) == [None, None]
+
+
+def test_another_sweeper(monkeypatch, capsys, tmp_path):
+    """Optuna's chooses values from an interval; both ends of it are checked first."""
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    monkeypatch.chdir(tmp_path)
+    words = ["-m", *SMALL, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1"]
+    assert fedopt(monkeypatch, capsys, *words, "algo.alpha=interval(-0.1, 0.1)").code == 2
+    assert fedopt(monkeypatch, capsys, *words, "algo.alpha=interval(0.0001, 0.001)").code == 0
+    assert len(runs_of(tmp_path)) == 3
+
+
+def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
+    """At the start of a run and in its log; of a sweep, where its runs differ in them or in the budget."""
+    monkeypatch.chdir(tmp_path)
+    quadratic = ["problem=quadratic_bilevel", "hardware.threads=1", "problem.examples=40", "algo.B=null"]
+    for algo, said in (
+        ("fedmsa", "; tuned values: preset/fedmsa/quadratic_bilevel"),
+        ("fednest", "; no tuned values for fednest on quadratic_bilevel: steps and budget are defaults"),
+    ):
+        words = [f"algo={algo}", *quadratic, "budget.rounds=1", f"output_dir={algo}"]
+        assert fedopt(monkeypatch, capsys, *words).err.splitlines()[0].endswith(said)
+        assert said in Path(algo, "log.txt").read_text().splitlines()[0]
+    sweep = ["-m", "algo=fedmsa,localbsgm,fednest", *quadratic, "output_dir=sweep"]
+    config = ["algo=fedmsa,localbsgm,fednest", "problem=quadratic_bilevel"]
+    runs = [composed_of([f"algo={algo}", config[1]]) for algo in ("fedmsa", "localbsgm", "fednest")]
+    told = differences([(resolve(config), chosen) for config, chosen in runs], {"algo"})
+    assert "tuned values on quadratic_bilevel: preset (fedmsa, localbsgm), none (fednest)" in told
+    assert "budget.rounds on quadratic_bilevel: 400 (fedmsa), 200 (localbsgm, fednest)" in told
+    said = fedopt(monkeypatch, capsys, *sweep, "budget.rounds=1").err.splitlines()[0]
+    assert "preset (fedmsa, localbsgm), none (fednest)" in said
+    assert "budget" not in said
+    alike = fedopt(monkeypatch, capsys, "-m", *SMALL, "seed=0,1", "output_dir=alike")
+    assert "differ" not in alike.err
+
+
+def test_going_on_with_what_is_there(monkeypatch, capsys, tmp_path):
+    """resume=true output_dir=DIR alone takes the config that is in DIR; further values go on top, and choices are made anew."""
+    monkeypatch.chdir(tmp_path)
+    words = ["problem=quadratic_bilevel", "problem.examples=40", "algo.K=2", "hardware.threads=1", "eval.every=1"]
+    assert fedopt(monkeypatch, capsys, *words, "budget.rounds=2", "output_dir=run").code == 0
+    assert fedopt(monkeypatch, capsys, *words, "budget.rounds=4", "output_dir=whole").code == 0
+    on = ["resume=true", "output_dir=run"]
+    assert fedopt(monkeypatch, capsys, *on, "budget.rounds=4").code == 0
+    pd.testing.assert_frame_equal(without_time(Path("run")), without_time(Path("whole")))
+    assert "tuned values: preset/fedmsa/quadratic_bilevel" in Path("run", "log.txt").read_text().splitlines()[-2]
+    for words, said in (
+        (["algo.K=3"], "was begun with algo.K=2, not 3"),
+        (["problem=mco"], "was begun with"),
+        (["budgt.rounds=5"], "budgt.rounds: the run that goes on has no such key, did you mean budget.rounds?"),
+        (["+algo.new=5"], "algo.new: the run that goes on has no such key"),
+        (["~algo.K"], "algo.K: the run that goes on has no such key"),
+    ):
+        result = fedopt(monkeypatch, capsys, *on, *words)
+        assert (result.code, said in result.err, result.err.count("\n")) == (2, True, 1)
+    shown = fedopt(monkeypatch, capsys, *on, "--cfg", "job").out
+    assert yaml.safe_load(shown)["problem"] == RunFolder(Path("run")).config()["problem"]
+
+
 def test_parallel_sweep(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     result = run(*SWEEP[:-1], "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "output_dir=sweep", cwd=tmp_path)
@@ -274,11 +408,20 @@ def test_ranks_leave_no_thread_behind(tmp_path):
 def test_help_names_everything(monkeypatch, capsys):
     result = fedopt(monkeypatch, capsys, "--help")
     assert result.code == 0
-    for word in ("fedmsa", "fedavg", "mco", "imbalanced_mnist", "dirichlet", "digits", "budget:", "resume"):
+    for word in ("fedmsa", "fedavg", "mco", "imbalanced_mnist", "dirichlet", "digits", "budget.rounds", "resume"):
         assert word in result.out
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["algo.alhpa=1"], ["algo=fedavg", "problem=mco"], ["algo=fedmsb"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--help", "algo=fedmsa", "problem=mco"],
+        ["algo.alhpa=1"],
+        ["algo=fedavg", "problem=mco"],
+        ["algo=fedmsb"],
+    ],
+)
 def test_answers_do_not_import_torch(arguments, tmp_path):
     """Which is what takes the time."""
     code = (

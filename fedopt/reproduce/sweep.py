@@ -11,6 +11,7 @@ from fedopt.command import say
 from fedopt.config import Asked
 from fedopt.errors import UserError
 from fedopt.interrupts import ending_at_once
+from fedopt.metrics import Metric
 from fedopt.results.folder import ENDED, RunFolder, numbers_of, read_json, write_atomically
 from fedopt.results.identity import identity, refuse_other
 
@@ -38,8 +39,21 @@ def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, asked
         return "failed"
 
 
+def optimised(folder: RunFolder, wanted: str | None) -> float | None:
+    """The last value of a metric, of the problem's first one where none is wanted: what Hydra's sweepers optimise.
+
+    The worst there is for a run that diverged, None for one that has no value.
+    """
+    summary = folder.summary()
+    described = [Metric(**said) for said in read_json(folder.path / "run.json").get("metrics", ())]
+    metric = next((m for m in described if wanted in (m.name, None)), None)
+    if summary.get("status") not in ENDED or metric is None:
+        return None
+    return metric.worst if summary["status"] == "diverged" else numbers_of(summary.get("final")).get(metric.name)
+
+
 def report(folder: Path) -> int:
-    """Write sweep.csv, say what came out, and return the exit code: 1 when a run failed.
+    """Write sweep.csv, print what came out, and return the exit code: 1 when a run failed.
 
     sweep.csv has one row for each run folder in `folder`: its overrides, status, final and best metrics, and what the target took.
     """
@@ -56,7 +70,4 @@ def report(folder: Path) -> int:
     counts = Counter(row["status"] for row in rows)
     print(f"{len(rows)} runs: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
     print(f"results: {folder / 'sweep.csv'}")
-    failed = [row for row in rows if row["status"] == "failed"]
-    for row in failed:
-        say(f"{folder / row['run']}: {row['error']}")
-    return 1 if failed else 0
+    return 1 if counts["failed"] else 0

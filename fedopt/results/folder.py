@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
+from omegaconf import DictConfig
 
-from fedopt.config import Asked, config_text
+from fedopt.config import GROUPS, Asked, composed_of, config_text, continued, parsed
 from fedopt.errors import UserError, first_line
 
 FILES: tuple[str, ...] = (
@@ -36,16 +37,31 @@ LEFT_OVER = {"summary.json", "run.json", "traceback.txt", "log.txt"}  # by a run
 ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
 
 
-def slug(overrides: list[str], longest: int = 120) -> str:
-    """A folder name for a run, from its overrides: those that say where it goes or how it starts do not count.
+PLACED = ("output_dir", "resume")  # the keys that say where a run goes or how it starts, and do not name its folder
+
+
+def key_of(override: str) -> str:
+    """The key, or the config group, of an override."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+def slug(overrides: Iterable[str], longest: int = 120) -> str:
+    """A folder name for a run, from its overrides, whose order does not matter.
 
     A hash tells apart names from which something was left out."""
-    kept = [o for o in overrides if o.lstrip("+~").split("=")[0] not in ("output_dir", "resume")]
-    text = ",".join(kept) or "default"
+    kept = [word for word in overrides if key_of(word) not in PLACED]
+    text = ",".join(sorted(kept, key=key_of)) or "default"
     shown = re.sub(r"[^A-Za-z0-9=._,+-]", "_", text)
     if shown == text and len(text) <= longest:
         return text
     return f"{shown[: longest - 9]}-{hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()[:8]}"
+
+
+def name_in_sweep(algo: str, problem: str, overrides: Iterable[str], seed: Any = None) -> str:
+    """A folder name for a sweep, from what all of its runs share, or with a seed for one of them: fedmsa_mco,seed=1,algo.K=5."""
+    first = f"{algo}_{problem}" if seed is None else f"{algo}_{problem},seed={seed}"
+    others = [word for word in overrides if key_of(word) not in ("algo", "problem", "seed", *PLACED)]
+    return f"{re.sub(r'[^A-Za-z0-9=._,-]', '_', first)},{slug(others)}" if others else first
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -156,6 +172,25 @@ class RunFolder:
     def log(self, line: str) -> None:
         with (self.path / "log.txt").open("a") as file:
             file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {line}\n")
+
+
+def configured(words: Sequence[str], folders: Iterable[str | Path] = ()) -> tuple[DictConfig, dict[str, str]]:
+    """The config of a command and the options that it is made of, as `composed_of` gives them; of one that only goes on with a run,
+    that run's. Raises UserError, and hydra's and omegaconf's errors."""
+    return _going_on(words) or composed_of(words, folders)
+
+
+def _going_on(words: Iterable[str]) -> tuple[DictConfig, dict[str, str]] | None:
+    """What `resume=true output_dir=DIR` without further choices goes on with: the config of the run that is in DIR, with the other
+    words' values, and the choices that it was made of. None where the words do not say so, or no run is there."""
+    said = {override.key_or_group: override for override in parsed(words)}
+    if "output_dir" not in said or "resume" not in said or set(said) & set(GROUPS):
+        return None
+    folder = RunFolder(Path(str(said["output_dir"].value())))
+    if said["resume"].value() is not True or not os.path.lexists(folder.path / "config.yaml"):
+        return None
+    chosen = read_json(folder.path / "run.json").get("chosen")
+    return continued(folder.config(), said), {**chosen} if isinstance(chosen, dict) else {}
 
 
 def place(config: dict[str, Any], asked: Asked) -> Path:

@@ -21,10 +21,10 @@ def announced(what: str, quiet: bool = False) -> Iterator[None]:
 
 
 class Display:
-    """metrics: the names of the problem's; quiet: show nothing (ranks other than 0)."""
+    """metrics: the names of the problem's; quiet: show nothing (ranks other than 0); row: what plain lines begin with."""
 
-    def __init__(self, title: str, metrics: Sequence[str], quiet: bool = False):
-        self._shown = metrics[:SHOWN]
+    def __init__(self, title: str, metrics: Sequence[str], quiet: bool = False, row: str = ""):
+        self._shown, self._row = metrics[:SHOWN], row
         quiet = quiet or sys.stderr is None  # closed by whoever started this process
         self._console = Console(stderr=True, quiet=quiet)
         self._last_line = 0.0
@@ -46,10 +46,12 @@ class Display:
         self._metrics = "  ".join(f"{name} {row[name]:.4g}" for name in self._shown)
         if not self._on and (last or row["round"] == 0 or time.monotonic() - self._last_line > 2):
             self._last_line = time.monotonic()
-            text = f"round {row['round']:>6}  comm_rounds {row['comm_rounds']:>6}  {self._metrics}"
-            # A reader that is gone, or a full disk, is no reason to end a run
-            with suppress(OSError, SystemExit):
-                self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self.line(f"{self._row}round {row['round']:>6}  comm_rounds {row['comm_rounds']:>6}  {self._metrics}")
+
+    def line(self, text: str) -> None:
+        """A reader that is gone, or a full disk, is no reason to end a run."""
+        with suppress(OSError, SystemExit):
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         if self._on:

@@ -1,0 +1,169 @@
+"""What `fedopt --help` says, words that the shell completes, and JSON schemas for editors."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from command import ROOT, fedopt
+
+from fedopt.config import options
+from fedopt.help import comments, completions, keys
+
+# Keys
+
+
+def row(result, key):
+    """The columns that help shows for a key."""
+    (line,) = (line for line in result.out.splitlines() if line.split()[:1] == [key])
+    return [column.strip() for column in line.split("  ") if column.strip()]
+
+
+def test_keys_of_a_run(monkeypatch, capsys):
+    """Default, tuned value, type and meaning, of the algorithm's keys and of those that every run has."""
+    result = fedopt(monkeypatch, capsys, "--help", "algo=fedmsa", "problem=mco")
+    assert row(result, "algo.alpha") == ["algo.alpha", "0.05", "0.0003", "step size", "step of x"]
+    assert row(result, "algo.rho")[:3] == ["algo.rho", "0.5", "number from 0 to 1"]
+    assert row(result, "algo.anchor")[2] == "all | cohort"
+    assert row(result, "problem.x0")[2] == "number from -1e+30 to 1e+30"
+    assert row(result, "partitioner.clients")[1:3] == ["2", "whole number from 1"]
+    assert row(result, "from")[2] == "text | null"
+    assert row(result, "budget.bytes")[2] == "whole number from 0 | null"
+    assert row(result, "eval.metric")[1:4] == ["null", "distance", "text | null"]
+    assert "step size: a number from 0, or a schedule" in result.out
+    assert "tuned values: preset/fedmsa/mco" in result.out
+    untuned = fedopt(monkeypatch, capsys, "--help", "algo=fednest", "problem=quadratic_minimax")
+    assert "no tuned values for fednest on quadratic_minimax" in untuned.out
+
+
+def test_keys_of_a_group(monkeypatch, capsys):
+    """Those that a variant inherits, with its own defaults, and the problems that it has tuned values for."""
+    result = fedopt(monkeypatch, capsys, "--help", "algo=lfednest")
+    assert row(result, "algo.inner")[1:3] == ["sgd", "svrg | sgd"]
+    assert row(result, "algo.tau_in")[2] == "local work"
+    assert "problem.d" not in result.out
+    assert "budget.rounds" not in result.out
+    assert result.out.splitlines()[-1].startswith("tuned values: for problem=fair_classification|hyper_representation|")
+    model = row(fedopt(monkeypatch, capsys, "--help", "problem=robust_nn"), "problem.norm")
+    assert model[1:3] == ["l2", "l1 | l2 | linf"]
+    wrong = fedopt(monkeypatch, capsys, "--help", "algo=fedmas")
+    assert (wrong.code, "did you mean fedmsa" in wrong.err) == (2, True)
+
+
+def test_every_key_has_a_meaning_and_a_type():
+    """Of every algorithm and problem, and of all data sets, partitioners and machines."""
+    chosen = [[f"algo={name}"] for name in options("algo")]
+    chosen += [[f"{group}={name}"] for group in ("dataset", "partitioner", "hardware") for name in options(group)]
+    for words in [[f"problem={name}"] for name in options("problem")] + chosen:
+        lacking = [key for key, said in keys(words, []).items() if not (said.meaning and said.type)]
+        assert not lacking, words
+
+
+OWN = """
+from dataclasses import dataclass
+from typing import Annotated, Literal
+from pydantic import Field
+import nothing.that_is_there
+raise SystemExit("help must not run this")
+Share = Annotated[float, Field(gt=0, le=1)]
+
+@dataclass
+class Base:
+    share: Share
+
+@dataclass
+class Own(Base):
+    how: Literal["this", "that"] | None
+"""
+
+
+def test_own_files(tmp_path, monkeypatch, capsys):
+    """Of a config folder of one's own: options, meanings and types, and nothing of it is run."""
+    (tmp_path / "conf" / "algo").mkdir(parents=True)
+    text = "# My algorithm\n_target_: own_help.Own\nshare: 0.5 # of all # that there is\nhow: this\n"
+    (tmp_path / "conf" / "algo" / "mine.yaml").write_text(text)
+    (tmp_path / "own_help.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = ["--config-dir", str(tmp_path / "conf")]
+    assert any(
+        line.split() == ["mine", "My", "algorithm"]
+        for line in fedopt(monkeypatch, capsys, "--help", *folder).out.splitlines()
+    )
+    result = fedopt(monkeypatch, capsys, "--help", *folder, "algo=mine")
+    assert row(result, "algo.share")[1:] == ["0.5", "number above 0 to 1", "of all # that there is"]
+    assert row(result, "algo.how")[1:] == ["this", "this | that | null"]
+    assert "own_help" not in sys.modules
+
+
+def test_comments(tmp_path):
+    """Beside values of all kinds, and none from inside a text."""
+    path = tmp_path / "some.yaml"
+    path.write_text(
+        "# head\na: 'x # y' # of a\nb: # of b\n  c: [1, 2] # of c\n  d:\n    - 1\n    - 2\ne: {f: 1} # of e\ng: 1\n"
+    )
+    assert comments(path) == {"a": "of a", "b": "of b", "b.c": "of c", "e": "of e"}
+
+
+def test_help_is_quick(tmp_path):
+    """Without torch, in half a second of computing where torch alone takes two."""
+    code = "import sys\nfrom fedopt.cli import main\nmain()\nassert 'torch' not in sys.modules\n"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    before, words = os.times().children_user, ["--help", "algo=fednest", "problem=saddle"]
+    subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, env=env, check=True, capture_output=True)
+    assert os.times().children_user - before < 2
+
+
+# Completion
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("fedopt al", {"algo.", "algo="}),
+        ("fedopt algo=fedav", {"algo=fedavg", "algo=fedavg_s"}),
+        ("fedopt -m algo=fedmsa,fedn", {"algo=fedmsa,fednest", "algo=fedmsa,fednest_sgd"}),
+        ("fedopt algo=fednest algo.in", {"algo.inner=", "algo.inverse="}),
+        ("fedopt algo=fednest algo.inner=", {"algo.inner=svrg", "algo.inner=sgd"}),
+        ("fedopt problem=mco problem.d", {"problem.d=", "problem.delta="}),
+        ("fedopt budget.r", {"budget.rounds="}),
+        ("fedopt hardware.device=", {"hardware.device=cpu"}),
+        ("fedopt preset=fedmsa/m", {"preset=fedmsa/mco"}),
+        ("fedopt algo=nothing_that_is problem=m", {"problem=mco"}),
+    ],
+)
+def test_completions(line, words):
+    assert set(completions(line)) == words
+
+
+def test_own_options_are_completed(tmp_path):
+    (tmp_path / "algo").mkdir()
+    (tmp_path / "algo" / "mine.yaml").write_text("_target_: nobody.Knows\nown_key: 1\n")
+    assert completions(f"fedopt --config-dir {tmp_path} algo=mi") == ["algo=mine"]
+    assert completions(f"fedopt --config-dir={tmp_path} algo=mine algo.") == ["algo.own_key="]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes(tmp_path):
+    """As the tab key does it: the script that is installed, the function that it names, and the words that come out."""
+    program = tmp_path / "fedopt"
+    program.write_text(f"#!{sys.executable}\nfrom fedopt.__main__ import main\nmain()\n")
+    program.chmod(0o755)
+    script = """
+    eval "$(fedopt -sc install=bash)"
+    COMP_LINE="fedopt algo=fedmsa algo.an" COMP_POINT=25 COMP_CWORD=2
+    $(complete -p fedopt | sed 's/.*-F \\([^ ]*\\) .*/\\1/')
+    echo "${COMPREPLY[@]}"
+    """
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("algo.anchor=\n", "")
+
+
+@pytest.mark.parametrize("words", [[], ["install"], ["install=tcsh"], ["remove=bash"]])
+def test_completion_of_no_shell(words, monkeypatch, capsys):
+    result = fedopt(monkeypatch, capsys, "-sc", *words)
+    assert (result.code, result.err) == (
+        2,
+        "fedopt: -sc: goes with install, uninstall or query =bash, zsh or fish, such as install=bash\n",
+    )
