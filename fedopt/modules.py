@@ -7,7 +7,7 @@ one, and gives it numbers; a text could name a file or an address, and is taken 
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from importlib import import_module
 from types import FunctionType
@@ -45,8 +45,8 @@ class FlatModule(FlatModel):
         values = dict(zip(self._names, self._views(flat), strict=True))
         for name, value in self._constants.items():
             values[name] = value.to(flat.device, flat.dtype if value.is_floating_point() else value.dtype)
-        with differentiable(None if key is None else Dropout(key)):
-            module = self.module if key is None else self._dropping
+        module = self.module if key is None else self._dropping
+        with differentiable(module, None if key is None else Dropout(key)):
             return torch.func.functional_call(module, values, (x.reshape(-1, *self.input_shape),))
 
     def split_last(self) -> tuple[FlatModel, FlatModel]:
@@ -101,7 +101,7 @@ class Dropout:
     def _dropped(self, input: Tensor, p: float, shape: Sequence[int]) -> Tensor:
         self.drawn += 1
         places = torch.arange(math.prod(shape), device=input.device) * GOLDEN
-        uniform = (mixed(places + mixed(self.key + self.drawn)) >> 40) & 0xFFFFFF
+        uniform = (mixed(places + mixed(mixed(self.key) + self.drawn)) >> 40) & 0xFFFFFF
         kept = (uniform >= p * 2**24).view(shape)
         return input * kept * (1 / (1 - p) if p < 1 else 0.0)
 
@@ -117,8 +117,8 @@ _attention = F.scaled_dot_product_attention
 
 
 @contextmanager
-def differentiable(dropout: Dropout | None = None) -> Iterator[None]:
-    """torch's kernels of attention that have second derivatives, and its functions of dropout replaced by those that are given."""
+def differentiable(module: nn.Module, dropout: Dropout | None = None) -> Iterator[None]:
+    """Those of torch's kernels that have second derivatives, and its functions of dropout replaced by those that are given."""
     ours: dict[str, Callable[..., Tensor]] = {}
     if dropout is not None:
         channels = dict.fromkeys(("dropout1d", "dropout2d", "dropout3d"), dropout.of_channels)
@@ -128,7 +128,11 @@ def differentiable(dropout: Dropout | None = None) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(False)
         for name, function in ours.items():
             setattr(F, name, function)
-        with sdpa_kernel(SDPBackend.MATH):
+        with ExitStack() as without:
+            without.enter_context(sdpa_kernel(SDPBackend.MATH))
+            if any(isinstance(inner, nn.RNNBase) for inner in module.modules()):
+                for backend in (torch.backends.mkldnn, torch.backends.cudnn):
+                    without.callback(backend.set_flags, backend.set_flags(False)[0])
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -250,7 +254,7 @@ def _check_outputs(module: nn.Module, x: Tensor, classes: int, said: str) -> boo
     def run(x: Tensor, training: bool) -> tuple[Tensor, bool]:
         dropout = Dropout(torch.zeros((), dtype=torch.int64)) if training else None
         given = x.clone()
-        with torch.no_grad(), differentiable(dropout):
+        with torch.no_grad(), differentiable(probe, dropout):
             out = _tried(lambda: probe.train(training)(given), said_x)
         if not torch.equal(given, x):
             raise UserError(f"{said}: writes over its input; write x = x - 1 in place of x -= 1")

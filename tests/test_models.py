@@ -1,14 +1,20 @@
-"""Networks of one flat vector against torch.nn.Sequential with the same parameters."""
+"""Networks of one flat vector against torch.nn.Sequential with the same parameters, and own networks against themselves."""
 
 import itertools
 import math
 
+import networks
+import numpy as np
 import pytest
 import torch
+from harness import small, steps
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
 
-from fedopt import models
+from fedopt import models, modules
 from fedopt.errors import UserError
+from fedopt.federation.engines import OneByOne, Vectorised
 
 SMALL = [  # name, widths, (channels, height, width), classes
     ("linear", [], (1, 3, 4), 5),
@@ -230,3 +236,257 @@ def test_gradients_that_are_not_written_out(name, autocast):
     batch = torch.randn(2, 16), torch.tensor([0, 2]), torch.full((2,), 0.5)
     assert model.gradient(model.initial, *batch) is None
     assert model.descend(model.initial, *batch, 0.1, None) is None
+
+
+# Networks of one's own
+
+IMAGES, TOKENS = (1, 8, 8), (7,)
+OWN = [
+    (networks.Normed, IMAGES),
+    (networks.Convolutions, IMAGES),
+    (networks.Attention, IMAGES),
+    (networks.Words, TOKENS),
+]
+
+
+def some(shape, *clients):
+    generator = torch.Generator().manual_seed(2)
+    size = (*clients, 4, math.prod(shape))
+    if shape == TOKENS:
+        return torch.randint(30, size, generator=generator)
+    return torch.randn(size, generator=generator, dtype=torch.float64)
+
+
+def own(name, x=None, shape=IMAGES, **arguments):
+    x = some(shape) if x is None else x
+    return modules.build({"_target_": f"networks.{name}", **arguments}, x[:2], shape, 10, seed=0)
+
+
+def plain(cls, net, flat, shape, x, v):
+    """The loss of a module, its gradient, and its Hessian times v, by torch.autograd on the module itself."""
+    module = cls().double().eval()
+    module.load_state_dict(net.module.double().state_dict())
+    nn.utils.vector_to_parameters(flat.clone(), module.parameters())
+    parameters = list(module.parameters())
+    with sdpa_kernel(SDPBackend.MATH):
+        loss = module(x.view(-1, *shape)).logsumexp(1).square().sum()
+    gradient = torch.autograd.grad(loss, parameters, create_graph=True)
+    along = sum((g * p).sum() for g, p in zip(gradient, pieces(v, parameters), strict=True))
+    product = torch.autograd.grad(along, parameters, materialize_grads=True)
+    return loss.detach(), nn.utils.parameters_to_vector(gradient).detach(), nn.utils.parameters_to_vector(product)
+
+
+def pieces(v, parameters):
+    parts = v.split([p.numel() for p in parameters])
+    return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
+
+
+@pytest.mark.parametrize(("cls", "shape"), OWN)
+def test_derivatives_of_an_own_network(cls, shape):
+    """Loss, gradient and Hessian-vector product are those of the plain module, for one client and in a stack of three."""
+    net, x = own(cls.__name__, shape=shape), some(shape, 3)
+    generator = torch.Generator().manual_seed(3)
+    flats, v = (torch.randn(3, net.dim, generator=generator, dtype=torch.float64) * 0.3 for _ in range(2))
+    assert not net.random
+    assert net.alone == ""
+
+    def loss(flat, x):
+        return net(flat, x).logsumexp(1).square().sum()
+
+    def derivatives(flat, x, v):
+        (gradient, value), pull = torch.func.vjp(lambda flat: torch.func.grad_and_value(loss)(flat, x), flat)
+        return value, gradient, pull((v, torch.zeros_like(value)))[0]
+
+    stacked = torch.func.vmap(derivatives)(flats, x, v)
+    for i, of_one in enumerate(zip(flats, x, v, strict=True)):
+        expected = plain(cls, net, of_one[0], shape, *of_one[1:])
+        flat = flats[i].clone().requires_grad_()  # as one client by itself: without torch.func
+        value = loss(flat, x[i])
+        (gradient,) = torch.autograd.grad(value, flat, create_graph=True)
+        (product,) = torch.autograd.grad(gradient @ v[i], flat)
+        for found in ([part[i] for part in stacked], derivatives(*of_one), [value, gradient, product]):
+            torch.testing.assert_close(list(found), list(expected), rtol=1e-9, atol=1e-9)
+
+
+def test_an_own_network_begins_where_its_seed_says():
+    first, again, other = (modules.build("networks.Normed", some(IMAGES), IMAGES, 10, seed) for seed in (4, 4, 5))
+    assert torch.equal(first.initial, again.initial)
+    assert not torch.equal(first.initial, other.initial)
+    assert first.dim == 64 * 6 + 6 + 6 + 6 + 60 + 10
+    assert own("Normed", width=9, activation="relu").dim == 64 * 9 + 9 + 9 + 9 + 90 + 10
+
+
+def test_frozen_parameters_stay():
+    net = own("Frozen")
+    assert net.dim == 6 + 6 + 60 + 10
+    x = some(IMAGES).float()
+    expected = net.module(x.view(-1, *IMAGES))
+    torch.testing.assert_close(net(net.initial, x), expected)
+
+
+def test_autocast_of_an_own_network():
+    x = some(IMAGES).float()
+    net = modules.build("networks.Normed", x[:2], IMAGES, 10, 0, torch.bfloat16)
+    cast, exact = net(net.initial, x), own("Normed")(net.initial, x)
+    assert cast.dtype == torch.float32
+    assert 1e-5 < (cast - exact).norm() / exact.norm() < 0.05
+
+
+# Dropout
+
+
+def test_masks_are_functions_of_a_key():
+    """They keep the share that they should, and scale it; another key, another call and another place draw anew."""
+    drop, x = modules.Dropout(torch.tensor(5)), torch.ones(400, 500, dtype=torch.float64)
+    first, second = drop.of_numbers(x, 0.3), drop.of_numbers(x, 0.3)
+    assert set(first.unique().tolist()) == {0.0, 1 / 0.7}
+    for mask in (first, second, modules.Dropout(torch.tensor(6)).of_numbers(x, 0.3)):
+        assert float((mask > 0).double().mean()) == pytest.approx(0.7, abs=5 * math.sqrt(0.21 / x.numel()))
+    kept = torch.stack([first, second, modules.Dropout(torch.tensor(6)).of_numbers(x, 0.3)]).flatten(1) > 0
+    correlation = np.corrcoef(kept.double().numpy())
+    assert np.abs(correlation - np.eye(3)).max() < 5 / math.sqrt(x.numel())
+    for lag in (1, 2, 500):
+        pair = kept[0].double()[:-lag], kept[0].double()[lag:]
+        assert abs(np.corrcoef(torch.stack(pair).numpy())[0, 1]) < 5 / math.sqrt(x.numel())
+    assert torch.equal(modules.Dropout(torch.tensor(5)).of_numbers(x, 0.3), first)
+    padded = modules.Dropout(torch.tensor(5)).of_numbers(torch.ones(600, 500), 0.3)
+    assert torch.equal(padded[:400] > 0, first > 0)
+    assert modules.Dropout(torch.tensor(5)).of_numbers(x, 1.0).eq(0).all()
+    channels = modules.Dropout(torch.tensor(5)).of_channels(torch.ones(50, 6, 3, 3), 0.5)
+    assert torch.equal(channels.amax((2, 3)), channels.amin((2, 3)))
+    assert 0.3 < float((channels > 0).double().mean()) < 0.7
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout_of_attention(causal):
+    """Dropping nothing, it is torch's; the mean over many keys tends to it."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 3, 4, generator=generator) for _ in range(3))
+    expected = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    nearly = modules.Dropout(torch.tensor(0)).attention(q, k, v, None, 1e-9, causal)
+    torch.testing.assert_close(nearly, expected)
+    draws = torch.stack(
+        [modules.Dropout(torch.tensor(i)).attention(q, k, v, dropout_p=0.4, is_causal=causal) for i in range(2000)]
+    )
+    assert (draws.std(0) > 0.05).any()
+    assert ((draws.mean(0) - expected).abs() <= 5 * draws.std(0) / math.sqrt(2000) + 1e-6).all()
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("Dropped", {}), ("Attention", {"dropout": 0.5}), ("layers", {})])
+def test_an_own_network_drops_by_its_key(name, arguments):
+    net, x = own(name, **arguments), some(IMAGES)
+    assert net.random
+    assert net.alone == ""
+    flat, keys = net.initial.double(), torch.arange(3)
+    calm, one = net(flat, x), net(flat, x, keys[0])
+    assert torch.equal(net(flat, x, keys[0]), one)
+    assert not torch.allclose(net(flat, x, keys[1]), one)
+    torch.testing.assert_close(calm, net(flat, x))
+    stacked = torch.func.vmap(net, (None, None, 0))(flat, x, keys)
+    torch.testing.assert_close(stacked, torch.stack([net(flat, x, key) for key in keys]))
+    functions = nn.functional.dropout, nn.functional.scaled_dot_product_attention
+    assert all(function.__module__ != "fedopt.modules" for function in functions)  # torch's own are back
+
+
+def test_no_dropout_is_not_random():
+    assert not own("Attention").random
+    assert not own("layers", p=0.0).random
+
+
+WHERE = [  # algorithm, problem, network
+    ("fedavg", "classification", "Dropped"),
+    ("fedavg", "classification", "Attention"),
+    ("scaffold", "classification", "Convolutions"),
+    ("fed_norm_sgda", "robust_nn", "Dropped"),
+    ("fed_norm_sgda", "fair_classification", "Normed"),
+    ("zo_hfl", "hierarchical", "Dropped"),
+    ("fedmsa", "imbalanced_mnist", "Attention"),
+    ("fednest", "imbalanced_mnist", "Dropped"),
+    ("localbsgvrm", "hyper_representation", "layers"),
+    ("fednest", "hyper_representation", "layers"),
+]
+
+
+@pytest.mark.parametrize("B", ["null", "4"])
+@pytest.mark.parametrize(("algo", "problem", "name"), WHERE)
+def test_engines_agree_on_own_networks(algo, problem, name, B):
+    """All at once = one by one, dropout included; another seed drops otherwise."""
+    setting = (
+        [f"problem.model=networks.{name}", "algo.B=" + B] if algo != "zo_hfl" else [f"problem.model=networks.{name}"]
+    )
+    states = []
+    for engine in (Vectorised(), OneByOne(), Vectorised(2)):
+        e = small(algo, problem, *setting)
+        e.federation.engine = engine
+        states.append(steps(e, 2)[-1])
+    for state in states[1:]:
+        for a, b in zip(tree_leaves(state), tree_leaves(states[0]), strict=True):
+            torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=1e-8, atol=1e-9)
+    values = e.original.evaluate(*e.algorithm.output(states[0]))
+    assert all(math.isfinite(value) for value in values.values())
+
+
+def test_dropout_is_drawn_anew_in_every_step(monkeypatch):
+    """Of every client, round and local step, with full batches too."""
+    seen = []
+    monkeypatch.setattr(
+        modules.Dropout, "__init__", lambda self, key: vars(self).update(key=key, drawn=0) or seen.append(key)
+    )
+    e = small("fedavg", "classification", "problem.model=networks.Dropped", "algo.B=null", "algo.tau=2")
+    seen.clear()
+    e.federation.engine = OneByOne()
+    steps(e, 2)
+    assert len({int(key) for key in seen}) == len(seen) == 2 * 3 * 2
+
+
+def test_a_network_that_vmap_cannot_run():
+    e = small("fedavg", "classification", "problem.model=networks.Branch")
+    assert isinstance(e.federation.engine, OneByOne)
+    steps(e, 1)
+    with pytest.raises(UserError, match=r"hardware.engine=vectorised: .*hardware.engine=one_by_one"):
+        small("fedavg", "classification", "problem.model=networks.Branch", "hardware.engine=vectorised")
+
+
+# What is no network here
+
+REFUSED = [
+    ({"_target_": "networks.Running"}, "buffer 2.running_mean of BatchNorm1d changes .*GroupNorm"),
+    ({"_target_": "networks.Running", "track": False}, "depend on the others in its batch.*GroupNorm"),
+    ({"_target_": "networks.Noisy"}, "draws random numbers .*nn.Dropout"),
+    ({"_target_": "networks.AlwaysDropped"}, "draws random numbers .*self.training"),
+    ({"_target_": "networks.InPlace"}, "writes over its input"),
+    ({"_target_": "networks.FiveClasses"}, r"gives \[2, 5\]; .*10 classes, \[2, 10\]"),
+    ({"_target_": "networks.Two"}, "gives tuple"),
+    ({"_target_": "networks.Nothing"}, "no parameters"),
+    ({"_target_": "networks.Complex"}, "w is torch.complex64; .*real"),
+    ({"_target_": "networks.Lazy"}, "1.weight has no size"),
+    ({"_target_": "networks.Fails"}, "KeyError: 'no such thing'"),
+    ({"_target_": "networks.Words"}, "on a batch .2, 1, 8, 8.: "),
+    ({"_target_": "networks.Normed", "wdith": 3}, "unexpected keyword argument 'wdith'; it takes .*width"),
+    ({"_target_": "networks.Normed", "width": "/etc/passwd"}, "problem.model.width=/etc/passwd: must be a number"),
+    ({"_target_": "networks.Normed", "activation": "gelu"}, "problem.model.activation=gelu: .*one of relu, tanh"),
+    ({"_target_": "networks.Normed", "width": {"_target_": "os.getcwd"}}, "must be a number"),
+    ({"_target_": "networks.of_another_kind"}, "gives int, not a torch.nn.Module"),
+    ("networks.unannotated", "no torch.nn.Module class"),
+    ("networks.NOT_A_NETWORK", "no torch.nn.Module class"),
+    ("networks.Nobody", "cannot be imported"),
+    ("no_such_package.Net", "cannot be imported"),
+    ("os.system", "no torch.nn.Module class"),
+    ("builtins.dict", "no torch.nn.Module class"),
+    ("unittest.__main__.X", "is a program"),
+    ({"width": 3}, "problem.model._target_: is missing"),
+    ({"_target_": 3}, "problem.model=3 cannot be imported"),
+]
+
+
+@pytest.mark.parametrize(("named", "message"), REFUSED)
+def test_refused_networks(named, message):
+    with pytest.raises(UserError, match=message) as caught:
+        modules.build(named, some(IMAGES)[:2], IMAGES, 10, seed=0)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("problem.model")
+
+
+def test_a_network_whose_last_layer_nobody_can_split_off():
+    with pytest.raises(UserError, match=r"nn.Sequential that ends with nn.Linear"):
+        small("fednest", "hyper_representation", "problem.model=networks.Normed")

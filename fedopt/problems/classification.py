@@ -32,7 +32,7 @@ class Classification(Supervised, Minimisation):
 
     def f(self, x: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
-        return cross_entropy(self.net(x, batch.x, batch.key), batch)
+        return cross_entropy(self.net(x, batch.x, *batch.keys), batch)
 
     def gradient(self, x: Tensor, sample: Batches) -> Tensor | None:
         return self.net.gradient(x, *sample["train"][:3])

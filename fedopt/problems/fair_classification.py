@@ -41,9 +41,9 @@ class FairClassification(SupervisedMinimax):
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
-        return cross_entropy(self.net(x, batch.x, batch.key), batch, y * self._per_share) - 0.5 * self.lam * torch.sum(
-            y**2
-        )
+        return cross_entropy(
+            self.net(x, batch.x, *batch.keys), batch, y * self._per_share
+        ) - 0.5 * self.lam * torch.sum(y**2)
 
     def project(self, y: Tensor) -> Tensor:
         return simplex(y)

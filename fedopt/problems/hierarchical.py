@@ -64,17 +64,17 @@ class Hierarchical(Supervised, classes.Hierarchical):
         return Sample(self.train.batch(*rows["train"]), self.per_client["radius"][client])
 
     def keyed(self, sample: Sample, key: Tensor) -> Sample:
-        return sample._replace(batch=sample.batch._replace(key=key))
+        return sample._replace(batch=sample.batch._replace(keys=(key,)))
 
     def server_sample(self, rng: np.random.Generator, size: int | None) -> Batch:
         n = len(self._server)
         rows = torch.from_numpy(np.arange(n) if size is None else rng.integers(n, size=size))
         (x,) = self._start
         batch = self._server.batch(rows.to(x.device), x.new_full(rows.shape, 1 / len(rows)))
-        return batch._replace(key=torch.tensor(rng.integers(2**63 - 1), device=x.device)) if self.random else batch
+        return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
 
     def f1(self, x: Tensor, sample: Batch) -> Tensor:
-        return cross_entropy(self.net(x, sample.x, sample.key), sample)
+        return cross_entropy(self.net(x, sample.x, *sample.keys), sample)
 
     def f1_gradient(self, x: Tensor, sample: Batch) -> Tensor | None:
         return self.net.gradient(x, *sample[:3])
@@ -83,7 +83,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
         return 0.5 * self.lam * torch.sum((x - y) ** 2)
 
     def h(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        return cross_entropy(self.net(y, sample.batch.x, sample.batch.key), sample.batch) + 0.5 * self.mu * torch.sum(
+        return cross_entropy(self.net(y, sample.batch.x, *sample.batch.keys), sample.batch) + 0.5 * self.mu * torch.sum(
             (x - y) ** 2
         )
 

@@ -31,7 +31,9 @@ class HyperRepresentation(SupervisedBilevel):
 
     def _behind(self, x: Tensor, batch: Batch) -> Features:
         return (
-            batch if isinstance(batch, Features) else Features(self.body(x, batch.x, batch.key), batch.y, batch.weight)
+            batch
+            if isinstance(batch, Features)
+            else Features(self.body(x, batch.x, *batch.keys), batch.y, batch.weight)
         )
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:

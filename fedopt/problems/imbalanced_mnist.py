@@ -49,7 +49,7 @@ class ImbalancedMnist(SupervisedBilevel):
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["val"]
-        return cross_entropy(self.net(y, batch.x, batch.key), batch, self.class_weight)
+        return cross_entropy(self.net(y, batch.x, *batch.keys), batch, self.class_weight)
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[FlatModel, Batch, Tuning]:
         return self.net, batch, self._tuning(x)

@@ -43,7 +43,7 @@ class RobustNn(SupervisedMinimax):
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
-        return cross_entropy(self.net(x, batch.x + y, batch.key), batch)
+        return cross_entropy(self.net(x, batch.x + y, *batch.keys), batch)
 
     def project(self, y: Tensor) -> Tensor:
         return ball(y, self.eps, self.norm)

@@ -28,13 +28,13 @@ Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
 class Batch(NamedTuple):
     """x: [B, features], normalised, or token ids [B, length]; y: [B]; weight: [B], sums to one, padding weighs nothing.
 
-    key: what the network's dropout is a function of, None for none.
+    keys: the one that the network's dropout is a function of, or none.
     """
 
     x: Tensor
     y: Tensor
     weight: Tensor
-    key: Tensor | None = None
+    keys: tuple[Tensor, ...] = ()
 
 
 Batches = Mapping[str, Batch]  # a sample: a batch of each split, by name
@@ -170,7 +170,7 @@ class Supervised(Problem):
         return self._start
 
     def keyed(self, sample: Any, key: Tensor) -> Any:
-        return {split: batch._replace(key=key) for split, batch in sample.items()}
+        return {split: batch._replace(keys=(key,)) for split, batch in sample.items()}
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
         return {split: self.train.batch(*of_split) for split, of_split in rows.items()}
@@ -254,7 +254,7 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         net, batch, tuning = self.inner(x, sample["train"])
-        loss = cross_entropy(tuned(net(y, batch.x, batch.key), tuning), batch)
+        loss = cross_entropy(tuned(net(y, batch.x, *batch.keys), tuning), batch)
         return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
 
     def inner_gradient(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor | None:
