@@ -282,16 +282,13 @@ def _check_outputs(module: nn.Module, x: Tensor, classes: int, said: str) -> boo
 
 
 def _why_alone(net: FlatModule, examples: Tensor) -> str:
-    """Why a stack of clients cannot take a gradient at once, empty where it can."""
+    """Why a stack of clients cannot take a gradient at once, at a point of its own each or at one of all; empty where it can."""
     flat = net.initial.to(examples.device, examples.dtype if examples.is_floating_point() else torch.float32)
-    key = torch.zeros(2, dtype=torch.int64, device=flat.device) if net.random else None
-
-    def total(flat: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
-        return net(flat, x, key).sum()
-
+    keys = [torch.zeros(2, dtype=torch.int64, device=flat.device)] if net.random else []
+    gradient = torch.func.grad(lambda flat, x, *key: net(flat, x, *key).sum())
     try:
-        in_dims = (0, 0, None if key is None else 0)
-        torch.func.vmap(torch.func.grad(total), in_dims)(flat.expand(2, -1), examples[:, None], key)
+        for points, dim in ((flat.expand(2, -1), 0), (flat, None)):
+            torch.func.vmap(gradient, (dim, *[0] * (1 + len(keys))))(points, examples[:, None], *keys)
     except Exception as error:  # torch.func has many ways to say so
         return first_line(error)
     return ""

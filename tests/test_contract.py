@@ -309,7 +309,8 @@ def test_own_derivatives_are_those_of_the_functions(algo, problem):
 @pytest.mark.parametrize("group", ["partitioner", "hardware", "dataset", "logger"])
 def test_groups_have_files_that_can_be_built(group):
     for option in names(group):
-        node = config(f"{group}={option}", *(["dataset.path=x"] if option == "npz" else []))[group]
+        missing = {"npz": ["path"], "csv": ["path", "label"], "images": ["path"]}.get(option, [])
+        node = config(f"{group}={option}", *(f"{group}.{key}=x" for key in missing))[group]
         if group == "hardware":
             build(Hardware, node, group)
         elif node["_target_"] is not None:

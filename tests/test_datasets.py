@@ -10,8 +10,10 @@ from urllib.error import URLError
 from zipfile import ZipFile
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from command import fedopt
 from harness import real
 from PIL import Image
 
@@ -523,3 +525,43 @@ def test_unit_pixels():
     np.testing.assert_array_equal((x[:, 0, 0, 0] - shift) / scale, [0, 0.2, 1])
     assert Digits(pixels="unit").load().normalisation()[1] == 16
     assert LabelledData(-x.astype(float), y, x, y, "unit").normalisation()[1] == 255
+
+
+# As a user sees them
+
+
+def test_a_table_with_clients_of_its_own(monkeypatch, capsys, tmp_path):
+    """As many clients as the column has names, of unequal sizes, none of whom takes part without being asked."""
+    rng = np.random.default_rng(0)
+    hospital = rng.choice(["north", "south", "east"], 120, p=[0.6, 0.3, 0.1])
+    x = rng.normal(size=(120, 2)) * [1e5, 1e-3] + [3e6, 0]
+    rows = [f"{a},{b},{'yes' if b > 0 else 'no'},{h}" for (a, b), h in zip(x, hospital, strict=True)]
+    (tmp_path / "own.csv").write_text("\n".join(["a,b,ill,hospital", *rows]))
+    words = ["algo=fedavg", "problem=classification", "problem.model=linear", "dataset=csv", "dataset.label=ill"]
+    words += [f"dataset.path={tmp_path / 'own.csv'}", "dataset.client=hospital", "partitioner=by_column"]
+    words += ["budget.rounds=20", "algo.eta=1.0", "hardware.threads=1"]
+    refused = fedopt(monkeypatch, capsys, *words, f"output_dir={tmp_path / 'run'}")
+    assert refused.code == 2
+    assert "participation.cohort=10" in refused.err
+    result = fedopt(monkeypatch, capsys, *words, "participation.cohort=null", f"output_dir={tmp_path / 'run'}")
+    assert result.code == 0, result.err
+    table = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert table["test_accuracy"].iloc[-1] > 90  # column b alone tells the classes apart
+    bytes_of_a_model = 4 * (2 * 2 + 2)
+    assert table["bytes_up"].iloc[-1] == 20 * len({*hospital}) * bytes_of_a_model
+
+
+def test_a_text_of_token_ids(monkeypatch, capsys, tmp_path, saved):
+    """A network that embeds them learns which word was there; those that see numbers are refused."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 30, (200, 7))
+    path = saved(x_train=x, y_train=x[:, -1] % 10, x_test=x[:50], y_test=x[:50, -1] % 10)
+    words = ["algo=fedavg", "problem=classification", "dataset=npz", f"dataset.path={path}", "dataset.tokens=true"]
+    words += ["partitioner=iid", "partitioner.clients=4", "participation.cohort=null", "hardware.threads=1"]
+    words += ["budget.rounds=10", "algo.eta=2.0", "algo.B=10", f"output_dir={tmp_path / 'run'}"]
+    refused = fedopt(monkeypatch, capsys, *words)
+    assert "problem.model=mlp: sees numbers" in refused.err
+    own = "problem.model={_target_: networks.Words, dropout: 0.1}"
+    assert fedopt(monkeypatch, capsys, *words, own).code == 0
+    table = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert table["train_loss"].iloc[-1] < 0.8 * table["train_loss"].iloc[0]

@@ -288,7 +288,9 @@ def test_derivatives_of_an_own_network(cls, shape):
     generator = torch.Generator().manual_seed(3)
     flats, v = (torch.randn(3, net.dim, generator=generator, dtype=torch.float64) * 0.3 for _ in range(2))
     assert not net.random
-    assert net.alone == ""
+    assert bool(net.alone) == (
+        cls is networks.Words
+    )  # the LSTM writes its gates over, which need not be of each client yet
 
     def loss(flat, x):
         return net(flat, x).logsumexp(1).square().sum()

@@ -1,13 +1,15 @@
 """Every division is disjoint and complete, and its sizes and class mixtures are those of its definition."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedopt.data.partitioners import Centralized, Dirichlet, Iid, QHeterogeneity, Shards
+from fedopt.data.datasets import LabelledData
+from fedopt.data.partitioners import ByColumn, Centralized, Dirichlet, Iid, QHeterogeneity, Shards
 from fedopt.data.ragged import Ragged
 from fedopt.data.world import World
 from fedopt.errors import UserError
@@ -281,3 +283,101 @@ def test_ragged():
     weights = np.array([0.2, 0.5, 0.3])
     mean_of_means = sum(p_i * value[rows].mean() for p_i, rows in zip(weights, lists, strict=True))
     assert ragged.example_weights(weights) @ value[ragged.rows] == pytest.approx(mean_of_means, rel=1e-14)
+
+
+# Divisions by one's own
+
+
+@dataclass
+class Given:
+    """Whatever parts, and data of 12 training and 4 test examples."""
+
+    parts: object = None
+    clients: int | None = 3
+    owners: np.ndarray | None = None
+    owners_test: np.ndarray | None = None
+
+    def __call__(self, count, labels, rng, least=1):
+        return self.parts
+
+    def load(self):
+        x, y = np.arange(16.0)[:, None], np.arange(16) % 2
+        return LabelledData(x[:12], y[:12], x[12:], y[12:], owners=self.owners, owners_test=self.owners_test)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([range(5), range(5, 8), range(8, 11)], "loses 1 of 12 rows, row 11 among them"),
+        ([range(6), range(5, 8), range(8, 12)], "gives row 5 2 times"),
+        ([range(6), [], range(6, 12)], "gives client 1 0 examples, and each needs 1"),
+        ([range(6), range(6, 12)], "gives 2 clients, and partitioner.clients=3"),
+        ([range(6), range(6, 12), [12]], "gives row 12, and rows go from 0 to 11"),
+        ([range(6), range(6, 11), [-1]], "gives row -1"),
+        ([range(6), range(6, 11), [11.0]], "must return a list with an array of row numbers"),
+        ([[range(4)], [range(4, 8)], [range(8, 12)]], "must return a list"),
+        (None, "must return a list"),
+        ([], "must return a list"),
+    ],
+)
+def test_what_is_no_division(parts, message):
+    parts = parts and [np.array(rows) for rows in parts]
+    with pytest.raises(UserError, match=rf"^partitioner._target_=test_partitioners.Given: {message}"):
+        World(0, Given(parts)).split(12)
+
+
+def test_an_own_division_of_any_number_of_clients():
+    parts = [np.array([3, 1]), np.array([0, 2, 4])]
+    for clients in (2, None):
+        split = World(0, Given(parts, clients)).split(5)["train"]
+        assert [rows.tolist() for rows in split] == [[3, 1], [0, 2, 4]]
+    with pytest.raises(UserError, match="gives client 1 1 examples, and each needs 2"):
+        World(0, Given([np.arange(4), np.array([4])], None)).split(5, None, 0.5)
+
+
+def test_by_column():
+    """Clients in the order of their names, rows in theirs, unequal numbers of them."""
+    names = np.array(["bo", "al", "bo", "cy", "bo", "al"])
+    world = World(0, ByColumn())
+    parts = world.split(6, None, None, names)["train"]
+    assert [rows.tolist() for rows in parts] == [[1, 5], [0, 2, 4], [3]]
+    both = World(0, ByColumn(2)).split(5, None, 0.5, names[[0, 1, 2, 4, 5]])
+    assert [sorted({*t, *v}) for t, v in zip(both["train"], both["val"], strict=True)] == [[1, 4], [0, 2, 3]]
+    with pytest.raises(UserError, match="client cy has 1 example, and each needs 2"):
+        world.split(6, None, 0.5, names)
+    with pytest.raises(UserError, match=r"gives 3 clients, and partitioner\.clients=4"):
+        World(0, ByColumn(4)).split(6, None, None, names)
+    with pytest.raises(UserError, match="dataset=csv"):
+        world.split(6)
+    with pytest.raises(UserError, match=r"partitioner=iid with partitioner.clients=N"):
+        _ = world.clients
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+@pytest.mark.parametrize("ends", ["", "\n"])
+def test_by_a_file(numbers, ends, tmp_path):
+    names = [f"{10 - i % 4}" if numbers else f"w{10 - i % 4}" for i in range(12)]
+    path = tmp_path / "whose.txt"
+    path.write_text("\n".join(names) + ends)
+    world = World(0, ByColumn(file=str(path)), Given())
+    data = world.load()
+    parts = world.split(12, data.y_train, None, data.owners)["train"]
+    order = [7, 8, 9, 10] if numbers else ["w10", "w7", "w8", "w9"]
+    assert [{names[row] for row in rows} for rows in parts] == [{str(name)} for name in order]
+    with pytest.raises(UserError, match=r"problem\.test=0\.5 takes the test examples too"):
+        data.redivided(0.5, np.random.default_rng(0))
+    path.write_text("\n".join([*names, *"abab"]))
+    whole = world.load().redivided(0.5, np.random.default_rng(0))
+    owner = dict(enumerate([*names, *"abab"]))
+    assert [str(name) for name in whole.owners] == [owner[int(x)] for x in whole.x_train[:, 0]]
+    for text, message in (("a\nb", "has 2 names"), ("a\n" * 5 + "\n" + "a\n" * 6, "has 11 names")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=message):
+            world.load()
+    with pytest.raises(UserError, match="cannot be read"):
+        World(0, ByColumn(file=str(tmp_path)), Given()).load()
+
+
+def test_by_a_column_that_is_not_there():
+    with pytest.raises(UserError, match=r"partitioner=by_column: .*partitioner.file=FILE"):
+        World(0, ByColumn(), Given()).load()

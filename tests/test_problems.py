@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from harness import small
+from torch import nn
 from torch.autograd.functional import hessian
 
 from fedopt.data.datasets import LabelledData
@@ -12,6 +14,7 @@ from fedopt.data.partitioners import Dirichlet, Iid
 from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.federation.oracles import Oracles
+from fedopt.problems.checks import check
 from fedopt.problems.classes import MinimisationAsCompositional
 from fedopt.problems.classification import Classification
 from fedopt.problems.imbalanced_mnist import ImbalancedMnist
@@ -489,3 +492,46 @@ def test_gradient_of_classification(images):
     data, labels = normalised(images, images.x_train)[rows["train"]], images.y_train[rows["train"]]
     expected = central_differences(lambda x: weight.numpy() @ losses(mlp_logits(x, data), labels), x)
     np.testing.assert_allclose(Oracles(p).gradient(x, sample), expected, rtol=1e-6, atol=1e-9)
+
+
+# What every problem is held to once
+
+
+@pytest.mark.parametrize(
+    ("algo", "problem", "function", "value", "message"),
+    [
+        (
+            "fednest",
+            "quadratic_bilevel",
+            "f",
+            lambda self, x, y, s: y,
+            r"QuadraticBilevel.f gives .* \[8\]; .*one number",
+        ),
+        ("fednest", "quadratic_bilevel", "g", lambda self, x, y, s: y[:1], r"QuadraticBilevel.g gives .* \[1\]"),
+        ("fed_norm_sgda", "saddle", "f", lambda self, x, y, s: x, r"Saddle.f gives .* \[10\]"),
+        ("fedavg", "classification", "f", lambda self, x, s: 0.5, "Classification.f gives float"),
+        ("fedavg", "classification", "f", lambda self, x, s: None, "Classification.f gives NoneType"),
+        ("fedmsa", "mco", "level", lambda self, n, z, s: z, r"Mco.level at n = 0 gives .* \[10\]; .* \[11\]"),
+        ("zo_hfl", "hierarchical", "h", lambda self, x, y, s: x - y, r"Hierarchical.h gives .* \[640\]"),
+    ],
+)
+def test_objectives_are_one_number(algo, problem, function, value, message, monkeypatch):
+    """What gives more is refused before the run, by the name of the class and the shape."""
+    monkeypatch.setattr(type(small(algo, problem).original), function, value)
+    with pytest.raises(UserError, match=message) as caught:
+        small(algo, problem)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_network_of_a_problem_that_keeps_a_running_mean(monkeypatch):
+    """Clients that are run one by one would share it."""
+    problem = small("fedavg", "classification").original
+    problem.body = nn.BatchNorm1d(64, dtype=torch.float64)
+    f = type(problem).f
+    monkeypatch.setattr(
+        type(problem), "f", lambda self, x, s: f(self, x, {"train": s["train"]._replace(x=self.body(s["train"].x))})
+    )
+    with pytest.raises(UserError, match=r"Classification.body: its buffer running_mean changes .*GroupNorm"):
+        check(problem)
+    problem.body.eval()
+    check(problem)

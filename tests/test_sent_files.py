@@ -82,6 +82,24 @@ def test_only_classes_of_the_right_kind_are_built(group, target, trap):
         build_target({"_target_": target}, group)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        "sent.touch",
+        "sent.Touch",
+        "{_target_: sent.Touch, width: 3}",
+        "torch.hub.load",
+        "torch.jit.load",
+        "{_target_: networks.Normed, width: {_target_: sent.touch}}",
+        "{_target_: networks.Normed, width: mine.pt}",
+    ],
+)
+def test_only_networks_are_built_and_from_numbers(model, monkeypatch, capsys, tmp_path, trap):
+    words = ["algo=fedavg", "problem=classification", "dataset=digits", f"problem.model={model}"]
+    one_line(fedopt(monkeypatch, capsys, *words, f"output_dir={tmp_path / 'run'}"), "problem.model")
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_working_directory_is_not_searched_for_modules(tmp_path):
     (tmp_path / "mine.py").write_text("open('trace', 'w')\n")
     result = run(*TINY, "algo._target_=mine.Algorithm", cwd=tmp_path)
