@@ -37,6 +37,7 @@ from fedopt.config import (
 from fedopt.errors import UserError, first_line
 from fedopt.help import completions, show
 from fedopt.interrupts import ending_at_once
+from fedopt.new import new
 from fedopt.results.folder import RunFolder, configured, key_of, name_in_sweep, numbers_of, place, refuse_links
 from fedopt.settings import cores
 
@@ -51,6 +52,9 @@ def main() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["new"]:
+        new(arguments[1:])
+        return 0
     parser = Parser(prog="fedopt", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[])

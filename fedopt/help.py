@@ -63,6 +63,7 @@ def overview(folders: Iterable[str]) -> str:
         "  fedopt algo=fedmsa problem=mco --cfg job       show the config and do not run",
         "  fedopt resume=true output_dir=DIR              go on with the run that is there",
         '  eval "$(fedopt -sc install=bash)"              complete words with the tab key; or zsh, fish',
+        "  fedopt new algo NAME                           begin an algorithm of your own; or new problem NAME",
         "  fedopt-compare DIR...                          compare runs",
         "  fedopt-reproduce PAPER/NAME...                 a published figure; --list shows all",
     ]

@@ -11,23 +11,23 @@ from typing import Any
 from fedopt.errors import UserError, first_line
 
 PACKAGE, STANDARD = Path(__file__).parent, Path(sysconfig.get_path("stdlib"))
-# What torch says, in other words
+# What torch says of what vmap, which runs all clients at once, cannot do; and of what is wrong however clients are run
+STACKED = {
+    r"data-dependent control flow|\.item\(\)|dynamic shape": "the value of a tensor is asked for, by if, while, assert, .item(), "
+    "float() or a mask: write torch.where(condition, a, b), and leave numbers tensors",
+    r"call numpy\(\)|data pointer of Tensor|to numpy": "numpy is given a tensor: take torch's function of that name",
+    r"inplace arithmetic": "a tensor is written over: write x = x - 1 in place of x -= 1",
+}
 WORDS = {
-    r"data-dependent control flow|output dynamic shape": "an if, while, assert or mask on a tensor's values: write "
-    "torch.where(condition, a, b)",
-    r"\.item\(\) on a Tensor": "a tensor is made a Python number, by .item(), float(), int() or numpy: leave it a tensor",
-    r"randomness error mode": "torch draws random numbers here, which do not follow the seed: draw from self.world.rng() in "
-    "__post_init__ of a problem, or from fed.rng on the server, and send them",
-    r"inplace arithmetic|in-place operation": "a tensor is written over: write x = x - 1 in place of x -= 1",
-    r"call numpy\(\)|data pointer of Tensor|\.__array__|convert.* to numpy": "numpy is given a tensor that is derived or that "
-    "stands for all clients: take torch's function of that name",
-    r"same dtype|scalar type": "tensors of several types of numbers: self.world.tensor(array) has the run's, "
+    r"call numpy\(\)": "numpy is given a tensor that derivatives are taken of: take torch's function of that name",
+    r"in-place operation": "a tensor is written over: write x = x - 1 in place of x -= 1",
+    r"randomness error mode": "torch draws random numbers here, which do not follow the seed: a problem has self.world.rng() in "
+    "__post_init__, an algorithm fed.rng(...) on the server",
+    r"same dtype|scalar type": "tensors of several types of numbers: self.world.tensor(array) has hardware.dtype, "
     "torch.zeros_like(x) that of x",
 }
-ALL_AT_ONCE = (
-    "; all clients run at once here, by torch.func.vmap: hardware.engine=one_by_one runs them in turn, which tells whether vmap is "
-    "what cannot do this"
-)
+VMAP = "vmap, which runs all clients at once"
+ONE_BY_ONE = "hardware.engine=one_by_one runs them in turn"
 
 
 def is_own(path: str) -> bool:
@@ -51,10 +51,20 @@ def blamed(error: Exception) -> UserError | None:
     if isinstance(error, UserError):
         said = str(error)
         return None if re.match(r"\S+\.py:\d+: ", said) else UserError(f"{place}: {said}")
-    said = first_line(error)
-    words = next((words for pattern, words in WORDS.items() if re.search(pattern, said)), None)
-    stacked = any(frame.filename.endswith("_functorch/vmap.py") for frame in traceback.extract_tb(error.__traceback__))
-    return UserError(f"{place}: {words or f'{type(error).__name__}: {said}'}{ALL_AT_ONCE if stacked else ''}")
+    return UserError(f"{place}: {_words(error, frames[-1])}")
+
+
+def _words(error: Exception, frame: traceback.FrameSummary) -> str:
+    """What is wrong, as far as it is known, else as the error says it."""
+    said, called = first_line(error), traceback.extract_tb(error.__traceback__)
+    stacked = any(inner.filename.endswith("_functorch/vmap.py") for inner in called)
+    for patterns in (STACKED, WORDS) if stacked else (WORDS,):
+        if words := next((words for pattern, words in patterns.items() if re.search(pattern, said)), None):
+            return f"{words}; {VMAP}, cannot do this: {ONE_BY_ONE}, to find out" if patterns is STACKED else words
+    if "NoneType" in said and called and called[-1].filename == frame.filename:
+        said += " (None: is a return missing in the function that gives it?)"
+    asked = f"; {VMAP}, is at work here: {ONE_BY_ONE}, to find out whether it is to blame" if stacked else ""
+    return f"{type(error).__name__}: {said}{asked} (HYDRA_FULL_ERROR=1 shows the whole traceback)"
 
 
 def place(function: Any) -> str:

@@ -37,8 +37,8 @@ def check(problem: Problem) -> None:
     weighted = {split: (of, start[0].new_full(of.shape, 1 / len(of))) for split, of in rows.items()}
     with untouched(problem.sample, weighted):
         sample = problem.sample(0, weighted)
-    if not all(isinstance(leaf, Tensor) for leaf in tree_leaves(sample)):
-        raise wrong(problem.sample, sample, "a tensor, or a tuple of tensors")
+    if arrays := [leaf for leaf in tree_leaves(sample) if isinstance(leaf, np.ndarray)]:
+        raise wrong(problem.sample, arrays[0], "tensors: self.world.tensor(array) makes them")
     if problem.random:
         sample = problem.keyed(sample, torch.zeros((), dtype=torch.int64, device=start[0].device))
     networks = {key: value for key, value in vars(problem).items() if isinstance(value, nn.Module)}
@@ -115,7 +115,7 @@ def _drawn() -> dict[str, Any]:
 
 def wrong(function: Callable[..., Any], given: Any, wanted: str) -> UserError:
     """For a function that gives something else than what is wanted."""
-    what = f"{list(given.shape)}, a tensor" if isinstance(given, Tensor) else f"a {type(given).__name__}"
+    what = f"a tensor of shape {list(given.shape)}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
     what = "None (is its return missing?)" if given is None else what
     return UserError(f"{called(function)} gives {what}; it must give {wanted}")
 

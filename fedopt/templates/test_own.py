@@ -1,0 +1,36 @@
+"""It gets better, is the same however clients are run, and draws nothing that the seed does not say."""
+
+from pathlib import Path
+
+import torch
+from fedopt import assemble, composed, resolve
+
+CHOSEN = "algo=my_sgd problem=classification dataset=digits"
+PRECISE = ["hardware.dtype=float64", "hardware.threads=1"]
+
+
+def run(*overrides, rounds=30):
+    """The problem's first metric before and after, and the last point."""
+    e = assemble(resolve(composed([*CHOSEN.split(), *PRECISE, *overrides], [Path(__file__).parent / "myconf"])))
+    metric, state = e.problem.metrics[0], e.algorithm.init(e.problem)
+    before = e.problem.evaluate(*e.algorithm.output(state))[metric.name]
+    for r in range(rounds):
+        state = e.algorithm.step(state, e.problem, e.federation.at(r))
+    (x, *_) = e.algorithm.output(state)
+    return metric, before, e.problem.evaluate(*e.algorithm.output(state))[metric.name], x
+
+
+def test_the_metric_gets_better():
+    metric, before, after, _ = run()
+    assert metric.best([before, after]) == after != before
+
+
+def test_all_at_once_is_one_by_one():
+    one, other = (run(f"hardware.engine={engine}", rounds=3)[-1] for engine in ("vectorised", "one_by_one"))
+    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9 * float(one.abs().max()))
+
+
+def test_the_seed_says_it_all():
+    one, again, other = (run(f"seed={seed}", rounds=3)[-1] for seed in (0, 0, 1))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
