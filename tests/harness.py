@@ -57,6 +57,8 @@ SMALL = {
     "localbsgm": ["algo.p=2", "algo.Q=3"],
     "localbsgvrm": ["algo.p=2", "algo.Q=3"],
 }
+if EXTRA and (Path(EXTRA) / "contract.yaml").exists():  # the same for algorithms and problems of one's own
+    SMALL |= yaml.safe_load((Path(EXTRA) / "contract.yaml").read_text())
 FEDERATION = ["partitioner.clients=6", "participation.cohort=3", "hardware.dtype=float64", "hardware.threads=1"]
 
 

@@ -25,8 +25,11 @@ both = pytest.mark.parametrize(("algo", "problem"), PAIRS)
 
 
 def close(a, b, rtol=1e-9):
-    for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True):
-        torch.testing.assert_close(torch.as_tensor(x), torch.as_tensor(y), rtol=rtol, atol=rtol)
+    """To a share of each number, or of the largest there is: what cancels is as exact as what it is made of."""
+    pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True)]
+    largest = max((float(y.double().abs().max()) for _, y in pairs if y.numel()), default=0.0)
+    for x, y in pairs:
+        torch.testing.assert_close(x, y, rtol=rtol, atol=rtol * largest)
 
 
 def batches(algo, size):
@@ -189,15 +192,16 @@ def test_equal_clients_are_one_client(algo, problem):
 
 @both
 def test_metric_improves(algo, problem):
-    """With the tuned values, in at most 100 rounds: the objective, or the loss that is minimised, falls; where the solution is
-    known, so does the distance or the hypergradient."""
+    """With the tuned values, in at most 100 rounds, by a fifth: the objective, or the loss that is minimised; where the solution is
+    known, the distance or the hypergradient; of a problem of one's own, the first metric that it declares."""
     e = tuned(algo, problem, "participation.cohort=6")
     states = iterate(e, 100)
     before = e.problem.evaluate(*e.algorithm.output(next(states)))
-    usual = [m for m in ("hypergradient_norm", "distance", "train_loss", "objective") if m in before]
-    measure = usual[0] if usual else next(m.name for m in e.problem.metrics if m.better == "lower")
-    every_tenth = islice(states, 9, None, 10)
-    assert any(e.problem.evaluate(*e.algorithm.output(s))[measure] < 0.8 * before[measure] for s in every_tenth)
+    usual = ("hypergradient_norm", "distance", "train_loss", "objective")
+    metric = min(e.problem.metrics, key=lambda m: usual.index(m.name) if m.name in usual else len(usual))
+    was, sign = before[metric.name], 1 if metric.better == "higher" else -1
+    every_tenth = (e.problem.evaluate(*e.algorithm.output(s))[metric.name] for s in islice(states, 9, None, 10))
+    assert any(sign * (now - was) > 0.2 * abs(was) for now in every_tenth)
 
 
 def solution(e):

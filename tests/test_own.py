@@ -1,87 +1,208 @@
 """Algorithms and problems of one's own: `fedopt new`, and mistakes in them, which are answered with the file and the line."""
 
 import itertools
+import os
+import shlex
+import subprocess
+import sys
+from importlib import import_module
 
 import pytest
-from command import fedopt
+from command import ROOT, fedopt
 
-from fedopt.new import TEMPLATES
+from fedopt.new import EXAMPLES, TEMPLATES
 
+PAGE = (ROOT / "README.md").read_text()  # which shows the templates
 COUNT = itertools.count()
-RUN = ["budget.rounds=2", "hardware.threads=1"]
 CHOSEN = {
     "my_sgd": ["algo=my_sgd", "problem=classification", "dataset=digits", "problem.widths=[4]", "algo.B=4"],
     "my_regression": ["algo=fedavg", "problem=my_regression", "algo.B=4"],
 }
-GRADIENT = 'return client.gradient(x, client.sample("xi"))'
-F = "return weight @ (a @ x - b) ** 2"
+GRADIENT, NEW = 'return client.gradient(x, client.sample("xi"))', "return State(s.x - self.eta * g)"
+F, START = "return weight @ (a @ x - b) ** 2", "return (torch.zeros_like(self.a[0]),)"
+MSE = '{"mse": float(torch.mean((self.a @ x - self.b) ** 2))}'
+
+# A line of a template, what stands there instead, what is said, and the function that it is said of; none: the line
+IN_ALGORITHM = {
+    "a client without return": (GRADIENT, GRADIENT[7:], "not None", "def gradient"),
+    "a client with a float": (GRADIENT, "return 0.5", "not a float", "def gradient"),
+    "step without return": (NEW, NEW[7:], "gives None", "def step"),
+    "step of another shape": (NEW, "return State(s.x[:3])", "was [310] of torch.float32 and becomes [3]", "def step"),
+    "step of another type": (NEW, "return State(s.x.double())", "becomes [310] of torch.float64", "def step"),
+    "step with a float": (NEW, "return State(0.5)", "becomes a float", "def step"),
+    "init without return": ("return State(*", "State(*", "gives None", "def init"),
+    "output without return": ("return (s.x,)", "(s.x,)", "gives None", "def output"),
+    "output of no tuple": ("return (s.x,)", "return s.x", "a tuple of tensors", "def output"),
+    "in place on the state": (NEW, "s.x.sub_(g); return State(s.x)", "MySgd.step writes over", "def step"),
+    "in place on the message": (GRADIENT, f"x -= 1; {GRADIENT}", "wrote over its message", "def gradient"),
+    "randn on the server": (NEW, "return State(s.x + g.clone().normal_())", "random numbers from torch", "def step"),
+    "if": (GRADIENT, f"g = {GRADIENT[7:]}; return g if g.sum() > 0 else -g", "torch.where(", None),
+    "item": (GRADIENT, f"{GRADIENT}.sum().item() * x", "value of a tensor", None),
+    "randn": (GRADIENT, "import torch; return torch.randn(len(x))", "do not follow the seed", None),
+    "numpy": (
+        GRADIENT,
+        f"import numpy; return x * numpy.sum({GRADIENT[7:]}.numpy())",
+        "torch's function of that name",
+        None,
+    ),
+    "shapes": (GRADIENT, "return client.gradient(x[:3], client.sample('xi'))", "RuntimeError", None),
+    "types": (GRADIENT, "return client.gradient(x.double(), client.sample('xi'))", "several types of numbers", None),
+}
+IN_PROBLEM = {
+    "f without return": (F, F[7:], "gives None", "def f"),
+    "f of several numbers": (F, "return (a @ x - b) ** 2", "shape [2]; it must give a tensor of one number", "def f"),
+    "f with a float": (F, f"return float({F[7:]})", "gives a float", "def f"),
+    "f of another type": (F, f"return ({F[7:]}).double()", "gives torch.float64", "def f"),
+    "start without return": (START, START[7:], "gives None", "def start"),
+    "start of no tuple": (START, "return torch.zeros_like(self.a[0])", "a tuple of one vector", "def start"),
+    "start of another type": (START, "return (torch.zeros(10).double(),)", "gives torch.float64", "def start"),
+    "evaluate without return": (f"return {MSE}", MSE, "gives None", "def evaluate"),
+    "evaluate of several numbers": (MSE, '{"mse": x}', "more than one number", "def evaluate"),
+    "sample without return": ("return self.a[index],", "self.a[index],", "is a return missing", "a, b, weight ="),
+    "data of another type": ("self.world.tensor(a @ x", "torch.from_numpy(a @ x", "several types of numbers", F),
+    "in place on the sample": (F, f"b -= a @ x; {F}", "MyRegression.f writes over", "def f"),
+    "in place on x": (F, f"x *= 2; {F}", "MyRegression.f writes over", "def f"),
+    "randn in f": (F, "return weight @ torch.randn(2)", "random numbers from torch", "def f"),
+    "nobody has examples": ("self.splits = ", "splits = ", "does not say whose", "@dataclass"),
+    "shapes in f": (F, "return weight @ (a.T @ x - b) ** 2", "size mismatch", None),
+    "a mistyped name": (F, "return wieght @ (a @ x - b) ** 2", "'wieght' is not defined", None),
+    "an if in f": (F, f"return x.sum() if x.sum() > 0 else {F[7:]}", "torch.where(", None),
+    "item in f": (F, f"{F} * weight.sum().item()", "value of a tensor", None),
+    "numpy in f": (F, f"import numpy; {F} * numpy.sum(x.numpy())", "torch's function of that name", None),
+}
 
 
-def mistaken(example, right, wrong, monkeypatch, capsys, folder, *overrides):
-    """The exit code and the last line of a run of an example in which one line is another, and that line's `file.py:number`."""
-    name = f"{example}_{next(COUNT)}"
+def mistaken(example, change, engine, monkeypatch, capsys, folder):
+    """The outcome of a run of an example with one line changed, and the place that its message should name."""
+    right, wrong, _, named = change
+    name = f"{example}_{next(COUNT)}"  # modules are imported once
     text = (TEMPLATES / f"{example}.py").read_text()
     assert text.count(right) == 1
-    changed = text.replace(right, wrong)
-    (folder / f"{name}.py").write_text(changed)
-    group = "algo" if example == "my_sgd" else "problem"
+    (folder / f"{name}.py").write_text(text.replace(right, wrong))
+    group = folder / "myconf" / ("algo" if example == "my_sgd" else "problem")
+    group.mkdir(parents=True)
     node = (TEMPLATES / f"{example}.yaml").read_text().replace(f" {example}.", f" {name}.")
-    (folder / "myconf" / group).mkdir(parents=True)
-    (folder / "myconf" / group / f"{example}.yaml").write_text(node)
+    (group / f"{example}.yaml").write_text(node)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.chdir(folder)
-    result = fedopt(monkeypatch, capsys, "--config-dir", "myconf", *CHOSEN[example], *RUN, *overrides)
-    begin = text[: text.index(right)].count("\n") + 1
-    return result, [f"{name}.py:{line}: " for line in range(begin, begin + wrong.count("\n") + 1)]
+    words = [*CHOSEN[example], "budget.rounds=2", "hardware.threads=1", f"hardware.engine={engine}"]
+    at = text[: text.index(named or right)].count("\n") + 1
+    return fedopt(monkeypatch, capsys, "--config-dir", "myconf", *words), f"fedopt: {name}.py:{at}: "
 
 
-INDENT = "\n        "
-MISTAKES = {
-    "algorithm: no return of a client": ("my_sgd", GRADIENT, GRADIENT.removeprefix("return "), "None"),
-    "algorithm: float of a client": ("my_sgd", GRADIENT, "return 0.5", "float"),
-    "algorithm: no return of step": ("my_sgd", "return State(s.x - self.eta * g)", "State(s.x - self.eta * g)", "None"),
-    "algorithm: wrong shape of step": ("my_sgd", "return State(s.x - self.eta * g)", "return State(s.x[:3])", "shape"),
-    "algorithm: wrong type of step": ("my_sgd", "return State(s.x - self.eta * g)", "return State(s.x.double())", "float64"),
-    "algorithm: float in the state": ("my_sgd", "return State(s.x - self.eta * g)", "return State(0.5)", "float"),
-    "algorithm: no return of init": ("my_sgd", "return State(*problem.start())", "State(*problem.start())", "None"),
-    "algorithm: no return of output": ("my_sgd", "return (s.x,)", "(s.x,)", "None"),
-    "algorithm: output without a tuple": ("my_sgd", "return (s.x,)", "return s.x", "tuple"),
-    "algorithm: in place on the state": ("my_sgd", "return State(s.x - self.eta * g)", "s.x.sub_(g); return State(s.x)", "writes over"),
-    "algorithm: in place on the message": ("my_sgd", GRADIENT, "x -= 1" + INDENT + "    " + GRADIENT, "over"),
-    "algorithm: if": ("my_sgd", GRADIENT, "g = client.gradient(x, client.sample('xi'))" + INDENT + "    return g if g.sum() > 0 else -g", "if"),
-    "algorithm: item": ("my_sgd", GRADIENT, "return x * client.gradient(x, client.sample('xi')).sum().item()", "number"),
-    "algorithm: randn": ("my_sgd", GRADIENT, "import torch" + INDENT + "    return torch.randn(len(x))", "random"),
-    "algorithm: randn on the server": ("my_sgd", "return State(s.x - self.eta * g)", "return State(s.x - g.clone().normal_())", "torch"),
-    "algorithm: numpy": ("my_sgd", GRADIENT, "import numpy as np" + INDENT + "    return np.sign(client.gradient(x, client.sample('xi')))", "numpy"),
-    "algorithm: shapes": ("my_sgd", GRADIENT, "return client.gradient(x[:3], client.sample('xi'))", "shape"),
-    "algorithm: types": ("my_sgd", GRADIENT, "return client.gradient(x.double(), client.sample('xi'))", "type"),
-    "problem: no return of f": ("my_regression", F, F.removeprefix("return "), "None"),
-    "problem: no return of sample": ("my_regression", "return self.a[index], self.b[index], weight", "self.a[index]", "None"),
-    "problem: no return of start": ("my_regression", "return (torch.zeros_like(self.a[0]),)", "(torch.zeros_like(self.a[0]),)", "None"),
-    "problem: start without a tuple": ("my_regression", "return (torch.zeros_like(self.a[0]),)", "return torch.zeros_like(self.a[0])", "tuple"),
-    "problem: no return of evaluate": ("my_regression", 'return {"mse"', '{"mse"', "None"),
-    "problem: evaluate of several numbers": ("my_regression", "float(torch.mean((self.a @ x - self.b) ** 2))", "(self.a @ x - self.b) ** 2", "one number"),
-    "problem: wrong shape": ("my_regression", F, "return (a @ x - b) ** 2", "mean"),
-    "problem: wrong shapes inside": ("my_regression", F, "return weight @ (a.T @ x - b) ** 2", "Error"),
-    "problem: float": ("my_regression", F, "return float(weight @ (a @ x - b) ** 2)", "float"),
-    "problem: wrong type": ("my_regression", F, "return (weight @ (a @ x - b) ** 2).double()", "float64"),
-    "problem: wrong type of start": ("my_regression", "return (torch.zeros_like(self.a[0]),)", "return (torch.zeros(10).double(),)", "float64"),
-    "problem: wrong type of data": ("my_regression", "self.world.tensor(a @ x", "torch.from_numpy(a @ x", "type"),
-    "problem: in place": ("my_regression", F, "b -= a @ x" + INDENT + "return weight @ b**2", "over"),
-    "problem: in place on x": ("my_regression", F, "x *= 2" + INDENT + F, "over"),
-    "problem: if": ("my_regression", F, "e = a @ x - b" + INDENT + "return e.mean() if e.sum() > 0 else -e.mean()", "if"),
-    "problem: item": ("my_regression", F, "return weight @ (a @ x - b) ** 2 * weight.sum().item()", "number"),
-    "problem: randn": ("my_regression", F, "return weight @ (a @ x - b + torch.randn(len(b))) ** 2", "random"),
-    "problem: numpy": ("my_regression", F, "import numpy" + INDENT + "return torch.tensor(numpy.mean((a @ x - b).numpy() ** 2))", "numpy"),
-    "problem: no splits": ("my_regression", "self.splits = ", "splits = ", "self.splits"),
-    "problem: mistyped name": ("my_regression", F, "return wieght @ (a @ x - b) ** 2", "wieght"),
-}  # fmt: skip
+@pytest.mark.parametrize("mistake", [*IN_ALGORITHM, *IN_PROBLEM])
+def test_mistakes(mistake, monkeypatch, capsys, tmp_path):
+    example = "my_sgd" if mistake in IN_ALGORITHM else "my_regression"
+    change = {**IN_ALGORITHM, **IN_PROBLEM}[mistake]
+    result, place = mistaken(example, change, "vectorised", monkeypatch, capsys, tmp_path)
+    line = result.err.splitlines()[-1]
+    assert result.code == 2, line
+    assert line.startswith(place)
+    assert change[2] in line
+    of_vmap = mistake.removesuffix(" in f").removeprefix("an ") in ("if", "item", "numpy")
+    assert ("hardware.engine=one_by_one" in line) >= of_vmap
+    assert "bug" not in line
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes(mistake, engine, monkeypatch, capsys, tmp_path):
-    *change, said = MISTAKES[mistake]
-    result, places = mistaken(*change, monkeypatch, capsys, tmp_path, f"hardware.engine={engine}")
-    line = result.err.splitlines()[-1] if result.err else ""
-    print(mistake, engine, result.code, "|", line, "|", places)
+@pytest.mark.parametrize(
+    "mistake", ["a client without return", "in place on the message", "randn", "types", "if", "item"]
+)
+def test_mistakes_one_by_one(mistake, monkeypatch, capsys, tmp_path):
+    """Nothing is said of vmap, and what only vmap cannot do runs."""
+    change = IN_ALGORITHM[mistake]
+    result, place = mistaken("my_sgd", change, "one_by_one", monkeypatch, capsys, tmp_path)
+    if mistake in ("if", "item"):
+        assert result.code == 0, result.err
+        return
+    assert result.code == 2
+    line = result.err.splitlines()[-1]
+    assert line.startswith(place) or "MySgd.step draws random numbers" in line
+    assert "vmap" not in line
+
+
+def test_a_mistake_of_ours_is_ours(monkeypatch, capsys, tmp_path):
+    """Where nothing of the user's was at work."""
+    monkeypatch.setattr("fedopt.run.figures.metrics", lambda *_: [][0])
+    monkeypatch.setattr("fedopt.mistakes.is_own", lambda path: path.startswith(str(tmp_path)))
+    result = fedopt(monkeypatch, capsys, "problem.examples=40", "budget.rounds=1", f"output_dir={tmp_path / 'run'}")
+    assert result.code == 1
+    assert "this is a bug" in result.err
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_a_skeleton_runs_and_passes_its_test(kind, monkeypatch, capsys, tmp_path):
+    name = f"my_first_{kind}"
+    monkeypatch.chdir(tmp_path)
+    result = fedopt(monkeypatch, capsys, "new", kind, name)
+    assert result.code == 0
+    written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*"))
+    assert written == sorted([f"{name}.py", f"myconf/{kind}/{name}.yaml", f"test_{name}.py"])
+    last = result.out.splitlines()[-1].removeprefix("to run it: ")
+    assert last.startswith("PYTHONPATH=. fedopt ")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = fedopt(monkeypatch, capsys, *shlex.split(last)[2:], "budget.rounds=2", "hardware.threads=1")
+    assert "finished after 2 rounds" in run.out, run.err
+    tests = [test for called, test in vars(import_module(f"test_{name}")).items() if called.startswith("test_")]
+    assert len(tests) == 3
+    for test in tests:
+        test()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("taken", "taken.py is there already"), ("random", "installed"), ("Mine", "small letters"), ("mco", "fedopt has")],
+)
+def test_names_that_cannot_be_taken(name, said, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken.py").write_text("kept")
+    result = fedopt(monkeypatch, capsys, "new", "problem", name)
+    assert result.code == 2
+    assert said in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["taken.py"]
+    assert (tmp_path / "taken.py").read_text() == "kept"
+
+
+@pytest.mark.parametrize("path", sorted(TEMPLATES.glob("my_*")), ids=lambda path: path.name)
+def test_the_page_shows_the_templates(path):
+    language = {".py": "python", ".yaml": "yaml"}[path.suffix]
+    assert f"```{language}\n{path.read_text()}```" in PAGE
+    assert (
+        path.suffix == ".yaml" or len(path.read_text().splitlines()) <= {"my_sgd": 32, "my_regression": 45}[path.stem]
+    )
+
+
+@pytest.mark.parametrize("lies", [True, False])
+def test_a_module_that_is_not_found(lies, monkeypatch, capsys, tmp_path):
+    """Says that the working directory is not searched, and what to type."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if lies:
+        (tmp_path / "elsewhere.py").write_text("")
+    result = fedopt(monkeypatch, capsys, "algo._target_=elsewhere.Mine")
+    assert result.code == 2
+    assert "PYTHONPATH=. fedopt" in result.err if lies else "PYTHONPATH is not set" in result.err
+
+
+def test_a_module_with_a_mistake(monkeypatch, capsys, tmp_path):
+    (tmp_path / "broken_at_3.py").write_text("\n\nx = 1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert "broken_at_3.py:3: ZeroDivisionError" in fedopt(monkeypatch, capsys, "algo._target_=broken_at_3.Mine").err
+
+
+def test_contract_settings_and_metrics_of_ones_own(tmp_path):
+    """contract.yaml makes a problem small, and its first metric must improve, whatever it is called and whichever way is better."""
+    text = (TEMPLATES / "my_regression.py").read_text()
+    declared = 'Metric("fit", "negative error", better="higher"), Metric("size", "|x|")'
+    text = text.replace('Metric("mse", "mean squared error", scale="log", bounds=True),', declared)
+    text = text.replace(MSE, '{"fit": -float(torch.mean((self.a @ x - self.b) ** 2)), "size": float(x.norm())}')
+    (tmp_path / "my_regression.py").write_text(text)
+    conf = tmp_path / "myconf"
+    (conf / "problem").mkdir(parents=True)
+    node = (TEMPLATES / "my_regression.yaml").read_text().replace("examples: 400", "examples: -1")
+    (conf / "problem" / "my_regression.yaml").write_text(node)
+    (conf / "contract.yaml").write_text("my_regression: [problem.examples=60]\n")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "FEDOPT_CONTRACT_CONF": str(conf)}
+    test = ["tests/test_contract.py", "-k", "metric_improves and scaffold and my_regression", "-p", "no:cacheprovider"]
+    done = subprocess.run([sys.executable, "-m", "pytest", *test], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert "1 passed" in done.stdout
