@@ -5,6 +5,7 @@ import os
 import re
 import sysconfig
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,12 @@ def blamed(error: Exception) -> UserError | None:
     while cause and not frames:
         frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if is_own(frame.filename)]
         cause = cause.__cause__
-    if not frames or isinstance(error, MemoryError | OverflowError):
+    said = first_line(error)
+    too_large = isinstance(error, MemoryError | OverflowError) or "can't allocate memory" in said
+    if not frames or too_large or (isinstance(error, UserError) and re.match(r"[^:]+\.py:\d+: ", said)):
         return None
-    place = _at(frames[-1].filename, frames[-1].lineno or 0)
-    if isinstance(error, UserError):
-        said = str(error)
-        return None if re.match(r"\S+\.py:\d+: ", said) else UserError(f"{place}: {said}")
-    return UserError(f"{place}: {_words(error, frames[-1])}")
+    words = str(error) if isinstance(error, UserError) else _words(error, frames[-1])
+    return UserError(f"{_at(frames[-1].filename, frames[-1].lineno or 0)}: {words}")
 
 
 def _words(error: Exception, frame: traceback.FrameSummary) -> str:
@@ -93,4 +93,6 @@ def not_imported(module: str, error: BaseException) -> str:
 
 
 def _at(path: str, line: int) -> str:
-    return f"{min(os.path.relpath(path), path, key=len)}:{line}"
+    with suppress(OSError, ValueError):  # no working directory any more, another drive
+        path = min(os.path.relpath(path), path, key=len)
+    return f"{path}:{line}"
