@@ -294,8 +294,9 @@ def test_compare(monkeypatch, capsys):
 
 def test_tensors_are_named():
     run = api.run([*SHORT, "algo=scaffold", "problem=classification", "problem.model=linear"], quiet=True)
-    names = {name for name in load_file(run.folder / "checkpoint.safetensors") if "ledger" not in name}
-    assert names == {"state.x", "state.c", "progress", "hash"}
+    tensors = load_file(run.folder / "checkpoint.safetensors")
+    assert {name for name in tensors if "ledger" not in name} == {"state.x", "state.c", "progress", "hash"}
+    assert torch.equal(run.variables["x"], tensors["state.x"])  # with the clients' memories read from the journal
     run = api.run(TINY, quiet=True)
     tensors = load_file(run.folder / "checkpoint.safetensors")
     for n, value in enumerate(run.variables.values()):
