@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -187,15 +188,17 @@ class Normalised(nn.Module):
     width], [B, height, width] where there is one channel, [B, features], or token ids [B, length]. It gives logits [B, classes].
     """
 
-    def __init__(self, network: nn.Module, mean: Tensor | None, std: Tensor | None, input_shape: Sequence[int]):
-        """mean, std: of each channel or column, what is subtracted and what the difference is divided by; None for token ids."""
+    def __init__(self, network: nn.Module, normalisation: tuple[np.ndarray, np.ndarray] | None, input_shape: Sequence[int]):
+        """normalisation: what is subtracted and what the difference is divided by, each of as many as the input_shape begins with;
+        None for token ids."""
         super().__init__()
         self.network, self.input_shape = network, tuple(input_shape)
-        ones = (1,) * (len(self.input_shape) - 1)
+        ones = [1] * (len(self.input_shape) - 1)
+        mean, std = (torch.from_numpy(v).view(-1, *ones) for v in normalisation) if normalisation else (None, None)
         self.mean: Tensor | None
         self.std: Tensor | None
-        self.register_buffer("mean", None if mean is None else mean.view(-1, *ones))
-        self.register_buffer("std", None if std is None else std.view(-1, *ones))
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -204,7 +207,9 @@ class Normalised(nn.Module):
         if tuple(x.shape[1:]) not in (shape, (math.prod(shape),), shape[1:] if shape[0] == 1 else shape):
             raise ValueError(f"the network takes examples [B, {', '.join(map(str, shape))}], not {list(x.shape)}")
         x, mean, std = x.reshape(-1, *shape), self.mean, self.std
-        return self.network(x if mean is None or std is None else (x.to(mean.dtype) - mean) / std)
+        if mean is not None and std is not None:
+            x = ((x - mean) / std).to(next(self.network.parameters()).dtype)
+        return self.network(x)
 
 
 def build(

@@ -60,19 +60,17 @@ def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = No
 class Examples:
     """Labelled examples on the device, normalised once by the statistics of those for training. x: [n, features]; y: [n]."""
 
-    mean: Tensor | None  # and std: of each channel or column, None for token ids
-    std: Tensor | None
+    normalisation: tuple[np.ndarray, np.ndarray] | None  # mean and deviation of each channel or column, None for token ids
 
     def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
-        self.shape = x.shape[1:]
         self.y = torch.from_numpy(y).to(world.device)
-        self.mean = self.std = None
+        self.shape, self.normalisation = x.shape[1:], None
         if data.tokens:
             self.x = torch.from_numpy(x).to(world.device)
             return
         mean, std = data.normalisation()
-        scale = 1 / (std := np.maximum(std, 1e-12))
-        self.mean, self.std = world.tensor(mean), world.tensor(std)
+        self.normalisation = mean, np.maximum(std, 1e-12)
+        scale = 1 / self.normalisation[1]
         if x.ndim == 2:  # in double: a column may be large beside its deviation
             self.x = world.tensor((x - mean) * scale)
         else:
@@ -181,7 +179,7 @@ class Supervised(Problem):
 
     def network(self, *point: Tensor) -> nn.Module:
         trained = self.net.trained(self.parameters(*point))
-        return Normalised(trained, self.train.mean, self.train.std, self.train.shape).cpu()
+        return Normalised(trained.cpu(), self.train.normalisation, self.train.shape)
 
     def class_shares(self, split: str) -> np.ndarray:
         """The weighted mean over clients of the share of each class in their examples of a split, [C]; 1 for a class without any.
