@@ -3,6 +3,7 @@
 Nothing here imports torch before a run starts, so that help and mistakes are answered at once.
 """
 
+import json
 import os
 import re
 import sys
@@ -59,12 +60,17 @@ def _dispatch(arguments: list[str]) -> int:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[])
     parser.add_argument("--cfg", choices=["job"])
+    parser.add_argument("--schema", choices=["config", "experiment"])
     for flags in (("--help", "-h"), ("--version",), ("--multirun", "-m"), ("--resolve",), ("-sc",)):
         parser.add_argument(*flags, action="store_true")
     given = parser.parse_intermixed_args(arguments)
     if given.resolve and not given.cfg:
         raise UserError("--resolve goes with --cfg job")
-    if given.sc:
+    if given.schema:
+        from fedopt.schema import schema
+
+        print(json.dumps(schema(given.schema, given.folders), indent=2))
+    elif given.sc:
         _complete(given.overrides)
     elif given.help:
         show(given.overrides, given.folders)

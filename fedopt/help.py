@@ -62,6 +62,7 @@ def overview(folders: Iterable[str]) -> str:
         "  fedopt --help algo=fedmsa                      the keys of an algorithm, a problem, ...",
         "  fedopt algo=fedmsa problem=mco --cfg job       show the config and do not run",
         "  fedopt resume=true output_dir=DIR              go on with the run that is there",
+        "  fedopt --schema experiment                     a JSON schema of experiment files, for editors; or config",
         '  eval "$(fedopt -sc install=bash)"              complete words with the tab key; or zsh, fish',
         "  fedopt new algo NAME                           begin an algorithm of your own; or new problem NAME",
         "  fedopt-compare DIR...                          compare runs",

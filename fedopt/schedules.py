@@ -78,7 +78,10 @@ def _number_is_constant(value: object) -> object:
 
 
 StepSize = Constant | InversePower | Exponential | Piecewise
-Schedule = Annotated[Annotated[StepSize, Field(discriminator="kind")], BeforeValidator(_number_is_constant)]
+Schedule = Annotated[
+    Annotated[StepSize, Field(discriminator="kind")],
+    BeforeValidator(_number_is_constant, json_schema_input_type=Size | StepSize),
+]
 
 
 def values(schedule: StepSize) -> list[float]:
@@ -126,4 +129,7 @@ def _parsed(value: object) -> object:
     return {"kind": "constant", "value": int(found[1]), "unit": unit}
 
 
-LocalWork = Annotated[Annotated[Work, Field(discriminator="kind")], BeforeValidator(_parsed)]
+LocalWork = Annotated[
+    Annotated[Work, Field(discriminator="kind")],
+    BeforeValidator(_parsed, json_schema_input_type=PositiveInt | str | Work),
+]

@@ -229,9 +229,14 @@ def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
     given: fields that have no key. Raises UserError, as `build`.
     """
     try:
-        return TypeAdapter(cls if is_pydantic_dataclass(cls) else _keys_of(cls, *given)).validate_python(node)
+        return typed(cls, *given).validate_python(node)
     except ValidationError as error:
         raise UserError("; ".join(_message(e, where) for e in error.errors(include_url=False)[:3])) from None
+
+
+def typed(cls: Any, *given: str) -> TypeAdapter[Any]:
+    """The type of a dataclass' config node. given: fields that have no key."""
+    return TypeAdapter(cls if is_pydantic_dataclass(cls) else _keys_of(cls, *given))
 
 
 def _refuse_booleans(node: dict[str, Any], values: Any, where: str) -> None:

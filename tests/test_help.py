@@ -1,5 +1,6 @@
 """What `fedopt --help` says, words that the shell completes, and JSON schemas for editors."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -7,9 +8,12 @@ import sys
 
 import pytest
 from command import ROOT, fedopt
+from harness import config
+from omegaconf import OmegaConf
 
-from fedopt.config import options
+from fedopt.config import CONF, options
 from fedopt.help import comments, completions, keys
+from fedopt.schema import schema
 
 # Keys
 
@@ -167,3 +171,72 @@ def test_completion_of_no_shell(words, monkeypatch, capsys):
         2,
         "fedopt: -sc: goes with install, uninstall or query =bash, zsh or fish, such as install=bash\n",
     )
+
+
+# Schemas
+
+
+def plain_file(path):
+    """As JSON holds it, whose keys are texts; interpolations stay."""
+    return json.loads(json.dumps(OmegaConf.to_container(OmegaConf.load(path))))
+
+
+@pytest.fixture(scope="module")
+def validators():
+    jsonschema = pytest.importorskip("jsonschema")
+    schemas = {kind: schema(kind) for kind in ("config", "experiment")}
+    for said in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(said)
+    return {kind: jsonschema.Draft202012Validator(said) for kind, said in schemas.items()}
+
+
+def test_files_of_conf_keep_to_their_schema(validators):
+    files = {"experiment": [CONF / "experiment" / f"{name}.yaml" for name in options("experiment") if name != "none"]}
+    files["config"] = [CONF / g / f"{name}.yaml" for g in ("algo", "problem", "preset") for name in options(g)]
+    for kind, paths in files.items():
+        wrong = {path.name: [e.message for e in validators[kind].iter_errors(plain_file(path))] for path in paths}
+        assert not {name: messages for name, messages in wrong.items() if messages}
+
+
+def test_a_run_keeps_to_the_schema(validators):
+    """Its config.yaml has every key."""
+    assert not list(validators["config"].iter_errors(config("algo=zo_hfl", "problem=hierarchical")))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (("budgt",), {"rounds": 1}),
+        (("budget", "rouns"), 1),
+        (("algo", "alhpa"), 1),
+        (("algo", "K"), "many"),
+        (("algo", "alpha"), -1),
+        (("algo", "alpha"), {"kind": "cosine"}),
+        (("experiment", "liens"), {}),
+        (("experiment", "minutes"), "long"),
+        (("experiment", "claims", 0, "mesure"), "x"),
+        (("hardware", "engine"), "fast"),
+    ],
+)
+def test_mistakes_do_not_keep_to_the_schema(wrong, words, validators):
+    content = plain_file(CONF / "experiment" / "fedmsa" / "fig2.yaml")
+    *inside, last = wrong
+    node = content
+    for key in inside:
+        node = node.setdefault(key, {}) if isinstance(node, dict) else node[key]
+    node[last] = words
+    assert not validators["experiment"].is_valid(content)
+
+
+def test_the_command_writes_a_schema(monkeypatch, capsys, tmp_path):
+    """With the classes of one's own files."""
+    (tmp_path / "conf" / "algo").mkdir(parents=True)
+    (tmp_path / "conf" / "algo" / "mine.yaml").write_text("_target_: own_schema.Own\nown_key: 1\n")
+    source = "from dataclasses import dataclass\nfrom fedopt.algorithms.fedavg import FedAvg\n"
+    (tmp_path / "own_schema.py").write_text(source + "@dataclass(frozen=True)\nclass Own(FedAvg):\n    own_key: int\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = fedopt(monkeypatch, capsys, "--schema", "config", "--config-dir", str(tmp_path / "conf"))
+    said = json.loads(result.out)
+    assert said["properties"]["seed"]["anyOf"][0]["minimum"] == 0
+    assert said["$defs"]["Own"]["properties"]["own_key"]["anyOf"][0] == {"title": "Own Key", "type": "integer"}
+    assert "experiment" not in said["properties"]

@@ -45,7 +45,7 @@ class Claim:
     """
 
     says: str
-    measure: Annotated[str, BeforeValidator(_called)]
+    measure: Annotated[str, BeforeValidator(_called, json_schema_input_type=str | dict[str, list[str]])]
     paper: str = ""
     at_least: float | None = None
     at_most: float | None = None

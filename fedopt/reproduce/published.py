@@ -19,9 +19,15 @@ from fedopt.reproduce.where import filled
 from fedopt.results.identity import digits
 from fedopt.settings import build
 
-Words = Annotated[list[str], BeforeValidator(lambda value: value.split() if isinstance(value, str) else value)]
+TEXTS = str | list[str]
+Words = Annotated[
+    list[str],
+    BeforeValidator(lambda value: value.split() if isinstance(value, str) else value, json_schema_input_type=TEXTS),
+]
 Names = Annotated[
-    list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Field(min_length=1)
+    list[str],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=TEXTS),
+    Field(min_length=1),
 ]
 
 OF_THE_COMMAND = ("seed", "output_dir", "resume", "from", "experiment")  # keys that no line sets
