@@ -6,6 +6,7 @@ Nothing here imports torch before a run starts, so that help and mistakes are an
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Container, Iterable, Sequence
 from functools import partial
@@ -64,6 +65,7 @@ def _dispatch(arguments: list[str]) -> int:
     for flags in (("--help", "-h"), ("--version",), ("--multirun", "-m"), ("--resolve",), ("-sc",)):
         parser.add_argument(*flags, action="store_true")
     given = parser.parse_intermixed_args(arguments)
+    given.overrides = [_of_folder(word) for word in given.overrides]
     if given.resolve and not given.cfg:
         raise UserError("--resolve goes with --cfg job")
     if given.schema:
@@ -85,6 +87,12 @@ def _dispatch(arguments: list[str]) -> int:
             return _single(resolve(config), Asked(given.overrides, chosen))
         print(OmegaConf.to_yaml(config, resolve=given.resolve).rstrip())
     return 0
+
+
+def _of_folder(word: str) -> str:
+    """The name of a folder that is there needs no quotes, whatever commas and equals signs it has."""
+    key, _, name = word.partition("=")
+    return f"{key}={quoted(name)}" if key in ("output_dir", "from") and Path(name).is_dir() else word
 
 
 def _complete(words: list[str]) -> None:
@@ -116,7 +124,7 @@ def _last_line(status: str, folder: RunFolder) -> str:
     line = f"{status} after {summary.get('round')} rounds ({summary.get('seconds')} s): {values}"
     line += f"\nresults: {folder.path}"
     if status == "interrupted":
-        line += f"\nto go on: the same command with output_dir='{folder.path}' resume=true"
+        line += f"\nto go on: fedopt resume=true {shlex.quote(f'output_dir={quoted(str(folder.path))}')}"
     if status == "diverged":
         line += f"\nto go on from the last good state: from='{folder.path}', another output_dir and smaller steps"
     return line
@@ -124,12 +132,8 @@ def _last_line(status: str, folder: RunFolder) -> str:
 
 # Sweeps
 
-LAUNCHED = (
-    "hydra/launcher",
-    "hydra.launcher.",
-    "hydra/sweeper",
-    "hydra.sweeper.",
-)  # how what is a user's to choose begins
+# How the keys begin that set up a user's sweep
+LAUNCHED = ("hydra/launcher", "hydra.launcher.", "hydra/sweeper", "hydra.sweeper.")
 
 
 def _sweep(overrides: list[str], folders: list[str]) -> int:
@@ -200,7 +204,8 @@ def _prepare_sweep(texts: list[str], folders: list[str]) -> tuple[Path, set[str]
     for combination in _combinations(list(given.values()), other):
         try:
             config, chosen = composed_of(combination, folders)
-            found.append((resolve(config), chosen))
+            resolved = resolve(config)
+            found.append(({key: resolved[key] for key in ("output_dir", "budget")}, chosen))
         except UserError as error:
             which = " ".join(word for word in combination if word in swept)
             raise UserError(str(error) if which in str(error) else f"{which}: {error}") from None
@@ -223,7 +228,8 @@ def _combinations(given: list[list[str]], chosen: bool) -> Iterable[Sequence[str
     runs = longest * all(given) if chosen else prod(map(len, given))
     if runs not in range(1, MOST_RUNS + 1):
         raise UserError(f"this sweep has {'no run' if not runs else f'more than {MOST_RUNS:,} runs'}")
-    return zip(*(islice(cycle(words), longest) for words in given), strict=True) if chosen else product(*given)
+    each = zip(*(islice(cycle(words), longest) for words in given), strict=True)
+    return each if chosen and given else product(*given)
 
 
 def _alternatives(override: Override) -> list[str]:

@@ -81,7 +81,9 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         known = known_keys(arguments)
         if key[1] in known:
             return f"{key[1]}: not every choice of the sweep has this key"
-        return f"{key[1]}: there is no such key{_meant(key[1].lstrip('+~'), known)}; fedopt --help lists them"
+        chosen = [word for word in arguments if word.partition("=")[0] in ("algo", "problem") and "," not in word]
+        lists = f"fedopt --help {' '.join(chosen or ['algo=NAME', 'problem=NAME'])} lists them"
+        return f"{key[1]}: there is no such key{_meant(key[1].lstrip('+~'), known)}; {lists}"
     if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
         return f"{several[1]}: several values are a sweep, with -m, or a list, in square brackets"
     if merging := re.search(r"Error merging override (.*)", text):

@@ -78,8 +78,9 @@ def overview(folders: Iterable[str]) -> str:
 
 
 def _title(group: str, name: str, folders: Iterable[str]) -> str:
-    head = config_text(_path(group, name, folders)).split("\n")[:2]
-    return next((line[2:] for line in head if line.startswith("# ") and "@package" not in line), "")
+    head = config_text(_path(group, name, folders)).split("\n")[:3]
+    said = (line[2:] for line in head if line.startswith("# ") and "@package" not in line and "$schema" not in line)
+    return next(said, "")
 
 
 # Keys

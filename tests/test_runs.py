@@ -308,8 +308,10 @@ def test_going_on_with_what_is_there(monkeypatch, capsys, tmp_path):
     words = ["problem=quadratic_bilevel", "problem.examples=40", "algo.K=2", "hardware.threads=1", "eval.every=1"]
     assert fedopt(monkeypatch, capsys, *words, "budget.rounds=2", "output_dir=run").code == 0
     assert fedopt(monkeypatch, capsys, *words, "budget.rounds=4", "output_dir=whole").code == 0
+    Path("run").rename("a=1,b=2")  # which needs no quotes
+    assert fedopt(monkeypatch, capsys, "resume=true", "output_dir=a=1,b=2", "budget.rounds=4").code == 0
+    Path("a=1,b=2").rename("run")
     on = ["resume=true", "output_dir=run"]
-    assert fedopt(monkeypatch, capsys, *on, "budget.rounds=4").code == 0
     pd.testing.assert_frame_equal(without_time(Path("run")), without_time(Path("whole")))
     assert "tuned values: preset/fedmsa/quadratic_bilevel" in Path("run", "log.txt").read_text().splitlines()[-2]
     for words, said in (
