@@ -268,14 +268,20 @@ def test_what_sweepers_optimise(monkeypatch, capsys, tmp_path):
     assert list(returned.values()) == [None, None]
 
 
+@pytest.mark.filterwarnings("ignore")  # of Optuna's
 def test_another_sweeper(monkeypatch, capsys, tmp_path):
     """Optuna's chooses values from an interval; both ends of it are checked first."""
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     monkeypatch.chdir(tmp_path)
     words = ["-m", *SMALL, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1"]
-    assert fedopt(monkeypatch, capsys, *words, "algo.alpha=interval(-0.1, 0.1)").code == 2
+    wrong = fedopt(monkeypatch, capsys, *words, "budget.seconds=interval(-1.0, 9.0)")
+    assert (wrong.code, wrong.err.startswith("fedopt: budget.seconds=-1.0: ")) == (2, True)
+    assert not list(tmp_path.iterdir())
     assert fedopt(monkeypatch, capsys, *words, "algo.alpha=interval(0.0001, 0.001)").code == 0
     assert len(runs_of(tmp_path)) == 3
+    table = pd.read_csv(next(tmp_path.rglob("sweep.csv")))
+    best = yaml.safe_load(next(tmp_path.rglob("optimization_results.yaml")).read_text())
+    assert best["best_value"] == table["final_distance"].min()
 
 
 def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
