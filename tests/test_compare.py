@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ import yaml
 from command import ROOT, code_of
 
 from fedopt.metrics import DISTANCE, TEST_ACCURACY, TRAIN_LOSS, Metric
-from fedopt.reproduce import compare
+from fedopt.reproduce import compare, curves, recorded, tables
 from fedopt.results import figures
 
 FEDMSA = {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "_solves_": ["bilevel", "minimisation"], "K": 5}
@@ -89,7 +88,7 @@ def test_what_the_target_took(tmp_path, command, x, mean, std):
     assert row[f"{x}_to_target_mean"] == pytest.approx(mean)
     assert row[f"{x}_to_target_std"] == pytest.approx(std)
     assert "2 of 3" in out
-    assert f"{x} to 85" in out
+    assert f"{figures.COSTS[x][1]} to 85" in out
 
 
 def test_distances_go_down(tmp_path, command):
@@ -108,7 +107,7 @@ def test_distances_go_down(tmp_path, command):
 
 def test_default_metric(tmp_path):
     """The one that the first run's problem names first; a run without it is skipped, and named."""
-    runs = [compare.read(record(tmp_path / m, (1, 2), metric=m), "round") for m in ("distance", "test_accuracy")]
+    runs = [recorded.read(record(tmp_path / m, (1, 2), metric=m), "round") for m in ("distance", "test_accuracy")]
     assert compare.default_metric(runs) == "distance"
     assert compare.default_metric(runs[::-1]) == "test_accuracy"
 
@@ -118,7 +117,7 @@ def test_groups_by_what_differs(tmp_path):
         runs = []
         for j, config in enumerate(configs):
             folder = record(tmp_path / f"{len(list(tmp_path.iterdir()))}", (1, 2), seed=j, **config)
-            runs.append(compare.read(folder, "round"))
+            runs.append(recorded.read(folder, "round"))
         return compare.default_keys(runs)
 
     apart = [{"hardware": {"threads": j}, "logger": {"_target_": f"l{j}"}, "resume": bool(j)} for j in range(2)]
@@ -155,6 +154,11 @@ def test_chosen_groups(tmp_path, command):
         (["--x", "hours"], "invalid choice: 'hours'"),
         (["--target", "high"], "high is not a finite number"),
         (["nowhere"], "nowhere: there is no such folder"),
+        (["--names", "fedmas=x"], "--names=fedmas=x: must be OLD=NEW with OLD one of FedMSA"),
+        (["--format", "png,gif"], "gif: there are png, pdf, svg"),
+        (["--table", "latx"], "latx: there are csv, latex, markdown, did you mean latex?"),
+        (["--smooth", "0"], "0 is not a whole number from 1 on"),
+        (["--ylim", "5,1"], "5,1 is not LOW,HIGH with LOW below HIGH"),
     ],
 )
 def test_mistakes_are_answered_in_one_line(tmp_path, command, arguments, said):
@@ -204,17 +208,32 @@ def test_broken_runs_are_skipped(tmp_path, command):
     (record(runs / "short", (1,)) / "metrics.csv").write_text("round,test_accuracy,comm_rounds\n0,1\n")
     (record(runs / "no_yaml", (1,)) / "config.yaml").write_text("seed: [1\n")
     (record(runs / "no_dict", (1,)) / "config.yaml").write_text("- 1\n")
-    record(runs / "other", (1, 2), metric="distance")
+    record(runs / "other", (1, 2), 1, metric="distance")
     code, csv, _, err = command(runs, runs / "good")
     assert (code, list(csv["runs"])) == (0, [1])
-    said = {Path(line.split(": ")[1]).name: line.split("skipped: ")[1] for line in err.splitlines()}
-    assert err.count("\n") == len(said) == 11
-    assert said["no_rows"] == said["empty"] == "metrics.csv has no rows"
-    assert said["no_table"] == "no metrics.csv"
-    assert said["no_config"] == "no config.yaml"
-    assert said["no_x"] == "metrics.csv has no column comm_rounds"
-    assert said["short"] == "metrics.csv has rows without comm_rounds"
-    assert said["other"] == "has no metric test_accuracy, but distance, train_loss"
+    one, other = err.splitlines()
+    assert one.startswith("fedopt: 10 folders skipped: ")
+    for folders, why in [
+        (("empty", "no_rows"), "metrics.csv has no rows"),
+        (("no_table",), "no metrics.csv"),
+        (("no_config",), "no config.yaml"),
+        (("no_x",), "metrics.csv has no column comm_rounds"),
+        (("short",), "metrics.csv has rows without comm_rounds"),
+    ]:
+        assert f"{', '.join(str(runs / folder) for folder in folders)} ({why})" in one
+    assert other.endswith(
+        "1 folder skipped: " + f"{runs / 'other'} (has no metric test_accuracy, but distance, train_loss)"
+    )
+
+
+def test_a_hundred_skipped_folders_take_one_line(tmp_path, command):
+    record(tmp_path / "good", (1, 2))
+    for j in range(100):
+        record(tmp_path / "bad" / f"{j:02}", ())
+    err = command(tmp_path)[3]
+    assert err.count("\n") == 1
+    assert "100 folders skipped: " in err
+    assert "02 and 97 more (metrics.csv has no rows)" in err
 
 
 def test_nothing_to_compare(tmp_path, command):
@@ -222,9 +241,10 @@ def test_nothing_to_compare(tmp_path, command):
     (tmp_path / "empty").mkdir()
     code, csv, _, err = command(tmp_path / "runs", tmp_path / "empty")
     assert (code, csv) == (2, None)
-    empty, skipped, last = err.splitlines()
-    assert skipped.endswith("0: skipped: no metrics.csv")
-    assert empty.endswith("empty: skipped: no run in it")
+    skipped, last = err.splitlines()
+    assert "2 folders skipped" in skipped
+    assert f"{tmp_path / 'runs' / '0'} (no metrics.csv)" in skipped
+    assert f"{tmp_path / 'empty'} (no run in it)" in skipped
     assert last.startswith("fedopt: no run to compare in ")
 
 
@@ -238,18 +258,19 @@ def test_a_diverged_run_is_not_left_out_of_the_mean(tmp_path, command):
     assert "1 diverged, 1 finished" in out
 
 
-def curve(*runs):
-    return [list(part) for part in compare.curve([compare.read(run, "round") for run in runs], "distance")]
+def curve(*runs, **options):
+    return [list(part) for part in curves.curve([recorded.read(run, "round") for run in runs], "distance", **options)]
 
 
 def test_curve_on_the_union_of_x(tmp_path):
     tens = record(tmp_path / "0", (0, 10, 40), metric="distance")  # in rounds 0, 10, 20
     fives = record(tmp_path / "1", (2, 1, 10), metric="distance", every=5)  # in rounds 0, 5, 10
-    cost, mean, std = curve(tens, fives)
+    cost, mean, low, high = curve(tens, fives)
     assert cost == [0, 5, 10]  # fives has finished: tens alone is no mean of both
     assert mean == [1, 3, 10]  # of 0, 5, 10 and 2, 1, 10
-    assert std == pytest.approx([2**0.5, 8**0.5, 0])
-    assert curve(tens) == [[0, 10, 20], [0, 10, 40], [0, 0, 0]]
+    assert np.subtract(high, mean) == pytest.approx([2**0.5, 8**0.5, 0])
+    assert np.subtract(mean, low) == pytest.approx([2**0.5, 8**0.5, 0])
+    assert curve(tens) == [[0, 10, 20], *[[0, 10, 40]] * 3]
     table = (fives / "metrics.csv").read_text().splitlines()
     (fives / "metrics.csv").write_text("\n".join([table[0], *table[2:]]) + "\n")  # in rounds 5, 10
     assert curve(tens, fives)[:2] == [[5, 10], [3, 10]]
@@ -258,26 +279,232 @@ def test_curve_on_the_union_of_x(tmp_path):
 def test_curve_with_a_run_on_its_way(tmp_path):
     tens = record(tmp_path / "0", (0, 10, 40), metric="distance")
     running = record(tmp_path / "1", (2, 1, 10), metric="distance", every=5, status="running")
-    cost, mean, std = curve(tens, running)
+    cost, mean, _, high = curve(tens, running)
     assert (cost, mean) == ([0, 5, 10, 20], [1, 3, 10, 40])
-    assert std == pytest.approx([2**0.5, 8**0.5, 0, 0])
+    assert np.subtract(high, mean) == pytest.approx([2**0.5, 8**0.5, 0, 0])
     alone = record(tmp_path / "2", (0, 6), metric="distance", status="running")
     assert curve(alone, running)[:2] == [[0, 5, 10], [1, 2, 8]]
 
 
-def test_picture(tmp_path, monkeypatch):
-    kept = []
-    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
-    run = compare.read(record(tmp_path / "0", (100, 1), metric="distance"), "bytes")
-    compare.draw(tmp_path / "a.png", {"FedMSA, algo.K=5": [run], "FedAvg": [run]}, "distance", "bytes", 2.0)
-    monkeypatch.undo()
-    (figure,) = kept
+def test_geometric_means_on_a_logarithmic_axis(tmp_path):
+    """Of 1 and 100: 10, and a deviation of the logarithm of log(100) / sqrt(2)."""
+    runs = [record(tmp_path / str(j), (value, 1), metric="distance") for j, value in enumerate((1, 100))]
+    _, mean, low, high = curve(*runs, log=True)
+    assert mean == pytest.approx([10, 1])
+    factor = 100 ** (2**-0.5)
+    assert (low[0], high[0]) == (pytest.approx(10 / factor), pytest.approx(10 * factor))
+    assert (low[1], high[1]) == (pytest.approx(1), pytest.approx(1))
+    reached = record(tmp_path / "2", (4, 0), metric="distance")
+    assert curve(reached, log=True)[1] == [pytest.approx(4), pytest.approx(np.nan, nan_ok=True)]
+
+
+def test_smoothing(tmp_path):
+    """The mean of the last evaluations; what is not finite stays so."""
+    run = record(tmp_path / "0", (0, 4, 8, "inf", 2), metric="distance")
+    assert curve(run, smooth=2)[1] == pytest.approx([0, 2, 6, np.nan, 2], nan_ok=True)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are drawn."""
+    kept, save = [], figures.Figure.savefig
+
+    def saved(figure, *arguments, **options):
+        kept.append(figure)
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(figures.Figure, "savefig", saved)
+    return kept
+
+
+def test_picture(tmp_path, drawn):
+    run = recorded.read(record(tmp_path / "0", (100, 1), metric="distance"), "bytes")
+    groups = {"FedMSA, algo.K=5": [run], "FedAvg": [run]}
+    compare.draw([tmp_path / "a.png"], groups, "distance", "bytes", 2.0, compare.Look())
+    (figure,) = drawn
     (axes,) = figure.axes
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("bytes communicated", "distance to the solution")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("communication", "distance to the solution")
+    assert axes.xaxis.get_major_formatter()(1500) == "1.5 kB"
     assert axes.get_yscale() == "log"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedMSA, algo.K=5", "FedAvg"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedMSA, algo.K=5", "FedAvg", "target 2"]
     assert list(axes.lines[0].get_xdata()) == [0, 1500]
     assert list(axes.lines[2].get_ydata()) == [2, 2]  # the target
+    assert figure.get_size_inches()[0] == figures.WIDTH
+    assert len({figures.look(j)["color"] for j in range(7)}) == 7
+    assert len({tuple(figures.look(j).values()) for j in range(28)}) == 28
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([(90, 80), (92, 85)], "lines: mean of 2 seeds; bands: ± one standard deviation"),
+        ([(1000, 10), (1000, 1)], "lines: geometric mean of 2 seeds; bands: ± one standard deviation of the logarithm"),
+        ([(90, 80)], "lines: 1 seed"),
+    ],
+)
+def test_the_legend_says_what_is_drawn(values, said, tmp_path, command, drawn):
+    for seed, of in enumerate(values):
+        record(tmp_path / "runs" / str(seed), of, seed, metric="distance")
+    command(tmp_path / "runs")
+    note = drawn[0].legends[0].get_title().get_text()
+    assert note.replace("\n", " ") == said
+    command(tmp_path / "runs", "--no-logy", "--smooth", 3, "--title", "T", "--ylim=-1,5")
+    (axes,) = drawn[1].axes
+    assert (axes.get_yscale(), axes.get_title(), axes.get_ylim()) == ("linear", "T", (-1, 5))
+    assert drawn[1].legends[0].get_title().get_text().replace("\n", " ").endswith("means of the last 3 evaluations")
+
+
+# Names that were chosen, and what may be pooled
+
+
+def named(folder, choice, *values, seed=0, preset="none", **config):
+    """A run whose card says which options were chosen; FedNest and LFedNest are of one class."""
+    record(folder, values, seed, **config)
+    card = json.loads((folder / "run.json").read_text())
+    card["chosen"] = {"algo": choice, "problem": "mco", "dataset": "None", "preset": preset}
+    (folder / "run.json").write_text(json.dumps(card))
+
+
+def test_groups_go_by_the_names_that_were_chosen(tmp_path, command, drawn):
+    for algo, inner, value in (("fednest", "svrg", 90), ("lfednest", "sgd", 70)):
+        for seed in range(3):
+            named(
+                tmp_path / "runs" / f"{algo}{seed}", algo, 1, value + seed, seed=seed, algo={**FEDMSA, "inner": inner}
+            )
+    for arguments in ([], ["--group-by", "algo"]):
+        _, csv, _, err = command(tmp_path / "runs", *arguments)
+        assert err == ""
+        assert list(csv["algo"]) == list(csv["label"]) == ["fednest", "lfednest"]
+        assert list(csv["final_test_accuracy_mean"]) == [91, 71]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["fednest", "lfednest"]
+    assert "dataset" not in csv  # the config has none
+
+
+def test_labels_have_no_empty_values(tmp_path, command):
+    named(tmp_path / "runs" / "a", "fedmsa", 1, 2)
+    named(tmp_path / "runs" / "b", "fedavg", 1, 3, algo=FEDAVG)
+    _, csv, _, _ = command(tmp_path / "runs", "--group-by", "algo,algo.K")
+    assert list(csv["label"]) == ["fedavg", "fedmsa, algo.K=5"]
+
+
+def test_a_config_and_seed_count_once(tmp_path, command):
+    for copy in range(3):
+        record(tmp_path / "runs" / str(copy), (1, 80), seed=0, hardware={"threads": copy})
+    record(tmp_path / "runs" / "begun", (1,), seed=0, status="interrupted")
+    record(tmp_path / "runs" / "other", (1, 90), seed=1)
+    _, csv, _, err = command(tmp_path / "runs")
+    assert (csv["runs"][0], csv["seeds"][0], csv["final_test_accuracy_mean"][0]) == (2, 2, 85)
+    assert csv["status"][0] == "2 finished"
+    assert err == "fedopt: 3 copies of runs are left out: a config with a seed counts once\n"
+
+
+def test_pooled_runs_are_named(tmp_path, command):
+    for seed in (0, 1):
+        for rounds in (5, 50):
+            dtype = {"dtype": "float64"} if rounds == 5 else {"dtype": "float32"}
+            record(tmp_path / "runs" / f"{seed}-{rounds}", (1, rounds), seed, budget={"rounds": rounds}, hardware=dtype)
+    _, csv, _, err = command(tmp_path / "runs", "--group-by", "algo")
+    assert csv["runs"][0] == 4
+    assert err.count("\n") == 1
+    assert "runs that differ in hardware.dtype, budget.rounds count as one group" in err
+    again = "algo,hardware.dtype,budget.rounds"
+    assert f"--group-by {again} tells them apart" in err
+    assert command(tmp_path / "runs", "--group-by", again)[3] == ""
+
+
+def test_unequal_tuning_is_said(tmp_path, command):
+    named(tmp_path / "runs" / "a", "fednest", 1, 2, preset="fednest/mco")
+    named(tmp_path / "runs" / "b", "fedmsa", 1, 3)
+    err = command(tmp_path / "runs")[3]
+    assert err.count("\n") == 1
+    assert "mco: fednest ran with tuned values (a preset), fedmsa without" in err
+    named(tmp_path / "same" / "a", "fednest", 1, 2)
+    named(tmp_path / "same" / "b", "fedmsa", 1, 3)
+    assert command(tmp_path / "same")[3] == ""
+
+
+# For a paper
+
+
+def test_files_for_a_paper(tmp_path, command):
+    for seed in (0, 1):
+        named(tmp_path / "runs" / f"a{seed}", "fedmsa", 1, 90 + seed, seed=seed)
+        named(tmp_path / "runs" / f"b{seed}", "fedavg", 1, 80 + 5 * seed, seed=seed, algo=FEDAVG)
+    names = [
+        "--names",
+        "fedmsa=FedMSA (ours, K=5) 100% | _",
+        "--format",
+        "pdf,svg,png",
+        "--table",
+        "latex,markdown,csv",
+    ]
+    code, csv, out, err = command(tmp_path / "runs", *names, "--x", "grad_calls", "--target", 90)
+    assert (code, err) == (0, "")
+    assert set(csv["label"]) == {"FedMSA (ours, K=5) 100% | _", "fedavg"}
+    assert csv["grad_calls_to_target_mean"].dropna().tolist() == [70]  # 7 a round
+    made = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert made["compare.pdf"].startswith(b"%PDF")
+    assert b"<svg" in made["compare.svg"]
+    assert made["compare.png"].startswith(b"\x89PNG")
+    assert all(name in out for name in made)
+    tex = made["compare.tex"].decode()
+    assert tex.startswith("\\begin{tabular}{lrrrrr}\n\\toprule\n")
+    assert r"FedMSA (ours, K=5) 100\% | \_ & 2 & 90.5 $\pm$ 0.707 & 90.5 $\pm$ 0.707 & " in tex
+    head, rule, first, second = made["compare.md"].decode().splitlines()
+    assert head.startswith("| algo | seeds | final test accuracy (%) |")
+    assert first.startswith(r"| FedMSA (ours, K=5) 100% \| _ | 2 |") or second.startswith(r"| FedMSA (ours")
+    assert {line.replace(r"\|", "").count("|") for line in (head, rule, first, second)} == {7}
+
+
+def test_curves_as_drawn(tmp_path, command):
+    for seed, value in enumerate((90, 92)):
+        record(tmp_path / "runs" / str(seed), (10, value), seed)
+    command(tmp_path / "runs")
+    drawn = pd.read_csv(tmp_path / "out" / "compare_curves.csv")
+    assert list(drawn.columns) == ["line", "comm_rounds", "test_accuracy", "low", "high"]
+    assert drawn.iloc[1].tolist() == ["FedMSA", 20, 91, pytest.approx(91 - 2**0.5), pytest.approx(91 + 2**0.5)]
+
+
+def test_paired_tests(tmp_path, command):
+    """Differences 8, 9, 13: t = 10 / (sqrt(7) / sqrt(3)) with 2 degrees of freedom; p = 1 - t / sqrt(t^2 + 2) there."""
+    for seed, (a, b) in enumerate([(90, 82), (92, 83), (94, 81)]):
+        named(tmp_path / "runs" / f"a{seed}", "fedmsa", 1, a, seed=seed)
+        named(tmp_path / "runs" / f"b{seed}", "fedavg", 1, b, seed=seed, algo=FEDAVG)
+    named(tmp_path / "runs" / "more", "fedavg", 1, 10, seed=7, algo=FEDAVG)  # a seed that fedmsa does not have
+    _, _, out, _ = command(tmp_path / "runs")
+    t = 10 / (7 / 3) ** 0.5
+    (row,) = [line.split("│")[1:-1] for line in out.splitlines() if "fedavg - fedmsa" in line]
+    _, difference, seeds, p = (cell.strip() for cell in row)
+    assert (float(difference), int(seeds)) == (-10, 3)
+    assert float(p) == pytest.approx(1 - t / (t**2 + 2) ** 0.5, rel=5e-3)
+    assert "two-sided paired t-test" in out
+
+
+def test_no_test_without_pairs(tmp_path, command):
+    named(tmp_path / "runs" / "a", "fedmsa", 1, 90)
+    named(tmp_path / "runs" / "b", "fedavg", 1, 80, algo=FEDAVG)
+    assert "t-test" not in command(tmp_path / "runs")[2]
+    runs = {label: [recorded.read(tmp_path / "runs" / folder, "round")] for label, folder in (("A", "a"), ("B", "b"))}
+    assert compare.tests(runs, "test_accuracy").empty
+    ratios = {}
+    for label, values in {"A": (1, 10, 100), "B": (4, 10, 300)}.items():
+        folders = [record(tmp_path / label / str(s), (1000, v), s, metric="distance") for s, v in enumerate(values)]
+        ratios[label] = [recorded.read(folder, "round") for folder in folders]
+    (row,) = compare.tests(ratios, "distance").to_dict("records")
+    assert row["pair"] == "A / B"
+    assert row["ratio of final distance to the solution"] == pytest.approx((1 / 12) ** (1 / 3))
+
+
+def test_numbers_for_people(tmp_path):
+    table = pd.DataFrame(
+        {"a": [91.97999999999966, 1e-12 / 3, 123456789.0, np.nan, np.inf], "b": [1, None, "x", 2.0, 3]}
+    )
+    tables.write_table(tmp_path / "t.csv", table)
+    cells = [line.split(",") for line in (tmp_path / "t.csv").read_text().splitlines()[1:]]
+    assert [a for a, _ in cells] == ["91.98", "3.333333e-13", "123456789", "", "inf"]
+    assert [b for _, b in cells] == ["1", "", "x", "2", "3"]
+    assert tables.in_bytes(2.5e6, 1e5) == "2.5 ± 0.1 MB"
+    assert tables.in_bytes(12, float("nan")) == "12 B"
 
 
 def test_better_and_reached():

@@ -16,7 +16,7 @@ from command import ROOT, Result, code_of, fedopt
 from test_compare import FEDAVG, record
 
 from fedopt.errors import UserError
-from fedopt.reproduce import claims, compare, published, report, reproduce
+from fedopt.reproduce import claims, papers, published, recorded, report, reproduce
 from fedopt.results import figures, identity
 from fedopt.results.folder import RunFolder
 from fedopt.settings import Budget, Evaluation, Participation, build, checked, target
@@ -57,7 +57,7 @@ def command(tmp_path, monkeypatch, capsys):
 
 def measures(runs, metric="test_accuracy", x="round", points=None, point=None):
     """runs: label -> run folder."""
-    read = {label: compare.read(folder, x) for label, folder in runs.items()}
+    read = {label: recorded.read(folder, x) for label, folder in runs.items()}
     return claims.Measures(read, x, metric, points or {}, point or {})
 
 
@@ -121,10 +121,12 @@ def test_fedopt_composes_an_experiment(tmp_path, experiment, monkeypatch, capsys
 
 
 def test_quick(tmp_path, experiment, command):
-    experiment("one", common={"budget": {"rounds": 4000}}, quick="budget.rounds=2")
+    claim = {"says": "it moves", "measure": "final('FedMSA')", "at_least": 0}
+    experiment("one", common={"budget": {"rounds": 4000}}, quick="budget.rounds=2", claims=[claim])
     result = command("test/one", "--quick")
     assert result.code == 0
-    assert "says nothing about the claims" in result.out
+    assert "no claim is checked" in result.out
+    assert "it moves" not in result.out
     results = tmp_path / "outputs/reproduce/quick/test/one"
     assert f"results: {results.relative_to(tmp_path)}" in result.out
     assert sorted(pd.read_csv(results / "figure.csv")["comm_rounds"]) == [0, 2, 4]
@@ -138,7 +140,7 @@ def test_quick_run_of_a_published_experiment(tmp_path, command):
     results = tmp_path / "outputs/reproduce/quick" / name
     lines = published.load(name).lines
     assert set(pd.read_csv(results / "runs.csv")["line"]) == set(lines)
-    assert len(pd.read_csv(results / "claims.csv")) == len(published.load(name).claims)
+    assert not (results / "claims.csv").exists()
     assert (results / "figure.png").stat().st_size > 0
 
 
@@ -298,7 +300,9 @@ def test_curves(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
     runs = {
-        label: [compare.read(record(tmp_path / f"{label}{s}", (s + 1, 4), metric="distance"), "round") for s in (0, 1)]
+        label: [
+            recorded.read(record(tmp_path / f"{label}{s}", (s + 1, 4), s, metric="distance"), "round") for s in (0, 1)
+        ]
         for label in "ABC"
     }
     node = {**FEDMSA, "lines": {label: [] for label in "ABC"}, "y": ["distance", "train_loss"], "x": "round"}
@@ -311,9 +315,10 @@ def test_curves(tmp_path, monkeypatch):
     first = figure.axes[0]
     assert (first.get_yscale(), first.get_xlabel()) == ("log", "rounds")
     assert first.get_ylabel() == "distance to the solution, squared"
-    assert list(first.lines[0].get_ydata()) == [2.5, 16]  # of 1, 4 and 16
+    assert list(first.lines[0].get_ydata()) == pytest.approx([2, 16])  # geometric means of 1, 4 and 16, 16
     assert list(first.lines[1].get_ydata()) == [16, 16]  # C
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "C", "B"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "C (last value)", "B"]
+    assert "geometric mean of 2 seeds" in figure.legends[0].get_title().get_text()
 
 
 def test_points(tmp_path, experiment, command, monkeypatch):
@@ -351,8 +356,86 @@ def test_table(tmp_path, experiment, command):
     assert f"{one['mean']:.4g} ± 0 (0.5)" in shown[0]
     assert f"{two['mean']:.4g} ± 0 (9)" in shown[1]
     assert shown[0].count("(") == shown[1].count("(") == 1
+    assert not (tmp_path / "outputs/reproduce/test/one/figure.png").exists()
     experiment("two", table={"row": {"column": ["three", 1]}})
     assert "three: there is no such line" in command("test/two").err
+
+
+@pytest.mark.parametrize(
+    ("measure", "paper", "x", "y"),
+    [
+        ("at('A', 500)", "about 91.5", (500, 500), (91.5, 91.5)),
+        ("at('A', 500, x='round') - 87.5", "87.5", (500, 500), (87.5, 87.5)),
+        ("best('A')", "91 to 92", (), (91, 92)),
+        ("smooth('A', 3, 'distance')", "-1 (tuned)", (), (-1, -1)),
+        ("first('A', 90)", "about 250", (250, 250), (90, 90)),
+    ],
+)
+def test_what_the_paper_has_is_on_the_axes(measure, paper, x, y):
+    claim = {"says": "a", "measure": measure, "at_least": 0, "paper": paper}
+    node = {**FEDMSA, "lines": {"A": []}, "x": "round", "claims": [claim]}
+    (mark,) = papers.marks(build(published.Published, node, "experiment"))
+    assert (mark.label, mark.metric, mark.x, mark.y) == ("A", "distance", x, y)
+
+
+@pytest.mark.parametrize(
+    ("measure", "paper"),
+    [
+        ("final('A')", "above"),
+        ("final('A')", "87.5 against 91"),
+        ("final('A') - 3", "87.5"),  # a difference, not the value
+        ("final('A') - final('B')", "4"),
+        ("first('A', 90, x='bytes')", "250"),  # another axis
+        ("per_round('A', 'comm_rounds')", "3"),
+        ("log10(final('A'))", "3"),
+    ],
+)
+def test_what_is_on_no_axis_is_not_drawn(measure, paper):
+    claim = {"says": "a", "measure": measure, "at_least": 0, "paper": paper}
+    node = {**FEDMSA, "lines": {"A": [], "B": []}, "x": "round", "claims": [claim]}
+    assert papers.marks(build(published.Published, node, "experiment")) == []
+
+
+def test_the_papers_numbers_are_drawn(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    runs = {label: [recorded.read(record(tmp_path / label, (10, 90, 94)), "round")] for label in "AB"}
+    numbers = {"at('A', 10)": "91", "best('B')": "92 to 93"}
+    stated = [{"says": "a", "measure": m, "at_least": 0, "paper": p} for m, p in numbers.items()]
+    node = {**FEDMSA, "lines": {"A": [], "B": []}, "x": "round", "y": "test_accuracy", "claims": stated}
+    report.draw_curves(tmp_path / "a.png", build(published.Published, node, "experiment"), runs)
+    monkeypatch.undo()
+    (axes,) = kept[0].axes
+    (star,) = [line for line in axes.lines if line.get_marker() == "*" and len(line.get_xdata())]
+    assert (star.get_xdata()[0], star.get_ydata()[0]) == (10, 91)
+    assert star.get_color() == axes.lines[0].get_color()
+    (band,) = axes.patches
+    assert (band.get_y(), band.get_height()) == (92, 1)
+    assert [text.get_text() for text in kept[0].legends[0].get_texts()][-1] == "in the paper, in the line's colour"
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "scale"),
+    [("distance", (100, 1), "log"), ("distance", (4, 1), "linear"), ("test_accuracy", (0.1, 90), "linear")],
+)
+def test_values_that_span_decades_are_drawn_on_a_logarithmic_axis(metric, values, scale, tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    runs = {"A": [recorded.read(record(tmp_path / "a", values, metric=metric), "round")]}
+    node = {**FEDMSA, "lines": {"A": []}, "x": "round", "y": metric}
+    for said, expected in (("auto", scale), ("linear", "linear"), ("log", "log")):
+        described = build(published.Published, {**node, "scale": said}, "experiment")
+        report.draw_curves(tmp_path / "a.png", described, runs)
+        assert kept[-1].axes[0].get_yscale() == expected
+    monkeypatch.undo()
+
+
+def test_the_list_counts_the_seeds_that_an_experiment_asks_for(experiment, command):
+    experiment("one", seeds=3)
+    assert command("test/one", "--seeds", 1).code == 0
+    assert "1/3 runs" in command("--list", "test").out
+    experiment("one", seeds=1)
+    assert "done" in command("--list", "test").out
 
 
 # Lines that are said once

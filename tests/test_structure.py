@@ -12,7 +12,8 @@ import fedopt
 PACKAGE = Path(fedopt.__file__).parent
 # Each room may import from itself and from those after it
 ROOMS = [
-    "cli", "help", "schema", "new", "api", "reproduce", "loop", "experiment", "algorithms", "results", "federation", "problems", "data"
+    "cli", "help", "schema", "new", "api", "reproduce", "loop", "experiment", "algorithms", "results", "federation", "problems",
+    "data",
 ]  # fmt: skip
 SHARED = {  # what any room may use; they use each other alone
     "command", "config", "settings", "errors", "metrics", "randomness", "schedules", "inverse", "models", "modules", "hardware",

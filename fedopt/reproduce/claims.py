@@ -19,7 +19,8 @@ from simpleeval import InvalidExpression, SimpleEval
 
 from fedopt.errors import UserError, nearest
 from fedopt.metrics import Metric
-from fedopt.reproduce.compare import Recorded, moments, plus_minus
+from fedopt.reproduce.recorded import Recorded
+from fedopt.reproduce.tables import moments, plus_minus
 from fedopt.results.figures import COSTS
 
 HOLDS, FAILS, UNMEASURED = "holds", "does not hold", "not measured"

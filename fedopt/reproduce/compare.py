@@ -1,76 +1,41 @@
-"""The `fedopt-compare` command: a table and a picture of runs, grouped by what differs between them.
+"""The `fedopt-compare` command: tables and pictures of runs, grouped by what differs between them.
 
 Nothing here imports torch.
 """
 
 import argparse
-import json
 import math
 import re
-import sys
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from fedopt.command import Parser, answer, say
-from fedopt.config import flat
-from fedopt.errors import UserError, first_line, nearest
-from fedopt.metrics import Metric
-from fedopt.results.figures import COSTS, describe, grid, plt, save_with_legend, set_scale
-from fedopt.results.folder import ENDED, RunFolder, read_json, whole_rows, write_atomically
-from fedopt.results.identity import identity
+from fedopt.errors import UserError, nearest
+from fedopt.reproduce.curves import draw_line, explained
+from fedopt.reproduce.recorded import ABSENT, CHOSEN, Recorded, say_skipped, usable
+from fedopt.reproduce.tables import in_bytes, latex, markdown, moments, plus_minus, print_table, write_table
+from fedopt.results.figures import COSTS, describe, grid, look, save_with_legend, spans_decades, styled
+from fedopt.results.folder import write_atomically
 
-CLASSES = ("algo", "problem", "dataset", "partitioner")  # config groups that stand for the class that they name
-ABSENT = "-"  # the value of a key that a run does not have
+FORMATS, TABLES = ("png", "pdf", "svg"), ("csv", "latex", "markdown")
+MOST_TESTED = 6  # groups of which each pair is tested
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """A run as its folder has it.
+class Look:
+    """Of the picture. smooth: a value is the mean of the last so many evaluations; log: None leaves the scale to the values."""
 
-    keys: dotted config keys, values as text; apart: those in which another run with other numbers differs, but for the seed.
-    metrics: what they say of themselves, by name. x: what is spent, of `COSTS`; table: metrics.csv.
-    """
-
-    folder: Path
-    keys: dict[str, str]
-    apart: Sequence[str]
-    metrics: dict[str, Metric]
-    status: str
-    x: str
-    table: pd.DataFrame
-
-    def metric(self, name: str) -> Metric:
-        """What a column says of itself; of a column that is no metric, less is better."""
-        return self.metrics.get(name, Metric(name, name))
-
-    def values(self, metric: str) -> np.ndarray:
-        """[rows], nan for whatever is not finite."""
-        values = self.table[metric].to_numpy(dtype=float)
-        return np.where(np.isfinite(values), values, np.nan)
-
-    def cost(self, x: str = "") -> np.ndarray:
-        """[rows] of what is spent, of the run's own x or of another."""
-        return self.table[list(COSTS[x or self.x][0])].to_numpy(dtype=float).sum(axis=1)
-
-    def group(self, by: Sequence[str]) -> tuple[str, ...]:
-        return tuple(self.keys.get(key, ABSENT) for key in by)
-
-
-def main() -> None:
-    """Entry point of `fedopt-compare`."""
-    answer(lambda: compare(_arguments()))
+    smooth: int = 1
+    ylim: tuple[float, float] | None = None
+    log: bool | None = None
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,54 +44,115 @@ class Comparison:
 
     table: pd.DataFrame
     by: Sequence[str]
-    groups: dict[str, list[Recorded]]
+    groups: Mapping[str, list[Recorded]]
     metric: str
     x: str
     target: float | None
 
-    def draw(self, path: str | Path) -> None:
-        """Write a picture, as PNG: a line and a band for each group."""
-        draw(Path(path), self.groups, self.metric, self.x, self.target)
+    def draw(self, *paths: str | Path, how: Look | None = None) -> pd.DataFrame:
+        """Write a picture with a line and a band for each group, in the formats of the paths' endings; returns what is drawn."""
+        return draw(list(map(Path, paths)), self.groups, self.metric, self.x, self.target, how or Look())
 
 
-def compared(
-    paths: Sequence[Path], metric: str | None, x: str, target: float | None, group_by: str | None
-) -> Comparison:
-    """The runs in some folders by groups. Raises UserError when there is no run to compare."""
-    if x not in COSTS:
-        raise UserError(f"x={x}: must be one of {', '.join(COSTS)}")
-    runs = _usable(paths, x)
-    metric = metric or default_metric(runs)
-    runs = _with_metric(runs, metric)
-    by = default_keys(runs) if group_by is None else _known(group_by, runs)
-    groups: dict[tuple[str, ...], list[Recorded]] = {}
-    for run in sorted(runs, key=lambda r: [_order(value) for value in r.group(by)]):
-        groups.setdefault(run.group(by), []).append(run)
-    rows = pd.DataFrame(
-        [dict(zip(by, group, strict=True)) | summary(members, metric, x, target) for group, members in groups.items()]
-    )
-    return Comparison(rows, by, {_label(by, group): runs for group, runs in groups.items()}, metric, x, target)
+def main() -> None:
+    """Entry point of `fedopt-compare`."""
+    answer(lambda: compare(_arguments()))
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Print the table; write compare.csv and compare.png. Raises UserError when there is no run to compare."""
-    out, wanted = arguments.out, (arguments.metric, arguments.x, arguments.target, arguments.group_by)
+    """Print the tables; write the files. Raises UserError when there is no run to compare."""
+    wanted = (arguments.metric, arguments.x, arguments.target, arguments.group_by, arguments.names)
     found = compared(arguments.paths, *wanted)
-    shown = _shown(found.table, found.by, found.metric, found.x, found.target)
-    print_table(shown, right=list(shown.columns.drop([*found.by, "status"])))
-    write_table(out / "compare.csv", found.table)
-    found.draw(out / "compare.png")
-    print(f"results: {out / 'compare.csv'}, {out / 'compare.png'}")
+    shown = _shown(found)
+    print_table(shown, right=list(shown.columns.drop([shown.columns[0], "status"])))
+    tested = tests(found.groups, found.metric)
+    if len(tested):
+        caption = "last values, seed by seed; two-sided paired t-test"
+        print_table(
+            tested.map(lambda v: f"{v:.3g}" if isinstance(v, float) else str(v)), list(tested.columns[1:]), caption
+        )
+    base = arguments.out / "compare"
+    pictures = [base.with_suffix(f".{name}") for name in arguments.format]
+    how = Look(arguments.smooth, arguments.ylim, arguments.logy, arguments.title)
+    curves = base.with_name("compare_curves.csv")
+    write_table(curves, found.draw(*pictures, how=how))
+    written = [_write(base, name, found.table, shown) for name in arguments.table]
+    print(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")
+
+
+def _write(base: Path, name: str, table: pd.DataFrame, shown: pd.DataFrame) -> Path:
+    if name == "csv":
+        write_table(path := base.with_suffix(".csv"), table)
+        return path
+    if (table["runs"] == table["seeds"]).all():
+        shown = shown.drop(columns="runs")
+    if table["status"].str.fullmatch(r"\d+ finished").all():
+        shown = shown.drop(columns="status")
+    path, text = (
+        (base.with_suffix(".tex"), latex(shown)) if name == "latex" else (base.with_suffix(".md"), markdown(shown))
+    )
+    write_atomically(path, f"{text.rstrip()}\n".encode())
+    return path
+
+
+def compared(
+    paths: Sequence[Path],
+    metric: str | None = None,
+    x: str = "comm_rounds",
+    target: float | None = None,
+    group_by: str | None = None,
+    names: Sequence[str] = (),
+) -> Comparison:
+    """The runs in some folders by groups. names: 'OLD=NEW' of labels or their parts.
+
+    Raises UserError when there is no run to compare.
+    """
+    if x not in COSTS:
+        raise UserError(f"x={x}: must be one of {', '.join(COSTS)}")
+    runs = usable(paths, x)
+    metric = metric or default_metric(runs)
+    runs = _with_metric(runs, metric)
+    by = default_keys(runs) if group_by is None else _known(group_by, runs)
+    found: dict[tuple[str, ...], list[Recorded]] = {}
+    for run in sorted(runs, key=lambda r: [_order(value) for value in r.group(by)]):
+        found.setdefault(run.group(by), []).append(run)
+    labels = _labels(by, list(found), names)
+    rows = [
+        dict(zip(by, group, strict=True)) | {"label": label} | summary(members, metric, x, target)
+        for label, (group, members) in zip(labels, found.items(), strict=True)
+    ]
+    _warn(by, dict(zip(labels, found.values(), strict=True)), runs)
+    groups = dict(zip(labels, found.values(), strict=True))
+    return Comparison(pd.DataFrame(rows), by, groups, metric, x, target)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = Parser(prog="fedopt-compare", description="Compare runs: a table, compare.csv and compare.png.")
+    does = "Compare runs: a table, compare.csv and compare.png, and compare_curves.csv with the lines as drawn."
+    parser = Parser(prog="fedopt-compare", description=does)
     add = parser.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or one that holds some at any depth")
     add("--metric", help="a column of metrics.csv (default: the first that the problem names)")
     add("--x", choices=COSTS, default="comm_rounds", help="what a run spends (default: comm_rounds)")
     add("--target", type=_number, help="say how much x it took to reach this value of the metric")
     add("--group-by", metavar="KEY,...", help="keys of config.yaml, such as algo,algo.K (default: all that differ)")
+    called = "another name for a line or a part of its label, such as 'fedmsa=FedMSA (ours)'; may be repeated"
+    add("--names", action="append", default=[], metavar="OLD=NEW", help=called)
+    for option, known, default in (("--format", FORMATS, "png"), ("--table", TABLES, "csv")):
+        add(
+            option,
+            type=_some_of(known),
+            default=[default],
+            metavar="NAME,...",
+            help=f"{', '.join(known)} (default: {default})",
+        )
+    add("--smooth", type=_count, default=1, metavar="N", help="draw the mean of the last N evaluations")
+    add("--ylim", type=_limits, metavar="LOW,HIGH", help="the ends of the y axis")
+    add(
+        "--logy",
+        action=argparse.BooleanOptionalAction,
+        help="a logarithmic y axis (default: where values span decades)",
+    )
+    add("--title", default="", help="above the picture")
     add("--out", type=Path, default=Path(), metavar="DIR", help="where the files go (default: here)")
     return parser.parse_args()
 
@@ -141,71 +167,28 @@ def _number(text: str) -> float:
     return number
 
 
-# Reading
+def _count(text: str) -> int:
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
 
 
-def _usable(paths: Sequence[Path], x: str) -> list[Recorded]:
-    """All runs that can be read, each once; the others are named on stderr."""
-    found: dict[Path, Path] = {}
-    for path in paths:
-        if not path.exists():
-            raise UserError(f"{path}: there is no such folder")
-        marks = {"config.yaml", "metrics.csv", "summary.json"}
-        inside = sorted({file.parent for file in path.rglob("*") if file.name in marks}, key=str)
-        if not inside:
-            say(f"{path}: skipped: no run in it")
-        found |= {folder.resolve(): folder for folder in inside}
-    runs = []
-    for folder in found.values():
-        try:
-            runs.append(read(folder, x))
-        except (OSError, ValueError, yaml.YAMLError, UserError) as error:
-            say(f"{folder}: skipped: {first_line(error)}")
-    if not runs:
-        where = ", ".join(map(str, paths))
-        raise UserError(f"no run to compare in {where}: a run's folder has config.yaml and metrics.csv")
-    return runs
+def _limits(text: str) -> tuple[float, float]:
+    low, comma, high = text.partition(",")
+    if not comma or not _number(low) < _number(high):
+        raise argparse.ArgumentTypeError(f"{text} is not LOW,HIGH with LOW below HIGH")
+    return float(low), float(high)
 
 
-def read(folder: Path, x: str) -> Recorded:
-    """Its rows that are whole so far. Raises OSError, ValueError, YAMLError or UserError where it is of no use."""
-    if missing := [name for name in ("config.yaml", "metrics.csv", "run.json") if not (folder / name).is_file()]:
-        raise UserError(f"no {' and no '.join(missing)}")
-    config = RunFolder(folder).config()
-    metrics: dict[str, Metric] = {}
-    with suppress(KeyError, TypeError):
-        metrics = {fields["name"]: Metric(**fields) for fields in read_json(folder / "run.json").get("metrics", [])}
-    if not metrics:
-        raise UserError("run.json does not say what its metrics are")
-    whole = whole_rows(folder / "metrics.csv")
-    if whole.count("\n") < 2:
-        raise UserError("metrics.csv has no rows")
-    table = pd.read_csv(StringIO(whole)).apply(pd.to_numeric, errors="coerce")
-    columns = COSTS[x][0]
-    if lacking := [name for name in columns if name not in table]:
-        raise UserError(f"metrics.csv has no column {lacking[0]}")
-    apart = [key for key in _keys(identity(config)) if key != "seed"]
-    status = RunFolder(folder).status() or "unknown"
-    run = Recorded(folder, _keys(flat(config)), apart, metrics, status, x, table)
-    if not np.isfinite(run.cost()).all():
-        raise UserError(f"metrics.csv has rows without {' or '.join(columns)}")
-    return run
+def _some_of(known: Sequence[str]) -> Any:
+    def read(text: str) -> list[str]:
+        names = list(dict.fromkeys(text.split(",")))
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name}: there are {', '.join(known)}{nearest(name, list(known))}")
+        return names
 
-
-def _keys(config: dict[str, Any]) -> dict[str, str]:
-    """Values as text. A node's `_target_` stands for the node, by its last part; other keys with an underscore are left out."""
-    return {
-        key.removesuffix("._target_"): _text(value).rpartition(".")[2] if key.endswith("._target_") else _text(value)
-        for key, value in config.items()
-        if key.endswith("._target_") or not key.rpartition(".")[2].startswith("_")
-    }
-
-
-def _text(value: Any) -> str:
-    """As YAML would have it, and the same for 1 and 1.0."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return read
 
 
 # Metric and groups
@@ -222,25 +205,32 @@ def _with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
     if not kept:
         names = sorted({str(name) for run in runs for name in run.table})
         raise UserError(f"--metric={metric}: no run has it{nearest(metric, names)}")
+    skipped: dict[str, list[str]] = {}
     for run in runs:
         if metric not in run.table:
-            say(f"{run.folder}: skipped: has no metric {metric}, but {', '.join(run.metrics)}")
+            skipped.setdefault(f"has no metric {metric}, but {', '.join(run.metrics)}", []).append(str(run.folder))
+    say_skipped(skipped)
     return kept
 
 
 def default_keys(runs: Sequence[Recorded]) -> list[str]:
-    """The classes that differ, then every key that differs between runs of the same classes; `algo` where nothing does.
+    """What differs between the runs, `algo` where nothing does."""
+    return differing(runs) or ["algo"]
 
-    A key that only some class has, or that goes with it, is not named besides the class.
+
+def differing(runs: Sequence[Recorded]) -> list[str]:
+    """The groups in which other options were chosen, then every key that differs between runs of the same options.
+
+    A key that only some option has, or that goes with it, is not named besides the option.
     """
-    classes = [key for key in CLASSES if len({run.group([key]) for run in runs}) > 1]
-    apart = len({run.group(classes) for run in runs})
+    chosen = [key for key in CHOSEN if len({run.group([key]) for run in runs}) > 1]
+    apart = len({run.group(chosen) for run in runs})
     others = [
         key
         for key in dict.fromkeys(key for run in runs for key in run.apart)
-        if key not in CLASSES and len({run.group([*classes, key]) for run in runs}) > apart
+        if key not in CHOSEN and len({run.group([*chosen, key]) for run in runs}) > apart
     ]
-    return [*classes, *others] or ["algo"]
+    return [*chosen, *others]
 
 
 def _known(chosen: str, runs: Sequence[Recorded]) -> list[str]:
@@ -258,11 +248,49 @@ def _order(value: str) -> tuple[float, str]:
     return (float(value), "") if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value) else (np.inf, value)
 
 
-def _label(by: Sequence[str], group: Sequence[str]) -> str:
-    return ", ".join(value if key in CLASSES else f"{key}={value}" for key, value in zip(by, group, strict=True))
+def _labels(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequence[str]) -> list[str]:
+    """One for each group: the options chosen, and key=value of the other keys that it has. Raises UserError for an unknown name."""
+    parts = [
+        [value if key in CHOSEN else f"{key}={value}" for key, value in zip(by, group, strict=True) if value != ABSENT]
+        for group in groups
+    ]
+    labels = [", ".join(of) or ABSENT for of in parts]
+    known = [*labels, *(part for of in parts for part in of)]
+    new: dict[str, str] = {}
+    for text in names:
+        old = max((name for name in known if text.startswith(f"{name}=")), key=len, default="")
+        if not old:
+            raise UserError(f"--names={text}: must be OLD=NEW with OLD one of {', '.join(dict.fromkeys(known))}")
+        new[old] = text[len(old) + 1 :]
+    renamed = [
+        new.get(label) or ", ".join(new.get(part, part) for part in of) or ABSENT
+        for label, of in zip(labels, parts, strict=True)
+    ]
+    if len(set(renamed)) < len(renamed):
+        raise UserError("--names: two lines have the same name then")
+    return renamed
 
 
-# Table
+def _warn(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], runs: Sequence[Recorded]) -> None:
+    """Say on stderr what makes the comparison unequal."""
+    pooled = list(dict.fromkeys(key for members in groups.values() for key in differing(members)))
+    if pooled:
+        say(
+            f"runs that differ in {', '.join(pooled)} count as one group; --group-by {','.join([*by, *pooled])} tells them apart"
+        )
+    tuned: dict[str, dict[str, bool]] = {}
+    for run in runs:
+        if "preset" in run.keys:
+            tuned.setdefault(run.keys["problem"], {})[run.keys["algo"]] = run.keys["preset"] != "none"
+    for problem, of in tuned.items():
+        if len(set(of.values())) > 1:
+            with_, without = (", ".join(algo for algo in of if of[algo] is yes) for yes in (True, False))
+            say(
+                f"{problem}: {with_} ran with tuned values (a preset), {without} without: budgets and step sizes may be unequal"
+            )
+
+
+# Tables
 
 
 def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None) -> dict[str, Any]:
@@ -286,87 +314,79 @@ def _moments(name: str, values: Sequence[float]) -> dict[str, float]:
     return dict(zip((f"{name}_mean", f"{name}_std"), moments(values), strict=True))
 
 
-def moments(values: Sequence[float]) -> tuple[float, float]:
-    """Mean of [n] values, nan where there is none, and their standard deviation, nan where there is one or the mean is infinite."""
-    of = pd.Series(values, dtype=float)
-    with np.errstate(invalid="ignore"):  # inf less inf
-        return of.mean(skipna=False), of.std(skipna=False)
+def _shown(found: Comparison) -> pd.DataFrame:
+    """The table as texts."""
+    rows, metric, x, target = found.table, found.metric, found.x, found.target
+    title = next(iter(found.groups.values()))[0].metric(metric).title
 
+    def cells(name: str, show: Any = plus_minus) -> list[str]:
+        return [show(*pair) for pair in zip(rows[f"{name}_mean"], rows[f"{name}_std"], strict=True)]
 
-def _shown(rows: pd.DataFrame, by: Sequence[str], metric: str, x: str, target: float | None) -> pd.DataFrame:
-    def cells(name: str) -> list[str]:
-        return [plus_minus(*pair) for pair in zip(rows[f"{name}_mean"], rows[f"{name}_std"], strict=True)]
-
-    shown = rows[[*by, "runs", "seeds", "status"]].astype(str)
-    shown[f"final {metric}"] = cells(f"final_{metric}")
-    shown[f"best {metric}"] = cells(f"best_{metric}")
+    shown = rows[["label", "runs", "seeds", "status"]].astype(str).rename(columns={"label": ", ".join(found.by)})
+    shown[f"final {title}"] = cells(f"final_{metric}")
+    shown[f"best {title}"] = cells(f"best_{metric}")
     if target is not None:
-        shown[f"{x} to {target:g}"] = np.where(rows["reached"] > 0, cells(f"{x}_to_target"), ABSENT)
+        costs = cells(f"{x}_to_target", in_bytes if x == "bytes" else plus_minus)
+        shown[f"{COSTS[x][1]} to {target:g}"] = np.where(rows["reached"] > 0, costs, ABSENT)
         shown["reached by"] = rows["reached"].astype(str) + " of " + rows["runs"].astype(str)
     return shown
 
 
-def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write the table as CSV, all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, table.to_csv(index=False).encode())
+def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame:
+    """Each pair of up to `MOST_TESTED` groups: the mean difference of last values over the seeds that both have, and a p-value.
 
+    Where values span decades, the ratio of geometric means, tested by the logarithms. A seed's runs in a group are one mean.
+    """
+    if len(groups) > MOST_TESTED:
+        return pd.DataFrame()
+    runs = [(label, run.keys.get("seed", ABSENT), run.values(metric)[-1]) for label, of in groups.items() for run in of]
+    last = pd.DataFrame(runs, columns=["label", "seed", "value"])
+    described = next(iter(groups.values()))[0].metric(metric)
+    log = spans_decades(described, last["value"].to_numpy())
+    if log:
+        last["value"] = np.log(last["value"])
+    seeds = last.groupby(["seed", "label"])["value"].mean().unstack()
+    rows = []
+    for one, other in combinations(groups, 2):
+        apart = (seeds[one] - seeds[other]).dropna().to_numpy()
+        if len(apart) > 1 and not np.allclose(apart, apart[0]):  # the test divides by their deviation
+            from scipy.stats import ttest_1samp  # half a second
 
-def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | None = None) -> None:
-    """Print a table of texts. right: the columns that are flush right."""
-    shown = Table(caption=caption)
-    for name in table:
-        shown.add_column(Text(str(name)), justify="right" if name in right else "left")
-    for cells in table.itertuples(index=False):
-        shown.add_row(*map(Text, cells))
-    Console(width=None if sys.stdout.isatty() else 250).print(shown)
-
-
-def plus_minus(mean: float, std: float) -> str:
-    return f"{mean:.4g} ± {std:.3g}" if math.isfinite(std) else f"{mean:.4g}"
+            mean, p = apart.mean(), float(ttest_1samp(apart, 0).pvalue)
+            rows.append(
+                (f"{one} / {other}" if log else f"{one} - {other}", np.exp(mean) if log else mean, len(apart), p)
+            )
+    what = "ratio" if log else "difference"
+    return pd.DataFrame(rows, columns=["pair", f"{what} of final {described.title}", "seeds", "p"])
 
 
 # Picture
 
 
-def draw(path: Path, groups: dict[str, list[Recorded]], metric: str, x: str, target: float | None) -> None:
-    """A line and a band of one standard deviation for each group."""
+@styled()
+def draw(
+    paths: Sequence[Path],
+    groups: Mapping[str, Sequence[Recorded]],
+    metric: str,
+    x: str,
+    target: float | None,
+    how: Look,
+) -> pd.DataFrame:
+    """A line and a band for each group (`curves.explained`); returns what is drawn. Raises UserError for limits that cannot be."""
+    runs = [run for members in groups.values() for run in members]
+    described = runs[0].metric(metric)
+    log = how.log if how.log is not None else spans_decades(described, np.concatenate([r.values(metric) for r in runs]))
+    if log and how.ylim and how.ylim[0] <= 0:
+        raise UserError("--ylim: a logarithmic axis begins above 0; --no-logy makes it linear")
     figure, ((axes,),) = grid(1, 1, len(groups))
-    means = [
-        draw_line(axes, label, runs, metric, colour(j, len(groups))) for j, (label, runs) in enumerate(groups.items())
+    lines = [
+        draw_line(axes, label, members, metric, look(j), log, how.smooth)
+        for j, (label, members) in enumerate(groups.items())
     ]
-    described = next(iter(groups.values()))[0].metric(metric)
-    set_scale(axes, described, np.concatenate(means))
     if target is not None:
-        axes.axhline(target, color="grey", linestyle=":")
-    describe(axes, COSTS[x][1], described.title)
-    save_with_legend(figure, path)
-
-
-def draw_line(axes: plt.Axes, label: str, runs: Sequence[Recorded], metric: str, colour: Any) -> np.ndarray:
-    """Draw the mean of the runs and a band of one standard deviation; returns the mean, [points]."""
-    cost, mean, std = curve(runs, metric)
-    axes.plot(cost, mean, color=colour, label=label, marker="o" if len(cost) == 1 else None)
-    axes.fill_between(cost, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
-    return mean
-
-
-def colour(j: int, n: int) -> Any:
-    """Of line j among n."""
-    return f"C{j}" if n <= 10 else plt.colormaps["viridis"](j / (n - 1))
-
-
-def curve(runs: Sequence[Recorded], metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean and standard deviation (0 for one run) of the metric on the union of the runs' x, all [points].
-
-    The curve goes from where all runs have begun to where the first finished or diverged one ends, so that no run drops
-    out of the mean by ending; one that is still on its way counts as far as it has got.
-    """
-    costs = [run.cost() for run in runs]
-    ends = [cost[-1] for run, cost in zip(runs, costs, strict=True) if run.status in ENDED]
-    last = min(ends or [max(cost[-1] for cost in costs)])
-    union = np.unique(np.concatenate(costs))
-    x = union[(union >= max(cost[0] for cost in costs)) & (union <= last)]
-    values = [np.interp(x, cost, run.values(metric)) for run, cost in zip(runs, costs, strict=True)]
-    covered = np.ma.array(values, mask=[x > cost[-1] for cost in costs])
-    return x, covered.mean(axis=0).filled(np.nan), covered.std(axis=0, ddof=1).filled(0)
+        axes.axhline(target, color="grey", linestyle=":", label=f"target {target:g}")
+    describe(axes, x, described.title, how.title)
+    axes.set_yscale("log" if log else "linear")
+    axes.set_ylim(how.ylim)
+    save_with_legend(figure, *paths, note=explained(list(groups.values()), {log}, how.smooth))
+    return pd.concat(lines)

@@ -44,13 +44,15 @@ class Published:
 
     x: what is spent; until: where the picture ends, though runs may go on. y: columns of metrics.csv, a picture for each; a
     measure that names no metric takes the first. y_from: the lower end of the y axis. transform: what is drawn of a value.
+    scale: of the axes; auto is logarithmic where values span decades.
     panels: title -> labels, a row of pictures for each. horizontal: labels that are drawn as a horizontal line at the mean of
     their last values.
 
     points: series -> {x: label}, drawn as one picture of `point` against x instead of the lines' curves. point: a measure that
     may use the names `line` and `x`, one for all series or one for each.
 
-    table: row -> {column: [label, the number in the paper's table or None]}, printed with the measure `cell` of each line.
+    table: row -> {column: [label, the number in the paper's table or None]}, printed with the measure `cell` of each line; no
+    curves are drawn then.
 
     claims: see `Claim`; one that names axes stands for several (`fedopt.reproduce.where`).
     """
@@ -64,7 +66,7 @@ class Published:
     until: PositiveFloat | None = None
     y_from: float | None = None
     seeds: PositiveInt = 3
-    scale: Literal["linear", "log"] = "linear"
+    scale: Literal["auto", "linear", "log"] = "auto"
     transform: Literal["none", "square"] = "none"
     panels: dict[str, list[str]] = Field(default_factory=dict)
     horizontal: list[str] = Field(default_factory=list)

@@ -10,14 +10,17 @@ import pandas as pd
 
 from fedopt.reproduce import claims
 from fedopt.reproduce.claims import Measures, Unmeasurable
-from fedopt.reproduce.compare import Recorded, colour, draw_line, moments, plus_minus, print_table, read, write_table
+from fedopt.reproduce.curves import draw_line, explained
+from fedopt.reproduce.papers import MARK, Mark, marks, slopes
 from fedopt.reproduce.published import Published, Task
-from fedopt.results.figures import COSTS, describe, grid, save_with_legend
+from fedopt.reproduce.recorded import Recorded, read
+from fedopt.reproduce.tables import moments, plus_minus, print_table, write_table
+from fedopt.results.figures import describe, grid, look, plt, save_with_legend, spans_decades, styled
 from fedopt.results.folder import ENDED, RunFolder
 
 
-def report(published: Published, needed: Sequence[Task], runs: Path, folder: Path) -> None:
-    """Write figure.png, figure.csv, claims.csv and table.csv, and print the claims and the table."""
+def report(published: Published, needed: Sequence[Task], runs: Path, folder: Path, judged: bool = True) -> None:
+    """Write figure.csv, figure.png or table.csv, and claims.csv if `judged`; print the table and the claims."""
     ended: dict[int, dict[str, Recorded]] = {task.seed: {} for task in needed}
     for task in needed:
         if RunFolder(runs / task.folder).status() in ENDED:
@@ -30,10 +33,11 @@ def report(published: Published, needed: Sequence[Task], runs: Path, folder: Pat
         cells = _table(published, seeds)
         write_table(folder / "table.csv", cells)
         _print_beside_paper(cells)
-    rows = [claims.verdict(claim, seeds) for claim in published.claims]
-    for row in rows:
-        print(claims.sentence(row))
-    write_table(folder / "claims.csv", pd.DataFrame(rows, columns=claims.COLUMNS))
+    if judged:
+        rows = [claims.verdict(claim, seeds) for claim in published.claims]
+        for row in rows:
+            print(claims.sentence(row))
+        write_table(folder / "claims.csv", pd.DataFrame(rows, columns=claims.COLUMNS))
     if published.points:
         table = _points(published, seeds)
         draw_points(folder / "figure.png", published, table)
@@ -41,7 +45,8 @@ def report(published: Published, needed: Sequence[Task], runs: Path, folder: Pat
         lines = {label: [of[label] for of in ended.values() if label in of] for label in published.lines}
         lines = {label: found for label, found in lines.items() if found}
         table = _curves(published, lines)
-        draw_curves(folder / "figure.png", published, lines)
+        if not published.table:
+            draw_curves(folder / "figure.png", published, lines)
     write_table(folder / "figure.csv", table)
 
 
@@ -92,45 +97,92 @@ def _print_beside_paper(cells: pd.DataFrame) -> None:
     print_table(shown.reset_index(names=""), caption="measured (paper)")
 
 
+@styled()
 def draw_curves(path: Path, published: Published, lines: Mapping[str, list[Recorded]]) -> None:
-    """Draw a row of pictures for each panel and a column for each metric. A line has the same colour in all of them."""
+    """Draw a row of pictures for each panel and a column for each metric. A line has the same look in all of them."""
     panels = published.panels or {"": list(published.lines)}
     figure, axes = grid(len(panels), len(published.y), len(lines))
     figure.suptitle(f"{published.paper}: {published.title}")
-    colours = {label: colour(j, len(published.lines)) for j, label in enumerate(published.lines)}
+    looks = {label: look(j) for j, label in enumerate(published.lines)}
+    papers, logs = marks(published), set()
     for row, (title, labels) in zip(axes, panels.items(), strict=True):
         for axis, metric in zip(row, published.y, strict=True):
-            for label in labels:
-                runs = [run for run in lines.get(label, []) if metric in run.table]
-                if published.transform == "square":
-                    runs = [replace(run, table=run.table.assign(**{metric: run.values(metric) ** 2})) for run in runs]
-                if runs and label in published.horizontal:
+            drawn = {label: _of(published, lines.get(label, []), metric) for label in labels}
+            drawn = {label: runs for label, runs in drawn.items() if runs}
+            log = _logarithmic(published, [run for runs in drawn.values() for run in runs], metric)
+            logs.add(log)
+            for label, runs in drawn.items():
+                if label in published.horizontal:
                     level = moments([run.values(metric)[-1] for run in runs])[0]
-                    axis.axhline(level, color=colours[label], linestyle="--", label=label)
-                elif runs:
-                    draw_line(axis, label, runs, metric, colours[label])
-            titles = [run.metric(metric).title for label in labels for run in lines.get(label, [])] or [metric]
+                    axis.axhline(level, color=looks[label]["color"], linestyle="--", label=f"{label} (last value)")
+                else:
+                    draw_line(axis, label, runs, metric, looks[label], log)
+            for mark in papers:
+                if mark.label in drawn and mark.metric == metric:
+                    _draw_mark(axis, mark, looks[mark.label]["color"])
+            titles = [runs[0].metric(metric).title for runs in drawn.values()] or [metric]
             y_label = published.y_label or titles[0] + (", squared" if published.transform == "square" else "")
-            describe(axis, published.x_label or COSTS[published.x][1], y_label, title)
-            axis.set_yscale(published.scale)
+            describe(axis, published.x_label or published.x, y_label, title)
+            axis.set_yscale("log" if log else "linear")
             if published.until is not None:
                 axis.set_xlim(0, published.until)
             if published.y_from is not None:
                 axis.set_ylim(bottom=published.y_from)
-    save_with_legend(figure, path)
+    curves = [runs for label, runs in lines.items() if label not in published.horizontal]
+    save_with_legend(figure, path, note=explained(curves, logs) if curves else "")
 
 
+def _of(published: Published, runs: Sequence[Recorded], metric: str) -> list[Recorded]:
+    """Those that have the metric, with the values that are drawn."""
+    runs = [run for run in runs if metric in run.table]
+    if published.transform == "square":
+        runs = [replace(run, table=run.table.assign(**{metric: run.values(metric) ** 2})) for run in runs]
+    return runs
+
+
+def _logarithmic(published: Published, runs: Sequence[Recorded], metric: str) -> bool:
+    if published.scale != "auto" or not runs:
+        return published.scale == "log"
+    return spans_decades(runs[0].metric(metric), np.concatenate([run.values(metric) for run in runs]))
+
+
+def _draw_mark(axis: plt.Axes, mark: Mark, colour: str) -> None:
+    """A star at the x that the paper's number belongs to; else a dotted line, or a band, over the whole picture."""
+    if mark.x:
+        axis.plot(mark.x, mark.y, color=colour, **MARK)
+    else:
+        axis.axhspan(*mark.y, facecolor="none", edgecolor=colour, linestyle=":", hatch="..", alpha=0.4)
+    axis.plot([], [], color="black", label="in the paper, in the line's colour", **MARK)
+
+
+@styled()
 def draw_points(path: Path, published: Published, table: pd.DataFrame) -> None:
-    """Draw the mean and the standard deviation of each point, over its finite values."""
-    figure, ((axes,),) = grid(1, 1, len(published.points))
+    """Draw the mean and the standard deviation of each point, over its finite values; on a logarithmic axis, of the logarithm."""
+    figure, ((axes,),) = grid(1, 1, 2 * len(published.points))
     figure.suptitle(f"{published.paper}: {published.title}")
     finite = table[np.isfinite(table["y"])]
+    log = {axis: published.scale == "log" or (published.scale == "auto" and _decades(finite[axis])) for axis in "xy"}
+    paper = slopes(published)
     for j, series in enumerate(published.points):
-        of = finite[finite["series"] == series].groupby("x")["y"]
-        look = {"color": colour(j, len(published.points)), "marker": "o", "capsize": 3}
-        axes.errorbar(of.mean().index, of.mean(), of.std().fillna(0), label=series, **look)
+        of = finite[finite["series"] == series]
+        of = of.assign(y=np.log(of["y"]) if log["y"] else of["y"]).groupby("x")["y"]
+        mean, std = of.mean(), of.std().fillna(0)
+        low, high = mean - std, mean + std
+        mean, low, high = (np.exp(part) if log["y"] else part for part in (mean, low, high))
+        axes.errorbar(mean.index, mean, [mean - low, high - mean], label=series, marker="o", capsize=3, **look(j))
+        if series in paper and len(mean) and log["x"] and log["y"]:
+            line = mean.iloc[0] * (mean.index / mean.index[0]) ** paper[series]
+            label = f"{series}: slope {paper[series]:g}, in the paper"
+            axes.plot(mean.index, line, label=label, color=look(j)["color"], linestyle=":")
     describe(axes, published.x_label, published.y_label)
     if len(finite):
-        axes.set_xscale(published.scale)
-        axes.set_yscale(published.scale)
-    save_with_legend(figure, path)
+        axes.set_xscale("log" if log["x"] else "linear")
+        axes.set_yscale("log" if log["y"] else "linear")
+    number = table["seed"].nunique()
+    kind = "geometric mean" if log["y"] else "mean"
+    note = f"points: {kind} of {number} seeds; bars: ± one standard deviation" + " of the logarithm" * log["y"]
+    save_with_legend(figure, path, note=note if number > 1 else "points: 1 seed")
+
+
+def _decades(values: pd.Series) -> bool:
+    return bool(len(values) and values.min() > 0 and values.max() >= 10 * values.min())

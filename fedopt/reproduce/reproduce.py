@@ -24,10 +24,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from fedopt.command import Parser, answer, say
 from fedopt.errors import UserError, first_line
 from fedopt.reproduce.claims import COLUMNS
-from fedopt.reproduce.compare import plus_minus, print_table, write_table
 from fedopt.reproduce.published import Published, Task, chosen, load, names, tasks
 from fedopt.reproduce.report import report
 from fedopt.reproduce.sweep import job_of_many
+from fedopt.reproduce.tables import markdown, plus_minus, print_table, write_table
 from fedopt.results.folder import ENDED, RunFolder, numbers_of, write_atomically
 from fedopt.settings import cores
 
@@ -112,8 +112,8 @@ def reproduce(given: argparse.Namespace) -> int:
     for name, (published, needed, folder) in plans.items():
         print(f"\n{name}: {published.paper}, {published.title}")
         if given.quick:
-            print("(only a few rounds: what follows says nothing about the claims)")
-        report(published, needed, given.output / RUNS, folder)
+            print("(a few rounds and one seed: no claim is checked)")
+        report(published, needed, given.output / RUNS, folder, judged=not given.quick)
         print(f"results: {folder}")
     for run, why in failed.items():
         say(f"{given.output / RUNS / run}: {why}")
@@ -191,16 +191,20 @@ def _outcome(path: Path, task: Task, exitcode: int | None) -> tuple[str, str]:
 
 
 def show(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
-    """Print the table of --list, with how many have ended of the runs that an experiment needed when it was last asked for.
+    """Print the table of --list, with how many have ended of the runs of all lines and seeds that an experiment asks for.
 
     Raises UserError for a file that is broken.
     """
     rows = []
     for name in known:
         published, listed = load(name, folders), output / name / "runs.csv"
-        needed = {str(row["run"]) for row in _rows(listed, ("run",))}
-        left = sum(RunFolder(output / RUNS / run).status() not in ENDED for run in needed)
-        state = f"{len(needed) - left}/{len(needed)} runs" if left else "done" if listed.exists() else "-"
+        ended = sum(
+            RunFolder(output / RUNS / str(row["run"])).status() in ENDED
+            for row in _rows(listed, ("line", "seed", "run"))
+            if row["line"] in published.lines and row["seed"] < published.seeds
+        )
+        needed = len(published.lines) * published.seeds
+        state = "done" if ended == needed else f"{ended}/{needed} runs" if listed.exists() else "-"
         rows.append((name, published.paper, published.title, f"{published.minutes:g}", state))
     print_table(pd.DataFrame(rows, columns=["name", "paper", "title", "minutes", "state"]))
 
@@ -215,12 +219,9 @@ def claims_table(wanted: Sequence[str], output: Path) -> str:
         for row in _rows(path, COLUMNS):
             row["measured"] = f"{plus_minus(row['mean'], row['std'])} ({row['seeds']})" if row["seeds"] else ""
             cells = [name, *(row[column] for column in ("says", "bound", "paper", "measured", "holds", "note"))]
-            rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
-    head = [
-        "| experiment | claim | asked | paper | measured (seeds) | outcome | note |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    return "\n".join(head + rows + (["", f"Not run yet: {', '.join(absent)}."] if absent else []))
+            rows.append(cells)
+    head = ["experiment", "claim", "asked", "paper", "measured (seeds)", "outcome", "note"]
+    return markdown(pd.DataFrame(rows, columns=head)) + (f"\n\nNot run yet: {', '.join(absent)}." if absent else "")
 
 
 def _rows(path: Path, columns: Sequence[str]) -> list[dict[Hashable, Any]]:

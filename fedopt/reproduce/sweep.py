@@ -12,7 +12,8 @@ from fedopt.config import Asked
 from fedopt.errors import UserError
 from fedopt.interrupts import ending_at_once
 from fedopt.metrics import Metric
-from fedopt.results.folder import ENDED, RunFolder, numbers_of, read_json, write_atomically
+from fedopt.reproduce.tables import write_table
+from fedopt.results.folder import ENDED, RunFolder, numbers_of, read_json
 from fedopt.results.identity import identity, refuse_other
 
 
@@ -66,7 +67,7 @@ def report(folder: Path) -> int:
         for part, name in (("final", "final"), ("best", "best"), ("to_target", "target")):
             row |= {f"{name}_{metric}": value for metric, value in numbers_of(summary.get(part)).items()}
         rows.append({**row, "error": summary.get("error")})
-    write_atomically(folder / "sweep.csv", pd.DataFrame(rows).to_csv(index=False).encode())
+    write_table(folder / "sweep.csv", pd.DataFrame(rows))
     counts = Counter(row["status"] for row in rows)
     print(f"{len(rows)} runs: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
     print(f"results: {folder / 'sweep.csv'}")

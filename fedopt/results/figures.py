@@ -2,9 +2,11 @@
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO, StringIO
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,6 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from fedopt.data.ragged import Ragged
 from fedopt.metrics import Metric
@@ -19,71 +22,112 @@ from fedopt.results.folder import write_atomically
 
 COSTS = {  # what a run spends: the columns of metrics.csv whose sum it is, and its label
     "comm_rounds": (("comm_rounds",), "communication rounds"),
-    "bytes": (("bytes_down", "bytes_up"), "bytes communicated"),
+    "bytes": (("bytes_down", "bytes_up"), "communication"),
     "seconds": (("train_seconds",), "training time (s)"),
     "round": (("round",), "rounds"),
+    "grad_calls": (("grad_calls",), "gradients, of all clients"),
+    "oracle_calls": (("grad_calls", "hvp_calls", "jvp_calls"), "gradients, Hessian- and Jacobian-vector products"),
 }
+STYLE: Any = {  # of a column of a paper, 3.4 inches wide
+    "font.size": 8,
+    "legend.fontsize": 7,
+    "legend.title_fontsize": 7,
+    "figure.titlesize": 8,
+    "axes.titlesize": 8,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
+    "pdf.fonttype": 42,
+    "savefig.dpi": 300,
+}
+WIDTH, HEIGHT = 3.4, 2.3  # inches, of one picture without its legend
+OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]  # without yellow
+DASHES = ["solid", "dashed", "dashdot", "dotted"]
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no words about scripts that the font lacks
 _mathematics = MathTextParser("path")
 BARS = 200  # up to so many clients and classes are drawn as bars, more as an image
 
 
+@contextmanager
+def styled() -> Iterator[None]:
+    """While figures are made and written, also as a decorator; matplotlib's own settings stay as they are."""
+    with plt.rc_context(STYLE):
+        yield
+
+
+@styled()
 def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
     """Clients by classes: how many training examples of which class each client has."""
     clients = np.arange(len(split))
     classes = np.zeros(len(split.rows), dtype=np.int64) if labels is None else labels[split.rows]
     counts = np.zeros((len(split), int(classes.max()) + 1))
     np.add.at(counts, (np.repeat(clients, split.sizes), classes), 1)
-    figure, ((axes,),) = _figure(1, 1, (9, 3.6))
+    figure, ((axes,),) = _figure(1, 1, (2 * WIDTH, 2.6))
     if max(counts.shape) <= BARS:
         below = np.cumsum(counts, axis=1) - counts
         for c in range(counts.shape[1]):
-            axes.bar(clients, counts[:, c], 0.9, below[:, c], color=plt.colormaps["tab20"](c % 20), label=str(c))
+            colour = plt.colormaps["viridis"](c / max(1, counts.shape[1] - 1))
+            axes.bar(clients, counts[:, c], 0.9, below[:, c], color=colour, label=str(c))
         axes.set_ylabel("training examples")
         if labels is not None:
-            axes.legend(title="class", ncols=2, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+            axes.legend(title="class", ncols=2, loc="center left", bbox_to_anchor=(1, 0.5))
     else:
         image = axes.imshow(counts.T, aspect="auto", interpolation="nearest", cmap="viridis")
         figure.colorbar(image, label="training examples")
         axes.set_ylabel("class")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("client")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(f"{len(split)} clients, {int(split.sizes.min())} to {int(split.sizes.max())} training examples each")
     _save(figure, path)
 
 
+@styled()
 def metrics(path: Path, csv: Path, metrics: Sequence[Metric]) -> None:
     """Every metric against communication rounds."""
     table = pd.read_csv(StringIO(csv.read_text()))  # pandas would take a ~ in a path for the home folder
     columns = min(len(metrics), 3)
     rows = -(-len(metrics) // columns)
-    figure, axes = _figure(rows, columns, (4 * columns, 3 * rows))
+    figure, axes = _figure(rows, columns, (WIDTH * columns, HEIGHT * rows))
     for axis, metric in zip(axes.flat, metrics, strict=False):
         values = table[metric.name].to_numpy()
-        axis.plot(table["comm_rounds"], values)
-        set_scale(axis, metric, values)
-        describe(axis, COSTS["comm_rounds"][1], metric.title)
+        axis.plot(table["comm_rounds"], values, color=OKABE_ITO[0])
+        if spans_decades(metric, values):
+            axis.set_yscale("log")
+        describe(axis, "comm_rounds", metric.title)
     for axis in axes.flat[len(metrics) :]:
         axis.remove()
     _save(figure, path)
 
 
-def set_scale(axis: plt.Axes, metric: Metric, values: np.ndarray) -> None:
-    """Logarithmic where the metric says so and the values are positive and cover more than a decade."""
-    finite = values[np.isfinite(values)]
-    if metric.scale == "log" and len(finite) and finite.min() > 0 and finite.max() > 10 * finite.min():
-        axis.set_yscale("log")
+def spans_decades(metric: Metric, values: np.ndarray) -> bool:
+    """Whether finite values are positive and cover more than one decade, or two where the metric does not ask for that scale.
+
+    A metric that is better when higher, such as an accuracy, must ask for it.
+    """
+    finite, asks = values[np.isfinite(values)], metric.scale == "log"
+    if not len(finite) or finite.min() <= 0 or (metric.better == "higher" and not asks):
+        return False
+    return bool(finite.max() > (10 if asks else 100) * finite.min())
 
 
 def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
-    """Label the axes."""
-    axis.set(xlabel=x, ylabel=y)
-    axis.set_title(title, fontsize="medium")
+    """Label the axes. x: of `COSTS`, or a label."""
+    axis.set(xlabel=COSTS[x][1] if x in COSTS else x, ylabel=y)
+    if x == "bytes":
+        axis.xaxis.set_major_formatter(EngFormatter(unit="B"))
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    axis.set_title(title)
     axis.grid(alpha=0.3)
+
+
+def look(j: int) -> dict[str, Any]:
+    """Of line j: colours that colour-blind readers can tell, other dashes when they are used up."""
+    return {"color": OKABE_ITO[j % len(OKABE_ITO)], "linestyle": DASHES[j // len(OKABE_ITO) % len(DASHES)]}
 
 
 def grid(rows: int, columns: int, lines: int) -> tuple[Figure, np.ndarray]:
     """A figure with axes [rows, columns] and room for a legend of so many lines."""
-    return _figure(rows, columns, (max(7, 5 * columns), 3.8 * rows + 0.22 * lines + 0.4))
+    return _figure(rows, columns, (WIDTH * columns, HEIGHT * rows + 0.16 * lines + 0.5))
 
 
 def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
@@ -92,22 +136,24 @@ def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure,
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def save_with_legend(figure: Figure, path: Path) -> None:
-    """Write the figure with one legend below all its axes, in which a label stands once."""
+def save_with_legend(figure: Figure, *paths: Path, note: str = "") -> None:
+    """Write the figure with one legend below all its axes, in which a label stands once, and a note."""
     named = [axis.get_legend_handles_labels() for axis in figure.axes]
     handles = {label: handle for pair in named for handle, label in zip(*pair, strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", fontsize="small")
-    _save(figure, path)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", title=note)
+    _save(figure, *paths)
 
 
-def _save(figure: Figure, path: Path) -> None:
-    picture = BytesIO()
+def _save(figure: Figure, *paths: Path) -> None:
     for text in figure.findobj(Text):
         try:
             _mathematics.parse(text.get_text())
         except ValueError:  # dollars that are no formula
             text.set_text(text.get_text().replace("$", r"\$"))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")
-        figure.savefig(picture, dpi=120)
-    write_atomically(path, picture.getvalue())
+    for path in paths:
+        picture = BytesIO()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")
+            figure.savefig(picture, format=path.suffix[1:])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, picture.getvalue())

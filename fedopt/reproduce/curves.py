@@ -1,0 +1,78 @@
+"""The line of several runs, and the band around it."""
+
+from collections.abc import Sequence
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedopt.reproduce.recorded import Recorded
+from fedopt.results.figures import plt
+from fedopt.results.folder import ENDED
+
+
+def curve(
+    runs: Sequence[Recorded], metric: str, log: bool = False, smooth: int = 1
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """x, the mean of the metric, and one standard deviation (0 for one run) below and above it, all [points].
+
+    log: of the logarithm; values from 0 down are nan. smooth: a value is the mean of the last so many evaluations.
+
+    The curve has the union of the runs' x, from where all runs have begun to where the first finished or diverged one ends, so
+    that no run drops out of the mean by ending; one that is still on its way counts as far as it has got.
+    """
+    costs = [run.cost() for run in runs]
+    ends = [cost[-1] for run, cost in zip(runs, costs, strict=True) if run.status in ENDED]
+    last = min(ends or [max(cost[-1] for cost in costs)])
+    union = np.unique(np.concatenate(costs))
+    x = union[(union >= max(cost[0] for cost in costs)) & (union <= last)]
+    values = np.array(
+        [np.interp(x, cost, _smoothed(run.values(metric), smooth)) for run, cost in zip(runs, costs, strict=True)]
+    )
+    if log:
+        values = np.log(np.where(values > 0, values, np.nan))
+    covered = np.ma.array(values, mask=[x > cost[-1] for cost in costs])
+    mean, std = covered.mean(axis=0).filled(np.nan), covered.std(axis=0, ddof=1).filled(0)
+    lines = [np.exp(line) if log else line for line in (mean, mean - std, mean + std)]
+    return x, lines[0], lines[1], lines[2]
+
+
+def _smoothed(values: np.ndarray, n: int) -> np.ndarray:
+    means = pd.Series(values).rolling(n, min_periods=1).mean().to_numpy()
+    return np.where(np.isnan(values), np.nan, means)
+
+
+def draw_line(
+    axes: plt.Axes,
+    label: str,
+    runs: Sequence[Recorded],
+    metric: str,
+    style: dict[str, Any],
+    log: bool = False,
+    smooth: int = 1,
+) -> pd.DataFrame:
+    """Draw what `curve` gives, and return it with the columns line, the runs' x, the metric, low, high."""
+    x, mean, low, high = curve(runs, metric, log, smooth)
+    axes.plot(x, mean, label=label, marker="o" if len(x) == 1 else None, **style)
+    axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+    return pd.DataFrame({"line": label, runs[0].x: x, metric: mean, "low": low, "high": high})
+
+
+def explained(lines: Sequence[Sequence[Recorded]], logs: set[bool], smooth: int = 1) -> str:
+    """What a line and a band are, for the legend. lines: the runs of each; logs: whether axes are logarithmic."""
+    counts = sorted({len(runs) for runs in lines})
+    each_seed_once = all(len({run.keys.get("seed") for run in runs}) == len(runs) for runs in lines)
+    number = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
+    of = f"{number} {'seed' if each_seed_once else 'run'}{'s' * (counts[-1] > 1)}"
+    if counts[-1] == 1:
+        text = f"lines: {of}"
+    elif logs == {True}:
+        text = f"lines: geometric mean of {of}; bands: ± one standard deviation of the logarithm"
+    else:
+        text = f"lines: mean of {of}; bands: ± one standard deviation"
+        if True in logs:
+            text += " (on logarithmic axes: of the logarithm)"
+    if smooth > 1:
+        text += f"; values: means of the last {smooth} evaluations"
+    return fill(text, 62)

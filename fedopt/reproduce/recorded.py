@@ -1,0 +1,162 @@
+"""Runs as their folders have them. Nothing here imports torch."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from fedopt.command import say
+from fedopt.config import flat
+from fedopt.errors import UserError, first_line
+from fedopt.metrics import Metric
+from fedopt.results.figures import COSTS
+from fedopt.results.folder import ENDED, RunFolder, read_json
+from fedopt.results.identity import digits, identity
+
+CHOSEN = ("algo", "problem", "dataset", "partitioner")  # config groups that stand for the option chosen from them
+ABSENT = "-"  # the value of a key that a run does not have
+NAMED = 3  # of the folders that are skipped for one reason
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run as its folder has it.
+
+    keys: dotted config keys, values as text, and the names of the options that were chosen (of the class, in runs that do not say);
+    apart: the keys in which another run with other numbers differs, but for the seed; digits: the same in runs of the same numbers.
+    metrics: what they say of themselves, by name. x: what is spent, of `COSTS`; table: metrics.csv.
+    """
+
+    folder: Path
+    keys: dict[str, str]
+    apart: Sequence[str]
+    digits: str
+    metrics: dict[str, Metric]
+    status: str
+    x: str
+    table: pd.DataFrame
+
+    def metric(self, name: str) -> Metric:
+        """What a column says of itself; of a column that is no metric, less is better."""
+        return self.metrics.get(name, Metric(name, name))
+
+    def values(self, metric: str) -> np.ndarray:
+        """[rows], nan for whatever is not finite."""
+        values = self.table[metric].to_numpy(dtype=float)
+        return np.where(np.isfinite(values), values, np.nan)
+
+    def cost(self, x: str = "") -> np.ndarray:
+        """[rows] of what is spent, of the run's own x or of another."""
+        return self.table[list(COSTS[x or self.x][0])].to_numpy(dtype=float).sum(axis=1)
+
+    def group(self, by: Sequence[str]) -> tuple[str, ...]:
+        return tuple(self.keys.get(key, ABSENT) for key in by)
+
+
+def usable(paths: Sequence[Path], x: str) -> list[Recorded]:
+    """All runs that can be read, one of each config and seed; what is left out is said on stderr.
+
+    Raises UserError where none is left.
+    """
+    skipped: dict[str, list[str]] = {}  # why -> folders
+    runs = []
+    for folder in _folders(paths, skipped):
+        try:
+            runs.append(read(folder, x))
+        except (OSError, ValueError, yaml.YAMLError, UserError) as error:
+            skipped.setdefault(first_line(error), []).append(str(folder))
+    say_skipped(skipped)
+    if not runs:
+        where = ", ".join(map(str, paths))
+        raise UserError(f"no run to compare in {where}: a run's folder has config.yaml and metrics.csv")
+    longest = sorted(runs, key=lambda run: (run.status in ENDED, len(run.table)))
+    once = {(run.digits, run.group(CHOSEN)): run for run in longest}.values()
+    if copies := len(runs) - len(once):
+        are = "copies of runs are" if copies > 1 else "copy of a run is"
+        say(f"{copies} {are} left out: a config with a seed counts once")
+    kept = {id(run) for run in once}
+    return [run for run in runs if id(run) in kept]
+
+
+def _folders(paths: Sequence[Path], skipped: dict[str, list[str]]) -> Iterator[Path]:
+    """All run folders at any depth, each once."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path}: there is no such folder")
+        marks = {"config.yaml", "metrics.csv", "summary.json"}
+        inside = sorted({file.parent for file in path.rglob("*") if file.name in marks}, key=str)
+        if not inside:
+            skipped.setdefault("no run in it", []).append(str(path))
+        found |= {folder.resolve(): folder for folder in inside}
+    yield from found.values()
+
+
+def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
+    """One line on stderr. skipped: why -> folders."""
+    if not skipped:
+        return
+    said = []
+    for why, folders in skipped.items():
+        more = f" and {len(folders) - NAMED} more" * (len(folders) > NAMED)
+        said.append(f"{', '.join(folders[:NAMED])}{more} ({why})")
+    count = sum(map(len, skipped.values()))
+    say(f"{count} folder{'s' * (count > 1)} skipped: {'; '.join(said)}")
+
+
+def read(folder: Path, x: str) -> Recorded:
+    """Its rows that are whole so far. Raises OSError, ValueError, YAMLError or UserError where it is of no use."""
+    if missing := [name for name in ("config.yaml", "metrics.csv", "run.json") if not (folder / name).is_file()]:
+        raise UserError(f"no {' and no '.join(missing)}")
+    config, card = RunFolder(folder).config(), read_json(folder / "run.json")
+    metrics: dict[str, Metric] = {}
+    with suppress(KeyError, TypeError):
+        metrics = {fields["name"]: Metric(**fields) for fields in card.get("metrics", [])}
+    if not metrics:
+        raise UserError("run.json does not say what its metrics are")
+    text = (folder / "metrics.csv").read_text()
+    whole = text[: text.rfind("\n") + 1]  # a row being written has no line end yet
+    if whole.count("\n") < 2:
+        raise UserError("metrics.csv has no rows")
+    table = pd.read_csv(StringIO(whole)).apply(pd.to_numeric, errors="coerce")
+    columns = COSTS[x][0]
+    if lacking := [name for name in columns if name not in table]:
+        raise UserError(f"metrics.csv has no column {lacking[0]}")
+    apart = [key for key in _keys(identity(config)) if key != "seed"]
+    keys = _keys(flat(config))
+    keys |= _names(card.get("chosen"), keys)
+    run = Recorded(folder, keys, apart, digits(config), metrics, RunFolder(folder).status() or "unknown", x, table)
+    if not np.isfinite(run.cost()).all():
+        raise UserError(f"metrics.csv has rows without {' or '.join(columns)}")
+    return run
+
+
+def _names(chosen: Any, keys: Mapping[str, str]) -> dict[str, str]:
+    """The options that run.json says were chosen, from the groups that the config has, and the preset."""
+    named = chosen if isinstance(chosen, dict) else {}
+    return {
+        group: str(name) for group, name in named.items() if group == "preset" or (group in CHOSEN and group in keys)
+    }
+
+
+def _keys(config: dict[str, Any]) -> dict[str, str]:
+    """Values as text. A node's `_target_` stands for the node, by its last part; other keys with an underscore are left out."""
+    return {
+        key.removesuffix("._target_"): _text(value).rpartition(".")[2] if key.endswith("._target_") else _text(value)
+        for key, value in config.items()
+        if key.endswith("._target_") or not key.rpartition(".")[2].startswith("_")
+    }
+
+
+def _text(value: Any) -> str:
+    """As YAML would have it, and the same for 1 and 1.0."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,67 @@
+"""Tables for people: on the terminal, as CSV, LaTeX and Markdown."""
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedopt.results.folder import write_atomically
+
+BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
+
+
+def moments(values: Sequence[float]) -> tuple[float, float]:
+    """Mean of [n] values, nan where there is none, and their standard deviation, nan where there is one or the mean is infinite."""
+    of = pd.Series(values, dtype=float)
+    return of.mean(skipna=False), of.std(skipna=False) if math.isfinite(of.mean(skipna=False)) else math.nan
+
+
+def plus_minus(mean: float, std: float) -> str:
+    return f"{mean:.4g} ± {std:.3g}" if math.isfinite(std) else f"{mean:.4g}"
+
+
+def in_bytes(mean: float, std: float) -> str:
+    """As `plus_minus`, in the largest unit that the mean has one of."""
+    unit, size = next(((unit, size) for unit, size in BYTES.items() if mean >= size), ("B", 1))
+    return f"{plus_minus(mean / size, std / size)} {unit}"
+
+
+def rounded(value: object) -> object:
+    """A float as text with the seven digits that single precision has, and all digits of larger counts; others as they are."""
+    if not isinstance(value, float) or math.isnan(value):
+        return value
+    return f"{value:.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:.7g}"
+
+
+def write_table(path: Path, table: pd.DataFrame) -> None:
+    """Write the table as CSV, all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, table.astype(object).map(rounded).to_csv(index=False).encode())
+
+
+def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | None = None) -> None:
+    """Print a table of texts. right: the columns that are flush right."""
+    shown = Table(caption=caption)
+    for name in table:
+        shown.add_column(Text(str(name)), justify="right" if name in right else "left")
+    for cells in table.itertuples(index=False):
+        shown.add_row(*map(Text, cells))
+    Console(width=None if sys.stdout.isatty() else 250).print(shown)
+
+
+def latex(table: pd.DataFrame) -> str:
+    """A table of texts for the package booktabs, its first column flush left."""
+    style = table.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
+    text = style.to_latex(hrules=True, column_format="l" + "r" * (table.shape[1] - 1))
+    return text.replace("±", r"$\pm$")
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table of texts for a Markdown page."""
+    rows = [list(map(str, table.columns)), ["---"] * table.shape[1], *table.astype(str).to_numpy().tolist()]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
