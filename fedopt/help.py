@@ -7,6 +7,7 @@ read as text and not imported, so that help comes at once and runs no code.
 import ast
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,9 +117,9 @@ def show(words: list[str], folders: list[str]) -> None:
     """Print the keys of what a command chooses: of the groups that it names, or with an algorithm and a problem of the whole run.
     Without words, everything there is. folders: config folders besides fedopt's."""
     refuse_hydra(words)
+    found, chosen = keys(words, folders), composed_of(words, folders)[1]
     if not words:
         print(overview(folders))
-    found, chosen = keys(words, folders), composed_of(words, folders)[1]
     named = {word.partition("=")[0] for word in words} & set(GROUPS)
     if not words:
         named = {""}
@@ -262,7 +263,8 @@ def _types(config: Any) -> dict[str, str]:
     found = _fields("fedopt.settings", "Settings")
     for group in INTERFACES:
         module, _, name = str(config[group].get("_target_")).rpartition(".")
-        found |= {f"{group}.{field}": words for field, words in (_fields(module, name) if module else {}).items()}
+        with suppress(OSError, RecursionError, SyntaxError, ValueError):  # of files that no Python could be
+            found |= {f"{group}.{field}": words for field, words in (_fields(module, name) if module else {}).items()}
     return found
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 from command import ROOT, fedopt
@@ -12,7 +13,7 @@ from harness import config
 from omegaconf import OmegaConf
 
 from fedopt.config import CONF, options
-from fedopt.help import comments, completions, keys
+from fedopt.help import _tree, comments, completions, keys
 from fedopt.schema import schema
 
 # Keys
@@ -98,6 +99,18 @@ def test_own_files(tmp_path, monkeypatch, capsys):
     assert row(result, "algo.share")[1:] == ["0.5", "number above 0 to 1", "of all # that there is"]
     assert row(result, "algo.how")[1:] == ["this", "this | that | null"]
     assert "own_help" not in sys.modules
+
+
+@pytest.mark.parametrize("source", ["class Own(\n", "class Own(Own): pass\n", "Own = Own\n", "x = '\\0'\n", "\udcff"])
+def test_own_files_that_are_no_use(source, tmp_path, monkeypatch, capsys):
+    """Types are those of the values then."""
+    (tmp_path / "conf" / "algo").mkdir(parents=True)
+    (tmp_path / "conf" / "algo" / "mine.yaml").write_text("_target_: own_broken.Own\nshare: 0.5 # of all\n")
+    (tmp_path / "own_broken.py").write_bytes(source.encode(errors="surrogateescape"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("fedopt.help._tree", cache(_tree.__wrapped__))
+    result = fedopt(monkeypatch, capsys, "--help", "--config-dir", str(tmp_path / "conf"), "algo=mine")
+    assert row(result, "algo.share")[1:] == ["0.5", "number", "of all"]
 
 
 def test_comments(tmp_path):
