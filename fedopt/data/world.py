@@ -29,11 +29,11 @@ class World:
     @property
     def clients(self) -> int:
         """The number of clients, for problems whose data follow from it. Raises UserError where it follows from data."""
-        if self.partitioner.clients is None:
+        if (clients := getattr(self.partitioner, "clients", None)) is None:
             raise UserError(
                 "this problem makes a client's data by itself: use partitioner=iid with partitioner.clients=N"
             )
-        return self.partitioner.clients
+        return clients
 
     def rng(self, *part: int) -> np.random.Generator:
         """For the problem's own constants, or for a part of them."""
