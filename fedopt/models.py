@@ -188,7 +188,9 @@ class Normalised(nn.Module):
     width], [B, height, width] where there is one channel, [B, features], or token ids [B, length]. It gives logits [B, classes].
     """
 
-    def __init__(self, network: nn.Module, normalisation: tuple[np.ndarray, np.ndarray] | None, input_shape: Sequence[int]):
+    def __init__(
+        self, network: nn.Module, normalisation: tuple[np.ndarray, np.ndarray] | None, input_shape: Sequence[int]
+    ):
         """normalisation: what is subtracted and what the difference is divided by, each of as many as the input_shape begins with;
         None for token ids."""
         super().__init__()

@@ -15,6 +15,7 @@ import yaml
 from command import ROOT, Result, code_of, fedopt
 from test_compare import FEDAVG, record
 
+from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
 from fedopt.reproduce import claims, papers, published, recorded, report, reproduce
 from fedopt.results import figures, identity
@@ -321,6 +322,16 @@ def test_curves(tmp_path, monkeypatch):
     assert "geometric mean of 2 seeds" in figure.legends[0].get_title().get_text()
 
 
+def test_clients_have_whole_numbers(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    figures.partition(tmp_path / "a.png", Ragged([np.arange(3), np.arange(3, 5)]), np.array([0, 0, 1, 1, 2]))
+    monkeypatch.undo()
+    (axes,) = kept[0].axes
+    assert all(tick == round(tick) for tick in axes.get_xticks())
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["0", "1", "2"]
+
+
 def test_points(tmp_path, experiment, command, monkeypatch):
     lines = {f"K = {K}": f"algo.K={K}" for K in (1, 2)}
     point = {"points": {"s": {K: f"K = {K}" for K in (1, 2)}}, "point": "per_round(line, 'grad_calls')"}
@@ -411,7 +422,8 @@ def test_the_papers_numbers_are_drawn(tmp_path, monkeypatch):
     assert star.get_color() == axes.lines[0].get_color()
     (band,) = axes.patches
     assert (band.get_y(), band.get_height()) == (92, 1)
-    assert [text.get_text() for text in kept[0].legends[0].get_texts()][-1] == "in the paper, in the line's colour"
+    entries = [text.get_text() for text in kept[0].legends[0].get_texts()]
+    assert entries[-1] == "the paper's numbers, in the line's colour"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,9 @@ def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = No
 class Examples:
     """Labelled examples on the device, normalised once by the statistics of those for training. x: [n, features]; y: [n]."""
 
-    normalisation: tuple[np.ndarray, np.ndarray] | None  # mean and deviation of each channel or column, None for token ids
+    normalisation: (
+        tuple[np.ndarray, np.ndarray] | None
+    )  # mean and deviation of each channel or column, None for token ids
 
     def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
         self.y = torch.from_numpy(y).to(world.device)

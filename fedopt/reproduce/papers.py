@@ -5,22 +5,12 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from fedopt.reproduce.claims import Claim
 from fedopt.reproduce.published import Published
 
-MARK: dict[str, Any] = {
-    "marker": "*",
-    "markersize": 8,
-    "linestyle": "none",
-    "markeredgecolor": "white",
-    "markeredgewidth": 0.4,
-}
 _NUMBER = r"(-?\d+(?:\.\d+)?)"
 _NUMBERS = re.compile(rf"(?:(?:about|almost) )?{_NUMBER}(?: to {_NUMBER})?(?: \(.*\))?")
-
-
 # The measures whose values are on an axis of the figure -> their arguments between the label and the metric
 BEFORE_METRIC: dict[str, list[str]] = {"final": [], "best": [], "smooth": ["n"], "at": ["where"], "first": ["target"]}
 

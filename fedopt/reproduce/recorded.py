@@ -17,7 +17,7 @@ from fedopt.config import flat
 from fedopt.errors import UserError, first_line
 from fedopt.metrics import Metric
 from fedopt.results.figures import COSTS
-from fedopt.results.folder import ENDED, RunFolder, read_json
+from fedopt.results.folder import ENDED, RunFolder, read_json, whole_rows
 from fedopt.results.identity import digits, identity
 
 CHOSEN = ("algo", "problem", "dataset", "partitioner")  # config groups that stand for the option chosen from them
@@ -121,8 +121,7 @@ def read(folder: Path, x: str) -> Recorded:
         metrics = {fields["name"]: Metric(**fields) for fields in card.get("metrics", [])}
     if not metrics:
         raise UserError("run.json does not say what its metrics are")
-    text = (folder / "metrics.csv").read_text()
-    whole = text[: text.rfind("\n") + 1]  # a row being written has no line end yet
+    whole = whole_rows(folder / "metrics.csv")
     if whole.count("\n") < 2:
         raise UserError("metrics.csv has no rows")
     table = pd.read_csv(StringIO(whole)).apply(pd.to_numeric, errors="coerce")

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,12 +13,20 @@ import pandas as pd
 from fedopt.reproduce import claims
 from fedopt.reproduce.claims import Measures, Unmeasurable
 from fedopt.reproduce.curves import draw_line, explained
-from fedopt.reproduce.papers import MARK, Mark, marks, slopes
+from fedopt.reproduce.papers import Mark, marks, slopes
 from fedopt.reproduce.published import Published, Task
 from fedopt.reproduce.recorded import Recorded, read
 from fedopt.reproduce.tables import moments, plus_minus, print_table, write_table
 from fedopt.results.figures import describe, grid, look, plt, save_with_legend, spans_decades, styled
 from fedopt.results.folder import ENDED, RunFolder
+
+STAR: dict[str, Any] = {
+    "marker": "*",
+    "markersize": 8,
+    "linestyle": "none",
+    "markeredgecolor": "white",
+    "markeredgewidth": 0.4,
+}
 
 
 def report(published: Published, needed: Sequence[Task], runs: Path, folder: Path, judged: bool = True) -> None:
@@ -102,7 +112,7 @@ def draw_curves(path: Path, published: Published, lines: Mapping[str, list[Recor
     """Draw a row of pictures for each panel and a column for each metric. A line has the same look in all of them."""
     panels = published.panels or {"": list(published.lines)}
     figure, axes = grid(len(panels), len(published.y), len(lines))
-    figure.suptitle(f"{published.paper}: {published.title}")
+    figure.suptitle(fill(f"{published.paper}: {published.title}", 54 * len(published.y)))
     looks = {label: look(j) for j, label in enumerate(published.lines)}
     papers, logs = marks(published), set()
     for row, (title, labels) in zip(axes, panels.items(), strict=True):
@@ -147,19 +157,21 @@ def _logarithmic(published: Published, runs: Sequence[Recorded], metric: str) ->
 
 
 def _draw_mark(axis: plt.Axes, mark: Mark, colour: str) -> None:
-    """A star at the x that the paper's number belongs to; else a dotted line, or a band, over the whole picture."""
+    """A star at the x that the paper's number belongs to; else dotted lines over the whole picture, a band between two of them."""
     if mark.x:
-        axis.plot(mark.x, mark.y, color=colour, **MARK)
+        axis.plot(mark.x, mark.y, color=colour, clip_on=False, zorder=5, **STAR)
     else:
-        axis.axhspan(*mark.y, facecolor="none", edgecolor=colour, linestyle=":", hatch="..", alpha=0.4)
-    axis.plot([], [], color="black", label="in the paper, in the line's colour", **MARK)
+        axis.axhspan(*mark.y, color=colour, alpha=0.1, linewidth=0)
+        for y in mark.y:
+            axis.axhline(y, color=colour, linestyle=":", linewidth=0.8)
+    axis.plot([], [], color="black", label="the paper's numbers, in the line's colour", **STAR | {"linestyle": ":"})
 
 
 @styled()
 def draw_points(path: Path, published: Published, table: pd.DataFrame) -> None:
     """Draw the mean and the standard deviation of each point, over its finite values; on a logarithmic axis, of the logarithm."""
     figure, ((axes,),) = grid(1, 1, 2 * len(published.points))
-    figure.suptitle(f"{published.paper}: {published.title}")
+    figure.suptitle(fill(f"{published.paper}: {published.title}", 54))
     finite = table[np.isfinite(table["y"])]
     log = {axis: published.scale == "log" or (published.scale == "auto" and _decades(finite[axis])) for axis in "xy"}
     paper = slopes(published)
@@ -177,11 +189,14 @@ def draw_points(path: Path, published: Published, table: pd.DataFrame) -> None:
     describe(axes, published.x_label, published.y_label)
     if len(finite):
         axes.set_xscale("log" if log["x"] else "linear")
+        if log["x"]:
+            axes.set_xticks(finite["x"].unique(), [f"{x:g}" for x in finite["x"].unique()])
+            axes.xaxis.minorticks_off()
         axes.set_yscale("log" if log["y"] else "linear")
     number = table["seed"].nunique()
     kind = "geometric mean" if log["y"] else "mean"
     note = f"points: {kind} of {number} seeds; bars: ± one standard deviation" + " of the logarithm" * log["y"]
-    save_with_legend(figure, path, note=note if number > 1 else "points: 1 seed")
+    save_with_legend(figure, path, note=fill(note, 62) if number > 1 else "points: 1 seed")
 
 
 def _decades(values: pd.Series) -> bool:

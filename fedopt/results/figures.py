@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO, StringIO
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -140,7 +141,8 @@ def save_with_legend(figure: Figure, *paths: Path, note: str = "") -> None:
     """Write the figure with one legend below all its axes, in which a label stands once, and a note."""
     named = [axis.get_legend_handles_labels() for axis in figure.axes]
     handles = {label: handle for pair in named for handle, label in zip(*pair, strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", title=note)
+    labels = [fill(label, int(16 * figure.get_figwidth())) for label in handles]
+    figure.legend(handles.values(), labels, loc="outside lower center", title=note)
     _save(figure, *paths)
 
 
