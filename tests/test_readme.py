@@ -1,22 +1,179 @@
-"""README's words are true: its commands run, and its own algorithm keeps the contract."""
+"""The words of README and of docs/ are true: commands and scripts run, links lead somewhere, tables are up to date.
+
+Each line of a ```bash block of a page is a command. The blocks of a page run one after the other in one empty folder. Files are the
+```python and ```yaml blocks that begin with their path; other ```python blocks run. Before a block, <!-- shortened: WORDS --> adds
+words to its commands, so that they are fast, and <!-- not run: REASON --> says why nothing is run.
+"""
 
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from command import ROOT, fedopt
+from command import ROOT, code_of, fedopt
 
-from fedopt.reproduce import compare
+from fedopt.config import options
+from fedopt.reproduce import compare, published, reproduce
 
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
-TOUR = README[README.index("## A tour") : README.index("## What is there")]
-OWN_COMMANDS = re.findall(r"^PYTHONPATH=\. fedopt (--config-dir .*)$", README, flags=re.MULTILINE)
-COMMANDS = re.findall(r"^(fedopt(?:-compare)? .*?)(?:  +#.*)?$", TOUR, flags=re.MULTILINE)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OTHERS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+BLOCK = re.compile(r"(?:<!-- ([\w ]+?)(?:: ([^\n]*?))? -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
+FILE = re.compile(r"(?:# @package _global_\n)?# ([\w/]+\.(?:py|yaml))\n")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+MAIN = {"fedopt-compare": compare.main, "fedopt-reproduce": reproduce.main}
+PAPERS = sorted(path.stem for path in (ROOT / "docs" / "papers").glob("*.md"))
+
+
+class Block(NamedTuple):
+    """mark, words: of the comment before it."""
+
+    mark: str
+    words: str
+    language: str
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        """Without what follows two blanks and a #."""
+        return [re.sub(r"  +#.*", "", line) for line in self.text.splitlines()] if self.language == "bash" else []
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    return (Block(*(part or "" for part in match)) for match in BLOCK.findall(page.read_text()))
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def with_commands(page: Path) -> bool:
+    return any(block.commands and block.mark != "not run" for block in blocks(page))
+
+
+@pytest.mark.parametrize("page", list(filter(with_commands, PAGES)), ids=name)
+def test_commands_run(page, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of processes that commands start
+    names: dict[str, object] = {}
+    for block in blocks(page):
+        if (file := FILE.match(block.text)) and block.language in ("python", "yaml"):
+            Path(file[1]).parent.mkdir(parents=True, exist_ok=True)
+            Path(file[1]).write_text(block.text)
+        elif block.language == "python" and block.mark != "not run":
+            exec(block.text, names)
+        elif block.mark == "not run":
+            assert len(block.words.split()) >= 3, "say why it is not run"
+        elif block.mark not in ("main", "tests"):
+            for command in block.commands:
+                run(command, block.words, monkeypatch, capsys)
+
+
+def run(command: str, further: str, monkeypatch, capsys) -> None:
+    """Run a command of a page, two rounds of it unless it says how many."""
+    if "joblib" in command:
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    words = shlex.split(command)
+    settings = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
+    program, *arguments = [*words[len(settings) :], *shlex.split(further)]
+    if program == "fedopt" and not set(arguments) & {"--help", "--cfg"} and "budget." not in command + further:
+        arguments.append("budget.rounds=2")
+    if settings or program == "python":
+        settings["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), str(ROOT)])
+        module = [] if program == "python" else ["-m", program]
+        done = subprocess.run(
+            [sys.executable, *module, *arguments], env=os.environ | settings, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+    elif program == "fedopt":
+        result = fedopt(monkeypatch, capsys, *arguments)
+        assert result.code == 0, f"{command}\n{result.err}"
+    else:
+        monkeypatch.setattr(sys, "argv", [program, *arguments])
+        assert code_of(MAIN[program]) == 0, f"{command}\n{capsys.readouterr().err}"
+
+
+def test_the_two_commands(monkeypatch, capsys, tmp_path):
+    """The main job runs (on digits here), and the tests' is the one that .ci/run takes."""
+    main, tests = (
+        next(block.text.strip() for block in blocks(PAGES[0]) if block.mark == mark) for mark in ("main", "tests")
+    )
+    assert tests.endswith("&& .venv/bin/pytest -n 2")
+    install, job = main.split(" && .venv/bin/fedopt ")
+    assert install.endswith("-e .")
+    monkeypatch.chdir(tmp_path)
+    tiny = ["dataset=digits", "problem.largest=120", "problem.imbalance=0.5", "partitioner.clients=5"]
+    tiny += ["participation.cohort=2", "budget.comm_rounds=4"]
+    assert fedopt(monkeypatch, capsys, *job.split(), *tiny).code == 0
+
+
+def anchors(page: Path) -> set[str]:
+    """What #... of a link to the page may name, as GitHub makes it from headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=name)
+def test_links_lead_somewhere(page):
+    for link in LINK.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        if not link.startswith(("https://", "mailto:")):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_can_be_found():
+    linked = {
+        (page.parent / link.partition("#")[0]).resolve() for page in PAGES for link in LINK.findall(page.read_text())
+    }
+    assert set(PAGES[1:]) <= linked
+
+
+def test_everything_there_is_has_a_page():
+    pages = {path.stem: path.read_text() for path in (ROOT / "docs" / "algorithms").glob("*.md")}
+    for algo in options("algo"):
+        assert any(f"`algo={algo}`" in text for text in pages.values()), algo
+    for problem in options("problem"):
+        assert f"problem={problem}" in (ROOT / "docs" / "problems" / f"{problem}.md").read_text()
+    assert sorted({experiment.partition("/")[0] for experiment in published.names()}) == PAPERS
+
+
+def test_tables_are_up_to_date():
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "docs", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_tables_that_are_not_up_to_date_are_found(tmp_path):
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    page.write_text("<!-- generated: problem mco -->\n<!-- /generated -->\n")
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "docs"
+    script.write_text((ROOT / "scripts" / "docs").read_text())
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    codes = [
+        subprocess.run([sys.executable, script, *asked], env=env).returncode for asked in (["--check"], [], ["--check"])
+    ]
+    assert codes == [1, 0, 0]
+    assert "| `problem.lam` | `0.1` | number ≥ 0 | weight of the risk |" in page.read_text()
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_claims_are_those_of_the_experiments(paper):
+    """A page has all claims of every experiment that was run, in their order and words."""
+    page = (ROOT / "docs" / "papers" / f"{paper}.md").read_text()
+    between = page[page.index(reproduce.BEGIN) : page.index(reproduce.END)]
+    cells = [re.split(r" (?<!\\)\| ", row.strip("| ")) for row in between.splitlines() if row.startswith(f"| {paper}/")]
+    shown = [(row[0], row[1].replace("\\|", "|"), row[2]) for row in cells]
+    absent = re.findall(rf"{paper}/\w+", between[between.index("Not run yet") :]) if "Not run yet" in between else []
+    ran = [experiment for experiment in published.chosen([paper]) if experiment not in absent]
+    said = [(experiment, claim.says, claim.bound) for experiment in ran for claim in published.load(experiment).claims]
+    assert shown == said
 
 
 def test_promises_are_held_by_tests():
@@ -32,58 +189,14 @@ def test_promises_are_held_by_tests():
             assert f"def {test}(" in files[file]
 
 
-def test_commands_are_found():
-    assert len(COMMANDS) >= 7
-    assert len(OWN_COMMANDS) == 2
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_command(command, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    program, *arguments = shlex.split(command)
-    if "joblib" in command:
-        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-        monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    if program == "fedopt-compare":
-        sweep = ["-m", "algo=fedmsa", "problem=mco", "algo.K=1,5", "budget.rounds=2"]
-        assert fedopt(monkeypatch, capsys, *sweep).code == 0
-        monkeypatch.setattr(sys, "argv", [program, *arguments])
-        compare.main()
-        assert (tmp_path / "compare.csv").exists()
-        return
-    short = [] if "--help" in arguments or "--cfg" in arguments else ["budget.rounds=2"]
-    result = fedopt(monkeypatch, capsys, *arguments, *short)
-    assert result.code == 0, result.err
-
-
-def test_from_python(capsys):
-    (source,) = [text for language, text in BLOCKS if language == "python" and "assemble" in text]
-    exec(source, {})
-    assert "distance" in capsys.readouterr().out
-
-
-def own_files(folder: Path) -> dict[str, str]:
-    """README's algorithm and problem as a user would write them down, and the environment in which they are found."""
-    for group, name in (("algo", "my_sgd"), ("problem", "my_regression")):
-        (source,) = [text for language, text in BLOCKS if language == "python" and f"{name}.py" in text]
-        (node,) = [text for language, text in BLOCKS if language == "yaml" and f"/{name}.yaml" in text]
-        (folder / f"{name}.py").write_text(source)
-        (folder / "myconf" / group).mkdir(parents=True)
-        (folder / "myconf" / group / f"{name}.yaml").write_text(node)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
-
-
-@pytest.mark.parametrize("chosen", OWN_COMMANDS)
-def test_own_files_run(chosen, tmp_path):
-    env = own_files(tmp_path)
-    command = [sys.executable, "-m", "fedopt", *shlex.split(chosen), "budget.rounds=3"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "finished after 3 rounds" in done.stdout
-
-
 def test_own_files_are_held_to_the_contract(tmp_path):
-    env = {**own_files(tmp_path), "FEDOPT_CONTRACT_CONF": str(tmp_path / "myconf")}
+    """Those of docs/own-methods.md."""
+    for block in blocks(ROOT / "docs" / "own-methods.md"):
+        if (file := FILE.match(block.text)) and block.language in ("python", "yaml"):
+            (tmp_path / file[1]).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / file[1]).write_text(block.text)
+    env = {**os.environ, "FEDOPT_CONTRACT_CONF": str(tmp_path / "myconf")}
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
     test = [str(ROOT / "tests" / "test_contract.py"), "-k", "my_sgd or my_regression", "-p", "no:cacheprovider"]
     done = subprocess.run([sys.executable, "-m", "pytest", *test], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
