@@ -156,7 +156,7 @@ def test_tables_are_up_to_date():
     script = runpy.run_path(str(ROOT / "scripts" / "docs"))
     assert not [name(page) for page in PAGES if script["written"](page.read_text()) != page.read_text()]
     table = script["written"]("<!-- generated: problem mco -->\nold\n<!-- /generated -->\n")
-    assert "| `problem.lam` | `0.1` | number ≥ 0 | weight of the risk |" in table
+    assert "| `problem.lam` | `0.1` | number from 0 | weight of the risk" in table
     assert "old" not in table
 
 
