@@ -25,7 +25,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OTHERS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 BLOCK = re.compile(r"(?:<!-- ([\w ]+?)(?:: ([^\n]*?))? -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
 FILE = re.compile(r"(?:# @package _global_\n)?# ([\w/]+\.(?:py|yaml))\n")
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINK = re.compile(r"""(?:\]\(|src=")([^)"\s]+)[)"]""")
 MAIN = {"fedopt-compare": compare.main, "fedopt-reproduce": reproduce.main}
 PAPERS = sorted(path.stem for path in (ROOT / "docs" / "papers").glob("*.md"))
 
