@@ -120,6 +120,11 @@ def test_the_two_commands(monkeypatch, capsys, tmp_path):
     assert fedopt(monkeypatch, capsys, *job.split(), *tiny).code == 0
 
 
+def test_the_front_page_is_short():
+    assert PAGES[0].read_text().count("\n") <= 130
+    assert (ROOT / "docs" / "figure.png").stat().st_size <= 150_000
+
+
 def anchors(page: Path) -> set[str]:
     """What #... of a link to the page may name, as GitHub makes it from headings."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), flags=re.MULTILINE)
