@@ -12,7 +12,7 @@ from command import ROOT, fedopt
 
 from fedopt.new import EXAMPLES, TEMPLATES
 
-PAGE = (ROOT / "README.md").read_text()  # which shows the templates
+PAGE = (ROOT / "docs" / "own-methods.md").read_text()  # which shows the templates
 COUNT = itertools.count()
 CHOSEN = {
     "my_sgd": ["algo=my_sgd", "problem=classification", "dataset=digits", "problem.widths=[4]", "algo.B=4"],
