@@ -122,7 +122,7 @@ def test_mistakes_one_by_one(mistake, monkeypatch, capsys, tmp_path):
 
 def test_a_mistake_of_ours_is_ours(monkeypatch, capsys, tmp_path):
     """Where nothing of the user's was at work."""
-    monkeypatch.setattr("fedopt.run.figures.metrics", lambda *_: [][0])
+    monkeypatch.setattr("fedopt.loop.figures.metrics", lambda *_: [][0])
     monkeypatch.setattr("fedopt.mistakes.is_own", lambda path: path.startswith(str(tmp_path)))
     result = fedopt(monkeypatch, capsys, "problem.examples=40", "budget.rounds=1", f"output_dir={tmp_path / 'run'}")
     assert result.code == 1
