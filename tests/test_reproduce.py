@@ -551,7 +551,8 @@ def test_points_without_a_value(tmp_path, experiment, command):
 def test_claims_as_markdown(tmp_path, experiment, command):
     claim = {"says": "small | step", "measure": "final('FedMSA')", "at_most": 100, "paper": "small"}
     experiment("one", claims=[claim], seeds=1)
-    command("test/one")
+    result = command("test/one")
+    assert result.code == 0, result.err
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- claims -->\nold\n<!-- /claims -->\nafter\n")
     assert command("--claims", "test", "--update", page).code == 0
