@@ -112,6 +112,7 @@ class Run:
         self.asked = asked
         self.jobs = jobs
         self.on_eval, self.quiet = on_eval, quiet
+        self.of_on_eval: Exception | None = None  # what it raised, which its caller gets as it is
         self.interrupt = Event()
         self.main = ranks.rank() == 0  # only this rank writes and shows anything
         self.writing = False
@@ -314,8 +315,13 @@ class Run:
         if self.tracker is not None:
             self.tracker.log({name: value for name, value in row.items() if name != "round"}, at.round)
         display.row(row)
-        if self.main and self.on_eval is not None and self.on_eval(dict(row)):
-            self.interrupt.set()
+        if self.main and self.on_eval is not None:
+            try:
+                if self.on_eval(dict(row)):
+                    self.interrupt.set()
+            except Exception as error:
+                self.of_on_eval = error
+                raise
 
     def _spent(self, e: Experiment) -> dict[str, Any]:
         ledger = e.federation.ledger
@@ -385,7 +391,7 @@ def _run_in(folder: RunFolder, run: Run) -> str:
         except SystemExit as stop:  # of an algorithm or a problem of one's own
             raise UserError(f"something called sys.exit({stop.code}), which ends no run") from stop
         except Exception as error:
-            if said := blamed(error):
+            if error is not run.of_on_eval and (said := blamed(error)):
                 raise said from error
             raise
         ranks.finish()

@@ -57,7 +57,8 @@ def test_rank_killed_while_it_builds(rank, tmp_path):
 def test_rank_that_fails_alone_says_why(tmp_path):
     result, said = hurt("fail", 1, ROUND, 70, tmp_path)
     assert result.code == 1
-    assert said == ["fedopt: this rank cannot"]
+    assert len(said) == 1
+    assert said[0].endswith(": this rank cannot")
     assert RunFolder(tmp_path / "run").status() == "failed"
 
 
