@@ -365,6 +365,16 @@ def named(folder, choice, *values, seed=0, preset="none", **config):
     (folder / "run.json").write_text(json.dumps(card))
 
 
+@pytest.mark.parametrize("group", ["algo", "problem"])
+def test_a_config_without_a_group(group, tmp_path, command):
+    """Of a folder that somebody sent."""
+    named(tmp_path / "runs" / "0", "fednest", 1, 2, preset="fednest/mco")
+    path = tmp_path / "runs" / "0" / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({key: value for key, value in config.items() if key != group}))
+    assert command(tmp_path / "runs")[0] == 0
+
+
 def test_groups_go_by_the_names_that_were_chosen(tmp_path, command, drawn):
     for algo, inner, value in (("fednest", "svrg", 90), ("lfednest", "sgd", 70)):
         for seed in range(3):

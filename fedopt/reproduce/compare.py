@@ -280,7 +280,7 @@ def _warn(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], runs: Seq
         )
     tuned: dict[str, dict[str, bool]] = {}
     for run in runs:
-        if "preset" in run.keys:
+        if {"algo", "problem", "preset"} <= run.keys.keys():  # a config that somebody sent may lack them
             tuned.setdefault(run.keys["problem"], {})[run.keys["algo"]] = run.keys["preset"] != "none"
     for problem, of in tuned.items():
         if len(set(of.values())) > 1:

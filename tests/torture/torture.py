@@ -1,6 +1,7 @@
 """What trials share: their outcome, and what they hold against each other."""
 
 import random
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,6 +70,6 @@ def unreadable(ended: Ended) -> str | None:
 
 
 def one_line(ended: Ended) -> bool:
-    """Whether a mistake or a fault is answered by one line, besides the rows of the run."""
-    lines = [line for line in ended.err.strip("\n").split("\n") if not line.startswith("round ")]
+    """Whether a mistake or a fault is answered by one line, besides what the run is and its rows."""
+    lines = [line for line in ended.err.strip("\n").split("\n") if not re.match(r"round |\w+ on \w+, in ", line)]
     return len(lines) == 1 and lines[0].startswith("fedopt: ") and len(lines[0]) <= LONGEST
