@@ -37,9 +37,7 @@ from fedopt.config import (
     search_path,
 )
 from fedopt.errors import UserError, first_line
-from fedopt.help import completions, show
 from fedopt.interrupts import ending_at_once
-from fedopt.new import new
 from fedopt.results.folder import RunFolder, configured, key_of, name_in_sweep, numbers_of, place, refuse_links
 from fedopt.settings import cores
 
@@ -55,6 +53,8 @@ def main() -> None:
 
 def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["new"]:
+        from fedopt.new import new
+
         new(arguments[1:])
         return 0
     parser = Parser(prog="fedopt", add_help=False, allow_abbrev=False)
@@ -75,6 +75,8 @@ def _dispatch(arguments: list[str]) -> int:
     elif given.sc:
         _complete(given.overrides)
     elif given.help:
+        from fedopt.help import show
+
         show(given.overrides, given.folders)
     elif given.version:
         print(f"fedopt {fedopt.__version__}")
@@ -100,6 +102,8 @@ def _complete(words: list[str]) -> None:
     if len(words) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|zsh|fish)", words[0]):
         raise UserError("-sc: goes with install, uninstall or query =bash, zsh or fish, such as install=bash")
     if words[0].startswith("query"):
+        from fedopt.help import completions
+
         print(("\n" if words[0].endswith("fish") else " ").join(completions(os.environ.get("COMP_LINE", ""))))
         return
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -169,10 +173,8 @@ def _job(naming: Container[str] | None, config: DictConfig) -> float | None:
     naming: the keys of the overrides that name its folder, None for all.
     """
     job = HydraConfig.get()
-    overrides, own = (
-        list(job.overrides.task),
-        [source.path for source in job.runtime.config_sources if source.schema == "file"],
-    )
+    overrides = list(job.overrides.task)
+    own = [source.path for source in job.runtime.config_sources if source.schema == "file"]
     asked = Asked(overrides, chosen_of(job.runtime.choices, own))
     words = [word for word in overrides if naming is None or key_of(word) in naming]
     name = name_in_sweep(asked.chosen["algo"], asked.chosen["problem"], words, OmegaConf.select(config, "seed"))
@@ -209,14 +211,16 @@ def _prepare_sweep(texts: list[str], folders: list[str]) -> tuple[Path, set[str]
         except UserError as error:
             which = " ".join(word for word in combination if word in swept)
             raise UserError(str(error) if which in str(error) else f"{which}: {error}") from None
-    places = {config["output_dir"] for config, _ in found}
-    if len(places) > 1:
-        raise UserError(f"output_dir={','.join(map(str, places))}: a sweep has one, with a folder for each run in it")
+    folders_given = {config["output_dir"] for config, _ in found}
+    if len(folders_given) > 1:
+        raise UserError(
+            f"output_dir={','.join(map(str, folders_given))}: a sweep has one, with a folder for each run in it"
+        )
     keys = {key_of(word) for word in swept}
     if warning := differences(found, keys):
         say(warning)
-    if place := next(iter(places)):
-        return Path(place), None
+    if given_folder := next(iter(folders_given)):
+        return Path(given_folder), None
     algo, problem = (f"{group}s" if group in keys else found[0][1][group] for group in ("algo", "problem"))
     shared = [text for text in given if key_of(text) not in keys]
     return Path("outputs") / "multirun" / name_in_sweep(algo, problem, [*shared, *keys]), None if other else keys
