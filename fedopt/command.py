@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedopt.config import GROUPS, composed, flat, options
-from fedopt.errors import UserError, first_line, nearest, unknown
+from fedopt.errors import UserError, first_line, nearest, too_large, unknown
 
 # Of several ranks the main one; `loop.execute` chooses another when one fails
 speaks = os.environ.get("RANK", "0") == "0" or "WORLD_SIZE" not in os.environ
@@ -55,14 +55,14 @@ def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> Non
 
 def is_mistake(error: BaseException) -> bool:
     """Whether a user can mend it."""
-    return isinstance(error, UserError | HydraException | OmegaConfBaseException | OSError) or _too_large(error)
+    return isinstance(error, UserError | HydraException | OmegaConfBaseException | OSError) or too_large(error)
 
 
 def explain(error: BaseException, arguments: Sequence[str]) -> str:
     """One line for a mistake in the command or the config: what, where, and the nearest valid name."""
     if isinstance(error, UserError):
         return str(error)
-    if _too_large(error):
+    if too_large(error):
         numbers = [word for word in arguments if re.fullmatch(r"[\w.]+=-?(\d{4,}|\d[\d.]*e\+?\d+)", word)]
         largest = max(
             numbers, key=lambda word: abs(float(word.partition("=")[2])), default="a dimension or another number"
@@ -103,13 +103,6 @@ def _meant(word: str, known: list[str]) -> str:
     leaves = {name.rpartition(".")[2]: name for name in known}
     found = get_close_matches(word, leaves, 1) or get_close_matches(word, [g for g in GROUPS if len(word) > 4], 1, 0.5)
     return f", did you mean {leaves[found[0]]}?" if found else ""
-
-
-def _too_large(error: BaseException) -> bool:
-    """Whether memory did not suffice, or a number does not fit into its type."""
-    return isinstance(error, MemoryError | OverflowError) or bool(
-        re.search("can't allocate memory|without overflow", first_line(error))
-    )
 
 
 def known_keys(arguments: Sequence[str]) -> list[str]:

@@ -31,6 +31,14 @@ def first_line(error: BaseException) -> str:
     return (said.splitlines() or [type(error).__name__])[0]
 
 
+def too_large(error: BaseException) -> bool:
+    """Whether memory did not suffice, or a number does not fit into its type."""
+    said = first_line(error)
+    return (
+        isinstance(error, MemoryError | OverflowError) or "can't allocate memory" in said or "without overflow" in said
+    )
+
+
 def nearest(word: str, known: list[str]) -> str:
     """The words that suggest the known name nearest to a mistyped one, empty where none is near enough."""
     leaves = {name.split(".")[-1]: name for name in known}

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedopt.errors import UserError, first_line
+from fedopt.errors import UserError, first_line, too_large
 
 PACKAGE, STANDARD = Path(__file__).parent, Path(sysconfig.get_path("stdlib"))
 # What torch says of what vmap, which runs all clients at once, cannot do; and of what is wrong however clients are run
@@ -47,8 +47,7 @@ def blamed(error: Exception) -> UserError | None:
         frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if is_own(frame.filename)]
         cause = cause.__cause__
     said = first_line(error)
-    too_large = isinstance(error, MemoryError | OverflowError) or "can't allocate memory" in said
-    if not frames or too_large or (isinstance(error, UserError) and re.match(r"[^:]+\.py:\d+: ", said)):
+    if not frames or too_large(error) or (isinstance(error, UserError) and re.match(r"[^:]+\.py:\d+: ", said)):
         return None
     words = str(error) if isinstance(error, UserError) else _words(error, frames[-1])
     return UserError(f"{_at(frames[-1].filename, frames[-1].lineno or 0)}: {words}")
