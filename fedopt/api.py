@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedopt.command import explain, is_mistake
 from fedopt.config import Asked, quoted, refuse_hydra, resolve
 from fedopt.errors import UserError, first_line
+from fedopt.interrupts import ctrl_c_kept
 from fedopt.results.folder import RunFolder, configured, numbers_of, place, whole_rows
 from fedopt.results.identity import digits, numbers
 
@@ -185,7 +186,8 @@ def _words(words: str | Sequence[str]) -> list[str]:
 def _mistakes_said(arguments: Sequence[str] = ()) -> Iterator[None]:
     """Whatever a user can mend comes as a UserError, in the words of the command."""
     try:
-        yield
+        with ctrl_c_kept():
+            yield
     except UserError:
         raise
     except Exception as error:

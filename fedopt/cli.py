@@ -37,7 +37,7 @@ from fedopt.config import (
     search_path,
 )
 from fedopt.errors import UserError, first_line
-from fedopt.interrupts import ending_at_once
+from fedopt.interrupts import ctrl_c_kept, ending_at_once
 from fedopt.results.folder import RunFolder, configured, key_of, name_in_sweep, numbers_of, place, refuse_links
 from fedopt.settings import cores
 
@@ -150,7 +150,7 @@ def _sweep(overrides: list[str], folders: list[str]) -> int:
 
     batches: Sequence[Sequence[JobReturn]] = ()
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3", job_name="fedopt"):
+        with ctrl_c_kept(), initialize_config_dir(str(CONF), version_base="1.3", job_name="fedopt"):
             jobs = GlobalHydra.instance().hydra
             assert jobs is not None
             where = quoted(str(folder).replace("${", "\\${"))

@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedopt.config import GROUPS, composed, flat, options
 from fedopt.errors import UserError, first_line, nearest, too_large, unknown
+from fedopt.interrupts import ctrl_c_kept
 
 # Of several ranks the main one; `loop.execute` chooses another when one fails
 speaks = os.environ.get("RANK", "0") == "0" or "WORLD_SIZE" not in os.environ
@@ -36,7 +37,8 @@ def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> Non
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for terminals without ± or box lines
     try:
-        code = work()
+        with ctrl_c_kept():
+            code = work()
     except KeyboardInterrupt:
         say("stopped")
         code = 130

@@ -27,6 +27,23 @@ def ending_at_once() -> Iterator[None]:
 
 
 @contextmanager
+def ctrl_c_kept() -> Iterator[None]:
+    """Raises KeyboardInterrupt where Ctrl-C came and an error took its place: OmegaConf's cleaning up fails when it is interrupted.
+
+    A disk that is full when what is there shall be written is said as it is.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__context__
+        if cause and not isinstance(error, OSError):
+            raise KeyboardInterrupt from error
+        raise
+
+
+@contextmanager
 def interruptible(requested: Event) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) sets the event; the second one stops at once. They come to the main thread alone: elsewhere
     nothing changes."""

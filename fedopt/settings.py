@@ -164,6 +164,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def memory() -> int:
+    """The bytes of memory that the machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def build(cls: type[T], node: Any, where: str = "", **given: Any) -> T:
     """An object of a dataclass from its config node, whose values are held against the fields' types.
 

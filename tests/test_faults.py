@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import ROOT, TINY, fedopt, run
+from omegaconf import Node
 
 from fedopt.loop import Run
 from fedopt.results.folder import RunFolder, name_in_sweep, slug
@@ -168,6 +169,10 @@ WRONG = {
     "a target that is no number": (["eval.target=nan"], ["eval.target=nan", "finite"]),
     "a step beyond float32": (["algo.alpha=1e154"], ["algo.alpha", "1e+154", "less than"]),
     "too many threads": (["hardware.threads=100000"], ["hardware.threads=100000", "less than"]),
+    "examples too many": (
+        ["problem=quadratic_bilevel", "problem.examples=1e9", "partitioner.clients=4"],
+        ["problem.examples=1e9", "too large"],
+    ),
     "more memory than there is": (
         ["problem=quadratic_bilevel", "problem.examples=1000", "problem.dx=1000000"],
         ["problem.dx=1000000", "too large"],
@@ -508,6 +513,23 @@ def test_ctrl_c_while_python_imports(module, seconds, tmp_path):
     assert "Traceback" not in out + err
     assert "bug" not in err
     assert err.count("\n") <= 1
+
+
+@pytest.mark.parametrize("words", [["--cfg", "job"], [*TINY, "output_dir=run"], ["-m", *TINY, "seed=0,1"]])
+def test_ctrl_c_that_omegaconf_loses(words, monkeypatch, capsys, tmp_path):
+    """An assignment to a config that is interrupted fails while it is cleaned up, and the error hides Ctrl-C."""
+    key = Node._key
+
+    def interrupted(self):
+        if sys._getframe(1).f_code.co_name == "_set_item_impl":
+            raise KeyboardInterrupt
+        return key(self)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Node, "_key", interrupted)
+    result = fedopt(monkeypatch, capsys, "algo=fedmsa", "problem=mco", "algo.K=3", *words)
+    assert (result.code, result.err) == (130, "fedopt: stopped\n")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("how", ["moved", "removed"])

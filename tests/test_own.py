@@ -164,11 +164,12 @@ def test_names_that_cannot_be_taken(name, said, monkeypatch, capsys, tmp_path):
 
 @pytest.mark.parametrize("path", sorted(TEMPLATES.glob("my_*")), ids=lambda path: path.name)
 def test_the_page_shows_the_templates(path):
-    language = {".py": "python", ".yaml": "yaml"}[path.suffix]
-    assert f"```{language}\n{path.read_text()}```" in PAGE
-    assert (
-        path.suffix == ".yaml" or len(path.read_text().splitlines()) <= {"my_sgd": 32, "my_regression": 45}[path.stem]
-    )
+    text = path.read_text()
+    if path.suffix == ".yaml":
+        assert f"```yaml\n{text}```" in PAGE
+    else:
+        assert f"```python\n# {path.name}\n{text}```" in PAGE
+        assert len(text.splitlines()) <= {"my_sgd": 30, "my_regression": 45}[path.stem]
 
 
 @pytest.mark.parametrize("lies", [True, False])

@@ -19,6 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from fedopt.errors import UserError, first_line
 from fedopt.randomness import Purpose, keyed_rng
+from fedopt.settings import memory
 
 _config = ConfigDict(extra="forbid")
 Pixels = Literal["standardised", "unit"]
@@ -150,10 +151,9 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
 
 def refuse_larger(path: Path, size: int) -> None:
     """Raises UserError for more bytes of data than the memory here can take."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if 5 * size > memory:  # as it is, and as float32 where it is uint8
+    if 5 * size > memory():  # as it is, and as float32 where it is uint8
         raise UserError(
-            f"{path}: {size / 1e9:.3g} GB of arrays are too large for the {memory / 1e9:.3g} GB of memory here"
+            f"{path}: {size / 1e9:.3g} GB of arrays are too large for the {memory() / 1e9:.3g} GB of memory here"
         )
 
 

@@ -10,6 +10,9 @@ from fedopt.data.partitioners import ByColumn, Partitioner, check_division
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
 from fedopt.randomness import Purpose, keyed_rng
+from fedopt.settings import memory
+
+BYTES_AN_EXAMPLE = 100  # at least, while examples are divided and a problem is made
 
 CPU = torch.device("cpu")
 
@@ -62,8 +65,11 @@ class World:
         """Divide examples 0 .. count-1 among the clients; with `validation`, each client keeps that fraction of its own
         examples, at least one, for the split `val`. owners: whose each example is, for natural divisions.
 
-        Raises UserError for a division that loses examples, gives one twice, or leaves a client without.
+        Raises UserError for a division that loses examples, gives one twice, or leaves a client without, and MemoryError before
+        time is spent on more examples than there is memory for.
         """
+        if BYTES_AN_EXAMPLE * count > memory():
+            raise MemoryError(f"{count:,} examples")
         least = 1 if validation is None else 2
         among = owners if isinstance(self.partitioner, ByColumn) else labels
         parts = self.partitioner(count, among, keyed_rng(self.seed, Purpose.PARTITION), least)

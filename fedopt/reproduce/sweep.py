@@ -10,7 +10,7 @@ import pandas as pd
 from fedopt.command import say
 from fedopt.config import Asked
 from fedopt.errors import UserError
-from fedopt.interrupts import ending_at_once
+from fedopt.interrupts import ctrl_c_kept, ending_at_once
 from fedopt.metrics import Metric
 from fedopt.reproduce.tables import write_table
 from fedopt.results.folder import ENDED, RunFolder, numbers_of, read_json
@@ -27,7 +27,8 @@ def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, asked
 
     before = folder.status()
     try:
-        config = {**resolved(), "resume": folder.used}
+        with ctrl_c_kept():
+            config = {**resolved(), "resume": folder.used}
         if before in ENDED:
             refuse_other(folder.path, identity(folder.config()), identity(config))
             return before

@@ -1,4 +1,3 @@
-# my_regression.py
 from dataclasses import dataclass
 
 import torch

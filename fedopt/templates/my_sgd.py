@@ -1,4 +1,3 @@
-# my_sgd.py
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
