@@ -96,13 +96,13 @@ class Key(NamedTuple):
     meaning: str
 
 
-def keys(words: list[str], folders: Iterable[str]) -> dict[str, Key]:
-    """Each key of the config that a command's words compose to. Raises as `composed_of`."""
+def keys(words: list[str], folders: Iterable[str]) -> tuple[dict[str, Key], dict[str, str]]:
+    """Each key of the config that a command's words compose to, and what they choose. Raises as `composed_of`."""
     tuned, chosen = composed_of(words, folders)
     usual = composed_of([*words, "preset=none"], folders)[0] if chosen["preset"] != "none" else tuned
     values, defaults = (_leaves(OmegaConf.to_container(config)) for config in (tuned, usual))
     said, types = _meanings(chosen, folders), _types(OmegaConf.to_container(tuned))
-    return {
+    found = {
         key: Key(
             _shown(defaults.get(key)),
             _shown(value) if value != defaults.get(key) else "",
@@ -111,13 +111,14 @@ def keys(words: list[str], folders: Iterable[str]) -> dict[str, Key]:
         )
         for key, value in values.items()
     }
+    return found, chosen
 
 
 def show(words: list[str], folders: list[str]) -> None:
     """Print the keys of what a command chooses: of the groups that it names, or with an algorithm and a problem of the whole run.
     Without words, everything there is. folders: config folders besides fedopt's."""
     refuse_hydra(words)
-    found, chosen = keys(words, folders), composed_of(words, folders)[1]
+    found, chosen = keys(words, folders)
     if not words:
         print(overview(folders))
     named = {word.partition("=")[0] for word in words} & set(GROUPS)
@@ -185,7 +186,7 @@ def completions(line: str) -> list[str]:
     *before, word = [*line.split(), ""] if line.endswith(" ") else line.split()
     folders = extra_folders(before)
     try:
-        found = keys([text for text in before if text.partition("=")[0] in GROUPS and "," not in text], folders)
+        found = keys([text for text in before if text.partition("=")[0] in GROUPS and "," not in text], folders)[0]
     except (UserError, HydraException, OmegaConfBaseException):
         found = {}
     name, equals, _ = word.partition("=")

@@ -61,7 +61,7 @@ def test_every_key_has_a_meaning_and_a_type():
     chosen = [[f"algo={name}"] for name in options("algo")]
     chosen += [[f"{group}={name}"] for group in ("dataset", "partitioner", "hardware") for name in options(group)]
     for words in [[f"problem={name}"] for name in options("problem")] + chosen:
-        lacking = [key for key, said in keys(words, []).items() if not (said.meaning and said.type)]
+        lacking = [key for key, said in keys(words, [])[0].items() if not (said.meaning and said.type)]
         assert not lacking, words
 
 
@@ -160,20 +160,31 @@ def test_own_options_are_completed(tmp_path):
     assert completions(f"fedopt --config-dir={tmp_path} algo=mine algo.") == ["algo.own_key="]
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes(tmp_path):
-    """As the tab key does it: the script that is installed, the function that it names, and the words that come out."""
-    program = tmp_path / "fedopt"
-    program.write_text(f"#!{sys.executable}\nfrom fedopt.__main__ import main\nmain()\n")
-    program.chmod(0o755)
-    script = """
+# What asks for the words that the tab key shows
+TAB = {
+    "bash": """
     eval "$(fedopt -sc install=bash)"
     COMP_LINE="fedopt algo=fedmsa algo.an" COMP_POINT=25 COMP_CWORD=2
     $(complete -p fedopt | sed 's/.*-F \\([^ ]*\\) .*/\\1/')
     echo "${COMPREPLY[@]}"
-    """
+    """,
+    "fish": """
+    fedopt -sc install=fish | source
+    complete -C "fedopt algo=fedmsa algo.an"
+    """,
+}
+
+
+@pytest.mark.parametrize("shell", TAB)
+def test_shells_complete(shell, tmp_path):
+    """As the tab key does it: the script that is installed, the function that it names, and the words that come out."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
+    program = tmp_path / "fedopt"
+    program.write_text(f"#!{sys.executable}\nfrom fedopt.__main__ import main\nmain()\n")
+    program.chmod(0o755)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([shell, "-c", TAB[shell]], env=env, cwd=tmp_path, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("algo.anchor=\n", "")
 
 
