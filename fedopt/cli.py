@@ -39,7 +39,7 @@ from fedopt.config import (
 from fedopt.errors import UserError, first_line
 from fedopt.interrupts import ctrl_c_kept, ending_at_once
 from fedopt.results.folder import RunFolder, configured, key_of, name_in_sweep, numbers_of, place, refuse_links
-from fedopt.settings import cores
+from fedopt.settings import INTERFACES, cores
 
 MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
@@ -61,7 +61,7 @@ def _dispatch(arguments: list[str]) -> int:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[])
     parser.add_argument("--cfg", choices=["job"])
-    parser.add_argument("--schema", choices=["config", "experiment"])
+    parser.add_argument("--schema", choices=["config", "experiment", *INTERFACES])
     for flags in (("--help", "-h"), ("--version",), ("--multirun", "-m"), ("--resolve",), ("-sc",)):
         parser.add_argument(*flags, action="store_true")
     given = parser.parse_intermixed_args(arguments)

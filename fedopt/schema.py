@@ -1,7 +1,7 @@
 """JSON schemas of config files for editors, made of the dataclasses that hold the files' values against their types."""
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -14,10 +14,12 @@ FOR_NAMES = {"type": "string", "pattern": "[{]"}  # ${key}, or {name} of `where`
 PARTIAL = [cls.__name__ for cls in (Settings, Budget, Evaluation, Hardware, Participation)]
 
 
-def schema(kind: Literal["config", "experiment"], folders: Iterable[str] = ()) -> dict[str, Any]:
+def schema(kind: str, folders: Iterable[str] = ()) -> dict[str, Any]:
     """Of files of whole configs, whose first line is `# @package _global_`: of one's own algorithms, problems and presets, and of a
-    run's config.yaml; or of experiment/<paper>/<name>.yaml. Any key may be left out, and none added.
+    run's config.yaml; of experiment/<paper>/<name>.yaml; or of files without that line, which hold one algorithm, data set, ...
+    Any key may be left out, and none added.
 
+    kind: config, experiment, or a group of `INTERFACES`.
     folders: config folders whose classes count, too. Raises UserError for a class that cannot be built.
     """
     classes = {group: _classes(group, list(folders)) for group in INTERFACES}
@@ -37,6 +39,8 @@ def schema(kind: Literal["config", "experiment"], folders: Iterable[str] = ()) -
     whole = definition(Settings)
     whole["properties"] |= {group: {"anyOf": [found[cls] for cls in classes[group]]} for group in INTERFACES}
     whole["properties"] |= {"defaults": {"type": "array"}}
+    if kind in INTERFACES:
+        whole = whole["properties"][kind]
     if kind == "experiment":
         _describe_experiment(definition(Published), definition(Claim), found[Claim])
         whole["properties"]["experiment"] = found[Published]

@@ -208,7 +208,7 @@ def plain_file(path):
 @pytest.fixture(scope="module")
 def validators():
     jsonschema = pytest.importorskip("jsonschema")
-    schemas = {kind: schema(kind) for kind in ("config", "experiment")}
+    schemas = {kind: schema(kind) for kind in ("config", "experiment", "dataset", "partitioner", "algo")}
     for said in schemas.values():
         jsonschema.Draft202012Validator.check_schema(said)
     return {kind: jsonschema.Draft202012Validator(said) for kind, said in schemas.items()}
@@ -217,6 +217,7 @@ def validators():
 def test_files_of_conf_keep_to_their_schema(validators):
     files = {"experiment": [CONF / "experiment" / f"{name}.yaml" for name in options("experiment") if name != "none"]}
     files["config"] = [CONF / g / f"{name}.yaml" for g in ("algo", "problem", "preset") for name in options(g)]
+    files |= {g: [CONF / g / f"{name}.yaml" for name in options(g)] for g in ("dataset", "partitioner")}
     for kind, paths in files.items():
         wrong = {path.name: [e.message for e in validators[kind].iter_errors(plain_file(path))] for path in paths}
         assert not {name: messages for name, messages in wrong.items() if messages}
@@ -250,6 +251,21 @@ def test_mistakes_do_not_keep_to_the_schema(wrong, words, validators):
         node = node.setdefault(key, {}) if isinstance(node, dict) else node[key]
     node[last] = words
     assert not validators["experiment"].is_valid(content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "right"),
+    [
+        ("algo", {"_target_": "fedopt.algorithms.fedavg.FedAvg", "tau": "2epochs"}, True),
+        ("dataset", {"path": "a.csv", "label": "outcome"}, True),
+        ("dataset", {"path": "a.csv", "lable": "outcome"}, False),
+        ("partitioner", {"alpha": 0.5}, True),
+        ("partitioner", {"alpha": "much"}, False),
+    ],
+)
+def test_files_of_one_node(kind, content, right, validators):
+    """Which hold an algorithm, a data set or a partitioner and no more."""
+    assert validators[kind].is_valid(content) == right
 
 
 def test_the_command_writes_a_schema(monkeypatch, capsys, tmp_path):
