@@ -322,6 +322,37 @@ def test_curves(tmp_path, monkeypatch):
     assert "geometric mean of 2 seeds" in figure.legends[0].get_title().get_text()
 
 
+@pytest.mark.parametrize(("y_from", "bottom"), [(1.5, 1.5), (50, None)])
+def test_panels(y_from, bottom, tmp_path, monkeypatch):
+    """Lines are called, and look, as what tells them apart in their panels. An axis does not begin above all values."""
+    kept = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    labels = [f"{method}, q = {q}" for q in (1, 2, 3) for method in "AB"]
+    runs = {label: [recorded.read(record(tmp_path / label, (1, 4), 0, metric="distance"), "round")] for label in labels}
+    panels = {f"q = {q}": [f"A, q = {q}", f"B, q = {q}"] for q in (1, 2, 3)}
+    node = {**FEDMSA, "lines": {label: [] for label in labels}, "panels": panels, "x": "round", "y_from": y_from}
+    node["y_label"] = "a label that is much longer than the axis that it belongs to"
+    report.draw_curves(tmp_path / "a.png", build(published.Published, node, "experiment"), runs)
+    monkeypatch.undo()
+    (figure,) = kept
+    assert [axes.get_title() for axes in figure.axes] == list(panels)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "B"]
+    assert len({tuple(line.get_color() for line in axes.lines) for axes in figure.axes}) == 1
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        assert low < high
+        assert low == bottom or bottom is None
+        heights = [text.get_window_extent().height for text in (axes.yaxis.label, axes)]
+        assert heights[0] <= heights[1]
+
+
+def test_no_picture_of_nothing(tmp_path, experiment, command):
+    """A figure of which no run has ended is not drawn."""
+    experiment("one", lines={"A": ["problem.x0=-1e38", "algo.alpha=1e300"]})
+    assert command("test/one").code == 1
+    assert not (tmp_path / "outputs/reproduce/test/one/figure.png").exists()
+
+
 def test_clients_have_whole_numbers(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))

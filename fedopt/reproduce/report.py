@@ -50,12 +50,13 @@ def report(published: Published, needed: Sequence[Task], runs: Path, folder: Pat
         write_table(folder / "claims.csv", pd.DataFrame(rows, columns=claims.COLUMNS))
     if published.points:
         table = _points(published, seeds)
-        draw_points(folder / "figure.png", published, table)
+        if np.isfinite(table["y"]).any():
+            draw_points(folder / "figure.png", published, table)
     else:
         lines = {label: [of[label] for of in ended.values() if label in of] for label in published.lines}
         lines = {label: found for label, found in lines.items() if found}
         table = _curves(published, lines)
-        if not published.table:
+        if lines and not published.table:
             draw_curves(folder / "figure.png", published, lines)
     write_table(folder / "figure.csv", table)
 
@@ -109,37 +110,50 @@ def _print_beside_paper(cells: pd.DataFrame) -> None:
 
 @styled()
 def draw_curves(path: Path, published: Published, lines: Mapping[str, list[Recorded]]) -> None:
-    """Draw a row of pictures for each panel and a column for each metric. A line has the same look in all of them."""
+    """Draw a picture for each panel and metric: a row of them for each panel, or several panels in a row where there is one metric.
+    A line has the same look in all of them, and is called what tells it apart from the others of its panel."""
     panels = published.panels or {"": list(published.lines)}
-    figure, axes = grid(len(panels), len(published.y), len(lines))
-    figure.suptitle(fill(f"{published.paper}: {published.title}", 54 * len(published.y)))
-    looks = {label: look(j) for j, label in enumerate(published.lines)}
+    pictures = [(title, labels, metric) for title, labels in panels.items() for metric in published.y]
+    columns = len(published.y) if len(published.y) > 1 else 2 if len(panels) == 4 else min(len(panels), 3)
+    names = {label: name for labels in panels.values() for label, name in _names(labels, len(panels) > 1).items()}
+    looks = {name: look(j) for j, name in enumerate(dict.fromkeys(names.values()))}
+    figure, axes = grid(-(-len(pictures) // columns), columns, len(looks))
+    figure.suptitle(fill(f"{published.paper}: {published.title}", 54 * columns))
     papers, logs = marks(published), set()
-    for row, (title, labels) in zip(axes, panels.items(), strict=True):
-        for axis, metric in zip(row, published.y, strict=True):
-            drawn = {label: _of(published, lines.get(label, []), metric) for label in labels}
-            drawn = {label: runs for label, runs in drawn.items() if runs}
-            log = _logarithmic(published, [run for runs in drawn.values() for run in runs], metric)
-            logs.add(log)
-            for label, runs in drawn.items():
-                if label in published.horizontal:
-                    level = moments([run.values(metric)[-1] for run in runs])[0]
-                    axis.axhline(level, color=looks[label]["color"], linestyle="--", label=f"{label} (last value)")
-                else:
-                    draw_line(axis, label, runs, metric, looks[label], log)
-            for mark in papers:
-                if mark.label in drawn and mark.metric == metric:
-                    _draw_mark(axis, mark, looks[mark.label]["color"])
-            titles = [runs[0].metric(metric).title for runs in drawn.values()] or [metric]
-            y_label = published.y_label or titles[0] + (", squared" if published.transform == "square" else "")
-            describe(axis, published.x_label or published.x, y_label, title)
-            axis.set_yscale("log" if log else "linear")
-            if published.until is not None:
-                axis.set_xlim(0, published.until)
-            if published.y_from is not None:
-                axis.set_ylim(bottom=published.y_from)
+    for axis, (title, labels, metric) in zip(axes.flat, pictures, strict=False):
+        drawn = {label: _of(published, lines.get(label, []), metric) for label in labels}
+        drawn = {label: runs for label, runs in drawn.items() if runs}
+        log = _logarithmic(published, [run for runs in drawn.values() for run in runs], metric)
+        logs.add(log)
+        for label, runs in drawn.items():
+            if label in published.horizontal:
+                level, colour = moments([run.values(metric)[-1] for run in runs])[0], looks[names[label]]["color"]
+                axis.axhline(level, color=colour, linestyle="--", label=f"{names[label]} (last value)")
+            else:
+                draw_line(axis, names[label], runs, metric, looks[names[label]], log)
+        for mark in papers:
+            if mark.label in drawn and mark.metric == metric:
+                _draw_mark(axis, mark, looks[names[mark.label]]["color"])
+        titles = [runs[0].metric(metric).title for runs in drawn.values()] or [metric]
+        y_label = published.y_label or titles[0] + (", squared" if published.transform == "square" else "")
+        describe(axis, published.x_label or published.x, y_label, title)
+        axis.set_yscale("log" if log else "linear")
+        if published.until is not None:
+            axis.set_xlim(0, published.until)
+        highest = max((np.nanmax(run.values(metric)) for runs in drawn.values() for run in runs), default=-np.inf)
+        if published.y_from is not None and highest > published.y_from:  # not so after a few rounds
+            axis.set_ylim(bottom=published.y_from)
+    for axis in axes.flat[len(pictures) :]:
+        axis.remove()
     curves = [runs for label, runs in lines.items() if label not in published.horizontal]
     save_with_legend(figure, path, note=explained(curves, logs) if curves else "")
+
+
+def _names(labels: Sequence[str], several: bool) -> dict[str, str]:
+    """What the lines of a panel are called: where there are several panels, without what all lines of the panel have in common."""
+    parts = {label: label.split(", ") for label in labels}
+    shared = set.intersection(*map(set, parts.values())) if several and len(parts) > 1 else set()
+    return {label: ", ".join(part for part in of if part not in shared) or label for label, of in parts.items()}
 
 
 def _of(published: Published, runs: Sequence[Recorded], metric: str) -> list[Recorded]:

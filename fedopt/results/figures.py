@@ -113,10 +113,11 @@ def spans_decades(metric: Metric, values: np.ndarray) -> bool:
 
 def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
     """Label the axes. x: of `COSTS`, or a label."""
-    axis.set(xlabel=COSTS[x][1] if x in COSTS else x, ylabel=y)
+    axis.set(xlabel=COSTS[x][1] if x in COSTS else x, ylabel=fill(y, 34))  # as long as a picture is high
     if x == "bytes":
         axis.xaxis.set_major_formatter(EngFormatter(unit="B"))
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    counts = x in COSTS and x != "seconds"
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10], integer=counts))
     axis.set_title(title)
     axis.grid(alpha=0.3)
 
