@@ -128,10 +128,22 @@ def _last_line(status: str, folder: RunFolder) -> str:
     line = f"{status} after {summary.get('round')} rounds ({summary.get('seconds')} s): {values}"
     line += f"\nresults: {folder.path}"
     if status == "interrupted":
-        line += f"\nto go on: fedopt resume=true {shlex.quote(f'output_dir={quoted(str(folder.path))}')}"
+        line += f"\nto go on: {_modules()}fedopt resume=true {_as_word(folder.path)}"
     if status == "diverged":
         line += f"\nto go on from the last good state: from='{folder.path}', another output_dir and smaller steps"
     return line
+
+
+def _as_word(folder: Path) -> str:
+    """The override of the shell's that means this folder, with quotes where they are needed."""
+    plain = re.fullmatch(r"[\w.-]*(/[\w.-]*)+", str(folder), re.ASCII)
+    return f"output_dir={folder}" if plain else shlex.quote(f"output_dir={quoted(str(folder))}")
+
+
+def _modules() -> str:
+    """Where the modules of one's own were found."""
+    path = os.environ.get("PYTHONPATH")
+    return f"PYTHONPATH={shlex.quote(path)} " if path else ""
 
 
 # Sweeps

@@ -459,7 +459,7 @@ def test_files_for_a_paper(tmp_path, command):
     assert all(name in out for name in made)
     tex = made["compare.tex"].decode()
     assert tex.startswith("\\begin{tabular}{lrrrrr}\n\\toprule\n")
-    assert r"FedMSA (ours, K=5) 100\% | \_ & 2 & 90.5 $\pm$ 0.707 & 90.5 $\pm$ 0.707 & " in tex
+    assert r"FedMSA (ours, K=5) 100\% | \_ & 2 & 90.50 $\pm$ 0.71 & 90.50 $\pm$ 0.71 & " in tex
     head, rule, first, second = made["compare.md"].decode().splitlines()
     assert head.startswith("| algo | seeds | final test accuracy (%) |")
     assert first.startswith(r"| FedMSA (ours, K=5) 100% \| _ | 2 |") or second.startswith(r"| FedMSA (ours")
@@ -513,7 +513,7 @@ def test_numbers_for_people(tmp_path):
     cells = [line.split(",") for line in (tmp_path / "t.csv").read_text().splitlines()[1:]]
     assert [a for a, _ in cells] == ["91.98", "3.333333e-13", "123456789", "", "inf"]
     assert [b for _, b in cells] == ["1", "", "x", "2", "3"]
-    assert tables.in_bytes(2.5e6, 1e5) == "2.5 ± 0.1 MB"
+    assert tables.in_bytes(2.5e6, 1e5) == "2.50 ± 0.10 MB"
     assert tables.in_bytes(12, float("nan")) == "12 B"
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from fedopt.data.datasets import KEYS, Digits, LabelledData, Npz, Torchvision, data_folder, read_npz
 from fedopt.data.folders import Folder
-from fedopt.data.partitioners import Iid
+from fedopt.data.partitioners import ByColumn, Iid
 from fedopt.data.tables import Csv
 from fedopt.data.world import World
 from fedopt.errors import UserError
@@ -142,6 +142,9 @@ ROWS = "age,city,income,label,hospital\n" + "".join(
 )
 
 
+WIDE = ",".join([*(f"c{j}" for j in range(70)), "label"]) + "\n" + ",".join(["1"] * 71) + "\n"
+
+
 def csv(tmp_path, text=ROWS, **fields):
     (tmp_path / "own.csv").write_text(text)
     return Csv(str(tmp_path / "own.csv"), "label", **fields)
@@ -164,6 +167,30 @@ def test_csv(tmp_path):
     assert set(other.x_test[:, 0]) != set(data.x_test[:, 0])
 
 
+def test_data_say_what_is_for_validation(saved, tmp_path):
+    """In a column or an array; problems that validate get it, and others train without."""
+    text = ROWS.replace("city", "part").replace(",0,", ",test,").replace(",1,", ",val,")
+    table = csv(tmp_path, text.replace(",2,", ",train,").replace(",3,", ",train,"), split="part", client="hospital")
+    ages, of = table.load().x_train[:, 0], table.load().validates
+    assert ages[of].tolist() == [21, 25, 29, 33, 37]
+    whole, left = (World(0, ByColumn(), table).load(validation) for validation in (True, False))
+    np.testing.assert_array_equal(whole.validates, of)
+    assert left.x_train[:, 0].tolist() == ages[~of].tolist() == [22, 23, 26, 27, 30, 31, 34, 35, 38, 39]
+    assert left.owners.tolist() == whole.owners[~of].tolist()
+    splits = World(0, ByColumn(), table).split(15, None, of, whole.owners)
+    for i, name in enumerate(["h0", "h1", "h2"]):
+        for split, wanted in (("val", of), ("train", ~of)):
+            assert splits[split][i].tolist() == np.flatnonzero(wanted & (whole.owners == name)).tolist()
+    with pytest.raises(UserError, match="client 0 has no examples in the split val"):
+        World(0, ByColumn(), table).split(15, None, of & (whole.owners != "h0"), whole.owners)
+    arrays = random_arrays((4, 3), np.uint8)
+    marked = np.arange(len(arrays["y_train"])) % 2
+    np.testing.assert_array_equal(Npz(str(saved(**arrays, val_train=marked))).load().validates, marked == 1)
+    for wrong in (marked[1:], marked + 1, marked * 0, marked.astype(str)):
+        with pytest.raises(UserError, match="val_train must be"):
+            Npz(str(saved(**arrays, val_train=wrong))).load()
+
+
 def test_csv_says_what_is_for_testing(tmp_path):
     text = ROWS.replace("city", "part").replace(",0,", ",test,").replace(",1,", ",train,")
     text = text.replace(",2,", ",train,").replace(",3,", ",train,")
@@ -175,9 +202,11 @@ def test_csv_says_what_is_for_testing(tmp_path):
 @pytest.mark.parametrize(
     ("text", "fields", "message"),
     [
-        (ROWS, {"client": "clinic"}, "dataset.client=clinic: .*age, city, income, label, hospital"),
+        (ROWS, {"client": "clinic"}, "dataset.client=clinic: .*no such column; .*age, city, income, label, hospital"),
+        (ROWS, {"client": "hopsital"}, "did you mean hospital"),
+        (WIDE, {"client": "x"}, r"c0, .*, c7, \.\.\. \(71 in all\)$"),
         (ROWS, {"features": ["age", "size"]}, "dataset.features=size"),
-        (ROWS, {}, "hospital are not numbers; dataset.features"),
+        (ROWS, {}, "hospital: not numbers, .*dataset.client=COLUMN"),
         (ROWS.replace("24,0,", ",0,"), {"client": "hospital"}, "row 5 has nothing in the column age"),
         (ROWS.replace(",a,", ",,"), {"client": "hospital"}, "row 2 has nothing in the column label"),
         (ROWS.replace(",a,", ",1.5,").replace(",b,", ",2,"), {"client": "hospital"}, "dataset.label=label: .*1.5"),

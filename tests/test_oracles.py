@@ -31,6 +31,9 @@ from fedopt.problems.classes import (
     covered,
     reduce,
 )
+from fedopt.problems.hyper_representation import HyperRepresentation
+from fedopt.problems.imbalanced_mnist import ImbalancedMnist
+from fedopt.problems.supervised import SupervisedBilevel
 
 # Reductions
 
@@ -418,6 +421,29 @@ def test_gradient(p, factor):
 
     a, x = normal(STACK, 3, seed=1), normal(STACK, 3, seed=2)
     assert_both_ways(p, of_client, lambda a, x: (factor * a * x**2,), Calls(grad=STACK), a, x)
+
+
+def test_a_function_that_is_overridden_loses_what_was_written_for_it():
+    """The gradient of another function would be a wrong result without a word."""
+
+    class Sum(OwnGradient):
+        def f(self, x, sample):
+            return sample @ x
+
+    class SumToo(Sum):
+        pass
+
+    class Weighted(ImbalancedMnist):
+        def g(self, x, y, sample):
+            return x[0] * super().g(x, y, sample)
+
+    a, x = normal(STACK, 3, seed=1), normal(STACK, 3, seed=2)
+    for p in (Sum(), SumToo()):
+        assert torch.equal(Oracles(p).gradient(x[0], a[0]), a[0])
+    assert Weighted.inner_gradient is Bilevel.inner_gradient
+    assert Weighted.inner_descend is Bilevel.inner_descend
+    assert ImbalancedMnist.inner_gradient is SupervisedBilevel.inner_gradient
+    assert HyperRepresentation.hold is not Bilevel.hold
 
 
 @pytest.mark.parametrize("plus", [None, 0.3])

@@ -245,7 +245,7 @@ def test_verdicts(tmp_path):
         seeds[seed] = measures(folders)
     row = claims.verdict(claims.Claim("A beats B", "final('A') - final('B')", "9", at_least=7), seeds)
     assert (row["mean"], row["std"], row["seeds"], row["holds"]) == (9, pytest.approx(3**0.5), 3, "holds")
-    assert claims.sentence(row) == "holds                   A beats B: 9 ± 1.73 (3 seeds), asked >= 7, paper 9"
+    assert claims.sentence(row) == "holds                   A beats B: 9.0 ± 1.7 (3 seeds), asked >= 7, paper 9"
     # The standard error is 1
     difference = "final('A') - final('B')"
     for at_least, said in ((8.1, "holds, narrowly"), (9.9, "does not hold, narrowly"), (10.1, "does not hold")):

@@ -28,6 +28,7 @@ MOST_CLASSES = 10_000
 MOST_MAGNITUDE = 1e15  # of a feature: sums of squares stay within float32
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENTS = ("client_train", "client_test")
+VALIDATES = "val_train"
 
 
 @plain_dataclass(frozen=True)
@@ -38,6 +39,7 @@ class LabelledData:
     pixels: the form in which models see them, `standardised` to mean 0 and variance 1 over the training set (each channel, or each
         column of a table), or `unit`, with the largest magnitude at 1.
     owners, owners_test: whose each example is, [n] of names or numbers, None where nothing says so.
+    validates: which of the training examples are for validation, [n] of bool, None where nothing says so.
     """
 
     x_train: np.ndarray
@@ -47,15 +49,20 @@ class LabelledData:
     pixels: Pixels = "standardised"
     owners: np.ndarray | None = None
     owners_test: np.ndarray | None = None
+    validates: np.ndarray | None = None
 
     @property
     def tokens(self) -> bool:
         """Whether x are token ids, which are not normalised."""
         return self.x_train.dtype == np.int64
 
-    def owners_of(self, rows: np.ndarray) -> np.ndarray | None:
-        """Whose each of these training examples is."""
-        return None if self.owners is None else self.owners[rows]
+    def without_validation(self) -> "LabelledData":
+        """Without the training examples that are for validation, where something says which these are."""
+        if self.validates is None:
+            return self
+        rows = np.flatnonzero(~self.validates)
+        owners = None if self.owners is None else self.owners[rows]
+        return replace(self, x_train=self.x_train[rows], y_train=self.y_train[rows], owners=owners, validates=None)
 
     @property
     def classes(self) -> int:
@@ -124,7 +131,8 @@ def expanded(path: str) -> Path:
 def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False) -> LabelledData:
     """x_train, y_train, x_test, y_test from an .npz file; x is [n, h, w], [n, h, w, channels] or [n, features].
 
-    client_train, client_test: [n], whose each example is, where they are there. channels: where the dimension of the channels is,
+    client_train, client_test: [n], whose each example is, where they are there; val_train: [n], true or 1 for training examples
+    that are for validation. channels: where the dimension of the channels is,
     None for the last, unless it looks as if it were the first; tokens: x is [n, length], token ids.
     """
     if not path.exists():
@@ -135,7 +143,7 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
         with ZipFile(path) as archive:
             refuse_larger(path, sum(array.file_size for array in archive.infolist()))
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in (*KEYS, *CLIENTS) if key in archive}
+            arrays = {key: archive[key] for key in (*KEYS, *CLIENTS, VALIDATES) if key in archive}
     except UserError:
         raise
     except Exception as error:  # zipfile and zlib have many ways to say that a file is broken
@@ -182,7 +190,15 @@ def checked(
                 f"{path}: {key} must be [n] whole numbers or texts, one for each of the {len(labels)} examples, not "
                 f"{arrays[key].dtype} {list(arrays[key].shape)}"
             )
-    return LabelledData(x, y, x_test, y_test, owners=arrays.get(CLIENTS[0]), owners_test=arrays.get(CLIENTS[1]))
+    validates = arrays.get(VALIDATES)
+    if validates is not None:
+        if validates.shape != y.shape or not np.isin(validates, (0, 1)).all() or len(np.unique(validates)) < 2:
+            raise UserError(
+                f"{path}: {VALIDATES} must be [n] of true and false, some of each, for the {len(y)} training examples"
+            )
+        validates = validates.astype(bool)
+    owners, owners_test = map(arrays.get, CLIENTS)
+    return LabelledData(x, y, x_test, y_test, owners=owners, owners_test=owners_test, validates=validates)
 
 
 def _examples(

@@ -37,10 +37,12 @@ def check_division(partitioner: Partitioner, parts: Any, count: int, least: int)
     if not arrays or any(a.ndim != 1 or (a.size and not np.issubdtype(a.dtype, np.integer)) for a in arrays):
         raise UserError(f"{said}: must return a list with an array of row numbers for each client")
     if clients is not None and len(arrays) != clients:
+        if isinstance(partitioner, ByColumn):
+            raise UserError(f"partitioner.clients={clients}: the data have {len(arrays)} clients")
         raise UserError(f"{said}: gives {len(arrays)} clients, and partitioner.clients={clients}")
     for i, rows in enumerate(arrays):
         if len(rows) < least:
-            raise UserError(f"{said}: gives client {i} {len(rows)} examples, and each needs {least}")
+            raise UserError(f"{said}: gives client {i} only {len(rows)} of the examples, and each needs {least}")
     rows = np.concatenate(arrays)
     if rows.min() < 0 or rows.max() >= count:
         raise UserError(f"{said}: gives row {rows[(rows < 0) | (rows >= count)][0]}, and rows go from 0 to {count - 1}")

@@ -9,11 +9,22 @@ import pandas as pd
 from pydantic import ConfigDict, Field, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.data.datasets import CLIENTS, KEYS, LabelledData, Pixels, checked, divided, expanded, refuse_larger
-from fedopt.errors import UserError, first_line
+from fedopt.data.datasets import (
+    CLIENTS,
+    KEYS,
+    VALIDATES,
+    LabelledData,
+    Pixels,
+    checked,
+    divided,
+    expanded,
+    refuse_larger,
+)
+from fedopt.errors import UserError, first_line, nearest
 
 _config = ConfigDict(extra="forbid")
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+SHOWN = 8  # columns in a message
 
 
 @dataclass(frozen=True, config=_config)
@@ -22,7 +33,8 @@ class Csv:
 
     label: the column of the classes, numbered in the order of their names or numbers. features: the columns that are features,
     None for all others. client: the column that says whose each row is, for `ByColumn`.
-    split: the column that says `train` or `test`; None: the fraction `test` of the rows, at random by `split_seed`, is for testing.
+    split: the column that says `train`, `val` or `test`; None: the fraction `test` of the rows, at random by `split_seed`, is for
+        testing.
     """
 
     path: str
@@ -42,7 +54,12 @@ class Csv:
         features = self.features or [column for column in table.columns if column not in roles.values()]
         for key, column in [*roles.items(), *(("features", column) for column in features)]:
             if column not in table.columns:
-                raise UserError(f"dataset.{key}={column}: {path} has the columns {', '.join(map(str, table.columns))}")
+                names = list(map(str, table.columns))
+                more = f", ... ({len(names)} in all)" * (len(names) > SHOWN)
+                raise UserError(
+                    f"dataset.{key}={column}: {path} has no such column{nearest(column, names)}; it has "
+                    f"{', '.join(names[:SHOWN])}{more}"
+                )
             if (empty := table[column].isna()).any():
                 raise UserError(f"{path}: row {empty.argmax() + 1} has nothing in the column {column}")
         if not features:
@@ -50,7 +67,8 @@ class Csv:
         texts = [column for column in features if not pd.api.types.is_numeric_dtype(table[column])]
         if texts:
             raise UserError(
-                f"{path}: {', '.join(texts)} are not numbers; dataset.features=[...] names the columns that are features"
+                f"{path}: {', '.join(texts)}: not numbers, so not features; dataset.client=COLUMN is a column that says whose each "
+                "row is, dataset.features=[...] names the features"
             )
         x = table[features].to_numpy(np.float64)
         classes, y = np.unique(table[self.label].to_numpy(), return_inverse=True)
@@ -65,14 +83,15 @@ class Csv:
             owners = table[self.client].to_numpy()
             owners = owners if owners.dtype.kind in "iu" else owners.astype(str)
             arrays |= dict(zip(CLIENTS, (owners[of] for of in rows), strict=True))
+        if self.split is not None and (validates := table[self.split].to_numpy()[rows[0]] == "val").any():
+            arrays[VALIDATES] = validates
         return replace(checked(arrays, path), pixels=self.pixels)
 
     def _given(self, table: pd.DataFrame, path: Path) -> tuple[np.ndarray, np.ndarray]:
         of = table[self.split].astype(str)
-        if other := sorted({*of} - {"train", "test"}):
-            raise UserError(f"dataset.split={self.split}: says {other[0]} in {path}; it must say train or test")
-        train, test = (np.flatnonzero(of == name) for name in ("train", "test"))
-        return train, test
+        if other := sorted({*of} - {"train", "val", "test"}):
+            raise UserError(f"dataset.split={self.split}: says {other[0]} in {path}; it must say train, val or test")
+        return np.flatnonzero(of != "test"), np.flatnonzero(of == "test")
 
 
 def _read(path: Path) -> pd.DataFrame:

@@ -46,27 +46,32 @@ class World:
         """The array's numbers on the device, in the type of the run's numbers."""
         return torch.from_numpy(array).to(self.device, self.dtype)
 
-    def load(self) -> LabelledData:
-        """The data set. Raises UserError where none is chosen or it cannot be read."""
+    def load(self, validation: bool = False) -> LabelledData:
+        """The data set. validation: with the training examples that it says are for validation, which are left out otherwise.
+
+        Raises UserError where none is chosen or it cannot be read.
+        """
         if self.dataset is None:
             raise UserError(
                 "this problem needs data: choose dataset=mnist, fashion_mnist, cifar10, digits, npz, csv or images"
             )
         data = self.dataset.load()
-        return self.partitioner.named(data) if isinstance(self.partitioner, ByColumn) else data
+        data = self.partitioner.named(data) if isinstance(self.partitioner, ByColumn) else data
+        return data if validation else data.without_validation()
 
     def split(
         self,
         count: int,
         labels: np.ndarray | None = None,
-        validation: float | None = None,
+        validation: float | np.ndarray | None = None,
         owners: np.ndarray | None = None,
     ) -> dict[str, Ragged]:
         """Divide examples 0 .. count-1 among the clients; with `validation`, each client keeps that fraction of its own
-        examples, at least one, for the split `val`. owners: whose each example is, for natural divisions.
+        examples, at least one, or those of its own that it says, [count] of bool, for the split `val`. owners: whose each example
+        is, for natural divisions.
 
-        Raises UserError for a division that loses examples, gives one twice, or leaves a client without, and MemoryError before
-        time is spent on more examples than there is memory for.
+        Raises UserError for a division that loses examples, gives one twice, or leaves a client without in a split, and
+        MemoryError before time is spent on more examples than there is memory for.
         """
         if BYTES_AN_EXAMPLE * count > memory():
             raise MemoryError(f"{count:,} examples")
@@ -76,6 +81,18 @@ class World:
         check_division(self.partitioner, parts, count, least)
         if validation is None:
             return {"train": Ragged(parts)}
+        if isinstance(validation, np.ndarray):
+            splits = {
+                "train": [part[~validation[part]] for part in parts],
+                "val": [part[validation[part]] for part in parts],
+            }
+            for name, of_clients in splits.items():
+                if lacking := [i for i, part in enumerate(of_clients) if not len(part)]:
+                    raise UserError(
+                        f"client {lacking[0]} has no examples in the split {name}: the data say which are for validation, "
+                        "and another partitioner or fewer clients (partitioner.clients) give each some of both"
+                    )
+            return {name: Ragged(of_clients) for name, of_clients in splits.items()}
         halves = []
         for i, part in enumerate(parts):
             held_out = min(max(round(validation * len(part)), 1), len(part) - 1)

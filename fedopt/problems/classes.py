@@ -21,6 +21,12 @@ from fedopt.metrics import Metric
 
 Rows = Mapping[str, tuple[Tensor, Tensor]]  # by split: numbers of examples [B], and their weights [B]
 Weighting = Literal["samples", "uniform"]
+WRITTEN_FOR = {  # faster ways, by the function that they belong to
+    "f": ("gradient", "descend", "hold"),
+    "g": ("inner_gradient", "inner_descend", "hold"),
+    "f1": ("f1_gradient",),
+    "h": ("h_gradients",),
+}
 
 
 @dataclass(eq=False)
@@ -57,6 +63,15 @@ class Problem(_InWorld, ABC):
     convolutional: bool = False
     random: bool = False
     alone: str = ""
+
+    def __init_subclass__(cls, **further: Any) -> None:
+        """A function of a subclass has none of the faster ways that were written for the one that it overrides."""
+        super().__init_subclass__(**further)
+        own = vars(cls)
+        for name in (name for function in WRITTEN_FOR.keys() & own.keys() for name in WRITTEN_FOR[function]):
+            if name not in own and hasattr(cls, name):
+                general = next(base for base in reversed(cls.__mro__) if name in vars(base))
+                setattr(cls, name, vars(general)[name])
 
     @property
     def clients(self) -> int:

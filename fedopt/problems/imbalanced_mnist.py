@@ -37,7 +37,7 @@ class ImbalancedMnist(SupervisedBilevel):
     direct = False
 
     def __post_init__(self) -> None:
-        data = self.world.load()
+        data = self.world.load(validation=True)
         self.set_up(data, long_tail(data.y_train, self.largest, self.imbalance), self.validation)
         balance = 1 / (self.classes * self.class_shares("val"))  # the classes' mean losses weigh the same
         self.class_weight = self.world.tensor(balance)

@@ -122,7 +122,8 @@ class Supervised(Problem):
     widths: list[PositiveInt]
 
     def set_up(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
-        """The clients get the training examples `rows`, or all, and each holds out a fraction of its own, for the split `val`.
+        """The clients get the training examples `rows`, or all, and each holds out a fraction of its own, for the split `val`, or
+        those that the data say are for validation.
 
         Sets `train`, `labels`, `classes`, `splits`, the network `net`, and its parameters as the start.
         """
@@ -130,7 +131,8 @@ class Supervised(Problem):
         x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
         self.train, self._test = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
         self.labels, self.classes = y, data.classes
-        self.splits = world.split(len(y), y, held_out, data.owners if rows is None else data.owners_of(rows))
+        owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
+        self.splits = world.split(len(y), y, held_out if validates is None else validates, owners)
         self.net = self._network(self.train, data)
         self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
         self._start: tuple[Tensor, ...] = (self.net.initial.to(world.device, world.dtype),)
@@ -239,7 +241,7 @@ class SupervisedMinimax(Supervised, Minimax):
 class SupervisedBilevel(Supervised, Bilevel):
     """f is a cross-entropy on a client's validation examples; g that of a network with parameters y on its training examples.
 
-    validation: the fraction of its examples that a client validates on.
+    validation: the fraction of its examples that a client validates on, where the data do not say which.
     ridge: l2 penalty ridge/2 |y|^2 of g, 0 in the papers.
     """
 

@@ -22,7 +22,14 @@ def moments(values: Sequence[float]) -> tuple[float, float]:
 
 
 def plus_minus(mean: float, std: float) -> str:
-    return f"{mean:.4g} ± {std:.3g}" if math.isfinite(std) else f"{mean:.4g}"
+    """The deviation with two digits, or all before the point, and the mean with as many decimals; with powers of ten where that is
+    long."""
+    if not (math.isfinite(std) and math.isfinite(mean)):
+        return f"{mean:.4g}"
+    decimals = max(1 - math.floor(math.log10(std)), 0) if std else 0
+    if std and decimals <= 5 and max(abs(mean), std) < 1e5:
+        return f"{mean:.{decimals}f} ± {std:.{decimals}f}"
+    return f"{mean:.4g} ± {std:.2g}"
 
 
 def in_bytes(mean: float, std: float) -> str:
