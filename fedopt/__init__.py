@@ -28,6 +28,7 @@ _NAMES = {
     "federation.round": ("Federation", "Round"),
     "metrics": ("Metric",),
     "problems.classes": ("Bilevel", "Compositional", "Hierarchical", "Minimax", "Minimisation", "Problem", "TwoLevel"),
+    "problems.supervised": ("Supervised", "cross_entropy"),
     "schedules": ("LocalWork", "Schedule"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

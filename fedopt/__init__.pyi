@@ -23,6 +23,8 @@ from fedopt.problems.classes import Minimax as Minimax
 from fedopt.problems.classes import Minimisation as Minimisation
 from fedopt.problems.classes import Problem as Problem
 from fedopt.problems.classes import TwoLevel as TwoLevel
+from fedopt.problems.supervised import Supervised as Supervised
+from fedopt.problems.supervised import cross_entropy as cross_entropy
 from fedopt.schedules import LocalWork as LocalWork
 from fedopt.schedules import Schedule as Schedule
 

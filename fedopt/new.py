@@ -10,11 +10,12 @@ from fedopt.config import options
 from fedopt.errors import UserError
 
 TEMPLATES = Path(__file__).parent / "templates"
-EXAMPLES = {
-    "algo": ("my_sgd", "algo=my_sgd problem=classification dataset=digits"),
-    "problem": ("my_regression", "algo=fedmsa problem=my_regression algo.alpha=0.02"),
-}  # the example that the templates hold, and what chooses it
-TESTED = EXAMPLES["algo"][1]  # in test_own.py
+EXAMPLES = {  # by what is begun and the class of problems: the example that the templates hold, and what chooses it
+    ("algo", "minimisation"): ("my_sgd", "algo=my_sgd problem=classification dataset=digits"),
+    ("problem", "minimisation"): ("my_regression", "algo=fedmsa problem=my_regression algo.alpha=0.02"),
+    ("problem", "bilevel"): ("my_weights", "algo=fednest problem=my_weights algo.beta=0.1"),
+}
+TESTED = EXAMPLES["algo", "minimisation"][1]  # in test_own.py
 
 
 def new(arguments: list[str]) -> None:
@@ -23,11 +24,16 @@ def new(arguments: list[str]) -> None:
     Raises UserError for a name that cannot be taken; nothing is overwritten.
     """
     parser = Parser(prog="fedopt new")
-    parser.add_argument("kind", choices=list(EXAMPLES), help="what to begin")
+    parser.add_argument("kind", choices=["algo", "problem"], help="what to begin")
     parser.add_argument("name", help="its name, such as my_sgd")
+    classes = list(dict.fromkeys(of for _, of in EXAMPLES))
+    parser.add_argument("--class", dest="of", choices=classes, default=classes[0], help="the class of problems")
     given = parser.parse_args(arguments)
     kind, name = given.kind, given.name
-    example, command = EXAMPLES[kind]
+    if (kind, given.of) not in EXAMPLES:
+        known = ", ".join(of for begun, of in EXAMPLES if begun == kind)
+        raise UserError(f"--class {given.of}: there is a skeleton of {kind} for {known}")
+    example, command = EXAMPLES[kind, given.of]
     files = {
         Path(f"{name}.py"): f"{example}.py",
         Path("myconf", kind, f"{name}.yaml"): f"{example}.yaml",

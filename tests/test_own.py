@@ -13,6 +13,7 @@ from command import ROOT, fedopt
 from fedopt.new import EXAMPLES, TEMPLATES
 
 PAGE = (ROOT / "docs" / "own-methods.md").read_text()  # which shows the templates
+KINDS = {example: kind for (kind, _), (example, _) in EXAMPLES.items()}
 COUNT = itertools.count()
 CHOSEN = {
     "my_sgd": ["algo=my_sgd", "problem=classification", "dataset=digits", "problem.widths=[4]", "algo.B=4"],
@@ -129,11 +130,11 @@ def test_a_mistake_of_ours_is_ours(monkeypatch, capsys, tmp_path):
     assert "this is a bug" in result.err
 
 
-@pytest.mark.parametrize("kind", EXAMPLES)
-def test_a_skeleton_runs_and_passes_its_test(kind, monkeypatch, capsys, tmp_path):
-    name = f"my_first_{kind}"
+@pytest.mark.parametrize(("kind", "of"), EXAMPLES)
+def test_a_skeleton_runs_and_passes_its_test(kind, of, monkeypatch, capsys, tmp_path):
+    name = f"my_{of}_{kind}"
     monkeypatch.chdir(tmp_path)
-    result = fedopt(monkeypatch, capsys, "new", kind, name)
+    result = fedopt(monkeypatch, capsys, "new", kind, name, "--class", of)
     assert result.code == 0
     written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*"))
     assert written == sorted([f"{name}.py", f"myconf/{kind}/{name}.yaml", f"test_{name}.py"])
@@ -169,7 +170,7 @@ def test_the_page_shows_the_templates(path):
         assert f"```yaml\n{text}```" in PAGE
     else:
         assert f"```python\n# {path.name}\n{text}```" in PAGE
-        assert len(text.splitlines()) <= {"my_sgd": 30, "my_regression": 45}[path.stem]
+        assert len(text.splitlines()) <= {"algo": 30, "problem": 45}[KINDS[path.stem]]
 
 
 @pytest.mark.parametrize("lies", [True, False])
