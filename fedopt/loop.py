@@ -302,7 +302,10 @@ class Run:
             )
         if several := [name for name, value in found.items() if np.ndim(value) != 0]:
             raise UserError(f"{called(e.original.evaluate)} gives more than one number as {several[0]}")
-        at.evaluated, at.final = True, {name: float(found[name]) for name in metrics}
+        at.evaluated, at.final = (
+            True,
+            {name: float(f"{float(found[name]):.10g}") for name in metrics},
+        )  # as in metrics.csv
         before, wanted, target = at.best, e.evaluation.metric, e.evaluation.target
         at.best = {name: m.best([at.final[name], before.get(name, math.nan)]) for name, m in metrics.items()}
         if e.keep == "best" and wanted is not None and at.final[wanted] == at.best[wanted] != before.get(wanted):

@@ -276,6 +276,15 @@ def test_curve_on_the_union_of_x(tmp_path):
     assert curve(tens, fives)[:2] == [[5, 10], [3, 10]]
 
 
+def test_runs_that_end_elsewhere(tmp_path, command):
+    """The table's last values are then not those at the end of the line, which is said."""
+    for seed, values in enumerate([(0, 10), (0, 10, 40)]):
+        record(tmp_path / "runs" / str(seed), values, seed)
+    said = "fedopt: FedMSA: its runs end at 20 to 40 communication rounds; its line ends where the first does"
+    assert said in command(tmp_path / "runs")[-1]
+    assert command(tmp_path / "runs", "--x", "seconds")[-1] == ""
+
+
 def test_curve_with_a_run_on_its_way(tmp_path):
     tens = record(tmp_path / "0", (0, 10, 40), metric="distance")
     running = record(tmp_path / "1", (2, 1, 10), metric="distance", every=5, status="running")

@@ -22,7 +22,7 @@ from fedopt.reproduce.curves import draw_line, explained
 from fedopt.reproduce.recorded import ABSENT, CHOSEN, Recorded, say_skipped, usable
 from fedopt.reproduce.tables import in_bytes, latex, markdown, moments, plus_minus, print_table, write_table
 from fedopt.results.figures import COSTS, describe, grid, look, save_with_legend, spans_decades, styled
-from fedopt.results.folder import write_atomically
+from fedopt.results.folder import ENDED, write_atomically
 
 FORMATS, TABLES = ("png", "pdf", "svg"), ("csv", "latex", "markdown")
 MOST_TESTED = 6  # groups of which each pair is tested
@@ -121,8 +121,8 @@ def compared(
         dict(zip(by, group, strict=True)) | {"label": label} | summary(members, metric, x, target)
         for label, (group, members) in zip(labels, found.items(), strict=True)
     ]
-    _warn(by, dict(zip(labels, found.values(), strict=True)), runs)
     groups = dict(zip(labels, found.values(), strict=True))
+    _warn(by, groups, runs)
     return Comparison(pd.DataFrame(rows), by, groups, metric, x, target)
 
 
@@ -277,6 +277,14 @@ def _warn(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], runs: Seq
     if pooled:
         say(
             f"runs that differ in {', '.join(pooled)} count as one group; --group-by {','.join([*by, *pooled])} tells them apart"
+        )
+    ends = {label: {run.cost()[-1] for run in of if run.status in ENDED} for label, of in groups.items()}
+    cut = [(label, costs) for label, costs in ends.items() if len(costs) > 1]
+    if cut and runs[0].x != "seconds":  # which are never the same
+        label, costs = cut[0]
+        say(
+            f"{label}: its runs end at {min(costs):.6g} to {max(costs):.6g} {COSTS[runs[0].x][1]}; its line ends where the first "
+            "does, and the table has their own last values"
         )
     tuned: dict[str, dict[str, bool]] = {}
     for run in runs:
