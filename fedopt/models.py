@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
+from fedopt.dropout import Dropout
 from fedopt.errors import UserError
 from fedopt.randomness import Purpose, torch_seed
 
@@ -29,7 +30,6 @@ class FlatModel:
     random: whether it drops at random; alone: why vmap cannot run it, empty where it can.
     """
 
-    random = False
     alone = ""
 
     def __init__(self, layers: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
@@ -45,6 +45,7 @@ class FlatModel:
         self.flattens = not self.convolutional  # takes [batch, features] whatever the examples' shape
         self._layers = list(layers.children())
         self.dense = autocast is None and all(isinstance(layer, nn.Linear | nn.ReLU) for layer in self._layers)
+        self.random = any(isinstance(layer, nn.Dropout) for layer in self._layers)
         self._biases = any(len(shape) == 1 for shape in self._shapes)
 
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
@@ -66,6 +67,7 @@ class FlatModel:
 
     def _forward(self, flat: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
         parameters = iter(self._views(flat))
+        dropout = None if key is None else Dropout(key)
         if self.convolutional:
             x = x.reshape(-1, *self.input_shape)
         for layer in self._layers:
@@ -75,6 +77,8 @@ class FlatModel:
                 x = F.conv2d(x, next(parameters), next(parameters), layer.stride, layer.padding)
             elif isinstance(layer, nn.ReLU):
                 x = torch.relu(x)  # never in place: derivatives need the input
+            elif isinstance(layer, nn.Dropout):
+                x = x if dropout is None else dropout.of_numbers(x, layer.p)
             else:
                 x = layer(x)
         return x
@@ -221,13 +225,14 @@ def build(
     classes: int,
     seed: int,
     autocast: torch.dtype | None = None,
+    dropout: float = 0.0,
 ) -> FlatModel:
     """A model by name.
 
     linear: softmax regression; softmax: the same without biases; mlp: hidden layers of the given widths; cnn: two 3x3 convolutions
     of 16 and 32 channels, each with max pooling, and a linear layer; vgg11: torchvision's features and one linear layer, for
     32 x 32 images.
-    input_shape: (channels, height, width), or (features,).
+    input_shape: (channels, height, width), or (features,). dropout: probability with which a hidden unit of mlp is dropped.
     """
     least = {"cnn": 4, "vgg11": 32}.get(name, 1)
     if len(input_shape) == 1 and least > 1:
@@ -239,6 +244,10 @@ def build(
         raise UserError(
             f"problem.model={name} needs images of {least} x {least} pixels or more, not {height} x {width}"
         )
+    if dropout and name != "mlp":
+        raise UserError(
+            f"problem.dropout={dropout}: is for problem.model=mlp; a network of your own has its nn.Dropout"
+        )
     layers: list[nn.Module]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, Purpose.MODEL))
@@ -246,7 +255,7 @@ def build(
             sizes = [channels * height * width, *(widths if name == "mlp" else []), classes]
             layers = [nn.Linear(sizes[0], sizes[1], bias=name != "softmax")]
             for a, b in itertools.pairwise(sizes[1:]):
-                layers += [nn.ReLU(), nn.Linear(a, b)]
+                layers += [nn.ReLU(), *([nn.Dropout(dropout)] if dropout else []), nn.Linear(a, b)]
         elif name == "cnn":
             layers = [nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
             layers += [nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]

@@ -1,4 +1,4 @@
-"""FedAvg, FedProx and SCAFFOLD against NumPy derivations."""
+"""FedAvg, FedProx, SCAFFOLD, and what is reduced to minimisation, against NumPy derivations."""
 
 from itertools import pairwise
 
@@ -146,3 +146,59 @@ def test_unequal_steps_in_a_stack(algo):
         for engine in ("vectorised", "one_by_one")
     )
     torch.testing.assert_close(stack, alone, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_golden_numbers_of_fednest(weighting):
+    """FedOut alone [Sec. 3.3]: h = mean grad f_i(x) over the cohort, then local steps along grad f_i(x_i) - grad f_i(x) + h; two
+    exchanges a round, and no client sends anything for y."""
+    keys = ["algo.alpha=0.2", "algo.tau_out=3", "algo.B_out=null", "algo.T=4", f"problem.weighting={weighting}"]
+    e = small("fednest", "classification", "problem.model=softmax", "partitioner=dirichlet", *keys)
+    data, sizes = clients_data(e.original), e.problem.sizes()
+    x = e.problem.start()[0].numpy()
+    for r, state in enumerate(steps(e, 3)[1:]):
+        S = e.federation.at(r).cohort()
+        weights = sizes[S] if weighting == "samples" else np.ones(len(S))
+        h = np.average([gradient(x, *data[i]) for i in S], axis=0, weights=weights)
+        ends = []
+        for i in S:
+            x_i = x
+            for _ in range(3):
+                x_i = x_i - 0.2 * (gradient(x_i, *data[i]) - gradient(x, *data[i]) + h)
+            ends.append(x_i)
+        x = np.average(ends, axis=0, weights=weights)
+        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
+        assert state.y.numel() == 0
+    ledger = e.federation.ledger
+    assert ledger.comm_rounds == 3 * 2
+    assert ledger.calls.grad == 3 * 3 * (1 + 2 * 2)  # the first local step is along h
+    assert ledger.calls.hvp == ledger.calls.jvp == 0
+    assert e.problem.evaluate(*e.algorithm.output(state)).keys() == e.original.evaluate(state.x).keys()
+
+
+@pytest.mark.parametrize("B", ["null", "4"])
+@pytest.mark.parametrize("algo", ["lfednest", "lfednest_svrg", "lfednest_nonalt"])
+def test_lfednest_on_minimisation_is_fedavg(algo, B):
+    """LFedOut alone: local SGD, with the same samples, in one exchange."""
+    common = ["problem.model=softmax", "partitioner=dirichlet"]
+    ours = small(algo, "classification", *common, "algo.alpha=0.1", "algo.tau_out=1 epochs", f"algo.B_out={B}")
+    theirs = small("fedavg", "classification", *common, "algo.eta=0.1", "algo.tau=1 epochs", f"algo.B={B}")
+    torch.testing.assert_close(steps(ours, 3)[-1].x, steps(theirs, 3)[-1].x, rtol=1e-10, atol=1e-12)
+    assert ours.federation.ledger.comm_rounds == theirs.federation.ledger.comm_rounds == 3
+    assert ours.federation.ledger.calls.grad == theirs.federation.ledger.calls.grad
+
+
+@pytest.mark.parametrize("algo", ["localbsgm", "localbsgvrm"])
+def test_localbsg_on_minimisation(algo):
+    """Momentum of local gradients [LocalBSG eq. 3.4, 3.8], full batches: u of the first iteration is the gradient."""
+    keys = ["algo.B=null", "algo.p=1", "participation.cohort=6", "problem.weighting=uniform"]
+    e = small(algo, "classification", "problem.model=softmax", "partitioner=dirichlet", *keys)
+    a, data, x = e.algorithm, clients_data(e.original), e.problem.start()[0].numpy()
+    before = u = None
+    for state in steps(e, 4)[1:]:
+        D = np.mean([gradient(x, *of) for of in data], axis=0)
+        weight = a.alpha * (a.eta if algo == "localbsgm" else a.eta**2)
+        kept = u if algo == "localbsgm" or u is None else u - before
+        u = D if u is None else (1 - weight) * kept + (weight * D if algo == "localbsgm" else D)
+        before, x = D, x - a.rho1 * a.eta * u
+        np.testing.assert_allclose(state.z[0].numpy(), x, rtol=1e-9, atol=1e-12)

@@ -387,7 +387,24 @@ def test_an_own_network_drops_by_its_key(name, arguments):
     stacked = torch.func.vmap(net, (None, None, 0))(flat, x, keys)
     torch.testing.assert_close(stacked, torch.stack([net(flat, x, key) for key in keys]))
     functions = nn.functional.dropout, nn.functional.scaled_dot_product_attention
-    assert all(function.__module__ != "fedopt.modules" for function in functions)  # torch's own are back
+    assert all(not function.__module__.startswith("fedopt") for function in functions)  # torch's own are back
+
+
+def test_hidden_units_of_mlp_are_dropped():
+    """Each is zero or, at 0.5, twice as large, of each example by itself; the output layer drops nothing."""
+    net, x = models.build("mlp", [400], (6,), 3, 0, dropout=0.5), torch.randn(50, 6, generator=torch.manual_seed(0))
+    body, head = net.split_last()
+    assert (net.random, body.random, head.random, net.dense, head.dense) == (True, True, False, False, True)
+    W, of_head = net.initial.split([body.dim, head.dim])
+    calm, dropped = body(W, x), body(W, x, torch.tensor(3))
+    ratio = (dropped / calm)[calm > 1e-3]
+    assert set(ratio.round(decimals=5).tolist()) == {0.0, 2.0}
+    assert float(ratio.mean()) == pytest.approx(1, abs=5 / math.sqrt(len(ratio)))
+    assert not torch.equal(dropped[0] > 0, (dropped * (calm[:1] > 0))[1] > 0)
+    torch.testing.assert_close(net(net.initial, x, torch.tensor(3)), head(of_head, dropped))
+    torch.testing.assert_close(net(net.initial, x), head(of_head, calm))
+    with pytest.raises(UserError, match=r"problem.dropout=0.5: .*problem.model=mlp"):
+        models.build("linear", [], (6,), 3, 0, dropout=0.5)
 
 
 def test_no_dropout_is_not_random():
@@ -407,15 +424,18 @@ WHERE = [  # algorithm, problem, network
     ("localbsgvrm", "hyper_representation", "layers"),
     ("fednest", "hyper_representation", "layers"),
 ]
+OF_MLP = [("fednest", "hyper_representation", None), ("fedmsa", "imbalanced_mnist", None)]
 
 
 @pytest.mark.parametrize("B", ["null", "4"])
-@pytest.mark.parametrize(("algo", "problem", "name"), WHERE)
-def test_engines_agree_on_own_networks(algo, problem, name, B):
-    """All at once = one by one, dropout included; another seed drops otherwise."""
-    setting = (
-        [f"problem.model=networks.{name}", "algo.B=" + B] if algo != "zo_hfl" else [f"problem.model=networks.{name}"]
-    )
+@pytest.mark.parametrize(
+    ("algo", "problem", "name"),
+    [*WHERE, ("fednest", "hyper_representation", None), ("fedmsa", "imbalanced_mnist", None)],
+)
+def test_engines_agree_on_networks_that_drop(algo, problem, name, B):
+    """All at once = one by one, dropout included; another seed drops otherwise. name: of the own network, or mlp's own dropout."""
+    network = [f"problem.model=networks.{name}"] if name else ["problem.dropout=0.5", "problem.norms=0.05"]
+    setting = [*network, *(["algo.B=" + B] if algo != "zo_hfl" else [])]
     states = []
     for engine in (Vectorised(), OneByOne(), Vectorised(2)):
         e = small(algo, problem, *setting)

@@ -24,6 +24,7 @@ from fedopt.problems.classes import (
     Minimax,
     MinimaxAsBilevel,
     Minimisation,
+    MinimisationAsBilevel,
     MinimisationAsCompositional,
     TwoLevel,
     TwoLevelAsBilevel,
@@ -173,6 +174,17 @@ def test_minimisation_as_one_level():
     torch.testing.assert_close(gradient, 3 * a * x**2)
 
 
+def test_minimisation_without_an_inner_problem():
+    p = MinimisationAsBilevel(Minimised())
+    a, (x, y) = normal(3, seed=1), p.start()
+    x = normal(3, seed=2)
+    client = Oracles(p)
+    assert y.shape == client.inner_gradient(x, y, a).shape == (0,)
+    torch.testing.assert_close(client.outer_gradient_x(x, y, a), 3 * a * x**2)
+    assert client._calls.grad == 1
+    assert p.hypergradient_samples(0) == 1
+
+
 def test_which_reduction():
     saddle, two, one = ToySaddle(), TwoLevels(), Minimised()
     assert reduce(two, (Compositional, Bilevel)) is two
@@ -180,6 +192,7 @@ def test_which_reduction():
         (saddle, (Bilevel,), MinimaxAsBilevel),
         (two, (Bilevel,), TwoLevelAsBilevel),
         (one, (Bilevel, Compositional), MinimisationAsCompositional),
+        (one, (Bilevel,), MinimisationAsBilevel),
     ]:
         reduced = reduce(problem, solves)
         assert type(reduced) is expected
@@ -187,7 +200,9 @@ def test_which_reduction():
         assert reduced.splits is problem.splits
     with pytest.raises(UserError, match=r"solves minimisation problems, and ToySaddle is minimax"):
         reduce(saddle, (Minimisation,))
-    with pytest.raises(UserError, match=r"solves bilevel, minimax, two_level problems, and Chain is compositional"):
+    with pytest.raises(
+        UserError, match=r"solves bilevel, minimax, minimisation, two_level problems, and Chain is compositional"
+    ):
         reduce(Chain(3), (Bilevel,))
     assert [class_of(p) for p in (saddle, two, Minimised, MinimaxAsBilevel)] == [
         Minimax,
@@ -195,7 +210,7 @@ def test_which_reduction():
         Minimisation,
         Bilevel,
     ]
-    assert covered((Bilevel,)) == {"bilevel", "minimax", "two_level"}
+    assert covered((Bilevel,)) == {"bilevel", "minimax", "two_level", "minimisation"}
     assert covered((Bilevel, Compositional)) == {"bilevel", "minimax", "compositional", "two_level", "minimisation"}
     assert covered((Hierarchical,)) == {"hierarchical"}
 

@@ -346,6 +346,8 @@ def tuned_problem(data, partitioner=None, **changes):
         "imbalance": 0.25,
         "validation": 0.2,
         "ridge": 0.0,
+        "norms": 0.0,
+        "dropout": 0.0,
         **changes,
     }
     return ImbalancedMnist(World(0, partitioner or Iid(4), Given(data), dtype=F64), **fields)
@@ -381,9 +383,9 @@ def padded_batch(p):
     return rows, weight, p.sample(1, {name: (torch.from_numpy(index), weight) for name, index in rows.items()})
 
 
-@pytest.mark.parametrize("ridge", [0.0, 0.3])
-def test_loss_tuning(images, ridge):
-    p = tuned_problem(images, ridge=ridge)
+@pytest.mark.parametrize(("ridge", "norms"), [(0.0, 0.0), (0.3, 0.0), (0.3, 0.2)])
+def test_loss_tuning(images, ridge, norms):
+    p = tuned_problem(images, ridge=ridge, norms=norms)
     kept = long_tail_rows(images.y_train)
     x_all, y_all = normalised(images, images.x_train[kept]), images.y_train[kept]
     np.testing.assert_array_equal(p.labels, y_all)
@@ -394,6 +396,7 @@ def test_loss_tuning(images, ridge):
     logits = mlp_logits(y, x_all)
     tuned = losses(logits / (1 + np.exp(-delta)) + shift, y_all)
     inner = weight.numpy() @ tuned[rows["train"]] + ridge / 2 * np.sum(y.numpy() ** 2)
+    inner += norms * sum(map(np.linalg.norm, np.split(y.numpy(), np.cumsum([12, 3, 9]))))
     assert float(p.g(x, y, sample)) == pytest.approx(inner, rel=1e-12)
     slope = central_differences(lambda y: p.g(x, y, sample), y)
     for plus in (None, normal(len(y), seed=9)):  # steps that are written over y, by the problem's own way

@@ -16,8 +16,8 @@ ROOMS = [
     "data",
 ]  # fmt: skip
 SHARED = {  # what any room may use; they use each other alone
-    "command", "config", "settings", "errors", "metrics", "randomness", "schedules", "inverse", "models", "modules", "hardware",
-    "torchvision_import", "interrupts", "mistakes",
+    "command", "config", "settings", "errors", "metrics", "randomness", "schedules", "inverse", "models", "modules", "dropout",
+    "hardware", "torchvision_import", "interrupts", "mistakes",
 }  # fmt: skip
 
 

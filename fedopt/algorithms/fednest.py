@@ -10,6 +10,7 @@ Notation
     r                                         the round, k in the paper; in the outer part y is y^+
     project                                   onto Y, which is everything but for minimax problems
     direct, indirect, identity                whether grad_x f is not zero, whether grad_y f is not, whether grad^2_yy g = I
+    nested                                    whether there is a y; minimisation has none, and the outer part is all [Sec. 3.3]
 """
 
 from dataclasses import dataclass
@@ -80,9 +81,9 @@ class FedNest:
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
         """Alg. 1."""
         x, y = s
-        if not self.alternating:
+        if problem.nested and not self.alternating:
             return State(*self.lfednest_non_alt(x, y, problem, fed))
-        for _ in range(self.T):
+        for _ in range(self.T if problem.nested else 0):
             y = self.fed_inn(x, y, problem, fed) if self.inner == "svrg" else self.lfed_inn(x, y, problem, fed)
         x = self.fed_out(x, y, problem, fed) if self.outer == "svrg" else self.lfed_out(x, y, problem, fed)
         return State(x, y)

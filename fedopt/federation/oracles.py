@@ -109,7 +109,9 @@ class Oracles:
         return self._grad(lambda y: self._problem.f(x, y, sample), y)
 
     def inner_gradient(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        """grad_y g(x, y), [dy], of a bilevel problem. One gradient call."""
+        """grad_y g(x, y), [dy], of a bilevel problem. One gradient call; none where there is no y."""
+        if not self._problem.nested:
+            return torch.zeros_like(y)
         self._count(grad=1)
         own = self._problem.inner_gradient(x, y, sample)
         return self._grad(lambda y: self._problem.g(x, y, sample), y) if own is None else own

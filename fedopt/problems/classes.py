@@ -150,7 +150,8 @@ class Bilevel(Problem):
     """min_x sum_i p_i f_i(x, y*(x)), y*(x) = argmin_{y in Y} sum_i p_i g_i(x, y).
 
     The hypergradient is grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f; what is known of its parts saves work:
-    direct: False where grad_x f is zero; indirect: False where grad_y f is zero at y*(x); identity: True where grad^2_yy g = I.
+    direct: False where grad_x f is zero; indirect: False where grad_y f is zero at y*(x); identity: True where grad^2_yy g = I;
+    nested: False where there is no y.
     f_split, g_split: the examples that f and g are taken on.
     """
 
@@ -158,6 +159,7 @@ class Bilevel(Problem):
     direct: bool = True
     indirect: bool = True
     identity: bool = False
+    nested: bool = True
     f_split: str = "val"
     g_split: str = "train"
 
@@ -340,7 +342,36 @@ class MinimisationAsCompositional(_Reduced, Compositional):
         return self.original.f(z, sample)
 
 
-REDUCTIONS: tuple[type[_Reduced], ...] = (MinimaxAsBilevel, TwoLevelAsBilevel, MinimisationAsCompositional)
+class MinimisationAsBilevel(_Reduced, Bilevel):
+    """f_i(x), and y of dimension 0, so that the outer part is all of an algorithm [FedNest Sec. 3.3]."""
+
+    source = Minimisation
+    variables = ("x",)
+    indirect = False
+    nested = False
+    f_split = "train"
+
+    def start(self) -> tuple[Tensor, ...]:
+        (x,) = self.original.start()
+        return x, x.new_zeros(0)
+
+    def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        return self.original.f(x, sample)
+
+    def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        return torch.sum(y)
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        return self.original.evaluate(point[0])
+
+
+# Where an algorithm solves both classes, the first of two reductions is taken
+REDUCTIONS: tuple[type[_Reduced], ...] = (
+    MinimaxAsBilevel,
+    TwoLevelAsBilevel,
+    MinimisationAsCompositional,
+    MinimisationAsBilevel,
+)
 
 
 def name(cls: type[Problem]) -> str:

@@ -19,7 +19,7 @@ class HyperRepresentation(SupervisedBilevel):
     """x: the parameters of all layers but the last; y: those of the last, which is linear."""
 
     def __post_init__(self) -> None:
-        self.set_up(self.world.load(validation=True), held_out=self.validation)
+        self.set_up(self.world.load(validation=True), held_out=self.validation, dropout=self.dropout)
         self.body, self.head = self.net.split_last()
         self._start = tuple(part.initial.to(self._start[0]) for part in (self.body, self.head))
 

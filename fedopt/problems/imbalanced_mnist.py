@@ -38,7 +38,7 @@ class ImbalancedMnist(SupervisedBilevel):
 
     def __post_init__(self) -> None:
         data = self.world.load(validation=True)
-        self.set_up(data, long_tail(data.y_train, self.largest, self.imbalance), self.validation)
+        self.set_up(data, long_tail(data.y_train, self.largest, self.imbalance), self.validation, self.dropout)
         balance = 1 / (self.classes * self.class_shares("val"))  # the classes' mean losses weigh the same
         self.class_weight = self.world.tensor(balance)
         self._start = (self.class_weight.new_zeros(2 * self.classes), *self._start)

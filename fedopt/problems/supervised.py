@@ -121,9 +121,13 @@ class Supervised(Problem):
     model: str | dict[str, Any]
     widths: list[PositiveInt]
 
-    def set_up(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
+    def set_up(
+        self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None, dropout: float = 0.0
+    ) -> None:
         """The clients get the training examples `rows`, or all, and each holds out a fraction of its own, for the split `val`, or
         those that the data say are for validation.
+
+        dropout: as of `models.build`.
 
         Sets `train`, `labels`, `classes`, `splits`, the network `net`, and its parameters as the start.
         """
@@ -133,20 +137,24 @@ class Supervised(Problem):
         self.labels, self.classes = y, data.classes
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
         self.splits = world.split(len(y), y, held_out if validates is None else validates, owners)
-        self.net = self._network(self.train, data)
+        self.net = self._network(self.train, data, dropout)
         self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
         self._start: tuple[Tensor, ...] = (self.net.initial.to(world.device, world.dtype),)
 
-    def _network(self, examples: Examples, data: LabelledData) -> FlatModel:
+    def _network(self, examples: Examples, data: LabelledData, dropout: float) -> FlatModel:
         common = (examples.shape, data.classes, self.world.seed, self.world.autocast)
         if isinstance(self.model, dict) or "." in self.model:
+            if dropout:
+                raise UserError(
+                    f"problem.dropout={dropout}: is for problem.model=mlp; your own network has its nn.Dropout"
+                )
             return modules.build(self.model, examples.x[[0, len(examples) // 2]], *common)
         if data.tokens:
             raise UserError(
                 f"problem.model={self.model}: sees numbers, and these data are token ids; problem.model=PACKAGE.CLASS is a "
                 "network of your own, which embeds them"
             )
-        return models.build(self.model, self.widths, *common)
+        return models.build(self.model, self.widths, *common, dropout)
 
     def set_up_shared(self, test: float | None, server: float, own_test: float | None) -> None:
         """As `set_up`, with examples of the server's, and some that clients keep to test their own models. Raises UserError for a
@@ -243,10 +251,14 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     validation: the fraction of its examples that a client validates on, where the data do not say which.
     ridge: l2 penalty ridge/2 |y|^2 of g, 0 in the papers.
+    norms: factor of another penalty of g, the sum of the norms of the weight matrices and biases in y, not squared; dropout: as of
+    `models.build`. Both are 0 in the papers; the public code of FedNest has 0.05 and 0.5.
     """
 
     validation: Fraction
     ridge: NonNegativeFloat
+    norms: NonNegativeFloat
+    dropout: Share
 
     metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS)
 
@@ -257,15 +269,23 @@ class SupervisedBilevel(Supervised, Bilevel):
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         net, batch, tuning = self.inner(x, sample["train"])
         loss = cross_entropy(tuned(net(y, batch.x, *batch.keys), tuning), batch)
-        return loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
+        loss = loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
+        return loss + self.norms * sum(map(torch.linalg.vector_norm, y.split(net.sizes))) if self.norms else loss
 
     def inner_gradient(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor | None:
         net, batch, tuning = self.inner(x, sample["train"])
         gradient = net.gradient(y, *batch[:3], tuning)
-        return gradient.add(y, alpha=self.ridge) if gradient is not None and self.ridge else gradient
+        return None if gradient is None else self._penalised(net, y, gradient)
 
     def inner_descend(self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None) -> Tensor | None:
         net, batch, tuning = self.inner(x, sample["train"])
+        return net.descend(y, *batch[:3], beta, self._penalised(net, y, plus), tuning)
+
+    def _penalised(self, net: FlatModel, y: Tensor, plus: Tensor | None) -> Tensor | None:
+        """The sum of a vector, None for zero, and the gradient of g's penalties; None where they are zero too."""
         if self.ridge:
             plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
-        return net.descend(y, *batch[:3], beta, plus, tuning)
+        if self.norms:
+            directions = torch.cat([F.normalize(part, dim=0) for part in y.split(net.sizes)])
+            plus = self.norms * directions if plus is None else plus.add(directions, alpha=self.norms)
+        return plus
