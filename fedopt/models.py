@@ -26,7 +26,8 @@ class FlatModel:
     dim: the length of that vector; initial: its value after PyTorch's own initialisation, [dim], float32.
     autocast: the type that products and convolutions are computed in, None for that of the parameters.
     convolutional: whether it has convolutions.
-    dense: whether it is linear layers with ReLUs between them, and no autocast: then it has `gradient` and `descend`.
+    dense: whether it is linear layers with ReLUs between them, which may be dropped, and no autocast: then it has `gradient` and
+        `descend`.
     random: whether it drops at random; alone: why vmap cannot run it, empty where it can.
     """
 
@@ -44,8 +45,11 @@ class FlatModel:
         self._shapes = [p.shape for p in parameters]
         self.flattens = not self.convolutional  # takes [batch, features] whatever the examples' shape
         self._layers = list(layers.children())
-        self.dense = autocast is None and all(isinstance(layer, nn.Linear | nn.ReLU) for layer in self._layers)
-        self.random = any(isinstance(layer, nn.Dropout) for layer in self._layers)
+        self.dense = autocast is None and all(
+            isinstance(layer, nn.Linear | nn.ReLU | nn.Dropout) for layer in self._layers
+        )
+        self._dropped = next((layer.p for layer in self._layers if isinstance(layer, nn.Dropout)), 0.0)
+        self.random = self._dropped > 0
         self._biases = any(len(shape) == 1 for shape in self._shapes)
 
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
@@ -94,22 +98,32 @@ class FlatModel:
         pieces = torch.split_with_sizes(flat, self.sizes)
         return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(pieces, self._shapes, strict=True)]
 
-    def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning = None) -> Tensor | None:
+    def gradient(
+        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning = None, key: Tensor | None = None
+    ) -> Tensor | None:
         """The gradient of sum_j weight_j CE(scale logits_j + shift, y_j), backpropagation written out; None unless `dense`.
 
         The same as autograd's; on small batches autograd's bookkeeping takes as long as the matrix products.
         flat: [dim], or several points [P, dim], which share the first products; the gradient has its shape.
-        x: [B, features]; y, weight: [B]; tuning: (scale, shift), none by default.
+        x: [B, features]; y, weight: [B]; tuning: (scale, shift), none by default; key: as of `__call__`.
         """
         if not self.dense:
             return None
         pieces: list[Tensor] = []
-        for _, b, a, delta in self._backpropagation(flat, x, y, weight, tuning):
+        for _, b, a, delta in self._backpropagation(flat, x, y, weight, tuning, key):
             pieces = [(delta @ a).flatten(-2), *([] if b is None else [delta.sum(-1)]), *pieces]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
 
     def descend(
-        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, eta: float, plus: Tensor | None, tuning: Tuning = None
+        self,
+        flat: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        eta: float,
+        plus: Tensor | None,
+        tuning: Tuning = None,
+        key: Tensor | None = None,
     ) -> Tensor | None:
         """flat - eta (gradient + plus), written over flat [dim] and returned; None unless `dense`.
 
@@ -118,14 +132,14 @@ class FlatModel:
         """
         if not self.dense:
             return None
-        for W, b, a, delta in self._backpropagation(flat, x, y, weight, tuning):
+        for W, b, a, delta in self._backpropagation(flat, x, y, weight, tuning, key):
             add_product(W, delta, a, -eta)
             if b is not None:
                 b.sub_(delta.sum(-1, keepdim=True), alpha=eta)
         return flat if plus is None else flat.sub_(plus, alpha=eta)
 
     def _backpropagation(
-        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning
+        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning, key: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor | None, Tensor, Tensor]]:
         """For each layer of a dense model, the last one first: its weights [..., outputs, inputs] and biases [..., outputs, 1],
         its inputs [..., B, inputs] and the derivatives of the loss in its outputs [..., outputs, B]. A layer may be overwritten
@@ -140,10 +154,11 @@ class FlatModel:
             for shape in self._shapes
             if len(shape) == 2
         ]
-        inputs = [x]
+        inputs, dropout = [x], None if key is None else Dropout(key)
         for W, b in layers[:-1]:
             outputs = inputs[-1] @ W.mT
-            inputs.append((outputs if b is None else outputs.add_(b.mT)).relu_())
+            hidden = (outputs if b is None else outputs.add_(b.mT)).relu_()
+            inputs.append(hidden if dropout is None else dropout.of_numbers(hidden, self._dropped))
         W, b = layers[-1]
         logits = W @ inputs[-1].mT if b is None else (W @ inputs[-1].mT).add_(b)
         if tuning is not None:
@@ -158,7 +173,7 @@ class FlatModel:
             (W, b), a = layers.pop(), inputs.pop()
             before = torch.ops.aten.threshold_backward(delta.mT @ W, a, 0).mT if layers else delta  # zero where a was
             yield W, b, a, delta
-            delta = before
+            delta = before if dropout is None else before * (1 / (1 - self._dropped))
 
 
 def add_product(W: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:

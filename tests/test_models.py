@@ -167,23 +167,31 @@ def test_unfit_images_and_names(name, shape, message):
         models.build(name, [], shape, 10, seed=0)
 
 
-@pytest.mark.parametrize(("name", "widths"), [("linear", []), ("softmax", []), ("mlp", [5]), ("mlp", [6, 4, 5])])
-def test_gradient_written_out(name, widths):
+@pytest.mark.parametrize(
+    ("name", "widths", "dropout"),
+    [("linear", [], 0), ("softmax", [], 0), ("mlp", [5], 0), ("mlp", [6, 4, 5], 0), ("mlp", [9, 8], 0.4)],
+)
+def test_gradient_written_out(name, widths, dropout):
     """Backpropagation by hand = autograd, alone and in a stack, with uneven and zero weights."""
-    model = models.build(name, widths, (1, 3, 4), 7, seed=0)
+    model = models.build(name, widths, (1, 3, 4), 7, seed=0, dropout=dropout)
     generator = torch.Generator().manual_seed(1)
     flat = model.initial.double() + 0.3 * torch.randn(2, model.dim, generator=generator, dtype=torch.float64)
     x = torch.randn(2, 6, 12, generator=generator, dtype=torch.float64)
     y = torch.randint(7, (2, 6), generator=generator)
     weight = torch.tensor([[0.5, 0.1, 0.2, 0.2, 0, 0], [0.3, 0.3, 0.1, 0.1, 0.1, 0.1]], dtype=torch.float64)
+    keys = torch.tensor([3, 4])
 
-    def loss(flat, x, y, weight):
-        return torch.nn.functional.cross_entropy(model(flat, x), y, reduction="none") @ weight
+    def loss(flat, x, y, weight, key):
+        logits = model(flat, x, key if dropout else None)
+        return torch.nn.functional.cross_entropy(logits, y, reduction="none") @ weight
 
-    expected = torch.stack([torch.func.grad(loss)(*of) for of in zip(flat, x, y, weight, strict=True)])
-    alone = [model.gradient(*of) for of in zip(flat, x, y, weight, strict=True)]
+    def gradient(flat, x, y, weight, key):
+        return model.gradient(flat, x, y, weight, None, key if dropout else None)
+
+    expected = torch.stack([torch.func.grad(loss)(*of) for of in zip(flat, x, y, weight, keys, strict=True)])
+    alone = [gradient(*of) for of in zip(flat, x, y, weight, keys, strict=True)]
     torch.testing.assert_close(torch.stack(alone), expected)
-    torch.testing.assert_close(torch.func.vmap(model.gradient)(flat, x, y, weight), expected)
+    torch.testing.assert_close(torch.func.vmap(gradient)(flat, x, y, weight, keys), expected)
     points = torch.stack([model.gradient(point, x[0], y[0], weight[0]) for point in flat])
     torch.testing.assert_close(model.gradient(flat, x[0], y[0], weight[0]), points)
 
@@ -394,7 +402,7 @@ def test_hidden_units_of_mlp_are_dropped():
     """Each is zero or, at 0.5, twice as large, of each example by itself; the output layer drops nothing."""
     net, x = models.build("mlp", [400], (6,), 3, 0, dropout=0.5), torch.randn(50, 6, generator=torch.manual_seed(0))
     body, head = net.split_last()
-    assert (net.random, body.random, head.random, net.dense, head.dense) == (True, True, False, False, True)
+    assert (net.random, body.random, head.random) == (True, True, False)
     W, of_head = net.initial.split([body.dim, head.dim])
     calm, dropped = body(W, x), body(W, x, torch.tensor(3))
     ratio = (dropped / calm)[calm > 1e-3]

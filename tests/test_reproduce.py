@@ -205,6 +205,9 @@ def test_words(tmp_path):
     assert of("smooth('A')") == 85
     assert of("noise('A', 4)") == pytest.approx(np.std([6, -11, 4], ddof=1))
     assert of("smooth('A', 2, until=20)") == 88
+    assert of("rate('B', 0, 20, 'distance')") == pytest.approx(np.log10(2 / 4) / 20)
+    with pytest.raises(claims.Unmeasurable, match="fewer than two"):
+        of("rate('B', 15, 20, 'distance')")
     assert of("first_mean_square('B', 7.5, metric='distance')") == 20
     assert of("per_round('A', 'comm_rounds')") == 2
     assert (of("diverged('A')"), of("diverged('B')")) == (0, 1)
@@ -308,6 +311,7 @@ def test_curves(tmp_path, monkeypatch):
     }
     node = {**FEDMSA, "lines": {label: [] for label in "ABC"}, "y": ["distance", "train_loss"], "x": "round"}
     node |= {"panels": {"left": ["A", "C"], "right": ["B", "C"]}, "horizontal": ["C"], "transform": "square"}
+    node["constants"] = {"published": 3.0}
     described = build(published.Published, {**node, "scale": "log"}, "experiment")
     report.draw_curves(tmp_path / "a.png", described, runs)
     monkeypatch.undo()
@@ -318,7 +322,8 @@ def test_curves(tmp_path, monkeypatch):
     assert first.get_ylabel() == "distance to the solution, squared"
     assert list(first.lines[0].get_ydata()) == pytest.approx([2, 16])  # geometric means of 1, 4 and 16, 16
     assert list(first.lines[1].get_ydata()) == [16, 16]  # C
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "C (last value)", "B"]
+    assert list(first.lines[2].get_ydata()) == [3, 3]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "C (last value)", "published", "B"]
     assert "geometric mean of 2 seeds" in figure.legends[0].get_title().get_text()
 
 

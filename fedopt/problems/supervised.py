@@ -274,12 +274,12 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     def inner_gradient(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor | None:
         net, batch, tuning = self.inner(x, sample["train"])
-        gradient = net.gradient(y, *batch[:3], tuning)
+        gradient = net.gradient(y, *batch[:3], tuning, *batch.keys)
         return None if gradient is None else self._penalised(net, y, gradient)
 
     def inner_descend(self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None) -> Tensor | None:
         net, batch, tuning = self.inner(x, sample["train"])
-        return net.descend(y, *batch[:3], beta, self._penalised(net, y, plus), tuning)
+        return net.descend(y, *batch[:3], beta, self._penalised(net, y, plus), tuning, *batch.keys)
 
     def _penalised(self, net: FlatModel, y: Tensor, plus: Tensor | None) -> Tensor | None:
         """The sum of a vector, None for zero, and the gradient of g's penalties; None where they are zero too."""

@@ -128,6 +128,14 @@ class Measures:
         """The standard deviation of the differences between the last n evaluations up to x = until."""
         return float(np.std(np.diff(self._last(label, n, metric, until)), ddof=1))
 
+    def rate(self, label: str, start: float, end: float, metric: str = "") -> float:
+        """The slope of log10 of the value against x, by least squares over the evaluations from x = start to x = end."""
+        x, values = self._spent(label, ""), self._values(label, metric)
+        within = (start <= x) & (x <= end)
+        if np.count_nonzero(within) < 2:
+            raise Unmeasurable(f"{label} has fewer than two evaluations from {start:g} to {end:g}")
+        return float(np.polyfit(x[within], np.log10(values[within]), 1)[0])
+
     def first_mean_square(
         self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False
     ) -> float:

@@ -46,7 +46,7 @@ class Published:
     measure that names no metric takes the first. y_from: the lower end of the y axis. transform: what is drawn of a value.
     scale: of the axes; auto is logarithmic where values span decades.
     panels: title -> labels, a row of pictures for each. horizontal: labels that are drawn as a horizontal line at the mean of
-    their last values.
+    their last values. constants: name -> a number of the published figure that no run gives, drawn as a dotted line.
 
     points: series -> {x: label}, drawn as one picture of `point` against x instead of the lines' curves. point: a measure that
     may use the names `line` and `x`, one for all series or one for each.
@@ -70,6 +70,7 @@ class Published:
     transform: Literal["none", "square"] = "none"
     panels: dict[str, list[str]] = Field(default_factory=dict)
     horizontal: list[str] = Field(default_factory=list)
+    constants: dict[str, float] = Field(default_factory=dict)
     points: dict[str, Annotated[dict[float, str], Field(min_length=1)]] = Field(default_factory=dict)
     point: str | dict[str, str] = Field(default_factory=dict)
     table: dict[str, dict[str, Cell]] = Field(default_factory=dict)

@@ -131,6 +131,8 @@ def draw_curves(path: Path, published: Published, lines: Mapping[str, list[Recor
                 axis.axhline(level, color=colour, linestyle="--", label=f"{names[label]} (last value)")
             else:
                 draw_line(axis, names[label], runs, metric, looks[names[label]], log)
+        for name, level in published.constants.items():
+            axis.axhline(level, color="black", linestyle=":", linewidth=0.8, label=name)
         for mark in papers:
             if mark.label in drawn and mark.metric == metric:
                 _draw_mark(axis, mark, looks[names[mark.label]]["color"])
