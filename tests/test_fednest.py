@@ -256,6 +256,24 @@ def test_held_samples_give_the_same_inner_gradient():
     torch.testing.assert_close(Oracles(p).inner_gradient(x, y, picked), Oracles(p).inner_gradient(x, y, plain))
 
 
+def test_penalty_by_norms_and_dropout():
+    """0.3 (|W| + |b|) and hidden units dropped by the key, in g and in its gradient; the outer objective has no penalty."""
+    p, q = (
+        small("fednest", "hyper_representation", f"problem.norms={c}", "problem.dropout=0.5").problem for c in (0.3, 0)
+    )
+    x, y = p.start()
+    rows, weight = torch.from_numpy(p.splits["train"][0][:4]), torch.full((4,), 0.25, dtype=F64)
+    plain = p.sample(0, dict.fromkeys(("train", "val"), (rows, weight)))
+    sample = p.keyed(plain, torch.tensor(7))
+    W, b = np.split(y.numpy(), [90])
+    penalty = 0.3 * (np.linalg.norm(W) + np.linalg.norm(b))
+    assert float(p.g(x, y, sample) - q.g(x, y, sample)) == pytest.approx(penalty)
+    assert float(p.f(x, y, sample)) == float(q.f(x, y, sample)) != float(p.f(x, y, plain))
+    slope = torch.func.grad(lambda y: p.g(x, y, sample))(y)
+    torch.testing.assert_close(Oracles(p).inner_gradient(x, y, sample), slope)
+    torch.testing.assert_close(p.inner_descend(x, y.clone(), sample, 0.1, None), y - 0.1 * slope)
+
+
 TABLE_2 = [
     ("fednest", lambda T, N: 2 * T + N + 3),
     ("fednest_sgd", lambda T, N: T + N + 3),
