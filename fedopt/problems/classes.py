@@ -155,7 +155,7 @@ class Bilevel(Problem):
     f_split, g_split: the examples that f and g are taken on.
     """
 
-    variables = ("x", "y", "v")  # v: [grad^2_yy g]^-1 grad_y f, where an algorithm has it as a variable
+    variables: Sequence[str] = ("x", "y", "v")  # v: [grad^2_yy g]^-1 grad_y f, where an algorithm has it as a variable
     direct: bool = True
     indirect: bool = True
     identity: bool = False
