@@ -71,7 +71,7 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
         raise UserError(f"participation.cohort={who.cohort}: must be at most partitioner.clients={clients}")
     if who.stragglers and not round(who.stragglers * clients):
         raise UserError(f"participation.stragglers={who.stragglers}: is no client of {clients}, to the nearest number")
-    if who.work is not None and len(who.work) != clients:
+    if isinstance(who.work, list) and len(who.work) != clients:
         raise UserError(f"participation.work={who.work}: must have an entry for each of the {clients} clients")
     if who.uneven and key is None:
         kinds = "participation.least, participation.work, participation.stragglers"

@@ -79,19 +79,22 @@ class Participation:
     dropout: probability that a client of the cohort drops out of a round; at least one client stays.
     least: a client's local steps (epochs where the algorithm has those) in a round are drawn uniformly from this number to the
     algorithm's own; None: all clients take the algorithm's number.
-    work: fixed numbers of local steps or epochs instead, one for each client; None: not fixed.
+    work: fixed numbers of local steps or epochs instead, one for each client; "once": what a client draws from `least` is the same
+    in all rounds; None: not fixed.
     stragglers: fraction of all clients, drawn anew each round, that take no local step in it; they answer all the same.
     """
 
     cohort: PositiveInt | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     least: PositiveInt | None = None
-    work: list[PositiveInt] | None = None
+    work: list[PositiveInt] | Literal["once"] | None = None
     stragglers: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Participation":
-        if self.least is not None and self.work is not None:
+        if self.work == "once" and self.least is None:
+            raise ValueError("work=once draws from least, which is not set")
+        if self.least is not None and isinstance(self.work, list):
             raise ValueError("give least or work, and set the other to null")
         return self
 

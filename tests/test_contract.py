@@ -281,7 +281,8 @@ def test_problem_measures_what_it_says(algo, problem):
     assert all(isinstance(value, float) for value in values.values())
     assert e.original.weights.sum() == pytest.approx(1)
     assert len(e.original.weights) == e.original.clients
-    drawn = ("objective", "personal_accuracy", "worst_personal_accuracy") if "fit" in node("problem", problem) else ()
+    of_fit = ("objective", "personal_accuracy", "worst_personal_accuracy", "personal_distance")
+    drawn = of_fit if "fit" in node("problem", problem) else ()
     other = arranged(e, [3, 0, 5, 1, 4, 2]).original.evaluate(*point)
     for metric in set(values) - {*drawn}:  # what is found by chance depends on which client has which draws
         assert other[metric] == pytest.approx(values[metric], rel=1e-9, abs=1e-12)

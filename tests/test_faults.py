@@ -79,6 +79,10 @@ WRONG = {
         ["algo=zo_hfl", "problem=hierarchical", "dataset=digits", "problem.server=0.0001"],
         ["problem.server=0.0001", "less than one example"],
     ),
+    "pre-training without data": (
+        [*DIGITS, "problem.pretrain=3"],
+        ["problem.pretrain=3", "no examples", "problem.server"],
+    ),
     "nothing to test on": ([*DIGITS, "problem.test=0.0001"], ["problem.test=0.0001", "less than one example"]),
     "a proximal term that overshoots": (
         ["algo=fed_norm_sgda", "problem=quadratic_minimax", "algo.mu=40"],

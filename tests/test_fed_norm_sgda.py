@@ -285,6 +285,24 @@ def test_snapshot_is_sent_only_where_it_is_not_x():
     np.testing.assert_array_equal(vectors, [7, 11, 11, 7, 11, 11])
 
 
+# The output
+
+
+def test_random_output():
+    """Line 22: one of the iterates 1, ..., T, each as often as the others, whatever T."""
+    e = small("fed_norm_sgda", "quadratic_minimax", "algo.iterate=random", "algo.S=2")
+    last, number = steps(small("fed_norm_sgda", "quadratic_minimax", "algo.S=2"), 4), 0
+    for r, state in enumerate(iterate(e, 4)):
+        number = r if r and e.algorithm._replaces(e.federation.at(r - 1)) else number
+        assert all(map(torch.equal, e.algorithm.output(state), last[number][:2]))
+        assert torch.equal(state.x, last[r].x)
+    drawn = []
+    for seed in range(3000):
+        fed = Federation(e.problem, None, seed)
+        drawn.append(max(r + 1 for r in range(4) if e.algorithm._replaces(fed.at(r))))
+    assert [abs(drawn.count(t) / 3000 - 1 / 4) < 0.03 for t in (1, 2, 3, 4)] == [True] * 4
+
+
 # Uneven local work
 
 
@@ -303,6 +321,21 @@ def test_uneven_work_is_uniform_by_client_and_round():
     assert Federation(problem, None, 0).at(0).work(5) == 5
     fixed = Federation(problem, None, 0, Participation(work=[3] * 6)).at(0)
     np.testing.assert_array_equal(fixed.work(5), [3] * 6)
+
+
+def test_work_that_is_drawn_once():
+    """Uniform over clients and seeds, and the same in all rounds: a run with the drawn numbers given is the same run."""
+    problem = small("fed_norm_sgda", "quadratic_minimax").problem
+    once = Participation(least=2, work="once")
+    drawn = np.stack([work(Federation(problem, None, seed, once), 3, 5) for seed in range(300)])
+    assert (drawn == drawn[:, :1]).all()
+    assert [abs((drawn == tau).mean() - 0.25) < 0.03 for tau in (2, 3, 4, 5)] == [True] * 4
+    assert abs(np.corrcoef(drawn[:, 0].T) - np.eye(6)).max() < 0.2
+    fed = Federation(problem, None, 0, once).at(7)
+    np.testing.assert_array_equal(fed.work(5, np.array([4, 1])), drawn[0, 0, [4, 1]])
+    kinds = (["participation.least=2", "participation.work=once"], [f"participation.work={drawn[0, 0].tolist()}"])
+    ends = [steps(small("local_sgda", "quadratic_minimax", "algo.tau=5", *kind), 4)[-1] for kind in kinds]
+    assert torch.equal(ends[0].x, ends[1].x)
 
 
 @pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
@@ -346,6 +379,8 @@ def test_dropout():
         (["participation.least=9"], ["participation.least=9", "at most algo.tau, 5 steps"]),
         (["participation.work=[1,2,3]"], ["participation.work", "2 clients"]),
         (["participation.least=2", "++participation.work=[1,2]"], ["least or work"]),
+        (["participation.work=once"], ["work=once draws from least"]),
+        (["participation.least=2", "participation.work=twice"], ["participation.work=twice", "'once'"]),
         (["algo=fednest", "participation.least=2"], ["FedNest", "uneven"]),
         (["participation.dropout=1"], ["participation.dropout=1", "less than 1"]),
         (["algo.tau=5 passes"], ["algo.tau=5 passes", "a number of steps such as 5, of epochs such as '5 epochs'"]),

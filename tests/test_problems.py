@@ -355,6 +355,7 @@ def tuned_problem(data, partitioner=None, **changes):
 
 def plain_problem(data, partitioner=None, weighting="samples"):
     fields = {"model": "mlp", "widths": [3], "test": None, "server": 0.0, "own_test": None, "weighting": weighting}
+    fields |= {"pretrain": 0, "pretrain_step": 0.01}
     return Classification(World(0, partitioner or Iid(4), Given(data), dtype=F64), **fields)
 
 

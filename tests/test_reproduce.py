@@ -199,6 +199,7 @@ def test_words(tmp_path):
     assert of("first('A', 85)") == 10
     assert (of("first('A', 99)"), of("first('A', 99, or_end=True)")) == (math.inf, 40)
     assert of("first('A', 90, x='bytes')") == 20 * 150
+    assert (of("first('A', 85, n=2)"), of("first('A', 50, n=3)"), of("first('A', 86, n=4)")) == (20, 20, math.inf)
     assert of("first('B', 1, metric='distance')") == 10
     assert of("first('A', 99) >= 5 * first('A', 90)") == 1
     assert of("smooth('A', 2)") == 82

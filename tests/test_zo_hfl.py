@@ -292,6 +292,36 @@ def test_who_has_what():
     np.testing.assert_array_equal(*(np.sort(v.view([("", v.dtype)] * 64).ravel()) for v in (whole, everything)))
 
 
+@pytest.mark.parametrize("model", ["softmax", "cnn"])
+def test_pretraining(model):
+    """Steps of SGD on 128 of the server's examples each, drawn with replacement; the baselines start there too. Of a CNN, whose
+    gradients are automatic, the server's loss alone is looked at."""
+    settings = ["problem.pretrain=5", "problem.pretrain_step=0.03", f"problem.model={model}", "dataset=digits"]
+    p, plain = (small("zo_hfl", "hierarchical", *s).problem for s in (settings, settings[2:]))
+    baseline = small("scaffold", "classification_with_server", "partitioner=iid", *settings).problem
+    assert torch.equal(p.start()[0], baseline.start()[0])
+    if model == "softmax":
+        rng, x = keyed_rng(0, Purpose.PROBLEM, 4), plain.start()[0].numpy()
+        for _ in range(5):
+            x = x - 0.03 * gradient(x, *examples(p._server, rng.integers(len(p._server), size=128)))
+        np.testing.assert_allclose(p.start()[0], x, rtol=1e-10, atol=1e-13)
+    everything = p.server_sample(np.random.default_rng(0), None)
+    assert float(p.f1(p.start()[0], everything)) < float(p.f1(plain.start()[0], everything)) - 0.01
+
+
+def test_classes_of_a_client_and_distance():
+    """Of k equally frequent classes, k; and the distance is what f2 = lam/2 times its square says."""
+    p = small("zo_hfl", "hierarchical", "partitioner=dirichlet", "partitioner.alpha=0.3", "problem.lam=0.7").problem
+    labels = p.train.y.numpy()
+    even = np.concatenate([np.flatnonzero(labels == c)[:5] for c in (1, 4, 7)])
+    assert p._classes_of(even) == pytest.approx(3)
+    shares = [np.unique(labels[rows], return_counts=True)[1] / len(rows) for rows in p.splits["train"]]
+    metrics = p.evaluate(*p.start())
+    assert metrics["client_classes"] == pytest.approx(np.mean([np.prod(s ** (-s)) for s in shares]))
+    f2 = metrics["objective"] - metrics["server_loss"]
+    assert metrics["personal_distance"] == pytest.approx(np.sqrt(2 * f2 / 0.7))
+
+
 def test_equal_budgets():
     """A client of ZO-HFL takes at each of two points as many local steps as a baseline's."""
     growing = ["algo.tau={kind: growing, tau: 2}", "participation.cohort=2"]

@@ -21,6 +21,7 @@ from torch import Tensor
 from fedopt.federation.client import Client
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimax
+from fedopt.randomness import Purpose
 from fedopt.schedules import LocalWork, Schedule, values
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
@@ -29,11 +30,12 @@ Vectors = tuple[Tensor, ...]
 
 
 class State(NamedTuple):
-    """x_hat: (x_hat,) with "+", else ()."""
+    """x_hat: (x_hat,) with "+", else (). drawn: a uniformly random one of the (x, y) so far, () where it is not asked for."""
 
     x: Tensor
     y: Tensor
     x_hat: Vectors
+    drawn: Vectors
 
 
 class Solver(NamedTuple):
@@ -71,6 +73,7 @@ class FedNormSgda:
         SGD is 0, 0, 1. A list mixes solvers: client i has its entry i, and from the first again.
     aggregation: normalised by |a_i|_1, or naive: the mean of the cohort's changes, weighted by p_i.
     tau_eff: the mean of |a_i|_1 over all clients, or over the cohort, which biases the solution towards clients that do more work.
+    iterate: the output, the last iterate or the uniformly random one of line 22.
     """
 
     eta_x: Schedule
@@ -85,6 +88,7 @@ class FedNormSgda:
     decay: Decay | list[Decay]
     aggregation: Literal["normalised", "naive"]
     tau_eff: Literal["all", "cohort"]
+    iterate: Literal["last", "random"]
 
     solves: ClassVar = (Minimax,)
     uneven: ClassVar = "tau"
@@ -98,7 +102,7 @@ class FedNormSgda:
 
     def init(self, problem: Minimax) -> State:
         x, y = problem.start()
-        return State(x, y, (x,) if self.S else ())
+        return State(x, y, (x,) if self.S else (), (x, y) if self.iterate == "random" else ())
 
     def step(self, s: State, problem: Minimax, fed: Round) -> State:
         eta_x, eta_y = self.eta_x(fed.r), self.eta_y(fed.r)
@@ -123,10 +127,15 @@ class FedNormSgda:
         g_x, g_y = fed.exchange(local_steps, message, C, weights=weights, local=local)
         x = s.x - tau_x * self.gamma_x(fed.r) * g_x  # line 20; gamma is relative to eta, which is in g
         y = problem.project(s.y + tau_y * self.gamma_y(fed.r) * g_y)
-        return State(x, y, x_hat)
+        drawn = (x, y) if self.iterate == "random" and self._replaces(fed) else s.drawn
+        return State(x, y, x_hat, drawn)
 
     def output(self, s: State) -> Vectors:
-        return s.x, s.y  # the last iterate; line 22 draws one uniformly
+        return (s.x, s.y) if self.iterate == "last" else s.drawn
+
+    def _replaces(self, fed: Round) -> bool:
+        """The draw of line 22, round by round: whether the iterate that this round ends with, number r + 1, is the drawn one."""
+        return bool(fed.rng(Purpose.OUTPUT).random() * (fed.r + 1) < 1)
 
     def _solve(self, client: Client, message: Vectors, eta_x: float, eta_y: float) -> tuple[Sums, Sums, Tensor]:
         """A client's local steps: G and |a_i|_1 of x and of y, and y_i."""

@@ -107,17 +107,18 @@ class Round:
 
     def work(self, most: int | np.ndarray, clients: np.ndarray | None = None) -> int | np.ndarray:
         """The local steps, or epochs, of this round of an algorithm that asks for `most` of them, one number or [M]: `most` where
-        clients are even, else of each of `clients` (None: of all) its entry of participation.work or a draw from {least..most}; 0
-        for stragglers.
+        clients are even, else of each of `clients` (None: of all) its entry of participation.work or a draw from {least..most}, of
+        this round or, with work=once, from the same random numbers in all rounds; 0 for stragglers.
         """
         who, M = self.participation, self.problem.clients
         if not who.uneven:
             return most
         clients = self.everyone() if clients is None else clients
-        work = np.broadcast_to(most if who.work is None else who.work, M)[clients]
+        work = np.broadcast_to(who.work if isinstance(who.work, list) else most, M)[clients]
         if who.least is not None:
-            of_clients = zip(clients.tolist(), work, strict=True)
-            work = np.array([self.rng(Purpose.WORK, client=i).integers(who.least, m + 1) for i, m in of_clients])
+            r = 0 if who.work == "once" else self.r + 1  # 0 is no round's
+            rngs = [keyed_rng(self._federation.seed, Purpose.WORK, r, client=int(i)) for i in clients]
+            work = np.array([rng.integers(who.least, m + 1) for rng, m in zip(rngs, work, strict=True)])
         if who.stragglers:
             late = self.rng(Purpose.STRAGGLERS).permutation(M)[: round(who.stragglers * M)]
             work = np.where(np.isin(clients, late), 0, work)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
+from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from fedopt.metrics import PERSONAL_ACCURACY, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_PERSONAL_ACCURACY
@@ -16,17 +17,19 @@ class Classification(Supervised, Minimisation):
 
     weighting: clients count by their numbers of examples, so that f is the mean over all examples, or uniformly.
     test: fraction of all examples to test on, None for the data set's own; server: fraction of the others that no client has;
-    own_test: fraction of a client's examples that it keeps to test on, None for none. `hierarchical` has the same three, and
-    divides the same.
+    own_test: fraction of a client's examples that it keeps to test on, None for none; pretrain, pretrain_step: steps of SGD on the
+    server's examples, and their size, that make the start. `hierarchical` has the same five, divides the same and starts the same.
     """
 
     test: Fraction | None
     server: Share
     own_test: Fraction | None
+    pretrain: NonNegativeInt
+    pretrain_step: PositiveFloat
     weighting: Weighting
 
     def __post_init__(self) -> None:
-        self.set_up_shared(self.test, self.server, self.own_test)
+        self.set_up_shared(self.test, self.server, self.own_test, self.pretrain, self.pretrain_step)
         personal = () if self._own is None else (PERSONAL_ACCURACY, WORST_PERSONAL_ACCURACY)
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, *personal)
 

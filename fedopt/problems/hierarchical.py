@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.metrics import OBJECTIVE, PERSONAL_ACCURACY, TEST_ACCURACY, TEST_LOSS, WORST_PERSONAL_ACCURACY, Metric
@@ -22,6 +22,8 @@ from fedopt.problems.supervised import Batch, Fraction, Supervised, cross_entrop
 
 FIT_BATCH = 64
 SERVER_LOSS = Metric("server_loss", "loss on the server's examples")
+PERSONAL_DISTANCE = Metric("personal_distance", "distance of x from the clients' own models", scale="log")
+CLIENT_CLASSES = Metric("client_classes", "classes of a client")
 
 
 class Sample(NamedTuple):
@@ -38,7 +40,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
     weighting: rho_i by numbers of examples, or uniform.
     constraint: Y_i(x), everything, the ball |y - x| <= radius, or y >= 0.
     radius: r_i; of a list, client i has its entry i, and from the first again.
-    test, server, own_test: as those of `classification`.
+    test, server, own_test, pretrain, pretrain_step: as those of `classification`.
     fit, fit_step: metrics take y_i(x) from `fit` steps of client i's own from x, of the sizes fit_step /
         sqrt(t + 1): with 100 steps of 0.1, within 15 % of its distance from x on MNIST.
     """
@@ -51,13 +53,25 @@ class Hierarchical(Supervised, classes.Hierarchical):
     test: Fraction | None
     server: Fraction
     own_test: Fraction
+    pretrain: NonNegativeInt
+    pretrain_step: PositiveFloat
     fit: PositiveInt
     fit_step: PositiveFloat
 
-    metrics = (TEST_ACCURACY, TEST_LOSS, OBJECTIVE, SERVER_LOSS, PERSONAL_ACCURACY, WORST_PERSONAL_ACCURACY)
+    metrics = (
+        TEST_ACCURACY,
+        TEST_LOSS,
+        OBJECTIVE,
+        SERVER_LOSS,
+        PERSONAL_ACCURACY,
+        WORST_PERSONAL_ACCURACY,
+        PERSONAL_DISTANCE,
+        CLIENT_CLASSES,
+    )
 
     def __post_init__(self) -> None:
-        self.set_up_shared(self.test, self.server, self.own_test)
+        self.set_up_shared(self.test, self.server, self.own_test, self.pretrain, self.pretrain_step)
+        self.client_classes = float(np.mean([self._classes_of(rows) for rows in self.splits["train"]]))
         self.per_client = {"radius": torch.from_numpy(np.resize(self.radius, self.clients)).to(self._start[0])}
 
     def sample(self, client: int | Tensor, rows: Rows) -> Sample:
@@ -67,11 +81,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
         return sample._replace(batch=sample.batch._replace(keys=(key,)))
 
     def server_sample(self, rng: np.random.Generator, size: int | None) -> Batch:
-        n = len(self._server)
-        rows = torch.from_numpy(np.arange(n) if size is None else rng.integers(n, size=size))
-        (x,) = self._start
-        batch = self._server.batch(rows.to(x.device), x.new_full(rows.shape, 1 / len(rows)))
-        return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
+        return self.server_batch(rng, size)
 
     def f1(self, x: Tensor, sample: Batch) -> Tensor:
         return cross_entropy(self.net(x, sample.x, *sample.keys), sample)
@@ -119,12 +129,20 @@ class Hierarchical(Supervised, classes.Hierarchical):
                 y = torch.func.vmap(step, (0, 0, 0, None))(y, of_round, radii, size)
         return y
 
+    def _classes_of(self, rows: np.ndarray) -> float:
+        """The effective number of classes among examples, exp of the entropy of their labels: k where k classes are even."""
+        shares = np.bincount(self.train.y[rows].cpu().numpy()) / len(rows)
+        present = shares[shares > 0]
+        return math.exp(-present @ np.log(present))
+
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """objective: f1 + sum_i p_i f2 at y_i(x); test_accuracy, test_loss: of x; personal_accuracy, worst_personal_accuracy: of
-        y_i on client i's own test examples."""
+        y_i on client i's own test examples; personal_distance: sqrt(sum_i p_i |x - y_i(x)|^2); client_classes: the mean over
+        clients of the effective number of classes among their training examples, which no round changes."""
         (x,) = point
         y = self.personal(x)
         f1, _ = self._server.loss_and_accuracy(partial(self.net, x))
-        f2 = 0.5 * self.lam * float(torch.sum((x - y) ** 2, 1) @ torch.from_numpy(self.weights).to(x))
-        test = self.test_metrics(partial(self.net, x))
-        return {"objective": f1 + f2, "server_loss": f1, **test, **self.own_metrics(y)}
+        squared = float(torch.sum((x - y) ** 2, 1) @ torch.from_numpy(self.weights).to(x))
+        test, own = self.test_metrics(partial(self.net, x)), self.own_metrics(y)
+        of_clients = {"personal_distance": math.sqrt(squared), "client_classes": self.client_classes}
+        return {"objective": f1 + 0.5 * self.lam * squared, "server_loss": f1, **test, **own, **of_clients}

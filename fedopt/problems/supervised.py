@@ -22,6 +22,7 @@ from fedopt.problems.classes import Bilevel, Minimax, Problem, Rows, Weighting
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+PRETRAIN_BATCH = 128
 Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
 
 
@@ -156,12 +157,15 @@ class Supervised(Problem):
             )
         return models.build(self.model, self.widths, *common, dropout)
 
-    def set_up_shared(self, test: float | None, server: float, own_test: float | None) -> None:
+    def set_up_shared(
+        self, test: float | None, server: float, own_test: float | None, pretrain: int, pretrain_step: float
+    ) -> None:
         """As `set_up`, with examples of the server's, and some that clients keep to test their own models. Raises UserError for a
         fraction that is less than one example.
 
         test: fraction of all examples, None for the data set's own test examples; server: fraction of the others; own_test: of
-        each client's, None for none.
+        each client's, None for none. pretrain, pretrain_step: how many steps of SGD the server takes on its own examples from the
+        initial parameters to the start, and their size.
         """
         world, data = self.world, self.world.load()
         if test is not None:
@@ -175,6 +179,29 @@ class Supervised(Problem):
         self._server = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
         self._own = self.splits.get("val")
         self.splits = {"train": self.splits["train"]}
+        if pretrain and not len(self._server):
+            raise UserError(f"problem.pretrain={pretrain}: the server has no examples; problem.server gives it some")
+        self._start = (self._pretrained(pretrain, pretrain_step),)
+
+    def server_batch(self, rng: np.random.Generator, size: int | None) -> Batch:
+        """So many of the server's examples, drawn with replacement, or all (None)."""
+        n = len(self._server)
+        rows = torch.from_numpy(np.arange(n) if size is None else rng.integers(n, size=size))
+        (x,) = self._start
+        batch = self._server.batch(rows.to(x.device), x.new_full(rows.shape, 1 / len(rows)))
+        return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
+
+    def _pretrained(self, steps: int, size: float) -> Tensor:
+        """The initial parameters after so many steps of SGD on the server's examples, [dim]."""
+        (x,), rng = self._start, self.world.rng(4)
+        for _ in range(steps):
+            batch = self.server_batch(rng, PRETRAIN_BATCH)
+            gradient = self.net.gradient(x, *batch[:3])
+            if gradient is None:
+                loss = lambda x, batch=batch: cross_entropy(self.net(x, batch.x, *batch.keys), batch)  # noqa: E731
+                gradient = torch.func.grad(loss)(x)
+            x = x - size * gradient
+        return x
 
     def start(self) -> tuple[Tensor, ...]:
         return self._start

@@ -112,13 +112,17 @@ class Measures:
         before = self._values(label, metric)[self._spent(label, x) <= where]
         return float(before[-1]) if len(before) else math.nan
 
-    def first(self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False) -> float:
-        """The x at which the target is first reached. When it never is: inf, or with `or_end` the x at which the run ends.
+    def first(
+        self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False, n: int = 1
+    ) -> float:
+        """The x at which the mean of the last n evaluations first reaches the target. When it never does: inf, or with `or_end`
+        the x at which the run ends.
 
         That is less than the truth, and so on the safe side for the run that a claim says is slow.
         """
-        reached = self._described(label, metric).reached
-        return self._first(label, [reached(value, target) for value in self._values(label, metric)], x, or_end)
+        reached, values = self._described(label, metric).reached, self._values(label, metric)
+        hits = [j >= n and reached(np.mean(values[j - n : j]), target) for j in range(1, len(values) + 1)]
+        return self._first(label, hits, x, or_end)
 
     def smooth(self, label: str, n: int | None = None, metric: str = "", until: float = math.inf) -> float:
         """The mean of the last n evaluations up to x = until; by default n is a fifth of them, at least 3."""
