@@ -49,7 +49,7 @@ def test_keys_of_a_group(monkeypatch, capsys):
     assert row(result, "algo.tau_in")[2] == "local work"
     assert "problem.d" not in result.out
     assert "budget.rounds" not in result.out
-    assert result.out.splitlines()[-1].startswith("tuned values: for problem=fair_classification|hyper_representation|")
+    assert result.out.splitlines()[-1].startswith("tuned values: for problem=classification|fair_classification|")
     model = row(fedopt(monkeypatch, capsys, "--help", "problem=robust_nn"), "problem.norm")
     assert model[1:3] == ["l2", "l1 | l2 | linf"]
     wrong = fedopt(monkeypatch, capsys, "--help", "algo=fedmas")
