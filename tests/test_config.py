@@ -73,7 +73,7 @@ def test_own_algorithms_and_families(tmp_path, monkeypatch, capsys):
     assert (algo("algo=variant", "problem=saddle").T, algo("algo=variant", "problem=saddle").N) == (3, 7)
     assert (algo("algo=own").alpha, algo("algo=own").K) == (0.25, 3)
     assert algo("algo=own", "problem=quadratic_bilevel").alpha == 0.05  # the algorithm's own
-    assert algo("algo=own", "preset=fedmsa/mco").alpha == 3e-4
+    assert algo("algo=own", "preset=fedmsa/mco").alpha == 1e-4
     assert composed(["preset=own/mco"], [tmp_path]).seed == 5
     assert algo("algo=plain") == {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "K": 4}
     with pytest.raises(UserError, match=r"preset=own/moc: there is no such preset, did you mean own/mco\?"):

@@ -134,6 +134,35 @@ def test_golden_numbers(algo):
     np.testing.assert_allclose(state.y, y, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
+def test_divided_steps(engine):
+    """Unequal work with the steps of Theorem 3.1, on full batches: alpha / tau_i and beta / tau_i, three rounds."""
+    alpha, beta, tau = 0.2, 0.6, [1, 2, 5]
+    work = f"{{kind: growing, tau: {tau}, power: 0}}"
+    settings = {
+        "alpha": alpha,
+        "beta": beta,
+        "tau_in": work,
+        "tau_out": work,
+        "inverse": "cg",
+        "N": 8,
+        "divided": "true",
+    }
+    more = {"cohorts": "one", "partitioner.clients": 3, "participation.cohort": "null", "hardware.engine": engine}
+    e = fednest("fednest", "quadratic_bilevel", **settings, B="null", B_out="null", **more)
+    *_, state = steps(e, 3)
+    w, none = Written(e), dict.fromkeys("cde", 0.0)
+    m, (x, y) = w.m, (v.numpy() for v in e.problem.start())
+    for _ in range(3):
+        q = np.mean([w.G(i, x, y, none) for i in range(3)], axis=0)
+        y = np.mean([w.svrg(m["A"][i], y, q, beta / tau[i], tau[i]) for i in range(3)], axis=0)
+        p = np.linalg.solve(m["A"].mean(0), np.mean([w.f_y(i, x, y, none) for i in range(3)], axis=0))
+        h = np.mean([w.F(i, x, y, none) + m["B"][i].T @ p for i in range(3)], axis=0)
+        x = np.mean([w.svrg(m["D"][i], x, h, alpha / tau[i], tau[i]) for i in range(3)], axis=0)
+    np.testing.assert_allclose(state.x, x, rtol=1e-9)
+    np.testing.assert_allclose(state.y, y, rtol=1e-9)
+
+
 def test_one_client_is_alternating_gradient_descent():
     """tau = 1, no noise, the exact inverse: y -= beta grad_y g, then x -= alpha of the exact hypergradient at that y."""
     alpha, beta = 0.1, 0.5

@@ -28,7 +28,7 @@ def row(result, key):
 def test_keys_of_a_run(monkeypatch, capsys):
     """Default, tuned value, type and meaning, of the algorithm's keys and of those that every run has."""
     result = fedopt(monkeypatch, capsys, "--help", "algo=fedmsa", "problem=mco")
-    assert row(result, "algo.alpha") == ["algo.alpha", "0.05", "0.0003", "step size", "step of x"]
+    assert row(result, "algo.alpha") == ["algo.alpha", "0.05", "0.0001", "step size", "step of x"]
     assert row(result, "algo.rho")[:3] == ["algo.rho", "0.5", "number from 0 to 1"]
     assert row(result, "algo.anchor")[2] == "all | cohort"
     assert row(result, "problem.x0")[2] == "number from -1e+30 to 1e+30"

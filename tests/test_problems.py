@@ -85,6 +85,9 @@ def test_mco_composes_to_the_direct_formula():
     assert metrics["objective"] == pytest.approx(objective, rel=1e-12)
     distance = min(np.linalg.norm(x - p.optimum.numpy()), np.linalg.norm(x + p.optimum.numpy()))
     assert metrics["distance"] == pytest.approx(distance, rel=1e-12)
+    U = (b - (a @ p.optimum.numpy()) ** 2) ** 2
+    at_solution = E(U) + 0.7 * math.sqrt(E(np.maximum(0, U - E(U)) ** 2) + 0.2)
+    assert metrics["suboptimality"] == pytest.approx(objective - at_solution, rel=1e-12)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -92,7 +95,7 @@ def test_mco_solutions(sign):
     p = mco(noise_variance=0.0)
     at = p.evaluate(sign * p.optimum)
     assert at["objective"] == pytest.approx(0.7 * math.sqrt(0.2), rel=1e-9)
-    assert at["distance"] == 0
+    assert at["distance"] == at["suboptimality"] == 0
     for seed in range(3):
         assert p.evaluate(sign * p.optimum + 0.01 * normal(4, seed=seed))["objective"] > at["objective"]
 

@@ -203,6 +203,70 @@ def test_toy_stays_where_it_is_flat():
     assert metrics["distance"] == pytest.approx(6 * np.sqrt(2))
 
 
+# quadratic_hierarchical
+
+
+def quadratic(*words):
+    return small("zo_hfl", "quadratic_hierarchical", "algo.gamma=1", "algo.directions=null", *words)
+
+
+def test_quadratic_closed_forms():
+    p = quadratic().problem
+    m = {k: v.numpy() for k, v in p.per_client.items()}
+
+    def F(x):
+        y = [np.linalg.solve(A, B @ x + c) for A, B, c in zip(m["A"], m["B"], m["c"], strict=True)]
+        return 0.5 * x @ x + np.mean([0.5 * np.sum((y_i - d) ** 2) for y_i, d in zip(y, m["d"], strict=True)])
+
+    x, eps = np.array([0.3, -1.0, 0.5, 2.0]), 1e-5
+    gradient = [(F(x + eps * v) - F(x - eps * v)) / (2 * eps) for v in np.eye(4)]
+    np.testing.assert_allclose(p.hypergradient(torch.from_numpy(x)), gradient, rtol=1e-8)
+    metrics = p.evaluate(torch.from_numpy(x))
+    assert metrics["objective"] == pytest.approx(F(x), rel=1e-12)
+    assert metrics["hypergradient_norm"] == pytest.approx(np.linalg.norm(gradient), rel=1e-8)
+    assert metrics["distance"] == pytest.approx(np.linalg.norm(x - p.optimum.numpy()), rel=1e-12)
+    assert p.evaluate(p.optimum)["hypergradient_norm"] < 1e-12
+
+
+EXACT = [
+    "participation.cohort=6",
+    "problem.conditioning=1",
+    "algo.gamma_local=1",
+    "algo.tau=1",
+    "algo.B=null",
+]  # A_i = I: one local step finds y_i
+
+
+def test_estimate_is_the_gradient_where_local_steps_are_exact():
+    """Lemma 4 (i): of the smoothed function, which a quadratic's smoothing leaves as it is."""
+    e = quadratic(*EXACT)
+    x = torch.tensor([0.3, -1.0, 0.5, 2.0], dtype=F64)
+    g = estimate(e.algorithm, e.problem, e.federation, x, 0)
+    torch.testing.assert_close(g, e.problem.hypergradient(x), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("delay", [4, 1e300])
+def test_error_of_local_steps(delay):
+    """Proposition 1: with A = I, e_H = sum_t gamma_t zeta_t prod_{s > t} (1 - gamma_s), and the estimate is off by B'e_H."""
+    H, rounds = 12, 150
+    step = f"algo.gamma_local={{kind: inverse_power, initial: 0.5, delay: {delay}}}"
+    words = ["problem.conditioning=1", "partitioner.clients=1", "participation.cohort=1", step, f"algo.tau={H}"]
+    noisy, exact = quadratic(*words, "algo.B=1"), quadratic(*words, "algo.B=null")
+    p, x = noisy.problem, noisy.problem.optimum
+    g = estimate(exact.algorithm, p, exact.federation, x, 0)
+    off = torch.stack([estimate(noisy.algorithm, p, noisy.federation, x, r) - g for r in range(rounds)])
+    gamma = 0.5 / (1 + np.arange(H) / delay)
+    share = gamma * np.cumprod(np.append(1, 1 - gamma[:0:-1]))[::-1]
+    zeta = p._noise["c"].numpy()
+    variance = np.sum(share**2) * np.sum(
+        (p.per_client["B"][0].numpy().T @ np.cov(zeta.T, ddof=0)) * p.per_client["B"][0].numpy().T
+    )
+    assert float((off**2).sum(1).mean()) == pytest.approx(variance, rel=0.3)
+    bound = 2 * np.trace(np.cov(zeta.T, ddof=0)) * 2**2 / (2 - 1) / (H + 4)  # mu = 1, gamma = 2, Gamma = 4
+    inner = np.sum(share**2) * np.trace(np.cov(zeta.T, ddof=0))
+    assert inner <= bound
+
+
 # hierarchical
 
 

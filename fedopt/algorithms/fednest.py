@@ -13,6 +13,7 @@ Notation
     nested                                    whether there is a y; minimisation has none, and the outer part is all [Sec. 3.3]
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
+from fedopt.federation.oracles import moved
 from fedopt.federation.round import Round
 from fedopt.inverse import Inverse, conjugate_gradients, neumann_sum, neumann_term
 from fedopt.problems.classes import Bilevel
@@ -50,6 +52,7 @@ class FedNest:
     cohorts: fresh, a new cohort of all clients (in Alg. 3: of S) for each exchange of FedIHGP, or one, S itself.
     alternating: False is LFedNest-NonAlt: a client's inner steps, T times as many, then its outer steps on its own y_i, in one
         exchange.
+    divided: steps alpha / tau_i and beta / tau_i for client i's tau_i local steps, as Theorem 3.1 has them.
     """
 
     alpha: Schedule
@@ -68,6 +71,7 @@ class FedNest:
     inverse: Literal["randomised", "truncated", "cg"]
     cohorts: Literal["fresh", "one"]
     alternating: bool
+    divided: bool
 
     solves: ClassVar = (Bilevel,)
 
@@ -93,21 +97,21 @@ class FedNest:
 
     def fed_inn(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
         """Alg. 4: y after local inner steps with SVRG."""
-        beta = self.beta(fed.r)
+        beta = self.step_of("inner", self.beta(fed.r))
 
         def q_i(client: Client, message: Vectors) -> Tensor:
             x, y = message
             return client.inner_gradient(x, y, client.sample("anchor"))
 
         def local_steps(client: Client, message: Vectors) -> Tensor:
-            x, y, q = message
+            (x, y, q), beta_i = message, beta(client)
             client = client.hold(x)  # what depends on x alone is computed once
 
             def step(y_i: Tensor, zeta: Any) -> Tensor:
                 # y_i - beta q_i_nu, q_i_nu = grad_y g_i(x, y_i; zeta) - grad_y g_i(x, y; zeta) + q
-                return client.inner_step_(x, y_i, zeta, beta, q - client.inner_gradient(x, y, zeta))
+                return client.inner_step_(x, y_i, zeta, beta_i, q - client.inner_gradient(x, y, zeta))
 
-            return client.scan("inner", step, client.project(y.sub(q, alpha=beta)), skip=1)  # q_i_nu = q where y_i = y
+            return client.scan("inner", step, client.project(moved(y, q, beta_i)), skip=1)  # q_i_nu = q where y_i = y
 
         S = fed.cohort()
         anchored = fed.everyone() if self.anchor == "all" else S
@@ -116,18 +120,18 @@ class FedNest:
 
     def lfed_inn(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
         """Alg. 6: y after local inner steps with SGD."""
-        beta = self.beta(fed.r)
+        beta = self.step_of("inner", self.beta(fed.r))
 
         def local_steps(client: Client, message: Vectors) -> Tensor:
             x, y = message
-            return sgd(client, x, y, beta)
+            return sgd(client, x, y, beta(client))
 
         inner = fed.local(self.tau_in, self.B, split=problem.g_split)
         return fed.exchange(local_steps, (x, y), fed.cohort(), inner=inner)
 
     def fed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
         """Alg. 2: x after local outer steps with SVRG."""
-        alpha, direct = self.alpha(fed.r), problem.direct
+        alpha, direct = self.step_of("outer", self.alpha(fed.r)), problem.direct
 
         def h_i(client: Client, message: Vectors) -> Tensor:
             (x, y, *p), xi = message, client.sample("anchor")
@@ -135,15 +139,15 @@ class FedNest:
             return f_x - client.cross_product(x, y, p[0], xi) if p else f_x
 
         def local_steps(client: Client, message: Vectors) -> Tensor:
-            x, y, h = message
+            (x, y, h), alpha_i = message, alpha(client)
 
             def step(x_i: Tensor, xi: Any) -> Tensor:
                 if not direct:
-                    return x_i.sub(h, alpha=alpha)
+                    return moved(x_i, h, alpha_i)
                 h_i_nu = client.outer_gradient_x(x_i, y, xi) - client.outer_gradient_x(x, y, xi) + h
-                return x_i.sub(h_i_nu, alpha=alpha)
+                return moved(x_i, h_i_nu, alpha_i)
 
-            return client.scan("outer", step, x.sub(h, alpha=alpha), skip=1)  # h_i_nu = h where x_i = x
+            return client.scan("outer", step, moved(x, h, alpha_i), skip=1)  # h_i_nu = h where x_i = x
 
         S = fed.cohort()
         p = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
@@ -178,12 +182,12 @@ class FedNest:
 
         The listing prints grad_x f as its last factor, which is grad_y f. N' is drawn once a round, not for each client and step.
         """
-        alpha, products = self.alpha(fed.r), self._products(problem, fed)
+        alpha, products = self.step_of("outer", self.alpha(fed.r)), self._products(problem, fed)
         inverse = self._inverse(products)
 
         def local_steps(client: Client, message: Vectors) -> Tensor:
             x, y = message
-            return hypergradient_descent(client, x, y, alpha, inverse)
+            return hypergradient_descent(client, x, y, alpha(client), inverse)
 
         samples = problem.hypergradient_samples(products)
         outer = fed.local(self.tau_out, self.B_out, samples=samples, over=problem.f_split)
@@ -191,18 +195,23 @@ class FedNest:
 
     def lfednest_non_alt(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Vectors:
         """LFedNest-NonAlt [App. H.1]."""
-        alpha, beta, products = self.alpha(fed.r), self.beta(fed.r), self._products(problem, fed)
+        alpha, beta = self.step_of("outer", self.alpha(fed.r)), self.step_of("inner", self.beta(fed.r))
+        products = self._products(problem, fed)
         inverse = self._inverse(products)
 
         def local_steps(client: Client, message: Vectors) -> Vectors:
             x, y = message
-            y_i = sgd(client, x, y, beta)
-            return hypergradient_descent(client, x, y_i, alpha, inverse), y_i
+            y_i = sgd(client, x, y, beta(client))
+            return hypergradient_descent(client, x, y_i, alpha(client), inverse), y_i
 
         samples = problem.hypergradient_samples(products)
         outer = fed.local(self.tau_out, self.B_out, samples=samples, over=problem.f_split)
         inner = fed.local(self.tau_in, self.B, split=problem.g_split, times=self.T)
         return fed.exchange(local_steps, (x, y), fed.cohort(), outer=outer, inner=inner)
+
+    def step_of(self, work: str, step: float) -> Callable[[Client], float | Tensor]:
+        """A client's local step, for work drawn under that name."""
+        return lambda client: step / client.own_steps(work).double() if self.divided else step
 
     def _products(self, problem: Bilevel, fed: Round) -> int:
         """The number of Hessian-vector products: N', uniform in 0..N-1, for the randomised estimate, else N."""
@@ -218,7 +227,7 @@ class FedNest:
         return partial(neumann, N=self.N, l=self.l)
 
 
-def sgd(client: Client, x: Tensor, y: Tensor, beta: float) -> Tensor:
+def sgd(client: Client, x: Tensor, y: Tensor, beta: float | Tensor) -> Tensor:
     """y_i after local inner steps from y."""
     client = client.hold(x)
 
@@ -228,10 +237,10 @@ def sgd(client: Client, x: Tensor, y: Tensor, beta: float) -> Tensor:
     return client.scan("inner", step, y)
 
 
-def hypergradient_descent(client: Client, x: Tensor, y: Tensor, alpha: float, inverse: Inverse) -> Tensor:
+def hypergradient_descent(client: Client, x: Tensor, y: Tensor, alpha: float | Tensor, inverse: Inverse) -> Tensor:
     """x_i after local outer steps from x."""
 
     def step(x_i: Tensor, xi: list[Any]) -> Tensor:
-        return x_i.sub(client.hypergradient(x_i, y, xi, inverse), alpha=alpha)
+        return moved(x_i, client.hypergradient(x_i, y, xi, inverse), alpha)
 
     return client.scan("outer", step, x)

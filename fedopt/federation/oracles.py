@@ -24,6 +24,11 @@ class Calls:
     jvp: int = 0
 
 
+def moved(point: Tensor, direction: Tensor, step: float | Tensor) -> Tensor:
+    """point - step direction. step: a number, or each client's own as a tensor."""
+    return point - step.to(point.dtype) * direction if isinstance(step, Tensor) else point.sub(direction, alpha=step)
+
+
 class Oracles:
     """The derivatives of a problem's functions at a point, on a sample.
 
@@ -55,22 +60,25 @@ class Oracles:
         self._iterate = self._stepped(x, stepped, lambda: self.gradient(x, sample), eta, plus)
         return self._iterate
 
-    def inner_step_(self, x: Tensor, y: Tensor, sample: Any, beta: float, plus: Tensor | None = None) -> Tensor:
+    def inner_step_(
+        self, x: Tensor, y: Tensor, sample: Any, beta: float | Tensor, plus: Tensor | None = None
+    ) -> Tensor:
         """The projection of y - beta (grad_y g(x, y) + plus), [dy], of a bilevel problem, written over y as `gradient_step_` over
-        x. One gradient call."""
-        stepped = self._problem.inner_descend(x, y, sample, beta, plus) if y is self._iterate else None
+        x. beta: as the step of `moved`. One gradient call."""
+        written_over = y is self._iterate and not isinstance(beta, Tensor)
+        stepped = self._problem.inner_descend(x, y, sample, beta, plus) if written_over else None
         stepped = self._stepped(y, stepped, lambda: self.inner_gradient(x, y, sample), beta, plus)
         self._iterate = self._problem.project(stepped)
         return self._iterate
 
     def _stepped(
-        self, x: Tensor, done: Tensor | None, gradient: Callable[[], Tensor], eta: float, plus: Tensor | None
+        self, x: Tensor, done: Tensor | None, gradient: Callable[[], Tensor], eta: float | Tensor, plus: Tensor | None
     ) -> Tensor:
         """The step that the problem has done by itself, counted, or else x - eta (gradient + plus)."""
         if done is not None:
             self._count(grad=1)
             return done
-        return x.sub(gradient() if plus is None else gradient() + plus, alpha=eta)
+        return moved(x, gradient() if plus is None else gradient() + plus, eta)
 
     def server_gradient(self, x: Tensor, sample: Any) -> Tensor:
         """grad f1(x), [d], of a hierarchical problem: the server's own, and so no client's gradient call."""

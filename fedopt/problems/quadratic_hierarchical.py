@@ -1,0 +1,78 @@
+"""A strongly convex quadratic hierarchical problem with closed forms.
+
+    f1(x) = 1/2 |x|^2,    f2_i(y) = 1/2 |y - d_i|^2,    h_i(x, y) = 1/2 y'A_i y - y'(B_i x + c_i + noise)
+
+y_i(x) = A_i^-1 (B_i x + c_i) is each client's own, and the gradient of the implicit function,
+x + mean_i B_i' A_i^-1 (y_i(x) - d_i), is linear in x. Smoothing it over a ball leaves it as it is.
+"""
+
+from collections import namedtuple
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
+from fedopt.problems.classes import Hierarchical
+from fedopt.problems.quadratics import Quadratic, gaussian, spd
+
+Sample = namedtuple("Sample", "A B c d")
+
+
+@dataclass(eq=False)
+class QuadraticHierarchical(Quadratic, Hierarchical):
+    """dx, dy: dimensions of x and of each y_i.
+
+    conditioning: of the A_i, whose largest eigenvalue is at most 1; heterogeneity, noise, examples: see `Quadratic`.
+    """
+
+    d: PositiveInt
+
+    metrics = (DISTANCE, OBJECTIVE, HYPERGRADIENT_NORM)
+
+    def __post_init__(self) -> None:
+        self.splits, family, d = self.world.split(self.examples), self.families(), self.d
+        A, B = family(spd, d, self.conditioning), family(gaussian, d, d)
+        terms = Sample(A, B, family(gaussian, d), family(gaussian, d))
+        self.set_up(terms, {"c": "train"})
+        S, y0 = torch.linalg.solve(A, B), torch.linalg.solve(A, terms.c)  # y_i(x) = S_i x + y0_i
+        self._p = torch.from_numpy(self.weights).to(A)
+        self._hessian = torch.eye(d).to(A) + torch.einsum("i,iab,iac->bc", self._p, S, S)
+        self._constant = torch.einsum("i,iab,ia->b", self._p, S, y0 - terms.d)
+        self.optimum = -torch.linalg.solve(self._hessian, self._constant)
+
+    def inner_solutions(self, x: Tensor) -> Tensor:
+        """y_i(x) of all clients, [M, d]."""
+        own = self.per_client
+        return torch.linalg.solve(own["A"], own["B"] @ x + own["c"])
+
+    def hypergradient(self, x: Tensor) -> Tensor:
+        """The gradient of f1(x) + mean_i f2_i(y_i(x)), [d], in closed form."""
+        return self._hessian @ x + self._constant
+
+    def start(self) -> tuple[Tensor, ...]:
+        return (self._constant.new_ones(self.d),)
+
+    def server_sample(self, rng: np.random.Generator, size: int | None) -> None:
+        return None
+
+    def f1(self, x: Tensor, sample: None) -> Tensor:
+        return 0.5 * x @ x
+
+    def f2(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
+        return 0.5 * torch.sum((y - sample.d) ** 2)
+
+    def h(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
+        return 0.5 * y @ (sample.A @ y) - y @ (sample.B @ x + sample.c)
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        x = point[0]
+        assert self.optimum is not None
+        f2 = 0.5 * torch.sum((self.inner_solutions(x) - self.per_client["d"]) ** 2, dim=1)
+        return {
+            "objective": float(self.f1(x, None) + self._p @ f2),
+            "distance": float(torch.linalg.norm(x - self.optimum)),
+            "hypergradient_norm": float(torch.linalg.norm(self.hypergradient(x))),
+        }
