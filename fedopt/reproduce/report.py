@@ -278,7 +278,7 @@ def draw_points(path: Path, published: Published, table: pd.DataFrame) -> None:
             axes.set_xticks(finite["x"].unique(), [f"{x:g}" for x in finite["x"].unique()])
             axes.xaxis.minorticks_off()
         axes.set_yscale("log" if log["y"] else "linear")
-    counts = sorted(set(table.groupby(["series", "x"])["seed"].nunique())) or [0]
+    counts = sorted(set(finite.groupby(["series", "x"])["seed"].nunique())) or [0]
     number = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
     kind = "geometric mean" if log["y"] else "mean"
     note = f"points: {kind} of {number} seeds; bars: ± one standard deviation" + " of the logarithm" * log["y"]
