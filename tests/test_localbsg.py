@@ -1,13 +1,21 @@
 """LocalBSGM, LocalBSGVRM and FedAvg-S against NumPy derivations and closed forms."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from harness import config, rows_of, sampling, small, steps
 
+import fedopt
+from fedopt.algorithms import localbsg
 from fedopt.errors import UserError
 from fedopt.experiment import assemble
 from fedopt.federation.draws import Steps, draw
+from fedopt.reproduce import published
+from fedopt.reproduce.claims import Measures, lines_of
+from fedopt.reproduce.recorded import read
 
 THETA, Q, P, RHO1, RHO2 = 0.7, 3, 2, 0.2, 0.5
 
@@ -237,3 +245,61 @@ def test_fedavg_s_projects_every_local_step(monkeypatch):
     monkeypatch.setattr(type(e.problem), "project", lambda self, y: torch.clamp(y, max=7.0))
     _, y = e.algorithm.output(steps(e, 1)[-1])
     assert (y <= 7).all()
+
+
+# The claims of conf/experiment/localbsg, which must fail for a method that is wrong
+
+
+def kept(tmp_path, name, line, *further):
+    """Whether the claims that are about this line alone hold on one seed, in the order of the file."""
+    described = published.load(name)
+    (task,) = published.tasks(name, described, 1, further, lines=[line])
+    fedopt.run([*task.asked.overrides, f"output_dir={tmp_path}"])
+    of = Measures({line: read(tmp_path, described.x)}, described.x, described.y[0], {}, {})
+    about = [claim for claim in described.claims if lines_of(claim, described.points) == [line]]
+    return [replace(claim, exact=True).verdict(of.evaluate(claim.measure), math.nan, 1) == "holds" for claim in about]
+
+
+EIGHT, ONE = "LocalBSGM, K = 8", "LocalBSGM, K = 1 at the step of K = 8"
+OTHER = "LocalBSGM at the step of LocalBSGVRM, eps = 0.3"
+SHORT = "budget.rounds=60"
+
+
+def wrong(factor, monkeypatch):
+    right = localbsg.estimates
+
+    def estimates(*args):
+        D, G = right(*args)
+        return factor * D, G
+
+    monkeypatch.setattr(localbsg, "estimates", estimates)
+
+
+def test_the_step_of_eight_clients_is_too_noisy_for_one(tmp_path):
+    assert kept(tmp_path / "8", "localbsg/speedup", EIGHT, SHORT) == [True]
+    assert kept(tmp_path / "1", "localbsg/speedup", ONE, SHORT) == [True]
+    assert kept(tmp_path / "quiet", "localbsg/speedup", ONE, SHORT, "problem.noise=0") == [False]
+
+
+@pytest.mark.parametrize("factor", [5, -1])
+def test_eight_clients_do_not_reach_eps_with_a_wrong_hypergradient(factor, tmp_path, monkeypatch):
+    wrong(factor, monkeypatch)
+    assert kept(tmp_path, "localbsg/speedup", EIGHT, SHORT) == [False]
+
+
+def test_without_noise_nothing_is_gained_by_variance_reduction(tmp_path):
+    assert kept(tmp_path / "noisy", "localbsg/rates", OTHER, "budget.rounds=110") == [True]
+    assert kept(tmp_path / "quiet", "localbsg/rates", OTHER, "budget.rounds=110", "problem.noise=0") == [False]
+
+
+@pytest.mark.slow
+def test_variance_reduction_with_a_wrong_weight_does_not_reach_eps(tmp_path):
+    line = "LocalBSGVRM, eps = 0.3"
+    assert kept(tmp_path / "right", "localbsg/rates", line) == [True]
+    assert kept(tmp_path / "wrong", "localbsg/rates", line, "algo.alpha=12", "algo.beta=12") == [False]
+
+
+def test_equal_clients_do_not_converge_with_a_wrong_hypergradient(tmp_path):
+    line = "heterogeneity 0, p = 16"
+    assert kept(tmp_path / "right", "localbsg/drift", line, "algo.Q=12") == [True]
+    assert kept(tmp_path / "wrong", "localbsg/drift", line, "algo.Q=0") == [False]

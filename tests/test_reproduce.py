@@ -1,7 +1,9 @@
 """fedopt-reproduce: experiments in a config folder of the test's own, and measures on run folders made by hand."""
 
+import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from test_compare import FEDAVG, record
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
 from fedopt.reproduce import claims, papers, published, recorded, report, reproduce
+from fedopt.reproduce.tables import plus_minus
 from fedopt.results import figures, identity
 from fedopt.results.folder import RunFolder
 from fedopt.settings import Budget, Evaluation, Participation, build, checked, target
@@ -68,7 +71,7 @@ def measures(runs, metric="test_accuracy", x="round", points=None, point=None):
 def test_figures_share_runs(tmp_path, experiment, command):
     slow, fast = "algo.alpha=1e-4", ["algo.alpha=2e-4"]
     experiment("one", lines={"slow": slow, "fast": fast})
-    claim = {"says": "it moves", "measure": "at('fast', 0) - final('fast')", "at_least": 0, "paper": "yes"}
+    claim = {"says": "it moves", "measure": "at('fast', 0) - final('fast')", "at_least": -1e3, "paper": "yes"}
     experiment("two", lines={"fast": fast, "cold": "algo.warm_up=0 algo.alpha=1e-9"}, claims=[claim])
     result = command("test/one", "test/two", "--jobs", 2)
     assert result.code == 0, result.err
@@ -210,6 +213,7 @@ def test_words(tmp_path):
     with pytest.raises(claims.Unmeasurable, match="fewer than two"):
         of("rate('B', 15, 20, 'distance')")
     assert of("first_mean_square('B', 7.5, metric='distance')") == 20
+    assert of("mean_square('B', 2, 'distance')") == pytest.approx((1 + 4) / 2)
     assert of("per_round('A', 'comm_rounds')") == 2
     assert (of("diverged('A')"), of("diverged('B')")) == (0, 1)
     assert of("abs(min(1, -3)) + log10(100)") == 5
@@ -233,13 +237,44 @@ def test_points_and_their_slope(tmp_path):
         ({"at_most": 3}, 3.1, False),
         ({"within": 1}, -1, True),
         ({"within": 1}, -1.1, False),
+        ({"within": 0.7, "of": 91.5}, 92.1, True),
+        ({"within": 0.7, "of": 91.5}, 92.3, False),
+        ({"within": 0.7, "of": 91.5}, 90.7, False),
         ({"equals": 0.3}, 0.1 + 0.2, True),
         ({"equals": 0.3}, 0.3001, False),
         ({"at_least": 3}, math.inf, True),
     ],
 )
 def test_bounds(bound, value, holds):
-    assert claims.Claim("x", "1", **bound).holds(value) is holds
+    """Of two seeds with the same value."""
+    assert claims.Claim("x", "1", **bound).verdict(value, 0.0, 2) == ("holds" if holds else "does not hold")
+
+
+# Mean -+ t std / sqrt(n), with t = 6.3138, 2.9200, 1.8331 of a printed table for 95 % and 1, 2, 9 degrees of freedom
+@pytest.mark.parametrize(
+    ("bound", "mean", "std", "n", "said"),
+    [
+        ({"at_least": 0}, 6.32, 2**0.5, 2, "holds"),
+        ({"at_least": 0}, 6.31, 2**0.5, 2, "undecided with 2 seeds"),
+        ({"at_most": 0}, -2.93, 3**0.5, 3, "holds"),
+        ({"at_most": 0}, -2.91, 3**0.5, 3, "undecided with 3 seeds"),
+        ({"at_most": 0}, 2.91, 3**0.5, 3, "undecided with 3 seeds"),
+        ({"at_most": 0}, 2.93, 3**0.5, 3, "does not hold"),
+        ({"within": 3, "of": 90}, 91.1, 10**0.5, 10, "holds"),  # 92.93 and less
+        ({"within": 3, "of": 90}, 91.2, 10**0.5, 10, "undecided with 10 seeds"),
+        ({"within": 1.8, "of": 90}, 90, 10**0.5, 10, "undecided with 10 seeds"),  # the interval is wider than the band
+        ({"within": 3, "of": 90}, 94.9, 10**0.5, 10, "does not hold"),  # 93.07 and more
+        ({"at_least": 0}, 9, math.nan, 1, "undecided with 1 seed"),
+        ({"at_least": 0, "exact": True}, 9, math.nan, 1, "holds"),
+        ({"equals": 3, "exact": True}, 4, math.nan, 1, "does not hold"),
+        ({"equals": 0}, 0, 0, 3, "holds"),
+        ({"equals": 0}, 1 / 3, 3**-0.5, 3, "does not hold"),
+        ({"at_most": 9}, math.inf, math.inf, 3, "undecided with 3 seeds"),
+        ({"at_most": 9}, math.nan, math.nan, 3, "not measured"),
+    ],
+)
+def test_t_interval(bound, mean, std, n, said):
+    assert claims.Claim("x", "1", **bound).verdict(mean, std, n) == said
 
 
 def test_verdicts(tmp_path):
@@ -247,31 +282,31 @@ def test_verdicts(tmp_path):
     for seed, (a, b) in enumerate([(90, 80), (92, 85), (94, 84)]):
         folders = {"A": record(tmp_path / f"a{seed}", (10, a), seed), "B": record(tmp_path / f"b{seed}", (10, b), seed)}
         seeds[seed] = measures(folders)
-    row = claims.verdict(claims.Claim("A beats B", "final('A') - final('B')", "9", at_least=7), seeds)
+    row = claims.judge(claims.Claim("A beats B", "final('A') - final('B')", "9", at_least=6), seeds)
     assert (row["mean"], row["std"], row["seeds"], row["holds"]) == (9, pytest.approx(3**0.5), 3, "holds")
-    assert claims.sentence(row) == "holds                   A beats B: 9.0 ± 1.7 (3 seeds), asked >= 7, paper 9"
-    # The standard error is 1
-    difference = "final('A') - final('B')"
-    for at_least, said in ((8.1, "holds, narrowly"), (9.9, "does not hold, narrowly"), (10.1, "does not hold")):
-        assert claims.verdict(claims.Claim("A wins", difference, at_least=at_least), seeds)["holds"] == said
-    for within, said in ((11, "holds"), (9.5, "holds, narrowly"), (8.5, "does not hold, narrowly")):
-        assert claims.verdict(claims.Claim("near", f"-({difference})", within=within), seeds)["holds"] == said
+    assert row["values"] == "0:10 1:7 2:10"
+    assert claims.sentence(row) == "holds                   A beats B: 9.0 ± 1.7 (3 seeds), asked >= 6, paper 9"
+    why = claims.Claim("A wins", "final('A') - final('B')", at_least=12, why="B is good.")
+    assert claims.sentence(claims.judge(why, seeds)).endswith(", asked >= 12. B is good.")
+    assert claims.judge(replace(why, at_least=6), seeds)["why"] == ""
 
     seeds[1] = measures({"A": tmp_path / "a1"})
     (tmp_path / "b2" / "summary.json").write_text('{"status": "diverged"}')
     seeds[2] = measures({"A": tmp_path / "a2", "B": tmp_path / "b2"})
-    row = claims.verdict(claims.Claim("A beats B", "final('A') - final('B')", at_least=9), seeds)
-    assert (row["mean"], row["seeds"]) == (10, 2)
+    row = claims.judge(claims.Claim("A beats B", "final('A') - final('B')", at_least=9), seeds)
+    assert (row["mean"], row["seeds"], row["values"]) == (10, 2, "0:10 2:10")
     assert row["note"] == "B has no run that ended (seed 1); B diverged (seed 2)"
-    row = claims.verdict(claims.Claim("never", "first('A', 99) / first('B', 99)", at_least=1), {0: seeds[0]})
+    row = claims.judge(claims.Claim("never", "first('A', 99) / first('B', 99)", at_least=1), {0: seeds[0]})
     assert claims.sentence(row) == "not measured            never: not a number (seed 0)"
-    row = claims.verdict(claims.Claim("never", "first('A', 99)", at_least=1), seeds)
-    assert (row["mean"], row["holds"]) == (math.inf, "holds")
-    row = claims.verdict(claims.Claim("typo", "final('A', 'test_acuracy')", at_least=1), {0: seeds[0]})
+    row = claims.judge(claims.Claim("never", "first('A', 99)", at_least=1), seeds)
+    assert (row["mean"], row["std"], row["holds"]) == (math.inf, 0, "holds")
+    row = claims.judge(claims.Claim("not all", "first('A', 93)", at_most=30), seeds)
+    assert (row["values"], row["mean"], row["holds"]) == ("0:inf 1:inf 2:10", math.inf, "undecided with 3 seeds")
+    row = claims.judge(claims.Claim("typo", "final('A', 'test_acuracy')", at_least=1), {0: seeds[0]})
     assert row["note"] == "A has no test_acuracy, did you mean test_accuracy? (seed 0)"
-    row = claims.verdict(claims.Claim("nothing", "1 / diverged('A')", at_least=1), {0: seeds[0]})
+    row = claims.judge(claims.Claim("nothing", "1 / diverged('A')", at_least=1), {0: seeds[0]})
     assert row["note"] == "a division by zero (seed 0)"
-    row = claims.verdict(claims.Claim("odd", "'abc'[10]", at_least=1), {0: seeds[0]})
+    row = claims.judge(claims.Claim("odd", "'abc'[10]", at_least=1), {0: seeds[0]})
     assert row["note"] == "string index out of range (seed 0)"
 
 
@@ -585,23 +620,99 @@ def test_points_without_a_value(tmp_path, experiment, command):
     assert math.isinf(pd.read_csv(tmp_path / "outputs/reproduce/test/one/figure.csv")["y"][0])
 
 
-def test_claims_as_markdown(tmp_path, experiment, command):
+def test_claims_as_markdown(experiment, command):
     claim = {"says": "small | step", "measure": "final('FedMSA')", "at_most": 100, "paper": "small"}
     experiment("one", claims=[claim], seeds=1)
-    result = command("test/one")
+    result = command("test/one", "--seeds", 2)
     assert result.code == 0, result.err
-    page = tmp_path / "README.md"
-    page.write_text("before\n<!-- claims -->\nold\n<!-- /claims -->\nafter\n")
-    assert command("--claims", "test", "--update", page).code == 0
-    first, begin, head, rule, row, end, last = page.read_text().splitlines()
-    assert (first, begin, end, last) == ("before", "<!-- claims -->", "<!-- /claims -->", "after")
+    experiment("two")
+    head, rule, row, _, absent = command("--claims", "test").out.splitlines()
     assert head.count("|") == rule.count("|") == 8
     assert row.startswith("| test/one | small \\| step | <= 100 | small | ")
     assert row.endswith(" | holds |  |")
-    experiment("two")
-    assert command("--claims", "test").out.endswith("Not run yet: test/two.\n")
-    page.write_text("nothing")
-    assert "has no <!-- claims -->" in command("--claims", "--update", page).err
+    assert absent == "Not run yet: test/two."
+
+
+# Seeds that are added
+
+
+def test_undecided_claims_get_more_seeds(tmp_path, experiment, command, monkeypatch):
+    """The seed itself is measured: 0 and 1, then 0 to 3, whose mean is 1.5."""
+    monkeypatch.setattr(reproduce, "MOST_SEEDS", 4)
+    doubtful = {"says": "doubtful", "measure": "setting('one', 'seed')", "at_least": 0.5}
+    clear = {"says": "clear", "measure": "setting('two', 'seed') + setting('one', 'seed')", "at_most": 1e3}
+    experiment("one", lines={"one": "algo.K=1", "two": "algo.K=2"}, claims=[doubtful, clear])
+    folder = tmp_path / "outputs/reproduce/test/one"
+    for more in ("2 runs more, with up to 4 seeds, for claims that are undecided", "6 of 6 runs are there already"):
+        result = command("test/one")
+        assert result.code == 0, result.err
+        assert more in result.out
+        first, second = pd.read_csv(folder / "claims.csv").to_dict("records")
+        assert (first["values"], first["mean"]) == ("0:0 1:1 2:2 3:3", 1.5)
+        assert first["holds"] == "undecided with 4 seeds"  # 1.5 - 2.353 * 1.291 / 2 is -0.02
+        assert (second["values"], second["holds"]) == ("0:0 1:2", "holds")
+        assert pd.isna(second["note"])  # nothing is missing of what was asked for
+    seeds = pd.read_csv(folder / "runs.csv").groupby("line")["seed"].nunique()
+    assert dict(seeds) == {"one": 4, "two": 2}
+    asked = command("test/one", "--seeds", 2)
+    assert "runs more" not in asked.out
+    monkeypatch.setattr(report, "SHORT", 0.0)
+    long = command("test/one")
+    assert "runs more" not in long.out
+    assert "undecided with 2 seeds" in long.out
+
+
+# What is kept
+
+
+def test_what_is_kept(tmp_path, experiment, command):
+    claim = {"says": "far", "measure": "final('FedMSA')", "at_least": 1e3, "why": "It is solved."}
+    other = {"says": "seeds", "measure": "setting('FedMSA', 'seed')", "within": 0.1}
+    experiment("one", claims=[claim, other], common={"budget": {"rounds": 240}})
+    result = command("test/one", "--seeds", 2, "--keep", "kept")
+    assert result.code == 0, result.err
+    kept = tmp_path / "kept" / "test" / "one"
+    assert sorted(file.name for file in kept.iterdir()) == ["claims.csv", "curves.csv", "figure.png", "runs.csv"]
+    assert (kept / "figure.png").stat().st_size < (tmp_path / "outputs/reproduce/test/one/figure.png").stat().st_size
+    curves, whole = pd.read_csv(kept / "curves.csv"), pd.read_csv(tmp_path / "outputs/reproduce/test/one/curves.csv")
+    assert list(curves.columns) == ["line", "metric", "comm_rounds", "mean", "low", "high"]
+    assert (len(whole), len(curves)) == (241, 100)
+    assert list(curves["comm_rounds"].iloc[[0, -1]]) == list(whole["comm_rounds"].iloc[[0, -1]]) == [0, 480]
+    at = whole.set_index("comm_rounds").loc[list(curves["comm_rounds"])]
+    np.testing.assert_allclose(curves["mean"], at["mean"], rtol=1e-4)
+    row = pd.read_csv(kept / "claims.csv").iloc[0]
+    assert [part.split(":")[0] for part in row["values"].split()] == ["0", "1"]
+    card = json.loads(next(tmp_path.glob("outputs/reproduce/runs/*/run.json")).read_text())
+    assert (row["date"], row["machine"]) == (card["started"][:10], card["machine"]["platform"])
+    assert row["commit"] == card["commit"] or card["commit"] is None
+
+    # Judged anew without runs: another bound, another measure, other runs
+    for outputs in tmp_path.glob("outputs/*"):
+        shutil.rmtree(outputs)
+    text = command("--claims", "test", "--keep", "kept").out
+    assert "| does not hold | It is solved. |" in text
+    experiment("one", claims=[{**claim, "at_least": -1}, {**other, "measure": "1"}], common={"budget": {"rounds": 240}})
+    first, second = command("--claims", "test", "--keep", "kept").out.splitlines()[2:]
+    assert first.endswith(f"| {plus_minus(row['mean'], row['std'])} (2) | holds |  |")
+    assert second.endswith("|  | not measured | [not run yet] |")
+    assert list(pd.read_csv(kept / "claims.csv")["holds"]) == ["holds", "not measured"]
+    experiment("one", claims=[claim], common={"budget": {"rounds": 200}})
+    assert command("--claims", "test", "--keep", "kept").out.endswith(
+        "|  | not measured | [its runs are others now] |\n"
+    )
+
+
+def test_points_that_are_kept(tmp_path, experiment, command):
+    point = {"points": {"s": {1: "FedMSA"}}, "point": "final(line)", "seeds": 1}
+    experiment("one", **point)
+    assert command("test/one", "--keep", "kept").code == 0
+    kept, whole = tmp_path / "kept/test/one/curves.csv", tmp_path / "outputs/reproduce/test/one/figure.csv"
+    assert kept.read_bytes() == whole.read_bytes()
+
+
+def test_results_in_the_docs_are_small():
+    files = [file for file in (ROOT / "docs" / "results").rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) <= 8e6
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a,b\n1,2\n", b"run,says,mean,std\n1,2,x,y\n"])
@@ -616,17 +727,6 @@ def test_tables_that_are_broken(content, tmp_path, experiment, command):
         if asked == "--claims" or not content.startswith(b"run"):
             assert (result.code, result.err.count("\n")) == (2, 1)
             assert "cannot be read" in result.err
-
-
-def test_a_page_that_is_no_text_or_a_link(tmp_path, experiment, command):
-    experiment("one")
-    (tmp_path / "page.md").write_bytes(b"\xff")
-    assert "is no text" in command("--claims", "test", "--update", "page.md").err
-    (tmp_path / "page.md").write_text("<!-- claims -->\n<!-- /claims -->\n")
-    (tmp_path / "link.md").symlink_to("page.md")
-    assert command("--claims", "test", "--update", "link.md").code == 0
-    assert (tmp_path / "link.md").is_symlink()
-    assert "| experiment |" in (tmp_path / "page.md").read_text()
 
 
 def test_labels_that_are_no_formula(tmp_path, experiment, command):
@@ -646,7 +746,6 @@ def test_labels_that_are_no_formula(tmp_path, experiment, command):
         (["--jbos"], "unrecognized arguments: --jbos; fedopt-reproduce --help lists the options"),
         (["fedmsa/fig2", "--seeds", "0"], "argument --seeds: 0 is not a whole number from 1 on"),
         (["fedmsa/fig2", "--hardware", "tpu"], "hardware=tpu: there is no such hardware"),
-        (["fedmsa/fig2", "--update", "README.md"], "--update goes with --claims"),
         (["fedmsa/fig22", "--list"], "fedmsa/fig22: there is no such experiment"),
     ],
 )
@@ -704,6 +803,7 @@ def test_a_broken_file_in_the_list(experiment, command):
         ({"horizontal": ["B"]}, "B: there is no such line"),
         ({"points": {"s": {1: "FedMSA"}}}, "points and point go together"),
         ({"claims": [{"says": "a", "measure": "1"}]}, "give one of at_least, at_most, within, equals"),
+        ({"claims": [{"says": "a", "measure": "1", "at_least": 1, "of": 3}]}, "of goes with within"),
     ],
 )
 def test_mistakes_in_files(node, said, experiment, command):

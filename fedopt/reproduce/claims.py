@@ -1,15 +1,15 @@
 """What a paper claims, as measures of runs that are compared with a bound.
 
 A measure is an expression such as `final('FedNest, iid') - final('FedNest, non-iid')`. It is evaluated once for each seed, on
-the runs of that seed; the claim holds when the mean over the seeds keeps the bound: narrowly, when by less than its standard
-error.
+the runs of that seed. The claim holds when the t-interval of the mean over the seeds keeps the bound, does not hold when no part
+of the interval does, and is undecided else.
 """
 
 import ast
 import dataclasses
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -23,10 +23,11 @@ from fedopt.reproduce.recorded import Recorded
 from fedopt.reproduce.tables import moments, plus_minus
 from fedopt.results.figures import COSTS
 
-HOLDS, FAILS, UNMEASURED = "holds", "does not hold", "not measured"
-NARROWLY = ", narrowly"  # the mean over the seeds is within its standard error of the bound
+HOLDS, FAILS, UNDECIDED, UNMEASURED = "holds", "does not hold", "undecided", "not measured"
+LEVEL = 0.9  # of the two-sided t-interval
 EXACT = 1e-9  # relative, of `equals`
-COLUMNS = ("says", "measure", "bound", "paper", "mean", "std", "seeds", "holds", "note")  # of claims.csv
+COLUMNS = ("says", "measure", "bound", "paper", "mean", "std", "seeds", "holds", "why", "note", "values")
+MADE = ("date", "commit", "machine")  # of the runs; the last columns of claims.csv
 
 
 def _called(node: Any) -> Any:
@@ -42,7 +43,10 @@ class Claim:
     """What is claimed, and one bound on the mean of a measure over the seeds.
 
     says: the claim in words. measure: the expression, or min, max or sum with a list of expressions, as {min: [...]}.
-    paper: what the paper shows, in words. within: the largest distance of the mean from 0.
+    paper: what the paper shows, in words; of a band, also what its half width is, such as '91.5 (read to ± 0.5)'.
+    within: the largest distance of the mean from `of`, half the width of a band.
+    exact: whether all seeds give the measure the same value by construction, so that one seed decides.
+    why: what makes the difference, in one sentence, said where the claim does not hold.
     """
 
     says: str
@@ -51,17 +55,24 @@ class Claim:
     at_least: float | None = None
     at_most: float | None = None
     within: float | None = None
+    of: float = 0.0
     equals: float | None = None
+    exact: bool = False
+    why: str = ""
 
     @model_validator(mode="after")
     def _one_bound(self) -> "Claim":
         if [self.at_least, self.at_most, self.within, self.equals].count(None) != 3:
             raise ValueError("give one of at_least, at_most, within, equals")
+        if self.of and self.within is None:
+            raise ValueError("of goes with within")
         return self
 
     @property
     def bound(self) -> str:
-        bounds = {">=": self.at_least, "<=": self.at_most, "within ±": self.within, "=": self.equals}
+        if self.within is not None:
+            return f"within {self.within:g} of {self.of:g}"
+        bounds = {">=": self.at_least, "<=": self.at_most, "=": self.equals}
         return next(f"{sign} {value:g}" for sign, value in bounds.items() if value is not None)
 
     def margin(self, value: float) -> float:
@@ -71,12 +82,28 @@ class Claim:
         if self.at_most is not None:
             return self.at_most - value
         if self.within is not None:
-            return self.within - abs(value)
+            return self.within - abs(value - self.of)
         assert self.equals is not None
         return math.inf if math.isclose(value, self.equals, rel_tol=EXACT, abs_tol=EXACT) else -math.inf
 
-    def holds(self, value: float) -> bool:
-        return self.margin(value) >= 0
+    def verdict(self, mean: float, std: float, n: int) -> str:
+        """From the mean and the standard deviation of the measure over n seeds."""
+        if math.isnan(mean):
+            return UNMEASURED
+        half = half_width(std, n, self.exact)
+        if not math.isfinite(half):
+            return f"{UNDECIDED} with {n} seed{'s' * (n != 1)}"
+        margin = self.margin(mean)
+        return HOLDS if margin >= half else FAILS if margin < -half else f"{UNDECIDED} with {n} seed{'s' * (n != 1)}"
+
+
+def half_width(std: float, n: int, exact: bool = False) -> float:
+    """Of the two-sided t-interval of a mean over n seeds. Of one seed it is infinite, or 0 where all seeds give the same value."""
+    if n < 2:
+        return 0.0 if exact else math.inf
+    from scipy.special import stdtrit  # a third of a second
+
+    return float(stdtrit(n - 1, (1 + LEVEL) / 2)) * std / math.sqrt(n)
 
 
 class Unmeasurable(Exception):
@@ -147,6 +174,10 @@ class Measures:
         squares = self._values(label, metric) ** 2
         hits = np.cumsum(squares) / np.arange(1, len(squares) + 1) <= target
         return self._first(label, hits.tolist(), x, or_end)
+
+    def mean_square(self, label: str, n: int, metric: str = "") -> float:
+        """The mean of the squares of the last n evaluations."""
+        return float(np.mean(self._values(label, metric)[-n:] ** 2))
 
     def _first(self, label: str, hits: list[bool], x: str, or_end: bool) -> float:
         spent = self._spent(label, x)
@@ -257,27 +288,51 @@ def _calls(expression: str) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
-def verdict(claim: Claim, seeds: Mapping[int, Measures]) -> dict[str, Any]:
+def lines_of(claim: Claim, points: Mapping[str, Mapping[float, str]]) -> list[str]:
+    """The lines that a claim's measure is about. points: of the experiment, which `fit` takes."""
+    found: list[str] = []
+    for call in _calls(claim.measure):
+        for label in (
+            arg.value for arg in call.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+        ):
+            found += points[label].values() if ast.unparse(call.func) == "fit" else [label]
+    return list(dict.fromkeys(found))
+
+
+def judge(claim: Claim, seeds: Mapping[int, Measures]) -> dict[str, Any]:
     """A row of claims.csv, by COLUMNS. `note` says why seeds are left out, and which runs diverged; these count."""
-    values = []
+    values: dict[int, float] = {}
     notes: dict[str, list[str]] = {}  # what is to be said -> of which seeds
     for seed, measures in seeds.items():
         ended = [label for label in labels_in(claim.measure) if label in measures.runs]
         said = [f"{label} diverged" for label in ended if measures.diverged(label)]
         try:
-            values.append(measures.evaluate(claim.measure))
-            said += ["not a number"] if math.isnan(values[-1]) else []
+            values[seed] = measures.evaluate(claim.measure)
+            said += ["not a number"] if math.isnan(values[seed]) else []
         except Unmeasurable as error:
             said.append(str(error))
         for text in said:
             notes.setdefault(text, []).append(str(seed))
     note = "; ".join(f"{text} (seed{'s' * (len(of) > 1)} {', '.join(of)})" for text, of in notes.items())
+    mean, std = _moments(claim, list(values.values()))
+    return row(claim, mean, std, len(values), note, " ".join(f"{seed}:{value:.6g}" for seed, value in values.items()))
+
+
+def _moments(claim: Claim, values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation. Values of which one is infinite have no spread where all are on one side of the bound, and else
+    an infinite one."""
     mean, std = moments(values)
-    holds = UNMEASURED if math.isnan(mean) else HOLDS if claim.holds(mean) else FAILS
-    if holds != UNMEASURED and len(values) > 1 and abs(claim.margin(mean)) < std / math.sqrt(len(values)):
-        holds += NARROWLY
-    row = (claim.says, claim.measure, claim.bound, claim.paper, mean, std, len(values), holds, note)
-    return dict(zip(COLUMNS, row, strict=True))
+    if math.isinf(mean):
+        std = 0.0 if len({claim.margin(value) >= 0 for value in values}) == 1 else math.inf
+    return mean, std
+
+
+def row(claim: Claim, mean: float, std: float, n: int, note: str, values: str) -> dict[str, Any]:
+    """A row of claims.csv. values: the measure of each seed, as seed:value."""
+    verdict = claim.verdict(mean, std, n)
+    why = claim.why if verdict == FAILS else ""
+    cells = (claim.says, claim.measure, claim.bound, claim.paper, mean, std, n, verdict, why, note, values)
+    return dict(zip(COLUMNS, cells, strict=True))
 
 
 def sentence(row: Mapping[str, Any]) -> str:
@@ -286,4 +341,6 @@ def sentence(row: Mapping[str, Any]) -> str:
         return f"{UNMEASURED:<24}{row['says']}: {row['note'] or 'no run of it'}"
     count = f"{row['seeds']} seed{'s' * (row['seeds'] != 1)}"
     text = f"{row['holds']:<24}{row['says']}: {plus_minus(row['mean'], row['std'])} ({count}), asked {row['bound']}"
-    return text + (f", paper {row['paper']}" if row["paper"] else "") + (f" [{row['note']}]" if row["note"] else "")
+    text += f", paper {row['paper']}" if row["paper"] else ""
+    text += f" [{row['note']}]" if row["note"] else ""
+    return text + (f". {row['why']}" if row["why"] else "")

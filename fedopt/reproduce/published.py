@@ -162,11 +162,21 @@ def _node(name: str, folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def tasks(
-    name: str, published: Published, seeds: int, further: Sequence[str] = (), folders: Sequence[Path] = ()
+    name: str,
+    published: Published,
+    seeds: int,
+    further: Sequence[str] = (),
+    folders: Sequence[Path] = (),
+    lines: Sequence[str] | None = None,
 ) -> list[Task]:
-    """The runs of all lines, with seeds 0, 1, ... further: overrides that win over a line's. Raises UserError."""
+    """The runs of the lines, by default of all, with seeds 0, 1, ... Raises UserError.
+
+    further: overrides that win over a line's.
+    """
     found = []
     for line, words in published.lines.items():
+        if lines is not None and line not in lines:
+            continue
         overrides = [f"experiment={name}", *words, *further]
         try:
             refuse_hydra(overrides)

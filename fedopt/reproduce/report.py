@@ -12,14 +12,15 @@ import pandas as pd
 
 from fedopt.reproduce import claims
 from fedopt.reproduce.claims import Measures, Unmeasurable
-from fedopt.reproduce.curves import draw_line, explained
+from fedopt.reproduce.curves import curve, draw_line, explained
 from fedopt.reproduce.papers import Mark, marks, slopes
 from fedopt.reproduce.published import Published, Task
 from fedopt.reproduce.recorded import Recorded, read
 from fedopt.reproduce.tables import moments, plus_minus, print_table, write_table
 from fedopt.results.figures import describe, grid, look, plt, save_with_legend, spans_decades, styled
-from fedopt.results.folder import ENDED, RunFolder
+from fedopt.results.folder import ENDED, RunFolder, read_json
 
+SHORT = 120.0  # seconds that a run takes of which more seeds are made where they are needed
 STAR: dict[str, Any] = {
     "marker": "*",
     "markersize": 8,
@@ -29,25 +30,69 @@ STAR: dict[str, Any] = {
 }
 
 
-def report(published: Published, needed: Sequence[Task], runs: Path, folder: Path, judged: bool = True) -> None:
-    """Write figure.csv, figure.png or table.csv, and claims.csv if `judged`; print the table and the claims."""
-    ended: dict[int, dict[str, Recorded]] = {task.seed: {} for task in needed}
+Ended = Mapping[int, Mapping[str, Recorded]]  # seed -> line -> its run
+
+
+def ended_runs(published: Published, needed: Sequence[Task], runs: Path) -> Ended:
+    """The runs that have ended, of all seeds that are asked for."""
+    found: dict[int, dict[str, Recorded]] = {task.seed: {} for task in needed}
     for task in needed:
         if RunFolder(runs / task.folder).status() in ENDED:
-            ended[task.seed][task.line] = read(runs / task.folder, published.x)
-    seeds = {
-        seed: Measures(lines, published.x, published.y[0], published.points, published.measured)
-        for seed, lines in ended.items()
-    }
+            found[task.seed][task.line] = read(runs / task.folder, published.x)
+    return found
+
+
+def judged(published: Published, needed: Sequence[Task], ended: Ended) -> list[dict[str, Any]]:
+    """A row of claims.csv for each claim, over the seeds that are asked for of all its lines."""
+    asked = {(task.line, task.seed) for task in needed}
+    seeds = _measures(published, ended)
+    rows = []
+    for claim in published.claims:
+        lines = claims.lines_of(claim, published.points)
+        of = {seed: measures for seed, measures in seeds.items() if all((line, seed) in asked for line in lines)}
+        made = _made([ended[seed][line].folder for seed in of for line in lines if line in ended[seed]])
+        rows.append(claims.judge(claim, of) | made)
+    return rows
+
+
+def _made(folders: Sequence[Path]) -> dict[str, str]:
+    """When, by which commits and on which machines runs were made."""
+    cards = [read_json(folder / "run.json") for folder in folders]
+    machines = [card.get("machine", {}) for card in cards]
+    said = (
+        [max((card.get("started", "") for card in cards), default="")[:10]],
+        [card.get("commit") for card in cards],
+        [machine.get("gpu") or machine.get("platform") for machine in machines],
+    )
+    texts = (", ".join(dict.fromkeys(str(text) for text in texts if text)) for texts in said)
+    return dict(zip(claims.MADE, texts, strict=True))
+
+
+def undecided(published: Published, needed: Sequence[Task], ended: Ended) -> list[str]:
+    """The lines of the claims that are undecided, where all runs of these lines were short."""
+    found: dict[str, None] = {}
+    for claim, row in zip(published.claims, judged(published, needed, ended), strict=True):
+        lines = claims.lines_of(claim, published.points)
+        seconds = [of[line].table["train_seconds"].iloc[-1] for of in ended.values() for line in lines if line in of]
+        if row["holds"].startswith(claims.UNDECIDED) and max(seconds, default=SHORT) < SHORT:
+            found |= dict.fromkeys(lines)
+    return list(found)
+
+
+def report(published: Published, needed: Sequence[Task], runs: Path, folder: Path, with_claims: bool = True) -> None:
+    """Write figure.csv, figure.png or table.csv, curves.csv where curves are drawn, and claims.csv `with_claims`; print the table
+    and the claims."""
+    ended = ended_runs(published, needed, runs)
+    seeds = _measures(published, ended)
     if published.table:
         cells = _table(published, seeds)
         write_table(folder / "table.csv", cells)
         _print_beside_paper(cells)
-    if judged:
-        rows = [claims.verdict(claim, seeds) for claim in published.claims]
+    if with_claims:
+        rows = judged(published, needed, ended)
         for row in rows:
             print(claims.sentence(row))
-        write_table(folder / "claims.csv", pd.DataFrame(rows, columns=claims.COLUMNS))
+        write_table(folder / "claims.csv", pd.DataFrame(rows, columns=[*claims.COLUMNS, *claims.MADE]))
     if published.points:
         table = _points(published, seeds)
         if np.isfinite(table["y"]).any():
@@ -58,7 +103,15 @@ def report(published: Published, needed: Sequence[Task], runs: Path, folder: Pat
         table = _curves(published, lines)
         if lines and not published.table:
             draw_curves(folder / "figure.png", published, lines)
+            write_table(folder / "curves.csv", _as_drawn(published, lines))
     write_table(folder / "figure.csv", table)
+
+
+def _measures(published: Published, ended: Ended) -> dict[int, Measures]:
+    return {
+        seed: Measures(lines, published.x, published.y[0], published.points, published.measured)
+        for seed, lines in ended.items()
+    }
 
 
 def _curves(published: Published, lines: Mapping[str, Sequence[Recorded]]) -> pd.DataFrame:
@@ -80,12 +133,13 @@ def _measured(seeds: Mapping[int, Measures], expression: str, **names: str | flo
 
 
 def _points(published: Published, seeds: Mapping[int, Measures]) -> pd.DataFrame:
-    """A row for each point and seed, with the columns series, x, seed, y; y is nan where it cannot be measured."""
+    """A row for each point and seed whose run has ended, with the columns series, x, seed, y; y is nan where it cannot be
+    measured."""
     rows = []
     for series, points in published.points.items():
         for x, label in points.items():
             values = _measured(seeds, published.measured[series], x=x, line=label)
-            rows += [(series, x, seed, values.get(seed, np.nan)) for seed in seeds]
+            rows += [(series, x, seed, values.get(seed, np.nan)) for seed, of in seeds.items() if label in of.runs]
     return pd.DataFrame(rows, columns=["series", "x", "seed", "y"])
 
 
@@ -151,6 +205,21 @@ def draw_curves(path: Path, published: Published, lines: Mapping[str, list[Recor
     save_with_legend(figure, path, note=explained(curves, logs) if curves else "")
 
 
+def _as_drawn(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.DataFrame:
+    """The curves that `draw_curves` draws, with the columns line, metric, the figure's x, mean, low, high."""
+    parts = []
+    for labels in (published.panels or {"": list(published.lines)}).values():
+        for metric in published.y:
+            drawn = {label: runs for label in labels if (runs := _of(published, lines.get(label, []), metric))}
+            log = _logarithmic(published, [run for runs in drawn.values() for run in runs], metric)
+            for label, runs in drawn.items():
+                x, *band = curve(runs, metric, log)
+                cells = dict(zip((published.x, "mean", "low", "high"), (x, *band), strict=True))
+                parts.append(pd.DataFrame({"line": label, "metric": metric, **cells}))
+    columns = ["line", "metric", published.x, "mean", "low", "high"]
+    return pd.concat(parts).drop_duplicates() if parts else pd.DataFrame(columns=columns)
+
+
 def _names(labels: Sequence[str], several: bool) -> dict[str, str]:
     """What the lines of a panel are called: where there are several panels, without what all lines of the panel have in common."""
     parts = {label: label.split(", ") for label in labels}
@@ -209,10 +278,11 @@ def draw_points(path: Path, published: Published, table: pd.DataFrame) -> None:
             axes.set_xticks(finite["x"].unique(), [f"{x:g}" for x in finite["x"].unique()])
             axes.xaxis.minorticks_off()
         axes.set_yscale("log" if log["y"] else "linear")
-    number = table["seed"].nunique()
+    counts = sorted(set(finite.groupby(["series", "x"])["seed"].nunique())) or [0]
+    number = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
     kind = "geometric mean" if log["y"] else "mean"
     note = f"points: {kind} of {number} seeds; bars: ± one standard deviation" + " of the logarithm" * log["y"]
-    save_with_legend(figure, path, note=fill(note, 62) if number > 1 else "points: 1 seed")
+    save_with_legend(figure, path, note=fill(note, 62) if counts[-1] > 1 else "points: 1 seed")
 
 
 def _decades(values: pd.Series) -> bool:

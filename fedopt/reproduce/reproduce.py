@@ -10,9 +10,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
-from io import StringIO
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,17 +21,17 @@ import pandas as pd
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from fedopt.command import Parser, answer, say
-from fedopt.errors import UserError, first_line
-from fedopt.reproduce.claims import COLUMNS
+from fedopt.errors import UserError
+from fedopt.reproduce.kept import claims_markdown, judged_again, keep, rows_of
 from fedopt.reproduce.published import Published, Task, chosen, load, names, tasks
-from fedopt.reproduce.report import report
+from fedopt.reproduce.report import ended_runs, report, undecided
 from fedopt.reproduce.sweep import job_of_many
-from fedopt.reproduce.tables import markdown, plus_minus, print_table, write_table
-from fedopt.results.folder import ENDED, RunFolder, numbers_of, write_atomically
+from fedopt.reproduce.tables import print_table, write_table
+from fedopt.results.folder import ENDED, RunFolder, numbers_of
 from fedopt.settings import cores
 
 RUNS = "runs"  # the folder of all runs, in the output folder
-BEGIN, END = "<!-- claims -->", "<!-- /claims -->"
+MOST_SEEDS = 10  # of the lines of a claim that is undecided
 
 
 def main() -> None:
@@ -43,16 +42,13 @@ def main() -> None:
 def _main() -> int:
     given = _arguments()
     folders, output = given.folders, given.output
-    if given.update and not given.claims:
-        raise UserError("--update goes with --claims")
     if given.list or given.claims:
         asked = chosen(given.names or names(folders), folders)
     if given.list:
         show(asked, folders, output)
         return 0
     if given.claims:
-        table = claims_table(asked, output)
-        _between_markers(given.update, table) if given.update else print(table)
+        print(claims_table(asked, folders, given.keep or output))
         return 0
     if not given.names:
         raise UserError("which experiment? fedopt-reproduce --list shows them")
@@ -73,8 +69,12 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("names", nargs="*", metavar="PAPER/NAME", help="such as fedmsa/fig2; a paper alone stands for all of its own")
     add("--list", action="store_true", help="show all experiments and how far they are")
-    add("--claims", action="store_true", help="show the claims and what came out, as Markdown, and run nothing")
-    add("--update", type=Path, metavar="FILE", help=f"with --claims: put them between {BEGIN} and {END} of this file")
+    anew = "run nothing: judge anew what was measured, by the claims as they are now, and show it as Markdown"
+    add("--claims", action="store_true", help=anew)
+    small = (
+        "keep a small figure, its curves and the claims in DIR/<paper>/<name>; with --claims: judge what is kept there"
+    )
+    add("--keep", type=Path, metavar="DIR", help=small)
     add("--seeds", type=_positive, metavar="N", help="seeds 0 to N-1 of each line (default: what the experiment says)")
     add("--quick", action="store_true", help="a few rounds and one seed, to see that everything runs")
     add("--jobs", type=_positive, default=cores(), metavar="J", help="runs at a time (default: one a core)")
@@ -104,20 +104,40 @@ def reproduce(given: argparse.Namespace) -> int:
         seeds = given.seeds or (1 if given.quick else published.seeds)
         folder = given.output / "quick" / name if given.quick else given.output / name
         plans[name] = published, tasks(name, published, seeds, further, given.folders), folder
-    for _, needed, folder in plans.values():
-        table = pd.DataFrame([{"line": task.line, "seed": task.seed, "run": task.folder} for task in needed])
-        write_table(folder / "runs.csv", table)
-    different = {task.folder: task for _, needed, _ in plans.values() for task in needed}
-    failed = run_all(list(different.values()), given.output / RUNS, given.jobs)
+    runs = given.output / RUNS
+    failed = _run_plans(plans, runs, given.jobs)
+    if not (given.quick or given.seeds):  # once more, with the seeds that undecided claims get
+        added = []
+        for name, (published, needed, _) in plans.items():
+            lines = undecided(published, needed, ended_runs(published, needed, runs))
+            known = {(task.line, task.seed) for task in needed}
+            more = tasks(name, published, MOST_SEEDS, further, given.folders, lines)
+            added += (more := [task for task in more if (task.line, task.seed) not in known])
+            needed += more
+        if added:
+            print(f"{len(added)} runs more, with up to {MOST_SEEDS} seeds, for claims that are undecided")
+            failed |= _run_plans(plans, runs, given.jobs)
     for name, (published, needed, folder) in plans.items():
         print(f"\n{name}: {published.paper}, {published.title}")
         if given.quick:
             print("(a few rounds and one seed: no claim is checked)")
-        report(published, needed, given.output / RUNS, folder, judged=not given.quick)
+        report(published, needed, runs, folder, with_claims=not given.quick)
         print(f"results: {folder}")
+        if given.keep:
+            keep(folder, given.keep / name)
+            print(f"kept: {given.keep / name}")
     for run, why in failed.items():
         say(f"{given.output / RUNS / run}: {why}")
     return 1 if failed else 0
+
+
+def _run_plans(plans: Mapping[str, tuple[Published, list[Task], Path]], runs: Path, jobs: int) -> dict[str, str]:
+    """Do what has not ended of all plans' runs, each of which is named in the plan's runs.csv. Returns what `run_all` does."""
+    for _, needed, folder in plans.values():
+        table = pd.DataFrame([{"line": task.line, "seed": task.seed, "run": task.folder} for task in needed])
+        write_table(folder / "runs.csv", table)
+    different = {task.folder: task for _, needed, _ in plans.values() for task in needed}
+    return run_all(list(different.values()), runs, jobs)
 
 
 def run_all(needed: Sequence[Task], runs: Path, jobs: int) -> dict[str, str]:
@@ -200,7 +220,7 @@ def show(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
         published, listed = load(name, folders), output / name / "runs.csv"
         ended = sum(
             RunFolder(output / RUNS / str(row["run"])).status() in ENDED
-            for row in _rows(listed, ("line", "seed", "run"))
+            for row in rows_of(listed, ("line", "seed", "run"))
             if row["line"] in published.lines and row["seed"] < published.seeds
         )
         needed = len(published.lines) * published.seeds
@@ -209,50 +229,15 @@ def show(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
     print_table(pd.DataFrame(rows, columns=["name", "paper", "title", "minutes", "state"]))
 
 
-def claims_table(wanted: Sequence[str], output: Path) -> str:
-    """The claims as Markdown: a row for each claim of the experiments that have been run, and the names of the others."""
+def claims_table(wanted: Sequence[str], folders: Sequence[Path], results: Path) -> str:
+    """The claims of the experiments that have been run, judged anew, as Markdown, and the names of the others."""
     rows, absent = [], []
     for name in wanted:
-        path = output / name / "claims.csv"
-        if not path.exists():
+        if (results / name / "claims.csv").exists():
+            rows += [{"experiment": name, **row} for row in judged_again(name, folders, results / name)]
+        else:
             absent.append(name)
-        for row in _rows(path, COLUMNS):
-            row["measured"] = f"{plus_minus(row['mean'], row['std'])} ({row['seeds']})" if row["seeds"] else ""
-            cells = [name, *(row[column] for column in ("says", "bound", "paper", "measured", "holds", "note"))]
-            rows.append(cells)
-    head = ["experiment", "claim", "asked", "paper", "measured (seeds)", "outcome", "note"]
-    return markdown(pd.DataFrame(rows, columns=head)) + (f"\n\nNot run yet: {', '.join(absent)}." if absent else "")
-
-
-def _rows(path: Path, columns: Sequence[str]) -> list[dict[Hashable, Any]]:
-    """Of one of fedopt-reproduce's own tables; none where there is none. Raises UserError for one that is broken."""
-    if not path.exists():
-        return []
-    try:
-        text = StringIO(path.read_text())  # pandas would take a ~ in a path for the home folder
-        table = pd.read_csv(text, keep_default_na=False, na_values={"mean": "", "std": ""})
-        if lacking := [name for name in columns if name not in table]:
-            raise ValueError(f"it lacks the column {lacking[0]}")
-        table = table[list(columns)]
-        numbers = [name for name in ("mean", "std") if name in columns]
-        return table.assign(**table[numbers].apply(pd.to_numeric)).to_dict("records")
-    except (OSError, ValueError) as error:
-        why = first_line(error)
-        raise UserError(f"{path}: cannot be read ({why}); the experiment writes it anew when it is run again") from None
-
-
-def _between_markers(path: Path, text: str) -> None:
-    """Put the text between the markers of the file. Raises UserError where it lacks them."""
-    path = path.resolve()  # the file that a link names, not the link
-    try:
-        content = path.read_text()
-    except ValueError as error:
-        raise UserError(f"{path}: is no text ({first_line(error)})") from None
-    before, begin, rest = content.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise UserError(f"{path}: has no {BEGIN} followed by {END}")
-    write_atomically(path, f"{before}{begin}\n{text}\n{end}{after}".encode())
+    return claims_markdown(rows) + (f"\n\nNot run yet: {', '.join(absent)}." if absent else "")
 
 
 if __name__ == "__main__":
