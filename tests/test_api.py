@@ -81,8 +81,9 @@ def test_what_a_run_says_of_itself():
     assert run.folder.name == "a run, {with} 'odd' ${name}=1"
     assert run.status == "finished"
     assert list(run.metrics["round"]) == [0, 2, 4]
-    assert run.final == {name: pytest.approx(run.metrics[name].iloc[-1]) for name in ("distance", "objective")}
-    assert run.best == {name: pytest.approx(run.metrics[name].min()) for name in ("distance", "objective")}
+    names = ("distance", "objective", "suboptimality")
+    assert run.final == {name: pytest.approx(run.metrics[name].iloc[-1]) for name in names}
+    assert run.best == {name: pytest.approx(run.metrics[name].min()) for name in names}
     assert run.config["budget"]["rounds"] == 4
 
 

@@ -48,9 +48,9 @@ def test_a_round_writes_the_rows_of_its_cohort_alone(engine):
 def test_uneven_work_is_drawn_for_the_cohort_alone(uneven, monkeypatch):
     asked = []
 
-    def counting(seed, purpose, *key):
+    def counting(seed, purpose, *key, **of):
         asked.append(purpose)
-        return keyed_rng(seed, purpose, *key)
+        return keyed_rng(seed, purpose, *key, **of)
 
     e = small("fedavg", "classification", "partitioner.clients=50", "participation.cohort=3", "algo.tau=4", uneven)
     state = e.algorithm.init(e.problem)

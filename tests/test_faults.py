@@ -15,6 +15,7 @@ import pytest
 from command import ROOT, TINY, fedopt, run
 from omegaconf import Node
 
+from fedopt import config
 from fedopt.loop import Run
 from fedopt.results.folder import RunFolder, name_in_sweep, slug
 
@@ -530,6 +531,7 @@ def test_ctrl_c_that_omegaconf_loses(words, monkeypatch, capsys, tmp_path):
         return key(self)
 
     monkeypatch.chdir(tmp_path)
+    config._compose_once.cache_clear()
     monkeypatch.setattr(Node, "_key", interrupted)
     result = fedopt(monkeypatch, capsys, "algo=fedmsa", "problem=mco", "algo.K=3", *words)
     assert (result.code, result.err) == (130, "fedopt: stopped\n")

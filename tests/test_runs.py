@@ -43,7 +43,7 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     assert present == expected | {"partition.png", "metrics.png", ".lock"}
     table = pd.read_csv(folder / "metrics.csv")
     first = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls", "train_seconds"]
-    assert list(table.columns) == [*first, "distance", "objective"]
+    assert list(table.columns) == [*first, "distance", "objective", "suboptimality"]
     assert table["round"].tolist() == [0, 1, 2, 3, 4]
     assert table["comm_rounds"].tolist() == [0, 2, 4, 6, 8]
     assert checkpointed_round(folder) == 4
