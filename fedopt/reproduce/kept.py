@@ -16,7 +16,6 @@ from fedopt.reproduce.tables import markdown, plus_minus, write_table
 from fedopt.results.folder import write_atomically
 
 POINTS = 100  # of a curve that is kept
-COLOURS = 64  # of a figure that is kept
 WHOLE = ("claims.csv", "runs.csv", "table.csv")
 HEAD = {
     "says": "claim",
@@ -41,7 +40,7 @@ def keep(folder: Path, into: Path) -> None:
             write_atomically(into / name, (folder / name).read_bytes())
     if (folder / "figure.png").exists():
         with Image.open(folder / "figure.png") as figure:
-            small = figure.convert("RGB").reduce(2).quantize(COLOURS, dither=Image.Dither.NONE)
+            small = figure.convert("RGB").reduce(2)  # all colours: fewer would make thin lines look like others
         content = BytesIO()
         small.save(content, "PNG", optimize=True)
         write_atomically(into / "figure.png", content.getvalue())
