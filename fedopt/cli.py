@@ -166,8 +166,9 @@ def _sweep(overrides: list[str], folders: list[str]) -> int:
             jobs = GlobalHydra.instance().hydra
             assert jobs is not None
             where = quoted(str(folder).replace("${", "\\${"))
-            words = [*search_path(folders), *overrides, f"hydra.sweep.dir={where}"]
-            batches = jobs.multirun("config", partial(_job, naming), words) or ()  # Optuna's sweeper returns nothing
+            words = [*search_path(folders), *_added(overrides), f"hydra.sweep.dir={where}"]
+            job = partial(_job, naming, overrides)
+            batches = jobs.multirun("config", job, words) or ()  # Optuna's sweeper returns nothing
     except (ValueError, TypeError, ImportError) as error:
         if not any(word.startswith("hydra") for word in overrides):
             raise
@@ -179,13 +180,25 @@ def _sweep(overrides: list[str], folders: list[str]) -> int:
     return max(report(folder), refused)
 
 
-def _job(naming: Container[str] | None, config: DictConfig) -> float | None:
+def _added(texts: Sequence[str]) -> list[str]:
+    """As Hydra composes a config before the sweep, without the groups that are swept, keys of their options would be unknown to
+    it: it is told to add them. `_prepare_sweep` has seen that each job has them."""
+    read = parsed(texts)
+    swept = {word.key_or_group for word in read if word.is_sweep_override()}
+    plain = (
+        not text.startswith(("+", "~")) and word.key_or_group.partition(".")[0] in swept - {word.key_or_group}
+        for text, word in zip(texts, read, strict=True)
+    )
+    return [f"++{text}" if of else text for text, of in zip(texts, plain, strict=True)]
+
+
+def _job(naming: Container[str] | None, given: Sequence[str], config: DictConfig) -> float | None:
     """One job of a sweep, which never raises so that the others go on. Returns what a sweeper optimises: `optimised`, or None.
 
-    naming: the keys of the overrides that name its folder, None for all.
+    naming: the keys of the overrides that name its folder, None for all; given: the sweep's overrides.
     """
     job = HydraConfig.get()
-    overrides = list(job.overrides.task)
+    overrides = [bare if (bare := word.removeprefix("++")) in given else word for word in job.overrides.task]
     own = [source.path for source in job.runtime.config_sources if source.schema == "file"]
     asked = Asked(overrides, chosen_of(job.runtime.choices, own))
     words = [word for word in overrides if naming is None or key_of(word) in naming]

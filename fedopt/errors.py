@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 T = TypeVar("T", int, float)
+MOST_NAMED = 30  # options in a message
 
 
 class UserError(Exception):
@@ -49,4 +50,5 @@ def nearest(word: str, known: list[str]) -> str:
 def unknown(group: str, option: str, known: list[str]) -> str:
     """The line that answers a config group's option that does not exist."""
     shown = option if len(option) < 100 else f"{option[:60]}...{option[-20:]}"
-    return f"{group}={shown}: there is no such {group}{nearest(option, known)}; there are {', '.join(known)}"
+    some = known if len(known) <= MOST_NAMED else [*known[:MOST_NAMED], f"... ({len(known)} in all)"]
+    return f"{group}={shown}: there is no such {group}{nearest(option, known)}; there are {', '.join(some)}"

@@ -13,6 +13,7 @@ from fedopt.data.world import World
 from fedopt.errors import UserError, nearest
 from fedopt.federation import engines
 from fedopt.federation.round import Federation
+from fedopt.mistakes import place
 from fedopt.problems.checks import check
 from fedopt.problems.classes import Problem, reduce
 from fedopt.settings import Budget, Evaluation, Participation, Settings, build, build_target
@@ -67,6 +68,8 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
 def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:
     """Raises UserError where participation does not fit the number of clients, or the algorithm's local work."""
     who, key = participation, getattr(algorithm, "uneven", None)
+    if key is not None and not hasattr(algorithm, key):
+        raise UserError(f"{place(type(algorithm))}: uneven: {type(algorithm).__name__} has no field {key}")
     if who.cohort is not None and who.cohort > clients:
         raise UserError(f"participation.cohort={who.cohort}: must be at most partitioner.clients={clients}")
     if who.stragglers and not round(who.stragglers * clients):

@@ -133,7 +133,8 @@ def show(words: list[str], folders: list[str]) -> None:
         rows = {key: row for key, row in found.items() if (key.partition(".")[0] if "." in key else "") in _nodes(part)}
         if part and not rows:
             continue
-        console.print(f"\n{part}={chosen[part]}: {_title(part, chosen[part], folders)}" if part else "\nevery run:")
+        head = f"{part}={chosen[part]}: {_title(part, chosen[part], folders)}" if part in chosen else f"{part}:"
+        console.print(f"\n{head}" if part else "\nevery run:")
         _print(console, rows, whole)
     for kind, note in NOTES.items():
         if any(kind in row.type and key.partition(".")[0] in named for key, row in found.items()):

@@ -118,7 +118,7 @@ class Hardware:
     dtype: Literal["float32", "float64"]
     engine: Literal["auto", "vectorised", "one_by_one"]
     stack: PositiveInt | None
-    threads: Annotated[int, Field(ge=1, le=4096)] | None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None
     tf32: bool
     autocast: Literal["bfloat16"] | None
     deterministic: bool
@@ -214,7 +214,8 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
     cls = imported(node["_target_"], said)
     defined = {name for base in getattr(cls, "__mro__", ()) for name in vars(base)}
     lacking = sorted({*getattr(cls, "__abstractmethods__", ())} | {*INTERFACES[where]} - defined)
-    if lacking or not hasattr(cls, "__dataclass_fields__"):
+    undecorated = "__dataclass_fields__" not in vars(cls) and vars(cls).get("__annotations__")
+    if lacking or undecorated or not hasattr(cls, "__dataclass_fields__"):
         why = f"does not define {', '.join(lacking)}" if lacking else "is not a dataclass"
         raise UserError(f"{said}: {cls.__name__} {why}")
     return cls, {key: value for key, value in node.items() if not key.startswith("_")}

@@ -101,6 +101,14 @@ def test_own_files(tmp_path, monkeypatch, capsys):
     assert "own_help" not in sys.modules
 
 
+def test_own_problem_without_data(tmp_path, monkeypatch, capsys):
+    """Groups that it does not need are not chosen; help of the whole run says so by leaving their name out."""
+    (tmp_path / "problem").mkdir()
+    (tmp_path / "problem" / "mine.yaml").write_text("# My problem\n_target_: own_help.Own\nwidth: 3 # how wide\n")
+    result = fedopt(monkeypatch, capsys, "--help", "--config-dir", str(tmp_path), "algo=fedmsa", "problem=mine")
+    assert (result.code, row(result, "problem.width")[-1]) == (0, "how wide")
+
+
 @pytest.mark.parametrize("source", ["class Own(\n", "class Own(Own): pass\n", "Own = Own\n", "x = '\\0'\n", "\udcff"])
 def test_own_files_that_are_no_use(source, tmp_path, monkeypatch, capsys):
     """Types are those of the values then."""

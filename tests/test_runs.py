@@ -268,6 +268,33 @@ def test_what_sweepers_optimise(monkeypatch, capsys, tmp_path):
     assert list(returned.values()) == [None, None]
 
 
+def test_a_sweep_over_algorithms_with_a_key_of_theirs(monkeypatch, capsys, tmp_path):
+    """Which the default algorithm does not have."""
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "problem=classification",
+        "dataset=digits",
+        "problem.widths=[4]",
+        "partitioner.clients=4",
+        "hardware.threads=1",
+    ]
+    words += [
+        "participation.cohort=null",
+        "budget.rounds=1",
+        "eval.metric=null",
+        "eval.target=null",
+        "algo.tau='2 epochs'",
+    ]
+    result = fedopt(monkeypatch, capsys, "-m", "algo=fedavg,scaffold", *words)
+    assert result.code == 0, result.err
+    configs = [yaml.safe_load(path.read_text()) for path in tmp_path.rglob("config.yaml")]
+    assert sorted(config["algo"]["_target_"].rpartition(".")[2] for config in configs) == ["FedAvg", "Scaffold"]
+    assert {config["algo"]["tau"] for config in configs} == {"2 epochs"}
+    assert all(config["problem"]["widths"] == [4] for config in configs)
+    wrong = fedopt(monkeypatch, capsys, "-m", "algo=fedavg,scaffold", *words, "algo.prox=0.1")
+    assert (wrong.code, "algo.prox" in wrong.err) == (2, True)
+
+
 @pytest.mark.filterwarnings("ignore")  # of Optuna's
 def test_another_sweeper(monkeypatch, capsys, tmp_path):
     """Optuna's chooses values from an interval; both ends of it are checked first."""

@@ -16,7 +16,7 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
     """What `init` gives. Raises UserError where it is no state, or `output` gives no point of the problem."""
     with untouched(algorithm.init, ()):
         state = algorithm.init(problem)
-    if state is None or isinstance(state, Tensor):
+    if not hasattr(state, "_fields"):
         raise wrong(algorithm.init, state, "a NamedTuple of tensors")
     point, start = algorithm.output(state), problem.start()
     if not isinstance(point, tuple) or not all(isinstance(v, Tensor) for v in point):

@@ -95,7 +95,7 @@ def report(published: Published, needed: Sequence[Task], runs: Path, folder: Pat
         write_table(folder / "claims.csv", pd.DataFrame(rows, columns=[*claims.COLUMNS, *claims.MADE]))
     if published.points:
         table = _points(published, seeds)
-        if np.isfinite(table["y"]).any():
+        if np.isfinite(table["y"].astype(float)).any():
             draw_points(folder / "figure.png", published, table)
     else:
         lines = {label: [of[label] for of in ended.values() if label in of] for label in published.lines}
