@@ -178,6 +178,32 @@ def test_naive_averaging_finds_another_saddle_and_normalised_the_solution(name, 
     assert float((solution - mismatched).norm()) > 1e-2
 
 
+def test_gradient_where_naive_averaging_ends():
+    """Corollary 1.1, where the surrogate's own gradient is 0: of Phi = max_y F at most 4 (chi^2 sigma_G^2 + L_f^2 |y* - y~*|^2),
+    squared. With other weights than those of eq. 2 the surrogate's gradient is not 0 there."""
+    vanishing = ["algo.eta_x=1e-6", "algo.eta_y=1e-6", "algo.gamma_x=6e4", "algo.gamma_y=6e4", "problem.conditioning=2"]
+    e = experiment(*vanishing, "algo.aggregation=naive", "problem.examples=3")
+    x = e.algorithm.output(steps(e, 140)[-1])[0]
+    p, w = np.ones(2) / 2, np.array(TAU) / sum(TAU)
+
+    def best(weights):
+        _, B, D, _, e_ = e.problem.mean(weights)
+        return torch.linalg.solve(D, e_ + B.T @ x)
+
+    def gradient(weights, y):
+        A, B, _, c, _ = e.problem.mean(weights)
+        return A @ x - c + B @ y
+
+    y, y_w = best(p), best(w)
+    sigma2 = sum(w[i] * gradient(np.eye(2)[i], y_w).square().sum() for i in range(2))
+    A, B, D, _, _ = e.problem.mean(p)
+    L = torch.linalg.matrix_norm(torch.cat([torch.cat([A, B], 1), torch.cat([B.T, -D], 1)]), 2)
+    bound = 4 * (((p - w) ** 2 / w).sum() * sigma2 + L**2 * (y - y_w).square().sum())
+    assert gradient(w, y_w).norm() < 1e-3
+    assert gradient(p, y_w).norm() > 1e-2
+    assert gradient(p, y).square().sum() <= bound
+
+
 @pytest.mark.parametrize("aggregation", ["normalised", "naive"])
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_what_is_minimised_is_what_train_loss_reports(weighting, aggregation):
