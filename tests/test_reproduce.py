@@ -522,6 +522,11 @@ def test_the_list_counts_the_seeds_that_an_experiment_asks_for(experiment, comma
     assert "done" in command("--list", "test").out
 
 
+def test_the_list_says_what_is_for_a_gpu(command):
+    lines = command("--list", "fednormsgda/fig8", "fednormsgda/fig8_small").out.splitlines()
+    assert [" on a GPU" in line for line in lines if "fig8" in line] == [True, False]
+
+
 # Lines that are said once
 
 WHERE = {"K": [1, 2, 4], "q": ["a", 0.5], "s(q)": [3, 7], "least(K, q)": {1: [0.1, 0.2], 2: {"a": 0.3, 0.5: None}}}

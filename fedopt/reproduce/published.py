@@ -38,8 +38,8 @@ Cell = tuple[str, float | None]
 class Published:
     """The node `experiment` of a file, after its node `where` has been put into its texts (`fedopt.reproduce.where`).
 
-    paper, title: of the figure. minutes: what all runs take on two cores. seeds: the number of seeds of each line.
-    lines: label -> overrides on top of the file's common set-up, as words in one text or as a list.
+    paper, title: of the figure. minutes: what all runs take on two cores, or on a GPU where the file asks for one. seeds: the
+    number of seeds of each line. lines: label -> overrides on top of the file's common set-up, as words in one text or as a list.
     quick: overrides of all lines for --quick.
 
     x: what is spent; until: where the picture ends, though runs may go on. y: columns of metrics.csv, a picture for each; a
@@ -144,6 +144,12 @@ def load(name: str, folders: Sequence[Path] = ()) -> Published:
     except UserError as error:
         raise UserError(f"experiment/{name}.yaml: {error}") from None
     return published
+
+
+def takes(name: str, published: Published, folders: Sequence[Path] = ()) -> str:
+    """The minutes of an experiment in words, with the GPU where its file asks for one."""
+    device = composed([f"experiment={name}"], folders).hardware.device
+    return f"{published.minutes:g}" + ("" if device == "cpu" else " on a GPU")
 
 
 def _node(name: str, folders: Sequence[Path]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from fedopt.command import Parser, answer, say
 from fedopt.errors import UserError
 from fedopt.reproduce.kept import claims_markdown, judged_again, keep, rows_of
-from fedopt.reproduce.published import Published, Task, chosen, load, names, tasks
+from fedopt.reproduce.published import Published, Task, chosen, load, names, takes, tasks
 from fedopt.reproduce.report import ended_runs, report, undecided
 from fedopt.reproduce.sweep import job_of_many
 from fedopt.reproduce.tables import print_table, write_table
@@ -97,10 +97,10 @@ def _positive(text: str) -> int:
 def reproduce(given: argparse.Namespace) -> int:
     """Run what is not done yet, then draw and judge each experiment. Returns 1 when a run failed, else 0. Raises UserError."""
     plans: dict[str, tuple[Published, list[Task], Path]] = {}
+    hardware = [f"hardware={given.hardware}"] if given.hardware else []
     for name in chosen(given.names, given.folders):
         published = load(name, given.folders)
-        further = [f"hardware={given.hardware}"] if given.hardware else []
-        further += published.quick if given.quick else []
+        further = [*hardware, *published.quick] if given.quick else hardware
         seeds = given.seeds or (1 if given.quick else published.seeds)
         folder = given.output / "quick" / name if given.quick else given.output / name
         plans[name] = published, tasks(name, published, seeds, further, given.folders), folder
@@ -111,7 +111,7 @@ def reproduce(given: argparse.Namespace) -> int:
         for name, (published, needed, _) in plans.items():
             lines = undecided(published, needed, ended_runs(published, needed, runs))
             known = {(task.line, task.seed) for task in needed}
-            more = tasks(name, published, MOST_SEEDS, further, given.folders, lines)
+            more = tasks(name, published, MOST_SEEDS, hardware, given.folders, lines)
             added += (more := [task for task in more if (task.line, task.seed) not in known])
             needed += more
         if added:
@@ -225,7 +225,7 @@ def show(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
         )
         needed = len(published.lines) * published.seeds
         state = "done" if ended == needed else f"{ended}/{needed} runs" if listed.exists() else "-"
-        rows.append((name, published.paper, published.title, f"{published.minutes:g}", state))
+        rows.append((name, published.paper, published.title, takes(name, published, folders), state))
     print_table(pd.DataFrame(rows, columns=["name", "paper", "title", "minutes", "state"]))
 
 
