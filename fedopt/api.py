@@ -138,7 +138,7 @@ def run(
     with _mistakes_said([*overrides, *(f"--config-dir={folder}" for folder in own)]):
         refuse_hydra(overrides)
         config, chosen = configured(overrides, own)
-        resolved, asked = resolve(config), Asked(overrides, chosen)
+        resolved, asked = resolve(config), Asked(overrides, chosen, own)
         from fedopt import loop
         from fedopt.hardware import restored
 

@@ -86,7 +86,7 @@ def _dispatch(arguments: list[str]) -> int:
         refuse_hydra(given.overrides)
         config, chosen = configured(given.overrides, given.folders)
         if not given.cfg:
-            return _single(resolve(config), Asked(given.overrides, chosen))
+            return _single(resolve(config), Asked(given.overrides, chosen, given.folders))
         print(OmegaConf.to_yaml(config, resolve=given.resolve).rstrip())
     return 0
 
@@ -200,7 +200,7 @@ def _job(naming: Container[str] | None, given: Sequence[str], config: DictConfig
     job = HydraConfig.get()
     overrides = [bare if (bare := word.removeprefix("++")) in given else word for word in job.overrides.task]
     own = [source.path for source in job.runtime.config_sources if source.schema == "file"]
-    asked = Asked(overrides, chosen_of(job.runtime.choices, own))
+    asked = Asked(overrides, chosen_of(job.runtime.choices, own), own)
     words = [word for word in overrides if naming is None or key_of(word) in naming]
     name = name_in_sweep(asked.chosen["algo"], asked.chosen["problem"], words, OmegaConf.select(config, "seed"))
     folder = RunFolder(Path(job.sweep.dir) / name)

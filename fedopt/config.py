@@ -7,6 +7,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,11 @@ _VALUE = re.compile(r"\w+(\.\w+)*")  # the key of an override that neither adds 
 @dataclass(frozen=True)
 class Asked:
     """How a run was asked for. overrides: as on the command line; chosen: the option of each of fedopt's config groups, and the
-    preset whose tuned values apply, none where there are none."""
+    preset whose tuned values apply, none where there are none; folders: config folders besides fedopt's."""
 
     overrides: list[str] = field(default_factory=list)
     chosen: Mapping[str, str] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
 
     @property
     def tuned(self) -> str:
@@ -54,6 +56,12 @@ def options(group: str, folders: Iterable[str | Path] = ()) -> list[str]:
     return sorted(path.as_posix() for path in found)
 
 
+def file_of(group: str, option: str, folders: Iterable[str | Path] = ()) -> Path:
+    """The file of an option of a config group, as `options`."""
+    paths = (Path(folder) / group / f"{option}.yaml" for folder in (CONF, *folders))
+    return next(path for path in paths if path.exists())
+
+
 def composed(overrides: Iterable[str], folders: Iterable[str | Path] = ()) -> DictConfig:
     """The config that `fedopt OVERRIDES` has; folders: config folders of one's own, searched after fedopt's.
 
@@ -66,8 +74,8 @@ def composed(overrides: Iterable[str], folders: Iterable[str | Path] = ()) -> Di
 def composed_of(overrides: Iterable[str], folders: Iterable[str | Path] = ()) -> tuple[DictConfig, dict[str, str]]:
     """The config as `composed` gives it, and the option of each config group that it is made of."""
     words, own = tuple(overrides), tuple(str(folder) for folder in folders)
-    check_choices(words, own)
     check_folders(own)
+    check_choices(words, own)
     read = dict(zip(words, parsed(words), strict=True))
     keys = {word: word.partition("=")[0] for word in words}
     groups = {key for key in keys.values() if any((root / key).is_dir() for root in (CONF, *map(Path, own)))}
@@ -186,6 +194,18 @@ def _check_file(folder: Path, path: Path) -> None:
         raise UserError(f"{path}: its defaults leave the folder; put the file that they name into it")
 
 
+def _check_headers(files: Iterable[tuple[str, Path]]) -> None:
+    """Raises UserError for a file of a config group that sets keys of the whole config and lacks the line that says so."""
+    for group, path in files:
+        with suppress(OSError, yaml.YAMLError):
+            content = yaml.safe_load(text := config_text(path))
+            inside = isinstance(content, dict) and isinstance(content.get(group), dict)
+            if (inside or group in ("preset", "experiment")) and "@package" not in text:
+                raise UserError(
+                    f"{path}: is the first line missing? '# @package _global_' says that its keys are those of the whole config"
+                )
+
+
 def config_text(path: Path) -> str:
     """Of a YAML file that somebody else may have written. Raises OSError, and UserError for what no config is: other than a file,
     more than a megabyte, or so many aliases that few lines stand for gigabytes."""
@@ -206,7 +226,14 @@ def config_text(path: Path) -> str:
 def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
     try:
         config = _with_hydra(*search_path(folders), *overrides)
-    except (HydraException, OmegaConfBaseException, MemoryError):
+    except (HydraException, OmegaConfBaseException) as error:
+        blamed = [group for group in ("experiment", "preset") if group in str(error)]
+        chosen = {word.partition("=")[2] for word in overrides if word.startswith("experiment=")}
+        for group, folder in product(blamed, folders):  # a preset may be chosen by a problem's name
+            of_group = chosen if group == "experiment" else options(group, [folder])
+            _check_headers((group, Path(folder, group, f"{option}.yaml")) for option in of_group)
+        raise
+    except MemoryError:
         raise
     except RecursionError:
         raise UserError(f"{', '.join(folders)}: files there name each other in their defaults without end") from None
@@ -219,6 +246,7 @@ def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[Dict
         raise UserError(f"{', '.join(folders)}: a file there sets up Hydra, which could run code")
     with open_dict(config):
         choices = dict(config.pop("hydra").runtime.choices)
+    _check_headers((group, Path(folder, group, f"{choices.get(group)}.yaml")) for folder in folders for group in GROUPS)
     # Hydra passes over a preset that is not there: right for an algorithm's own, <family>/<problem>, and wrong for another
     preset, known = str(choices.get("preset")), options("preset", folders)
     if preset not in ("None", "none", *known) and preset.rpartition("/")[2] != choices["problem"]:

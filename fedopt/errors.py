@@ -13,6 +13,14 @@ class UserError(Exception):
     """Shown as one line, without a traceback; the message names what is wrong, where, and what to do."""
 
 
+class WrongKeys(UserError):
+    """Of a config group whose keys are not the fields of its class."""
+
+    def __init__(self, said: str, group: str):
+        super().__init__(said)
+        self.group = group
+
+
 def number_of(variable: str, default: T) -> T:
     """A number that the environment sets, or the default. Raises UserError where it is no number from 0 on, or no whole one."""
     text = os.environ.get(variable, str(default))

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedopt.command import extra_folders
-from fedopt.config import CONF, GROUPS, Asked, composed_of, config_text, options, refuse_hydra
+from fedopt.config import CONF, GROUPS, Asked, composed_of, config_text, file_of, options, refuse_hydra
 from fedopt.errors import UserError
 from fedopt.settings import INTERFACES
 
@@ -79,7 +79,7 @@ def overview(folders: Iterable[str]) -> str:
 
 
 def _title(group: str, name: str, folders: Iterable[str]) -> str:
-    head = config_text(_path(group, name, folders)).split("\n")[:3]
+    head = config_text(file_of(group, name, folders)).split("\n")[:3]
     said = (line[2:] for line in head if line.startswith("# ") and "@package" not in line and "$schema" not in line)
     return next(said, "")
 
@@ -207,11 +207,6 @@ def completions(line: str) -> list[str]:
 # Meanings: the comments of config files
 
 
-def _path(group: str, name: str, folders: Iterable[str]) -> Path:
-    paths = [Path(folder) / group / f"{name}.yaml" for folder in (str(CONF), *folders)]
-    return next(path for path in paths if path.exists())
-
-
 def _defaults(path: Path) -> list[Any]:
     content = yaml.safe_load(config_text(path))
     return (content.get("defaults") or []) if isinstance(content, dict) else []
@@ -219,7 +214,7 @@ def _defaults(path: Path) -> list[Any]:
 
 def _files(group: str, name: str, folders: Iterable[str]) -> list[Path]:
     """The file of an option, after those of its own group that it builds on."""
-    path = _path(group, name, folders)
+    path = file_of(group, name, folders)
     bases = [entry for entry in _defaults(path) if isinstance(entry, str) and entry in options(group, folders)]
     return [file for base in bases for file in _files(group, base, folders)] + [path]
 

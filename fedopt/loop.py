@@ -21,8 +21,8 @@ from pydantic import NonNegativeFloat, NonNegativeInt, TypeAdapter
 
 from fedopt import command
 from fedopt.algorithms.checks import first_state, first_step
-from fedopt.config import Asked
-from fedopt.errors import UserError, first_line, number_of
+from fedopt.config import Asked, file_of
+from fedopt.errors import UserError, WrongKeys, first_line, number_of
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation import ranks
 from fedopt.federation.ledger import Ledger
@@ -52,6 +52,17 @@ def advising(what: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{error}; {what}") from error
+
+
+@contextmanager
+def naming_files(asked: Asked) -> Iterator[None]:
+    """Add to a UserError on the keys of a config group the file that they stand in."""
+    try:
+        yield
+    except WrongKeys as error:
+        option = asked.chosen.get(error.group)
+        where = f"; they stand in {file_of(error.group, option, asked.folders)}" if option else ""
+        raise UserError(f"{error}{where}") from error
 
 
 @dataclass
@@ -130,7 +141,10 @@ class Run:
         resuming = begin in ("resume", "longer")
         node = self.config["logger"]
         logger = build_target(node, "logger") if self.main and node.get("_target_") else None
-        with announced("reading the data and setting up the problem", quiet=not self.main):
+        with (
+            announced("reading the data and setting up the problem", quiet=not self.main),
+            naming_files(self.asked),
+        ):
             e = assemble(self.config, self.jobs)
             started = time.perf_counter()
             state = first_state(e.algorithm, e.problem)

@@ -3,13 +3,15 @@
 import inspect
 import os
 import re
+import sys
 import sysconfig
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from fedopt.errors import UserError, first_line, too_large
+from fedopt.errors import UserError, first_line, nearest, too_large
+from fedopt.schedules import StepSize, Work
 
 PACKAGE, STANDARD = Path(__file__).parent, Path(sysconfig.get_path("stdlib"))
 # What torch says of what vmap, which runs all clients at once, cannot do; and of what is wrong however clients are run
@@ -19,11 +21,19 @@ STACKED = {
     r"call numpy\(\)|data pointer of Tensor|to numpy": "numpy is given a tensor: take torch's function of that name",
     r"inplace arithmetic": "a tensor is written over: write x = x - 1 in place of x -= 1",
 }
+SEEDED = (
+    "a problem has self.world.rng() in __post_init__, an algorithm fed.rng() on the server, which sends each client its numbers by "
+    "own= of the exchange, for client.own"
+)
+_STEP_SIZES, _WORK = ("|".join(kind.__name__ for kind in get_args(of)) for of in (StepSize, Work))
 WORDS = {
     r"call numpy\(\)": "numpy is given a tensor that derivatives are taken of: take torch's function of that name",
     r"in-place operation": "a tensor is written over: write x = x - 1 in place of x -= 1",
-    r"randomness error mode": "torch draws random numbers here, which do not follow the seed: a problem has self.world.rng() in "
-    "__post_init__, an algorithm fed.rng(...) on the server",
+    r"randomness error mode": f"torch draws random numbers here, which do not follow the seed: {SEEDED}",
+    rf"(^|'|not )({_STEP_SIZES})\b": "a step size is a schedule, which gives a number for a round: self.alpha(fed.r) for a field "
+    "alpha",
+    rf"(^|'|not )({_WORK})\b": "local work is a schedule: for a field tau, fed.local(self.tau, self.B) draws the samples, and "
+    "self.tau(fed.r, problem.clients) is the number of steps",
     r"same dtype|scalar type": "tensors of several types of numbers: self.world.tensor(array) has hardware.dtype, "
     "torch.zeros_like(x) that of x",
 }
@@ -36,6 +46,17 @@ def is_own(path: str) -> bool:
     file = Path(path)
     ours = file.is_relative_to(PACKAGE) or file.is_relative_to(STANDARD)
     return not ours and not {"site-packages", "dist-packages"} & set(file.parts) and file.is_file()
+
+
+def is_own_class(cls: type) -> bool:
+    """As `is_own`, of the file that a class is defined in."""
+    return is_own(getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
+
+
+def classes_in(module: Any) -> list[str]:
+    """The classes that a module defines."""
+    found = ((name, value) for name, value in vars(module).items() if isinstance(value, type))
+    return [name for name, value in found if value.__module__ == module.__name__]
 
 
 def blamed(error: Exception) -> UserError | None:
@@ -62,8 +83,19 @@ def _words(error: Exception, frame: traceback.FrameSummary) -> str:
             return f"{words}; {VMAP}, cannot do this: {ONE_BY_ONE}, to find out" if patterns is STACKED else words
     if "NoneType" in said and called and called[-1].filename == frame.filename:
         said += " (None: is a return missing in the function that gives it?)"
-    asked = f"; {VMAP}, is at work here: {ONE_BY_ONE}, to find out whether it is to blame" if stacked else ""
+    if isinstance(error, AttributeError | NameError) and error.name:
+        said += nearest(error.name, _names(error))
+    blame = stacked and isinstance(error, RuntimeError)  # torch's; what Python itself says has nothing to do with vmap
+    asked = f"; {VMAP}, is at work here: {ONE_BY_ONE}, to find out whether it is to blame" if blame else ""
     return f"{type(error).__name__}: {said}{asked} (HYDRA_FULL_ERROR=1 shows the whole traceback)"
+
+
+def _names(error: AttributeError | NameError) -> list[str]:
+    """The attributes that an object has, or the names that a line may use, where another one was meant."""
+    if isinstance(error, AttributeError):
+        return [name for name in dir(error.obj) if not name.startswith("_")]
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return [*frame.f_locals, *frame.f_globals]
 
 
 def place(function: Any) -> str:

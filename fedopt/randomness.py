@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     SERVER = 11
     DIRECTIONS = 12
     NOISE = 13
+    OWN = 14  # whatever an algorithm of one's own draws
 
 
 def keyed_rng(seed: int, purpose: Purpose, round: int = 0, exchange: int = 0, client: int = 0) -> np.random.Generator:

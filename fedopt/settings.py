@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, Literal, NotRequired, TypeVar, get_type_hints
@@ -21,8 +22,8 @@ from pydantic import (
 from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 from typing_extensions import TypedDict
 
-from fedopt.errors import UserError
-from fedopt.mistakes import not_imported
+from fedopt.errors import UserError, WrongKeys, nearest
+from fedopt.mistakes import classes_in, is_own_class, not_imported, place
 
 _config = ConfigDict(extra="forbid", allow_inf_nan=False)
 T = TypeVar("T")
@@ -227,9 +228,14 @@ def imported(path: Any, said: str) -> Any:
     try:
         if "__main__" in module.split("."):
             raise UserError(f"{said}: is a program, which importing it would run")
-        return getattr(import_module(module), name)
+        found = import_module(module)
     except (Exception, SystemExit) as error:
         raise UserError(f"{said} cannot be imported: {not_imported(module, error)}") from None
+    if not hasattr(found, name):
+        known = classes_in(found)
+        has = f"its classes are {', '.join(known)}" if known else "it has no classes"
+        raise UserError(f"{said}: the module {module} has no {name}{nearest(name, known)}; {has}")
+    return getattr(found, name)
 
 
 def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
@@ -240,7 +246,13 @@ def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
     try:
         return typed(cls, *given).validate_python(node)
     except ValidationError as error:
-        raise UserError("; ".join(_message(e, where) for e in error.errors(include_url=False)[:3])) from None
+        errors = error.errors(include_url=False)
+        fields = [f.name for f in dataclasses.fields(cls) if f.init and f.name not in given]
+        said = "; ".join(_message(e, where, fields) for e in errors[:3])
+        if is_own_class(cls) and any(e["type"] in KEYS and len(e["loc"]) == 1 for e in errors[:3]):
+            keys = f"the keys are the fields of {cls.__name__} ({place(cls)}), {', '.join(fields) or 'none'}"
+            raise WrongKeys(f"{said}; {keys}", where) from None
+        raise UserError(said) from None
 
 
 def typed(cls: Any, *given: str) -> TypeAdapter[Any]:
@@ -270,24 +282,33 @@ def _keys_of(cls: Any, *given: str) -> Any:
     return typed
 
 
+KEYS = ("missing", "unexpected_keyword_argument", "extra_forbidden")  # what pydantic says of keys
 # Parts of a path that are no keys of the user's: which schedule or type pydantic tried
 _INSIDE = {"constant", "growing", "inverse_power", "exponential", "piecewise", "str", "dict[str,any]"}
 
 
-def _message(error: Any, where: str) -> str:
+def _message(error: Any, where: str, fields: Sequence[str]) -> str:
+    """fields: what `where` has keys for."""
+    loc = error["loc"][:-1] if error["loc"][-2:] == ("constant", "value") else error["loc"]  # a number is a schedule
     path = [
         str(part)
-        for part in error["loc"]
+        for part in loc
         if str(part) not in _INSIDE and not str(part).startswith(("function-", "list[", "constrained-"))
     ]
     key = ".".join([where, *path] if where else path)
     text = error["msg"].removeprefix("Value error, ")
     text = text[0].lower() + text[1:]
-    if error["type"] in ("missing", "unexpected_keyword_argument", "extra_forbidden"):
-        return f"{key}: {'is missing' if error['type'] == 'missing' else 'there is no such key'}"
+    if error["type"] == "missing":
+        return f"{key}: is missing"
+    if error["type"] in KEYS:
+        near = nearest(key, [f"{where}.{name}" for name in fields]) if where and len(path) == 1 else ""
+        return f"{key}: there is no such key{near}"
     value = error["input"]
     if not key:
         return text
+    if error["type"].startswith("union_tag"):
+        given = f"={value['kind']}" if "kind" in value else ""
+        return f"{key}.kind{given}: must be {error['ctx'].get('expected_tags', 'given')}"
     if error["type"] == "dataclass_type":
         return f"{key}={value}: is set by its keys, {key}.KEY=VALUE"
     return f"{key}: {text}" if isinstance(value, dict) or "ArgsKwargs" in str(type(value)) else f"{key}={value}: {text}"

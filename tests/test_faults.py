@@ -169,7 +169,10 @@ WRONG = {
     "thousands of letters": (["algo=" + "x" * 5000], ["algo=xxx", "...xxx", "no such algo"]),
     "thousands of digits in a sweep": (["-m", "algo.K=" + "9" * 5000, "seed=0,1"], ["digits"]),
     "a word that names nothing": (["=1"], ["cannot be read"]),
-    "a config folder that is not there": (["--config-dir", "nowhere"], ["--config-dir=nowhere", "no such folder"]),
+    "a config folder that is not there": (
+        ["--config-dir", "nowhere", "algo=mine"],
+        ["--config-dir=nowhere", "no such folder"],
+    ),
     "infinite noise": (["problem=quadratic_bilevel", "problem.noise=inf"], ["problem.noise=inf", "finite"]),
     "a target that is no number": (["eval.target=nan"], ["eval.target=nan", "finite"]),
     "a step beyond float32": (["algo.alpha=1e154"], ["algo.alpha", "1e+154", "less than"]),

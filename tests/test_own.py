@@ -17,6 +17,7 @@ KINDS = {example: kind for (kind, _), (example, _) in EXAMPLES.items()}
 COUNT = itertools.count()
 CHOSEN = {
     "my_sgd": ["algo=my_sgd", "problem=classification", "dataset=digits", "problem.widths=[4]", "algo.B=4"],
+    "my_weights": ["algo=fednest", "problem=my_weights"],
     "my_regression": ["algo=fedavg", "problem=my_regression", "algo.B=4"],
 }
 GRADIENT, NEW = 'return client.gradient(x, client.sample("xi"))', "return State(s.x - self.eta * g)"
@@ -53,6 +54,27 @@ IN_ALGORITHM = {
         "torch's function of that name",
         None,
     ),
+    "a step of a scan without return": (
+        GRADIENT,
+        'def step(y, xi): client.gradient(y, xi)\n            return client.scan("xi", step, x)',
+        "gradient.<locals>.step gives None",
+        None,
+    ),
+    "an oracle of another class": (
+        GRADIENT,
+        "return client.inner_gradient(x, x, client.sample('xi'))",
+        "is for bilevel problems, and Classification is minimisation here, which offers client.gradient, ",
+        None,
+    ),
+    "a mistyped oracle": (GRADIENT, GRADIENT.replace(".gradient", ".gradinet"), "did you mean gradient?", None),
+    "a mistyped variable": (GRADIENT, GRADIENT.replace("gradient(x", "gradient(xx"), "'xx' is not defined, did", None),
+    "an argument too few": (GRADIENT, "return client.gradient(x)", "missing 1 required positional argument", None),
+    "a schedule as a number": (
+        "import Minimisation,",
+        "import Schedule as float, Minimisation,",
+        "self.alpha(fed.r)",
+        NEW,
+    ),
     "shapes": (GRADIENT, "return client.gradient(x[:3], client.sample('xi'))", "RuntimeError", None),
     "types": (GRADIENT, "return client.gradient(x.double(), client.sample('xi'))", "several types of numbers", None),
 }
@@ -62,6 +84,7 @@ IN_PROBLEM = {
     "f with a float": (F, f"return float({F[7:]})", "gives a float", "def f"),
     "f of another type": (F, f"return ({F[7:]}).double()", "gives torch.float64", "def f"),
     "start without return": (START, START[7:], "gives None", "def start"),
+    "start of a matrix": (START, "return (torch.zeros(2, 5),)", "shape [2, 5]; it must give flat vectors", "def start"),
     "start of no tuple": (START, "return torch.zeros_like(self.a[0])", "a tuple of one vector", "def start"),
     "start of another type": (START, "return (torch.zeros(10).double(),)", "gives torch.float64", "def start"),
     "evaluate without return": (f"return {MSE}", MSE, "gives None", "def evaluate"),
@@ -108,13 +131,14 @@ def test_mistakes(mistake, monkeypatch, capsys, tmp_path):
     assert line.startswith(place)
     assert change[2] in line
     of_vmap = mistake.removesuffix(" in f").removeprefix("an ") in ("if", "item", "numpy")
-    assert ("hardware.engine=one_by_one" in line) >= of_vmap
+    assert ("hardware.engine=one_by_one" in line) == (of_vmap or mistake == "shapes")
     assert "bug" not in line
 
 
-@pytest.mark.parametrize(
-    "mistake", ["a client without return", "in place on the message", "randn", "types", "if", "item"]
-)
+ONE_BY_ONE = ["a client without return", "in place on the message", "randn", "types", "if", "item"]
+
+
+@pytest.mark.parametrize("mistake", [*ONE_BY_ONE, "a step of a scan without return"])
 def test_mistakes_one_by_one(mistake, monkeypatch, capsys, tmp_path):
     """Nothing is said of vmap, and what only vmap cannot do runs."""
     change = IN_ALGORITHM[mistake]
@@ -126,6 +150,75 @@ def test_mistakes_one_by_one(mistake, monkeypatch, capsys, tmp_path):
     line = result.err.splitlines()[-1]
     assert line.startswith(place) or "MySgd.step draws random numbers" in line
     assert "vmap" not in line
+
+
+KEYS = "the keys are the fields of MySgd (my_sgd_{}.py:12), "
+HEADLESS = "is the first line missing? '# @package _global_'"
+OWN = {  # the file that is changed, what stands there, what instead, and what is said; {}: the number of the module
+    "a field without a key": (
+        "py",
+        "    eta: float",
+        "    eta: float\n    mu: float",
+        f"algo.mu: is missing; {KEYS}eta, mu, B",
+    ),
+    "a key without a field": ("yaml", "eta:", "etta:", "algo.etta: there is no such key, did you mean algo.eta?"),
+    "whose file has the keys": ("yaml", "eta:", "etta:", "eta, B; they stand in myconf/algo/my_sgd.yaml"),
+    "a mistyped class": (
+        "yaml",
+        ".MySgd",
+        ".MySgb",
+        "has no MySgb, did you mean MySgd?",
+    ),
+    "another class": ("yaml", ".MySgd", ".Other", "has no Other; its classes are State, MySgd"),
+    "a node in a node": ("yaml", "_target_: ", "algo:\n  _target_: ", f"myconf/algo/my_sgd.yaml: {HEADLESS}"),
+}
+
+
+@pytest.mark.parametrize("mistake", OWN)
+def test_keys_and_classes(mistake, monkeypatch, capsys, tmp_path):
+    suffix, right, wrong, said = OWN[mistake]
+    number = next(COUNT)
+    name, group = f"my_sgd_{number}", tmp_path / "myconf" / "algo"
+    texts = {kind: (TEMPLATES / f"my_sgd.{kind}").read_text() for kind in ("py", "yaml")}
+    texts["yaml"] = texts["yaml"].replace(": my_sgd.", f": {name}.")
+    texts[suffix] = texts[suffix].replace(right, wrong)
+    group.mkdir(parents=True)
+    (tmp_path / f"{name}.py").write_text(texts["py"])
+    (group / "my_sgd.yaml").write_text(texts["yaml"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    result = fedopt(monkeypatch, capsys, "--config-dir", "myconf", *CHOSEN["my_sgd"][:-1])
+    assert result.code == 2
+    assert said.format(number) in result.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("experiment/mine", "budget:\n  rounds: 2\n"),
+        ("experiment/mine", "defaults:\n  - override /algo: fedavg\n"),
+        ("preset/mine", "algo:\n  K: 3\n"),
+    ],
+)
+def test_a_file_without_its_first_line(option, text, monkeypatch, capsys, tmp_path):
+    file = tmp_path / "conf" / f"{option}.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    result = fedopt(monkeypatch, capsys, "--config-dir", str(tmp_path / "conf"), option.replace("/", "="))
+    assert result.code == 2
+    assert f"{file}: {HEADLESS}" in result.err
+
+
+def test_examples_that_f_is_taken_on(monkeypatch, capsys, tmp_path):
+    """Of a bilevel problem whose clients have one split."""
+    set_up = "self.set_up(self.world.load(validation=True), held_out=self.validation)"
+    change = (set_up, "self.set_up(self.world.load())", "", "@dataclass")
+    result, place = mistaken("my_weights", change, "vectorised", monkeypatch, capsys, tmp_path)
+    assert result.code == 2
+    assert (
+        f"{place}MyWeights.f is taken on the split val, and self.splits has train: write f_split = 'train'"
+        in result.err
+    )
 
 
 def test_a_mistake_of_ours_is_ours(monkeypatch, capsys, tmp_path):

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from fedopt.errors import UserError
 from fedopt.federation.draws import Drawn, Weighted
-from fedopt.federation.oracles import Calls, Oracles
-from fedopt.problems.classes import Problem
+from fedopt.federation.oracles import Calls, Oracles, of
+from fedopt.problems.checks import wrong
+from fedopt.problems.classes import Bilevel, Hierarchical, Minimax, Problem
 
 SMALL, AT_ONCE = 8, 256  # a stack fetches several batches of fewer than SMALL examples in one go, which saves overhead
 
@@ -71,15 +72,19 @@ class Client(Oracles):
         everyone, counts = self._counted, self._taken(name)
         for k in range(skip, len(counts)):
             self._counted, taken = counts[k], (self._of_step(name, k), *(schedule(k) for schedule in schedules))
-            if counts[k] == everyone:
-                carry = step(carry, *taken)
-            else:  # somebody has finished, whose carry no step may be written over
-                kept = tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, carry)
-                new, active = step(kept, *taken), self._share["active"][name][k]
+            finished = counts[k] < everyone  # somebody has, whose carry no step may be written over
+            new = step(tree_map(_detached, carry) if finished else carry, *taken)
+            if k == skip and not _carried_on(carry, new):
+                raise wrong(step, new, "what the next step begins with, as it is given it as its first argument")
+            if finished:
+                active = self._share["active"][name][k]
                 carry = tree_map(lambda a, b, active=active: torch.where(active, a, b), new, carry)
+            else:
+                carry = new
         self._counted, self._iterate = everyone, None  # what is returned is not written over
         return carry
 
+    @of(Bilevel, Minimax, Hierarchical)
     def project(self, *point: Any) -> Any:
         """The nearest point that the problem's constraint admits."""
         return self._problem.project(*point)
@@ -138,3 +143,13 @@ class Client(Oracles):
             return self._problem.pick(self._held, chosen)
         rows = {split: (self._share["whole"][split][0].gather(0, at), weight) for split, (at, weight) in chosen.items()}
         return self._problem.sample(self.index, rows)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _carried_on(carry: Any, new: Any) -> bool:
+    """Whether a step gave as much as it was given."""
+    leaves = tree_leaves(new)
+    return len(leaves) == len(tree_leaves(carry)) and all(leaf is not None for leaf in leaves)

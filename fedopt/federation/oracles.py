@@ -2,13 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from fedopt.errors import UserError
 from fedopt.inverse import Inverse
-from fedopt.problems.classes import Bilevel
+from fedopt.problems.classes import Bilevel, Compositional, Hierarchical, Minimax, Minimisation, Problem, class_of
+from fedopt.problems.classes import name as class_name
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass
@@ -29,6 +34,36 @@ def moved(point: Tensor, direction: Tensor, step: float | Tensor) -> Tensor:
     return point - step.to(point.dtype) * direction if isinstance(step, Tensor) else point.sub(direction, alpha=step)
 
 
+def of(*classes: Any) -> Callable[[F], F]:
+    """Marks a function of `Oracles` as one of problems of these classes: on others it raises UserError."""
+
+    def marked(oracle: F) -> F:
+        @wraps(oracle)
+        def asked(self: "Oracles", *arguments: Any, **named: Any) -> Any:
+            if not isinstance(self._problem, classes):
+                raise _not_offered(type(self), oracle.__name__, classes, self._problem)
+            return oracle(self, *arguments, **named)
+
+        asked.classes = classes  # type: ignore[attr-defined]
+        return asked  # type: ignore[return-value]
+
+    return marked
+
+
+def offered(asked: type, cls: type[Problem]) -> list[str]:
+    """What `Oracles`, or `Client`, is asked for on problems of a class, and not on those of all classes."""
+    return [name for name in dir(asked) if issubclass(cls, getattr(getattr(asked, name), "classes", ()))]
+
+
+def _not_offered(asked: type, oracle: str, classes: tuple[type[Problem], ...], problem: Problem) -> UserError:
+    kind, wanted = class_of(problem), " and ".join(map(class_name, classes))
+    names = ", ".join(f"client.{name}" for name in offered(asked, kind)) or "none of its own"
+    return UserError(
+        f"client.{oracle} is for {wanted} problems, and {type(getattr(problem, 'original', problem)).__name__} is "
+        f"{class_name(kind)} here, which offers {names}"
+    )
+
+
 class Oracles:
     """The derivatives of a problem's functions at a point, on a sample.
 
@@ -45,12 +80,14 @@ class Oracles:
         self._iterate: Tensor | None = None  # what the last step returned: the next one may be written over it
         self._maps: list[tuple[Sequence[Tensor], Sequence[Any], float, tuple[Tensor, ...]]] = []  # evaluated last
 
+    @of(Minimisation)
     def gradient(self, x: Tensor, sample: Any) -> Tensor:
         """grad f_i(x), [d], of a minimisation problem. One gradient call."""
         self._count(grad=1)
         own = self._problem.gradient(x, sample)
         return self._grad(lambda x: self._problem.f(x, sample), x) if own is None else own
 
+    @of(Minimisation)
     def gradient_step_(self, x: Tensor, sample: Any, eta: float, plus: Tensor | None = None) -> Tensor:
         """x - eta (grad f_i(x) + plus), [d], of a minimisation problem; plus: [d], None for zero. One gradient call.
 
@@ -60,6 +97,7 @@ class Oracles:
         self._iterate = self._stepped(x, stepped, lambda: self.gradient(x, sample), eta, plus)
         return self._iterate
 
+    @of(Bilevel)
     def inner_step_(
         self, x: Tensor, y: Tensor, sample: Any, beta: float | Tensor, plus: Tensor | None = None
     ) -> Tensor:
@@ -80,11 +118,13 @@ class Oracles:
             return done
         return moved(x, gradient() if plus is None else gradient() + plus, eta)
 
+    @of(Hierarchical)
     def server_gradient(self, x: Tensor, sample: Any) -> Tensor:
         """grad f1(x), [d], of a hierarchical problem: the server's own, and so no client's gradient call."""
         own = self._problem.f1_gradient(x, sample)
         return self._grad(lambda x: self._problem.f1(x, sample), x) if own is None else own
 
+    @of(Hierarchical)
     def local_gradients(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """grad_y h_i(x, y) of a hierarchical problem at P points, x, y: [P, d]. P gradient calls."""
         self._count(grad=len(x))
@@ -93,10 +133,12 @@ class Oracles:
             return own
         return self.at_each(lambda x, y: self._grad(lambda y: self._problem.h(x, y, sample), y), x, y)
 
+    @of(Hierarchical)
     def personal_objectives(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """f2(x, y) of a hierarchical problem at P points, [P]. x, y: [P, d]."""
         return self.at_each(lambda x, y: self._problem.f2(x, y, sample), x, y)
 
+    @of(Bilevel, Minimax)
     def outer_gradients(self, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
         """(grad_x f, grad_y f) at (x, y) of a bilevel or minimax problem, from one graph. One gradient call."""
         self._count(grad=1)
@@ -104,6 +146,7 @@ class Oracles:
         grad_x, grad_y = pull(torch.ones_like(value))
         return grad_x, grad_y
 
+    @of(Bilevel, Minimax)
     def outer_gradient_x(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """grad_x f(x, y), [dx], of a bilevel or minimax problem. One gradient call; none where the problem says that it is zero."""
         if isinstance(self._problem, Bilevel) and not self._problem.direct:
@@ -111,11 +154,13 @@ class Oracles:
         self._count(grad=1)
         return self._grad(lambda x: self._problem.f(x, y, sample), x)
 
+    @of(Bilevel, Minimax)
     def outer_gradient_y(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """grad_y f(x, y), [dy], of a bilevel or minimax problem. One gradient call."""
         self._count(grad=1)
         return self._grad(lambda y: self._problem.f(x, y, sample), y)
 
+    @of(Bilevel)
     def inner_gradient(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """grad_y g(x, y), [dy], of a bilevel problem. One gradient call; none where there is no y."""
         if not self._problem.nested:
@@ -124,6 +169,7 @@ class Oracles:
         own = self._problem.inner_gradient(x, y, sample)
         return self._grad(lambda y: self._problem.g(x, y, sample), y) if own is None else own
 
+    @of(Bilevel)
     def inner_hessian(self, x: Tensor, y: Tensor, sample: Any) -> Callable[[Tensor], Tensor]:
         """The map v -> grad^2_yy g(x, y) v, [dy], from one gradient graph. Each use is one Hessian-vector product."""
         _, pull = self._vjp(lambda y: self._grad(lambda y: self._problem.g(x, y, sample), y), y)
@@ -134,6 +180,7 @@ class Oracles:
 
         return product
 
+    @of(Bilevel)
     def cross_product(self, x: Tensor, y: Tensor, v: Tensor, sample: Any) -> Tensor:
         """grad^2_xy g(x, y) v, [dx], of a bilevel problem. One Jacobian-vector product."""
         self._count(jvp=1)
@@ -141,6 +188,7 @@ class Oracles:
         _, pull = self._vjp(inner_gradient, x)
         return pull(v)[0]
 
+    @of(Bilevel)
     def hypergradient(self, x: Tensor, y: Tensor, samples: Sequence[Any], inverse: Inverse) -> Tensor:
         """grad_x f - grad^2_xy g p, p = inverse(products with grad^2_yy g, grad_y f): all of one client of a bilevel problem
         [FedNest Alg. 5, LocalBSG eq. 3.3].
@@ -168,6 +216,7 @@ class Oracles:
         p = b if problem.identity else inverse(product, b)
         return grad_x - self.cross_product(x, y, p, crossed)
 
+    @of(Bilevel, Compositional)
     def msa_maps(self, u: Sequence[Tensor], samples: Sequence[Any], damping: float = 0.0) -> tuple[Tensor, ...]:
         """The mappings of multi-sequence stochastic approximation at u = (x, z^1..z^N): (P, S^1..S^N) [FedMSA eq. 2, 3, 10, 11].
 

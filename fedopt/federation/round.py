@@ -54,8 +54,11 @@ class Round:
         self.r, self.problem, self.participation = r, federation.problem, federation.participation
         self._federation, self._exchanges, self._cohorts = federation, count(1), count()
 
-    def rng(self, purpose: Purpose, exchange: int = 0, client: int = 0) -> np.random.Generator:
-        """A generator for the server's own draws of this round, or for those that it makes for a client."""
+    def rng(self, purpose: Purpose = Purpose.OWN, exchange: int = 0, client: int = 0) -> np.random.Generator:
+        """A generator for the server's own draws of this round, or for those that it makes for a client.
+
+        The same arguments give the same numbers: several generators of a round have an `exchange` each, 0, 1, ...
+        """
         return keyed_rng(self._federation.seed, purpose, self.r + 1, exchange, client)
 
     def everyone(self) -> np.ndarray:

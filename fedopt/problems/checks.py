@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError
-from fedopt.mistakes import place
+from fedopt.mistakes import SEEDED, place
 from fedopt.problems.classes import Bilevel, Compositional, Hierarchical, Minimax, Minimisation, Problem
 
 Call = tuple[
@@ -32,6 +32,8 @@ def check(problem: Problem) -> None:
             f"{place(type(problem))}: {type(problem).__name__} does not say whose each example is: self.splits = "
             "self.world.split(EXAMPLES) in __post_init__"
         )
+    if isinstance(problem, Bilevel):
+        _check_splits(problem)
     name, start = type(problem).__name__, _start(problem)
     rows = {split: torch.from_numpy(of[0][:2]).to(start[0].device) for split, of in problem.splits.items()}
     weighted = {split: (of, start[0].new_full(of.shape, 1 / len(of))) for split, of in rows.items()}
@@ -64,12 +66,25 @@ def _start(problem: Problem) -> tuple[Tensor, ...]:
     with untouched(problem.start, ()):
         start = problem.start()
     count = 2 if isinstance(problem, Bilevel | Minimax) else 1
-    flat = isinstance(start, tuple) and all(isinstance(v, Tensor) and v.ndim == 1 for v in start)
-    if not flat or len(start) != count:
+    tensors = isinstance(start, tuple) and all(isinstance(v, Tensor) for v in start)
+    if tensors and (shaped := [v for v in start if v.ndim != 1]):
+        raise wrong(problem.start, shaped[0], "flat vectors: v.flatten() is one, and v.view(shape) undoes it in f")
+    if not tensors or len(start) != count:
         raise wrong(problem.start, start, "(x, y), two vectors" if count == 2 else "(x,), a tuple of one vector")
     for vector in start:
         _check_type(problem.start, vector, problem.world.dtype)
     return start
+
+
+def _check_splits(problem: Bilevel) -> None:
+    """Raises UserError where there are no examples that f or g are taken on."""
+    for function, split in (("f", problem.f_split), ("g", problem.g_split)):
+        if split not in problem.splits:
+            known = list(problem.splits)
+            raise UserError(
+                f"{place(type(problem))}: {type(problem).__name__}.{function} is taken on the split {split}, and self.splits has "
+                f"{', '.join(known)}: write {function}_split = {known[0]!r} in the class, or add the split"
+            )
 
 
 def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator[Call]:
@@ -100,8 +115,7 @@ def untouched(function: Callable[..., Any], given: Any) -> Iterator[None]:
     for library, now in _drawn().items():
         if now != drawn[library]:
             raise UserError(
-                f"{called(function)} draws random numbers from {library}, which do not follow the seed: a problem has "
-                "self.world.rng() in __post_init__, an algorithm fed.rng(...) on the server"
+                f"{called(function)} draws random numbers from {library}, which do not follow the seed: {SEEDED}"
             )
 
 
