@@ -65,7 +65,7 @@ def overview(folders: Iterable[str]) -> str:
         "  fedopt resume=true output_dir=DIR              go on with the run that is there",
         "  fedopt --schema experiment                     a JSON schema of experiment files, for editors; or config",
         '  eval "$(fedopt -sc install=bash)"              complete words with the tab key; or zsh, fish',
-        "  fedopt new algo NAME                           begin an algorithm of your own; or new problem NAME",
+        "  fedopt new algo NAME                           begin an algorithm of your own; or new problem NAME, --class bilevel",
         "  fedopt-compare DIR...                          compare runs",
         "  fedopt-reproduce PAPER/NAME...                 a published figure; --list shows all",
     ]

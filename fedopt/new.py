@@ -12,6 +12,7 @@ from fedopt.errors import UserError
 TEMPLATES = Path(__file__).parent / "templates"
 EXAMPLES = {  # by what is begun and the class of problems: the example that the templates hold, and what chooses it
     ("algo", "minimisation"): ("my_sgd", "algo=my_sgd problem=classification dataset=digits"),
+    ("algo", "bilevel"): ("my_nest", "algo=my_nest problem=quadratic_bilevel"),
     ("problem", "minimisation"): ("my_regression", "algo=fedmsa problem=my_regression algo.alpha=0.02"),
     ("problem", "bilevel"): ("my_weights", "algo=fednest problem=my_weights algo.beta=0.1"),
 }

@@ -1,7 +1,7 @@
 """Small runs for the tests: every algorithm that conf/algo has, on every problem of a class that it covers."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,13 +57,20 @@ SMALL = {
     "localbsgm": ["algo.p=2", "algo.Q=3"],
     "localbsgvrm": ["algo.p=2", "algo.Q=3"],
 }
-if EXTRA and (Path(EXTRA) / "contract.yaml").exists():  # the same for algorithms and problems of one's own
-    SMALL |= yaml.safe_load((Path(EXTRA) / "contract.yaml").read_text())
+# What contract.yaml says of one's own: overrides by NAME or by 'ALGO PROBLEM', and how far from the solution rounds may lead
+OWN: dict[str, Any] = {}
+if EXTRA and (Path(EXTRA) / "contract.yaml").exists():
+    OWN = yaml.safe_load((Path(EXTRA) / "contract.yaml").read_text()) or {}
+APPROXIMATE: dict[str, float] = OWN.pop("approximate", {})
 FEDERATION = ["partitioner.clients=6", "participation.cohort=3", "hardware.dtype=float64", "hardware.threads=1"]
 
 
 def names(group: str) -> list[str]:
     return sorted(path.stem for folder in FOLDERS for path in (folder / group).glob("*.yaml"))
+
+
+if unknown := {word for name in (*OWN, *APPROXIMATE) for word in name.split()} - {*names("algo"), *names("problem")}:
+    raise ValueError(f"{EXTRA}/contract.yaml: there is no algorithm or problem {', '.join(sorted(unknown))}")
 
 
 def path(group: str, name: str) -> Path:
@@ -89,6 +96,11 @@ def class_at(group: str, name: str) -> Any:
     return get_class(read(group, name)["_target_"])
 
 
+def is_ours(group: str, name: str) -> bool:
+    """Whether the class is one of fedopt's."""
+    return class_at(group, name).__module__.startswith("fedopt.")
+
+
 def pairs() -> list[tuple[str, str]]:
     """Every algorithm with every problem of a class that it covers."""
     classes = {p: classes_of.name(classes_of.class_of(class_at("problem", p))) for p in names("problem")}
@@ -104,14 +116,20 @@ def config(*overrides: str) -> dict[str, Any]:
     return plain(composed(overrides, FOLDERS[1:]))
 
 
+def own_words(algo: str, problem: str) -> list[str]:
+    """The overrides of contract.yaml."""
+    return [word for name in (algo, problem, f"{algo} {problem}") for word in OWN.get(name, [])]
+
+
 def small(algo: str, problem: str, *overrides: str) -> Experiment:
     """With less work a round."""
-    return tuned(algo, problem, *SMALL.get(algo, []), *overrides)
+    return tuned(algo, problem, *overrides, less=SMALL.get(algo, []))
 
 
-def tuned(algo: str, problem: str, *overrides: str) -> Experiment:
-    """With the values of the preset."""
-    return assemble(config(f"algo={algo}", f"problem={problem}", *SMALL.get(problem, []), *FEDERATION, *overrides))
+def tuned(algo: str, problem: str, *overrides: str, less: Sequence[str] = ()) -> Experiment:
+    """With the values of the preset, but for `less`, and those of contract.yaml."""
+    usual = [*SMALL.get(problem, []), *FEDERATION, *less, *own_words(algo, problem)]
+    return assemble(config(f"algo={algo}", f"problem={problem}", *usual, *overrides))
 
 
 def rows_of(whole: dict[str, Any], drawn: Drawn, split: str) -> tuple[torch.Tensor, torch.Tensor]:

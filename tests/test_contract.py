@@ -8,7 +8,22 @@ import numpy as np
 import pytest
 import torch
 from command import torchrun
-from harness import class_at, config, iterate, leaves, names, node, pairs, read, small, steps, tuned
+from harness import (
+    APPROXIMATE,
+    OWN,
+    class_at,
+    config,
+    is_ours,
+    iterate,
+    leaves,
+    names,
+    node,
+    pairs,
+    read,
+    small,
+    steps,
+    tuned,
+)
 from recount import Tapped, Watching
 from torch.utils._pytree import tree_leaves
 
@@ -193,7 +208,8 @@ def test_equal_clients_are_one_client(algo, problem):
 @both
 def test_metric_improves(algo, problem):
     """With the tuned values, in at most 100 rounds, by a fifth: the objective, or the loss that is minimised; where the solution is
-    known, the distance or the hypergradient; of a problem of one's own, the first metric that it declares."""
+    known, the distance or the hypergradient; of a problem of one's own, the first metric that it declares. Of fedopt's algorithms
+    there, whose steps are tuned for other problems, this is not asked unless contract.yaml gives the pair some."""
     e = tuned(algo, problem, "participation.cohort=6")
     states = iterate(e, 100)
     before = e.problem.evaluate(*e.algorithm.output(next(states)))
@@ -201,7 +217,12 @@ def test_metric_improves(algo, problem):
     metric = min(e.problem.metrics, key=lambda m: usual.index(m.name) if m.name in usual else len(usual))
     was, sign = before[metric.name], 1 if metric.better == "higher" else -1
     every_tenth = (e.problem.evaluate(*e.algorithm.output(s))[metric.name] for s in islice(states, 9, None, 10))
-    assert any(sign * (now - was) > 0.2 * abs(was) for now in every_tenth)
+    improves = any(sign * (now - was) > 0.2 * abs(was) for now in every_tenth)
+    if not improves and is_ours("algo", algo) and not is_ours("problem", problem) and f"{algo} {problem}" not in OWN:
+        pytest.skip(
+            f"the default steps of {algo} are none for {problem}: give '{algo} {problem}' some in contract.yaml"
+        )
+    assert improves
 
 
 def solution(e):
@@ -232,8 +253,10 @@ CLOSED = ("quadratic_bilevel", "quadratic_compositional", "quadratic_minimax", "
 
 @pytest.mark.parametrize(("algo", "problem"), [pair for pair in PAIRS if pair[1] in CLOSED])
 def test_solution_is_a_fixed_point(algo, problem):
-    """Where clients are equal; with the inverse of the Hessian to rounding, where it is estimated by products."""
+    """Where clients are equal; with the inverse of the Hessian to rounding, where it is estimated by products, but for one's own
+    algorithms, of which contract.yaml says how far an approximate one may lead."""
     exact = {"N": 8, "inverse": "cg"} if "inverse" in node("algo", algo) else {"Q": 400, "theta": 1.0}
+    exact = exact if is_ours("algo", algo) else {}
     words = [f"algo.{key}={value}" for key, value in exact.items() if key in node("algo", algo)]
     if words and problem != "quadratic_bilevel":
         words = []  # no product is taken
@@ -248,8 +271,13 @@ def test_solution_is_a_fixed_point(algo, problem):
     state = first
     for r in range(3):
         state = e.algorithm.step(state, e.problem, e.federation.at(r))
+    hint = (
+        f"where the inverse is approximate, 'approximate: {{{algo}: 0.01}}' in contract.yaml says how far it may lead"
+    )
     for now, known in zip(e.algorithm.output(state), at, strict=False):
-        torch.testing.assert_close(now, known, rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            now, known, rtol=0, atol=APPROXIMATE.get(algo, 1e-9), msg=lambda said: f"{said}\n{hint}"
+        )
 
 
 @pytest.mark.parametrize("algo", names("algo"))

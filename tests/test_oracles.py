@@ -1,17 +1,20 @@
 """The reductions between classes of problems; the oracles against dense derivatives."""
 
+import re
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from harness import small, steps
+from command import ROOT
+from harness import pairs, small, steps
 from test_problems import F64, central_differences, normal, quadratic, two_levels, whole
 from torch.autograd.functional import hessian, jacobian
 
 from fedopt import inverse
 from fedopt.errors import UserError
 from fedopt.federation import oracles
+from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.federation.memory import Memory
@@ -604,3 +607,50 @@ def test_oracles_of_a_problem_under_vmap():
         f_x, f_w, g_w, cross, ww = dense_bilevel(p, x, w[i], sample)
         for got, expected in zip(stacked, (f_x - cross @ v[i], g_w, ww @ v[i] - f_w), strict=True):
             torch.testing.assert_close(got[i], expected, rtol=1e-10, atol=1e-12)
+
+
+ASKED = {  # each oracle that a client has, on a problem, with its arguments; P = 1 point, one product of the inverse
+    "gradient": ("classification", lambda c, x, y, xi: c.gradient(x, xi)),
+    "gradient_step_": ("classification", lambda c, x, y, xi: c.gradient_step_(x, xi, 0.1)),
+    "inner_step_": ("quadratic_bilevel", lambda c, x, y, xi: c.inner_step_(x, y, xi, 0.1)),
+    "local_gradients": ("quadratic_hierarchical", lambda c, x, y, xi: c.local_gradients(x[None], x[None], xi)),
+    "personal_objectives": (
+        "quadratic_hierarchical",
+        lambda c, x, y, xi: c.personal_objectives(x[None], x[None], xi),
+    ),
+    "outer_gradients": ("quadratic_bilevel", lambda c, x, y, xi: c.outer_gradients(x, y, xi)),
+    "outer_gradient_x": ("quadratic_bilevel", lambda c, x, y, xi: c.outer_gradient_x(x, y, xi)),
+    "outer_gradient_y": ("quadratic_minimax", lambda c, x, y, xi: c.outer_gradient_y(x, y, xi)),
+    "inner_gradient": ("quadratic_bilevel", lambda c, x, y, xi: c.inner_gradient(x, y, xi)),
+    "inner_hessian": ("quadratic_bilevel", lambda c, x, y, xi: c.inner_hessian(x, y, xi)(y)),
+    "cross_product": ("quadratic_bilevel", lambda c, x, y, xi: c.cross_product(x, y, y, xi)),
+    "hypergradient": (
+        "quadratic_bilevel",
+        lambda c, x, y, xi: c.hypergradient(x, y, [xi, xi], partial(inverse.neumann_sum, N=1, l=1.0)),
+    ),
+    "msa_maps": ("quadratic_bilevel", lambda c, x, y, xi: c.msa_maps((x, y, y), [xi])),
+    "project": ("quadratic_bilevel", lambda c, x, y, xi: c.project(y)),
+}
+COUNTED = {
+    "one gradient call, one jacobian-vector product and the products of the inverse": Calls(1, 1, 1),
+    "two gradient calls and one product of each kind in bilevel problems": Calls(2, 1, 1),
+    "p gradient calls": Calls(1),
+    "one gradient call": Calls(1),
+    "each use is one hessian-vector product": Calls(hvp=1),
+    "one jacobian-vector product": Calls(jvp=1),
+    "nothing": Calls(),
+}
+
+
+def test_each_oracle_counts_what_the_page_says():
+    page = (ROOT / "docs" / "own-methods.md").read_text()
+    rows = dict(re.findall(r"^\| `client\.(\w+)\(.*\| ([^|]*) \|$", page.split("generated: oracles")[1], re.MULTILINE))
+    assert rows.keys() == ASKED.keys()
+    for oracle, (name, ask) in ASKED.items():
+        problem = small(next(a for a, p in pairs() if p == name), name).original
+        calls, x, y = Calls(), problem.start()[0], problem.start()[-1]
+        rows_of = {split: whole(of[0]) for split, of in problem.splits.items()}
+        shares = {"index": 0, "whole": rows_of, "positions": {}, "active": {}}
+        ask(Client(problem, calls, {}, shares), x, y, problem.sample(0, rows_of))
+        said = next(words for words in COUNTED if rows[oracle].startswith(words))
+        assert calls == COUNTED[said], oracle

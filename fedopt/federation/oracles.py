@@ -118,7 +118,6 @@ class Oracles:
             return done
         return moved(x, gradient() if plus is None else gradient() + plus, eta)
 
-    @of(Hierarchical)
     def server_gradient(self, x: Tensor, sample: Any) -> Tensor:
         """grad f1(x), [d], of a hierarchical problem: the server's own, and so no client's gradient call."""
         own = self._problem.f1_gradient(x, sample)
@@ -191,7 +190,7 @@ class Oracles:
     @of(Bilevel)
     def hypergradient(self, x: Tensor, y: Tensor, samples: Sequence[Any], inverse: Inverse) -> Tensor:
         """grad_x f - grad^2_xy g p, p = inverse(products with grad^2_yy g, grad_y f): all of one client of a bilevel problem
-        [FedNest Alg. 5, LocalBSG eq. 3.3].
+        [FedNest Alg. 5, LocalBSG eq. 3.3]. One gradient call, one Jacobian-vector product and the products of the inverse.
 
         samples: `hypergradient_samples` many: for the gradients and the cross derivative, then for each Hessian-vector product
             in turn.
@@ -219,6 +218,8 @@ class Oracles:
     @of(Bilevel, Compositional)
     def msa_maps(self, u: Sequence[Tensor], samples: Sequence[Any], damping: float = 0.0) -> tuple[Tensor, ...]:
         """The mappings of multi-sequence stochastic approximation at u = (x, z^1..z^N): (P, S^1..S^N) [FedMSA eq. 2, 3, 10, 11].
+        Two gradient calls and one product of each kind in bilevel problems, one gradient call and N Jacobian-vector products in
+        compositional ones.
 
         * Bilevel, u = (x, w, v):  P = grad_x f - grad^2_xw g v,  S = [grad_w g, (grad^2_ww g + damping I) v - grad_w f].
           (Eq. 10a prints grad_x f in S; eq. 2 has grad_w f.) Where grad_x f is all of the hypergradient, u = (x, w): v is left out.
