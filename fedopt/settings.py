@@ -215,7 +215,8 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
     cls = imported(node["_target_"], said)
     defined = {name for base in getattr(cls, "__mro__", ()) for name in vars(base)}
     lacking = sorted({*getattr(cls, "__abstractmethods__", ())} | {*INTERFACES[where]} - defined)
-    undecorated = "__dataclass_fields__" not in vars(cls) and vars(cls).get("__annotations__")
+    own = vars(cls) if isinstance(cls, type) else {}
+    undecorated = "__dataclass_fields__" not in own and own.get("__annotations__")
     if lacking or undecorated or not hasattr(cls, "__dataclass_fields__"):
         why = f"does not define {', '.join(lacking)}" if lacking else "is not a dataclass"
         raise UserError(f"{said}: {cls.__name__} {why}")
@@ -229,13 +230,13 @@ def imported(path: Any, said: str) -> Any:
         if "__main__" in module.split("."):
             raise UserError(f"{said}: is a program, which importing it would run")
         found = import_module(module)
+        if hasattr(found, name):
+            return getattr(found, name)
     except (Exception, SystemExit) as error:
         raise UserError(f"{said} cannot be imported: {not_imported(module, error)}") from None
-    if not hasattr(found, name):
-        known = classes_in(found)
-        has = f"its classes are {', '.join(known)}" if known else "it has no classes"
-        raise UserError(f"{said}: the module {module} has no {name}{nearest(name, known)}; {has}")
-    return getattr(found, name)
+    known = classes_in(found)
+    has = f"its classes are {', '.join(known)}" if known else "it has no classes"
+    raise UserError(f"{said} cannot be imported: {module} has no {name}{nearest(name, known)}; {has}")
 
 
 def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
