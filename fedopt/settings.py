@@ -302,7 +302,7 @@ def _message(error: Any, where: str, fields: Sequence[str]) -> str:
     if error["type"] == "missing":
         return f"{key}: is missing"
     if error["type"] in KEYS:
-        near = nearest(key, [f"{where}.{name}" for name in fields]) if where and len(path) == 1 else ""
+        near = nearest(path[0], list(fields)) if len(path) == 1 else ""
         return f"{key}: there is no such key{near}"
     value = error["input"]
     if not key:

@@ -102,7 +102,7 @@ class Oracles:
         self, x: Tensor, y: Tensor, sample: Any, beta: float | Tensor, plus: Tensor | None = None
     ) -> Tensor:
         """The projection of y - beta (grad_y g(x, y) + plus), [dy], of a bilevel problem, written over y as `gradient_step_` over
-        x. beta: as the step of `moved`. One gradient call."""
+        x. beta: a number, or each client's own as a tensor. One gradient call."""
         written_over = y is self._iterate and not isinstance(beta, Tensor)
         stepped = self._problem.inner_descend(x, y, sample, beta, plus) if written_over else None
         stepped = self._stepped(y, stepped, lambda: self.inner_gradient(x, y, sample), beta, plus)
