@@ -21,7 +21,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, TypeAdapter
 
 from fedopt import command
 from fedopt.algorithms.checks import first_state, first_step
-from fedopt.config import Asked, file_of
+from fedopt.config import Asked, file_of, options
 from fedopt.errors import UserError, WrongKeys, first_line, number_of
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation import ranks
@@ -60,8 +60,9 @@ def naming_files(asked: Asked) -> Iterator[None]:
     try:
         yield
     except WrongKeys as error:
-        option = asked.chosen.get(error.group)
-        where = f"; they stand in {file_of(error.group, option, asked.folders)}" if option else ""
+        group, option = error.group, asked.chosen.get(error.group)
+        known = option in options(group, asked.folders)  # not where a run goes on, whose keys are in its config.yaml
+        where = f"; they stand in {file_of(group, option, asked.folders)}" if option and known else ""
         raise UserError(f"{error}{where}") from error
 
 

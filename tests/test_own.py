@@ -6,7 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib import import_module
+from importlib import import_module, invalidate_caches
 from types import SimpleNamespace
 
 import numpy as np
@@ -195,6 +195,26 @@ def test_keys_and_classes(mistake, monkeypatch, capsys, tmp_path):
     result = fedopt(monkeypatch, capsys, "--config-dir", "myconf", *CHOSEN["my_sgd"][:-1])
     assert result.code == 2
     assert said.format(number) in result.err.splitlines()[-1]
+
+
+def test_a_run_that_goes_on_after_its_class_changed(monkeypatch, capsys, tmp_path):
+    """Its config folder is not known any more."""
+    name = f"my_sgd_{next(COUNT)}"
+    text = (TEMPLATES / "my_sgd.py").read_text()
+    (tmp_path / f"{name}.py").write_text(text)
+    group = tmp_path / "myconf" / "algo"
+    group.mkdir(parents=True)
+    (group / "mine.yaml").write_text((TEMPLATES / "my_sgd.yaml").read_text().replace(": my_sgd.", f": {name}."))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    words = ["algo=mine", *CHOSEN["my_sgd"][1:], "budget.rounds=2", "output_dir=run"]
+    assert fedopt(monkeypatch, capsys, "--config-dir", "myconf", *words).code == 0
+    (tmp_path / f"{name}.py").write_text(text.replace("    eta: float", "    eta: float\n    mu: float"))
+    monkeypatch.delitem(sys.modules, name)
+    invalidate_caches()
+    result = fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", "budget.rounds=3")
+    assert result.code == 2
+    assert "algo.mu: is missing; the keys are the fields of MySgd" in result.err
 
 
 @pytest.mark.parametrize(
