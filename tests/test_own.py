@@ -71,6 +71,12 @@ IN_ALGORITHM = {
         "is for bilevel problems, and Classification is minimisation here, which offers client.gradient, ",
         None,
     ),
+    "a server's gradient": (
+        NEW,
+        "return State(s.x - fed.server_gradient(s.x, 1))",
+        "for hierarchical problems, and Classification is none",
+        NEW,
+    ),
     "a mistyped oracle": (GRADIENT, GRADIENT.replace(".gradient", ".gradinet"), "did you mean gradient?", None),
     "a mistyped variable": (GRADIENT, GRADIENT.replace("gradient(x", "gradient(xx"), "'xx' is not defined, did", None),
     "an argument too few": (GRADIENT, "return client.gradient(x)", "missing 1 required positional argument", None),

@@ -133,7 +133,10 @@ class Round:
 
     def server_gradient(self, x: Tensor, B: int | None) -> Tensor:
         """grad f1(x) of a hierarchical problem, [d], on B of the server's examples, or on all (None)."""
-        assert isinstance(self.problem, Hierarchical)
+        if not isinstance(self.problem, Hierarchical):
+            raise UserError(
+                f"fed.server_gradient is for hierarchical problems, and {type(self.problem).__name__} is none"
+            )
         xi = self.problem.server_sample(self.rng(Purpose.SERVER), B)
         return Oracles(self.problem).server_gradient(x, xi)
 
