@@ -202,7 +202,8 @@ def _check_headers(files: Iterable[tuple[str, Path]]) -> None:
             inside = isinstance(content, dict) and isinstance(content.get(group), dict)
             if (inside or group in ("preset", "experiment")) and "@package" not in text:
                 raise UserError(
-                    f"{path}: is the first line missing? '# @package _global_' says that its keys are those of the whole config"
+                    f"{path}: is the first line missing? The file must begin with the line '# @package _global_', since its "
+                    "keys are those of the whole config"
                 )
 
 

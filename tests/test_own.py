@@ -164,7 +164,7 @@ def test_mistakes_one_by_one(mistake, monkeypatch, capsys, tmp_path):
 
 
 KEYS = "the keys are the fields of MySgd (my_sgd_{}.py:12), "
-HEADLESS = "is the first line missing? '# @package _global_'"
+HEADLESS = "is the first line missing? The file must begin with the line '# @package _global_'"
 OWN = {  # the file that is changed, what stands there, what instead, and what is said; {}: the number of the module
     "a field without a key": (
         "py",
