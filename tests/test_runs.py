@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import harness
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -58,6 +60,24 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     assert fedopt(monkeypatch, capsys, *TINY, "seed=3").code == 0  # the same again gets a folder of its own
     assert without_time(folder).equals(without_time(folder.with_name(folder.name + ".2")))
     assert "finished" in fedopt(monkeypatch, capsys, *TINY, "seed=3", "resume=true").out
+
+
+@pytest.mark.pictures
+@pytest.mark.parametrize("problem", harness.names("problem"))
+def test_pictures_of_every_problem(problem, monkeypatch, capsys, tmp_path):
+    """Neither is blank."""
+    algo = next(algo for algo, of in harness.pairs() if of == problem)
+    words = [
+        f"algo={algo}",
+        f"problem={problem}",
+        *(w for name in (problem, algo) for w in harness.SMALL.get(name, [])),
+    ]
+    result = fedopt(
+        monkeypatch, capsys, *words, *harness.FEDERATION, "budget.rounds=1", f"output_dir={tmp_path / 'run'}"
+    )
+    assert (result.code, result.err.count("Warning")) == (0, 0), result.err
+    for name in ("partition.png", "metrics.png"):
+        assert np.ptp(plt.imread(tmp_path / "run" / name)) > 0.5
 
 
 @pytest.mark.parametrize(
