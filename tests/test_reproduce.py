@@ -102,10 +102,10 @@ def test_figures_share_runs(tmp_path, experiment, command):
     assert again.code == 0
     assert "6 of 6 runs are there already" in again.out
     assert " finished  " not in again.out
-    listed = command("--list").out
+    listed = command("--list", "test").out
     assert [row.split()[-2] for row in listed.splitlines() if " test/" in row] == ["done", "done"]
     (runs[0] / "summary.json").unlink()
-    assert "3/4 runs" in command("--list").out
+    assert "3/4 runs" in command("--list", "test").out
 
 
 def test_fedopt_composes_an_experiment(tmp_path, experiment, monkeypatch, capsys):
