@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from command import ROOT, TINY, fedopt, run, start, torchrun
 from safetensors import safe_open
 
 from fedopt.config import composed_of, differences, resolve
-from fedopt.results.folder import RunFolder
+from fedopt.results.folder import RunFolder, slug, slug_before
 from fedopt.settings import cores
 
 LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=300", "eval.every=3", "hardware.threads=1"]
@@ -234,6 +235,45 @@ def test_a_longer_sweep_finds_its_runs(monkeypatch, capsys, tmp_path):
     assert set(after) == {f"{sweep}/fedmsa_mco,seed={seed},algo.K={K}" for seed in (0, 1) for K in (1, 2)}
     assert {path: after[path] for path in before} == before
     assert sorted(pd.read_csv(f"{sweep}/sweep.csv")["run"]) == sorted(Path(path).name for path in after)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["seed=3", "+a_=3_"], "+a_=3_,seed=3"),
+        (["dataset.path=/home/someone/projects/data/patients.csv"], "dataset.path=patients.csv-"),
+        (["problem.model={_target_: mynets.Net, width: 64}"], "problem.model=target_mynets.Net_width_64-"),
+        (["eval.at=[1,2]", "~x", "preset=fednest/saddle"], "eval.at=1_2,preset=fednest_saddle,_x-"),
+        (["dataset.path=" + "x" * 300, "seed=1"], "dataset.path,seed=1-"),
+        ([f"a.key{i}=value{i}" for i in range(9)], ",".join(f"a.key{i}=value{i}" for i in range(8)) + "-"),
+    ],
+)
+def test_names_of_folders_can_be_read(words, name):
+    """Words are whole; a hash stands for what was left out."""
+    made = slug(words)
+    assert re.fullmatch(re.escape(name) + "[0-9a-f]{8}" * name.endswith("-"), made)
+    assert len(made) <= 120
+    assert slug(words[::-1]) == made
+
+
+def test_folders_that_earlier_versions_named_are_gone_on_with(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    word = "algo.alpha={kind: inverse_power, initial: 0.01}"
+    with monkeypatch.context() as patch:
+        patch.setattr("fedopt.results.folder.slug", slug_before)
+        assert fedopt(monkeypatch, capsys, *SMALL, word).code == 0
+        assert fedopt(monkeypatch, capsys, "-m", *SMALL, word, "algo.K=1,2").code == 0
+        assert fedopt(monkeypatch, capsys, "-m", *SMALL, f"{word},0.1", "output_dir=here").code == 0
+    before = runs_of(tmp_path)
+    assert len([path for path in before if "=_kind_" in path]) == 4
+    assert fedopt(monkeypatch, capsys, *SMALL, word, "resume=true").code == 0
+    assert fedopt(monkeypatch, capsys, "-m", *SMALL, word, "algo.K=2,1,3").code == 0
+    assert fedopt(monkeypatch, capsys, "-m", *SMALL, word.replace("=", "=0.1,", 1), "output_dir=here").code == 0
+    after = runs_of(tmp_path)
+    assert len(after) == len(before) + 1
+    assert {path: after[path] for path in before} == before
+    assert fedopt(monkeypatch, capsys, *SMALL, word).code == 0
+    assert len([path for path in runs_of(tmp_path) if path.endswith(".2")]) == 1
 
 
 def test_sweeps_in_one_folder_keep_apart(monkeypatch, capsys, tmp_path):

@@ -76,11 +76,10 @@ class World:
         if BYTES_AN_EXAMPLE * count > memory():
             raise MemoryError(f"{count:,} examples")
         least = 1 if validation is None else 2
-        natural = isinstance(self.partitioner, ByColumn)
-        among = owners if natural else labels
+        among = owners if isinstance(self.partitioner, ByColumn) else labels
         parts = self.partitioner(count, among, keyed_rng(self.seed, Purpose.PARTITION), least)
         check_division(self.partitioner, parts, count, least)
-        names = list(map(str, np.unique(owners))) if natural else []
+        names = list(map(str, np.unique(owners))) if owners is not None and among is owners else []
         if validation is None:
             return {"train": Ragged(parts, names)}
         if isinstance(validation, np.ndarray):
