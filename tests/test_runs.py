@@ -169,6 +169,17 @@ def test_evaluation_schedule(monkeypatch, capsys, tmp_path):
     assert pd.read_csv(tmp_path / "run" / "metrics.csv")["round"].tolist() == [0, 1, 5, 7, 10, 11]
 
 
+@pytest.mark.parametrize(("rounds", "shown"), [(4, range(5)), (30, [*range(10), 30])])
+def test_evaluations_that_are_shown(rounds, shown, monkeypatch, capsys, tmp_path):
+    """All where there are few; else the last line says how many are missing."""
+    monkeypatch.setattr("fedopt.results.progress.SECONDS", 1e9)
+    words = [*TINY, f"budget.rounds={rounds}", "eval.every=1", f"output_dir={tmp_path / 'run'}"]
+    lines = [line for line in fedopt(monkeypatch, capsys, *words).err.splitlines() if line.startswith("round ")]
+    assert [int(line.split()[1]) for line in lines] == list(shown)
+    assert [line for line in lines if "more before it" in line] == lines[len(lines) - (rounds > 10) :]
+    assert ("(20 more before it in metrics.csv)" in lines[-1]) == (rounds > 10)
+
+
 SWEEP = ["-m", "algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=3", "seed=0,1", "algo.alpha=0.05,-1"]
 
 
