@@ -38,7 +38,7 @@ from fedopt.config import (
 )
 from fedopt.errors import UserError, first_line
 from fedopt.interrupts import ctrl_c_kept, ending_at_once
-from fedopt.results.folder import RunFolder, configured, key_of, name_in_sweep, numbers_of, place, refuse_links
+from fedopt.results.folder import RunFolder, configured, key_of, name_in_sweep, named, numbers_of, place, refuse_links
 from fedopt.settings import INTERFACES, cores
 
 MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
@@ -202,8 +202,8 @@ def _job(naming: Container[str] | None, given: Sequence[str], config: DictConfig
     own = [source.path for source in job.runtime.config_sources if source.schema == "file"]
     asked = Asked(overrides, chosen_of(job.runtime.choices, own), own)
     words = [word for word in overrides if naming is None or key_of(word) in naming]
-    name = name_in_sweep(asked.chosen["algo"], asked.chosen["problem"], words, OmegaConf.select(config, "seed"))
-    folder = RunFolder(Path(job.sweep.dir) / name)
+    run = asked.chosen["algo"], asked.chosen["problem"], words, OmegaConf.select(config, "seed")
+    folder = RunFolder(named(Path(job.sweep.dir), lambda of: name_in_sweep(*run, of)))
     parallel = OmegaConf.select(job.launcher, "n_jobs", default=1)
     jobs = cores() if parallel == -1 else parallel
     from fedopt.reproduce.sweep import job_of_many, optimised
@@ -248,7 +248,8 @@ def _prepare_sweep(texts: list[str], folders: list[str]) -> tuple[Path, set[str]
         return Path(given_folder), None
     algo, problem = (f"{group}s" if group in keys else found[0][1][group] for group in ("algo", "problem"))
     shared = [text for text in given if key_of(text) not in keys]
-    return Path("outputs") / "multirun" / name_in_sweep(algo, problem, [*shared, *keys]), None if other else keys
+    folder = named(Path("outputs") / "multirun", lambda of: name_in_sweep(algo, problem, [*shared, *keys], None, of))
+    return folder, None if other else keys
 
 
 def _combinations(given: list[list[str]], chosen: bool) -> Iterable[Sequence[str]]:

@@ -84,6 +84,11 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         if key[1] in known:
             return f"{key[1]}: not every choice of the sweep has this key"
         chosen = [word for word in arguments if word.partition("=")[0] in ("algo", "problem") and "," not in word]
+        group, _, name = key[1].partition(".")
+        own = next((word for word in arguments if _chooses_own(word, group)), None)
+        if own and not get_close_matches(name, [of.removeprefix(f"{group}.") for of in known]):
+            given = next((word for word in arguments if word.startswith(f"{key[1]}=")), f"{key[1]}=VALUE")
+            return f"{key[1]}: the file of {own} has no such key; +{given} sets a field of its class that the file leaves out"
         lists = f"fedopt --help {' '.join(chosen or ['algo=NAME', 'problem=NAME'])} lists them"
         return f"{key[1]}: there is no such key{_meant(key[1].lstrip('+~'), known)}; {lists}"
     if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
@@ -96,6 +101,12 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         return f"{error.filename or 'output'}: {error.strerror or error}"
     said = first_line(error)
     return text.partition(" full_key:")[0][:300] if said.endswith(":") else said  # what is wrong comes after it
+
+
+def _chooses_own(word: str, group: str) -> bool:
+    """Whether a word chooses, in this group, a file of the user's own."""
+    key, _, option = word.partition("=")
+    return key == group in GROUPS and option not in options(group)
 
 
 def _meant(word: str, known: list[str]) -> str:

@@ -299,8 +299,11 @@ class Run:
         if not resuming:
             for stale in (self.folder.metrics, self.folder.checkpoint, *(self.folder.path / n for n in journal.NAMES)):
                 stale.unlink(missing_ok=True)
-            self.folder.write_json("run.json", run_card(self.asked, self.config["seed"], e.problem.metrics))
-            figures.partition(self.folder.path / "partition.png", e.original.splits["train"], e.original.labels)
+            split = e.original.splits["train"]
+            self.folder.write_json(
+                "run.json", run_card(self.asked, self.config["seed"], e.problem.metrics, split.names)
+            )
+            figures.partition(self.folder.path / "partition.png", split, e.original.labels)
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
         tuned = f"; {self.asked.tuned}" if self.asked.tuned else ""

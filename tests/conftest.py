@@ -1,9 +1,12 @@
-"""Property tests draw the same examples every time, and may be slow on a loaded machine."""
+"""Property tests draw the same examples every time, and may be slow on a loaded machine. Runs draw pictures where a test asks."""
 
 import os
 
+import pytest
 import torch
 from hypothesis import settings
+
+from fedopt.results import figures
 
 settings.register_profile("fedopt", deadline=None, derandomize=True, database=None)
 settings.load_profile("fedopt")
@@ -15,3 +18,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that they star
 def pytest_collection_modifyitems(items):
     """The longest tests first, so that no worker is left alone with one at the end."""
     items.sort(key=lambda item: "torture" not in item.nodeid)
+
+
+@pytest.fixture(autouse=True)
+def pictures_of_runs(request, monkeypatch):
+    """A run's own pictures are drawn in tests that are marked `pictures`; elsewhere their files are one line long, since drawing
+    takes ten times as long as a small run."""
+    save = figures._save
+
+    def written(figure, *paths):
+        if {path.name for path in paths} <= {"partition.png", "metrics.png"}:
+            for path in paths:
+                figures.write_atomically(path, b"not drawn in this test\n")
+        else:
+            save(figure, *paths)
+
+    if request.node.get_closest_marker("pictures") is None:
+        monkeypatch.setattr(figures, "_save", written)

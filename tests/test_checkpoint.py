@@ -203,6 +203,7 @@ def test_the_last_good_state_is_that_of_the_last_good_row(monkeypatch, capsys, t
 # Ends
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_while_the_last_figure_is_drawn(number, monkeypatch, capsys, tmp_path):
     """All is recorded by then: the run ends as it would have."""

@@ -82,6 +82,21 @@ def test_own_algorithms_and_families(tmp_path, monkeypatch, capsys):
     assert result.err.startswith("fedopt: preset: neither the algorithm's nor the problem's file names one")
 
 
+def test_fields_that_an_own_file_leaves_out(tmp_path, monkeypatch, capsys):
+    """The message says how to set one; what is misspelt is said to be."""
+    (tmp_path / "partitioner").mkdir()
+    (tmp_path / "partitioner" / "mine.yaml").write_text("_target_: fedopt.data.partitioners.Dirichlet\nalpha: 1.0\n")
+    words = [f"--config-dir={tmp_path}", "algo=fedavg", "problem=classification", "partitioner=mine"]
+    result = fedopt(monkeypatch, capsys, *words, "partitioner.min_size=2")
+    assert result.code == 2
+    assert (
+        "partitioner.min_size: the file of partitioner=mine has no such key; +partitioner.min_size=2 sets" in result.err
+    )
+    assert "min_size: 2" in fedopt(monkeypatch, capsys, *words, "+partitioner.min_size=2", "--cfg", "job").out
+    assert "did you mean partitioner.alpha?" in fedopt(monkeypatch, capsys, *words, "partitioner.alhpa=2").err
+    assert "did you mean partitioner.clients?" in fedopt(monkeypatch, capsys, *words, "partitioner.cleints=2").err
+
+
 def test_misspelt_preset_in_a_sweep(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     result = fedopt(monkeypatch, capsys, "-m", "preset=none,fedmsa/mcoo")

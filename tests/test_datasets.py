@@ -3,6 +3,7 @@
 Tests of the real data need the environment variable FEDOPT_DATA.
 """
 
+import json
 import os
 import socket
 from pathlib import Path
@@ -576,6 +577,7 @@ def test_a_table_with_clients_of_its_own(monkeypatch, capsys, tmp_path):
     assert result.code == 0, result.err
     table = pd.read_csv(tmp_path / "run" / "metrics.csv")
     assert table["test_accuracy"].iloc[-1] > 90  # column b alone tells the classes apart
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["clients"] == ["east", "north", "south"]
     bytes_of_a_model = 4 * (2 * 2 + 2)
     assert table["bytes_up"].iloc[-1] == 20 * len({*hospital}) * bytes_of_a_model
 

@@ -246,6 +246,7 @@ def test_the_last_good_state_is_finite(monkeypatch, capsys, tmp_path):
         assert all(bool(file.get_tensor(name).isfinite().all()) for name in file.keys() if name.startswith("state"))  # noqa: SIM118
 
 
+@pytest.mark.pictures
 def test_a_figure_that_is_missing_is_drawn(ended):
     """As after a kill between the last row and it."""
     folder, again = ended

@@ -102,10 +102,10 @@ def test_figures_share_runs(tmp_path, experiment, command):
     assert again.code == 0
     assert "6 of 6 runs are there already" in again.out
     assert " finished  " not in again.out
-    listed = command("--list").out
+    listed = command("--list", "test").out
     assert [row.split()[-2] for row in listed.splitlines() if " test/" in row] == ["done", "done"]
     (runs[0] / "summary.json").unlink()
-    assert "3/4 runs" in command("--list").out
+    assert "3/4 runs" in command("--list", "test").out
 
 
 def test_fedopt_composes_an_experiment(tmp_path, experiment, monkeypatch, capsys):
@@ -151,7 +151,7 @@ def test_quick_run_of_a_published_experiment(tmp_path, command):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_goes_on(how, tmp_path, experiment, command):
     """Its process ends with the command, also when that is killed."""
-    experiment("one", common={"budget": {"rounds": 3000}, "eval": {"every": 10}}, seeds=1)
+    experiment("one", common={"budget": {"rounds": 600}, "eval": {"every": 10}}, seeds=1)
     arguments = ["-m", "fedopt.reproduce.reproduce", "--config-dir", "conf", "test/one"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "FEDOPT_CHECKPOINT_SECONDS": "0"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -169,7 +169,7 @@ def test_an_interrupted_run_goes_on(how, tmp_path, experiment, command):
     assert result.code == 0, result.err
     assert RunFolder(run).status() == "finished"
     assert "resumed" in (run / "log.txt").read_text()
-    assert set(range(0, 401, 10)) <= set(pd.read_csv(run / "metrics.csv")["round"])
+    assert list(pd.read_csv(run / "metrics.csv")["round"]) == [*range(0, 601, 10)]
 
 
 def test_a_failed_run_is_named_and_the_others_are_judged(tmp_path, experiment, command):
@@ -394,14 +394,46 @@ def test_no_picture_of_nothing(tmp_path, experiment, command):
     assert not (tmp_path / "outputs/reproduce/test/one/figure.png").exists()
 
 
-def test_clients_have_whole_numbers(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("names", "ticks"),
+    [
+        ([], None),
+        (["north", "south"], ["north", "south"]),
+        (["of a very long name", "a$b$"], ["of a very long na…", r"a\$b\$"]),
+        ([f"h{i}" for i in range(60)], None),
+    ],
+)
+def test_clients_have_names_or_whole_numbers(names, ticks, tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
-    figures.partition(tmp_path / "a.png", Ragged([np.arange(3), np.arange(3, 5)]), np.array([0, 0, 1, 1, 2]))
+    split = Ragged(np.split(np.arange(120), [3, *range(5, 5 + max(0, len(names) - 2))]), names)
+    figures.partition(tmp_path / "a.png", split, np.arange(120) % 3)
     monkeypatch.undo()
     (axes,) = kept[0].axes
+    shown = [text.get_text() for text in axes.get_xticklabels()]
+    assert shown == ticks or ticks is None
+    assert not set(shown) & {*names} or ticks is not None
     assert all(tick == round(tick) for tick in axes.get_xticks())
+    assert ("run.json" in axes.get_xlabel()) == (len(names) > 40)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(("clients", "classes", "bars"), [(3, 2, True), (3, 100, False), (300, 2, False)])
+def test_bars_are_as_high_as_the_counts(clients, classes, bars, tmp_path, monkeypatch):
+    """Bars on each other, one colour a class, or the same counts as an image."""
+    kept = []
+    monkeypatch.setattr(figures, "_save", lambda figure, *_: kept.append(figure))
+    labels = np.arange(3 * clients * classes + 1) % classes
+    split = Ragged(np.array_split(np.arange(len(labels)), clients))
+    figures.partition(tmp_path / "a.png", split, labels)
+    counts = np.array([np.bincount(labels[rows], minlength=classes) for rows in split])
+    axes = kept[0].axes[0]
+    if bars:
+        drawn = [patch.get_data() for patch in axes.patches]
+        np.testing.assert_array_equal([(of.values - of.baseline)[::2] for of in drawn], counts.T)
+        np.testing.assert_array_equal([of.values[::2] for of in drawn], counts.cumsum(1).T)
+    else:
+        np.testing.assert_array_equal(axes.images[0].get_array(), counts.T)
 
 
 def test_points(tmp_path, experiment, command, monkeypatch):

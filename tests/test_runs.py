@@ -3,12 +3,15 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import harness
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,7 +20,7 @@ from command import ROOT, TINY, fedopt, run, start, torchrun
 from safetensors import safe_open
 
 from fedopt.config import composed_of, differences, resolve
-from fedopt.results.folder import RunFolder
+from fedopt.results.folder import RunFolder, slug, slug_before
 from fedopt.settings import cores
 
 LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=300", "eval.every=3", "hardware.threads=1"]
@@ -58,6 +61,24 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     assert fedopt(monkeypatch, capsys, *TINY, "seed=3").code == 0  # the same again gets a folder of its own
     assert without_time(folder).equals(without_time(folder.with_name(folder.name + ".2")))
     assert "finished" in fedopt(monkeypatch, capsys, *TINY, "seed=3", "resume=true").out
+
+
+@pytest.mark.pictures
+@pytest.mark.parametrize("problem", harness.names("problem"))
+def test_pictures_of_every_problem(problem, monkeypatch, capsys, tmp_path):
+    """Neither is blank."""
+    algo = next(algo for algo, of in harness.pairs() if of == problem)
+    words = [
+        f"algo={algo}",
+        f"problem={problem}",
+        *(w for name in (problem, algo) for w in harness.SMALL.get(name, [])),
+    ]
+    result = fedopt(
+        monkeypatch, capsys, *words, *harness.FEDERATION, "budget.rounds=1", f"output_dir={tmp_path / 'run'}"
+    )
+    assert (result.code, result.err.count("Warning")) == (0, 0), result.err
+    for name in ("partition.png", "metrics.png"):
+        assert np.ptp(plt.imread(tmp_path / "run" / name)) > 0.5
 
 
 @pytest.mark.parametrize(
@@ -148,6 +169,17 @@ def test_evaluation_schedule(monkeypatch, capsys, tmp_path):
     assert pd.read_csv(tmp_path / "run" / "metrics.csv")["round"].tolist() == [0, 1, 5, 7, 10, 11]
 
 
+@pytest.mark.parametrize(("rounds", "shown"), [(4, range(5)), (30, [*range(10), 30])])
+def test_evaluations_that_are_shown(rounds, shown, monkeypatch, capsys, tmp_path):
+    """All where there are few; else the last line says how many are missing."""
+    monkeypatch.setattr("fedopt.results.progress.SECONDS", 1e9)
+    words = [*TINY, f"budget.rounds={rounds}", "eval.every=1", f"output_dir={tmp_path / 'run'}"]
+    lines = [line for line in fedopt(monkeypatch, capsys, *words).err.splitlines() if line.startswith("round ")]
+    assert [int(line.split()[1]) for line in lines] == list(shown)
+    assert [line for line in lines if "more before it" in line] == lines[len(lines) - (rounds > 10) :]
+    assert ("(20 more before it in metrics.csv)" in lines[-1]) == (rounds > 10)
+
+
 SWEEP = ["-m", "algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=3", "seed=0,1", "algo.alpha=0.05,-1"]
 
 
@@ -214,6 +246,45 @@ def test_a_longer_sweep_finds_its_runs(monkeypatch, capsys, tmp_path):
     assert set(after) == {f"{sweep}/fedmsa_mco,seed={seed},algo.K={K}" for seed in (0, 1) for K in (1, 2)}
     assert {path: after[path] for path in before} == before
     assert sorted(pd.read_csv(f"{sweep}/sweep.csv")["run"]) == sorted(Path(path).name for path in after)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["seed=3", "+a_=3_"], "+a_=3_,seed=3"),
+        (["dataset.path=/home/someone/projects/data/patients.csv"], "dataset.path=patients.csv-"),
+        (["problem.model={_target_: mynets.Net, width: 64}"], "problem.model=target_mynets.Net_width_64-"),
+        (["eval.at=[1,2]", "~x", "preset=fednest/saddle"], "eval.at=1_2,preset=fednest_saddle,_x-"),
+        (["dataset.path=" + "x" * 300, "seed=1"], "dataset.path,seed=1-"),
+        ([f"a.key{i}=value{i}" for i in range(9)], ",".join(f"a.key{i}=value{i}" for i in range(8)) + "-"),
+    ],
+)
+def test_names_of_folders_can_be_read(words, name):
+    """Words are whole; a hash stands for what was left out."""
+    made = slug(words)
+    assert re.fullmatch(re.escape(name) + "[0-9a-f]{8}" * name.endswith("-"), made)
+    assert len(made) <= 120
+    assert slug(words[::-1]) == made
+
+
+def test_folders_that_earlier_versions_named_are_gone_on_with(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    word = "algo.alpha={kind: inverse_power, initial: 0.01}"
+    with monkeypatch.context() as patch:
+        patch.setattr("fedopt.results.folder.slug", slug_before)
+        assert fedopt(monkeypatch, capsys, *SMALL, word).code == 0
+        assert fedopt(monkeypatch, capsys, "-m", *SMALL, word, "algo.K=1,2").code == 0
+        assert fedopt(monkeypatch, capsys, "-m", *SMALL, f"{word},0.1", "output_dir=here").code == 0
+    before = runs_of(tmp_path)
+    assert len([path for path in before if "=_kind_" in path]) == 4
+    assert fedopt(monkeypatch, capsys, *SMALL, word, "resume=true").code == 0
+    assert fedopt(monkeypatch, capsys, "-m", *SMALL, word, "algo.K=2,1,3").code == 0
+    assert fedopt(monkeypatch, capsys, "-m", *SMALL, word.replace("=", "=0.1,", 1), "output_dir=here").code == 0
+    after = runs_of(tmp_path)
+    assert len(after) == len(before) + 1
+    assert {path: after[path] for path in before} == before
+    assert fedopt(monkeypatch, capsys, *SMALL, word).code == 0
+    assert len([path for path in runs_of(tmp_path) if path.endswith(".2")]) == 1
 
 
 def test_sweeps_in_one_folder_keep_apart(monkeypatch, capsys, tmp_path):

@@ -6,11 +6,15 @@ import numpy as np
 
 
 class Ragged:
-    """Which examples belong to each of M clients: `self[i]` holds the rows of client i in the one data tensor."""
+    """Which examples belong to each of M clients: `self[i]` holds the rows of client i in the one data tensor.
 
-    def __init__(self, lists: Sequence[np.ndarray]):
+    names: of the clients, where the data name them, else empty.
+    """
+
+    def __init__(self, lists: Sequence[np.ndarray], names: Sequence[str] = ()):
         self.rows = np.concatenate(lists).astype(np.int64)
         self.sizes = np.array([len(rows) for rows in lists])
+        self.names = names
         self.offsets = np.cumsum(self.sizes) - self.sizes
 
     def __len__(self) -> int:

@@ -79,8 +79,9 @@ class World:
         among = owners if isinstance(self.partitioner, ByColumn) else labels
         parts = self.partitioner(count, among, keyed_rng(self.seed, Purpose.PARTITION), least)
         check_division(self.partitioner, parts, count, least)
+        names = list(map(str, np.unique(owners))) if owners is not None and among is owners else []
         if validation is None:
-            return {"train": Ragged(parts)}
+            return {"train": Ragged(parts, names)}
         if isinstance(validation, np.ndarray):
             splits = {
                 "train": [part[~validation[part]] for part in parts],
@@ -92,10 +93,10 @@ class World:
                         f"client {lacking[0]} has no examples in the split {name}: the data say which are for validation, "
                         "and another partitioner or fewer clients (partitioner.clients) give each some of both"
                     )
-            return {name: Ragged(of_clients) for name, of_clients in splits.items()}
+            return {name: Ragged(of_clients, names) for name, of_clients in splits.items()}
         halves = []
         for i, part in enumerate(parts):
             held_out = min(max(round(validation * len(part)), 1), len(part) - 1)
             halves.append(np.split(keyed_rng(self.seed, Purpose.SPLIT, client=i).permutation(part), [held_out]))
         val, train = zip(*halves, strict=True)
-        return {"train": Ragged(train), "val": Ragged(val)}
+        return {"train": Ragged(train, names), "val": Ragged(val, names)}

@@ -151,7 +151,9 @@ def run_all(needed: Sequence[Task], runs: Path, jobs: int) -> dict[str, str]:
         print(f"{done} of {len(needed)} runs are there already")
     jobs = max(1, min(jobs, len(waiting)))
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "matplotlib.pyplot", "pandas"])  # once, not once a run
+    context.set_forkserver_preload(
+        ["fedopt.loop", "torch._dynamo"]
+    )  # once, not once a run, of which vmap takes the latter
     failed: dict[str, str] = {}
     running: dict[Any, tuple[BaseProcess, Task, float]] = {}  # by sentinel
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -19,15 +19,16 @@ from fedopt.metrics import Metric
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "torchvision", "pandas", "pydantic", "safetensors")
 
 
-def run_card(asked: Asked, seed: int, metrics: Sequence[Metric]) -> dict[str, Any]:
-    """How the run was asked for, seed, what the metrics say of themselves, versions, machine, and the commit of the code where it
-    is a git checkout."""
+def run_card(asked: Asked, seed: int, metrics: Sequence[Metric], clients: Sequence[str] = ()) -> dict[str, Any]:
+    """How the run was asked for, seed, what the metrics say of themselves, the names of the clients where they have some, versions,
+    machine, and the commit of the code where it is a git checkout."""
     return {
         "command": " ".join(sys.argv),
         **asdict(asked),
         "seed": seed,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "metrics": [asdict(metric) for metric in metrics],
+        **({"clients": list(clients)} if clients else {}),
         "commit": _commit(),
         "versions": {
             "fedopt": fedopt.__version__,

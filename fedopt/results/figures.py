@@ -45,7 +45,8 @@ OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "
 DASHES = ["solid", "dashed", "dashdot", "dotted"]
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no words about scripts that the font lacks
 _mathematics = MathTextParser("path")
-BARS = 200  # up to so many clients and classes are drawn as bars, more as an image
+BARS, CLASSES = 200, 20  # up to so many clients, and classes, are drawn as bars, more as an image
+NAMES, LETTERS = 40, 90  # of clients: up to so many stand below their bars, and side by side up to so many letters
 
 
 @contextmanager
@@ -57,18 +58,20 @@ def styled() -> Iterator[None]:
 
 @styled()
 def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
-    """Clients by classes: how many training examples of which class each client has."""
+    """Clients by classes: how many training examples of which class each client has. Names of clients are shown where they fit."""
     clients = np.arange(len(split))
     classes = np.zeros(len(split.rows), dtype=np.int64) if labels is None else labels[split.rows]
     counts = np.zeros((len(split), int(classes.max()) + 1))
     np.add.at(counts, (np.repeat(clients, split.sizes), classes), 1)
     figure, ((axes,),) = _figure(1, 1, (2 * WIDTH, 2.6))
-    if max(counts.shape) <= BARS:
-        below = np.cumsum(counts, axis=1) - counts
-        for c in range(counts.shape[1]):
+    if len(split) <= BARS and counts.shape[1] <= CLASSES:
+        above = np.cumsum(counts, axis=1)
+        edges = (clients[:, None] + [-0.45, 0.45]).reshape(-1)
+        tops, bottoms = (np.insert(to, range(1, len(split)), np.nan, axis=0) for to in (above, above - counts))
+        for c in range(counts.shape[1]):  # one patch a class: a bar for each client takes a second to draw
             colour = plt.colormaps["viridis"](c / max(1, counts.shape[1] - 1))
-            axes.bar(clients, counts[:, c], 0.9, below[:, c], color=colour, label=str(c))
-        axes.set_ylabel("training examples")
+            axes.stairs(tops[:, c], edges, baseline=bottoms[:, c], fill=True, color=colour, label=str(c))
+        axes.set(ylabel="training examples", ylim=(0, None))
         if labels is not None:
             axes.legend(title="class", ncols=2, loc="center left", bbox_to_anchor=(1, 0.5))
     else:
@@ -76,8 +79,12 @@ def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
         figure.colorbar(image, label="training examples")
         axes.set_ylabel("class")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("client")
+    axes.set_xlabel("client" if len(split.names) <= NAMES else "client, whose name stands in run.json")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if 0 < len(split.names) <= NAMES:
+        names = [(name if len(name) <= 18 else f"{name[:17]}…").replace("$", r"\$") for name in split.names]
+        side_by_side = len(names) * (max(map(len, names)) + 2) <= LETTERS
+        axes.set_xticks(clients, names, rotation="horizontal" if side_by_side else "vertical")
     axes.set_title(f"{len(split)} clients, {int(split.sizes.min())} to {int(split.sizes.max())} training examples each")
     _save(figure, path)
 

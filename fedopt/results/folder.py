@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +37,7 @@ LEFT_OVER = {"summary.json", "run.json", "traceback.txt", "log.txt"}  # by a run
 ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
 
 
+LONGEST, ODD = 120, "[^A-Za-z0-9=._,+-]"  # of a name: characters, and those that are none of a name's
 PLACED = ("output_dir", "resume")  # the keys that say where a run goes or how it starts, and do not name its folder
 
 
@@ -45,23 +46,54 @@ def key_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
-def slug(overrides: Iterable[str], longest: int = 120) -> str:
+def slug(overrides: Iterable[str]) -> str:
     """A folder name for a run, from its overrides, whose order does not matter.
 
-    A hash tells apart names from which something was left out."""
-    kept = [word for word in overrides if key_of(word) not in PLACED]
-    text = ",".join(sorted(kept, key=key_of)) or "default"
-    shown = re.sub(r"[^A-Za-z0-9=._,+-]", "_", text)
-    if shown == text and len(text) <= longest:
+    Of words that are too long together the first ones that fit stand there whole, of a long path its last part. A hash tells apart
+    names from which something was left out."""
+    kept = _naming(overrides)
+    text = ",".join(kept) or "default"
+    if not re.search(ODD, text) and len(text) <= LONGEST:
         return text
-    return f"{shown[: longest - 9]}-{hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()[:8]}"
+    shown: list[str] = []
+    for word in kept:
+        key, equals, value = word.partition("=")
+        last = value.rstrip("/").rpartition("/")[2] if len(value) > 24 else value
+        part = re.sub(f"(_*({ODD}|,)+_*)+", "_", f"{key}{equals}{last}").replace("=_", "=").rstrip("_")
+        part = part if len(part) <= LONGEST - 9 else key
+        if len(",".join([*shown, part])) <= LONGEST - 9:
+            shown.append(part)
+    return "-".join(filter(None, [",".join(shown), _hash(text)]))
 
 
-def name_in_sweep(algo: str, problem: str, overrides: Iterable[str], seed: Any = None) -> str:
+def slug_before(overrides: Iterable[str]) -> str:
+    """What earlier versions made of them, whose runs are gone on with."""
+    text = ",".join(_naming(overrides)) or "default"
+    shown = re.sub(ODD, "_", text)
+    return text if shown == text and len(text) <= LONGEST else f"{shown[: LONGEST - 9]}-{_hash(text)}"
+
+
+def _naming(overrides: Iterable[str]) -> list[str]:
+    return sorted((word for word in overrides if key_of(word) not in PLACED), key=key_of)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
+
+
+def name_in_sweep(
+    algo: str, problem: str, overrides: Iterable[str], seed: Any = None, slug: Callable[[list[str]], str] = slug
+) -> str:
     """A folder name for a sweep, from what all of its runs share, or with a seed for one of them: fedmsa_mco,seed=1,algo.K=5."""
     first = f"{algo}_{problem}" if seed is None else f"{algo}_{problem},seed={seed}"
     others = [word for word in overrides if key_of(word) not in ("algo", "problem", "seed", *PLACED)]
     return f"{re.sub(r'[^A-Za-z0-9=._,-]', '_', first)},{slug(others)}" if others else first
+
+
+def named(parent: Path, name: Callable[[Callable[[list[str]], str]], str]) -> Path:
+    """The folder in `parent` whose name is made with `slug`, or with `slug_before` where only that one is there."""
+    path, before = (parent / name(of) for of in (slug, slug_before))
+    return before if before.exists() and not path.exists() else path
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -198,7 +230,7 @@ def place(config: dict[str, Any], asked: Asked) -> Path:
     if config["output_dir"]:
         return Path(config["output_dir"])
     others = [word for word in asked.overrides if word.split("=")[0] not in ("algo", "problem")]
-    base = Path("outputs") / f"{asked.chosen['algo']}_{asked.chosen['problem']}" / slug(others)
+    base = named(Path("outputs") / f"{asked.chosen['algo']}_{asked.chosen['problem']}", lambda of: of(others))
     paths = [base, *(base.with_name(f"{base.name}.{n}") for n in range(2, 10_000))]
     free = next(n for n, path in enumerate(paths) if not RunFolder(path).used)
     return paths[free - 1] if config["resume"] and free else paths[free]

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 SHOWN = 4  # metrics, of those that a problem names first
+FEW, SECONDS = 10, 2  # evaluations that each get a plain line, and between lines from then on
 
 
 @contextmanager
@@ -28,7 +29,8 @@ class Display:
         quiet = quiet or sys.stderr is None  # closed by whoever started this process
         self._console = Console(stderr=True, quiet=quiet)
         self._last_line = 0.0
-        self._metrics = ""
+        self._metrics = self._kept = ""  # of the latest evaluation
+        self._rows = self._told = 0  # how many there were, and were when a line was written
         name, text = TextColumn(title, markup=False), TextColumn("{task.fields[text]}", markup=False)
         columns = (name, BarColumn(), TaskProgressColumn(), text, TimeElapsedColumn(), "eta", TimeRemainingColumn())
         self._on = not quiet and sys.stderr.isatty()
@@ -41,12 +43,20 @@ class Display:
         if self._on:
             self._bar.update(self._task, completed=done, text=f"round {round}  {self._metrics}")
 
-    def row(self, row: Mapping[str, Any], last: bool = False) -> None:
-        """An evaluation; as plain lines, at most one every two seconds."""
+    def row(self, row: Mapping[str, Any]) -> None:
+        """An evaluation; as plain lines the first ones, then at most one every two seconds, and the last."""
         self._metrics = "  ".join(f"{name} {row[name]:.4g}" for name in self._shown)
-        if not self._on and (last or row["round"] == 0 or time.monotonic() - self._last_line > 2):
-            self._last_line = time.monotonic()
-            self.line(f"{self._row}round {row['round']:>6}  comm_rounds {row['comm_rounds']:>6}  {self._metrics}")
+        self._kept = f"{self._row}round {row['round']:>6}  comm_rounds {row['comm_rounds']:>6}  {self._metrics}"
+        self._rows += 1
+        if self._rows <= FEW or time.monotonic() - self._last_line > SECONDS:
+            self._line_of_row()
+
+    def _line_of_row(self) -> None:
+        """The latest evaluation, and how many before it were not shown, unless there is a bar."""
+        if not self._on and self._rows > self._told:
+            left_out = self._rows - self._told - 1
+            self.line(self._kept + f"  ({left_out} more before it in metrics.csv)" * (left_out > 0))
+        self._told, self._last_line = self._rows, time.monotonic()
 
     def line(self, text: str) -> None:
         """A reader that is gone, or a full disk, is no reason to end a run."""
@@ -54,5 +64,6 @@ class Display:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
+        self._line_of_row()
         if self._on:
             self._bar.stop()

@@ -13,7 +13,7 @@ from torture import ODD, Failure, finished, often, one_line, rows, setting, unre
 from fedopt.results.folder import FILES
 
 SHORT, LONG = 4, 8  # rounds
-RUNS = 8  # that are damaged in turn
+RUNS, TIMES = 8, 6  # that are damaged in turn, each several times in a row, since to make them takes longer
 TEXTS = [text.encode("latin-1") for text in [*ODD["contents"], "[" * 5000, "9" * 5000]]
 
 
@@ -107,7 +107,7 @@ def damage(rng: random.Random, folder: Path, others: Path) -> str:
 
 def trial(rng: random.Random, number: int) -> Failure | None:
     """One or two files of a run are damaged, then it is gone on with, looked at, or asked for again."""
-    folder, words = runs(number % RUNS)
+    folder, words = runs(number // TIMES % RUNS)
     with tempfile.TemporaryDirectory() as scratch:
         cwd = Path(scratch)
         out = cwd / "out"

@@ -6,7 +6,7 @@ import sys
 import pytest
 from command import ROOT
 
-SHORT = {"commands": 15, "kills": 2, "corruptions": 10, "races": 1, "disks": 4, "sent": 10}
+SHORT = {"commands": 15, "kills": 2, "corruptions": 12, "races": 1, "disks": 4, "sent": 10}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks, /proc and limits of Linux")
