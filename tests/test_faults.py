@@ -565,6 +565,7 @@ def test_a_folder_that_another_program_takes_away(how, monkeypatch, capsys, tmp_
 
 ODD_STATES = """
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 import torch
 from fedopt.algorithms.fedmsa import FedMSA
 
@@ -586,22 +587,27 @@ class FailsWithoutAWord(FedMSA):
         raise RuntimeError
 
 
+class Odd(NamedTuple):
+    more: Any
+    s: Any
+
+
 @dataclass(frozen=True)
 class Grows(FedMSA):
     def init(self, problem):
-        return {"more": torch.zeros(1), "s": super().init(problem)}
+        return Odd(torch.zeros(1), super().init(problem))
 
     def output(self, s):
-        return super().output(s["s"])
+        return super().output(s.s)
 
     def step(self, s, problem, fed):
-        return {"more": torch.zeros(len(s["more"]) + 1), "s": super().step(s["s"], problem, fed)}
+        return Odd(torch.zeros(len(s.more) + 1), super().step(s.s, problem, fed))
 
 
 @dataclass(frozen=True)
 class HoldsAnything(Grows):
     def step(self, s, problem, fed):
-        return {"more": object(), "s": FedMSA.step(self, s["s"], problem, fed)}
+        return Odd(object(), FedMSA.step(self, s.s, problem, fed))
 """
 
 
