@@ -95,7 +95,7 @@ def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
 def metrics(path: Path, csv: Path, metrics: Sequence[Metric]) -> None:
     """Every metric against communication rounds."""
     table = pd.read_csv(StringIO(csv.read_text()))  # pandas would take a ~ in a path for the home folder
-    columns = min(len(metrics), 3)
+    columns = 2 if len(metrics) == 4 else min(len(metrics), 3)
     rows = -(-len(metrics) // columns)
     figure, axes = _figure(rows, columns, (WIDTH * columns, HEIGHT * rows))
     for axis, metric in zip(axes.flat, metrics, strict=False):
