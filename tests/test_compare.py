@@ -411,6 +411,16 @@ def test_picture(tmp_path, drawn):
     assert len({tuple(figures.look(j).values()) for j in range(28)}) == 28
 
 
+@pytest.mark.parametrize(("n", "rows", "columns"), [(1, 1, 1), (3, 1, 3), (4, 2, 2), (5, 2, 3)])
+def test_metrics_of_a_run_leave_no_more_than_one_place_empty(n, rows, columns, tmp_path, drawn):
+    described = [Metric(f"m{j}", f"metric {j}") for j in range(n)]
+    table = pd.DataFrame({"comm_rounds": [0, 2], **{metric.name: [1, 2] for metric in described}})
+    table.to_csv(tmp_path / "metrics.csv", index=False)
+    figures.metrics(tmp_path / "metrics.png", tmp_path / "metrics.csv", described)
+    layout = drawn[0].axes[0].get_gridspec()
+    assert (layout.nrows, layout.ncols, len(drawn[0].axes)) == (rows, columns, n)
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
