@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedopt.command import Parser, answer, say
+from fedopt.command import Parser, answer, say, some_of
 from fedopt.errors import UserError, nearest
 from fedopt.reproduce.curves import draw_line, explained
 from fedopt.reproduce.paired import tests
@@ -23,6 +23,7 @@ from fedopt.reproduce.recorded import ABSENT, CHOSEN, PROBLEM, Recorded, say_ski
 from fedopt.reproduce.tables import in_bytes, latex, markdown, moments, plus_minus, print_table, write_table
 from fedopt.results.figures import (
     COSTS,
+    FORMATS,
     LEGENDS,
     MARKERS,
     OKABE_ITO,
@@ -35,7 +36,7 @@ from fedopt.results.figures import (
 )
 from fedopt.results.folder import ENDED, write_atomically
 
-FORMATS, TABLES = ("png", "pdf", "svg"), ("csv", "latex", "markdown")
+TABLES = ("csv", "latex", "markdown")
 COLUMNS = (
     "runs",
     "seeds",
@@ -249,13 +250,13 @@ def _arguments() -> argparse.Namespace:
     for option, known, default in (("--format", FORMATS, "png"), ("--table", TABLES, "csv")):
         add(
             option,
-            type=_some_of(known),
+            type=some_of(known),
             default=[default],
             metavar="NAME,...",
             help=f"{', '.join(known)} (default: {default})",
         )
     chosen = f"of the tables but the CSV: {', '.join(COLUMNS)} (default: all but spent, as far as there are values)"
-    add("--columns", type=_some_of(COLUMNS), default=[], metavar="NAME,...", help=chosen)
+    add("--columns", type=some_of(COLUMNS), default=[], metavar="NAME,...", help=chosen)
     add("--smooth", type=_odd, default=1, metavar="N", help="draw means of N evaluations, centred; N is odd")
     add("--legend", choices=LEGENDS, default="below", help="where the legend is (default: below)")
     add("--ylim", type=_limits, metavar="LOW,HIGH", help="the ends of the y axis")
@@ -290,17 +291,6 @@ def _limits(text: str) -> tuple[float, float]:
     if not comma or not _number(low) < _number(high):
         raise argparse.ArgumentTypeError(f"{text} is not LOW,HIGH with LOW below HIGH")
     return float(low), float(high)
-
-
-def _some_of(known: Sequence[str]) -> Any:
-    def read(text: str) -> list[str]:
-        names = list(dict.fromkeys(text.split(",")))
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name}: there are {', '.join(known)}{nearest(name, list(known))}")
-        return names
-
-    return read
 
 
 # Metric and groups

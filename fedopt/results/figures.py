@@ -42,6 +42,7 @@ STYLE: Any = {  # of a column of a paper, 3.4 inches wide
 }
 WIDTH, HEIGHT = 3.4, 2.3  # inches, of one picture without its legend
 OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]  # without yellow
+FORMATS = ("png", "pdf", "svg")
 LEGENDS = ("below", "inside", "none")
 MARKERS = "os^Dv<>"
 DASHES = ["solid", "dashed", "dashdot", "dotted"]
