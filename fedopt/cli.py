@@ -35,6 +35,7 @@ from fedopt.config import (
     refuse_hydra,
     resolve,
     search_path,
+    tuned,
 )
 from fedopt.errors import UserError, first_line
 from fedopt.interrupts import ctrl_c_kept, ending_at_once
@@ -232,7 +233,8 @@ def _prepare_sweep(texts: list[str], folders: list[str]) -> tuple[Path, set[str]
         try:
             config, chosen = composed_of(combination, folders)
             resolved = resolve(config)
-            found.append(({key: resolved[key] for key in ("output_dir", "budget")}, chosen))
+            by_hand = {} if tuned(chosen["preset"], combination, folders) else {"preset": "none"}
+            found.append(({key: resolved[key] for key in ("output_dir", "budget")}, chosen | by_hand))
         except UserError as error:
             which = " ".join(word for word in combination if word in swept)
             raise UserError(str(error) if which in str(error) else f"{which}: {error}") from None

@@ -29,6 +29,19 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help lists the options")
 
 
+def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """For argparse: reads names with commas between them, each of which must be known."""
+
+    def read(text: str) -> list[str]:
+        names = list(dict.fromkeys(text.split(",")))
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name}: there are {', '.join(known)}{nearest(name, list(known))}")
+        return names
+
+    return read
+
+
 def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> None:
     """Do the work and exit with the code that it returns, if any; with 2 for a mistake of the user's, 130 for Ctrl-C and 1 for a
     bug, and one line about it. With HYDRA_FULL_ERROR=1 they are raised instead.
@@ -78,6 +91,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         return unknown(group, option, known)
     text = " ".join(str(error).split())
     if key := re.search(r"Could not override '([^']+)'", text):
+        if key[1] == "preset" and "preset=none" in arguments:
+            return "preset=none: this algorithm has no tuned values that could be left out; leave the word away"
         if key[1] in GROUPS:
             return f"{key[1]}: neither the algorithm's nor the problem's file names one; +{key[1]}=NAME adds one"
         known = known_keys(arguments)

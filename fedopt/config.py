@@ -100,6 +100,19 @@ def continued(config: dict[str, Any], words: Mapping[str, Override]) -> DictConf
     return node
 
 
+def tuned(preset: str, words: Iterable[str], folders: Iterable[str | Path] = ()) -> bool:
+    """Whether a run has values of a preset: of the keys in its file, but for those of evaluations, one that no word of its command
+    sets itself."""
+    if preset not in options("preset", folders):
+        return preset != "none"
+    files = [path for root in (CONF, *folders) if (path := Path(root) / "preset" / f"{preset}.yaml").is_file()]
+    given = {word.partition("=")[0].lstrip("+~") for word in words}
+    keys = {
+        key for path in files for key in flat(yaml.safe_load(config_text(path)) or {}) if not key.startswith("eval.")
+    }
+    return not keys <= given
+
+
 def differences(runs: Iterable[tuple[dict[str, Any], Mapping[str, str]]], swept: Container[str]) -> str:
     """A line on what the runs of a sweep on the same problem differ in though nobody swept it: whether there are tuned values for
     them, and the budget. Empty where they do not.

@@ -87,6 +87,9 @@ def _title(group: str, name: str, folders: Iterable[str]) -> str:
 # Keys
 
 
+PLAIN = ["problem=quadratic_minimax"]  # its file sets none of the keys that every run has
+
+
 class Key(NamedTuple):
     """default, tuned: as they are written in YAML, tuned empty without tuned values of its own; type, meaning: in words."""
 
@@ -118,7 +121,7 @@ def show(words: list[str], folders: list[str]) -> None:
     """Print the keys of what a command chooses: of the groups that it names, or with an algorithm and a problem of the whole run.
     Without words, everything there is. folders: config folders besides fedopt's."""
     refuse_hydra(words)
-    found, chosen = keys(words, folders)
+    found, chosen = keys(words or PLAIN, folders)
     if not words:
         print(overview(folders))
     named = {word.partition("=")[0] for word in words} & set(GROUPS)
@@ -163,7 +166,7 @@ def _tuned(chosen: Mapping[str, str], whole: bool, folders: Iterable[str]) -> st
     families = [value for path in _files("algo", chosen["algo"], folders) for value in _presets(path)]
     presets = [name.rpartition("/") for name in options("preset", folders)]
     problems = [problem for family, _, problem in presets if families and f"{family}/${{problem}}" == families[-1]]
-    return f"tuned values: for problem={'|'.join(problems) or 'none'}"
+    return f"tuned values: for problem={'|'.join(problems)}" if problems else "no tuned values for any problem"
 
 
 def _leaves(config: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import yaml
 from command import ROOT, code_of
 
 from fedopt.metrics import DISTANCE, TEST_ACCURACY, TRAIN_LOSS, Metric
-from fedopt.reproduce import compare, curves, recorded, tables
+from fedopt.reproduce import compare, curves, paired, recorded, tables
 from fedopt.results import figures
 
 FEDMSA = {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "_solves_": ["bilevel", "minimisation"], "K": 5}
@@ -53,7 +53,7 @@ def command(tmp_path, monkeypatch, capsys):
 def test_means_and_deviations_over_seeds(tmp_path, command):
     for seed, values in enumerate([(10, 95, 80), (20, 60, 90), (30, 70, 100)]):
         record(tmp_path / "runs" / "deep" / f"m{seed}", values, seed)
-    record(tmp_path / "runs" / "a0", (10, 40), algo=FEDAVG)
+    record(tmp_path / "runs" / "a0", (10, 20, 40), algo=FEDAVG)
     code, csv, out, err = command(tmp_path / "runs")
     assert (code, err) == (0, "")
     assert list(csv["algo"]) == ["FedAvg", "FedMSA"]
@@ -154,10 +154,17 @@ def test_chosen_groups(tmp_path, command):
         (["--x", "hours"], "invalid choice: 'hours'"),
         (["--target", "high"], "high is not a finite number"),
         (["nowhere"], "nowhere: there is no such folder"),
-        (["--names", "fedmas=x"], "--names=fedmas=x: must be OLD=NEW with OLD one of FedMSA"),
+        (["--names", "fedmas"], "--names=fedmas: must be OLD=NEW with OLD one of FedMSA"),
+        (["--columns", "to_target"], "--columns=to_target: has values with --target alone"),
+        (
+            ["--columns", "finl"],
+            "finl: there are runs, seeds, status, spent, final, best, to_target, reached, did you mean",
+        ),
+        (["--at", "-1"], "has its first evaluation at 0"),
         (["--format", "png,gif"], "gif: there are png, pdf, svg"),
         (["--table", "latx"], "latx: there are csv, latex, markdown, did you mean latex?"),
-        (["--smooth", "0"], "0 is not a whole number from 1 on"),
+        (["--smooth", "0"], "0 is not an odd number"),
+        (["--smooth", "4"], "4 is not an odd number"),
         (["--ylim", "5,1"], "5,1 is not LOW,HIGH with LOW below HIGH"),
     ],
 )
@@ -189,7 +196,8 @@ def test_an_unfinished_row_is_not_read(tmp_path, command):
     whole = (folder / "metrics.csv").read_text()
     (folder / "metrics.csv").write_text(whole[:-2])  # 9 in place of 97
     code, csv, out, err = command(tmp_path / "runs")
-    assert (code, err, csv["final_test_accuracy_mean"][0]) == (0, "", 50)
+    assert (code, csv["final_test_accuracy_mean"][0]) == (0, 50)
+    assert "not finished: FedMSA (1 of 1 running): the table has their values so far" in err
     assert "1 running" in out
     (folder / "summary.json").unlink()
     assert "1 unknown" in command(tmp_path / "runs")[2]
@@ -285,6 +293,56 @@ def test_runs_that_end_elsewhere(tmp_path, command):
     assert command(tmp_path / "runs", "--x", "seconds")[-1] == ""
 
 
+def test_equal_spends(tmp_path, command, drawn):
+    """Unequal spends are said; --at compares at one x, and draws all there is."""
+    record(tmp_path / "runs" / "a", (10, 20, 50), 0)  # to 40 exchanges
+    record(tmp_path / "runs" / "b", (10, 30, 40, 90, 60), 0, algo=FEDAVG)  # to 80
+    err = command(tmp_path / "runs")[-1]
+    said = "fedopt: unequal spends: FedMSA ends at 40 communication rounds, FedAvg at 80; the table has last values"
+    assert err == f"{said}, --x comm_rounds --at 40 those of equal spends\n"
+    assert command(tmp_path / "runs", "--group-by", "algo", "--x", "bytes")[-1].count("unequal spends") == 1
+    _, csv, out, err = command(tmp_path / "runs", "--at", 45)
+    assert err == "fedopt: --at=45: runs of FedMSA end earlier, and have their last values in the table\n"
+    _, csv, out, err = command(tmp_path / "runs", "--at", 40)
+    assert err == ""
+    assert csv["final_test_accuracy_mean"].tolist() == [40, 50]
+    assert csv["best_test_accuracy_mean"].tolist() == [40, 50]
+    assert (csv["spent_comm_rounds_mean"].tolist(), csv["at"].tolist()) == ([40, 40], [40, 40])
+    assert "at 40 communication rounds: test accuracy (%)" in out
+    assert drawn[-1].axes[0].lines[0].get_xdata().max() == 80
+
+
+def test_problems_are_not_pooled(tmp_path, command):
+    """Nor tested against each other, nor is one the best of both."""
+    for seed in range(3):
+        for target, value in (("Mco", 90), ("Other", 50)):
+            for algo in (FEDMSA, FEDAVG):
+                name = f"{target}-{algo['_target_'].rpartition('.')[2]}{seed}"
+                better = value + seed * (1 + (algo is FEDMSA)) + (algo is FEDMSA)
+                record(tmp_path / "runs" / name, (1, better), seed, algo=algo, problem={**MCO, "_target_": target})
+    _, csv, _, err = command(tmp_path / "runs", "--group-by", "algo", "--table", "csv,markdown")
+    assert err == "fedopt: --group-by=algo: the runs have more than one problem, which are told apart too\n"
+    assert csv["runs"].tolist() == [3] * 4
+    tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
+    assert tested["pair"].tolist() == ["FedAvg, Mco - FedMSA, Mco", "FedAvg, Other - FedMSA, Other"]
+    rows = (tmp_path / "out" / "compare.md").read_text().splitlines()[2:]
+    assert [("**" in row) for row in rows] == [False, False, True, True]
+
+
+def test_runs_left_out(tmp_path, command, drawn):
+    for seed, status in enumerate(["finished", "finished", "interrupted"]):
+        record(tmp_path / "runs" / f"seed={seed}", (10, 90), seed, status=status)
+    _, csv, _, err = command(tmp_path / "runs")
+    assert "not finished: FedMSA (1 of 3 interrupted)" in err
+    assert drawn[0].legends[0].get_texts()[0].get_text() == "FedMSA (1 of 3 interrupted)"
+    _, csv, _, err = command(tmp_path / "runs", "--exclude", "*=2", "--exclude", "nothing")
+    assert csv["runs"][0] == 2
+    assert err.splitlines() == [
+        "fedopt: --exclude=*=2: 1 of 3 folders are left out",
+        "fedopt: --exclude=nothing: 0 of 2 folders are left out",
+    ]
+
+
 def test_curve_with_a_run_on_its_way(tmp_path):
     tens = record(tmp_path / "0", (0, 10, 40), metric="distance")
     running = record(tmp_path / "1", (2, 1, 10), metric="distance", every=5, status="running")
@@ -308,9 +366,19 @@ def test_geometric_means_on_a_logarithmic_axis(tmp_path):
 
 
 def test_smoothing(tmp_path):
-    """The mean of the last evaluations; what is not finite stays so."""
-    run = record(tmp_path / "0", (0, 4, 8, "inf", 2), metric="distance")
-    assert curve(run, smooth=2)[1] == pytest.approx([0, 2, 6, np.nan, 2], nan_ok=True)
+    """Centred means, which begin and end where the run does; what is not finite stays so."""
+    run = record(tmp_path / "0", (0, 4, 14, "inf", 2), metric="distance")
+    assert curve(run, smooth=3)[1] == pytest.approx([0, 6, 9, np.nan, 2], nan_ok=True)
+    powers = record(tmp_path / "1", (1, 10, 10_000), metric="distance")
+    assert curve(powers, smooth=3, log=True)[1] == pytest.approx([1, 10 ** (5 / 3), 10_000])
+
+
+def test_a_straight_line_stays_one_when_evaluations_are_not_spaced_evenly(tmp_path):
+    run = record(tmp_path / "0", (0, 10, 20, 30, 40, 50, 60), metric="distance")  # in rounds 0, 10, ...
+    lines = (run / "metrics.csv").read_text().splitlines()
+    (run / "metrics.csv").write_text("\n".join([*lines[:3], *lines[5:]]) + "\n")  # in rounds 0, 10, 40, 50, 60
+    x, mean, *_ = curve(run, smooth=3)
+    assert x == pytest.approx(mean)
 
 
 @pytest.fixture
@@ -329,7 +397,7 @@ def drawn(monkeypatch):
 def test_picture(tmp_path, drawn):
     run = recorded.read(record(tmp_path / "0", (100, 1), metric="distance"), "bytes")
     groups = {"FedMSA, algo.K=5": [run], "FedAvg": [run]}
-    compare.draw([tmp_path / "a.png"], groups, "distance", "bytes", 2.0, compare.Look())
+    compare.Comparison(pd.DataFrame(), [], groups, "distance", "bytes", 2.0).draw(tmp_path / "a.png")
     (figure,) = drawn
     (axes,) = figure.axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("communication", "distance to the solution")
@@ -341,6 +409,16 @@ def test_picture(tmp_path, drawn):
     assert figure.get_size_inches()[0] == figures.WIDTH
     assert len({figures.look(j)["color"] for j in range(7)}) == 7
     assert len({tuple(figures.look(j).values()) for j in range(28)}) == 28
+
+
+@pytest.mark.parametrize(("n", "rows", "columns"), [(1, 1, 1), (3, 1, 3), (4, 2, 2), (5, 2, 3)])
+def test_metrics_of_a_run_leave_no_more_than_one_place_empty(n, rows, columns, tmp_path, drawn):
+    described = [Metric(f"m{j}", f"metric {j}") for j in range(n)]
+    table = pd.DataFrame({"comm_rounds": [0, 2], **{metric.name: [1, 2] for metric in described}})
+    table.to_csv(tmp_path / "metrics.csv", index=False)
+    figures.metrics(tmp_path / "metrics.png", tmp_path / "metrics.csv", described)
+    layout = drawn[0].axes[0].get_gridspec()
+    assert (layout.nrows, layout.ncols, len(drawn[0].axes)) == (rows, columns, n)
 
 
 @pytest.mark.parametrize(
@@ -360,7 +438,7 @@ def test_the_legend_says_what_is_drawn(values, said, tmp_path, command, drawn):
     command(tmp_path / "runs", "--no-logy", "--smooth", 3, "--title", "T", "--ylim=-1,5")
     (axes,) = drawn[1].axes
     assert (axes.get_yscale(), axes.get_title(), axes.get_ylim()) == ("linear", "T", (-1, 5))
-    assert drawn[1].legends[0].get_title().get_text().replace("\n", " ").endswith("means of the last 3 evaluations")
+    assert drawn[1].legends[0].get_title().get_text().replace("\n", " ").endswith("means of 3 evaluations, centred")
 
 
 # Names that were chosen, and what may be pooled
@@ -468,11 +546,50 @@ def test_files_for_a_paper(tmp_path, command):
     assert all(name in out for name in made)
     tex = made["compare.tex"].decode()
     assert tex.startswith("\\begin{tabular}{lrrrrr}\n\\toprule\n")
-    assert r"FedMSA (ours, K=5) 100\% | \_ & 2 & 90.50 $\pm$ 0.71 & 90.50 $\pm$ 0.71 & " in tex
+    assert r"FedMSA (ours, K=5) 100\% | \_ & 2 & \textbf{90.50 $\pm$ 0.71} & \textbf{90.50 $\pm$ 0.71} & " in tex
     head, rule, first, second = made["compare.md"].decode().splitlines()
-    assert head.startswith("| algo | seeds | final test accuracy (%) |")
+    assert head.startswith("| method | seeds | final test accuracy (%) |")
     assert first.startswith(r"| FedMSA (ours, K=5) 100% \| _ | 2 |") or second.startswith(r"| FedMSA (ours")
     assert {line.replace(r"\|", "").count("|") for line in (head, rule, first, second)} == {7}
+
+
+def test_columns_and_bold_ties(tmp_path, command):
+    for name, values in {"a": (90.1, 90.9), "b": (90.102, 90.902), "c": (80, 80.1)}.items():
+        for seed, value in enumerate(values):
+            named(tmp_path / "runs" / f"{name}{seed}", name, 1, value, seed=seed)
+    command(tmp_path / "runs", "--table", "markdown", "--columns", "best,seeds")
+    head, _, *rows = (tmp_path / "out" / "compare.md").read_text().splitlines()
+    assert head == "| method | best test accuracy (%) | seeds |"
+    assert [row.count("**") for row in rows] == [2, 2, 0]
+
+
+def test_colours_stay_with_names(tmp_path, command, drawn):
+    """In the order of --names, also where some have no line; lines of the same name have other dashes."""
+    for algo in ("a", "b", "c"):
+        for K in (1, 5):
+            named(tmp_path / "runs" / f"{algo}{K}", algo, 1, 2, algo={**FEDMSA, "K": K})
+    names = ["--names", "c=C", "--names", "gone=G", "--names", "b=B"]
+    _, _, _, err = command(tmp_path / "runs", "--group-by", "algo,algo.K", *names)
+    assert "--names=gone=G: no line is called so; there are a, algo.K=1" in err
+    lines = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in drawn[0].axes[0].lines}
+    colours = figures.OKABE_ITO
+    assert lines["C, algo.K=1"] == (colours[0], "-")
+    assert lines["C, algo.K=5"] == (colours[0], "--")
+    assert lines["B, algo.K=1"] == (colours[2], "-")
+    assert len(set(lines.values())) == 6
+    command(tmp_path / "runs" / "b1", *names)
+    assert drawn[1].axes[0].lines[0].get_color() == colours[2]
+    assert len({line.get_marker() for line in drawn[0].axes[0].lines}) > 3
+
+
+@pytest.mark.parametrize("place", ["inside", "none"])
+def test_legends_elsewhere(place, tmp_path, command, drawn):
+    record(tmp_path / "runs" / "0", (10, 90))
+    out = command(tmp_path / "runs", "--legend", place)[2]
+    assert "figure: lines: 1 seed" in out
+    assert (drawn[0].axes[0].get_legend() is not None) == (place == "inside")
+    assert not drawn[0].legends
+    assert drawn[0].get_size_inches()[1] == figures.HEIGHT
 
 
 def test_curves_as_drawn(tmp_path, command):
@@ -490,13 +607,24 @@ def test_paired_tests(tmp_path, command):
         named(tmp_path / "runs" / f"a{seed}", "fedmsa", 1, a, seed=seed)
         named(tmp_path / "runs" / f"b{seed}", "fedavg", 1, b, seed=seed, algo=FEDAVG)
     named(tmp_path / "runs" / "more", "fedavg", 1, 10, seed=7, algo=FEDAVG)  # a seed that fedmsa does not have
-    _, _, out, _ = command(tmp_path / "runs")
+    _, _, out, err = command(tmp_path / "runs", "--table", "csv,latex")
+    assert "fedavg - fedmsa: tested on the 3 seeds that both have; the table has all seeds of each" in err
+    tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
+    assert list(tested.columns) == ["pair", "difference of test accuracy (%)", "seeds", "p", "p (Holm)"]
+    assert "fedavg - fedmsa & -10 & 3 & " in (tmp_path / "out" / "compare_tests.tex").read_text()
     t = 10 / (7 / 3) ** 0.5
     (row,) = [line.split("│")[1:-1] for line in out.splitlines() if "fedavg - fedmsa" in line]
-    _, difference, seeds, p = (cell.strip() for cell in row)
+    _, difference, seeds, p, _ = (cell.strip() for cell in row)
     assert (float(difference), int(seeds)) == (-10, 3)
     assert float(p) == pytest.approx(1 - t / (t**2 + 2) ** 0.5, rel=5e-3)
     assert "two-sided paired t-test" in out
+
+
+def test_holm():
+    """The smallest times 4, the next times 3, none smaller than one before it, none above 1."""
+    assert paired.holm(np.array([0.9, 0.01, 0.02, 0.021])) == pytest.approx([0.9, 0.04, 0.06, 0.06])
+    assert paired.holm(np.array([0.8, 0.9])) == pytest.approx([1, 1])
+    assert paired.holm(np.array([])).size == 0
 
 
 def test_no_test_without_pairs(tmp_path, command):
@@ -504,14 +632,14 @@ def test_no_test_without_pairs(tmp_path, command):
     named(tmp_path / "runs" / "b", "fedavg", 1, 80, algo=FEDAVG)
     assert "t-test" not in command(tmp_path / "runs")[2]
     runs = {label: [recorded.read(tmp_path / "runs" / folder, "round")] for label, folder in (("A", "a"), ("B", "b"))}
-    assert compare.tests(runs, "test_accuracy").empty
+    assert paired.tests(runs, "test_accuracy").empty
     ratios = {}
     for label, values in {"A": (1, 10, 100), "B": (4, 10, 300)}.items():
         folders = [record(tmp_path / label / str(s), (1000, v), s, metric="distance") for s, v in enumerate(values)]
         ratios[label] = [recorded.read(folder, "round") for folder in folders]
-    (row,) = compare.tests(ratios, "distance").to_dict("records")
+    (row,) = paired.tests(ratios, "distance").to_dict("records")
     assert row["pair"] == "A / B"
-    assert row["ratio of final distance to the solution"] == pytest.approx((1 / 12) ** (1 / 3))
+    assert row["ratio of distance to the solution"] == pytest.approx((1 / 12) ** (1 / 3))
 
 
 def test_numbers_for_people(tmp_path):

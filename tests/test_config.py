@@ -12,7 +12,7 @@ from command import ROOT, fedopt
 from harness import config, names, node
 from hydra import compose, initialize_config_dir
 
-from fedopt.config import CONF, composed, flat, options, resolve
+from fedopt.config import CONF, composed, flat, options, resolve, tuned
 from fedopt.errors import UserError
 from fedopt.experiment import assemble
 from fedopt.settings import Participation
@@ -78,7 +78,11 @@ def test_own_algorithms_and_families(tmp_path, monkeypatch, capsys):
     assert algo("algo=plain") == {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "K": 4}
     with pytest.raises(UserError, match=r"preset=own/moc: there is no such preset, did you mean own/mco\?"):
         composed(["preset=own/moc"], [tmp_path])
+    result = fedopt(monkeypatch, capsys, "--help", f"--config-dir={tmp_path}", "algo=plain")
+    assert result.out.endswith("no tuned values for any problem\n")
     result = fedopt(monkeypatch, capsys, f"--config-dir={tmp_path}", "algo=plain", "preset=none")
+    assert result.err.startswith("fedopt: preset=none: this algorithm has no tuned values that could be left out")
+    result = fedopt(monkeypatch, capsys, f"--config-dir={tmp_path}", "algo=plain", "preset=fedmsa/mco")
     assert result.err.startswith("fedopt: preset: neither the algorithm's nor the problem's file names one")
 
 
@@ -95,6 +99,15 @@ def test_fields_that_an_own_file_leaves_out(tmp_path, monkeypatch, capsys):
     assert "min_size: 2" in fedopt(monkeypatch, capsys, *words, "+partitioner.min_size=2", "--cfg", "job").out
     assert "did you mean partitioner.alpha?" in fedopt(monkeypatch, capsys, *words, "partitioner.alhpa=2").err
     assert "did you mean partitioner.clients?" in fedopt(monkeypatch, capsys, *words, "partitioner.cleints=2").err
+
+
+def test_a_preset_whose_values_are_all_overridden():
+    keys = ["alpha", "beta", "T", "tau_in", "tau_out", "B", "B_out", "anchor"]
+    words = [f"algo.{key}=1" for key in keys]
+    assert tuned("fednest/saddle", words)
+    assert not tuned("fednest/saddle", [*words, "budget.rounds=2"])
+    assert not tuned("none", [])
+    assert tuned("of_somebody/else", [])
 
 
 def test_misspelt_preset_in_a_sweep(monkeypatch, capsys, tmp_path):

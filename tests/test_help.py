@@ -56,6 +56,11 @@ def test_keys_of_a_group(monkeypatch, capsys):
     assert (wrong.code, "did you mean fedmsa" in wrong.err) == (2, True)
 
 
+def test_defaults_of_every_run(monkeypatch, capsys):
+    """Not those that a problem's file sets."""
+    assert row(fedopt(monkeypatch, capsys, "--help"), "participation.cohort")[1] == "null"
+
+
 def test_every_key_has_a_meaning_and_a_type():
     """Of every algorithm and problem, and of all data sets, partitioners and machines."""
     chosen = [[f"algo={name}"] for name in options("algo")]

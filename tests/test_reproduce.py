@@ -127,11 +127,13 @@ def test_fedopt_composes_an_experiment(tmp_path, experiment, monkeypatch, capsys
 def test_quick(tmp_path, experiment, command):
     claim = {"says": "it moves", "measure": "final('FedMSA')", "at_least": 0}
     experiment("one", common={"budget": {"rounds": 4000}}, quick="budget.rounds=2", claims=[claim])
-    result = command("test/one", "--quick")
+    result = command("test/one", "--quick", "--format", "pdf")
     assert result.code == 0
     assert "no claim is checked" in result.out
     assert "it moves" not in result.out
     results = tmp_path / "outputs/reproduce/quick/test/one"
+    assert (results / "figure.pdf").exists()
+    assert (results / "figure.png").exists()
     assert f"results: {results.relative_to(tmp_path)}" in result.out
     assert sorted(pd.read_csv(results / "figure.csv")["comm_rounds"]) == [0, 2, 4]
     assert not (tmp_path / "outputs/reproduce/test").exists()

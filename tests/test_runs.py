@@ -188,6 +188,13 @@ def test_sweep(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     result = fedopt(monkeypatch, capsys, *SWEEP, "output_dir=sweep", "eval.metric=distance", "eval.target=1e6")
     assert result.code == 1
+    head, wrong, fine = (
+        re.findall(r"[^┃│]*[^┃│ ]", line) for line in result.out.splitlines() if "┃" in line or "│" in line
+    )
+    assert [cell.strip() for cell in head] == ["algo.alpha", "runs", "status", "final distance"]
+    assert [cell.strip() for cell in fine[:3]] == ["0.05", "2", "2 finished"]
+    assert re.fullmatch(r" *[\d.]+ ± [\d.]+", fine[3])
+    assert [cell.strip() for cell in wrong] == ["-1", "2", "2 failed", "-"]
     table = pd.read_csv("sweep/sweep.csv")
     assert table["status"].value_counts().to_dict() == {"finished": 2, "failed": 2}
     assert sorted(zip(table["seed"], table["algo.alpha"], strict=True)) == [(0, -1), (0, 0.05), (1, -1), (1, 0.05)]

@@ -8,39 +8,69 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedopt.command import Parser, answer, say
+from fedopt.command import Parser, answer, say, some_of
 from fedopt.errors import UserError, nearest
 from fedopt.reproduce.curves import draw_line, explained
-from fedopt.reproduce.recorded import ABSENT, CHOSEN, Recorded, say_skipped, usable
+from fedopt.reproduce.paired import tests
+from fedopt.reproduce.recorded import ABSENT, CHOSEN, PROBLEM, Recorded, say_skipped, usable
 from fedopt.reproduce.tables import in_bytes, latex, markdown, moments, plus_minus, print_table, write_table
-from fedopt.results.figures import COSTS, describe, grid, look, save_with_legend, spans_decades, styled
+from fedopt.results.figures import (
+    COSTS,
+    FORMATS,
+    LEGENDS,
+    MARKERS,
+    OKABE_ITO,
+    describe,
+    grid,
+    look,
+    save_with_legend,
+    spans_decades,
+    styled,
+)
 from fedopt.results.folder import ENDED, write_atomically
 
-FORMATS, TABLES = ("png", "pdf", "svg"), ("csv", "latex", "markdown")
-MOST_TESTED = 6  # groups of which each pair is tested
+TABLES = ("csv", "latex", "markdown")
+COLUMNS = (
+    "runs",
+    "seeds",
+    "status",
+    "spent",
+    "final",
+    "best",
+    "to_target",
+    "reached",
+)  # of the tables that people read
+UNEQUAL = 1.1  # spends whose ratio is larger are named
 
 
 @dataclass(frozen=True)
 class Look:
-    """Of the picture. smooth: a value is the mean of the last so many evaluations; log: None leaves the scale to the values."""
+    """Of the picture. smooth: a value is the centred mean of so many evaluations; log: None leaves the scale to the values.
+
+    legend: of `LEGENDS`.
+    """
 
     smooth: int = 1
     ylim: tuple[float, float] | None = None
     log: bool | None = None
     title: str = ""
+    legend: str = "below"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs in groups. table: a row for each group; by: the keys that tell the groups apart; groups: their runs, by label."""
+    """Runs in groups. table: a row for each group; by: the keys that tell the groups apart; groups: their runs, by label.
+
+    at: the x up to which the table and the tests go, None for all of it; slots: the place of a label in the order of colours, by
+    default that of the groups.
+    """
 
     table: pd.DataFrame
     by: Sequence[str]
@@ -48,10 +78,66 @@ class Comparison:
     metric: str
     x: str
     target: float | None
+    at: float | None = None
+    slots: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def shortened(self) -> dict[str, list[Recorded]]:
+        """The groups, with the evaluations that the table is made of."""
+        return _until(self.groups, self.at)
+
+    def logarithmic(self, how: Look) -> bool:
+        """The scale of the y axis."""
+        runs = [run for of in self.groups.values() for run in of]
+        values = np.concatenate([run.values(self.metric) for run in runs])
+        return spans_decades(runs[0].metric(self.metric), values) if how.log is None else how.log
+
+    def explained(self, how: Look) -> str:
+        """What is drawn, in words for a caption."""
+        return explained(list(self.groups.values()), {self.logarithmic(how)}, how.smooth)
+
+    @styled()
     def draw(self, *paths: str | Path, how: Look | None = None) -> pd.DataFrame:
-        """Write a picture with a line and a band for each group, in the formats of the paths' endings; returns what is drawn."""
-        return draw(list(map(Path, paths)), self.groups, self.metric, self.x, self.target, how or Look())
+        """Write a picture with a line and a band for each group, in the formats of the paths' endings; returns what is drawn.
+
+        Raises UserError for limits that cannot be.
+        """
+        how = how or Look()
+        log = self.logarithmic(how)
+        if log and how.ylim and how.ylim[0] <= 0:
+            raise UserError("--ylim: a logarithmic axis begins above 0; --no-logy makes it linear")
+        figure, ((axes,),) = grid(1, 1, len(self.groups) if how.legend == "below" else None)
+        lines = []
+        for j, (label, runs) in enumerate(self.groups.items()):
+            slot = self.slots.get(label, j)
+            # Marks, each line's at other places, show lines that lie on each other
+            marks = {
+                "marker": MARKERS[slot % len(MARKERS)],
+                "markersize": 3,
+                "markevery": (0.12 * j / len(self.groups), 0.12),
+            }
+            drawn = draw_line(axes, _with_status(label, runs), runs, self.metric, look(slot) | marks, log, how.smooth)
+            lines.append(drawn.assign(line=label))
+        if self.target is not None:
+            axes.axhline(self.target, color="grey", linestyle=":", label=f"target {self.target:g}")
+        if self.at is not None:
+            axes.axvline(self.at, color="grey", linestyle="--", linewidth=0.8, label="where the table compares")
+        describe(axes, self.x, next(iter(self.groups.values()))[0].metric(self.metric).title, how.title)
+        axes.set_yscale("log" if log else "linear")
+        axes.set_ylim(how.ylim)
+        save_with_legend(figure, *map(Path, paths), note=self.explained(how), place=how.legend)
+        return pd.concat(lines)
+
+
+def _with_status(label: str, runs: Sequence[Recorded]) -> str:
+    """The label, and how many of the runs are on their way, stopped or diverged."""
+    others = Counter(run.status for run in runs if run.status != "finished")
+    said = ", ".join(f"{n} of {len(runs)} {status}" for status, n in sorted(others.items()))
+    return f"{label} ({said})" if said else label
+
+
+def _until(groups: Mapping[str, Sequence[Recorded]], at: float | None) -> dict[str, list[Recorded]]:
+    return {label: [run if at is None else run.until(at) for run in of] for label, of in groups.items()}
 
 
 def main() -> None:
@@ -62,36 +148,45 @@ def main() -> None:
 def compare(arguments: argparse.Namespace) -> None:
     """Print the tables; write the files. Raises UserError when there is no run to compare."""
     wanted = (arguments.metric, arguments.x, arguments.target, arguments.group_by, arguments.names)
-    found = compared(arguments.paths, *wanted)
-    shown = _shown(found)
-    print_table(shown, right=list(shown.columns.drop([shown.columns[0], "status"])))
-    tested = tests(found.groups, found.metric)
+    found = compared(arguments.paths, *wanted, arguments.at, arguments.exclude)
+    shown, best = _shown(found, arguments.columns)
+    print_table(shown, right=[str(name) for name in shown.columns[1:] if name != "status"])
+    tested = tests(found.shortened, found.metric)
+    told = tested.map(lambda v: f"{v:.3g}" if isinstance(v, float) else str(v))
+    base, formats = arguments.out / "compare", arguments.table
     if len(tested):
-        caption = "last values, seed by seed; two-sided paired t-test"
-        print_table(
-            tested.map(lambda v: f"{v:.3g}" if isinstance(v, float) else str(v)), list(tested.columns[1:]), caption
-        )
-    base = arguments.out / "compare"
+        at = "last values" if found.at is None else f"values at {_amount(found.x, found.at)}"
+        print_table(told, list(told.columns[1:]), f"{at}, seed by seed; two-sided paired t-test, Holm: over all pairs")
     pictures = [base.with_suffix(f".{name}") for name in arguments.format]
-    how = Look(arguments.smooth, arguments.ylim, arguments.logy, arguments.title)
+    how = Look(arguments.smooth, arguments.ylim, arguments.logy, arguments.title, arguments.legend)
     curves = base.with_name("compare_curves.csv")
     write_table(curves, found.draw(*pictures, how=how))
-    written = [_write(base, name, found.table, shown) for name in arguments.table]
+    print(f"figure: {' '.join(found.explained(how).split())}")
+    if not arguments.columns:
+        if (found.table["runs"] == found.table["seeds"]).all():
+            shown = shown.drop(columns="runs")
+        if found.table["status"].str.fullmatch(r"\d+ finished").all():
+            shown = shown.drop(columns="status")
+    shown = shown.rename(columns={shown.columns[0]: ", ".join(map(_word, found.by))})
+    best = best.rename(columns={best.columns[0]: shown.columns[0]})[list(shown.columns)]
+    written = [_write(base, name, found.table, shown, best) for name in formats]
+    if len(tested):
+        written += [_write(base.with_name("compare_tests"), name, tested, told) for name in formats]
     print(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")
 
 
-def _write(base: Path, name: str, table: pd.DataFrame, shown: pd.DataFrame) -> Path:
+def _word(key: str) -> str:
+    """A key as the head of a paper's table has it."""
+    return "method" if key == "algo" else key.rpartition(".")[2]
+
+
+def _write(base: Path, name: str, table: pd.DataFrame, shown: pd.DataFrame, best: pd.DataFrame | None = None) -> Path:
+    """Of the values as CSV, or of the texts; best: [rows, columns], the cells that are bold."""
     if name == "csv":
         write_table(path := base.with_suffix(".csv"), table)
         return path
-    if (table["runs"] == table["seeds"]).all():
-        shown = shown.drop(columns="runs")
-    if table["status"].str.fullmatch(r"\d+ finished").all():
-        shown = shown.drop(columns="status")
-    path, text = (
-        (base.with_suffix(".tex"), latex(shown)) if name == "latex" else (base.with_suffix(".md"), markdown(shown))
-    )
-    write_atomically(path, f"{text.rstrip()}\n".encode())
+    path, made = (base.with_suffix(".tex"), latex) if name == "latex" else (base.with_suffix(".md"), markdown)
+    write_atomically(path, f"{made(shown, best).rstrip()}\n".encode())
     return path
 
 
@@ -102,28 +197,36 @@ def compared(
     target: float | None = None,
     group_by: str | None = None,
     names: Sequence[str] = (),
+    at: float | None = None,
+    exclude: Sequence[str] = (),
 ) -> Comparison:
-    """The runs in some folders by groups. names: 'OLD=NEW' of labels or their parts.
+    """The runs in some folders by groups. names: 'OLD=NEW' of labels or their parts; at: the x up to which the table goes;
+    exclude: as of `recorded.usable`.
 
     Raises UserError when there is no run to compare.
     """
     if x not in COSTS:
         raise UserError(f"x={x}: must be one of {', '.join(COSTS)}")
-    runs = usable(paths, x)
+    runs = usable(paths, x, exclude)
     metric = metric or default_metric(runs)
     runs = _with_metric(runs, metric)
     by = default_keys(runs) if group_by is None else _known(group_by, runs)
+    if several := [key for key in PROBLEM if key not in by and len({run.group([key]) for run in runs}) > 1]:
+        say(f"--group-by={','.join(by)}: the runs have more than one {' and '.join(several)}, which are told apart too")
+        by = [*by, *several]
     found: dict[tuple[str, ...], list[Recorded]] = {}
     for run in sorted(runs, key=lambda r: [_order(value) for value in r.group(by)]):
         found.setdefault(run.group(by), []).append(run)
-    labels = _labels(by, list(found), names)
+    slots = _labels(by, list(found), names)
+    groups = dict(zip(slots, found.values(), strict=True))
+    cut = _until(groups, at)
     rows = [
         dict(zip(by, group, strict=True)) | {"label": label} | summary(members, metric, x, target)
-        for label, (group, members) in zip(labels, found.items(), strict=True)
+        for group, (label, members) in zip(found, cut.items(), strict=True)
     ]
-    groups = dict(zip(labels, found.values(), strict=True))
-    _warn(by, groups, runs)
-    return Comparison(pd.DataFrame(rows), by, groups, metric, x, target)
+    _warn(by, groups, runs, at)
+    table = pd.DataFrame(rows) if at is None else pd.DataFrame(rows).assign(at=at)
+    return Comparison(table, by, groups, metric, x, target, at, slots)
 
 
 def _arguments() -> argparse.Namespace:
@@ -134,18 +237,28 @@ def _arguments() -> argparse.Namespace:
     add("--metric", help="a column of metrics.csv (default: the first that the problem names)")
     add("--x", choices=COSTS, default="comm_rounds", help="what a run spends (default: comm_rounds)")
     add("--target", type=_number, help="say how much x it took to reach this value of the metric")
+    until = "make the table and the tests at this x: of each run's evaluations up to it (default: of all)"
+    add("--at", type=_number, metavar="VALUE", help=until)
+    left = "leave out the runs whose path, or the name of a folder of it, matches, such as '*seed=3*'; may be repeated"
+    add("--exclude", action="append", default=[], metavar="PATTERN", help=left)
     add("--group-by", metavar="KEY,...", help="keys of config.yaml, such as algo,algo.K (default: all that differ)")
-    called = "another name for a line or a part of its label, such as 'fedmsa=FedMSA (ours)'; may be repeated"
+    called = (
+        "another name for a line or a part of its label, such as 'fedmsa=FedMSA (ours)'; may be repeated, and the order "
+        "is that of the colours"
+    )
     add("--names", action="append", default=[], metavar="OLD=NEW", help=called)
     for option, known, default in (("--format", FORMATS, "png"), ("--table", TABLES, "csv")):
         add(
             option,
-            type=_some_of(known),
+            type=some_of(known),
             default=[default],
             metavar="NAME,...",
             help=f"{', '.join(known)} (default: {default})",
         )
-    add("--smooth", type=_count, default=1, metavar="N", help="draw the mean of the last N evaluations")
+    chosen = f"of the tables but the CSV: {', '.join(COLUMNS)} (default: all but spent, as far as there are values)"
+    add("--columns", type=some_of(COLUMNS), default=[], metavar="NAME,...", help=chosen)
+    add("--smooth", type=_odd, default=1, metavar="N", help="draw means of N evaluations, centred; N is odd")
+    add("--legend", choices=LEGENDS, default="below", help="where the legend is (default: below)")
     add("--ylim", type=_limits, metavar="LOW,HIGH", help="the ends of the y axis")
     add(
         "--logy",
@@ -167,9 +280,9 @@ def _number(text: str) -> float:
     return number
 
 
-def _count(text: str) -> int:
-    if not (text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+def _odd(text: str) -> int:
+    if not (text.isdecimal() and int(text) % 2):
+        raise argparse.ArgumentTypeError(f"{text} is not an odd number, such as 1, 3, 5, with as many before as after")
     return int(text)
 
 
@@ -178,17 +291,6 @@ def _limits(text: str) -> tuple[float, float]:
     if not comma or not _number(low) < _number(high):
         raise argparse.ArgumentTypeError(f"{text} is not LOW,HIGH with LOW below HIGH")
     return float(low), float(high)
-
-
-def _some_of(known: Sequence[str]) -> Any:
-    def read(text: str) -> list[str]:
-        names = list(dict.fromkeys(text.split(",")))
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name}: there are {', '.join(known)}{nearest(name, list(known))}")
-        return names
-
-    return read
 
 
 # Metric and groups
@@ -248,54 +350,107 @@ def _order(value: str) -> tuple[float, str]:
     return (float(value), "") if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value) else (np.inf, value)
 
 
-def _labels(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequence[str]) -> list[str]:
-    """One for each group: the options chosen, and key=value of the other keys that it has. Raises UserError for an unknown name."""
+def _labels(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequence[str]) -> dict[str, int]:
+    """One for each group: the options chosen, and key=value of the other keys that it has; and its place in the order of colours.
+
+    That is the place of its name in `names`, whether or not the others have lines, so that figures of fewer lines have the same
+    colours. Raises UserError for what is no name.
+    """
     parts = [
         [value if key in CHOSEN else f"{key}={value}" for key, value in zip(by, group, strict=True) if value != ABSENT]
         for group in groups
     ]
     labels = [", ".join(of) or ABSENT for of in parts]
-    known = [*labels, *(part for of in parts for part in of)]
+    known = list(dict.fromkeys([*labels, *(part for of in parts for part in of)]))
     new: dict[str, str] = {}
-    for text in names:
+    places: dict[str, int] = {}
+    for place, text in enumerate(names):
+        if "=" not in text:
+            raise UserError(f"--names={text}: must be OLD=NEW with OLD one of {', '.join(known)}")
         old = max((name for name in known if text.startswith(f"{name}=")), key=len, default="")
-        if not old:
-            raise UserError(f"--names={text}: must be OLD=NEW with OLD one of {', '.join(dict.fromkeys(known))}")
-        new[old] = text[len(old) + 1 :]
-    renamed = [
-        new.get(label) or ", ".join(new.get(part, part) for part in of) or ABSENT
-        for label, of in zip(labels, parts, strict=True)
-    ]
-    if len(set(renamed)) < len(renamed):
-        raise UserError("--names: two lines have the same name then")
-    return renamed
+        if old:
+            new[old] = text[len(old) + 1 :]
+            places.setdefault(old, place)
+        else:
+            word = text.partition("=")[0]
+            say(f"--names={text}: no line is called so{nearest(word, known)}; there are {', '.join(known)}")
+    shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
+    slots: dict[str, int] = {}
+    free = len(names)
+    for label, of in zip(labels, parts, strict=True):
+        named = [places[name] for name in (label, *of) if name in places and name not in shared]
+        slot, free = (min(named), free) if named else (free, free + 1)
+        while slot in slots.values():
+            slot += len(OKABE_ITO)  # the same colour, other dashes
+        renamed = new.get(label) or ", ".join(new.get(part, part) for part in of) or ABSENT
+        if renamed in slots:
+            raise UserError("--names: two lines have the same name then")
+        slots[renamed] = slot
+    return slots
 
 
-def _warn(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], runs: Sequence[Recorded]) -> None:
+def _warn(
+    by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], runs: Sequence[Recorded], at: float | None
+) -> None:
     """Say on stderr what makes the comparison unequal."""
     pooled = list(dict.fromkeys(key for members in groups.values() for key in differing(members)))
     if pooled:
         say(
             f"runs that differ in {', '.join(pooled)} count as one group; --group-by {','.join([*by, *pooled])} tells them apart"
         )
-    ends = {label: {run.cost()[-1] for run in of if run.status in ENDED} for label, of in groups.items()}
-    cut = [(label, costs) for label, costs in ends.items() if len(costs) > 1]
-    if cut and runs[0].x != "seconds":  # which are never the same
-        label, costs = cut[0]
-        say(
-            f"{label}: its runs end at {min(costs):.6g} to {max(costs):.6g} {COSTS[runs[0].x][1]}; its line ends where the first "
-            "does, and the table has their own last values"
-        )
+    if unfinished := [
+        _with_status(label, of) for label, of in groups.items() if any(r.status not in ENDED for r in of)
+    ]:
+        say(f"not finished: {'; '.join(unfinished)}: the table has their values so far; --exclude leaves runs out")
+    if at is None:
+        _warn_of_ends(by, groups, runs[0].x)
+    else:
+        early = [label for label, of in groups.items() if any(run.cost()[-1] * UNEQUAL < at for run in of)]
+        if early:
+            say(f"--at={at:g}: runs of {', '.join(early)} end earlier, and have their last values in the table")
     tuned: dict[str, dict[str, bool]] = {}
     for run in runs:
         if {"algo", "problem", "preset"} <= run.keys.keys():  # a config that somebody sent may lack them
-            tuned.setdefault(run.keys["problem"], {})[run.keys["algo"]] = run.keys["preset"] != "none"
+            of = tuned.setdefault(run.keys["problem"], {})
+            of[run.keys["algo"]] = of.get(run.keys["algo"], False) or run.tuned
     for problem, of in tuned.items():
         if len(set(of.values())) > 1:
             with_, without = (", ".join(algo for algo in of if of[algo] is yes) for yes in (True, False))
             say(
                 f"{problem}: {with_} ran with tuned values (a preset), {without} without: budgets and step sizes may be unequal"
             )
+
+
+def _warn_of_ends(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], x: str) -> None:
+    """Say where the last values are not those of one x: within a group, and between groups of a problem."""
+    ends = {label: [run.cost()[-1] for run in of if run.status in ENDED] for label, of in groups.items()}
+    cut = [label for label, costs in ends.items() if len(set(costs)) > 1]
+    if cut and x != "seconds":  # which are never the same
+        label, costs = cut[0], ends[cut[0]]
+        say(
+            f"{label}: its runs end at {min(costs):.6g} to {max(costs):.6g} {COSTS[x][1]}; its line ends where the first "
+            "does, and the table has their own last values"
+        )
+    if any(key.partition(".")[0] == "budget" for key in by):
+        return
+    on: dict[tuple[str, ...], dict[str, float]] = {}
+    for label, costs in ends.items():
+        if costs:
+            on.setdefault(groups[label][0].problem, {})[label] = float(np.mean(costs))
+    for spent in on.values():
+        least, most = (choose(spent, key=lambda label: spent[label]) for choose in (min, max))
+        if spent[most] > UNEQUAL * spent[least]:
+            say(
+                f"unequal spends: {least} ends at {spent[least]:.6g} {COSTS[x][1]}, {most} at {spent[most]:.6g}; the table has "
+                f"last values, --x {x} --at {_least(spent[least])} those of equal spends"
+            )
+            return
+
+
+def _least(number: float) -> str:
+    """With six digits, rounded down."""
+    digits = 5 - math.floor(math.log10(number)) if number > 0 else 0
+    return f"{math.floor(number * 10.0**digits) / 10.0**digits:.6g}"
 
 
 # Tables
@@ -308,6 +463,7 @@ def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None)
         "runs": len(runs),
         "seeds": len({run.keys.get("seed") for run in runs}),
         "status": ", ".join(f"{n} {status}" for status, n in sorted(statuses.items())),
+        **_moments(f"spent_{x}", [run.cost()[-1] for run in runs]),
         **_moments(f"final_{metric}", [run.values(metric)[-1] for run in runs]),
         **_moments(f"best_{metric}", [described.best(run.values(metric)) for run in runs]),
     }
@@ -322,79 +478,54 @@ def _moments(name: str, values: Sequence[float]) -> dict[str, float]:
     return dict(zip((f"{name}_mean", f"{name}_std"), moments(values), strict=True))
 
 
-def _shown(found: Comparison) -> pd.DataFrame:
-    """The table as texts."""
-    rows, metric, x, target = found.table, found.metric, found.x, found.target
-    title = next(iter(found.groups.values()))[0].metric(metric).title
-
-    def cells(name: str, show: Any = plus_minus) -> list[str]:
-        return [show(*pair) for pair in zip(rows[f"{name}_mean"], rows[f"{name}_std"], strict=True)]
-
-    shown = rows[["label", "runs", "seeds", "status"]].astype(str).rename(columns={"label": ", ".join(found.by)})
-    shown[f"final {title}"] = cells(f"final_{metric}")
-    shown[f"best {title}"] = cells(f"best_{metric}")
-    if target is not None:
-        costs = cells(f"{x}_to_target", in_bytes if x == "bytes" else plus_minus)
-        shown[f"{COSTS[x][1]} to {target:g}"] = np.where(rows["reached"] > 0, costs, ABSENT)
-        shown["reached by"] = rows["reached"].astype(str) + " of " + rows["runs"].astype(str)
-    return shown
+def _amount(x: str, mean: float, std: float = math.nan) -> str:
+    """What is spent, with its unit."""
+    return in_bytes(mean, std) if x == "bytes" else f"{plus_minus(mean, std)} {COSTS[x][1]}"
 
 
-def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame:
-    """Each pair of up to `MOST_TESTED` groups: the mean difference of last values over the seeds that both have, and a p-value.
+def _shown(found: Comparison, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The table as texts, and which of its cells are the best of their problem. columns: of `COLUMNS`, none for the usual ones.
 
-    Where values span decades, the ratio of geometric means, tested by the logarithms. A seed's runs in a group are one mean.
+    Raises UserError for a column without values.
     """
-    if len(groups) > MOST_TESTED:
-        return pd.DataFrame()
-    runs = [(label, run.keys.get("seed", ABSENT), run.values(metric)[-1]) for label, of in groups.items() for run in of]
-    last = pd.DataFrame(runs, columns=["label", "seed", "value"])
-    described = next(iter(groups.values()))[0].metric(metric)
-    log = spans_decades(described, last["value"].to_numpy())
-    if log:
-        last["value"] = np.log(last["value"])
-    seeds = last.groupby(["seed", "label"])["value"].mean().unstack()
-    rows = []
-    for one, other in combinations(groups, 2):
-        apart = (seeds[one] - seeds[other]).dropna().to_numpy()
-        if len(apart) > 1 and not np.allclose(apart, apart[0]):  # the test divides by their deviation
-            from scipy.stats import ttest_1samp  # half a second
-
-            mean, p = apart.mean(), float(ttest_1samp(apart, 0).pvalue)
-            rows.append(
-                (f"{one} / {other}" if log else f"{one} - {other}", np.exp(mean) if log else mean, len(apart), p)
-            )
-    what = "ratio" if log else "difference"
-    return pd.DataFrame(rows, columns=["pair", f"{what} of final {described.title}", "seeds", "p"])
-
-
-# Picture
-
-
-@styled()
-def draw(
-    paths: Sequence[Path],
-    groups: Mapping[str, Sequence[Recorded]],
-    metric: str,
-    x: str,
-    target: float | None,
-    how: Look,
-) -> pd.DataFrame:
-    """A line and a band for each group (`curves.explained`); returns what is drawn. Raises UserError for limits that cannot be."""
-    runs = [run for members in groups.values() for run in members]
-    described = runs[0].metric(metric)
-    log = how.log if how.log is not None else spans_decades(described, np.concatenate([r.values(metric) for r in runs]))
-    if log and how.ylim and how.ylim[0] <= 0:
-        raise UserError("--ylim: a logarithmic axis begins above 0; --no-logy makes it linear")
-    figure, ((axes,),) = grid(1, 1, len(groups))
-    lines = [
-        draw_line(axes, label, members, metric, look(j), log, how.smooth)
-        for j, (label, members) in enumerate(groups.items())
-    ]
+    rows, metric, x, target = found.table, found.metric, found.x, found.target
+    described = next(iter(found.groups.values()))[0].metric(metric)
+    counts = {name: rows[name].astype(str) for name in ("runs", "seeds", "status")}
+    final = "final" if found.at is None else f"at {_amount(x, found.at)}:"
+    # heading, column of the CSV, how a value is shown, whether higher is better
+    values: dict[str, tuple[str, str, Any, bool]] = {
+        "spent": (COSTS[x][1], f"spent_{x}", in_bytes if x == "bytes" else plus_minus, False),
+        "final": (f"{final} {described.title}", f"final_{metric}", plus_minus, described.better == "higher"),
+        "best": (f"best {described.title}", f"best_{metric}", plus_minus, described.better == "higher"),
+    }
     if target is not None:
-        axes.axhline(target, color="grey", linestyle=":", label=f"target {target:g}")
-    describe(axes, x, described.title, how.title)
-    axes.set_yscale("log" if log else "linear")
-    axes.set_ylim(how.ylim)
-    save_with_legend(figure, *paths, note=explained(list(groups.values()), {log}, how.smooth))
-    return pd.concat(lines)
+        values["to_target"] = (f"{COSTS[x][1]} to {target:g}", f"{x}_to_target", values["spent"][2], False)
+        counts["reached"] = rows["reached"].astype(str) + " of " + rows["runs"].astype(str)
+    there = [name for name in COLUMNS if name in counts or name in values]
+    if missing := [name for name in columns if name not in there]:
+        raise UserError(f"--columns={missing[0]}: has values with --target alone")
+    heads = {"reached": "reached by"}
+    shown = pd.DataFrame({", ".join(found.by): rows["label"].astype(str)})
+    best = pd.DataFrame({shown.columns[0]: np.zeros(len(rows), dtype=bool)})
+    problems = [of[0].problem for of in found.groups.values()]
+    for name in columns or [name for name in there if name != "spent" or found.at is not None]:
+        if name in counts:
+            shown[heads.get(name, name)], best[heads.get(name, name)] = counts[name], False
+            continue
+        head, column, show, higher = values[name]
+        mean, std = rows[f"{column}_mean"], rows[f"{column}_std"]
+        cells = [show(*pair) if math.isfinite(pair[0]) else ABSENT for pair in zip(mean, std, strict=True)]
+        shown[head] = cells
+        ranked = mean.where(rows["reached"] == rows["runs"]) if name == "to_target" else mean
+        best[head] = False if name == "spent" else _best(ranked, std, show, problems, higher)
+    return shown, best
+
+
+def _best(mean: pd.Series, std: pd.Series, show: Any, problems: Sequence[Any], higher: bool) -> list[bool]:
+    """Whether each value is the best of those of its problem, or as good as it with the digits that it is shown with."""
+    tops = (mean if higher else -mean).groupby(pd.Series(problems)).transform("max") * (1 if higher else -1)
+    several = pd.Series(problems).map(Counter(problems)) > 1
+    return [
+        bool(more and math.isfinite(value) and show(value, spread) == show(top, spread))
+        for value, spread, top, more in zip(mean, std, tops, several, strict=True)
+    ]

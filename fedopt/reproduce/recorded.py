@@ -3,7 +3,8 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pandas as pd
 import yaml
 
 from fedopt.command import say
-from fedopt.config import flat
+from fedopt.config import flat, tuned
 from fedopt.errors import UserError, first_line
 from fedopt.metrics import Metric
 from fedopt.results.figures import COSTS
@@ -21,6 +22,7 @@ from fedopt.results.folder import ENDED, RunFolder, read_json, whole_rows
 from fedopt.results.identity import digits, identity
 
 CHOSEN = ("algo", "problem", "dataset", "partitioner")  # config groups that stand for the option chosen from them
+PROBLEM = ("problem", "dataset")
 ABSENT = "-"  # the value of a key that a run does not have
 NAMED = 3  # of the folders that are skipped for one reason
 
@@ -31,7 +33,8 @@ class Recorded:
 
     keys: dotted config keys, values as text, and the names of the options that were chosen (of the class, in runs that do not say);
     apart: the keys in which another run with other numbers differs, but for the seed; digits: the same in runs of the same numbers.
-    metrics: what they say of themselves, by name. x: what is spent, of `COSTS`; table: metrics.csv.
+    metrics: what they say of themselves, by name; tuned: whether a preset gave the run a value.
+    x: what is spent, of `COSTS`; table: metrics.csv.
     """
 
     folder: Path
@@ -42,6 +45,7 @@ class Recorded:
     status: str
     x: str
     table: pd.DataFrame
+    tuned: bool = False
 
     def metric(self, name: str) -> Metric:
         """What a column says of itself; of a column that is no metric, less is better."""
@@ -59,15 +63,33 @@ class Recorded:
     def group(self, by: Sequence[str]) -> tuple[str, ...]:
         return tuple(self.keys.get(key, ABSENT) for key in by)
 
+    @property
+    def problem(self) -> tuple[str, ...]:
+        """Problem and data set: metrics of runs in which they differ have nothing to do with each other."""
+        return self.group(PROBLEM)
 
-def usable(paths: Sequence[Path], x: str) -> list[Recorded]:
+    def until(self, cost: float) -> "Recorded":
+        """With the evaluations up to this x alone. Raises UserError where there is none."""
+        reached = self.cost() <= cost
+        if not reached.any():
+            raise UserError(f"--at={cost:g}: {self.folder} has its first evaluation at {self.cost()[0]:g}")
+        return replace(self, table=self.table[reached])
+
+
+def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[Recorded]:
     """All runs that can be read, one of each config and seed; what is left out is said on stderr.
 
-    Raises UserError where none is left.
+    exclude: patterns as of a shell, of which none may match a folder's path or the name of one of its folders. Raises UserError
+    where no run is left.
     """
     skipped: dict[str, list[str]] = {}  # why -> folders
     runs = []
-    for folder in _folders(paths, skipped):
+    folders = list(_folders(paths, skipped))
+    for pattern in exclude:
+        kept = [folder for folder in folders if not any(fnmatch(n, pattern) for n in (str(folder), *folder.parts))]
+        say(f"--exclude={pattern}: {len(folders) - len(kept)} of {len(folders)} folders are left out")
+        folders = kept
+    for folder in folders:
         try:
             runs.append(read(folder, x))
         except (OSError, ValueError, yaml.YAMLError, UserError) as error:
@@ -81,8 +103,8 @@ def usable(paths: Sequence[Path], x: str) -> list[Recorded]:
     if copies := len(runs) - len(once):
         are = "copies of runs are" if copies > 1 else "copy of a run is"
         say(f"{copies} {are} left out: a config with a seed counts once")
-    kept = {id(run) for run in once}
-    return [run for run in runs if id(run) in kept]
+    counted = {id(run) for run in once}
+    return [run for run in runs if id(run) in counted]
 
 
 def _folders(paths: Sequence[Path], skipped: dict[str, list[str]]) -> Iterator[Path]:
@@ -131,7 +153,8 @@ def read(folder: Path, x: str) -> Recorded:
     apart = [key for key in _keys(identity(config)) if key != "seed"]
     keys = _keys(flat(config))
     keys |= _names(card.get("chosen"), keys)
-    run = Recorded(folder, keys, apart, digits(config), metrics, RunFolder(folder).status() or "unknown", x, table)
+    status = RunFolder(folder).status() or "unknown"
+    run = Recorded(folder, keys, apart, digits(config), metrics, status, x, table, _tuned(card))
     if not np.isfinite(run.cost()).all():
         raise UserError(f"metrics.csv has rows without {' or '.join(columns)}")
     return run
@@ -143,6 +166,12 @@ def _names(chosen: Any, keys: Mapping[str, str]) -> dict[str, str]:
     return {
         group: str(name) for group, name in named.items() if group == "preset" or (group in CHOSEN and group in keys)
     }
+
+
+def _tuned(card: Mapping[str, Any]) -> bool:
+    chosen, words = card.get("chosen"), card.get("overrides")
+    preset = chosen.get("preset", "none") if isinstance(chosen, dict) else "none"
+    return tuned(str(preset), map(str, words) if isinstance(words, list) else ())
 
 
 def _keys(config: dict[str, Any]) -> dict[str, str]:

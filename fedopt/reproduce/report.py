@@ -79,9 +79,16 @@ def undecided(published: Published, needed: Sequence[Task], ended: Ended) -> lis
     return list(found)
 
 
-def report(published: Published, needed: Sequence[Task], runs: Path, folder: Path, with_claims: bool = True) -> None:
-    """Write figure.csv, figure.png or table.csv, curves.csv where curves are drawn, and claims.csv `with_claims`; print the table
-    and the claims."""
+def report(
+    published: Published,
+    needed: Sequence[Task],
+    runs: Path,
+    folder: Path,
+    with_claims: bool = True,
+    formats: Sequence[str] = ("png",),
+) -> None:
+    """Write figure.csv, the figure in the formats or table.csv, curves.csv where curves are drawn, and claims.csv `with_claims`;
+    print the table and the claims."""
     ended = ended_runs(published, needed, runs)
     seeds = _measures(published, ended)
     if published.table:
@@ -96,13 +103,13 @@ def report(published: Published, needed: Sequence[Task], runs: Path, folder: Pat
     if published.points:
         table = _points(published, seeds)
         if np.isfinite(table["y"].astype(float)).any():
-            draw_points(folder / "figure.png", published, table)
+            draw_points(folder / "figure.png", published, table, formats)
     else:
         lines = {label: [of[label] for of in ended.values() if label in of] for label in published.lines}
         lines = {label: found for label, found in lines.items() if found}
         table = _curves(published, lines)
         if lines and not published.table:
-            draw_curves(folder / "figure.png", published, lines)
+            draw_curves(folder / "figure.png", published, lines, formats)
             write_table(folder / "curves.csv", _as_drawn(published, lines))
     write_table(folder / "figure.csv", table)
 
@@ -163,7 +170,9 @@ def _print_beside_paper(cells: pd.DataFrame) -> None:
 
 
 @styled()
-def draw_curves(path: Path, published: Published, lines: Mapping[str, list[Recorded]]) -> None:
+def draw_curves(
+    path: Path, published: Published, lines: Mapping[str, list[Recorded]], formats: Sequence[str] = ("png",)
+) -> None:
     """Draw a picture for each panel and metric: a row of them for each panel, or several panels in a row where there is one metric.
     A line has the same look in all of them, and is called what tells it apart from the others of its panel."""
     panels = published.panels or {"": list(published.lines)}
@@ -202,7 +211,9 @@ def draw_curves(path: Path, published: Published, lines: Mapping[str, list[Recor
     for axis in axes.flat[len(pictures) :]:
         axis.remove()
     curves = [runs for label, runs in lines.items() if label not in published.horizontal]
-    save_with_legend(figure, path, note=explained(curves, logs) if curves else "")
+    save_with_legend(
+        figure, *(path.with_suffix(f".{name}") for name in formats), note=explained(curves, logs) if curves else ""
+    )
 
 
 def _as_drawn(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.DataFrame:
@@ -253,7 +264,7 @@ def _draw_mark(axis: plt.Axes, mark: Mark, colour: str) -> None:
 
 
 @styled()
-def draw_points(path: Path, published: Published, table: pd.DataFrame) -> None:
+def draw_points(path: Path, published: Published, table: pd.DataFrame, formats: Sequence[str] = ("png",)) -> None:
     """Draw the mean and the standard deviation of each point, over its finite values; on a logarithmic axis, of the logarithm."""
     figure, ((axes,),) = grid(1, 1, 2 * len(published.points))
     figure.suptitle(fill(f"{published.paper}: {published.title}", 54))
@@ -282,7 +293,11 @@ def draw_points(path: Path, published: Published, table: pd.DataFrame) -> None:
     number = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
     kind = "geometric mean" if log["y"] else "mean"
     note = f"points: {kind} of {number} seeds; bars: ± one standard deviation" + " of the logarithm" * log["y"]
-    save_with_legend(figure, path, note=fill(note, 62) if counts[-1] > 1 else "points: 1 seed")
+    save_with_legend(
+        figure,
+        *(path.with_suffix(f".{name}") for name in formats),
+        note=fill(note, 62) if counts[-1] > 1 else "points: 1 seed",
+    )
 
 
 def _decades(values: pd.Series) -> bool:

@@ -20,13 +20,14 @@ from typing import Any
 import pandas as pd
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from fedopt.command import Parser, answer, say
+from fedopt.command import Parser, answer, say, some_of
 from fedopt.errors import UserError
 from fedopt.reproduce.kept import claims_markdown, judged_again, keep, rows_of
 from fedopt.reproduce.published import Published, Task, chosen, load, names, takes, tasks
 from fedopt.reproduce.report import ended_runs, report, undecided
 from fedopt.reproduce.sweep import job_of_many
 from fedopt.reproduce.tables import print_table, write_table
+from fedopt.results.figures import FORMATS
 from fedopt.results.folder import ENDED, RunFolder, numbers_of
 from fedopt.settings import cores
 
@@ -77,6 +78,8 @@ def _arguments() -> argparse.Namespace:
     add("--keep", type=Path, metavar="DIR", help=small)
     add("--seeds", type=_positive, metavar="N", help="seeds 0 to N-1 of each line (default: what the experiment says)")
     add("--quick", action="store_true", help="a few rounds and one seed, to see that everything runs")
+    beside = f"of the figure, beside png: {', '.join(FORMATS)}"
+    add("--format", type=some_of(FORMATS), default=[], metavar="NAME,...", help=beside)
     add("--jobs", type=_positive, default=cores(), metavar="J", help="runs at a time (default: one a core)")
     add("--hardware", metavar="NAME", help="cpu or cuda (default: what the experiment says)")
     add("--output", type=Path, default=Path("outputs/reproduce"), metavar="DIR", help="default: outputs/reproduce")
@@ -121,7 +124,14 @@ def reproduce(given: argparse.Namespace) -> int:
         print(f"\n{name}: {published.paper}, {published.title}")
         if given.quick:
             print("(a few rounds and one seed: no claim is checked)")
-        report(published, needed, runs, folder, with_claims=not given.quick)
+        report(
+            published,
+            needed,
+            runs,
+            folder,
+            with_claims=not given.quick,
+            formats=list(dict.fromkeys(["png", *given.format])),
+        )
         print(f"results: {folder}")
         if given.keep:
             keep(folder, given.keep / name)

@@ -1,7 +1,8 @@
 """The jobs of a sweep, and its table: one row per run."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from fedopt.config import Asked
 from fedopt.errors import UserError
 from fedopt.interrupts import ctrl_c_kept, ending_at_once
 from fedopt.metrics import Metric
-from fedopt.reproduce.tables import write_table
+from fedopt.reproduce.tables import moments, plus_minus, print_table, write_table
 from fedopt.results.folder import ENDED, RunFolder, numbers_of, read_json
 from fedopt.results.identity import identity, refuse_other
+
+MOST_SHOWN = 50  # rows of the table that is printed
 
 
 def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, asked: Asked, jobs: int) -> str:
@@ -60,16 +63,58 @@ def report(folder: Path) -> int:
     sweep.csv has one row for each run folder in `folder`: its overrides, status, final and best metrics, and what the target took.
     """
     rows: list[dict[str, Any]] = []
+    swept: dict[str, None] = {}
+    metrics: list[str] = []
     for path in sorted(summary.parent for summary in folder.glob("*/summary.json")):
         summary, card = RunFolder(path).summary(), read_json(path / "run.json")
         row = {"run": path.name, "status": summary.get("status")}
-        row |= dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
+        given = dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
+        swept |= dict.fromkeys(given)
+        row |= given
         row |= {name: summary.get(name) for name in ("round", "comm_rounds", "bytes", "seconds")}
         for part, name in (("final", "final"), ("best", "best"), ("to_target", "target")):
             row |= {f"{name}_{metric}": value for metric, value in numbers_of(summary.get(part)).items()}
         rows.append({**row, "error": summary.get("error")})
+        metrics.append(_metric_of(path, card))
     write_table(folder / "sweep.csv", pd.DataFrame(rows))
+    finals = finals_of(rows, metrics, [key for key in swept if len({row.get(key) for row in rows}) > 1])
+    if 0 < len(finals) <= MOST_SHOWN:
+        print_table(finals, right=["runs", *(str(name) for name in finals if str(name).startswith("final"))])
     counts = Counter(row["status"] for row in rows)
     print(f"{len(rows)} runs: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
     print(f"results: {folder / 'sweep.csv'}")
     return 1 if counts["failed"] else 0
+
+
+def _metric_of(path: Path, card: dict[str, Any]) -> str:
+    """The run's eval.metric, else the one that its problem names first; empty where there is none."""
+    named = [str(said.get("name")) for said in card.get("metrics", ())]
+    with suppress(UserError, OSError, KeyError, TypeError):
+        named = [RunFolder(path).config()["eval"]["metric"] or named[0]]
+    return named[0] if named else ""
+
+
+def finals_of(rows: Sequence[dict[str, Any]], metrics: Sequence[str], swept: Sequence[str]) -> pd.DataFrame:
+    """A table of texts: mean and standard deviation over the seeds of the last value of each run's metric, for each combination of
+    the other keys that were swept.
+
+    rows: as of sweep.csv; metrics: of each row.
+    """
+    keys = [key for key in swept if key != "seed"]
+    named = sorted({metric for metric in metrics if metric})  # a run that failed at once has none
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row, metric in zip(rows, metrics if len(named) > 1 else named * len(rows), strict=bool(named)):
+        found.setdefault((*(str(row.get(key, "-")) for key in keys), metric), []).append(row)
+    shown = []
+    for (*values, metric), of in found.items():
+        finals = [float(value) for row in of if (value := row.get(f"final_{metric}")) is not None]
+        counts = Counter(row["status"] for row in of)
+        shown.append(
+            dict(zip(keys, values, strict=True))
+            | {"runs": str(len(of)), "status": ", ".join(f"{n} {status}" for status, n in counts.items())}
+            | {"metric": metric, "final": plus_minus(*moments(finals)) if finals else "-"}
+        )
+    table = pd.DataFrame(shown)
+    if len(named) == 1:
+        return table.drop(columns="metric").rename(columns={"final": f"final {named[0]}"})
+    return table

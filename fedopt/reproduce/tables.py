@@ -61,14 +61,19 @@ def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | N
     Console(width=None if sys.stdout.isatty() else 250).print(shown)
 
 
-def latex(table: pd.DataFrame) -> str:
-    """A table of texts for the package booktabs, its first column flush left."""
+def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
+    """A table of texts for the package booktabs, its first column flush left. bold: which cells are."""
     style = table.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
+    if bold is not None:
+        style = style.apply(lambda _: bold.replace({True: "textbf:--rwrap", False: ""}), axis=None)
     text = style.to_latex(hrules=True, column_format="l" + "r" * (table.shape[1] - 1))
     return text.replace("±", r"$\pm$")
 
 
-def markdown(table: pd.DataFrame) -> str:
-    """A table of texts for a Markdown page."""
-    rows = [list(map(str, table.columns)), ["---"] * table.shape[1], *table.astype(str).to_numpy().tolist()]
+def markdown(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
+    """A table of texts for a Markdown page. bold: which cells are."""
+    cells = table.astype(str)
+    if bold is not None:
+        cells = cells.where(~bold, "**" + cells + "**")
+    rows = [list(map(str, table.columns)), ["---"] * table.shape[1], *cells.to_numpy().tolist()]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)

@@ -42,6 +42,9 @@ STYLE: Any = {  # of a column of a paper, 3.4 inches wide
 }
 WIDTH, HEIGHT = 3.4, 2.3  # inches, of one picture without its legend
 OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]  # without yellow
+FORMATS = ("png", "pdf", "svg")
+LEGENDS = ("below", "inside", "none")
+MARKERS = "os^Dv<>"
 DASHES = ["solid", "dashed", "dashdot", "dotted"]
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no words about scripts that the font lacks
 _mathematics = MathTextParser("path")
@@ -93,7 +96,7 @@ def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
 def metrics(path: Path, csv: Path, metrics: Sequence[Metric]) -> None:
     """Every metric against communication rounds."""
     table = pd.read_csv(StringIO(csv.read_text()))  # pandas would take a ~ in a path for the home folder
-    columns = min(len(metrics), 3)
+    columns = 2 if len(metrics) == 4 else min(len(metrics), 3)
     rows = -(-len(metrics) // columns)
     figure, axes = _figure(rows, columns, (WIDTH * columns, HEIGHT * rows))
     for axis, metric in zip(axes.flat, metrics, strict=False):
@@ -134,9 +137,9 @@ def look(j: int) -> dict[str, Any]:
     return {"color": OKABE_ITO[j % len(OKABE_ITO)], "linestyle": DASHES[j // len(OKABE_ITO) % len(DASHES)]}
 
 
-def grid(rows: int, columns: int, lines: int) -> tuple[Figure, np.ndarray]:
-    """A figure with axes [rows, columns] and room for a legend of so many lines."""
-    return _figure(rows, columns, (WIDTH * columns, HEIGHT * rows + 0.16 * lines + 0.5))
+def grid(rows: int, columns: int, lines: int | None) -> tuple[Figure, np.ndarray]:
+    """A figure with axes [rows, columns] and room for a legend of so many lines below them, None for no such legend."""
+    return _figure(rows, columns, (WIDTH * columns, HEIGHT * rows + (0 if lines is None else 0.16 * lines + 0.5)))
 
 
 def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
@@ -145,12 +148,15 @@ def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure,
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def save_with_legend(figure: Figure, *paths: Path, note: str = "") -> None:
-    """Write the figure with one legend below all its axes, in which a label stands once, and a note."""
+def save_with_legend(figure: Figure, *paths: Path, note: str = "", place: str = "below") -> None:
+    """Write the figure with one legend, in which a label stands once. place: of `LEGENDS`; below all its axes it has a note."""
     named = [axis.get_legend_handles_labels() for axis in figure.axes]
     handles = {label: handle for pair in named for handle, label in zip(*pair, strict=True)}
     labels = [fill(label, int(16 * figure.get_figwidth())) for label in handles]
-    figure.legend(handles.values(), labels, loc="outside lower center", title=note)
+    if place == "below":
+        figure.legend(handles.values(), labels, loc="outside lower center", title=note)
+    elif place == "inside":
+        figure.axes[0].legend(handles.values(), labels)
     _save(figure, *paths)
 
 
