@@ -39,3 +39,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'fedopt' has no attribute '{name}'")
     return getattr(import_module(f"fedopt.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

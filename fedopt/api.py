@@ -4,7 +4,7 @@ Nothing here imports torch before a run starts or its variables are read, so tha
 """
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedopt.command import explain, is_mistake
-from fedopt.config import Asked, quoted, refuse_hydra, resolve
+from fedopt.config import Asked, of_folder, quoted, refuse_hydra, resolve
 from fedopt.errors import UserError, first_line
 from fedopt.interrupts import ctrl_c_kept
 from fedopt.results.folder import RunFolder, configured, numbers_of, place, whole_rows
@@ -44,8 +44,14 @@ class Result:
 
     @property
     def status(self) -> str | None:
-        """running, finished, diverged, interrupted or failed."""
-        return RunFolder(self.folder).status()
+        """running, finished, diverged, stopped (by on_eval), interrupted (by a signal, or its process is gone) or failed."""
+        return RunFolder(self.folder).seen()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """summary.json: the status, what was spent, and of which round the last checkpoint is, with its variables. Little while the
+        run is going."""
+        return RunFolder(self.folder).summary()
 
     @property
     def metrics(self) -> "pd.DataFrame":
@@ -60,13 +66,13 @@ class Result:
 
     @property
     def final(self) -> dict[str, float]:
-        """The last values of the metrics by name, without those that are not finite; empty while the run is going."""
-        return numbers_of(RunFolder(self.folder).summary().get("final"))
+        """The values of the metrics at the last evaluation, without those that are not finite; empty while the run is going."""
+        return numbers_of(self.summary.get("final"))
 
     @property
     def best(self) -> dict[str, float]:
-        """The best value of each metric by name, as `final`."""
-        return numbers_of(RunFolder(self.folder).summary().get("best"))
+        """The best value of each metric by name, each of its own evaluation, as `final`."""
+        return numbers_of(self.summary.get("best"))
 
     @property
     def variables(self) -> "dict[str, Tensor]":
@@ -116,6 +122,7 @@ def run(
     on_eval: Callable[[dict[str, Any]], object] | None = None,
     *,
     output_dir: str | Path | None = None,
+    start: Result | str | Path | None = None,
     folders: str | Path | Sequence[str | Path] = (),
     quiet: bool = False,
 ) -> Result:
@@ -125,15 +132,20 @@ def run(
     on_eval: called with each row of metrics.csv, a dict; where it returns true, the run stops then and there. What it raises ends
         the run, as failed.
     output_dir: the run's folder, as the key of this name, but without quotes of any kind.
+    start: a run, or its folder, at whose last checkpoint this one begins, as the key `from`.
     folders: config folders of one's own, as of --config-dir; quiet: show no progress.
 
-    A run that on_eval or Ctrl-C stops has the status interrupted and goes on with resume=true; a second Ctrl-C raises
-    KeyboardInterrupt at once. Outside of the main thread Python has no Ctrl-C. A run that diverges has the status diverged.
+    A run that on_eval stops has the status stopped, one that Ctrl-C stops interrupted; both go on with resume=true. A second
+    Ctrl-C raises KeyboardInterrupt at once. Outside of the main thread Python has no Ctrl-C. A run that diverges has the status
+    diverged.
     Raises UserError for what the command would answer in one line.
     """
+    if on_eval is not None and not callable(on_eval):
+        raise UserError(f"on_eval={on_eval}: must be a function of a row")
     overrides = _words(words)
-    if output_dir is not None:
-        overrides.append("output_dir=" + quoted(str(output_dir).replace("${", "\\${")))
+    for key, place_of in (("output_dir", output_dir), ("from", start)):
+        if place_of is not None:
+            overrides.append(f"{key}=" + quoted(str(_folder_of(place_of)).replace("${", "\\${")))
     own = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     with _mistakes_said([*overrides, *(f"--config-dir={folder}" for folder in own)]):
         refuse_hydra(overrides)
@@ -163,21 +175,33 @@ def compare(
     x: str = "comm_rounds",
     target: float | None = None,
     group_by: str | None = None,
+    names: Mapping[str, str] | None = None,
+    at: float | None = None,
+    exclude: Sequence[str] = (),
 ) -> "Comparison":
-    """What `fedopt-compare` makes of runs, or of folders that hold some: `table`, a DataFrame, and `draw(PATH)`.
+    """What `fedopt-compare` makes of runs, or of folders that hold some: `table` and `paired`, DataFrames, and `draw(PATH)`.
 
-    metric, x, target, group_by: as the options of the command. Raises UserError where there is nothing to compare.
+    metric, x, target, group_by, at, exclude: as the options of the command; names: new ones by the old. Raises UserError where
+    there is nothing to compare.
     """
     from fedopt.reproduce.compare import compared
 
-    paths = [run.folder if isinstance(run, Result) else Path(run) for run in runs]
+    if not runs:
+        raise UserError("no run to compare: the list of runs is empty")
+    renamed = [f"{old}={new}" for old, new in (names or {}).items()]
     with _mistakes_said():
-        return compared(paths, metric, x, target, group_by)
+        return compared([_folder_of(run) for run in runs], metric, x, target, group_by, renamed, at, exclude)
+
+
+def _folder_of(run: Result | str | Path) -> Path:
+    return run.folder if isinstance(run, Result) else Path(run)
 
 
 def _words(words: str | Sequence[str]) -> list[str]:
+    if isinstance(words, Mapping) or not all(isinstance(word, str) for word in words):
+        raise UserError(f"{words}: must be words as on the command line, key=value, in one text or in a list of texts")
     try:
-        return shlex.split(words) if isinstance(words, str) else list(words)
+        return [of_folder(word) for word in (shlex.split(words) if isinstance(words, str) else words)]
     except ValueError as error:
         raise UserError(f"{words}: cannot be read as words ({first_line(error)})") from None
 

@@ -30,6 +30,7 @@ from fedopt.config import (
     chosen_of,
     composed_of,
     differences,
+    of_folder,
     parsed,
     quoted,
     refuse_hydra,
@@ -66,7 +67,7 @@ def _dispatch(arguments: list[str]) -> int:
     for flags in (("--help", "-h"), ("--version",), ("--multirun", "-m"), ("--resolve",), ("-sc",)):
         parser.add_argument(*flags, action="store_true")
     given = parser.parse_intermixed_args(arguments)
-    given.overrides = [_of_folder(word) for word in given.overrides]
+    given.overrides = [of_folder(word) for word in given.overrides]
     if given.resolve and not given.cfg:
         raise UserError("--resolve goes with --cfg job")
     if given.schema:
@@ -90,12 +91,6 @@ def _dispatch(arguments: list[str]) -> int:
             return _single(resolve(config), Asked(given.overrides, chosen, given.folders))
         print(OmegaConf.to_yaml(config, resolve=given.resolve).rstrip())
     return 0
-
-
-def _of_folder(word: str) -> str:
-    """The name of a folder that is there needs no quotes, whatever commas and equals signs it has."""
-    key, _, name = word.partition("=")
-    return f"{key}={quoted(name)}" if key in ("output_dir", "from") and Path(name).is_dir() else word
 
 
 def _complete(words: list[str]) -> None:

@@ -289,6 +289,12 @@ def quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
+def of_folder(word: str) -> str:
+    """The name of a folder that is there needs no quotes, whatever commas and equals signs it has."""
+    key, _, name = word.partition("=")
+    return f"{key}={quoted(name)}" if key in ("output_dir", "from") and Path(name).is_dir() else word
+
+
 def _with_hydra(*words: str) -> DictConfig:
     """The config that these words compose to, with Hydra's own node."""
     with initialize_config_dir(str(CONF), version_base="1.3"):

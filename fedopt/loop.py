@@ -124,6 +124,7 @@ class Run:
         self.asked = asked
         self.jobs = jobs
         self.on_eval, self.quiet = on_eval, quiet
+        self.stopped = False  # by on_eval
         self.of_on_eval: Exception | None = None  # what it raised, which its caller gets as it is
         self.interrupt = Event()
         self.main = ranks.rank() == 0  # only this rank writes and shows anything
@@ -271,7 +272,7 @@ class Run:
             if stop or time.monotonic() > self.next_checkpoint:
                 self._checkpoint(state, e)
             if stop:
-                status = "finished" if ended else "interrupted"
+                status = "finished" if ended else "stopped" if self.stopped else "interrupted"
                 break
             started = time.perf_counter()
             state = step(state, e.problem, e.federation.at(at.round))
@@ -339,6 +340,7 @@ class Run:
         if self.main and self.on_eval is not None:
             try:
                 if self.on_eval(dict(row)):
+                    self.stopped = True
                     self.interrupt.set()
             except Exception as error:
                 self.of_on_eval = error

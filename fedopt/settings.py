@@ -68,7 +68,7 @@ class Evaluation:
     @model_validator(mode="after")
     def _target_of_metric(self) -> "Evaluation":
         if self.metric is None and self.target is not None:
-            raise ValueError("a target goes with a metric: set metric and target, or target to null")
+            raise ValueError("a target goes with a metric: set both, or eval.target=null, also where a preset has one")
         return self
 
 

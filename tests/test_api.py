@@ -133,7 +133,7 @@ def test_on_eval_stops_and_the_run_goes_on():
     """With the rows of metrics.csv, without another round; the rows of both parts are those of an undisturbed run."""
     rows = []
     stopped = api.run([*TINY, "eval.every=2"], lambda row: rows.append(row) or row["round"] == 2, quiet=True)
-    assert stopped.status == "interrupted"
+    assert (stopped.status, stopped.summary["round"]) == ("stopped", 2)
     pd.testing.assert_frame_equal(pd.DataFrame(rows), stopped.metrics, check_dtype=False)
     assert list(stopped.metrics["round"]) == [0, 2]
     more = api.run([*TINY, "eval.every=2", "resume=true"], rows.append, output_dir=stopped.folder, quiet=True)
@@ -141,6 +141,40 @@ def test_on_eval_stops_and_the_run_goes_on():
     whole = api.run([*TINY, "eval.every=2"], output_dir="whole", quiet=True)
     assert (more.status, stopped.status) == ("finished", "finished")
     pd.testing.assert_frame_equal(without_time(more), without_time(whole))
+
+
+def test_a_run_that_begins_where_another_ended():
+    """Given as a run, as its folder, or in the words, whatever commas and equals signs the folder has."""
+    first = api.run([*TINY, "algo.K=2"], quiet=True)
+    assert "," in first.folder.name
+    text = " ".join([*TINY, "budget.rounds=6", "algo.alpha=0.001"])
+    ways = [{"start": first}, {"start": str(first.folder)}, {"words": f"{text} from={first.folder}"}]
+    ends = [api.run(**({"words": text} | way), output_dir=f"run{n}", quiet=True) for n, way in enumerate(ways)]
+    assert [list(run.metrics["round"]) for run in ends] == [[4, 5, 6]] * 3
+    assert ends[0].final == ends[1].final == ends[2].final
+
+
+def test_a_run_whose_process_is_gone():
+    """Says running in its folder, and is shown as interrupted."""
+    run = api.run(TINY, quiet=True)
+    said = []
+    summary = run.folder / "summary.json"
+    summary.write_text('{"status": "running"}')
+    assert run.status == "interrupted"
+    more = api.run([*TINY, "budget.rounds=5", "resume=true"], lambda _: said.append(run.status), output_dir=run.folder)
+    assert set(said) == {"running"}
+    assert more.status == "finished"
+
+
+def test_mistakes_from_python():
+    for words, said in (({"algo": "fedmsa"}, "must be words"), ([1], "must be words")):
+        with pytest.raises(api.UserError, match=said):
+            api.run(words)
+    with pytest.raises(api.UserError, match="on_eval=3: must be a function"):
+        api.run(TINY, 3)
+    with pytest.raises(api.UserError, match="the list of runs is empty"):
+        api.compare([])
+    assert {"run", "load", "compare", "UserError"} <= {*dir(api)}
 
 
 def test_what_on_eval_raises_is_raised():
@@ -283,6 +317,12 @@ def test_compare(monkeypatch, capsys):
     pd.testing.assert_frame_equal(found.table, pd.read_csv("compare.csv", dtype={"algo.K": str}), check_dtype=False)
     assert list(found.table["runs"]) == [2, 2]
     found.draw("drawn.png")
+    with pytest.raises(api.UserError, match="name ends in"):
+        found.draw("two")
+    assert found.paired.columns[0] == "pair"
+    two = api.compare(runs, metric="distance", names={"algo.K=1": "one"}, exclude=["*seed=1*"])
+    assert list(two.groups) == ["one", "algo.K=5"]
+    two.draw("drawn.pdf", title="two", ylim=(0, 10), log=False)
     with open("drawn.png", "rb") as drawn, open("compare.png", "rb") as picture:
         assert drawn.read() == picture.read()
     for wrong in ({"x": "time"}, {"metric": "distanec"}, {"group_by": "algo.k"}):
@@ -382,7 +422,7 @@ def test_the_best_after_a_kill_is_that_of_an_undisturbed_run(stop, rare):
 def test_example(capsys):
     runpy.run_path(str(ROOT / "docs" / "example.py"))
     out = capsys.readouterr().out
-    assert out.startswith("interrupted after")
+    assert out.startswith("stopped after")
     (line,) = [line for line in out.splitlines() if line.startswith("test accuracy")]
     ours, theirs = (float(word) for word in line.replace("%", "").split() if word[0].isdigit())
     assert ours == theirs > 50

@@ -197,8 +197,8 @@ def test_an_unfinished_row_is_not_read(tmp_path, command):
     (folder / "metrics.csv").write_text(whole[:-2])  # 9 in place of 97
     code, csv, out, err = command(tmp_path / "runs")
     assert (code, csv["final_test_accuracy_mean"][0]) == (0, 50)
-    assert "not finished: FedMSA (1 of 1 running): the table has their values so far" in err
-    assert "1 running" in out
+    assert "not finished: FedMSA (1 of 1 interrupted): the table has their values so far" in err
+    assert "1 interrupted" in out
     (folder / "summary.json").unlink()
     assert "1 unknown" in command(tmp_path / "runs")[2]
 
@@ -411,6 +411,7 @@ def test_picture(tmp_path, drawn):
     assert len({tuple(figures.look(j).values()) for j in range(28)}) == 28
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize(("n", "rows", "columns"), [(1, 1, 1), (3, 1, 3), (4, 2, 2), (5, 2, 3)])
 def test_metrics_of_a_run_leave_no_more_than_one_place_empty(n, rows, columns, tmp_path, drawn):
     described = [Metric(f"m{j}", f"metric {j}") for j in range(n)]

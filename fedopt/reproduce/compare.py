@@ -34,7 +34,7 @@ from fedopt.results.figures import (
     spans_decades,
     styled,
 )
-from fedopt.results.folder import ENDED, write_atomically
+from fedopt.results.folder import OVER, write_atomically
 
 TABLES = ("csv", "latex", "markdown")
 COLUMNS = (
@@ -82,6 +82,11 @@ class Comparison:
     slots: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def paired(self) -> pd.DataFrame:
+        """Paired tests of the groups over their seeds (`fedopt.reproduce.paired`)."""
+        return tests(self.shortened, self.metric)
+
+    @property
     def shortened(self) -> dict[str, list[Recorded]]:
         """The groups, with the evaluations that the table is made of."""
         return _until(self.groups, self.at)
@@ -97,12 +102,14 @@ class Comparison:
         return explained(list(self.groups.values()), {self.logarithmic(how)}, how.smooth)
 
     @styled()
-    def draw(self, *paths: str | Path, how: Look | None = None) -> pd.DataFrame:
-        """Write a picture with a line and a band for each group, in the formats of the paths' endings; returns what is drawn.
+    def draw(self, *paths: str | Path, **how_drawn: Any) -> pd.DataFrame:
+        """Write a picture with a line and a band for each group, in the formats of the paths' endings; returns the points drawn.
 
-        Raises UserError for limits that cannot be.
+        how_drawn: fields of `Look`. Raises UserError for limits and endings that cannot be.
         """
-        how = how or Look()
+        how = Look(**how_drawn)
+        if unknown := [str(path) for path in paths if Path(path).suffix[1:] not in FORMATS]:
+            raise UserError(f"{unknown[0]}: a picture's name ends in .{', .'.join(FORMATS)}")
         log = self.logarithmic(how)
         if log and how.ylim and how.ylim[0] <= 0:
             raise UserError("--ylim: a logarithmic axis begins above 0; --no-logy makes it linear")
@@ -151,7 +158,7 @@ def compare(arguments: argparse.Namespace) -> None:
     found = compared(arguments.paths, *wanted, arguments.at, arguments.exclude)
     shown, best = _shown(found, arguments.columns)
     print_table(shown, right=[str(name) for name in shown.columns[1:] if name != "status"])
-    tested = tests(found.shortened, found.metric)
+    tested = found.paired
     told = tested.map(lambda v: f"{v:.3g}" if isinstance(v, float) else str(v))
     base, formats = arguments.out / "compare", arguments.table
     if len(tested):
@@ -160,7 +167,7 @@ def compare(arguments: argparse.Namespace) -> None:
     pictures = [base.with_suffix(f".{name}") for name in arguments.format]
     how = Look(arguments.smooth, arguments.ylim, arguments.logy, arguments.title, arguments.legend)
     curves = base.with_name("compare_curves.csv")
-    write_table(curves, found.draw(*pictures, how=how))
+    write_table(curves, found.draw(*pictures, **vars(how)))
     print(f"figure: {' '.join(found.explained(how).split())}")
     if not arguments.columns:
         if (found.table["runs"] == found.table["seeds"]).all():
@@ -332,7 +339,8 @@ def differing(runs: Sequence[Recorded]) -> list[str]:
         for key in dict.fromkeys(key for run in runs for key in run.apart)
         if key not in CHOSEN and len({run.group([*chosen, key]) for run in runs}) > apart
     ]
-    return [*chosen, *others]
+    rest = [key for key in others if key != "from"]  # another start alone is no name for a line where more differs
+    return [*chosen, *(rest if chosen or rest else others)]
 
 
 def _known(chosen: str, runs: Sequence[Recorded]) -> list[str]:
@@ -398,9 +406,7 @@ def _warn(
         say(
             f"runs that differ in {', '.join(pooled)} count as one group; --group-by {','.join([*by, *pooled])} tells them apart"
         )
-    if unfinished := [
-        _with_status(label, of) for label, of in groups.items() if any(r.status not in ENDED for r in of)
-    ]:
+    if unfinished := [_with_status(label, of) for label, of in groups.items() if any(r.status not in OVER for r in of)]:
         say(f"not finished: {'; '.join(unfinished)}: the table has their values so far; --exclude leaves runs out")
     if at is None:
         _warn_of_ends(by, groups, runs[0].x)
@@ -423,7 +429,7 @@ def _warn(
 
 def _warn_of_ends(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], x: str) -> None:
     """Say where the last values are not those of one x: within a group, and between groups of a problem."""
-    ends = {label: [run.cost()[-1] for run in of if run.status in ENDED] for label, of in groups.items()}
+    ends = {label: [run.cost()[-1] for run in of if run.status in OVER] for label, of in groups.items()}
     cut = [label for label, costs in ends.items() if len(set(costs)) > 1]
     if cut and x != "seconds":  # which are never the same
         label, costs = cut[0], ends[cut[0]]

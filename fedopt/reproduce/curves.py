@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedopt.reproduce.recorded import Recorded
 from fedopt.results.figures import plt
-from fedopt.results.folder import ENDED
+from fedopt.results.folder import OVER
 
 
 def curve(
@@ -20,12 +20,12 @@ def curve(
     log: of the logarithm; values from 0 down are nan. smooth: an odd number of evaluations, over which each run has centred means
     first (`_smoothed`).
 
-    The curve has the union of the runs' x, from where all runs have begun to where the first finished or diverged one ends, so
-    that no run drops out of the mean by ending; one that is still on its way counts as far as it has got.
+    The curve has the union of the runs' x, from where all runs have begun to where the first one ends, so that no run drops out of
+    the mean by ending; one that is still on its way counts as far as it has got.
     """
     points = [_smoothed(run.cost(), run.values(metric), smooth, log) for run in runs]
     costs = [cost for cost, _ in points]
-    ends = [cost[-1] for run, cost in zip(runs, costs, strict=True) if run.status in ENDED]
+    ends = [cost[-1] for run, cost in zip(runs, costs, strict=True) if run.status in OVER]
     last = min(ends or [max(cost[-1] for cost in costs)])
     union = np.unique(np.concatenate(costs))
     x = union[(union >= max(cost[0] for cost in costs)) & (union <= last)]

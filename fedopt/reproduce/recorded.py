@@ -18,7 +18,7 @@ from fedopt.config import flat, tuned
 from fedopt.errors import UserError, first_line
 from fedopt.metrics import Metric
 from fedopt.results.figures import COSTS
-from fedopt.results.folder import ENDED, RunFolder, read_json, whole_rows
+from fedopt.results.folder import OVER, RunFolder, read_json, whole_rows
 from fedopt.results.identity import digits, identity
 
 CHOSEN = ("algo", "problem", "dataset", "partitioner")  # config groups that stand for the option chosen from them
@@ -98,7 +98,7 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
     if not runs:
         where = ", ".join(map(str, paths))
         raise UserError(f"no run to compare in {where}: a run's folder has config.yaml and metrics.csv")
-    longest = sorted(runs, key=lambda run: (run.status in ENDED, len(run.table)))
+    longest = sorted(runs, key=lambda run: (run.status in OVER, len(run.table)))
     once = {(run.digits, run.group(CHOSEN)): run for run in longest}.values()
     if copies := len(runs) - len(once):
         are = "copies of runs are" if copies > 1 else "copy of a run is"
@@ -153,7 +153,7 @@ def read(folder: Path, x: str) -> Recorded:
     apart = [key for key in _keys(identity(config)) if key != "seed"]
     keys = _keys(flat(config))
     keys |= _names(card.get("chosen"), keys)
-    status = RunFolder(folder).status() or "unknown"
+    status = RunFolder(folder).seen() or "unknown"
     run = Recorded(folder, keys, apart, digits(config), metrics, status, x, table, _tuned(card))
     if not np.isfinite(run.cost()).all():
         raise UserError(f"metrics.csv has rows without {' or '.join(columns)}")

@@ -6,6 +6,7 @@ checkpoint.safetensors, memory.0 or memory.1      log.txt
 partition.png, metrics.png                        traceback.txt    of a failed run
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -35,6 +36,7 @@ FILES: tuple[str, ...] = (
 FILES += ("partition.png", "metrics.png", "traceback.txt", "memory.0", "memory.1")
 LEFT_OVER = {"summary.json", "run.json", "traceback.txt", "log.txt"}  # by a run that failed before it began
 ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
+OVER = (*ENDED, "stopped")  # with those that on_eval has stopped, which are as long as they were meant to be
 
 
 LONGEST, ODD = 120, "[^A-Za-z0-9=._,+-]"  # of a name: characters, and those that are none of a name's
@@ -168,6 +170,21 @@ class RunFolder:
         """Whether this process holds the lock."""
         return self._lock.is_locked
 
+    @property
+    def alive(self) -> bool:
+        """Whether a process, this one too, holds the lock. For that it is shared for a moment, in which no other can take it."""
+        try:
+            lock = os.open(self.path / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(lock)
+        return False
+
     def config(self) -> dict[str, Any]:
         """config.yaml. Raises UserError where it cannot be read."""
         path = self.path / "config.yaml"
@@ -189,6 +206,11 @@ class RunFolder:
     def status(self) -> str | None:
         """The status of the run in this folder, None where there is none."""
         return self.summary().get("status") if self.used else None
+
+    def seen(self) -> str | None:
+        """The status to show: a run that says running and whose process is gone, as after kill -9, is interrupted."""
+        status = self.status()
+        return "interrupted" if status == "running" and not self.alive else status
 
     def summary(self) -> dict[str, Any]:
         """summary.json, empty where it is not there or broken."""
