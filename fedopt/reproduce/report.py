@@ -286,7 +286,7 @@ def draw_points(path: Path, published: Published, table: pd.DataFrame, formats: 
     if len(finite):
         axes.set_xscale("log" if log["x"] else "linear")
         if log["x"]:
-            axes.set_xticks(finite["x"].unique(), [f"{x:g}" for x in finite["x"].unique()])
+            axes.set_xticks(finite["x"].unique(), [f"{x:.4g}" for x in finite["x"].unique()])
             axes.xaxis.minorticks_off()
         axes.set_yscale("log" if log["y"] else "linear")
     counts = sorted(set(finite.groupby(["series", "x"])["seed"].nunique())) or [0]

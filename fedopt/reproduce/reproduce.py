@@ -207,7 +207,10 @@ def _work(task: Task, folder: Path, jobs: int) -> None:
     ranks.end_when(lambda: command is not None and not command.is_alive())
     # The progress of several runs at once helps nobody
     with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
-        job_of_many(lambda: task.config, RunFolder(folder), task.asked, jobs)
+        try:
+            job_of_many(lambda: task.config, RunFolder(folder), task.asked, jobs)
+        except KeyboardInterrupt:  # the second one, as of `timeout`, which sends two
+            sys.exit(130)
 
 
 def _outcome(path: Path, task: Task, exitcode: int | None) -> tuple[str, str]:
