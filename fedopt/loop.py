@@ -5,7 +5,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
@@ -178,7 +178,7 @@ class Run:
                     if writer is not None:
                         writer.close()
             if self.main:
-                figures.metrics(self.folder.path / "metrics.png", self.folder.metrics, e.problem.metrics)
+                self._draw(e.problem.metrics)
         self.writing = False
         return status
 
@@ -232,10 +232,13 @@ class Run:
 
     def _draw_metrics(self) -> None:
         """metrics.png of a run that was killed when all but this was done."""
-        path, described = self.folder.path / "metrics.png", read_json(self.folder.path / "run.json").get("metrics")
-        if not path.exists() and described:
+        described = read_json(self.folder.path / "run.json").get("metrics")
+        if not (self.folder.path / "metrics.png").exists() and described:
             with suppress(TypeError, KeyError, ValueError, UserError):  # somebody's own run.json or metrics.csv
-                figures.metrics(path, self.folder.metrics, [Metric(**fields) for fields in described])
+                self._draw([Metric(**fields) for fields in described])
+
+    def _draw(self, described: Sequence[Metric]) -> None:
+        figures.metrics(self.folder.path / "metrics.png", self.folder.metrics, described, self.config["from"])
 
     def _refuse_used(self) -> None:
         path, status = self.folder.path, self.folder.status()

@@ -250,9 +250,12 @@ def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
         errors = error.errors(include_url=False)
         fields = [f.name for f in dataclasses.fields(cls) if f.init and f.name not in given]
         said = "; ".join(_message(e, where, fields) for e in errors[:3])
-        if is_own_class(cls) and any(e["type"] in KEYS and len(e["loc"]) == 1 for e in errors[:3]):
+        wrong_keys = any(e["type"] in KEYS and len(e["loc"]) == 1 for e in errors[:3])
+        if wrong_keys and is_own_class(cls):
             keys = f"the keys are the fields of {cls.__name__} ({place(cls)}), {', '.join(fields) or 'none'}"
             raise WrongKeys(f"{said}; {keys}", where) from None
+        if wrong_keys and "did you mean" not in said:
+            said += f"; the keys are {', '.join(fields) or 'none'}"
         raise UserError(said) from None
 
 

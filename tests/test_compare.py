@@ -496,6 +496,16 @@ def test_a_config_and_seed_count_once(tmp_path, command):
     assert err == "fedopt: 3 copies of runs are left out: a config with a seed counts once\n"
 
 
+def test_keys_that_differ_besides_the_data_set_are_named(tmp_path, command):
+    for name, alpha in (("mnist", 0.1), ("fashion", 5)):
+        config = {"dataset": {"_target_": f"x.{name}", "path": name}, "partitioner": {"alpha": alpha}}
+        record(tmp_path / "runs" / name, (1, 80), **config)
+    assert command(tmp_path / "runs", "--group-by", "dataset")[3] == (
+        "fedopt: the groups differ in partitioner.alpha as well\n"
+    )
+    assert command(tmp_path / "runs", "--group-by", "dataset,partitioner.alpha")[3] == ""
+
+
 def test_pooled_runs_are_named(tmp_path, command):
     for seed in (0, 1):
         for rounds in (5, 50):
@@ -653,6 +663,10 @@ def test_numbers_for_people(tmp_path):
     assert [b for _, b in cells] == ["1", "", "x", "2", "3"]
     assert tables.in_bytes(2.5e6, 1e5) == "2.50 ± 0.10 MB"
     assert tables.in_bytes(12, float("nan")) == "12 B"
+    small = [tables.plus_minus(0.001021, 9.4e-5), tables.plus_minus(0.0008, 2e-4), tables.plus_minus(4e-24, 1.3e-24)]
+    assert small == ["0.001021 ± 0.000094", "0.00080 ± 0.00020", "(4.0 ± 1.3)e-24"]
+    assert r"(4.0 $\pm$ 1.3) $\times 10^{-24}$" in tables.latex(pd.DataFrame({"a": small}))
+    assert tables.plus_minus(123456.7, 0.00001) == "1.235e+05 ± 1e-05"
 
 
 def test_better_and_reached():

@@ -86,6 +86,8 @@ IN_ALGORITHM = {
         "self.alpha(fed.r)",
         NEW,
     ),
+    "memory of an exchange without": (GRADIENT, "return client.memory", "gives clients theirs", None),
+    "nothing sent to it alone": (GRADIENT, "return client.own", "fed.exchange(..., own=...)", None),
     "shapes": (GRADIENT, "return client.gradient(x[:3], client.sample('xi'))", "RuntimeError", None),
     "types": (GRADIENT, "return client.gradient(x.double(), client.sample('xi'))", "several types of numbers", None),
 }

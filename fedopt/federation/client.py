@@ -31,12 +31,25 @@ class Client(Oracles):
     ):
         super().__init__(problem, calls, stack)
         self.index: int | Tensor = share["index"]
-        self.memory: Any = share.get("memory")
-        self.own: Any = share.get("own")
         self._share, self._drawn = share, drawn
         self._counts: dict[str, list[int]] = {name: d.active().sum(0).tolist() for name, d in drawn.items()}
         self._held: Any = None
         self._samples: dict[str, dict[int, Any]] = {}
+
+    @property
+    def memory(self) -> Any:
+        """This client's row of the algorithm's memory. Raises UserError where the exchange has none."""
+        return self._given("memory")
+
+    @property
+    def own(self) -> Any:
+        """What was sent to this client alone. Raises UserError where the exchange has nothing of the kind."""
+        return self._given("own")
+
+    def _given(self, name: str) -> Any:
+        if self._share.get(name) is None:
+            raise UserError(f"client.{name}: this exchange has none; fed.exchange(..., {name}=...) gives clients theirs")
+        return self._share[name]
 
     def entry(self, values: Any) -> Any:
         """This client's entry of a hyperparameter that may be a list, in which client i has entry i, and from the first again."""

@@ -406,6 +406,8 @@ def _warn(
         say(
             f"runs that differ in {', '.join(pooled)} count as one group; --group-by {','.join([*by, *pooled])} tells them apart"
         )
+    if others := [key for key in _besides(by, groups) if key not in pooled]:
+        say(f"the groups differ in {', '.join(others)} as well")
     if unfinished := [_with_status(label, of) for label, of in groups.items() if any(r.status not in OVER for r in of)]:
         say(f"not finished: {'; '.join(unfinished)}: the table has their values so far; --exclude leaves runs out")
     if at is None:
@@ -425,6 +427,23 @@ def _warn(
             say(
                 f"{problem}: {with_} ran with tuned values (a preset), {without} without: budgets and step sizes may be unequal"
             )
+
+
+def _besides(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]]) -> list[str]:
+    """The keys in which groups of one problem differ besides those that they are told apart by.
+
+    Not those that an option brings with it: its own, and those that an algorithm's or a problem's tuned values set, the budget and
+    when to evaluate, of which `_warn_of_ends` speaks.
+    """
+    brings = {"seed", "eval", "budget", "from", *by, *({"algo"} if {"algo", "problem"} & {*by} else ())}
+    found: dict[str, None] = {}
+    for problem in {of[0].keys.get("problem") for of in groups.values()}:
+        runs = [run for of in groups.values() for run in of if run.keys.get("problem") == problem]
+        keys = dict.fromkeys(key for run in runs for key in run.apart)
+        for key in keys:
+            if not {key, key.partition(".")[0]} & brings and len({run.group([key]) for run in runs}) > 1:
+                found[key] = None
+    return list(found)
 
 
 def _warn_of_ends(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], x: str) -> None:

@@ -1,6 +1,7 @@
 """Tables for people: on the terminal, as CSV, LaTeX and Markdown."""
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,14 +23,20 @@ def moments(values: Sequence[float]) -> tuple[float, float]:
 
 
 def plus_minus(mean: float, std: float) -> str:
-    """The deviation with two digits, or all before the point, and the mean with as many decimals; with powers of ten where that is
-    long."""
+    """The deviation with two digits, or all before the point, and the mean with as many decimals; with one power of ten for both
+    where that is long, with one for each where the deviation is far smaller."""
     if not (math.isfinite(std) and math.isfinite(mean)):
         return f"{mean:.4g}"
-    decimals = max(1 - math.floor(math.log10(std)), 0) if std else 0
-    if std and decimals <= 5 and max(abs(mean), std) < 1e5:
-        return f"{mean:.{decimals}f} ± {std:.{decimals}f}"
-    return f"{mean:.4g} ± {std:.2g}"
+    if not std:
+        return f"{mean:.4g} ± 0"
+    digits, largest = 1 - math.floor(math.log10(std)), max(abs(mean), std)
+    if digits <= 7 and largest < 1e5:
+        return f"{mean:.{max(digits, 0)}f} ± {std:.{max(digits, 0)}f}"
+    power = math.floor(math.log10(largest))
+    decimals = max(digits + power, 1)
+    if decimals > 5:
+        return f"{mean:.4g} ± {std:.2g}"
+    return f"({mean / 10.0**power:.{decimals}f} ± {std / 10.0**power:.{decimals}f})e{power:+03d}"
 
 
 def in_bytes(mean: float, std: float) -> str:
@@ -67,7 +74,7 @@ def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
     if bold is not None:
         style = style.apply(lambda _: bold.replace({True: "textbf:--rwrap", False: ""}), axis=None)
     text = style.to_latex(hrules=True, column_format="l" + "r" * (table.shape[1] - 1))
-    return text.replace("±", r"$\pm$")
+    return re.sub(r"\)e([-+]\d+)", lambda power: rf") $\times 10^{{{int(power[1])}}}$", text).replace("±", r"$\pm$")
 
 
 def markdown(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:

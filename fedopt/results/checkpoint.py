@@ -71,9 +71,8 @@ class Checkpoint:
         """
         tensors, progress = read(self.path)
         leaves, structure = _flat(self._initial)
+        self._refuse_other(tensors)
         try:
-            if {name for name in tensors if name.startswith("state.")} != _tensors(self._initial).keys():
-                raise ValueError("its state is of another algorithm, of other options, or of a fedopt before 0.2")
             memories = iter(self._journal.restore(progress["memory"]) if _memories(self._initial) else [])
             state = [
                 next(memories) if isinstance(leaf, Memory) else _as(tensors[name], leaf)
@@ -84,6 +83,17 @@ class Checkpoint:
             return tree_unflatten(state, structure), progress
         except BROKEN as error:
             raise _unreadable(self.path, error) from None
+
+    def _refuse_other(self, stored: Mapping[str, Tensor]) -> None:
+        """Raises UserError where what is stored is no state of this run's kind."""
+        begin = f"{self.path}: the state in it does not fit: "
+        expected = _tensors(self._initial)
+        if {name for name in stored if name.startswith("state.")} != expected.keys():
+            raise UserError(f"{begin}it is of another algorithm, of other options, or of a fedopt before 0.2")
+        for name, tensor in expected.items():
+            if stored[name].shape != tensor.shape:
+                shape, here = (list(of.shape) for of in (stored[name], tensor))
+                raise UserError(f"{begin}{name.removeprefix('state.')} has the shape {shape}, and here {here}")
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -150,6 +160,4 @@ def _hash(tensors: Mapping[str, Tensor]) -> Tensor:
 def _as(stored: Tensor, like: Any) -> Any:
     if not isinstance(like, Tensor):
         return type(like)(stored.item())
-    if stored.shape != like.shape:
-        raise ValueError(f"a tensor of shape {list(stored.shape)} where this config has {list(like.shape)}")
     return stored.to(like)

@@ -93,8 +93,8 @@ def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
 
 
 @styled()
-def metrics(path: Path, csv: Path, metrics: Sequence[Metric]) -> None:
-    """Every metric against communication rounds."""
+def metrics(path: Path, csv: Path, metrics: Sequence[Metric], source: str | None = None) -> None:
+    """Every metric against communication rounds. source: the run at whose end this one began, from where on they count."""
     table = pd.read_csv(StringIO(csv.read_text()))  # pandas would take a ~ in a path for the home folder
     columns = 2 if len(metrics) == 4 else min(len(metrics), 3)
     rows = -(-len(metrics) // columns)
@@ -107,6 +107,8 @@ def metrics(path: Path, csv: Path, metrics: Sequence[Metric]) -> None:
         describe(axis, "comm_rounds", metric.title)
     for axis in axes.flat[len(metrics) :]:
         axis.remove()
+    if source:
+        figure.suptitle(fill(f"goes on from {source} after {table['round'].iloc[0]} rounds", 45 * columns))
     _save(figure, path)
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -253,9 +254,12 @@ def place(config: dict[str, Any], asked: Asked) -> Path:
         return Path(config["output_dir"])
     others = [word for word in asked.overrides if word.split("=")[0] not in ("algo", "problem")]
     base = named(Path("outputs") / f"{asked.chosen['algo']}_{asked.chosen['problem']}", lambda of: of(others))
-    paths = [base, *(base.with_name(f"{base.name}.{n}") for n in range(2, 10_000))]
-    free = next(n for n, path in enumerate(paths) if not RunFolder(path).used)
-    return paths[free - 1] if config["resume"] and free else paths[free]
+    path, last = base, None
+    for n in count(2):
+        if not RunFolder(path).used:
+            break
+        path, last = base.with_name(f"{base.name}.{n}"), path
+    return last if config["resume"] and last else path
 
 
 class MetricsFile:
