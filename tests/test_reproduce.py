@@ -367,6 +367,26 @@ def test_curves(tmp_path, monkeypatch):
     assert "geometric mean of 2 seeds" in figure.legends[0].get_title().get_text()
 
 
+def test_a_line_says_that_a_run_diverged(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    runs = {
+        "A": [recorded.read(record(tmp_path / f"a{s}", (1, 2), s, metric="distance"), "round") for s in (0, 1)],
+        "B": [
+            recorded.read(record(tmp_path / "b0", (1, 3, 2), 0, metric="distance"), "round"),
+            recorded.read(record(tmp_path / "b1", (1, 9), 1, metric="distance", status="diverged"), "round"),
+        ],
+    }
+    node = {**FEDMSA, "lines": {"A": [], "B": []}, "y": "distance", "x": "round", "scale": "linear"}
+    report.draw_curves(tmp_path / "a.png", build(published.Published, node, "experiment"), runs)
+    monkeypatch.undo()
+    (axes,) = kept[0].axes
+    (end,) = [line for line in axes.lines if line.get_marker() == "X" and len(line.get_xdata())]
+    line = next(line for line in axes.lines if line.get_label() == "B")
+    assert (end.get_color(), *end.get_xydata()[0]) == (line.get_color(), line.get_xdata()[-1], 6)
+    assert "the first of the line's runs diverges here" in [text.get_text() for text in kept[0].legends[0].get_texts()]
+
+
 @pytest.mark.parametrize(("y_from", "bottom"), [(1.5, 1.5), (50, None)])
 def test_panels(y_from, bottom, tmp_path, monkeypatch):
     """Lines are called, and look, as what tells them apart in their panels. An axis does not begin above all values."""

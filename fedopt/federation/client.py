@@ -48,7 +48,9 @@ class Client(Oracles):
 
     def _given(self, name: str) -> Any:
         if self._share.get(name) is None:
-            raise UserError(f"client.{name}: this exchange has none; fed.exchange(..., {name}=...) gives clients theirs")
+            raise UserError(
+                f"client.{name}: this exchange has none; fed.exchange(..., {name}=...) gives clients theirs"
+            )
         return self._share[name]
 
     def entry(self, values: Any) -> Any:

@@ -30,6 +30,7 @@ STAR: dict[str, Any] = {
 }
 
 
+END: dict[str, Any] = {"marker": "X", "markersize": 6, "linestyle": "none", "color": "black"}
 Ended = Mapping[int, Mapping[str, Recorded]]  # seed -> line -> its run
 
 
@@ -193,7 +194,11 @@ def draw_curves(
                 level, colour = moments([run.values(metric)[-1] for run in runs])[0], looks[names[label]]["color"]
                 axis.axhline(level, color=colour, linestyle="--", label=f"{names[label]} (last value)")
             else:
-                draw_line(axis, names[label], runs, metric, looks[names[label]], log)
+                drawn_at = draw_line(axis, names[label], runs, metric, looks[names[label]], log)
+                if any(run.status == "diverged" for run in runs):
+                    end = drawn_at[[published.x, metric]].tail(1).to_numpy().T
+                    axis.plot(*end, **END | {"color": looks[names[label]]["color"]})
+                    axis.plot([], [], **END, label="the first of the line's runs diverges here")
         for name, level in published.constants.items():
             axis.axhline(level, color="black", linestyle=":", linewidth=0.8, label=name)
         for mark in papers:
