@@ -173,6 +173,10 @@ WRONG = {
         ["--config-dir", "nowhere", "algo=mine"],
         ["--config-dir=nowhere", "no such folder"],
     ),
+    "steps before the run that nobody can stop": (
+        ["algo=fedavg", "problem=classification_with_server", "dataset=digits", "problem.pretrain=2147483648"],
+        ["problem.pretrain=2147483648", "less than"],
+    ),
     "infinite noise": (["problem=quadratic_bilevel", "problem.noise=inf"], ["problem.noise=inf", "finite"]),
     "a target that is no number": (["eval.target=nan"], ["eval.target=nan", "finite"]),
     "a step beyond float32": (["algo.alpha=1e154"], ["algo.alpha", "1e+154", "less than"]),

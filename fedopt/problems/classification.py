@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from functools import partial
 
-from pydantic import NonNegativeInt, PositiveFloat
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from fedopt.metrics import PERSONAL_ACCURACY, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_PERSONAL_ACCURACY
 from fedopt.problems.classes import Minimisation, Weighting
-from fedopt.problems.supervised import Batches, Fraction, Share, Supervised, cross_entropy
+from fedopt.problems.supervised import Batches, Fraction, Pretraining, Share, Supervised, cross_entropy
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class Classification(Supervised, Minimisation):
     test: Fraction | None
     server: Share
     own_test: Fraction | None
-    pretrain: NonNegativeInt
+    pretrain: Pretraining
     pretrain_step: PositiveFloat
     weighting: Weighting
 

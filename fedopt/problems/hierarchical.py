@@ -11,14 +11,14 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.metrics import OBJECTIVE, PERSONAL_ACCURACY, TEST_ACCURACY, TEST_LOSS, WORST_PERSONAL_ACCURACY, Metric
 from fedopt.problems import classes
 from fedopt.problems.classes import Rows, Weighting
 from fedopt.problems.projections import ball
-from fedopt.problems.supervised import Batch, Fraction, Supervised, cross_entropy
+from fedopt.problems.supervised import Batch, Fraction, Pretraining, Supervised, cross_entropy
 
 FIT_BATCH = 64
 SERVER_LOSS = Metric("server_loss", "loss on the server's examples")
@@ -53,7 +53,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
     test: Fraction | None
     server: Fraction
     own_test: Fraction
-    pretrain: NonNegativeInt
+    pretrain: Pretraining
     pretrain_step: PositiveFloat
     fit: PositiveInt
     fit_step: PositiveFloat

@@ -22,6 +22,7 @@ from fedopt.problems.classes import Bilevel, Minimax, Problem, Rows, Weighting
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
 PRETRAIN_BATCH = 128
 Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
 
