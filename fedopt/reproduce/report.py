@@ -30,7 +30,7 @@ STAR: dict[str, Any] = {
 }
 
 
-END: dict[str, Any] = {"marker": "X", "markersize": 6, "linestyle": "none", "color": "black"}
+END: dict[str, Any] = {"marker": "X", "markersize": 6, "linestyle": "none", "color": "black", "clip_on": False}
 Ended = Mapping[int, Mapping[str, Recorded]]  # seed -> line -> its run
 
 
@@ -183,7 +183,7 @@ def draw_curves(
     looks = {name: look(j) for j, name in enumerate(dict.fromkeys(names.values()))}
     figure, axes = grid(-(-len(pictures) // columns), columns, len(looks))
     figure.suptitle(fill(f"{published.paper}: {published.title}", 54 * columns))
-    papers, logs = marks(published), set()
+    papers, logs, ends = marks(published), set(), []
     for axis, (title, labels, metric) in zip(axes.flat, pictures, strict=False):
         drawn = {label: _of(published, lines.get(label, []), metric) for label in labels}
         drawn = {label: runs for label, runs in drawn.items() if runs}
@@ -196,9 +196,9 @@ def draw_curves(
             else:
                 drawn_at = draw_line(axis, names[label], runs, metric, looks[names[label]], log)
                 if any(run.status == "diverged" for run in runs):
-                    end = drawn_at[[published.x, metric]].tail(1).to_numpy().T
-                    axis.plot(*end, **END | {"color": looks[names[label]]["color"]})
-                    axis.plot([], [], **END, label="the first of the line's runs diverges here")
+                    x, y = drawn_at[[published.x, metric]].iloc[-1]
+                    below = published.y_from is not None and y < published.y_from
+                    ends.append((axis, x, published.y_from if below else y, looks[names[label]]["color"]))
         for name, level in published.constants.items():
             axis.axhline(level, color="black", linestyle=":", linewidth=0.8, label=name)
         for mark in papers:
@@ -213,6 +213,9 @@ def draw_curves(
         highest = max((np.nanmax(run.values(metric)) for runs in drawn.values() for run in runs), default=-np.inf)
         if published.y_from is not None and highest > published.y_from:  # not so after a few rounds
             axis.set_ylim(bottom=published.y_from)
+    for axis, x, y, colour in ends:
+        axis.plot(x, y, **END | {"color": colour})
+        axis.plot([], [], **END, label="the first of the line's runs diverges here")
     for axis in axes.flat[len(pictures) :]:
         axis.remove()
     curves = [runs for label, runs in lines.items() if label not in published.horizontal]

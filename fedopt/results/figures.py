@@ -125,7 +125,9 @@ def spans_decades(metric: Metric, values: np.ndarray) -> bool:
 
 def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
     """Label the axes. x: of `COSTS`, or a label."""
-    axis.set(xlabel=COSTS[x][1] if x in COSTS else x, ylabel=fill(y, 34))  # as long as a picture is high
+    axis.set(
+        xlabel=COSTS[x][1] if x in COSTS else fill(x, 46), ylabel=fill(y, 34)
+    )  # as long as a picture is wide and high
     if x == "bytes":
         axis.xaxis.set_major_formatter(EngFormatter(unit="B"))
     counts = x in COSTS and x != "seconds"
