@@ -100,7 +100,7 @@ class Watching(OneByOne):
     def run(self, client_fn, message, problem, stack, calls):
         def watched(client, message):
             answer = client_fn(client, message)
-            self.down[client.index] += size((message, client.own))
+            self.down[client.index] += size(message if stack.own is None else (message, client.own))
             self.up[client.index] += size(answer if stack.memory is None else answer[0])
             return answer
 

@@ -25,11 +25,11 @@ from fedopt.results.figures import (
     COSTS,
     FORMATS,
     LEGENDS,
-    MARKERS,
     OKABE_ITO,
     describe,
     grid,
     look,
+    marks,
     save_with_legend,
     spans_decades,
     styled,
@@ -52,13 +52,15 @@ UNEQUAL = 1.1  # spends whose ratio is larger are named
 
 @dataclass(frozen=True)
 class Look:
-    """Of the picture. smooth: a value is the centred mean of so many evaluations; log: None leaves the scale to the values.
+    """Of the picture. smooth: a value is the centred mean of so many evaluations; log: None leaves the y scale to the values.
 
-    legend: of `LEGENDS`.
+    xlim, ylim: the ends of the axes; logx: a logarithmic x axis, which leaves out what has x = 0; legend: of `LEGENDS`.
     """
 
     smooth: int = 1
+    xlim: tuple[float, float] | None = None
     ylim: tuple[float, float] | None = None
+    logx: bool = False
     log: bool | None = None
     title: str = ""
     legend: str = "below"
@@ -111,26 +113,28 @@ class Comparison:
         if unknown := [str(path) for path in paths if Path(path).suffix[1:] not in FORMATS]:
             raise UserError(f"{unknown[0]}: a picture's name ends in .{', .'.join(FORMATS)}")
         log = self.logarithmic(how)
-        if log and how.ylim and how.ylim[0] <= 0:
-            raise UserError("--ylim: a logarithmic axis begins above 0; --no-logy makes it linear")
-        figure, ((axes,),) = grid(1, 1, len(self.groups) if how.legend == "below" else None)
+        for axis, begins, limits in (("x", how.logx, how.xlim), ("y", log, how.ylim)):
+            if begins and limits and limits[0] <= 0:
+                raise UserError(f"--{axis}lim: a logarithmic axis begins above 0; --no-log{axis} makes it linear")
+        labels = [_with_status(label, runs) for label, runs in self.groups.items()]
+        levels = [] if self.target is None else [f"target {self.target:g}"]
+        levels += [] if self.at is None else ["where the table compares"]
+        figure, ((axes,),) = grid(1, 1, [*labels, *levels] if how.legend == "below" else None)
         lines = []
         for j, (label, runs) in enumerate(self.groups.items()):
             slot = self.slots.get(label, j)
-            # Marks, each line's at other places, show lines that lie on each other
-            marks = {
-                "marker": MARKERS[slot % len(MARKERS)],
-                "markersize": 3,
-                "markevery": (0.12 * j / len(self.groups), 0.12),
-            }
-            drawn = draw_line(axes, _with_status(label, runs), runs, self.metric, look(slot) | marks, log, how.smooth)
+            style = look(slot) | marks(slot, j, len(self.groups))
+            drawn = draw_line(axes, labels[j], runs, self.metric, style, log, how.smooth)
             lines.append(drawn.assign(line=label))
         if self.target is not None:
-            axes.axhline(self.target, color="grey", linestyle=":", label=f"target {self.target:g}")
+            axes.axhline(self.target, color="grey", linestyle=":", label=levels[0])
         if self.at is not None:
-            axes.axvline(self.at, color="grey", linestyle="--", linewidth=0.8, label="where the table compares")
+            axes.axvline(self.at, color="grey", linestyle="--", linewidth=0.8, label=levels[-1])
         describe(axes, self.x, next(iter(self.groups.values()))[0].metric(self.metric).title, how.title)
+        if how.logx:
+            axes.set_xscale("log")
         axes.set_yscale("log" if log else "linear")
+        axes.set_xlim(how.xlim)
         axes.set_ylim(how.ylim)
         save_with_legend(figure, *map(Path, paths), note=self.explained(how), place=how.legend)
         return pd.concat(lines)
@@ -165,7 +169,15 @@ def compare(arguments: argparse.Namespace) -> None:
         at = "last values" if found.at is None else f"values at {_amount(found.x, found.at)}"
         print_table(told, list(told.columns[1:]), f"{at}, seed by seed; two-sided paired t-test, Holm: over all pairs")
     pictures = [base.with_suffix(f".{name}") for name in arguments.format]
-    how = Look(arguments.smooth, arguments.ylim, arguments.logy, arguments.title, arguments.legend)
+    how = Look(
+        smooth=arguments.smooth,
+        xlim=arguments.xlim,
+        ylim=arguments.ylim,
+        logx=arguments.logx,
+        log=arguments.logy,
+        title=arguments.title,
+        legend=arguments.legend,
+    )
     curves = base.with_name("compare_curves.csv")
     write_table(curves, found.draw(*pictures, **vars(how)))
     print(f"figure: {' '.join(found.explained(how).split())}")
@@ -266,12 +278,11 @@ def _arguments() -> argparse.Namespace:
     add("--columns", type=some_of(COLUMNS), default=[], metavar="NAME,...", help=chosen)
     add("--smooth", type=_odd, default=1, metavar="N", help="draw means of N evaluations, centred; N is odd")
     add("--legend", choices=LEGENDS, default="below", help="where the legend is (default: below)")
-    add("--ylim", type=_limits, metavar="LOW,HIGH", help="the ends of the y axis")
-    add(
-        "--logy",
-        action=argparse.BooleanOptionalAction,
-        help="a logarithmic y axis (default: where values span decades)",
-    )
+    for axis in "xy":
+        add(f"--{axis}lim", type=_limits, metavar="LOW,HIGH", help=f"the ends of the {axis} axis")
+    where = "a logarithmic y axis (default: where values span decades)"
+    add("--logx", action=argparse.BooleanOptionalAction, default=False, help="a logarithmic x axis")
+    add("--logy", action=argparse.BooleanOptionalAction, help=where)
     add("--title", default="", help="above the picture")
     add("--out", type=Path, default=Path(), metavar="DIR", help="where the files go (default: here)")
     return parser.parse_args()

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -141,9 +141,29 @@ def look(j: int) -> dict[str, Any]:
     return {"color": OKABE_ITO[j % len(OKABE_ITO)], "linestyle": DASHES[j // len(OKABE_ITO) % len(DASHES)]}
 
 
-def grid(rows: int, columns: int, lines: int | None) -> tuple[Figure, np.ndarray]:
-    """A figure with axes [rows, columns] and room for a legend of so many lines below them, None for no such legend."""
-    return _figure(rows, columns, (WIDTH * columns, HEIGHT * rows + (0 if lines is None else 0.16 * lines + 0.5)))
+def marks(j: int, line: int, lines: int) -> dict[str, Any]:
+    """Marks on line `line` of a picture with so many lines, each line's at other places, so that lines that lie on each other show.
+    j: as of `look`."""
+    return {"marker": MARKERS[j % len(MARKERS)], "markersize": 3, "markevery": (0.12 * line / lines, 0.12)}
+
+
+def grid(rows: int, columns: int, labels: Sequence[str] | None) -> tuple[Figure, np.ndarray]:
+    """A figure with axes [rows, columns] and room for a legend of these labels below them, None for no such legend."""
+    width, height = WIDTH * columns, HEIGHT * rows
+    if labels is not None:
+        lines = sum(text.count("\n") + 1 for text in _wrapped(labels, width))
+        height += 0.16 * -(-lines // _side_by_side(labels, width)) + 0.5
+    return _figure(rows, columns, (width, height))
+
+
+def _wrapped(labels: Iterable[str], width: float) -> list[str]:
+    """As they stand in a legend below a figure that is so many inches wide."""
+    return [fill(label, int(16 * width)) for label in labels]
+
+
+def _side_by_side(labels: Collection[str], width: float) -> int:
+    """The columns of such a legend: two for several short labels."""
+    return 2 if len(labels) > 3 and max(map(len, labels)) <= 5.5 * width else 1
 
 
 def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
@@ -156,9 +176,10 @@ def save_with_legend(figure: Figure, *paths: Path, note: str = "", place: str = 
     """Write the figure with one legend, in which a label stands once. place: of `LEGENDS`; below all its axes it has a note."""
     named = [axis.get_legend_handles_labels() for axis in figure.axes]
     handles = {label: handle for pair in named for handle, label in zip(*pair, strict=True)}
-    labels = [fill(label, int(16 * figure.get_figwidth())) for label in handles]
+    labels = _wrapped(handles, width := figure.get_figwidth())
     if place == "below":
-        figure.legend(handles.values(), labels, loc="outside lower center", title=note)
+        columns = _side_by_side(handles, width)
+        figure.legend(handles.values(), labels, loc="outside lower center", title=note, ncols=columns)
     elif place == "inside":
         figure.axes[0].legend(handles.values(), labels)
     _save(figure, *paths)
