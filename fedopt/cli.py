@@ -26,6 +26,7 @@ import fedopt
 from fedopt.command import Parser, answer, say
 from fedopt.config import (
     CONF,
+    NO_PRESET,
     Asked,
     chosen_of,
     composed_of,
@@ -163,6 +164,7 @@ def _sweep(overrides: list[str], folders: list[str]) -> int:
             assert jobs is not None
             where = quoted(str(folder).replace("${", "\\${"))
             words = [*search_path(folders), *_added(overrides), f"hydra.sweep.dir={where}"]
+            words = [word for word in words if word != NO_PRESET]  # `_job` sees to it: not all algorithms may have some
             job = partial(_job, naming, overrides)
             batches = jobs.multirun("config", job, words) or ()  # Optuna's sweeper returns nothing
     except (ValueError, TypeError, ImportError) as error:
@@ -195,8 +197,13 @@ def _job(naming: Container[str] | None, given: Sequence[str], config: DictConfig
     """
     job = HydraConfig.get()
     overrides = [bare if (bare := word.removeprefix("++")) in given else word for word in job.overrides.task]
-    own = [source.path for source in job.runtime.config_sources if source.schema == "file"]
-    asked = Asked(overrides, chosen_of(job.runtime.choices, own), own)
+    sources = [source.path for source in job.runtime.config_sources if source.schema == "file"]
+    own = [path for path in sources if Path(path) != CONF]
+    chosen = chosen_of(job.runtime.choices, own)
+    if NO_PRESET in given:
+        overrides = [NO_PRESET, *overrides]
+        config, chosen = composed_of(overrides, own)
+    asked = Asked(overrides, chosen, own)
     words = [word for word in overrides if naming is None or key_of(word) in naming]
     run = asked.chosen["algo"], asked.chosen["problem"], words, OmegaConf.select(config, "seed")
     folder = RunFolder(named(Path(job.sweep.dir), lambda of: name_in_sweep(*run, of)))

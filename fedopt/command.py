@@ -91,9 +91,6 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         return unknown(group, option, known)
     text = " ".join(str(error).split())
     if key := re.search(r"Could not override '([^']+)'", text):
-        if key[1] == "preset" and "preset=none" in arguments:
-            swept = ", or for a sweep with others let its file name some, as fedopt's conf/algo/fedavg.yaml does"
-            return f"preset=none: this algorithm has no tuned values that could be left out; leave the word away{swept}"
         if key[1] in GROUPS:
             return f"{key[1]}: neither the algorithm's nor the problem's file names one; +{key[1]}=NAME adds one"
         known = known_keys(arguments)

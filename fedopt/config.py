@@ -2,8 +2,8 @@
 
 import os
 import re
-from collections.abc import Container, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -25,6 +26,7 @@ from fedopt.settings import Settings, build
 _inside, _beside = Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
 MOST_ALIASES = 20  # of a YAML file: each may double what it stands for
+NO_PRESET = "preset=none"
 GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "preset", "experiment")
 _NAME = re.compile(r"\w+")
 _VALUE = re.compile(r"\w+(\.\w+)*")  # the key of an override that neither adds nor removes
@@ -46,6 +48,8 @@ class Asked:
         if preset != "none":
             return f"tuned values: preset/{preset}" if preset else ""
         pair = f"{self.chosen.get('algo')} on {self.chosen.get('problem')}"
+        if NO_PRESET in self.overrides:
+            return f"{NO_PRESET}: tuned values are left out: steps and budget are defaults"
         return f"no tuned values for {pair}: steps and budget are defaults"
 
 
@@ -133,7 +137,10 @@ def differences(runs: Iterable[tuple[dict[str, Any], Mapping[str, str]]], swept:
         for (problem, key), values in found.items()
         if len(values) > 1
     ]
-    return f"the runs differ in what is not swept: {'. '.join(lines)}" if lines else ""
+    equal = f". {NO_PRESET} leaves tuned values out for all" * any(
+        key == "tuned values" and len(values) > 1 for (_, key), values in found.items()
+    )
+    return f"the runs differ in what is not swept: {'. '.join(lines)}{equal}" if lines else ""
 
 
 def parsed(words: Iterable[str]) -> list[Override]:
@@ -241,6 +248,8 @@ def _compose(overrides: tuple[str, ...], folders: tuple[str, ...]) -> tuple[Dict
     try:
         config = _with_hydra(*search_path(folders), *overrides)
     except (HydraException, OmegaConfBaseException) as error:
+        if NO_PRESET in overrides and "Could not override 'preset'" in str(error):  # there are none to leave out
+            return _compose(tuple(word for word in overrides if word != NO_PRESET), folders)
         blamed = [group for group in ("experiment", "preset") if group in str(error)]
         chosen = {word.partition("=")[2] for word in overrides if word.startswith("experiment=")}
         for group, folder in product(blamed, folders):  # a preset may be chosen by a problem's name
@@ -295,9 +304,20 @@ def of_folder(word: str) -> str:
     return f"{key}={quoted(name)}" if key in ("output_dir", "from") and Path(name).is_dir() else word
 
 
+@contextmanager
+def _set_aside(hydra: GlobalHydra) -> Iterator[None]:
+    """In a job of a sweep, which Hydra itself is running."""
+    running, hydra.hydra = hydra.hydra, None
+    try:
+        yield
+    finally:
+        hydra.hydra = running
+
+
 def _with_hydra(*words: str) -> DictConfig:
     """The config that these words compose to, with Hydra's own node."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    hydra = GlobalHydra.instance()
+    with _set_aside(hydra), initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides=list(words), return_hydra_config=True)
 
 

@@ -374,6 +374,22 @@ def test_a_sweep_over_algorithms_with_a_key_of_theirs(monkeypatch, capsys, tmp_p
 
 
 @pytest.mark.filterwarnings("ignore")  # of Optuna's
+def test_a_sweep_without_tuned_values(monkeypatch, capsys, tmp_path):
+    """Also of an algorithm that has none."""
+    (tmp_path / "conf" / "algo").mkdir(parents=True)
+    own = "_target_: fedopt.algorithms.fedavg.FedAvg\nmomentum: 0.0\n"
+    own += "eta: 0.1\ngamma: 1.0\ntau: 1 epochs\nB: 32\nmu: 0.0\n"
+    (tmp_path / "conf" / "algo" / "own.yaml").write_text(own)
+    words = ["algo=own,fedavg", "problem=classification", "dataset=digits", "budget.rounds=1", "preset=none"]
+    given = [*words, f"output_dir={tmp_path / 'sweep'}", "hardware.threads=1"]
+    result = fedopt(monkeypatch, capsys, "-m", f"--config-dir={tmp_path / 'conf'}", *given)
+    assert result.code == 0, result.err
+    runs = [RunFolder(path.parent) for path in (tmp_path / "sweep").glob("*/config.yaml")]
+    own, fedavg = sorted((run.config() for run in runs), key=lambda config: config["algo"]["B"])
+    assert own["algo"] | {"_solves_": 0} == fedavg["algo"] | {"_solves_": 0}
+    assert "preset=none" in (runs[0].path / "log.txt").read_text()
+
+
 def test_another_sweeper(monkeypatch, capsys, tmp_path):
     """Optuna's chooses values from an interval; both ends of it are checked first."""
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
