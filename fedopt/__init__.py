@@ -25,6 +25,7 @@ _NAMES = {
     "experiment": ("Experiment", "assemble"),
     "federation.client": ("Client",),
     "federation.draws": ("Epochs", "Full", "Steps"),
+    "federation.memory": ("Memory",),
     "federation.round": ("Federation", "Round"),
     "metrics": ("Metric",),
     "problems.classes": ("Bilevel", "Compositional", "Hierarchical", "Minimax", "Minimisation", "Problem", "TwoLevel"),

@@ -13,6 +13,7 @@ from fedopt.federation.client import Client as Client
 from fedopt.federation.draws import Epochs as Epochs
 from fedopt.federation.draws import Full as Full
 from fedopt.federation.draws import Steps as Steps
+from fedopt.federation.memory import Memory as Memory
 from fedopt.federation.round import Federation as Federation
 from fedopt.federation.round import Round as Round
 from fedopt.metrics import Metric as Metric

@@ -14,7 +14,7 @@ from fedopt.errors import UserError, nearest
 from fedopt.federation import engines
 from fedopt.federation.round import Federation
 from fedopt.mistakes import place
-from fedopt.problems.checks import check
+from fedopt.problems.checks import check, seeded
 from fedopt.problems.classes import Problem, reduce
 from fedopt.settings import Budget, Evaluation, Participation, Settings, build, build_target
 
@@ -51,7 +51,8 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
     device = machine.configure(hardware, jobs)
     autocast = hardware.autocast and getattr(torch, hardware.autocast)
     world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
-    original: Problem = build_target(config["problem"], "problem", world=world)
+    with seeded():
+        original: Problem = build_target(config["problem"], "problem", world=world)
     if clients is None:
         check_participation(participation, algorithm, original.clients)
     if not (known := [metric.name for metric in getattr(original, "metrics", ())]):

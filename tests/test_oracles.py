@@ -184,7 +184,10 @@ def test_minimisation_without_an_inner_problem():
     client = Oracles(p)
     assert y.shape == client.inner_gradient(x, y, a).shape == (0,)
     torch.testing.assert_close(client.outer_gradient_x(x, y, a), 3 * a * x**2)
-    assert client._calls.grad == 1
+    assert [gradient.shape for gradient in client.inner_gradients(x, y, a)] == [x.shape, y.shape]
+    assert client.inner_hessian(x, y, a)(y).shape == y.shape
+    torch.testing.assert_close(client.cross_product(x, y, y, a), torch.zeros_like(x))
+    assert client._calls == Calls(grad=1)
     assert p.hypergradient_samples(0) == 1
 
 
@@ -328,14 +331,15 @@ def test_gradients_and_products(p, dx, dw, first, second):
         both = client.outer_gradients(x, w, sample)
         alone = client.outer_gradient_x(x, w, sample), client.outer_gradient_y(x, w, sample)
         inner = client.inner_gradient(x, w, sample), client.cross_product(x, w, v, sample)
-        return *both, *alone, *inner, H(v), H(torch.sin(v))
+        return *both, *alone, *inner, *client.inner_gradients(x, w, sample), H(v), H(torch.sin(v))
 
     def dense(x, w, v, *sample):
         f_x, f_w, g_w, cross, ww = dense_bilevel(p, x, w, sample)
-        return f_x, f_w, f_x, f_w, g_w, cross @ v, ww @ v, ww @ torch.sin(v)
+        g_x = torch.autograd.functional.jacobian(lambda x: p.g(x, w, sample), x)
+        return f_x, f_w, f_x, f_w, g_w, cross @ v, g_x, g_w, ww @ v, ww @ torch.sin(v)
 
     variables = (normal(STACK, size, seed=j) for j, size in enumerate((dx, dw, dw)))
-    calls = Calls(grad=4 * STACK, hvp=2 * STACK, jvp=STACK)
+    calls = Calls(grad=5 * STACK, hvp=2 * STACK, jvp=STACK)
     assert_both_ways(p, all_of_them, dense, calls, *variables, first, second)
 
 
@@ -622,6 +626,7 @@ ASKED = {  # each oracle that a client has, on a problem, with its arguments; P 
     "outer_gradient_x": ("quadratic_bilevel", lambda c, x, y, xi: c.outer_gradient_x(x, y, xi)),
     "outer_gradient_y": ("quadratic_minimax", lambda c, x, y, xi: c.outer_gradient_y(x, y, xi)),
     "inner_gradient": ("quadratic_bilevel", lambda c, x, y, xi: c.inner_gradient(x, y, xi)),
+    "inner_gradients": ("quadratic_bilevel", lambda c, x, y, xi: c.inner_gradients(x, y, xi)),
     "inner_hessian": ("quadratic_bilevel", lambda c, x, y, xi: c.inner_hessian(x, y, xi)(y)),
     "cross_product": ("quadratic_bilevel", lambda c, x, y, xi: c.cross_product(x, y, y, xi)),
     "hypergradient": (

@@ -86,6 +86,24 @@ IN_ALGORITHM = {
         "self.alpha(fed.r)",
         NEW,
     ),
+    "no new row of the memory": (
+        "g = fed.exchange(gradient, s.x, fed.cohort(), xi=Steps(1, self.B))",
+        "from fedopt import Memory; g = fed.exchange(gradient, s.x, fed.cohort(), memory=Memory([s.x] * 99), xi=Steps(1, 2))",
+        "(answer, new row of its memory)",
+        "def gradient",
+    ),
+    "a tensor as memory": (
+        "g = fed.exchange(gradient, s.x, fed.cohort(), xi=Steps(1, self.B))",
+        "g = fed.exchange(gradient, s.x, fed.cohort(), memory=s.x, xi=Steps(1, 2))",
+        "must be a fedopt.Memory",
+        "def gradient",
+    ),
+    "a state of another type": (
+        "return State(*problem.start())",
+        "return State(problem.start()[0].double())",
+        "s.x is of torch.float64, and hardware.dtype is torch.float32",
+        "def init",
+    ),
     "memory of an exchange without": (GRADIENT, "return client.memory", "gives clients theirs", None),
     "nothing sent to it alone": (GRADIENT, "return client.own", "fed.exchange(..., own=...)", None),
     "shapes": (GRADIENT, "return client.gradient(x[:3], client.sample('xi'))", "RuntimeError", None),
@@ -103,6 +121,12 @@ IN_PROBLEM = {
     "evaluate without return": (f"return {MSE}", MSE, "gives None", "def evaluate"),
     "evaluate of several numbers": (MSE, '{"mse": x}', "more than one number", "def evaluate"),
     "sample without return": ("return self.a[index],", "self.a[index],", "is a return missing", "a, b, weight ="),
+    "a generator without a seed": (
+        "rng = self.world.rng()",
+        "import numpy; rng = numpy.random.default_rng()",
+        "made without a seed",
+        None,
+    ),
     "data of another type": ("self.world.tensor(a @ x", "torch.from_numpy(a @ x", "several types of numbers", F),
     "in place on the sample": (F, f"b -= a @ x; {F}", "MyRegression.f writes over", "def f"),
     "in place on x": (F, f"x *= 2; {F}", "MyRegression.f writes over", "def f"),
@@ -252,6 +276,14 @@ def test_examples_that_f_is_taken_on(monkeypatch, capsys, tmp_path):
         f"{place}MyWeights.f is taken on the split val, and self.splits has train: write f_split = 'train'"
         in result.err
     )
+
+
+def test_a_direct_part_that_is_denied(monkeypatch, capsys, tmp_path):
+    line = "return cross_entropy(self.net(y, batch.x, *batch.keys), batch)"
+    change = (line, f"{line} + x.sum()", "", "def f")
+    result, place = mistaken("my_weights", change, "vectorised", monkeypatch, capsys, tmp_path)
+    assert result.code == 2
+    assert f"{place}MyWeights.f depends on x, and the class says direct = False" in result.err
 
 
 def test_a_mistake_of_ours_is_ours(monkeypatch, capsys, tmp_path):

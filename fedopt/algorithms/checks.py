@@ -19,6 +19,12 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
     if not hasattr(state, "_fields"):
         raise wrong(algorithm.init, state, "a NamedTuple of tensors")
     point, start = algorithm.output(state), problem.start()
+    for name, leaf in _named(state):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dtype != start[0].dtype:
+            raise UserError(
+                f"{called(algorithm.init)}: {name} is of {leaf.dtype}, and hardware.dtype is {start[0].dtype}: torch.zeros_like(x) "
+                "and x.new_zeros(n) have that of x"
+            )
     if not isinstance(point, tuple) or not all(isinstance(v, Tensor) for v in point):
         raise wrong(algorithm.output, point, "a tuple of tensors, such as (s.x,)")
     for v, variable in zip(point, start, strict=False):
@@ -33,9 +39,7 @@ def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -
         new = algorithm.step(state, problem, fed)
     if tree_structure(new) != tree_structure(state):
         raise wrong(algorithm.step, new, f"a {type(state).__name__} of the structure and the shapes that init gives it")
-    fields = [name for name in getattr(state, "_fields", ()) for _ in tree_leaves(getattr(state, name))]
-    names = [f"s.{name}" for name in fields] or ["an entry"] * len(tree_leaves(state))
-    for name, was, now in zip(names, tree_leaves(state), tree_leaves(new), strict=True):
+    for (name, was), now in zip(_named(state), tree_leaves(new), strict=True):
         if not isinstance(now, Tensor | int | float):
             raise wrong(algorithm.step, now, f"tensors: a state must hold tensors and numbers alone, {name} too")
         if _kind(was) != _kind(now):
@@ -44,6 +48,11 @@ def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -
                 "and the shapes that init gives it"
             )
     return new
+
+
+def _named(state: Any) -> list[tuple[str, Any]]:
+    """The tensors and numbers of a state, with the names of the fields that they are in."""
+    return [(f"s.{name}", leaf) for name in state._fields for leaf in tree_leaves(getattr(state, name))]
 
 
 def _kind(leaf: Any) -> str:

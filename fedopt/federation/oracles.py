@@ -169,8 +169,21 @@ class Oracles:
         return self._grad(lambda y: self._problem.g(x, y, sample), y) if own is None else own
 
     @of(Bilevel)
+    def inner_gradients(self, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
+        """(grad_x g, grad_y g) at (x, y) of a bilevel problem, from one graph. One gradient call; none where there is no y."""
+        if not self._problem.nested:
+            return torch.zeros_like(x), torch.zeros_like(y)
+        self._count(grad=1)
+        value, pull = self._vjp(lambda x, y: self._problem.g(x, y, sample), x, y)
+        grad_x, grad_y = pull(torch.ones_like(value))
+        return grad_x, grad_y
+
+    @of(Bilevel)
     def inner_hessian(self, x: Tensor, y: Tensor, sample: Any) -> Callable[[Tensor], Tensor]:
-        """The map v -> grad^2_yy g(x, y) v, [dy], from one gradient graph. Each use is one Hessian-vector product."""
+        """The map v -> grad^2_yy g(x, y) v, [dy], from one gradient graph. Each use is one Hessian-vector product; none where
+        there is no y."""
+        if not self._problem.nested:
+            return lambda v: v
         _, pull = self._vjp(lambda y: self._grad(lambda y: self._problem.g(x, y, sample), y), y)
 
         def product(v: Tensor) -> Tensor:
@@ -181,7 +194,9 @@ class Oracles:
 
     @of(Bilevel)
     def cross_product(self, x: Tensor, y: Tensor, v: Tensor, sample: Any) -> Tensor:
-        """grad^2_xy g(x, y) v, [dx], of a bilevel problem. One Jacobian-vector product."""
+        """grad^2_xy g(x, y) v, [dx], of a bilevel problem. One Jacobian-vector product; none where there is no y."""
+        if not self._problem.nested:
+            return torch.zeros_like(x)
         self._count(jvp=1)
         inner_gradient = lambda x: self._grad(lambda y: self._problem.g(x, y, sample), y, nested=True)  # noqa: E731
         _, pull = self._vjp(inner_gradient, x)

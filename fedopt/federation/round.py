@@ -164,6 +164,8 @@ class Round:
         carries data of the server's that are not in the message.
         """
         fence.check(client_fn, message)
+        if not isinstance(memory, Memory | None):
+            raise UserError(f"{place(client_fn)}: memory= of its exchange must be a fedopt.Memory, of [clients, d]")
         versions = _versions(message)
         problem = self.problem
         exchange = next(self._exchanges)
@@ -186,7 +188,8 @@ class Round:
             of_own = None if own is None else own[members.tolist()]
             keys = self._keys(exchange, clients) if problem.random else None
             stack = Stack(clients, *draw(draws, splits, clients, rng_of, like), of_memory, of_own, keys)
-            answers = self._federation.engine.run(partial(_answer, client_fn), message, problem, stack, calls)
+            answer = partial(_answer, client_fn, memory is not None)
+            answers = self._federation.engine.run(answer, message, problem, stack, calls)
             if memory is not None:
                 answers, new_rows = answers
                 rows.append(new_rows)
@@ -215,9 +218,11 @@ class Round:
         return mean, memory.replaced(cohort, ranks.total([new])[0])
 
 
-def _answer(client_fn: ClientFn, client: Client, message: Any) -> Any:
-    """Raises UserError for an answer that is anything but tensors."""
+def _answer(client_fn: ClientFn, pairs: bool, client: Client, message: Any) -> Any:
+    """Raises UserError for an answer that is anything but tensors, or no pair where `pairs` are asked for."""
     answer = client_fn(client, message)
+    if pairs and not (isinstance(answer, tuple) and len(answer) == 2):
+        raise UserError(f"{place(client_fn)}: in an exchange with memory=, this gives (answer, new row of its memory)")
     for leaf in tree_leaves(answer):
         if not isinstance(leaf, Tensor):
             what = "None: is its return missing?" if leaf is None else f"a {type(leaf).__name__}"

@@ -2,6 +2,7 @@
 behind."""
 
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -9,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import bit_generator
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError
-from fedopt.mistakes import SEEDED, place
+from fedopt.mistakes import SEEDED, is_own, place
 from fedopt.problems.classes import Bilevel, Compositional, Hierarchical, Minimax, Minimisation, Problem
 
 Call = tuple[
@@ -54,6 +56,8 @@ def check(problem: Problem) -> None:
                 raise wrong(function, found, f"a tensor {wanted}")
             if problem.world.autocast is None:
                 _check_type(function, found, problem.world.dtype)
+    if isinstance(problem, Bilevel) and not problem.direct:
+        _check_direct(problem, start, sample)
     for (key, of), buffer in before.items():
         if not torch.equal(networks[key].get_buffer(of), buffer):
             raise UserError(
@@ -87,6 +91,17 @@ def _check_splits(problem: Bilevel) -> None:
             )
 
 
+def _check_direct(problem: Bilevel, start: tuple[Tensor, ...], sample: Any) -> None:
+    """Raises UserError where f has a gradient in x, though the problem says that it has none."""
+    x, y = start[0].detach().requires_grad_(), start[1].detach()
+    value = problem.f(x, y, sample)
+    (gradient,) = torch.autograd.grad(value, x, allow_unused=True) if value.requires_grad else (None,)
+    if gradient is not None and gradient.any():
+        raise UserError(
+            f"{called(problem.f)} depends on x, and the class says direct = False: take that line out, or x out of f"
+        )
+
+
 def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator[Call]:
     x = start[0]
     if isinstance(problem, Hierarchical):
@@ -109,7 +124,8 @@ def untouched(function: Callable[..., Any], given: Any) -> Iterator[None]:
     of the program share."""
     tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
     before, drawn = [tensor._version for tensor in tensors], _drawn()
-    yield
+    with seeded():
+        yield
     if before != [tensor._version for tensor in tensors]:
         raise UserError(f"{called(function)} writes over what it is given: write x = x - 1 in place of x -= 1")
     for library, now in _drawn().items():
@@ -117,6 +133,24 @@ def untouched(function: Callable[..., Any], given: Any) -> Iterator[None]:
             raise UserError(
                 f"{called(function)} draws random numbers from {library}, which do not follow the seed: {SEEDED}"
             )
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Raises UserError where code of one's own makes one of numpy's generators without a seed."""
+    module: Any = bit_generator  # its stubs do not name where it takes entropy from
+    given = module.randbits
+
+    def refuse(bits: int) -> int:
+        if not is_own(sys._getframe(1).f_code.co_filename):  # a library that is loaded
+            return given(bits)
+        raise UserError(f"one of numpy's generators is made without a seed, and does not follow fedopt's: {SEEDED}")
+
+    module.randbits = refuse
+    try:
+        yield
+    finally:
+        module.randbits = given
 
 
 def _drawn() -> dict[str, Any]:
