@@ -288,7 +288,7 @@ def test_runs_that_end_elsewhere(tmp_path, command):
     """The table's last values are then not those at the end of the line, which is said."""
     for seed, values in enumerate([(0, 10), (0, 10, 40)]):
         record(tmp_path / "runs" / str(seed), values, seed)
-    said = "fedopt: FedMSA: its runs end at 20 to 40 communication rounds; its line ends where the first does"
+    said = "fedopt: FedMSA: its runs end at 20 communication rounds to 40 communication rounds; its line ends where the first does"
     assert said in command(tmp_path / "runs")[-1]
     assert command(tmp_path / "runs", "--x", "seconds")[-1] == ""
 
@@ -298,7 +298,8 @@ def test_equal_spends(tmp_path, command, drawn):
     record(tmp_path / "runs" / "a", (10, 20, 50), 0)  # to 40 exchanges
     record(tmp_path / "runs" / "b", (10, 30, 40, 90, 60), 0, algo=FEDAVG)  # to 80
     err = command(tmp_path / "runs")[-1]
-    said = "fedopt: unequal spends: FedMSA ends at 40 communication rounds, FedAvg at 80; the table has last values"
+    said = "fedopt: unequal spends: FedMSA ends at 40 communication rounds, FedAvg at 80 communication rounds; "
+    said += "the table has last values"
     assert err == f"{said}, --x comm_rounds --at 40 those of equal spends\n"
     assert command(tmp_path / "runs", "--group-by", "algo", "--x", "bytes")[-1].count("unequal spends") == 1
     _, csv, out, err = command(tmp_path / "runs", "--at", 45)
@@ -506,6 +507,54 @@ def test_keys_that_differ_besides_the_data_set_are_named(tmp_path, command):
     assert command(tmp_path / "runs", "--group-by", "dataset,partitioner.alpha")[3] == ""
 
 
+def test_when_one_looks_is_no_property_of_a_method(tmp_path, command):
+    for seed, every in enumerate((1, 10)):
+        record(tmp_path / "runs" / str(seed), (1, 80), seed, eval={"every": every})
+    record(tmp_path / "runs" / "again", (1, 2, 80), 0, eval={"every": 5})
+    _, csv, _, err = command(tmp_path / "runs")
+    assert list(csv["runs"]) == [2]
+    assert err.startswith("fedopt: 1 copy of a run is left out: a config with a seed counts once\n")
+
+
+def test_labels_have_few_digits_and_the_order_of_the_names(tmp_path, command):
+    for alpha in (0.002706822739555228, 0.01, 0.08765318047105343):
+        record(tmp_path / "runs" / str(alpha), (1, 80), algo={**FEDMSA, "alpha": alpha})
+    _, csv, _, _ = command(tmp_path / "runs")
+    assert list(csv["label"]) == ["algo.alpha=0.002707", "algo.alpha=0.01", "algo.alpha=0.08765"]
+    names = ["algo.alpha=0.08765=large", "algo.alpha=0.002706822739555228=tuned"]
+    _, csv, _, err = command(tmp_path / "runs", *(word for name in names for word in ("--names", name)))
+    assert list(csv["label"]) == ["large", "tuned", "algo.alpha=0.01"]
+    assert "no line is called so" not in err
+
+
+def test_a_target_that_few_runs_reach(tmp_path, command):
+    """The mean is over those alone, which the table says."""
+    for seed, last in enumerate((90, 70, 95)):
+        record(tmp_path / "runs" / str(seed), (1, 2, last), seed)
+    assert "40 ± 0 (2 of 3)" in command(tmp_path / "runs", "--target", "80")[2]
+
+
+def test_limits_and_logarithm_of_x(tmp_path, command, drawn):
+    record(tmp_path / "runs" / "a", (1, 2, 3))
+    command(tmp_path / "runs", "--xlim", "5,20", "--logx")
+    axes = drawn[-1].axes[0]
+    assert (axes.get_xscale(), axes.get_xlim()) == ("log", (5, 20))
+    result = command(tmp_path / "runs", "--xlim", "0,20", "--logx")
+    assert "--xlim: a logarithmic axis begins above 0; --no-logx makes it linear" in result[-1]
+
+
+def test_a_legend_leaves_room_for_the_lines(tmp_path, command, drawn):
+    """Also one of many long labels, and one of two columns."""
+    for j in range(14):
+        record(tmp_path / "runs" / str(j), (1, 2, 3), algo={**FEDMSA, "rule": f"{'a long word ' * 8}{j}"})
+    command(tmp_path / "runs")
+    record(tmp_path / "few" / "a", (1, 2, 3))
+    figure = drawn[-1]
+    figure.canvas.draw()
+    assert figure.axes[0].get_window_extent().height > 100  # dots, of 2.3 inches at 100
+    assert not figure.legends[0].get_window_extent().overlaps(figure.axes[0].get_window_extent())
+
+
 def test_pooled_runs_are_named(tmp_path, command):
     for seed in (0, 1):
         for rounds in (5, 50):
@@ -622,7 +671,7 @@ def test_paired_tests(tmp_path, command):
     assert "fedavg - fedmsa: tested on the 3 seeds that both have; the table has all seeds of each" in err
     tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
     assert list(tested.columns) == ["pair", "difference of test accuracy (%)", "seeds", "p", "p (Holm)"]
-    assert "fedavg - fedmsa & -10 & 3 & " in (tmp_path / "out" / "compare_tests.tex").read_text()
+    assert "fedavg -- fedmsa & $-$10 & 3 & " in (tmp_path / "out" / "compare_tests.tex").read_text()
     t = 10 / (7 / 3) ** 0.5
     (row,) = [line.split("│")[1:-1] for line in out.splitlines() if "fedavg - fedmsa" in line]
     _, difference, seeds, p, _ = (cell.strip() for cell in row)

@@ -237,6 +237,11 @@ def compared(
     for run in sorted(runs, key=lambda r: [_order(value) for value in r.group(by)]):
         found.setdefault(run.group(by), []).append(run)
     slots = _labels(by, list(found), names)
+    if names:  # the order of the names is that of the lines too
+        found = {
+            group: found[group] for _, group in sorted(zip(slots.values(), found, strict=True), key=lambda of: of[0])
+        }
+        slots = dict(sorted(slots.items(), key=lambda slot: slot[1]))
     groups = dict(zip(slots, found.values(), strict=True))
     cut = _until(groups, at)
     rows = [
@@ -263,7 +268,7 @@ def _arguments() -> argparse.Namespace:
     add("--group-by", metavar="KEY,...", help="keys of config.yaml, such as algo,algo.K (default: all that differ)")
     called = (
         "another name for a line or a part of its label, such as 'fedmsa=FedMSA (ours)'; may be repeated, and the order "
-        "is that of the colours"
+        "is that of the lines and of the colours"
     )
     add("--names", action="append", default=[], metavar="OLD=NEW", help=called)
     for option, known, default in (("--format", FORMATS, "png"), ("--table", TABLES, "csv")):
@@ -369,30 +374,44 @@ def _order(value: str) -> tuple[float, str]:
     return (float(value), "") if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value) else (np.inf, value)
 
 
+def _shortened(groups: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """With four digits of each number, where that tells the values of a key apart as well."""
+    columns = []
+    for values in zip(*groups, strict=True):
+        short = [f"{float(v):.4g}" if re.fullmatch(r"-?\d+\.\d{4,}(e[-+]?\d+)?", v) else v for v in values]
+        columns.append(short if len(set(short)) == len(set(values)) else values)
+    return list(zip(*columns, strict=True))
+
+
+def _parts(by: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[str]]:
+    """What the label of each group is made of: the options chosen, and key=value of the other keys that it has."""
+    pairs = ([(key, value) for key, value in zip(by, of, strict=True) if value != ABSENT] for of in groups)
+    return [[value if key in CHOSEN else f"{key}={value}" for key, value in of] for of in pairs]
+
+
 def _labels(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequence[str]) -> dict[str, int]:
     """One for each group: the options chosen, and key=value of the other keys that it has; and its place in the order of colours.
 
     That is the place of its name in `names`, whether or not the others have lines, so that figures of fewer lines have the same
     colours. Raises UserError for what is no name.
     """
-    parts = [
-        [value if key in CHOSEN else f"{key}={value}" for key, value in zip(by, group, strict=True) if value != ABSENT]
-        for group in groups
-    ]
+    whole, parts = _parts(by, groups), _parts(by, _shortened(groups))
     labels = [", ".join(of) or ABSENT for of in parts]
     known = list(dict.fromkeys([*labels, *(part for of in parts for part in of)]))
+    long = [*(", ".join(of) for of in whole), *(part for of in whole for part in of)]
+    short = dict(zip(long, [*labels, *(part for of in parts for part in of)], strict=True))
     new: dict[str, str] = {}
     places: dict[str, int] = {}
     for place, text in enumerate(names):
         if "=" not in text:
             raise UserError(f"--names={text}: must be OLD=NEW with OLD one of {', '.join(known)}")
-        old = max((name for name in known if text.startswith(f"{name}=")), key=len, default="")
-        if old:
-            new[old] = text[len(old) + 1 :]
+        given = max((name for name in [*known, *long] if text.startswith(f"{name}=")), key=len, default="")
+        if given:
+            old = short.get(given, given)
+            new[old] = text[len(given) + 1 :]
             places.setdefault(old, place)
         else:
-            word = text.partition("=")[0]
-            say(f"--names={text}: no line is called so{nearest(word, known)}; there are {', '.join(known)}")
+            say(f"--names={text}: no line is called so; there are {'; '.join(known)}")
     shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
     slots: dict[str, int] = {}
     free = len(names)
@@ -459,12 +478,13 @@ def _besides(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]]) -> lis
 
 def _warn_of_ends(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], x: str) -> None:
     """Say where the last values are not those of one x: within a group, and between groups of a problem."""
-    ends = {label: [run.cost()[-1] for run in of if run.status in OVER] for label, of in groups.items()}
+    whole = [status for status in OVER if status != "diverged"]
+    ends = {label: [run.cost()[-1] for run in of if run.status in whole] for label, of in groups.items()}
     cut = [label for label, costs in ends.items() if len(set(costs)) > 1]
     if cut and x != "seconds":  # which are never the same
         label, costs = cut[0], ends[cut[0]]
         say(
-            f"{label}: its runs end at {min(costs):.6g} to {max(costs):.6g} {COSTS[x][1]}; its line ends where the first "
+            f"{label}: its runs end at {_amount(x, min(costs))} to {_amount(x, max(costs))}; its line ends where the first "
             "does, and the table has their own last values"
         )
     if any(key.partition(".")[0] == "budget" for key in by):
@@ -477,7 +497,7 @@ def _warn_of_ends(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], x
         least, most = (choose(spent, key=lambda label: spent[label]) for choose in (min, max))
         if spent[most] > UNEQUAL * spent[least]:
             say(
-                f"unequal spends: {least} ends at {spent[least]:.6g} {COSTS[x][1]}, {most} at {spent[most]:.6g}; the table has "
+                f"unequal spends: {least} ends at {_amount(x, spent[least])}, {most} at {_amount(x, spent[most])}; the table has "
                 f"last values, --x {x} --at {_least(spent[least])} those of equal spends"
             )
             return
@@ -551,6 +571,9 @@ def _shown(found: Comparison, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.
         head, column, show, higher = values[name]
         mean, std = rows[f"{column}_mean"], rows[f"{column}_std"]
         cells = [show(*pair) if math.isfinite(pair[0]) else ABSENT for pair in zip(mean, std, strict=True)]
+        if name == "to_target":  # a mean over those that reached it alone
+            few = rows["reached"].between(1, rows["runs"] - 1)
+            cells = [f"{c} ({by})" if of else c for c, by, of in zip(cells, counts["reached"], few, strict=True)]
         shown[head] = cells
         ranked = mean.where(rows["reached"] == rows["runs"]) if name == "to_target" else mean
         best[head] = False if name == "spent" else _best(ranked, std, show, problems, higher)

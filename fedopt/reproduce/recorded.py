@@ -150,11 +150,12 @@ def read(folder: Path, x: str) -> Recorded:
     columns = COSTS[x][0]
     if lacking := [name for name in columns if name not in table]:
         raise UserError(f"metrics.csv has no column {lacking[0]}")
-    apart = [key for key in _keys(identity(config)) if key != "seed"]
+    same = {key: value for key, value in config.items() if key != "eval"}  # when one looks is no property of a method
+    apart = [key for key in _keys(identity(same)) if key != "seed"]
     keys = _keys(flat(config))
     keys |= _names(card.get("chosen"), keys)
     status = RunFolder(folder).seen() or "unknown"
-    run = Recorded(folder, keys, apart, digits(config), metrics, status, x, table, _tuned(card))
+    run = Recorded(folder, keys, apart, digits(same), metrics, status, x, table, _tuned(card))
     if not np.isfinite(run.cost()).all():
         raise UserError(f"metrics.csv has rows without {' or '.join(columns)}")
     return run

@@ -18,6 +18,7 @@ from fedopt.reproduce.published import Published, Task
 from fedopt.reproduce.recorded import Recorded, read
 from fedopt.reproduce.tables import moments, plus_minus, print_table, write_table
 from fedopt.results.figures import describe, grid, look, plt, save_with_legend, spans_decades, styled
+from fedopt.results.figures import marks as marks_of
 from fedopt.results.folder import ENDED, RunFolder, read_json
 
 SHORT = 120.0  # seconds that a run takes of which more seeds are made where they are needed
@@ -189,12 +190,13 @@ def draw_curves(
         drawn = {label: runs for label, runs in drawn.items() if runs}
         log = _logarithmic(published, [run for runs in drawn.values() for run in runs], metric)
         logs.add(log)
-        for label, runs in drawn.items():
+        for j, (label, runs) in enumerate(drawn.items()):
             if label in published.horizontal:
                 level, colour = moments([run.values(metric)[-1] for run in runs])[0], looks[names[label]]["color"]
                 axis.axhline(level, color=colour, linestyle="--", label=f"{names[label]} (last value)")
             else:
-                drawn_at = draw_line(axis, names[label], runs, metric, looks[names[label]], log)
+                style = looks[names[label]] | marks_of(list(looks).index(names[label]), j, len(drawn))
+                drawn_at = draw_line(axis, names[label], runs, metric, style, log)
                 if any(run.status == "diverged" for run in runs):
                     x, y = drawn_at[[published.x, metric]].iloc[-1]
                     below = published.y_from is not None and y < published.y_from

@@ -81,9 +81,30 @@ def report(folder: Path) -> int:
     if 0 < len(finals) <= MOST_SHOWN:
         print_table(finals, right=["runs", *(str(name) for name in finals if str(name).startswith("final"))])
     counts = Counter(row["status"] for row in rows)
+    if best := _best_of(folder, rows, metrics):
+        print(best)
     print(f"{len(rows)} runs: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
     print(f"results: {folder / 'sweep.csv'}")
     return 1 if counts["failed"] else 0
+
+
+def _best_of(folder: Path, rows: Sequence[dict[str, Any]], metrics: Sequence[str]) -> str:
+    """The run with the best last value of eval.metric, where all runs name the same one; empty where there is none."""
+    ended = [
+        (row, row.get(f"final_{metric}"))
+        for row, metric in zip(rows, metrics, strict=True)
+        if row["status"] == "finished"
+    ]
+    found = [(row, float(value)) for row, value in ended if value is not None]
+    if len(set(metrics)) != 1 or len(found) < 2:
+        return ""
+    with suppress(TypeError, KeyError, UserError):  # somebody's own run.json
+        described = {
+            said["name"]: Metric(**said) for said in read_json(folder / found[0][0]["run"] / "run.json")["metrics"]
+        }
+        row, value = (max if described[metrics[0]].better == "higher" else min)(found, key=lambda of: of[1])
+        return f"best final {metrics[0]} of one run: {value:.5g}, {row['run']}"
+    return ""
 
 
 def _metric_of(path: Path, card: dict[str, Any]) -> str:

@@ -74,7 +74,9 @@ def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
     if bold is not None:
         style = style.apply(lambda _: bold.replace({True: "textbf:--rwrap", False: ""}), axis=None)
     text = style.to_latex(hrules=True, column_format="l" + "r" * (table.shape[1] - 1))
-    return re.sub(r"\)e([-+]\d+)", lambda power: rf") $\times 10^{{{int(power[1])}}}$", text).replace("±", r"$\pm$")
+    text = re.sub(r"\)e([-+]\d+)", lambda power: rf") $\times 10^{{{int(power[1])}}}$", text)
+    text = re.sub(r"(?<=& )-(?=\d)", "$-$", text)
+    return re.sub(r" - |(?<=& )-(?= )", lambda dash: dash[0].replace("-", "--"), text).replace("±", r"$\pm$")
 
 
 def markdown(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
