@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import namedtuple
 from importlib import import_module, invalidate_caches
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from command import ROOT, fedopt
 from harness import small
 
 from fedopt.federation.draws import Steps
+from fedopt.federation.memory import Memory
 from fedopt.new import EXAMPLES, TEMPLATES
 
 PAGE = (ROOT / "docs" / "own-methods.md").read_text()  # which shows the templates
@@ -350,6 +352,24 @@ def test_pieces_of_a_step_on_the_page(pair):
     found = names["y"] if "bilevel" in pair[1] else names["g"]
     assert found.shape == start[-1].shape
     assert found.norm() > 0
+
+
+def test_the_memory_on_the_page():
+    """Of each client it has the gradient of the last round."""
+    e = small("fedavg", "classification")
+    (block,) = re.findall(r"```python\n(# class State.*?)```", PAGE, re.DOTALL)
+    names = {"Steps": Steps, "Memory": Memory, "State": namedtuple("State", ("x", "memory"))}
+    exec(block, names)
+    me = SimpleNamespace(B=None, eta=0.1)
+    first = names["init"](me, e.problem)
+    second = names["step"](me, first, e.problem, e.federation.at(0))
+    third = names["step"](me, second, e.problem, e.federation.at(1))
+    x, cohort = e.problem.start()[0], e.federation.at(0).cohort()
+    weights = torch.from_numpy(e.problem.weights[cohort] / e.problem.weights[cohort].sum())
+    gradient = weights.to(x) @ second.memory.rows(cohort)
+    torch.testing.assert_close(second.x, x - 0.1 * gradient)
+    assert sorted(third.memory.changed(second.memory)) == sorted(e.federation.at(1).cohort())
+    assert not torch.equal(third.x, second.x)
 
 
 @pytest.mark.parametrize("lies", [True, False])
