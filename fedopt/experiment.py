@@ -14,7 +14,8 @@ from fedopt.errors import UserError, nearest
 from fedopt.federation import engines
 from fedopt.federation.round import Federation
 from fedopt.mistakes import place
-from fedopt.problems.checks import check, seeded
+from fedopt.own_code import seeded
+from fedopt.problems.checks import check
 from fedopt.problems.classes import Problem, reduce
 from fedopt.settings import Budget, Evaluation, Participation, Settings, build, build_target
 

@@ -29,10 +29,10 @@ from fedopt.federation.ledger import Ledger
 from fedopt.interrupts import interruptible
 from fedopt.metrics import Metric
 from fedopt.mistakes import blamed
-from fedopt.problems.checks import called
+from fedopt.own_code import called
 from fedopt.problems.classes import named
 from fedopt.results import checkpoint, figures, journal
-from fedopt.results.card import run_card
+from fedopt.results.card import division, run_card
 from fedopt.results.folder import MetricsFile, RunFolder, read_json, rows_hash
 from fedopt.results.identity import digits, numbers, refuse_other
 from fedopt.results.progress import Display, announced
@@ -157,6 +157,7 @@ class Run:
         if resuming:
             with advising(START_OVER):
                 state, progress = self.checkpoint.restore(e.federation.ledger)
+            self._refuse_other_data(e)
             self.at = progress_of(progress)
             if begin == "longer" and self._share_spent(e) > 1:
                 raise UserError(f"budget: the run in {self.folder.path} is past it, after {self.at.round} rounds")
@@ -170,7 +171,9 @@ class Run:
         with interruptible(self.interrupt):  # figures too: a library that an exception comes down in may lose it
             try:
                 ranks.from_main(lambda: self._begin(e, resuming))
-                display.line("; ".join(filter(None, [f"{title}, in {self.folder.path}", self.asked.tuned])))
+                display.line(
+                    "; ".join(filter(None, [f"{title}, in {self.folder.path}", self.asked.tuned, e.original.remark]))
+                )
                 status = self._loop(e, state, display, resuming, logger)
             finally:
                 display.close()
@@ -229,6 +232,15 @@ class Run:
                 f"budget: from={source} has spent it, after {at.round} rounds; its rounds and bytes count on"
             )
         return state
+
+    def _refuse_other_data(self, e: Experiment) -> None:
+        """Raises UserError where the data, or whose they are, are not those that the run began with."""
+        before = read_json(self.folder.path / "run.json").get("division")
+        if isinstance(before, str) and before != division(e.original):
+            raise UserError(
+                f"{self.folder.path}: the run began with other data, or with another division of them among clients: bring these "
+                "back, or begin anew in another output_dir"
+            )
 
     def _draw_metrics(self) -> None:
         """metrics.png of a run that was killed when all but this was done."""
@@ -304,14 +316,12 @@ class Run:
             for stale in (self.folder.metrics, self.folder.checkpoint, *(self.folder.path / n for n in journal.NAMES)):
                 stale.unlink(missing_ok=True)
             split = e.original.splits["train"]
-            self.folder.write_json(
-                "run.json", run_card(self.asked, self.config["seed"], e.problem.metrics, split.names)
-            )
-            figures.partition(self.folder.path / "partition.png", split, e.original.labels)
+            self.folder.write_json("run.json", run_card(self.asked, self.config["seed"], e.original))
+            figures.partition(self.folder.path / "partition.png", split, e.original.labels, e.original.class_names)
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
-        tuned = f"; {self.asked.tuned}" if self.asked.tuned else ""
-        self.folder.log(f"{'resumed' if resuming else 'started'} with {torch.get_num_threads()} threads{tuned}")
+        how = f"{'resumed' if resuming else 'started'} with {torch.get_num_threads()} threads"
+        self.folder.log("; ".join(filter(None, [how, self.asked.tuned, e.original.remark])))
 
     def _evaluate(self, e: Experiment, state: Any, display: Display) -> None:
         at, metrics = self.at, {metric.name: metric for metric in e.problem.metrics}

@@ -23,8 +23,8 @@ STACKED = {
     r"inplace arithmetic": "a tensor is written over: write x = x - 1 in place of x -= 1",
 }
 SEEDED = (
-    "a problem has self.world.rng() in __post_init__, an algorithm fed.rng() on the server, which sends each client its numbers by "
-    "own= of the exchange, for client.own"
+    "a problem has self.world.rng() in __post_init__, a partitioner the generator that it is given, an algorithm fed.rng() on the "
+    "server, which sends each client its numbers by own= of the exchange, for client.own"
 )
 _STEP_SIZES, _WORK = ("|".join(kind.__name__ for kind in get_args(of)) for of in (StepSize, Work))
 WORDS = {

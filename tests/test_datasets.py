@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from command import fedopt
-from harness import real
+from harness import real, small
 from PIL import Image
 
 from fedopt.data.datasets import KEYS, Digits, LabelledData, Npz, Torchvision, data_folder, read_npz
@@ -182,7 +182,7 @@ def test_data_say_what_is_for_validation(saved, tmp_path):
     for i, name in enumerate(["h0", "h1", "h2"]):
         for split, wanted in (("val", of), ("train", ~of)):
             assert splits[split][i].tolist() == np.flatnonzero(wanted & (whole.owners == name)).tolist()
-    with pytest.raises(UserError, match="client 0 has no examples in the split val"):
+    with pytest.raises(UserError, match="client h0 has no examples in the split val"):
         World(0, ByColumn(), table).split(15, None, of & (whole.owners != "h0"), whole.owners)
     arrays = random_arrays((4, 3), np.uint8)
     marked = np.arange(len(arrays["y_train"])) % 2
@@ -217,7 +217,23 @@ def test_csv_says_what_is_for_testing(tmp_path):
         ("age,label\n", {}, "has no rows"),
         ("", {}, "is no CSV"),
         ("a,b\n1,2,3\n1\n1,2,3,4\n", {}, "is no CSV"),
-        ("age,label\ninf,0\n1,1\n2,0\n3,1\n4,0\n", {}, "no finite numbers"),
+        ("age,label\n1,0\ninf,1\n2,0\n3,1\ninf,0\n", {}, r"row 2 says inf in the column age, .*\(and 1 more rows\)"),
+        (
+            ROWS.replace("24,0,", "<5,0,"),
+            {"client": "hospital"},
+            "row 5 says <5 in the column age, which is no finite number",
+        ),
+        (ROWS, {"features": ["age", "label"]}, "dataset: label is named twice"),
+        (ROWS, {"features": ["age", "city", "age"]}, "dataset: age is named twice"),
+        (ROWS, {"client": "city", "features": ["age", "city"]}, "dataset: city is named twice"),
+        (ROWS.replace("city", "age"), {"client": "hospital"}, "two columns have the name age"),
+        (ROWS.replace("age", ""), {"client": "hospital"}, "column 1 has no name"),
+        (
+            ROWS.replace(",a,", ",a ,", 1),
+            {"client": "hospital"},
+            "the column label says 'a ' and 'a', .*write them alike",
+        ),
+        (ROWS.replace(",h0", ",H0", 1), {"client": "hospital"}, "the column hospital says 'H0' and 'h0'"),
     ],
 )
 def test_wrong_csv(text, fields, message, tmp_path):
@@ -513,6 +529,25 @@ def test_long_tail_of_small_classes():
     assert len(long_tail(labels, 1000, 1.0)) == 430
 
 
+def test_long_tail_of_data_that_say_what_is_for_validation(saved):
+    """The rare class loses training examples, and none of those to validate on."""
+    rng = np.random.default_rng(0)
+    y, validates = np.arange(300) % 3, np.arange(300) % 5 == 0
+    x, x_test = rng.normal(size=(300, 2)), rng.normal(size=(9, 2))
+    path = saved(x_train=x, y_train=y, x_test=x_test, y_test=y[:9], val_train=validates)
+    words = [
+        "dataset=npz",
+        f"dataset.path={path}",
+        "partitioner=iid",
+        "partitioner.clients=1",
+        "participation.cohort=null",
+    ]
+    problem = small("fedmsa", "imbalanced_mnist", *words, "problem.largest=64", "problem.imbalance=0.25").original
+    sizes = {split: np.bincount(problem.labels[of.rows]).tolist() for split, of in problem.splits.items()}
+    assert sizes == {"train": [64, 32, 16], "val": [20, 20, 20]}
+    assert problem.remark == "problem.largest and problem.imbalance keep 112 of 240 training examples"
+
+
 # The real data
 
 
@@ -577,7 +612,8 @@ def test_a_table_with_clients_of_its_own(monkeypatch, capsys, tmp_path):
     assert result.code == 0, result.err
     table = pd.read_csv(tmp_path / "run" / "metrics.csv")
     assert table["test_accuracy"].iloc[-1] > 90  # column b alone tells the classes apart
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["clients"] == ["east", "north", "south"]
+    card = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (card["clients"], card["classes"]) == (["east", "north", "south"], ["no", "yes"])
     bytes_of_a_model = 4 * (2 * 2 + 2)
     assert table["bytes_up"].iloc[-1] == 20 * len({*hospital}) * bytes_of_a_model
 

@@ -16,6 +16,7 @@ import torch
 from command import ROOT, fedopt
 from harness import small
 
+from fedopt.data.partitioners import Iid
 from fedopt.federation.draws import Steps
 from fedopt.federation.memory import Memory
 from fedopt.new import EXAMPLES, TEMPLATES
@@ -249,6 +250,20 @@ def test_a_run_that_goes_on_after_its_class_changed(monkeypatch, capsys, tmp_pat
     result = fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", "budget.rounds=3")
     assert result.code == 2
     assert "algo.mu: is missing; the keys are the fields of MySgd" in result.err
+
+
+def test_a_run_that_goes_on_with_another_division(monkeypatch, capsys, tmp_path):
+    words = [f"output_dir={tmp_path / 'run'}", "hardware.threads=1"]
+    began = fedopt(
+        monkeypatch, capsys, *CHOSEN["my_sgd"][1:], "algo=fedavg", "partitioner=iid", "budget.rounds=2", *words
+    )
+    assert began.code == 0, began.err
+    before = (tmp_path / "run" / "metrics.csv").read_bytes()
+    monkeypatch.setattr(Iid, "__call__", lambda self, count, *_: np.array_split(np.arange(count), self.clients))
+    result = fedopt(monkeypatch, capsys, "resume=true", "budget.rounds=3", *words)
+    assert result.code == 2
+    assert result.err.splitlines()[-1].endswith("bring these back, or begin anew in another output_dir")
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -326,6 +326,16 @@ def test_what_is_no_division(parts, message):
         World(0, Given(parts)).split(12)
 
 
+@pytest.mark.parametrize("draw", [np.random.permutation, lambda n: np.random.default_rng().permutation(n)])
+def test_an_own_division_that_does_not_follow_the_seed(draw):
+    class Drawn(Given):
+        def __call__(self, count, labels, rng, least=1):
+            return np.array_split(draw(count), self.clients)
+
+    with pytest.raises(UserError, match="a partitioner the generator that it is given"):
+        World(0, Drawn()).split(12)
+
+
 def test_an_own_division_of_any_number_of_clients():
     parts = [np.array([3, 1]), np.array([0, 2, 4])]
     for clients in (2, None):

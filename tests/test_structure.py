@@ -17,7 +17,7 @@ ROOMS = [
 ]  # fmt: skip
 SHARED = {  # what any room may use; they use each other alone
     "command", "config", "settings", "errors", "metrics", "randomness", "schedules", "inverse", "models", "modules", "dropout",
-    "hardware", "torchvision_import", "interrupts", "mistakes",
+    "hardware", "torchvision_import", "interrupts", "mistakes", "own_code",
 }  # fmt: skip
 
 

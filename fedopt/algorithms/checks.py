@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves, tree_structure
 from fedopt.algorithms import Algorithm
 from fedopt.errors import UserError
 from fedopt.federation.round import Round
-from fedopt.problems.checks import called, untouched, wrong
+from fedopt.own_code import called, untouched, wrong
 from fedopt.problems.classes import Problem
 
 

@@ -40,6 +40,7 @@ class LabelledData:
         column of a table), or `unit`, with the largest magnitude at 1.
     owners, owners_test: whose each example is, [n] of names or numbers, None where nothing says so.
     validates: which of the training examples are for validation, [n] of bool, None where nothing says so.
+    class_names: of the classes in order, where they have names.
     """
 
     x_train: np.ndarray
@@ -50,6 +51,7 @@ class LabelledData:
     owners: np.ndarray | None = None
     owners_test: np.ndarray | None = None
     validates: np.ndarray | None = None
+    class_names: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> bool:

@@ -46,7 +46,7 @@ class Folder:
         else:
             rows = (np.arange(len(labelled[0])), np.arange(len(labelled[0]), len(y)))
         arrays = dict(zip(KEYS, [v[of] for of in rows for v in (images, y)], strict=True))
-        return replace(checked(arrays, path, "last"), pixels=self.pixels)
+        return replace(checked(arrays, path, "last"), pixels=self.pixels, class_names=tuple(classes))
 
     def _read(self, files: list[Path], path: Path) -> np.ndarray:
         """[n, height, width, channels], uint8."""

@@ -32,7 +32,7 @@ class Csv:
     """A CSV file with a line of column names. Every column but those that are named here is a feature, and must be numbers.
 
     label: the column of the classes, numbered in the order of their names or numbers. features: the columns that are features,
-    None for all others. client: the column that says whose each row is, for `ByColumn`.
+    None for all others; a column has one role. client: the column that says whose each row is, for `ByColumn`.
     split: the column that says `train`, `val` or `test`; None: the fraction `test` of the rows, at random by `split_seed`, is for
         testing.
     """
@@ -61,16 +61,19 @@ class Csv:
                     f"{', '.join(names[:SHOWN])}{more}"
                 )
             if (empty := table[column].isna()).any():
-                raise UserError(f"{path}: row {empty.argmax() + 1} has nothing in the column {column}")
+                raise UserError(
+                    f"{path}: row {empty.argmax() + 1} has nothing in the column {column}{_others(empty.sum())}; leave such rows "
+                    "out, or fill them in"
+                )
         if not features:
             raise UserError(f"{path}: has no column besides {', '.join(roles.values())}")
-        texts = [column for column in features if not pd.api.types.is_numeric_dtype(table[column])]
-        if texts:
-            raise UserError(
-                f"{path}: {', '.join(texts)}: not numbers, so not features; dataset.client=COLUMN is a column that says whose each "
-                "row is, dataset.features=[...] names the features"
-            )
-        x = table[features].to_numpy(np.float64)
+        used = [*roles.values(), *features]
+        if twice := [column for column in used if used.count(column) > 1]:
+            raise UserError(f"dataset: {twice[0]} is named twice; a column is the label, client, split or one feature")
+        x = _numbers(table[features], path)
+        for key in ("label", "client"):
+            if key in roles:
+                _refuse_alike(table[roles[key]], path)
         classes, y = np.unique(table[self.label].to_numpy(), return_inverse=True)
         if classes.dtype.kind == "f" and (classes % 1 != 0).any():
             raise UserError(
@@ -85,13 +88,49 @@ class Csv:
             arrays |= dict(zip(CLIENTS, (owners[of] for of in rows), strict=True))
         if self.split is not None and (validates := table[self.split].to_numpy()[rows[0]] == "val").any():
             arrays[VALIDATES] = validates
-        return replace(checked(arrays, path), pixels=self.pixels)
+        return replace(checked(arrays, path), pixels=self.pixels, class_names=tuple(map(str, classes)))
 
     def _given(self, table: pd.DataFrame, path: Path) -> tuple[np.ndarray, np.ndarray]:
         of = table[self.split].astype(str)
         if other := sorted({*of} - {"train", "val", "test"}):
             raise UserError(f"dataset.split={self.split}: says {other[0]} in {path}; it must say train, val or test")
         return np.flatnonzero(of != "test"), np.flatnonzero(of == "test")
+
+
+def _numbers(table: pd.DataFrame, path: Path) -> np.ndarray:
+    """Features, [n, features]. Raises UserError for a column of texts, and for a cell that is no finite number."""
+    texts, numbers = [], []
+    for column in table.columns:
+        values = pd.to_numeric(table[column], errors="coerce")
+        if (wrong := ~np.isfinite(values.to_numpy(np.float64))).all():
+            texts.append(column)
+        elif wrong.any():
+            row = wrong.argmax()
+            raise UserError(
+                f"{path}: row {row + 1} says {table[column].iloc[row]} in the column {column}, which is no finite "
+                f"number{_others(wrong.sum())}"
+            )
+        numbers.append(values.to_numpy(np.float64))
+    if texts:
+        raise UserError(
+            f"{path}: {', '.join(texts)}: not numbers, so not features; dataset.client=COLUMN is a column that says whose each "
+            "row is, dataset.features=[...] names the features"
+        )
+    return np.stack(numbers, axis=1)
+
+
+def _others(count: int) -> str:
+    return f" (and {count - 1} more rows)" if count > 1 else ""
+
+
+def _refuse_alike(column: pd.Series, path: Path) -> None:
+    """Raises UserError for names that differ in blanks at their ends, or in capital letters, alone."""
+    names: dict[str, str] = {}
+    for name in column.astype(str).unique():
+        if (other := names.setdefault(name.strip().casefold(), name)) != name:
+            raise UserError(
+                f"{path}: the column {column.name} says {other!r} and {name!r}, which would be two; write them alike"
+            )
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -101,8 +140,16 @@ def _read(path: Path) -> pd.DataFrame:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             table = pd.read_csv(file)
+            file.seek(0)
+            names = pd.read_csv(file, header=None, nrows=1, dtype=str).iloc[0]
     except (OSError, ValueError) as error:  # pandas' errors are ValueErrors
         raise UserError(f"{path}: is no CSV in UTF-8 ({first_line(error)})") from None
     if table.empty:
         raise UserError(f"{path}: has no rows")
+    if names.isna().any():
+        raise UserError(
+            f"{path}: column {names.isna().argmax() + 1} has no name; give it one, or leave it out (of pandas: to_csv(index=False))"
+        )
+    if names.duplicated().any():
+        raise UserError(f"{path}: two columns have the name {names[names.duplicated()].iloc[0]}")
     return table

@@ -9,6 +9,7 @@ from fedopt.data.datasets import DatasetSource, LabelledData
 from fedopt.data.partitioners import ByColumn, Partitioner, check_division
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
+from fedopt.own_code import untouched
 from fedopt.randomness import Purpose, keyed_rng
 from fedopt.settings import memory
 
@@ -77,7 +78,8 @@ class World:
             raise MemoryError(f"{count:,} examples")
         least = 1 if validation is None else 2
         among = owners if isinstance(self.partitioner, ByColumn) else labels
-        parts = self.partitioner(count, among, keyed_rng(self.seed, Purpose.PARTITION), least)
+        with untouched(type(self.partitioner).__call__, ()):
+            parts = self.partitioner(count, among, keyed_rng(self.seed, Purpose.PARTITION), least)
         check_division(self.partitioner, parts, count, least)
         names = list(map(str, np.unique(owners))) if owners is not None and among is owners else []
         if validation is None:
@@ -89,8 +91,9 @@ class World:
             }
             for name, of_clients in splits.items():
                 if lacking := [i for i, part in enumerate(of_clients) if not len(part)]:
+                    client = names[lacking[0]] if names else lacking[0]
                     raise UserError(
-                        f"client {lacking[0]} has no examples in the split {name}: the data say which are for validation, "
+                        f"client {client} has no examples in the split {name}: the data say which are for validation, "
                         "and another partitioner or fewer clients (partitioner.clients) give each some of both"
                     )
             return {name: Ragged(of_clients, names) for name, of_clients in splits.items()}

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from fedopt.errors import UserError
 from fedopt.federation.draws import Drawn, Weighted
 from fedopt.federation.oracles import Calls, Oracles, of
-from fedopt.problems.checks import wrong
+from fedopt.own_code import wrong
 from fedopt.problems.classes import Bilevel, Hierarchical, Minimax, Problem
 
 SMALL, AT_ONCE = 8, 256  # a stack fetches several batches of fewer than SMALL examples in one go, which saves overhead

@@ -1,21 +1,18 @@
 """What every problem is held to once, before a run: flat vectors, objectives that are one number, functions that leave no state
 behind."""
 
-import random
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.random import bit_generator
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError
-from fedopt.mistakes import SEEDED, is_own, place
+from fedopt.mistakes import place
+from fedopt.own_code import called, untouched, wrong
 from fedopt.problems.classes import Bilevel, Compositional, Hierarchical, Minimax, Minimisation, Problem
 
 Call = tuple[
@@ -118,65 +115,9 @@ def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator
             yield problem.g, (*start, sample), ()
 
 
-@contextmanager
-def untouched(function: Callable[..., Any], given: Any) -> Iterator[None]:
-    """Raises UserError where a call of the function writes over a tensor of what it is given, or draws from generators that all
-    of the program share."""
-    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
-    before, drawn = [tensor._version for tensor in tensors], _drawn()
-    with seeded():
-        yield
-    if before != [tensor._version for tensor in tensors]:
-        raise UserError(f"{called(function)} writes over what it is given: write x = x - 1 in place of x -= 1")
-    for library, now in _drawn().items():
-        if now != drawn[library]:
-            raise UserError(
-                f"{called(function)} draws random numbers from {library}, which do not follow the seed: {SEEDED}"
-            )
-
-
-@contextmanager
-def seeded() -> Iterator[None]:
-    """Raises UserError where code of one's own makes one of numpy's generators without a seed."""
-    module: Any = bit_generator  # its stubs do not name where it takes entropy from
-    given = module.randbits
-
-    def refuse(bits: int) -> int:
-        if not is_own(sys._getframe(1).f_code.co_filename):  # a library that is loaded
-            return given(bits)
-        raise UserError(f"one of numpy's generators is made without a seed, and does not follow fedopt's: {SEEDED}")
-
-    module.randbits = refuse
-    try:
-        yield
-    finally:
-        module.randbits = given
-
-
-def _drawn() -> dict[str, Any]:
-    """The states of the generators that all of the program share."""
-    numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
-    of_numpy = numpy["state"]["key"].tobytes(), numpy["state"]["pos"]
-    of_torch = torch.get_rng_state().numpy().tobytes()
-    return {"torch": of_torch, "numpy.random": of_numpy, "random": random.getstate()}
-
-
-def wrong(function: Callable[..., Any], given: Any, wanted: str) -> UserError:
-    """For a function that gives something else than what is wanted."""
-    what = f"a tensor of shape {list(given.shape)}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
-    what = "None (is its return missing?)" if given is None else what
-    return UserError(f"{called(function)} gives {what}; it must give {wanted}")
-
-
 def _check_type(function: Callable[..., Any], found: Tensor, dtype: torch.dtype) -> None:
     if found.dtype != dtype:
         raise UserError(
             f"{called(function)} gives {found.dtype}, and hardware.dtype is {dtype}: self.world.tensor(array) makes tensors of "
             "that type, torch.zeros_like(x) has that of x"
         )
-
-
-def called(function: Callable[..., Any]) -> str:
-    """A function's place and its name, for messages."""
-    function = function.func if isinstance(function, partial) else function
-    return f"{place(function)}: {getattr(function, '__qualname__', 'a function')}"

@@ -46,7 +46,8 @@ class Problem(_InWorld, ABC):
     per_client: arrays that have a row for each client, by name.
     variables: the names of what an algorithm gives as its point, in that order; an algorithm may have fewer.
     metrics: what `evaluate` measures; the first one is what comparisons take unless another is named.
-    labels: the class of each training example, None where there are no classes.
+    labels: the class of each training example, None where there are no classes; class_names: of the classes, where they have some.
+    remark: what a user should know of the data as they were made, said when a run begins; empty for nothing.
     optimum: the solution in closed form, None where it is not known.
     convolutional: whether its functions are mostly convolutions.
     random: whether its functions draw random numbers, as dropout does: then each sample gets a key that they are functions of.
@@ -59,6 +60,8 @@ class Problem(_InWorld, ABC):
     variables: Sequence[str] = ("x",)
     metrics: Sequence[Metric]
     labels: np.ndarray | None = None
+    class_names: Sequence[str] = ()
+    remark: str = ""
     optimum: Tensor | None = None
     convolutional: bool = False
     random: bool = False

@@ -28,7 +28,7 @@ def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
 class ImbalancedMnist(SupervisedBilevel):
     """x = (Delta, l), [2 C]: the VS loss takes logits * sigmoid(Delta_c) + l_c; y: the network's parameters.
 
-    largest, imbalance: class c of C keeps largest * imbalance^(c / (C-1)) examples.
+    largest, imbalance: class c of C keeps largest * imbalance^(c / (C-1)) examples, and all that the data say are for validation.
     """
 
     largest: PositiveInt
@@ -38,7 +38,11 @@ class ImbalancedMnist(SupervisedBilevel):
 
     def __post_init__(self) -> None:
         data = self.world.load(validation=True)
-        self.set_up(data, long_tail(data.y_train, self.largest, self.imbalance), self.validation, self.dropout)
+        given = np.zeros(len(data.y_train), dtype=bool) if data.validates is None else data.validates
+        train = np.flatnonzero(~given)
+        kept = train[long_tail(data.y_train[train], self.largest, self.imbalance)]
+        self.set_up(data, np.sort(np.append(kept, np.flatnonzero(given))), self.validation, self.dropout)
+        self.remark = f"problem.largest and problem.imbalance keep {len(kept):,} of {len(train):,} training examples"
         balance = 1 / (self.classes * self.class_shares("val"))  # the classes' mean losses weigh the same
         self.class_weight = self.world.tensor(balance)
         self._start = (self.class_weight.new_zeros(2 * self.classes), *self._start)

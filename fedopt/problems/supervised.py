@@ -30,13 +30,14 @@ Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
 class Batch(NamedTuple):
     """x: [B, features], normalised, or token ids [B, length]; y: [B]; weight: [B], sums to one, padding weighs nothing.
 
-    keys: the one that the network's dropout is a function of, or none.
+    keys: the one that the network's dropout is a function of, or none. rows: [B], which of the training examples these are.
     """
 
     x: Tensor
     y: Tensor
     weight: Tensor
     keys: tuple[Tensor, ...] = ()
+    rows: Tensor | None = None
 
 
 Batches = Mapping[str, Batch]  # a sample: a batch of each split, by name
@@ -87,7 +88,7 @@ class Examples:
     def batch(self, rows: Tensor, weight: Tensor) -> Batch:
         """The examples `rows` [B], normalised."""
         # An embedding copies rows; under vmap index_select gathers their numbers one by one, ten times slower
-        return Batch(F.embedding(rows, self.x), self.y.gather(0, rows), weight)
+        return Batch(F.embedding(rows, self.x), self.y.gather(0, rows), weight, rows=rows)
 
     @torch.no_grad()
     def means(self, values: Values, rows: np.ndarray | None = None, weights: np.ndarray | None = None) -> list[float]:
@@ -136,7 +137,7 @@ class Supervised(Problem):
         world = self.world
         x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
         self.train, self._test = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
-        self.labels, self.classes = y, data.classes
+        self.labels, self.classes, self.class_names = y, data.classes, data.class_names
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
         self.splits = world.split(len(y), y, held_out if validates is None else validates, owners)
         self.net = self._network(self.train, data, dropout)

@@ -1,34 +1,37 @@
 """The run card: what it takes to make the same run again."""
 
+import hashlib
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import fedopt
 from fedopt.config import Asked
-from fedopt.metrics import Metric
+from fedopt.problems.classes import Problem
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "torchvision", "pandas", "pydantic", "safetensors")
 
 
-def run_card(asked: Asked, seed: int, metrics: Sequence[Metric], clients: Sequence[str] = ()) -> dict[str, Any]:
-    """How the run was asked for, seed, what the metrics say of themselves, the names of the clients where they have some, versions,
-    machine, and the commit of the code where it is a git checkout."""
+def run_card(asked: Asked, seed: int, problem: Problem) -> dict[str, Any]:
+    """How the run was asked for, seed, what the problem's metrics say of themselves, the names of its clients and classes, whose
+    data they are, versions, machine, and the commit of the code where it is a git checkout."""
+    named = {"clients": problem.splits["train"].names, "classes": problem.class_names}
     return {
         "command": " ".join(sys.argv),
         **asdict(asked),
         "seed": seed,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "metrics": [asdict(metric) for metric in metrics],
-        **({"clients": list(clients)} if clients else {}),
+        "metrics": [asdict(metric) for metric in problem.metrics],
+        **{key: list(names) for key, names in named.items() if len(names)},
+        "division": division(problem),
         "commit": _commit(),
         "versions": {
             "fedopt": fedopt.__version__,
@@ -42,6 +45,15 @@ def run_card(asked: Asked, seed: int, metrics: Sequence[Metric], clients: Sequen
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
     }
+
+
+def division(problem: Problem) -> str:
+    """A hash of whose each example is, and of the examples' classes."""
+    of = hashlib.sha256()
+    arrays = [array for split in problem.splits.values() for array in (split.rows, split.sizes)]
+    for array in [*arrays, problem.labels]:
+        of.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
+    return of.hexdigest()
 
 
 def _version(package: str) -> str | None:

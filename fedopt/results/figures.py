@@ -60,7 +60,7 @@ def styled() -> Iterator[None]:
 
 
 @styled()
-def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
+def partition(path: Path, split: Ragged, labels: np.ndarray | None, class_names: Sequence[str] = ()) -> None:
     """Clients by classes: how many training examples of which class each client has. Names of clients are shown where they fit."""
     clients = np.arange(len(split))
     classes = np.zeros(len(split.rows), dtype=np.int64) if labels is None else labels[split.rows]
@@ -71,12 +71,18 @@ def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
         above = np.cumsum(counts, axis=1)
         edges = (clients[:, None] + [-0.45, 0.45]).reshape(-1)
         tops, bottoms = (np.insert(to, range(1, len(split)), np.nan, axis=0) for to in (above, above - counts))
+        named = [_short(name) for name in class_names] or list(map(str, range(counts.shape[1])))
         for c in range(counts.shape[1]):  # one patch a class: a bar for each client takes a second to draw
             colour = plt.colormaps["viridis"](c / max(1, counts.shape[1] - 1))
-            axes.stairs(tops[:, c], edges, baseline=bottoms[:, c], fill=True, color=colour, label=str(c))
+            axes.stairs(tops[:, c], edges, baseline=bottoms[:, c], fill=True, color=colour, label=named[c])
         axes.set(ylabel="training examples", ylim=(0, None))
         if labels is not None:
-            axes.legend(title="class", ncols=2, loc="center left", bbox_to_anchor=(1, 0.5))
+            axes.legend(
+                title="class",
+                ncols=1 if class_names and len(named) <= 10 else 2,
+                loc="center left",
+                bbox_to_anchor=(1, 0.5),
+            )
     else:
         image = axes.imshow(counts.T, aspect="auto", interpolation="nearest", cmap="viridis")
         figure.colorbar(image, label="training examples")
@@ -85,7 +91,7 @@ def partition(path: Path, split: Ragged, labels: np.ndarray | None) -> None:
     axes.set_xlabel("client" if len(split.names) <= NAMES else "client, whose name stands in run.json")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if 0 < len(split.names) <= NAMES:
-        names = [(name if len(name) <= 18 else f"{name[:17]}…").replace("$", r"\$") for name in split.names]
+        names = list(map(_short, split.names))
         side_by_side = len(names) * (max(map(len, names)) + 2) <= LETTERS
         axes.set_xticks(clients, names, rotation="horizontal" if side_by_side else "vertical")
     axes.set_title(f"{len(split)} clients, {int(split.sizes.min())} to {int(split.sizes.max())} training examples each")
@@ -164,6 +170,10 @@ def _wrapped(labels: Iterable[str], width: float) -> list[str]:
 def _side_by_side(labels: Collection[str], width: float) -> int:
     """The columns of such a legend: two for several short labels."""
     return 2 if len(labels) > 3 and max(map(len, labels)) <= 5.5 * width else 1
+
+
+def _short(name: str) -> str:
+    return (name if len(name) <= 18 else f"{name[:17]}…").replace("$", r"\$")
 
 
 def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
