@@ -129,7 +129,7 @@ def test_quick(tmp_path, experiment, command):
     experiment("one", common={"budget": {"rounds": 4000}}, quick="budget.rounds=2", claims=[claim])
     result = command("test/one", "--quick", "--format", "pdf")
     assert result.code == 0
-    assert "no claim is checked" in result.out
+    assert "(a few rounds, no result)\n(no claim is checked)" in result.out
     assert "it moves" not in result.out
     results = tmp_path / "outputs/reproduce/quick/test/one"
     assert (results / "figure.pdf").exists()

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
+from dataclasses import replace
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -103,6 +104,8 @@ def reproduce(given: argparse.Namespace) -> int:
     hardware = [f"hardware={given.hardware}"] if given.hardware else []
     for name in chosen(given.names, given.folders):
         published = load(name, given.folders)
+        if given.quick:
+            published = replace(published, title=f"{published.title} (a few rounds, no result)")
         further = [*hardware, *published.quick] if given.quick else hardware
         seeds = given.seeds or (1 if given.quick else published.seeds)
         folder = given.output / "quick" / name if given.quick else given.output / name
@@ -123,7 +126,7 @@ def reproduce(given: argparse.Namespace) -> int:
     for name, (published, needed, folder) in plans.items():
         print(f"\n{name}: {published.paper}, {published.title}")
         if given.quick:
-            print("(a few rounds and one seed: no claim is checked)")
+            print("(no claim is checked)")
         report(
             published,
             needed,
