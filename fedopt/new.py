@@ -13,8 +13,11 @@ TEMPLATES = Path(__file__).parent / "templates"
 EXAMPLES = {  # by what is begun and the class of problems: the example that the templates hold, and what chooses it
     ("algo", "minimisation"): ("my_sgd", "algo=my_sgd problem=classification dataset=digits"),
     ("algo", "bilevel"): ("my_nest", "algo=my_nest problem=quadratic_bilevel"),
+    ("algo", "minimax"): ("my_sgda", "algo=my_sgda problem=quadratic_minimax"),
     ("problem", "minimisation"): ("my_regression", "algo=fedmsa problem=my_regression algo.alpha=0.02"),
     ("problem", "bilevel"): ("my_weights", "algo=fednest problem=my_weights algo.beta=0.1"),
+    ("problem", "minimax"): ("my_groups", "algo=local_sgda problem=my_groups algo.eta_x=0.02 algo.eta_y=0.02"),
+    ("problem", "compositional"): ("my_risk", "algo=fedmsa problem=my_risk algo.alpha=0.05"),
 }
 TESTED = EXAMPLES["algo", "minimisation"][1]  # in test_own.py
 

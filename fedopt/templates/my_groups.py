@@ -1,0 +1,45 @@
+from dataclasses import dataclass
+
+import torch
+from fedopt import Metric, Minimax
+from fedopt.problems.projections import simplex
+
+
+@dataclass(eq=False)
+class MyGroups(Minimax):
+    """x: a regression that is as good for the worst group of examples; y: how much each group counts, in the simplex."""
+
+    d: int
+    examples: int
+    groups: int
+    lam: float
+
+    metrics = (Metric("worst_mse", "mean squared error of the worst group", scale="log", bounds=True),)
+    weighting = "samples"  # clients count by their numbers of examples, as in `evaluate`
+
+    def __post_init__(self):
+        rng, world = self.world.rng(), self.world
+        a, x = rng.standard_normal((self.examples, self.d)), rng.standard_normal(self.d)
+        group = rng.integers(self.groups, size=self.examples)
+        b = a @ x + 0.1 * 2**group * rng.standard_normal(self.examples)  # the last group is the noisiest
+        self.a, self.b, self.group = world.tensor(a), world.tensor(b), torch.from_numpy(group).to(world.device)
+        self.splits = world.split(self.examples)
+
+    def start(self):
+        y = self.b.new_full((self.groups,), 1 / self.groups)
+        return torch.zeros_like(self.a[0]), y
+
+    def sample(self, client, rows):
+        index, weight = rows["train"]
+        return self.a[index], self.b[index], self.group[index], weight
+
+    def f(self, x, y, sample):
+        a, b, group, weight = sample
+        return (weight * self.groups * y[group]) @ (a @ x - b) ** 2 - 0.5 * self.lam * y @ y
+
+    def project(self, y):
+        return simplex(y)  # the nearest y with entries from 0, which sum to one
+
+    def evaluate(self, x, *more):
+        errors = (self.a @ x - self.b) ** 2
+        return {"worst_mse": max(float(errors[self.group == g].mean()) for g in range(self.groups))}
