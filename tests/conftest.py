@@ -1,6 +1,7 @@
 """Property tests draw the same examples every time, and may be slow on a loaded machine. Runs draw pictures where a test asks."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ settings.load_profile("fedopt")
 
 torch.set_num_threads(1)  # tests are small, and several processes of them share the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that they start
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has the tests in the background
 
 
 def pytest_collection_modifyitems(items):

@@ -27,14 +27,15 @@ class HyperRepresentation(SupervisedBilevel):
         return {split: self._behind(x, batch) for split, batch in sample.items()}
 
     def pick(self, held: dict[str, Features], rows: Rows) -> dict[str, Features]:
-        return {split: Features(held[split].x[at], held[split].y[at], weight) for split, (at, weight) in rows.items()}
+        def picked(batch: Features, at: Tensor, weight: Tensor) -> Features:
+            return Features(batch.x[at], batch.y[at], weight, batch.rows[at])
+
+        return {split: picked(held[split], *of_split) for split, of_split in rows.items()}
 
     def _behind(self, x: Tensor, batch: Batch) -> Features:
-        return (
-            batch
-            if isinstance(batch, Features)
-            else Features(self.body(x, batch.x, *batch.keys), batch.y, batch.weight)
-        )
+        if isinstance(batch, Features):
+            return batch
+        return Features(self.body(x, batch.x, *batch.keys), *batch[1:4])
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = self._behind(x, sample["val"])

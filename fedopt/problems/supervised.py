@@ -30,14 +30,14 @@ Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
 class Batch(NamedTuple):
     """x: [B, features], normalised, or token ids [B, length]; y: [B]; weight: [B], sums to one, padding weighs nothing.
 
-    keys: the one that the network's dropout is a function of, or none. rows: [B], which of the training examples these are.
+    rows: [B], which of the training examples these are. keys: the one that the network's dropout is a function of, or none.
     """
 
     x: Tensor
     y: Tensor
     weight: Tensor
+    rows: Tensor
     keys: tuple[Tensor, ...] = ()
-    rows: Tensor | None = None
 
 
 Batches = Mapping[str, Batch]  # a sample: a batch of each split, by name
@@ -88,7 +88,7 @@ class Examples:
     def batch(self, rows: Tensor, weight: Tensor) -> Batch:
         """The examples `rows` [B], normalised."""
         # An embedding copies rows; under vmap index_select gathers their numbers one by one, ten times slower
-        return Batch(F.embedding(rows, self.x), self.y.gather(0, rows), weight, rows=rows)
+        return Batch(F.embedding(rows, self.x), self.y.gather(0, rows), weight, rows)
 
     @torch.no_grad()
     def means(self, values: Values, rows: np.ndarray | None = None, weights: np.ndarray | None = None) -> list[float]:
