@@ -3,62 +3,75 @@
 Nothing here imports torch before a run starts or its variables are read, so that mistakes are answered at once.
 """
 
+import math
+import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedopt.command import explain, is_mistake
+from fedopt.command import explain, is_mistake, say
 from fedopt.config import Asked, of_folder, quoted, refuse_hydra, resolve
 from fedopt.errors import UserError, first_line
 from fedopt.interrupts import ctrl_c_kept
-from fedopt.results.folder import RunFolder, configured, numbers_of, place, whole_rows
+from fedopt.results.folder import RunFolder, configured, described, numbers_of, place, whole_rows
 from fedopt.results.identity import digits, numbers
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor, nn
 
+    from fedopt.metrics import Metric
     from fedopt.reproduce.compare import Comparison
 
 
 @dataclass(frozen=True)
 class Result:
-    """A run by its folder, as the `fedopt` command leaves it; also one that is still going.
+    """A run by its folder, as the `fedopt` command leaves it; also one that is still going. All is read from the folder when it is
+    asked for, and raises UserError where there is no run in it any more.
 
     which: whether `variables` and `model` are those of the last checkpoint, or of the best evaluation, which keep=best keeps.
     """
 
     folder: Path
     which: Literal["last", "best"] = "last"
+    _read: dict[int, Any] = field(
+        default_factory=dict, init=False, compare=False
+    )  # what `_trained` read, by the file's time
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder).absolute())  # also after os.chdir
+
+    def __repr__(self) -> str:
+        last = ", ".join(f"{name}={value:.5g}" for name, value in self.final.items())
+        return f"Result({str(self.folder)!r}, {self.status}{last and f': {last}'})"
 
     @property
     def config(self) -> dict[str, Any]:
         """config.yaml. Raises UserError where it cannot be read."""
-        return RunFolder(self.folder).config()
+        return self._folder.config()
 
     @property
     def status(self) -> str | None:
         """running, finished, diverged, stopped (by on_eval), interrupted (by a signal, or its process is gone) or failed."""
-        return RunFolder(self.folder).seen()
+        return self._folder.seen()
 
     @property
     def summary(self) -> dict[str, Any]:
         """summary.json: the status, what was spent, and of which round the last checkpoint is, with its variables. Little while the
         run is going."""
-        return RunFolder(self.folder).summary()
+        return self._folder.summary()
 
     @property
     def metrics(self) -> "pd.DataFrame":
         """metrics.csv so far, a row an evaluation. Raises UserError where there is none yet."""
         import pandas as pd
 
-        path = self.folder / "metrics.csv"
+        path = self._folder.metrics
         try:
             return pd.read_csv(StringIO(whole_rows(path)))
         except (OSError, ValueError) as error:
@@ -66,19 +79,35 @@ class Result:
 
     @property
     def final(self) -> dict[str, float]:
-        """The values of the metrics at the last evaluation, without those that are not finite; empty while the run is going."""
-        return numbers_of(self.summary.get("final"))
+        """The values of the metrics at the last evaluation, without those that are not finite; so far while the run is going."""
+        return self._measured("final", lambda _, values: values.iloc[-1])
 
     @property
     def best(self) -> dict[str, float]:
         """The best value of each metric by name, each of its own evaluation, as `final`."""
-        return numbers_of(self.summary.get("best"))
+        return self._measured("best", lambda metric, values: metric.best(values))
+
+    @property
+    def _folder(self) -> RunFolder:
+        if not (self.folder / "config.yaml").is_file():
+            raise UserError(f"{self.folder}: there is no run in it; a run's folder has config.yaml")
+        return RunFolder(self.folder)
+
+    def _measured(self, name: str, of: "Callable[[Metric, pd.Series], float]") -> dict[str, float]:
+        """That part of the summary, or of a run that has none, since it is going or ended hard, what its rows say."""
+        summary = self.summary
+        if name in summary or not self._folder.metrics.is_file():
+            return numbers_of(summary.get(name))
+        rows = self.metrics
+        metrics = [metric for metric in described(self.folder) if metric.name in rows and len(rows)]
+        values = {metric.name: float(of(metric, rows[metric.name])) for metric in metrics}
+        return {key: value for key, value in values.items() if math.isfinite(value)}
 
     @property
     def variables(self) -> "dict[str, Tensor]":
         """The algorithm's output by the names that the problem gives its variables, on the CPU; of a run that diverged, at the last
         evaluation before. Reading them builds the problem anew, with its data. Raises UserError where that is not possible."""
-        return dict(self._trained[0])
+        return _Variables(self._trained[0])
 
     def model(self) -> "nn.Module":
         """The network with the trained parameters, as `fedopt.models.Normalised`, on the CPU and ready to be evaluated: it takes
@@ -91,17 +120,25 @@ class Result:
             raise UserError(f"{self.folder}: this problem has no network; its solution is in variables")
         return deepcopy(network)
 
-    @cached_property
+    @property
     def _trained(self) -> "tuple[dict[str, Tensor], nn.Module | None]":
+        config, folder = self.config, self._folder
+        try:
+            time = folder.checkpoint.stat().st_mtime_ns
+        except OSError:
+            raise UserError(f"{folder.path}: there is no checkpoint in it") from None
+        if time not in self._read:
+            self._read.clear()
+            self._read[time] = self._restored(config, folder)
+        return self._read[time]
+
+    def _restored(self, config: dict[str, Any], folder: RunFolder) -> "tuple[dict[str, Tensor], nn.Module | None]":
         from fedopt.experiment import assemble
         from fedopt.hardware import restored
         from fedopt.loop import refuse_foreign
         from fedopt.problems.classes import named
         from fedopt.results.checkpoint import Checkpoint
 
-        config, folder = self.config, RunFolder(self.folder)
-        if not folder.checkpoint.is_file():
-            raise UserError(f"{folder.path}: there is no checkpoint in it")
         with _mistakes_said(), restored():
             e = assemble(config | {"hardware": {**config.get("hardware", {}), "device": "cpu"}})
             initial = e.algorithm.init(e.problem)
@@ -142,6 +179,10 @@ def run(
     """
     if on_eval is not None and not callable(on_eval):
         raise UserError(f"on_eval={on_eval}: must be a function of a row")
+    if isinstance(start, Result) and start.which == "best":
+        raise UserError(
+            f"start: {start.folder} was loaded with which=best, and a run begins at the state of a last checkpoint; load it without"
+        )
     overrides = _words(words)
     for key, place_of in (("output_dir", output_dir), ("from", start)):
         if place_of is not None:
@@ -155,7 +196,9 @@ def run(
         from fedopt.hardware import restored
 
         with restored():
-            _, folder = loop.execute(resolved, lambda: place(resolved, asked), asked, on_eval=on_eval, quiet=quiet)
+            status, folder = loop.execute(resolved, lambda: place(resolved, asked), asked, on_eval=on_eval, quiet=quiet)
+    if status == "interrupted":
+        say(f"interrupted after {folder.summary().get('round')} rounds, in {folder.path}; resume=true goes on")
     return Result(folder.path)
 
 
@@ -163,9 +206,8 @@ def load(folder: str | Path, which: Literal["last", "best"] = "last") -> Result:
     """The run in a folder. which: as of `Result`. Raises UserError where there is no run."""
     if which not in ("last", "best"):
         raise UserError(f"which={which}: must be last or best")
-    loaded = Result(Path(folder), which)
-    if not (loaded.folder / "config.yaml").is_file():
-        raise UserError(f"{folder}: there is no run in it; a run's folder has config.yaml")
+    loaded = Result(_folder_of(folder), which)
+    assert loaded._folder  # where there is a run
     return loaded
 
 
@@ -174,31 +216,42 @@ def compare(
     metric: str | None = None,
     x: str = "comm_rounds",
     target: float | None = None,
-    group_by: str | None = None,
+    group_by: str | Sequence[str] | None = None,
     names: Mapping[str, str] | None = None,
     at: float | None = None,
     exclude: Sequence[str] = (),
 ) -> "Comparison":
-    """What `fedopt-compare` makes of runs, or of folders that hold some: `table` and `paired`, DataFrames, and `draw(PATH)`.
+    """What `fedopt-compare` makes of runs, or of folders that hold some: `table` and `paired`, DataFrames, `draw(PATH)` and
+    `write(FOLDER)`.
 
-    metric, x, target, group_by, at, exclude: as the options of the command; names: new ones by the old. Raises UserError where
-    there is nothing to compare.
+    metric, x, target, group_by (a key, or a list of them), at, exclude: as the options of the command; names: new ones by the old.
+    Raises UserError where there is nothing to compare.
     """
     from fedopt.reproduce.compare import compared
 
     if not runs:
         raise UserError("no run to compare: the list of runs is empty")
     renamed = [f"{old}={new}" for old, new in (names or {}).items()]
+    group_by = group_by if group_by is None or isinstance(group_by, str) else ",".join(group_by)
     with _mistakes_said():
         return compared([_folder_of(run) for run in runs], metric, x, target, group_by, renamed, at, exclude)
 
 
 def _folder_of(run: Result | str | Path) -> Path:
+    if not isinstance(run, Result | str | Path):
+        raise UserError(f"{run}: must be a run, or the path of its folder")
     return run.folder if isinstance(run, Result) else Path(run)
 
 
+class _Variables(dict[str, "Tensor"]):
+    """By name."""
+
+    def __missing__(self, name: str) -> "Tensor":
+        raise KeyError(f"{name}: the variables are {', '.join(self)}")
+
+
 def _words(words: str | Sequence[str]) -> list[str]:
-    if isinstance(words, Mapping) or not all(isinstance(word, str) for word in words):
+    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
         raise UserError(f"{words}: must be words as on the command line, key=value, in one text or in a list of texts")
     try:
         return [of_folder(word) for word in (shlex.split(words) if isinstance(words, str) else words)]
@@ -208,13 +261,14 @@ def _words(words: str | Sequence[str]) -> list[str]:
 
 @contextmanager
 def _mistakes_said(arguments: Sequence[str] = ()) -> Iterator[None]:
-    """Whatever a user can mend comes as a UserError, in the words of the command."""
+    """Whatever a user can mend comes as a UserError, in the words of the command. HYDRA_FULL_ERROR=1 shows where it came from."""
     try:
         with ctrl_c_kept():
             yield
-    except UserError:
-        raise
     except Exception as error:
         if not is_mistake(error):
             raise
-        raise UserError(explain(error, arguments)) from error
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        said = error if isinstance(error, UserError) else UserError(explain(error, arguments))
+        raise said from None

@@ -105,7 +105,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         lists = f"fedopt --help {' '.join(chosen or ['algo=NAME', 'problem=NAME'])} lists them"
         return f"{key[1]}: there is no such key{_meant(key[1].lstrip('+~'), known)}; {lists}"
     if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
-        return f"{several[1]}: several values are a sweep, with -m, or a list, in square brackets"
+        return f"{several[1]}: several values are a sweep, with -m (in Python a loop), or a list, in square brackets"
     if merging := re.search(r"Error merging override (.*)", text):
         return f"{merging[1]}: this key holds no such value"
     if isinstance(error, OverrideParseException):

@@ -33,7 +33,7 @@ from fedopt.own_code import called
 from fedopt.problems.classes import named
 from fedopt.results import checkpoint, figures, journal
 from fedopt.results.card import division, run_card
-from fedopt.results.folder import MetricsFile, RunFolder, read_json, rows_hash
+from fedopt.results.folder import MetricsFile, RunFolder, described, read_json, rows_hash
 from fedopt.results.identity import digits, numbers, refuse_other
 from fedopt.results.progress import Display, announced
 from fedopt.results.trackers import Tracker
@@ -201,7 +201,7 @@ class Run:
         refuse_other(folder.path, numbers(before), numbers(self.config))
         if not os.path.lexists(folder.checkpoint):
             if folder.metrics.exists():
-                command.say(f"{folder.path}: the checkpoint is gone, so the run starts over")
+                command.say(f"{folder.path}: there is no checkpoint, so the run starts over")
             return "anew"
         with advising(START_OVER):
             said = checkpoint.read(folder.checkpoint)[1]
@@ -218,9 +218,14 @@ class Run:
         folder = RunFolder(source)
         if not folder.checkpoint.is_file():
             raise UserError(f"from={source}: there is no run with a checkpoint in it")
-        algo = folder.config().get("algo")
-        if not isinstance(algo, dict) or algo.get("_target_") != self.config["algo"]["_target_"]:
-            raise UserError(f"from={source}: it is a run of another algorithm, whose state does not fit")
+        algo, own = folder.config().get("algo"), self.config["algo"]["_target_"]
+        if not isinstance(algo, dict) or algo.get("_target_") != own:
+            known = isinstance(algo, dict) and algo.get("_target_")
+            theirs, ours = (str(name).rpartition(".")[2] for name in (known or "no algorithm", own))
+            raise UserError(
+                f"from={source}: it is a run of {theirs}, whose state does not fit {ours}; from takes over no values: "
+                "algo= and problem= are given again"
+            )
         with advising(
             f"from={source} goes with the algorithm's options, the model and the number of clients that are there"
         ):
@@ -244,13 +249,13 @@ class Run:
 
     def _draw_metrics(self) -> None:
         """metrics.png of a run that was killed when all but this was done."""
-        described = read_json(self.folder.path / "run.json").get("metrics")
-        if not (self.folder.path / "metrics.png").exists() and described:
-            with suppress(TypeError, KeyError, ValueError, UserError):  # somebody's own run.json or metrics.csv
-                self._draw([Metric(**fields) for fields in described])
+        metrics = described(self.folder.path)
+        if not (self.folder.path / "metrics.png").exists() and metrics:
+            with suppress(KeyError, ValueError):  # somebody's own metrics.csv
+                self._draw(metrics)
 
-    def _draw(self, described: Sequence[Metric]) -> None:
-        figures.metrics(self.folder.path / "metrics.png", self.folder.metrics, described, self.config["from"])
+    def _draw(self, metrics: Sequence[Metric]) -> None:
+        figures.metrics(self.folder.path / "metrics.png", self.folder.metrics, metrics, self.config["from"])
 
     def _refuse_used(self) -> None:
         path, status = self.folder.path, self.folder.status()
@@ -308,7 +313,7 @@ class Run:
             self.folder.open()
             if self.folder.used:  # since `_enter`
                 self._refuse_used()
-            if self.config["resume"]:
+            if self.config["resume"] and not self.quiet:
                 command.say(f"resume=true: there is no run in {self.folder.path} yet, so one begins")
         self.writing = True
         self.folder.write_text("config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
@@ -452,12 +457,17 @@ def _run_in(folder: RunFolder, run: Run) -> str:
         folder.close()
 
 
+def _told(error: Exception) -> str:
+    return first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+
+
 def record_failure(folder: RunFolder, error: Exception, asked: Asked) -> None:
     """The traceback and the status, as far as the disk takes them, and where no other process is writing."""
     with suppress(OSError, UserError):
         folder.open()
         folder.write_text("traceback.txt", "".join(traceback.format_exception(error)))
-        folder.write_json("summary.json", {**folder.summary(), "status": "failed", "error": first_line(error)})
+        folder.write_json("summary.json", {**folder.summary(), "status": "failed", "error": _told(error)})
+        folder.log(f"failed: {_told(error)}")
         if not (folder.path / "run.json").exists():
             folder.write_json("run.json", asdict(asked))
     folder.close()

@@ -68,7 +68,9 @@ class Evaluation:
     @model_validator(mode="after")
     def _target_of_metric(self) -> "Evaluation":
         if self.metric is None and self.target is not None:
-            raise ValueError("a target goes with a metric: set both, or eval.target=null, also where a preset has one")
+            raise ValueError(
+                "eval.target goes with eval.metric: set both, or eval.target=null, also where a preset has one"
+            )
         return self
 
 

@@ -65,7 +65,7 @@ def test_the_folder_is_that_of_the_command(monkeypatch, capsys, tmp_path):
     (command,) = tmp_path.glob("there/outputs/*/*")
     monkeypatch.chdir(tmp_path)
     run = api.run(words, quiet=True)
-    assert run.folder == command.relative_to(tmp_path / "there")
+    assert run.folder == tmp_path / command.relative_to(tmp_path / "there")
     assert {path.name for path in run.folder.iterdir()} == {path.name for path in command.iterdir()}
     assert (run.folder / "config.yaml").read_bytes() == (command / "config.yaml").read_bytes()
     pd.testing.assert_frame_equal(without_time(run), without_time(api.load(command)))
@@ -322,12 +322,97 @@ def test_compare(monkeypatch, capsys):
     assert found.paired.columns[0] == "pair"
     two = api.compare(runs, metric="distance", names={"algo.K=1": "one"}, exclude=["*seed=1*"])
     assert list(two.groups) == ["one", "algo.K=5"]
-    two.draw("drawn.pdf", title="two", ylim=(0, 10), log=False)
+    two.draw("drawn.pdf", title="two", ylim=(0, 10), logy=False)
     with open("drawn.png", "rb") as drawn, open("compare.png", "rb") as picture:
         assert drawn.read() == picture.read()
     for wrong in ({"x": "time"}, {"metric": "distanec"}, {"group_by": "algo.k"}):
         with pytest.raises(api.UserError, match=next(iter(wrong.values()))):
             api.compare(runs, **wrong)
+    paths = two.write("paper", ["latex", "csv"], ["final"])
+    assert [path.name for path in paths] == ["compare.tex", "compare.csv"]
+    assert r"\toprule" in paths[0].read_text()
+    assert "best" not in paths[0].read_text()
+    for wrong in ({"formats": "latex"}, {"formats": ["tex"]}, {"columns": ["last"]}):
+        with pytest.raises(api.UserError, match=f"{next(iter(wrong))}=.*: must be a list of"):
+            two.write("paper", **wrong)
+    assert repr(two).split()[:2] == ["algo.K", "runs"]
+    assert list(api.compare(runs, group_by=["algo.K", "seed"]).table["runs"]) == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"legend": "left"}, "legend=left: "),
+        ({"legend": False}, "legend="),
+        ({"smooth": 2}, "2 is not an odd number"),
+        ({"smooth": -3}, "-3 is not an odd number"),
+        ({"ylim": 0.1}, "ylim=0.1: "),
+        ({"ylim": "0,100"}, "ylim=0,100: "),
+        ({"ylim": (1, 2, 3)}, "ylim"),
+        ({"ylim": (100, 0)}, "the lower end comes first"),
+        ({"titel": "x"}, "titel: .*did you mean title"),
+    ],
+    ids=str,
+)
+def test_pictures_that_cannot_be(wrong, said, tmp_path):
+    runs = [api.run([*TINY, f"seed={seed}"], output_dir=tmp_path / str(seed), quiet=True) for seed in (0, 1)]
+    with pytest.raises(api.UserError, match=said):
+        api.compare(runs, metric="distance").draw(tmp_path / "drawn.png", **wrong)
+    assert not (tmp_path / "drawn.png").exists()
+
+
+def test_a_run_is_what_its_folder_is_now(monkeypatch, tmp_path):
+    """After the run went on, also in another working directory, and no more when the folder is gone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "else").mkdir()
+    run = api.run([*TINY, "budget.rounds=2", "eval.every=1"], output_dir="here", quiet=True)
+    before = run.variables["z1"]
+    monkeypatch.chdir(tmp_path / "else")
+    api.run([*TINY, "budget.rounds=4", "eval.every=1", "resume=true"], output_dir=run.folder, quiet=True)
+    assert run.summary["round"] == 4
+    assert not torch.equal(run.variables["z1"], before)
+    assert f"{tmp_path / 'here'}" in repr(run)
+    assert "finished" in repr(run)
+    with pytest.raises(KeyError, match="y: the variables are x, z1, z2"):
+        run.variables["y"]
+    (run.folder / "config.yaml").unlink()
+    for asked in ("status", "final", "best", "summary", "metrics", "config", "variables"):
+        with pytest.raises(api.UserError, match="there is no run in it"):
+            getattr(run, asked)
+
+
+def test_values_of_a_run_that_ended_hard(tmp_path):
+    def fails(row):
+        if row["round"] == 3:
+            raise KeyError("accuracy")
+
+    with pytest.raises(KeyError, match="accuracy"):
+        api.run([*TINY, "budget.rounds=4", "eval.every=1"], fails, output_dir=tmp_path / "run", quiet=True)
+    run = api.load(tmp_path / "run")
+    assert (run.status, run.summary["error"]) == ("failed", "KeyError: 'accuracy'")
+    assert "failed: KeyError: 'accuracy'" in (run.folder / "log.txt").read_text()
+    rows = run.metrics["distance"]
+    assert (run.final["distance"], run.best["distance"]) == (rows.iloc[-1], rows.min())
+
+
+def test_starts_that_cannot_be(tmp_path):
+    run = api.run([*TINY, "keep=best", "eval.metric=distance"], output_dir=tmp_path / "run", quiet=True)
+    with pytest.raises(api.UserError, match="was loaded with which=best"):
+        api.run(TINY, start=api.load(run.folder, which="best"), output_dir=tmp_path / "other")
+    with pytest.raises(api.UserError, match=r"a run of FedMSA, whose state does not fit FedAvg; .* given again"):
+        api.run("algo=fedavg problem=classification", start=run, output_dir=tmp_path / "other")
+    for wrong in (3, None):
+        with pytest.raises(api.UserError, match="must be a run, or the path of its folder"):
+            api.load(wrong)
+    with pytest.raises(api.UserError, match="None: must be words"):
+        api.run(None)
+
+
+def test_a_mistake_has_no_causes_behind_it():
+    with pytest.raises(api.UserError, match=r"did you mean algo.alpha") as raised:
+        api.run("algo=fedmsa problem=mco algo.alhpa=0.1")
+    assert raised.value.__suppress_context__
+    assert raised.value.__cause__ is None
 
 
 # Checkpoints

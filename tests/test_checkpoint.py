@@ -165,7 +165,7 @@ def test_a_new_run_does_not_need_the_old_one_any_more(old, monkeypatch, capsys, 
 @pytest.mark.parametrize(
     ("words", "fragments"),
     [
-        (["algo=fedavg", "budget.rounds=6"], ["another algorithm"]),
+        (["algo=fedavg", "budget.rounds=6"], ["a run of Scaffold, whose state does not fit"]),
         (["partitioner.clients=20", "budget.rounds=6"], ["checkpoint.safetensors", "number of clients"]),
         (["problem.model=mlp", "budget.rounds=6"], ["checkpoint.safetensors", "the model"]),
         (["budget.rounds=3"], ["budget", "after 3 rounds", "count on"]),

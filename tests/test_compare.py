@@ -288,7 +288,10 @@ def test_runs_that_end_elsewhere(tmp_path, command):
     """The table's last values are then not those at the end of the line, which is said."""
     for seed, values in enumerate([(0, 10), (0, 10, 40)]):
         record(tmp_path / "runs" / str(seed), values, seed)
-    said = "fedopt: FedMSA: its runs end at 20 communication rounds to 40 communication rounds; its line ends where the first does"
+    said = (
+        "fedopt: FedMSA: its finished runs end between 20 communication rounds and 40 communication rounds; its line ends where "
+        "the first of them does"
+    )
     assert said in command(tmp_path / "runs")[-1]
     assert command(tmp_path / "runs", "--x", "seconds")[-1] == ""
 
@@ -670,7 +673,7 @@ def test_paired_tests(tmp_path, command):
     _, _, out, err = command(tmp_path / "runs", "--table", "csv,latex")
     assert "fedavg - fedmsa: tested on the 3 seeds that both have; the table has all seeds of each" in err
     tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
-    assert list(tested.columns) == ["pair", "difference of test accuracy (%)", "seeds", "p", "p (Holm)"]
+    assert list(tested.columns) == ["pair", "difference of test accuracy (percentage points)", "seeds", "p", "p (Holm)"]
     assert "fedavg -- fedmsa & $-$10 & 3 & " in (tmp_path / "out" / "compare_tests.tex").read_text()
     t = 10 / (7 / 3) ** 0.5
     (row,) = [line.split("│")[1:-1] for line in out.splitlines() if "fedavg - fedmsa" in line]

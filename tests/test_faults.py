@@ -146,7 +146,7 @@ WRONG = {
     "no data set": ([*DIGITS, "dataset=none"], ["dataset=mnist"]),
     "npz without a path": (["algo=fedavg", "problem=classification", "dataset=npz"], ["dataset.path"]),
     "metric that is not there": (["eval.metric=accuracy", "eval.target=1"], ["eval.metric=accuracy", "distance"]),
-    "target without metric": (["eval.metric=null"], ["eval: a target goes with a metric"]),
+    "target without metric": (["eval.metric=null"], ["eval.target goes with eval.metric"]),
     "best by nothing": (["keep=best", "eval.metric=null", "eval.target=null"], ["keep=best", "eval.metric"]),
     "neither last nor best": (["keep=first"], ["keep=first", "'last' or 'best'"]),
     "algorithm that cannot be imported": (["algo._target_=fedopt.nothing.Here"], ["algo._target_=fedopt.nothing.Here"]),

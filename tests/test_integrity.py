@@ -168,7 +168,7 @@ def test_a_checkpoint_that_is_gone(ended):
     (folder / "checkpoint.safetensors").unlink()
     result = again("budget.rounds=4")
     assert result.code == 0
-    assert "the checkpoint is gone, so the run starts over" in result.err
+    assert "there is no checkpoint, so the run starts over" in result.err
 
 
 def test_rows_that_are_gone(ended):

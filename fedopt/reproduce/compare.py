@@ -8,12 +8,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
+from pydantic import AfterValidator, ConfigDict, FiniteFloat
+from pydantic.dataclasses import dataclass as validated
 
 from fedopt.command import Parser, answer, say, some_of
 from fedopt.errors import UserError, nearest
@@ -35,6 +37,7 @@ from fedopt.results.figures import (
     styled,
 )
 from fedopt.results.folder import OVER, write_atomically
+from fedopt.settings import build
 
 TABLES = ("csv", "latex", "markdown")
 COLUMNS = (
@@ -50,23 +53,38 @@ COLUMNS = (
 UNEQUAL = 1.1  # spends whose ratio is larger are named
 
 
-@dataclass(frozen=True)
+def _odd(number: int) -> int:
+    if number < 1 or number % 2 == 0:
+        raise ValueError(f"{number} is not an odd number, such as 1, 3, 5, with as many before as after")
+    return number
+
+
+def _rising(limits: tuple[float, float]) -> tuple[float, float]:
+    if not limits[0] < limits[1]:
+        raise ValueError("the lower end comes first")
+    return limits
+
+
+Limits = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_rising)]
+
+
+@validated(frozen=True, config=ConfigDict(extra="forbid"))
 class Look:
-    """Of the picture. smooth: a value is the centred mean of so many evaluations; log: None leaves the y scale to the values.
+    """Of the picture. smooth: a value is the centred mean of so many evaluations; logy: None leaves the y scale to the values.
 
     xlim, ylim: the ends of the axes; logx: a logarithmic x axis, which leaves out what has x = 0; legend: of `LEGENDS`.
     """
 
-    smooth: int = 1
-    xlim: tuple[float, float] | None = None
-    ylim: tuple[float, float] | None = None
+    smooth: Annotated[int, AfterValidator(_odd)] = 1
+    xlim: Limits | None = None
+    ylim: Limits | None = None
     logx: bool = False
-    log: bool | None = None
+    logy: bool | None = None
     title: str = ""
-    legend: str = "below"
+    legend: Literal["below", "inside", "none"] = "below"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Runs in groups. table: a row for each group; by: the keys that tell the groups apart; groups: their runs, by label.
 
@@ -83,6 +101,9 @@ class Comparison:
     at: float | None = None
     slots: Mapping[str, int] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return _shown(self, ())[0].to_string(index=False)
+
     @property
     def paired(self) -> pd.DataFrame:
         """Paired tests of the groups over their seeds (`fedopt.reproduce.paired`)."""
@@ -97,7 +118,7 @@ class Comparison:
         """The scale of the y axis."""
         runs = [run for of in self.groups.values() for run in of]
         values = np.concatenate([run.values(self.metric) for run in runs])
-        return spans_decades(runs[0].metric(self.metric), values) if how.log is None else how.log
+        return spans_decades(runs[0].metric(self.metric), values) if how.logy is None else how.logy
 
     def explained(self, how: Look) -> str:
         """What is drawn, in words for a caption."""
@@ -107,9 +128,10 @@ class Comparison:
     def draw(self, *paths: str | Path, **how_drawn: Any) -> pd.DataFrame:
         """Write a picture with a line and a band for each group, in the formats of the paths' endings; returns the points drawn.
 
-        how_drawn: fields of `Look`. Raises UserError for limits and endings that cannot be.
+        how_drawn: title, smooth (an odd number), xlim and ylim (pairs of numbers), logx, logy (True or False), legend ("below",
+        "inside" or "none"). Raises UserError for others, and for limits and endings that cannot be.
         """
-        how = Look(**how_drawn)
+        how = build(Look, how_drawn)
         if unknown := [str(path) for path in paths if Path(path).suffix[1:] not in FORMATS]:
             raise UserError(f"{unknown[0]}: a picture's name ends in .{', .'.join(FORMATS)}")
         log = self.logarithmic(how)
@@ -139,6 +161,31 @@ class Comparison:
         save_with_legend(figure, *map(Path, paths), note=self.explained(how), place=how.legend)
         return pd.concat(lines)
 
+    def write(self, folder: str | Path, formats: Sequence[str] = ("csv",), columns: Sequence[str] = ()) -> list[Path]:
+        """Write the table and the tests into a folder, as compare.csv, .tex or .md and compare_tests; returns the paths.
+
+        formats: of csv, latex and markdown; columns: of runs, seeds, status, spent, final, best, to_target and reached, none for
+        the usual ones; the CSV has all. Raises UserError for others.
+        """
+        for given, known, name in ((formats, TABLES, "formats"), (columns, COLUMNS, "columns")):
+            if isinstance(given, str) or (unknown := [of for of in given if of not in known]):
+                wrong = given if isinstance(given, str) else unknown[0]
+                raise UserError(f"{name}={wrong}: must be a list of {', '.join(known)}")
+        shown, best = _shown(self, columns)
+        if not columns:
+            if (self.table["runs"] == self.table["seeds"]).all():
+                shown = shown.drop(columns="runs")
+            if self.table["status"].str.fullmatch(r"\d+ finished").all():
+                shown = shown.drop(columns="status")
+        shown = shown.rename(columns={shown.columns[0]: ", ".join(map(_word, self.by))})
+        best = best.rename(columns={best.columns[0]: shown.columns[0]})[list(shown.columns)]
+        base, tested = Path(folder) / "compare", self.paired
+        base.parent.mkdir(parents=True, exist_ok=True)
+        written = [_write(base, name, self.table, shown, best) for name in formats]
+        if len(tested):
+            written += [_write(base.with_name("compare_tests"), name, tested, _told(tested)) for name in formats]
+        return written
+
 
 def _with_status(label: str, runs: Sequence[Recorded]) -> str:
     """The label, and how many of the runs are on their way, stopped or diverged."""
@@ -160,12 +207,11 @@ def compare(arguments: argparse.Namespace) -> None:
     """Print the tables; write the files. Raises UserError when there is no run to compare."""
     wanted = (arguments.metric, arguments.x, arguments.target, arguments.group_by, arguments.names)
     found = compared(arguments.paths, *wanted, arguments.at, arguments.exclude)
-    shown, best = _shown(found, arguments.columns)
+    shown, _ = _shown(found, arguments.columns)
     print_table(shown, right=[str(name) for name in shown.columns[1:] if name != "status"])
-    tested = found.paired
-    told = tested.map(lambda v: f"{v:.3g}" if isinstance(v, float) else str(v))
-    base, formats = arguments.out / "compare", arguments.table
-    if len(tested):
+    told = _told(found.paired)
+    base = arguments.out / "compare"
+    if len(told):
         at = "last values" if found.at is None else f"values at {_amount(found.x, found.at)}"
         print_table(told, list(told.columns[1:]), f"{at}, seed by seed; two-sided paired t-test, Holm: over all pairs")
     pictures = [base.with_suffix(f".{name}") for name in arguments.format]
@@ -174,24 +220,20 @@ def compare(arguments: argparse.Namespace) -> None:
         xlim=arguments.xlim,
         ylim=arguments.ylim,
         logx=arguments.logx,
-        log=arguments.logy,
+        logy=arguments.logy,
         title=arguments.title,
         legend=arguments.legend,
     )
     curves = base.with_name("compare_curves.csv")
-    write_table(curves, found.draw(*pictures, **vars(how)))
+    write_table(curves, found.draw(*pictures, **asdict(how)))
     print(f"figure: {' '.join(found.explained(how).split())}")
-    if not arguments.columns:
-        if (found.table["runs"] == found.table["seeds"]).all():
-            shown = shown.drop(columns="runs")
-        if found.table["status"].str.fullmatch(r"\d+ finished").all():
-            shown = shown.drop(columns="status")
-    shown = shown.rename(columns={shown.columns[0]: ", ".join(map(_word, found.by))})
-    best = best.rename(columns={best.columns[0]: shown.columns[0]})[list(shown.columns)]
-    written = [_write(base, name, found.table, shown, best) for name in formats]
-    if len(tested):
-        written += [_write(base.with_name("compare_tests"), name, tested, told) for name in formats]
+    written = found.write(arguments.out, arguments.table, arguments.columns)
     print(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")
+
+
+def _told(tested: pd.DataFrame) -> pd.DataFrame:
+    """The tests as texts."""
+    return tested.map(lambda v: f"{v:.3g}" if isinstance(v, float) else str(v))
 
 
 def _word(key: str) -> str:
@@ -281,10 +323,10 @@ def _arguments() -> argparse.Namespace:
         )
     chosen = f"of the tables but the CSV: {', '.join(COLUMNS)} (default: all but spent, as far as there are values)"
     add("--columns", type=some_of(COLUMNS), default=[], metavar="NAME,...", help=chosen)
-    add("--smooth", type=_odd, default=1, metavar="N", help="draw means of N evaluations, centred; N is odd")
+    add("--smooth", type=_odd_text, default=1, metavar="N", help="draw means of N evaluations, centred; N is odd")
     add("--legend", choices=LEGENDS, default="below", help="where the legend is (default: below)")
     for axis in "xy":
-        add(f"--{axis}lim", type=_limits, metavar="LOW,HIGH", help=f"the ends of the {axis} axis")
+        add(f"--{axis}lim", type=_limits_text, metavar="LOW,HIGH", help=f"the ends of the {axis} axis")
     where = "a logarithmic y axis (default: where values span decades)"
     add("--logx", action=argparse.BooleanOptionalAction, default=False, help="a logarithmic x axis")
     add("--logy", action=argparse.BooleanOptionalAction, help=where)
@@ -303,13 +345,16 @@ def _number(text: str) -> float:
     return number
 
 
-def _odd(text: str) -> int:
-    if not (text.isdecimal() and int(text) % 2):
-        raise argparse.ArgumentTypeError(f"{text} is not an odd number, such as 1, 3, 5, with as many before as after")
-    return int(text)
+def _odd_text(text: str) -> int:
+    try:
+        return _odd(int(text) if text.isdecimal() else 0)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not an odd number, such as 1, 3, 5, with as many before as after"
+        ) from None
 
 
-def _limits(text: str) -> tuple[float, float]:
+def _limits_text(text: str) -> tuple[float, float]:
     low, comma, high = text.partition(",")
     if not comma or not _number(low) < _number(high):
         raise argparse.ArgumentTypeError(f"{text} is not LOW,HIGH with LOW below HIGH")
@@ -484,8 +529,8 @@ def _warn_of_ends(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], x
     if cut and x != "seconds":  # which are never the same
         label, costs = cut[0], ends[cut[0]]
         say(
-            f"{label}: its runs end at {_amount(x, min(costs))} to {_amount(x, max(costs))}; its line ends where the first "
-            "does, and the table has their own last values"
+            f"{label}: its finished runs end between {_amount(x, min(costs))} and {_amount(x, max(costs))}; its line ends where "
+            "the first of them does, and the table has their own last values"
         )
     if any(key.partition(".")[0] == "budget" for key in by):
         return

@@ -85,6 +85,8 @@ def explained(lines: Sequence[Sequence[Recorded]], logs: set[bool], smooth: int 
         text = f"lines: mean of {of}; bands: ± one standard deviation"
         if True in logs:
             text += " (on logarithmic axes: of the logarithm)"
+    if counts[-1] > 1 and any(run.status not in OVER for runs in lines for run in runs):
+        text += "; runs that have not finished count as far as they have got"
     if smooth > 1:
         text += f"; values: {'geometric ' * (logs == {True})}means of {smooth} evaluations, centred"
     return fill(text, 62)

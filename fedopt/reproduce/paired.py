@@ -45,7 +45,8 @@ def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame
                 if len(apart) < seeds[[one, other]].notna().sum().max():
                     say(f"{pair}: tested on the {len(apart)} seeds that both have; the table has all seeds of each")
     what = "ratio" if log else "difference"
-    found = pd.DataFrame(rows, columns=["pair", f"{what} of {described.title}", "seeds", "p"])
+    title = described.title if log else described.title.replace("(%)", "(percentage points)")
+    found = pd.DataFrame(rows, columns=["pair", f"{what} of {title}", "seeds", "p"])
     return found.assign(**{"p (Holm)": holm(found["p"].to_numpy(dtype=float))})
 
 

@@ -12,9 +12,8 @@ from fedopt.command import say
 from fedopt.config import Asked
 from fedopt.errors import UserError
 from fedopt.interrupts import ctrl_c_kept, ending_at_once
-from fedopt.metrics import Metric
 from fedopt.reproduce.tables import moments, plus_minus, print_table, write_table
-from fedopt.results.folder import ENDED, RunFolder, numbers_of, read_json
+from fedopt.results.folder import ENDED, RunFolder, described, numbers_of, read_json
 from fedopt.results.identity import identity, refuse_other
 
 MOST_SHOWN = 50  # rows of the table that is printed
@@ -50,8 +49,7 @@ def optimised(folder: RunFolder, wanted: str | None) -> float | None:
     The worst there is for a run that diverged, None for one that has no value.
     """
     summary = folder.summary()
-    described = [Metric(**said) for said in read_json(folder.path / "run.json").get("metrics", ())]
-    metric = next((m for m in described if wanted in (m.name, None)), None)
+    metric = next((m for m in described(folder.path) if wanted in (m.name, None)), None)
     if summary.get("status") not in ENDED or metric is None:
         return None
     return metric.worst if summary["status"] == "diverged" else numbers_of(summary.get("final")).get(metric.name)
@@ -98,12 +96,10 @@ def _best_of(folder: Path, rows: Sequence[dict[str, Any]], metrics: Sequence[str
     found = [(row, float(value)) for row, value in ended if value is not None]
     if len(set(metrics)) != 1 or len(found) < 2:
         return ""
-    with suppress(TypeError, KeyError, UserError):  # somebody's own run.json
-        described = {
-            said["name"]: Metric(**said) for said in read_json(folder / found[0][0]["run"] / "run.json")["metrics"]
-        }
-        row, value = (max if described[metrics[0]].better == "higher" else min)(found, key=lambda of: of[1])
-        return f"best final {metrics[0]} of one run: {value:.5g}, {row['run']}"
+    for metric in described(folder / found[0][0]["run"]):
+        if metric.name == metrics[0]:
+            row, value = (max if metric.better == "higher" else min)(found, key=lambda of: of[1])
+            return f"best final {metric.name} of one run: {value:.5g}, {row['run']}"
     return ""
 
 

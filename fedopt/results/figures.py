@@ -94,7 +94,8 @@ def partition(path: Path, split: Ragged, labels: np.ndarray | None, class_names:
         names = list(map(_short, split.names))
         side_by_side = len(names) * (max(map(len, names)) + 2) <= LETTERS
         axes.set_xticks(clients, names, rotation="horizontal" if side_by_side else "vertical")
-    axes.set_title(f"{len(split)} clients, {int(split.sizes.min())} to {int(split.sizes.max())} training examples each")
+    sizes = " to ".join(map(str, dict.fromkeys([int(split.sizes.min()), int(split.sizes.max())])))
+    axes.set_title(f"{len(split)} clients, {sizes} training examples each")
     _save(figure, path)
 
 

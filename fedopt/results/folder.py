@@ -24,6 +24,7 @@ from omegaconf import DictConfig
 
 from fedopt.config import GROUPS, Asked, composed_of, config_text, continued, parsed
 from fedopt.errors import UserError, first_line
+from fedopt.metrics import Metric
 
 FILES: tuple[str, ...] = (
     "config.yaml",
@@ -126,6 +127,13 @@ def numbers_of(part: Any) -> dict[str, float]:
     """The numbers of a part of summary.json, such as final, by the names of the metrics; what is none is left out."""
     found = part if isinstance(part, dict) else {}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
+def described(folder: Path) -> list[Metric]:
+    """What the metrics of the run in a folder say of themselves; empty where its run.json says nothing that can be read."""
+    with suppress(TypeError, ValueError, UserError):
+        return [Metric(**said) for said in read_json(folder / "run.json").get("metrics", ())]
+    return []
 
 
 def read_json(path: Path) -> dict[str, Any]:
