@@ -3,11 +3,12 @@
 import os
 import signal
 import sys
+from _thread import interrupt_main
 from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Event, current_thread, main_thread
+from contextlib import contextmanager, suppress
+from threading import Event, Timer, current_thread, main_thread
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 @contextmanager
@@ -24,6 +25,23 @@ def ending_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def ctrl_c_again() -> None:
+    """From now on Ctrl-C comes again, a moment later, where it came in what cannot raise, such as the removal of a weak reference:
+    Python alone prints a traceback there and goes on."""
+    before = sys.unraisablehook
+
+    def hook(lost: Any) -> None:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            before(lost)
+            return
+        again = Timer(0.01, interrupt_main)
+        again.daemon = True
+        with suppress(RuntimeError):  # the interpreter is ending, and starts no thread
+            again.start()
+
+    sys.unraisablehook = hook
 
 
 @contextmanager

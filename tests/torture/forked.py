@@ -16,6 +16,8 @@ from typing import NamedTuple
 import harness
 import torch
 
+from fedopt import __main__ as commands
+
 MEMORY = 12 << 30  # bytes of address space of a command, so that a number that is too large does no harm
 MODULES = {
     "fedopt": "fedopt.cli",
@@ -65,7 +67,7 @@ class Command:
             os.environ.pop("HYDRA_FULL_ERROR", None)
             if before is not None:
                 before()
-            import_module(MODULES[program]).main()
+            commands.main(MODULES[program].removeprefix("fedopt."))
             code = 0
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
