@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedopt.metrics import Metric
-    from fedopt.reproduce.compare import Comparison
+    from fedopt.reproduce.comparison import Comparison
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def compare(
     metric, x, target, group_by (a key, or a list of them), at, exclude: as the options of the command; names: new ones by the old.
     Raises UserError where there is nothing to compare.
     """
-    from fedopt.reproduce.compare import compared
+    from fedopt.reproduce.comparison import compared
 
     if not runs:
         raise UserError("no run to compare: the list of runs is empty")

@@ -12,8 +12,9 @@ import pytest
 import yaml
 from command import ROOT, code_of
 
+from fedopt.errors import UserError
 from fedopt.metrics import DISTANCE, TEST_ACCURACY, TRAIN_LOSS, Metric
-from fedopt.reproduce import compare, curves, paired, recorded, tables
+from fedopt.reproduce import compare, comparison, curves, groups, paired, recorded, tables
 from fedopt.results import figures
 
 FEDMSA = {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "_solves_": ["bilevel", "minimisation"], "K": 5}
@@ -108,8 +109,8 @@ def test_distances_go_down(tmp_path, command):
 def test_default_metric(tmp_path):
     """The one that the first run's problem names first; a run without it is skipped, and named."""
     runs = [recorded.read(record(tmp_path / m, (1, 2), metric=m), "round") for m in ("distance", "test_accuracy")]
-    assert compare.default_metric(runs) == "distance"
-    assert compare.default_metric(runs[::-1]) == "test_accuracy"
+    assert groups.default_metric(runs) == "distance"
+    assert groups.default_metric(runs[::-1]) == "test_accuracy"
 
 
 def test_groups_by_what_differs(tmp_path):
@@ -118,7 +119,7 @@ def test_groups_by_what_differs(tmp_path):
         for j, config in enumerate(configs):
             folder = record(tmp_path / f"{len(list(tmp_path.iterdir()))}", (1, 2), seed=j, **config)
             runs.append(recorded.read(folder, "round"))
-        return compare.default_keys(runs)
+        return groups.default_keys(runs)
 
     apart = [{"hardware": {"threads": j}, "logger": {"_target_": f"l{j}"}, "resume": bool(j)} for j in range(2)]
     assert keys(*apart) == ["algo"]
@@ -179,7 +180,7 @@ def test_mistakes_are_answered_in_one_line(tmp_path, command, arguments, said):
 
 def test_full_error(tmp_path, command, monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with pytest.raises(compare.UserError, match="no such folder"):
+    with pytest.raises(UserError, match="no such folder"):
         command(tmp_path / "nowhere")
 
 
@@ -400,8 +401,8 @@ def drawn(monkeypatch):
 
 def test_picture(tmp_path, drawn):
     run = recorded.read(record(tmp_path / "0", (100, 1), metric="distance"), "bytes")
-    groups = {"FedMSA, algo.K=5": [run], "FedAvg": [run]}
-    compare.Comparison(pd.DataFrame(), [], groups, "distance", "bytes", 2.0).draw(tmp_path / "a.png")
+    two = {"FedMSA, algo.K=5": [run], "FedAvg": [run]}
+    comparison.Comparison(pd.DataFrame(), [], two, "distance", "bytes", 2.0).draw(tmp_path / "a.png")
     (figure,) = drawn
     (axes,) = figure.axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("communication", "distance to the solution")
