@@ -47,8 +47,11 @@ class Result:
         object.__setattr__(self, "folder", Path(self.folder).absolute())  # also after os.chdir
 
     def __repr__(self) -> str:
-        last = ", ".join(f"{name}={value:.5g}" for name, value in self.final.items())
-        return f"Result({str(self.folder)!r}, {self.status}{last and f': {last}'})"
+        try:
+            said = ", ".join([str(self.status), *(f"{name}={value:.5g}" for name, value in self.final.items())])
+        except UserError:
+            said = "which cannot be read"
+        return f"Result({str(self.folder)!r}, {said})"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -98,7 +101,9 @@ class Result:
         summary = self.summary
         if name in summary or not self._folder.metrics.is_file():
             return numbers_of(summary.get(name))
-        rows = self.metrics
+        import pandas as pd
+
+        rows = self.metrics.apply(pd.to_numeric, errors="coerce")
         metrics = [metric for metric in described(self.folder) if metric.name in rows and len(rows)]
         values = {metric.name: float(of(metric, rows[metric.name])) for metric in metrics}
         return {key: value for key, value in values.items() if math.isfinite(value)}

@@ -379,6 +379,7 @@ def test_a_run_is_what_its_folder_is_now(monkeypatch, tmp_path):
     for asked in ("status", "final", "best", "summary", "metrics", "config", "variables"):
         with pytest.raises(api.UserError, match="there is no run in it"):
             getattr(run, asked)
+    assert "which cannot be read" in repr(run)
 
 
 def test_values_of_a_run_that_ended_hard(tmp_path):
@@ -393,6 +394,9 @@ def test_values_of_a_run_that_ended_hard(tmp_path):
     assert "failed: KeyError: 'accuracy'" in (run.folder / "log.txt").read_text()
     rows = run.metrics["distance"]
     assert (run.final["distance"], run.best["distance"]) == (rows.iloc[-1], rows.min())
+    text = (run.folder / "metrics.csv").read_text()
+    (run.folder / "metrics.csv").write_text(text.rstrip().rpartition(",")[0] + ",words\n")  # of somebody's own
+    assert isinstance(repr(run), str)
 
 
 def test_starts_that_cannot_be(tmp_path):
