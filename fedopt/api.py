@@ -225,11 +225,13 @@ def compare(
     names: Mapping[str, str] | None = None,
     at: float | None = None,
     exclude: Sequence[str] = (),
+    label: str | None = None,
 ) -> "Comparison":
     """What `fedopt-compare` makes of runs, or of folders that hold some: `table` and `paired`, DataFrames, `draw(PATH)` and
     `write(FOLDER)`.
 
-    metric, x, target, group_by (a key, or a list of them), at, exclude: as the options of the command; names: new ones by the old.
+    metric, x, target, group_by (a key, or a list of them), at, exclude, label: as the options of the command; names: new ones by
+    the old.
     Raises UserError where there is nothing to compare.
     """
     from fedopt.reproduce.comparison import compared
@@ -239,7 +241,7 @@ def compare(
     renamed = [f"{old}={new}" for old, new in (names or {}).items()]
     group_by = group_by if group_by is None or isinstance(group_by, str) else ",".join(group_by)
     with _mistakes_said():
-        return compared([_folder_of(run) for run in runs], metric, x, target, group_by, renamed, at, exclude)
+        return compared([_folder_of(run) for run in runs], metric, x, target, group_by, renamed, at, exclude, label)
 
 
 def _folder_of(run: Result | str | Path) -> Path:

@@ -8,7 +8,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import cycle, islice, product
 from math import prod
@@ -42,7 +43,7 @@ from fedopt.config import (
 from fedopt.errors import UserError, first_line
 from fedopt.interrupts import ctrl_c_kept, ending_at_once
 from fedopt.results.folder import RunFolder, configured, key_of, name_in_sweep, named, numbers_of, place, refuse_links
-from fedopt.settings import INTERFACES, cores
+from fedopt.settings import INTERFACES, Budget, build, cores
 
 MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
@@ -122,7 +123,9 @@ def _single(resolved: dict[str, Any], asked: Asked) -> int:
 def _last_line(status: str, folder: RunFolder) -> str:
     summary = folder.summary()
     values = "  ".join(f"{name} {value:.5g}" for name, value in numbers_of(summary.get("final")).items())
-    line = f"{status} after {summary.get('round')} rounds ({summary.get('seconds')} s): {values}"
+    line = (
+        f"{status} after {summary.get('round')} rounds{_limit(folder, summary)} ({summary.get('seconds')} s): {values}"
+    )
     line += f"\nresults: {folder.path}"
     if status == "interrupted":
         line += f"\nto go on: {_modules()}fedopt resume=true {_as_word(folder.path)}"
@@ -131,10 +134,18 @@ def _last_line(status: str, folder: RunFolder) -> str:
     return line
 
 
+def _limit(folder: RunFolder, summary: Mapping[str, Any]) -> str:
+    """Which limit ended the run, where it has several."""
+    budget = asdict(build(Budget, folder.config()["budget"], "budget"))
+    limits = {key: limit for key, limit in budget.items() if limit is not None}
+    spent = {"rounds": summary.get("round")} | {key: summary.get(key) for key in ("comm_rounds", "bytes", "seconds")}
+    reached = [f"budget.{key}={limit}" for key, limit in limits.items() if (spent[key] or 0) >= limit]
+    return f", by {' and '.join(reached)}" if summary.get("status") == "finished" and len(limits) > 1 else ""
+
+
 def _as_word(folder: Path) -> str:
     """The override of the shell's that means this folder, with quotes where they are needed."""
-    plain = re.fullmatch(r"[\w.-]*(/[\w.-]*)+", str(folder), re.ASCII)
-    return f"output_dir={folder}" if plain else shlex.quote(f"output_dir={quoted(str(folder))}")
+    return shlex.quote(f"output_dir={quoted(str(folder))}")
 
 
 def _modules() -> str:
@@ -236,7 +247,7 @@ def _prepare_sweep(texts: list[str], folders: list[str]) -> tuple[Path, set[str]
             config, chosen = composed_of(combination, folders)
             resolved = resolve(config)
             by_hand = {} if tuned(chosen["preset"], combination, folders) else {"preset": "none"}
-            found.append(({key: resolved[key] for key in ("output_dir", "budget")}, chosen | by_hand))
+            found.append(({key: resolved[key] for key in ("output_dir", "budget", "eval")}, chosen | by_hand))
         except UserError as error:
             which = " ".join(word for word in combination if word in swept)
             raise UserError(str(error) if which in str(error) else f"{which}: {error}") from None

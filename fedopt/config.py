@@ -1,5 +1,6 @@
 """Where the configs are, and composing them outside the `fedopt` command."""
 
+import json
 import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -119,7 +120,7 @@ def tuned(preset: str, words: Iterable[str], folders: Iterable[str | Path] = ())
 
 def differences(runs: Iterable[tuple[dict[str, Any], Mapping[str, str]]], swept: Container[str]) -> str:
     """A line on what the runs of a sweep on the same problem differ in though nobody swept it: whether there are tuned values for
-    them, and the budget. Empty where they do not.
+    them, the budget, and when to evaluate. Empty where they do not.
 
     runs: config and choices of each; swept: the keys and groups that the sweep gives several values.
     """
@@ -127,7 +128,8 @@ def differences(runs: Iterable[tuple[dict[str, Any], Mapping[str, str]]], swept:
     for config, chosen in runs:
         who = " ".join(chosen[group] for group in GROUPS if group in swept and group != "problem")
         told = {"tuned values": "none" if chosen["preset"] == "none" else "preset"}
-        told |= {f"budget.{key}": "null" if value is None else str(value) for key, value in config["budget"].items()}
+        for node, keys in (("budget", config["budget"]), ("eval", ("every", "at"))):
+            told |= {f"{node}.{key}": json.dumps(config[node][key]) for key in keys}
         for key, value in told.items():
             if key not in swept:
                 names = found.setdefault((chosen["problem"], key), {}).setdefault(value, [])
@@ -293,9 +295,19 @@ def search_path(folders: Iterable[str | Path]) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """A text as the value of an override that means just it, but for interpolations."""
+    """A text as the value of an override that means just it, but for interpolations; with quotes where it needs them."""
+    if re.fullmatch(r"[\w./-]+", text, re.ASCII) and not _means_more(text):
+        return text
     escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def _means_more(text: str) -> bool:
+    """Whether a word without quotes is a number, a truth value or null."""
+    with suppress(ValueError):
+        float(text)
+        return True
+    return text.lower() in ("null", "true", "false")
 
 
 def of_folder(word: str) -> str:

@@ -1,8 +1,10 @@
 """The one exception for mistakes that a user can mend, and words that help."""
 
 import os
+import re
 from contextlib import suppress
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T", int, float)
@@ -59,4 +61,6 @@ def unknown(group: str, option: str, known: list[str]) -> str:
     """The line that answers a config group's option that does not exist."""
     shown = option if len(option) < 100 else f"{option[:60]}...{option[-20:]}"
     some = known if len(known) <= MOST_NAMED else [*known[:MOST_NAMED], f"... ({len(known)} in all)"]
+    if re.fullmatch(r"[\w/-]{1,99}", option) and (own := next(Path().glob(f"*/{group}/{option}.yaml"), None)):
+        return f"{group}={option}: is in {own}, which is found with --config-dir {own.parts[0]}"
     return f"{group}={shown}: there is no such {group}{nearest(option, known)}; there are {', '.join(some)}"

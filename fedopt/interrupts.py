@@ -3,10 +3,11 @@
 import os
 import signal
 import sys
-from _thread import interrupt_main
+import time
+from _thread import interrupt_main, start_new_thread
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from threading import Event, Timer, current_thread, main_thread
+from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -36,12 +37,15 @@ def ctrl_c_again() -> None:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
             before(lost)
             return
-        again = Timer(0.01, interrupt_main)
-        again.daemon = True
         with suppress(RuntimeError):  # the interpreter is ending, and starts no thread
-            again.start()
+            start_new_thread(_interrupt, ())  # threading's threads are waited for, in which it would be lost again
 
     sys.unraisablehook = hook
+
+
+def _interrupt() -> None:
+    time.sleep(0.05)
+    interrupt_main()
 
 
 @contextmanager

@@ -15,12 +15,15 @@ from fedopt.errors import UserError, first_line, nearest, too_large
 from fedopt.schedules import StepSize, Work
 
 PACKAGE, STANDARD = Path(__file__).parent, Path(sysconfig.get_path("stdlib"))
+WRITTEN_OVER = (
+    "a tensor is written over: write x = x - 1, not x -= 1, and torch.where(condition, a, b), not x[rows] = b"
+)
 # What torch says of what vmap, which runs all clients at once, cannot do; and of what is wrong however clients are run
 STACKED = {
     r"data-dependent control flow|\.item\(\)|dynamic shape": "the value of a tensor is asked for, by if, while, assert, .item(), "
     "float() or a mask: write torch.where(condition, a, b), and leave numbers tensors",
     r"call numpy\(\)|data pointer of Tensor|to numpy": "numpy is given a tensor: take torch's function of that name",
-    r"inplace arithmetic": "a tensor is written over: write x = x - 1 in place of x -= 1",
+    r"inplace arithmetic|index_put_": WRITTEN_OVER,
 }
 SEEDED = (
     "a problem has self.world.rng() in __post_init__, a partitioner the generator that it is given, an algorithm fed.rng() on the "
@@ -29,7 +32,7 @@ SEEDED = (
 _STEP_SIZES, _WORK = ("|".join(kind.__name__ for kind in get_args(of)) for of in (StepSize, Work))
 WORDS = {
     r"call numpy\(\)": "numpy is given a tensor that derivatives are taken of: take torch's function of that name",
-    r"in-place operation": "a tensor is written over: write x = x - 1 in place of x -= 1",
+    r"in-?place operation": WRITTEN_OVER,
     r"randomness error mode": f"torch draws random numbers here, which do not follow the seed: {SEEDED}",
     rf"(^|'|not )({_STEP_SIZES})\b": "a step size is a schedule, which gives a number for a round: self.alpha(fed.r) for a field "
     "alpha",
@@ -69,6 +72,8 @@ def blamed(error: Exception) -> UserError | None:
         frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if is_own(frame.filename)]
         cause = cause.__cause__
     said = first_line(error)
+    if not frames and "modified by an inplace operation" in said:  # found out in the derivative, which is torch's work
+        return UserError(f"a function of your own (f, g, a network): {WRITTEN_OVER}")
     if not frames or too_large(error) or (isinstance(error, UserError) and re.match(r"[^:]+\.py:\d+: ", said)):
         return None
     words = str(error) if isinstance(error, UserError) else _words(error, frames[-1])

@@ -25,6 +25,8 @@ from typing_extensions import TypedDict
 from fedopt.errors import UserError, WrongKeys, nearest
 from fedopt.mistakes import classes_in, is_own_class, not_imported, place
 
+MOST = 10**9  # of whole numbers, but for a seed and what a budget counts: the product of two fits into 64 bits
+
 _config = ConfigDict(extra="forbid", allow_inf_nan=False)
 T = TypeVar("T")
 
@@ -182,7 +184,7 @@ def build(cls: type[T], node: Any, where: str = "", **given: Any) -> T:
     the value and what is allowed.
     """
     values = checked(cls, node, where, *given)
-    _refuse_booleans(node, values, where)
+    _refuse_odd_numbers(node, values, where)
     if isinstance(values, cls):
         return values
     try:
@@ -266,15 +268,19 @@ def typed(cls: Any, *given: str) -> TypeAdapter[Any]:
     return TypeAdapter(cls if is_pydantic_dataclass(cls) else _keys_of(cls, *given))
 
 
-def _refuse_booleans(node: dict[str, Any], values: Any, where: str) -> None:
-    """Raises UserError for true or false where a number is wanted, which pydantic takes for 1 or 0."""
+def _refuse_odd_numbers(node: dict[str, Any], values: Any, where: str) -> None:
+    """Raises UserError for true or false where a number is wanted, which pydantic takes for 1 or 0, and for counts above `MOST`."""
     for key, given in node.items():
         taken = values.get(key, given) if isinstance(values, dict) else getattr(values, key, given)
         name = f"{where}.{key}" if where else key
         if isinstance(given, bool) and not isinstance(taken, bool):
             raise UserError(f"{name}={str(given).lower()}: must be a number, not true or false")
-        if isinstance(given, dict):
-            _refuse_booleans(given, taken, name)
+        if where != "budget" and name != "seed":
+            counts = taken if isinstance(taken, list) else [taken]
+            if any(isinstance(count, int) and abs(count) > MOST for count in counts):
+                raise UserError(f"{name}: must be at most {MOST}")
+        if isinstance(given, dict) and not isinstance(taken, dict):  # which no type says anything of yet
+            _refuse_odd_numbers(given, taken, name)
 
 
 @cache

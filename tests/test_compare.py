@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from dataclasses import asdict
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 import yaml
 from command import ROOT, code_of
 
@@ -161,6 +163,7 @@ def test_chosen_groups(tmp_path, command):
             ["--columns", "finl"],
             "finl: there are runs, seeds, status, spent, final, best, to_target, reached, did you mean",
         ),
+        (["--decimals", "-1"], "--decimals: invalid choice: -1 (choose from 0, 1,"),
         (["--at", "-1"], "has its first evaluation at 0"),
         (["--format", "png,gif"], "gif: there are png, pdf, svg"),
         (["--table", "latx"], "latx: there are csv, latex, markdown, did you mean latex?"),
@@ -295,6 +298,53 @@ def test_runs_that_end_elsewhere(tmp_path, command):
     )
     assert said in command(tmp_path / "runs")[-1]
     assert command(tmp_path / "runs", "--x", "seconds")[-1] == ""
+
+
+def test_evaluations_at_other_intervals_are_said(tmp_path, command):
+    record(tmp_path / "runs" / "a", (10, 20, 50), eval={"every": 1})
+    record(tmp_path / "runs" / "b", (10, 20, 50), algo=FEDAVG, eval={"every": 5})
+    said = "evaluated every 5 rounds (FedAvg); 1 rounds (FedMSA): best values, and what a target took, are of these rounds alone"
+    assert command(tmp_path / "runs")[-1] == f"fedopt: {said}\n"
+    assert "evaluated" not in command(tmp_path / "runs", "--group-by", "algo,eval.every")[-1]
+
+
+@pytest.mark.parametrize("old", ["fednest", "algo=fednest"])
+def test_a_method_by_its_word_on_the_command_line(old, tmp_path, command):
+    for algo in ("fednest", "fedmsa"):
+        named(tmp_path / "runs" / algo, algo, 1, 2)
+    _, csv, _, err = command(tmp_path / "runs", "--names", f"{old}=N")
+    assert (set(csv["label"]), err) == ({"N", "fedmsa"}, "")
+
+
+def test_another_label_of_the_metric(tmp_path, command, drawn):
+    record(tmp_path / "runs" / "0", (10, 90))
+    assert "final acc. [%]" in command(tmp_path / "runs", "--label", "acc. [%]")[2]
+    assert drawn[0].axes[0].get_ylabel() == "acc. [%]"
+
+
+def test_problems_have_pictures_of_their_own(tmp_path, command, drawn):
+    """With a scale of its own."""
+    record(tmp_path / "runs" / "a", (1e-3, 1), metric="distance")
+    record(tmp_path / "runs" / "b", (5, 6), metric="distance", problem={"_target_": "fedopt.problems.saddle.Saddle"})
+    command(tmp_path / "runs", "--title", "both", "--target", 2)
+    one, other = drawn[0].axes
+    assert [one.get_title(), other.get_title()] == ["Mco", "Saddle"]
+    assert [one.get_yscale(), other.get_yscale()] == ["log", "linear"]
+    assert [list(axes.lines[0].get_ydata()) for axes in (one, other)] == [pytest.approx([1e-3, 1]), [5, 6]]
+    assert all(axes.lines[1].get_label() == "target 2" for axes in (one, other))
+    assert drawn[0].get_suptitle() == "both"
+
+
+def test_pairs_that_differ_by_the_same_have_no_p(tmp_path, command):
+    for name, values in {"a": (80, 90, 85), "b": (80, 90, 85), "c": (70, 82, 76)}.items():
+        for seed, value in enumerate(values):
+            named(tmp_path / "runs" / f"{name}{seed}", name, 1, value, seed=seed)
+    out = command(tmp_path / "runs", "--table", "csv")[2]
+    tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv", index_col="pair")
+    assert tested["p"].isna().tolist() == [True, False, False]
+    p = scipy.stats.ttest_rel((80, 90, 85), (70, 82, 76)).pvalue
+    assert tested["p (Holm)"].iloc[1:].tolist() == pytest.approx([2 * p, 2 * p])
+    assert re.search(r"a - b +│ +0 +│ +3 +│ +- +│ +-", out)
 
 
 def test_equal_spends(tmp_path, command, drawn):
@@ -627,6 +677,21 @@ def test_columns_and_bold_ties(tmp_path, command):
     assert [row.count("**") for row in rows] == [2, 2, 0]
 
 
+@pytest.mark.parametrize(
+    ("decimals", "cells", "bold"), [("1", ["90.5 ± 0.6", "80.0"], [2, 2, 0]), ("0", ["91 ± 1", "80"], [2, 2, 0])]
+)
+def test_decimals(decimals, cells, bold, tmp_path, command):
+    for name, values in {"a": (90.11, 90.95), "b": (90.13, 90.95), "c": (80.04,)}.items():
+        for seed, value in enumerate(values):
+            named(tmp_path / "runs" / f"{name}{seed}", name, 1, value, seed=seed)
+    _, csv, _, _ = command(tmp_path / "runs", "--table", "markdown,csv", "--decimals", decimals)
+    _, _, *rows = (tmp_path / "out" / "compare.md").read_text().splitlines()
+    assert [row.count("**") // 2 for row in rows] == bold
+    assert cells[0] in rows[0]
+    assert f"| {cells[1]} |" in rows[2]
+    assert csv["final_test_accuracy_mean"].tolist() == pytest.approx([90.53, 90.54, 80.04])  # all digits
+
+
 def test_colours_stay_with_names(tmp_path, command, drawn):
     """In the order of --names, also where some have no line; lines of the same name have other dashes."""
     for algo in ("a", "b", "c"):
@@ -719,6 +784,8 @@ def test_numbers_for_people(tmp_path):
     small = [tables.plus_minus(0.001021, 9.4e-5), tables.plus_minus(0.0008, 2e-4), tables.plus_minus(4e-24, 1.3e-24)]
     assert small == ["0.001021 ± 0.000094", "0.00080 ± 0.00020", "(4.0 ± 1.3)e-24"]
     assert r"(4.0 $\pm$ 1.3) $\times 10^{-24}$" in tables.latex(pd.DataFrame({"a": small}))
+    plain = tables.latex(pd.DataFrame({"a": ["eta=1e-05"], "b": ["-1.73e-05"], "c": ["2e+06 ± 3e-07"]}))
+    assert r"eta=1e-05 & $-1.73 \times 10^{-5}$ & $2 \times 10^{6}$ $\pm$ $3 \times 10^{-7}$" in plain
     assert tables.plus_minus(123456.7, 0.00001) == "1.235e+05 ± 1e-05"
 
 

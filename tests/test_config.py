@@ -197,3 +197,16 @@ def test_flat():
     nested = {"a": 1, "b": {"c": [1, {"d": 2}], "e": {}, "f": {"g": None}}}
     assert flat(nested) == {"a": 1, "b.c": [1, {"d": 2}], "b.e": {}, "b.f.g": None}
     assert flat({}) == {}
+
+
+def test_where_an_own_option_is(monkeypatch, capsys, tmp_path):
+    """A config folder that was not named on the command line."""
+    monkeypatch.chdir(tmp_path)
+    for option in ("algo/extra", "experiment/mine/steps"):
+        path = tmp_path / "myconf" / f"{option}.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+        group, _, name = option.partition("/")
+        for words in ([f"{group}={name}"], ["-m", f"{group}={name}", "seed=0,1"]):
+            said = f"{group}={name}: is in myconf/{option}.yaml, which is found with --config-dir myconf\n"
+            assert fedopt(monkeypatch, capsys, *words).err.endswith(said)

@@ -205,11 +205,22 @@ def test_csv_says_what_is_for_testing(tmp_path):
     [
         (ROWS, {"client": "clinic"}, "dataset.client=clinic: .*no such column; .*age, city, income, label, hospital"),
         (ROWS, {"client": "hopsital"}, "did you mean hospital"),
+        (ROWS, {"client": "HOSPITAL"}, r"did you mean hospital\?"),
+        (ROWS.replace(",", ";"), {"client": "hospital"}, "has semicolons between its columns"),
+        (ROWS, {}, "decimals have a point"),
         (WIDE, {"client": "x"}, r"c0, .*, c7, \.\.\. \(71 in all\)$"),
         (ROWS, {"features": ["age", "size"]}, "dataset.features=size"),
-        (ROWS, {}, "hospital: not numbers, .*dataset.client=COLUMN"),
-        (ROWS.replace("24,0,", ",0,"), {"client": "hospital"}, "row 5 has nothing in the column age"),
-        (ROWS.replace(",a,", ",,"), {"client": "hospital"}, "row 2 has nothing in the column label"),
+        (ROWS, {}, r"hospital \(such as h0\): not numbers, .*dataset.client=COLUMN"),
+        (
+            ROWS.replace("24,0,", ",0,"),
+            {"client": "hospital"},
+            "row 5 below the names has nothing, or NA, in the column age",
+        ),
+        (
+            ROWS.replace(",a,", ",,"),
+            {"client": "hospital"},
+            "row 2 below the names has nothing, or NA, in the column label",
+        ),
         (ROWS.replace(",a,", ",1.5,").replace(",b,", ",2,"), {"client": "hospital"}, "dataset.label=label: .*1.5"),
         (ROWS, {"client": "hospital", "split": "city"}, "dataset.split=city: says 0"),
         (ROWS, {"client": "hospital", "test": 0.01}, "dataset.test=0.01 of 20 examples"),
@@ -217,11 +228,15 @@ def test_csv_says_what_is_for_testing(tmp_path):
         ("age,label\n", {}, "has no rows"),
         ("", {}, "is no CSV"),
         ("a,b\n1,2,3\n1\n1,2,3,4\n", {}, "is no CSV"),
-        ("age,label\n1,0\ninf,1\n2,0\n3,1\ninf,0\n", {}, r"row 2 says inf in the column age, .*\(and 1 more rows\)"),
+        (
+            "age,label\n1,0\ninf,1\n2,0\n3,1\ninf,0\n",
+            {},
+            r"row 2 .* says inf in the column age, .*\(and 1 more rows\)",
+        ),
         (
             ROWS.replace("24,0,", "<5,0,"),
             {"client": "hospital"},
-            "row 5 says <5 in the column age, which is no finite number",
+            "row 5 below the names says <5 in the column age, which is no finite number",
         ),
         (ROWS, {"features": ["age", "label"]}, "dataset: label is named twice"),
         (ROWS, {"features": ["age", "city", "age"]}, "dataset: age is named twice"),
@@ -322,7 +337,7 @@ def test_constant_images_normalise_without_a_warning():
     [
         ({"y_test": None}, "y_test missing"),
         ({"x_train": None, "y_train": None}, "x_train, y_train missing"),
-        ({"x_train": np.array([[1], [2, 3]], dtype=object)}, "pickled objects"),
+        ({"x_train": np.array([[1], [2, 3]], dtype=object)}, "x_train holds Python objects"),
         ({"y_train": np.zeros(11, dtype=int)}, "x_train has 12 examples and y_train 11"),
         ({"x_test": np.zeros((0, 4, 3), dtype=np.uint8), "y_test": np.zeros(0, dtype=int)}, "x_test has 0 examples"),
         ({"y_train": np.arange(12) - 1}, "y_train must be .* from 0 on"),
@@ -545,7 +560,9 @@ def test_long_tail_of_data_that_say_what_is_for_validation(saved):
     problem = small("fedmsa", "imbalanced_mnist", *words, "problem.largest=64", "problem.imbalance=0.25").original
     sizes = {split: np.bincount(problem.labels[of.rows]).tolist() for split, of in problem.splits.items()}
     assert sizes == {"train": [64, 32, 16], "val": [20, 20, 20]}
-    assert problem.remark == "problem.largest and problem.imbalance keep 112 of 240 training examples"
+    assert problem.remark == (
+        "112 training, 9 test, 60 validation examples; problem.largest and problem.imbalance keep 112 of 240 training examples"
+    )
 
 
 # The real data
@@ -614,6 +631,11 @@ def test_a_table_with_clients_of_its_own(monkeypatch, capsys, tmp_path):
     assert table["test_accuracy"].iloc[-1] > 90  # column b alone tells the classes apart
     card = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (card["clients"], card["classes"]) == (["east", "north", "south"], ["no", "yes"])
+    assert card["features"] == ["a", "b"]
+    assert result.err.splitlines()[0].endswith("; 96 training, 24 test examples of 2 features")
+    others = [*words[:-4], "partitioner=iid", "partitioner.clients=3", "participation.cohort=null", "budget.rounds=1"]
+    unused = fedopt(monkeypatch, capsys, *others, f"output_dir={tmp_path / 'other'}").err.splitlines()[0]
+    assert unused.endswith("; whose each row is goes unused, which partitioner=by_column divides by")
     bytes_of_a_model = 4 * (2 * 2 + 2)
     assert table["bytes_up"].iloc[-1] == 20 * len({*hospital}) * bytes_of_a_model
 

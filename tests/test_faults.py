@@ -177,6 +177,12 @@ WRONG = {
         ["algo=fedavg", "problem=classification_with_server", "dataset=digits", "problem.pretrain=2147483648"],
         ["problem.pretrain=2147483648", "less than"],
     ),
+    "a count beyond 64 bits": (["algo.K=18446744073709551616"], ["algo.K: must be at most 1000000000"]),
+    "a count in a list": (["eval.at=[1,9223372036854775807]"], ["eval.at: must be at most 1000000000"]),
+    "a count in a schedule": (
+        ["algo=fednest", "problem=quadratic_bilevel", "algo.tau_in={kind:growing,tau:[1,10000000000],power:0}"],
+        ["algo.tau_in.tau.1=10000000000", "less than or equal to 1000000"],
+    ),
     "infinite noise": (["problem=quadratic_bilevel", "problem.noise=inf"], ["problem.noise=inf", "finite"]),
     "a target that is no number": (["eval.target=nan"], ["eval.target=nan", "finite"]),
     "a step beyond float32": (["algo.alpha=1e154"], ["algo.alpha", "1e+154", "less than"]),
@@ -274,7 +280,7 @@ def test_data_files(kind, monkeypatch, capsys, tmp_path):
         np.savez(path, **BROKEN)
     elif kind == "not an npz":
         path.write_text("hello")
-    wanted = {"missing": "no such file", "pickled": "pickled objects", "incomplete": "y_test"}.get(
+    wanted = {"missing": "no such file", "pickled": "y_test holds Python objects", "incomplete": "y_test"}.get(
         kind, "not a readable .npz"
     )
     result = fedopt(

@@ -192,6 +192,16 @@ def test_mistakes_one_by_one(mistake, monkeypatch, capsys, tmp_path):
     assert "vmap" not in line
 
 
+@pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
+def test_a_tensor_written_over_that_a_derivative_needs(engine, monkeypatch, capsys, tmp_path):
+    """Found out where torch takes the derivative, in none of the user's lines."""
+    change = (F, "w = torch.sigmoid(x); w[:1] *= 2; return weight @ (a @ w - b) ** 2", "", None)
+    result, _ = mistaken("my_regression", change, engine, monkeypatch, capsys, tmp_path)
+    line = result.err.splitlines()[-1]
+    assert (result.code, "bug" in line) == (2, False)
+    assert line.startswith("fedopt: a function of your own (f, g, a network): a tensor is written over: write")
+
+
 KEYS = "the keys are the fields of MySgd (my_sgd_{}.py:12), "
 HEADLESS = "is the first line missing? The file must begin with the line '# @package _global_'"
 OWN = {  # the file that is changed, what stands there, what instead, and what is said; {}: the number of the module

@@ -310,7 +310,7 @@ class Given:
     [
         ([range(5), range(5, 8), range(8, 11)], "loses 1 of 12 rows, row 11 among them"),
         ([range(6), range(5, 8), range(8, 12)], "gives row 5 2 times"),
-        ([range(6), [], range(6, 12)], "gives client 1 only 0 of the examples, and each needs 1"),
+        ([range(6), [], range(6, 12)], "gives client 1 only 0 of the 12 examples, and each needs 1"),
         ([range(6), range(6, 12)], "gives 2 clients, and partitioner.clients=3"),
         ([range(6), range(6, 12), [12]], "gives row 12, and rows go from 0 to 11"),
         ([range(6), range(6, 11), [-1]], "gives row -1"),
@@ -341,7 +341,7 @@ def test_an_own_division_of_any_number_of_clients():
     for clients in (2, None):
         split = World(0, Given(parts, clients)).split(5)["train"]
         assert [rows.tolist() for rows in split] == [[3, 1], [0, 2, 4]]
-    with pytest.raises(UserError, match="gives client 1 only 1 of the examples, and each needs 2"):
+    with pytest.raises(UserError, match="gives client 1 only 1 of the 5 examples, and each needs 2"):
         World(0, Given([np.arange(4), np.array([4])], None)).split(5, None, 0.5)
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -385,6 +386,10 @@ def test_a_line_says_that_a_run_diverged(tmp_path, monkeypatch):
     line = next(line for line in axes.lines if line.get_label() == "B")
     assert (end.get_color(), *end.get_xydata()[0]) == (line.get_color(), line.get_xdata()[-1], 6)
     assert "the first of the line's runs diverges here" in [text.get_text() for text in kept[0].legends[0].get_texts()]
+    kept[0].draw_without_rendering()
+    assert (
+        axes.get_position().height * kept[0].get_figheight() > 0.6 * figures.HEIGHT
+    )  # the legend took no room from it
 
 
 @pytest.mark.parametrize(("y_from", "bottom"), [(1.5, 1.5), (50, None)])
@@ -581,6 +586,13 @@ def test_the_list_counts_the_seeds_that_an_experiment_asks_for(experiment, comma
 def test_the_list_says_what_is_for_a_gpu(command):
     lines = command("--list", "fednormsgda/fig8", "fednormsgda/fig8_small").out.splitlines()
     assert [" on a GPU" in line for line in lines if "fig8" in line] == [True, False]
+
+
+def test_the_list_says_which_experiment_is_broken(experiment, command):
+    experiment("one", {"hardware": "abc"})
+    assert command("--list", "test").err == (
+        "fedopt: experiment/test/one.yaml: hardware=abc: is set by its keys, hardware.KEY=VALUE\n"
+    )
 
 
 # Lines that are said once
@@ -936,3 +948,18 @@ def test_full_error(command, monkeypatch):
     monkeypatch.setattr(os, "environ", {**os.environ, "HYDRA_FULL_ERROR": "1"})
     with pytest.raises(UserError, match="no"):
         reproduce.main()
+
+
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "mutants"))
+
+
+@pytest.mark.parametrize("name", SCRIPT["MUTANTS"])
+def test_mutants_can_be_made(name, tmp_path):
+    """The text that a mutant changes is in the method once, and what stands there instead can be read."""
+    mutant = SCRIPT["MUTANTS"][name]
+    copy = shutil.copytree(ROOT / "fedopt" / "algorithms", tmp_path / "algorithms") / f"{mutant.file}.py"
+    SCRIPT["mutate"](mutant, tmp_path)
+    compile(copy.read_text(), str(copy), "exec")
+    assert mutant.experiment in published.names()
+    with pytest.raises(SystemExit, match="0 times, not once"):
+        SCRIPT["mutate"](mutant._replace(right="nowhere"), tmp_path)

@@ -19,8 +19,9 @@ import yaml
 from command import ROOT, TINY, fedopt, run, start, torchrun
 from safetensors import safe_open
 
-from fedopt.config import composed_of, differences, resolve
+from fedopt.config import composed_of, differences, quoted, resolve
 from fedopt.results.folder import RunFolder, slug, slug_before
+from fedopt.results.progress import Display
 from fedopt.settings import cores
 
 LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=300", "eval.every=3", "hardware.threads=1"]
@@ -180,6 +181,20 @@ def test_evaluations_that_are_shown(rounds, shown, monkeypatch, capsys, tmp_path
     assert ("(20 more before it in metrics.csv)" in lines[-1]) == (rounds > 10)
 
 
+def test_plain_lines_have_an_eta(monkeypatch, capsys):
+    """At the speed since this process began, which a resumed run does in the middle; none at the end."""
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    display = Display("fedavg on digits", ["loss"])
+    for done, wait in ((0.5, 0.0), (0.6, 60.0), (0.9, 60.0), (1.0, 1.0)):
+        now += wait
+        display.round(done, 0)
+        display.row({"round": 0, "comm_rounds": 0, "loss": 1.0})
+    display.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition("eta ")[2] for line in lines] == ["", "0:04:00", "0:00:30", ""]
+
+
 SWEEP = ["-m", "algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=3", "seed=0,1", "algo.alpha=0.05,-1"]
 
 
@@ -303,6 +318,49 @@ def test_sweeps_in_one_folder_keep_apart(monkeypatch, capsys, tmp_path):
     assert set(runs_of(tmp_path)) == {f"here/there/fedmsa_mco,seed=0,algo.K={K},{shared}" for K in (1, 2)}
 
 
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (["budget.rounds=2"], "finished after 2 rounds ("),
+        (["budget.rounds=2", "budget.comm_rounds=1000"], "finished after 2 rounds, by budget.rounds=2 ("),
+        (["budget.rounds=9", "budget.comm_rounds=4"], "finished after 2 rounds, by budget.comm_rounds=4 ("),
+        (["budget.rounds=9", "budget.bytes=str(1)"], "finished after 1 rounds, by budget.bytes=1 ("),
+    ],
+)
+def test_the_limit_that_ended_a_run_is_said(limits, said, monkeypatch, capsys, tmp_path):
+    """Where it has several."""
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, *SMALL, *limits).out.startswith(said)
+
+
+def test_a_longer_sweep_in_one_folder_is_one_row(monkeypatch, capsys, tmp_path):
+    """Its folder is there by then."""
+    monkeypatch.chdir(tmp_path)
+    for seeds, runs in (("0,1", "2"), ("0,1,2", "3")):
+        out = fedopt(monkeypatch, capsys, "-m", *SMALL, "algo.K=1", f"seed={seeds}", "output_dir=here").out
+        head, *rows = (re.findall(r"[^┃│]*[^┃│ ]", line) for line in out.splitlines() if "┃" in line or "│" in line)
+        assert head[0].strip() == "runs"
+        assert [row[0].strip() for row in rows] == [runs]
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("out", "out"),
+        ("a/b-c.d", "a/b-c.d"),
+        ("2024", "'2024'"),
+        ("1e5", "'1e5'"),
+        ("null", "'null'"),
+        ("a b", "'a b'"),
+        ("a,b=c", "'a,b=c'"),
+        ("it's", r"'it\'s'"),
+    ],
+)
+def test_quotes_stand_where_they_are_needed(name, word, monkeypatch, tmp_path):
+    assert quoted(name) == word
+    assert composed_of(["algo=fedmsa", "problem=mco", f"output_dir={word}"])[0].output_dir == name
+
+
 def test_failures_are_said_when_they_happen(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     result = fedopt(monkeypatch, capsys, "-m", *SMALL, "algo.alpha=-1,0.1", "output_dir=sweep")
@@ -422,9 +480,11 @@ def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
     told = differences([(resolve(config), chosen) for config, chosen in runs], {"algo"})
     assert "tuned values on quadratic_bilevel: preset (fedmsa, localbsgm), none (fednest)" in told
     assert "budget.rounds on quadratic_bilevel: 400 (fedmsa), 200 (localbsgm, fednest)" in told
-    said = fedopt(monkeypatch, capsys, *sweep, "budget.rounds=1").err.splitlines()[0]
+    assert "eval.every on quadratic_bilevel: 10 (fedmsa), 5 (localbsgm), 1 (fednest)" in told
+    said = fedopt(monkeypatch, capsys, *sweep, "budget.rounds=1", "eval.every=1").err.splitlines()[0]
     assert "preset (fedmsa, localbsgm), none (fednest)" in said
     assert "budget" not in said
+    assert "eval" not in said
     alike = fedopt(monkeypatch, capsys, "-m", *SMALL, "seed=0,1", "output_dir=alike")
     assert "differ" not in alike.err
 

@@ -40,7 +40,8 @@ class LabelledData:
         column of a table), or `unit`, with the largest magnitude at 1.
     owners, owners_test: whose each example is, [n] of names or numbers, None where nothing says so.
     validates: which of the training examples are for validation, [n] of bool, None where nothing says so.
-    class_names: of the classes in order, where they have names.
+    class_names, feature_names: of the classes in order, and of a table's features, where they have names.
+    left_out: how many examples for validation `without_validation` has left out.
     """
 
     x_train: np.ndarray
@@ -52,6 +53,8 @@ class LabelledData:
     owners_test: np.ndarray | None = None
     validates: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
+    left_out: int = 0
 
     @property
     def tokens(self) -> bool:
@@ -64,7 +67,8 @@ class LabelledData:
             return self
         rows = np.flatnonzero(~self.validates)
         owners = None if self.owners is None else self.owners[rows]
-        return replace(self, x_train=self.x_train[rows], y_train=self.y_train[rows], owners=owners, validates=None)
+        x, y, left_out = self.x_train[rows], self.y_train[rows], len(self.y_train) - len(rows)
+        return replace(self, x_train=x, y_train=y, owners=owners, validates=None, left_out=left_out)
 
     @property
     def classes(self) -> int:
@@ -140,16 +144,21 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
     if not path.exists():
         raise UserError(f"{path}: there is no such file; it should be an .npz with {', '.join(KEYS)}")
     if not path.is_file() or not is_zipfile(path):
-        raise UserError(f"{path}: not a readable .npz (no zip archive, or a part of one); copy or download it again")
+        other = "dataset=csv reads tables" if path.suffix == ".csv" else "copy or download it again"
+        raise UserError(f"{path}: not a readable .npz (no zip archive, or a part of one); {other}")
     try:
         with ZipFile(path) as archive:
             refuse_larger(path, sum(array.file_size for array in archive.infolist()))
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in (*KEYS, *CLIENTS, VALIDATES) if key in archive}
+            arrays = {}
+            for key in filter(archive.__contains__, (*KEYS, *CLIENTS, VALIDATES)):
+                arrays[key] = archive[key]
     except UserError:
         raise
     except Exception as error:  # zipfile and zlib have many ways to say that a file is broken
-        why = "holds pickled objects, which are not read; save plain arrays with np.savez"
+        why = (
+            f"{key} holds Python objects, which are not read; give np.savez an array of one type, of texts .astype('U')"
+        )
         if "allow_pickle" not in str(error):
             why = f"not a readable .npz ({first_line(error)}); copy or download it again"
         raise UserError(f"{path}: {why}") from None

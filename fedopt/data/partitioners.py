@@ -42,7 +42,9 @@ def check_division(partitioner: Partitioner, parts: Any, count: int, least: int)
         raise UserError(f"{said}: gives {len(arrays)} clients, and partitioner.clients={clients}")
     for i, rows in enumerate(arrays):
         if len(rows) < least:
-            raise UserError(f"{said}: gives client {i} only {len(rows)} of the examples, and each needs {least}")
+            raise UserError(
+                f"{said}: gives client {i} only {len(rows)} of the {count} examples, and each needs {least}"
+            )
     rows = np.concatenate(arrays)
     if rows.min() < 0 or rows.max() >= count:
         raise UserError(f"{said}: gives row {rows[(rows < 0) | (rows >= count)][0]}, and rows go from 0 to {count - 1}")
@@ -50,7 +52,10 @@ def check_division(partitioner: Partitioner, parts: Any, count: int, least: int)
     if (times > 1).any():
         raise UserError(f"{said}: gives row {times.argmax()} {times.max()} times; a row belongs to one client")
     if (times == 0).any():
-        raise UserError(f"{said}: loses {(times == 0).sum()} of {count} rows, row {times.argmin()} among them")
+        lost = (times == 0).sum()
+        raise UserError(
+            f"{said}: loses {lost} of {count} rows, row {times.argmin()} among them; each must be some client's"
+        )
 
 
 def _check(clients: int, count: int, least: int) -> None:

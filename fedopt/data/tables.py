@@ -55,15 +55,18 @@ class Csv:
         for key, column in [*roles.items(), *(("features", column) for column in features)]:
             if column not in table.columns:
                 names = list(map(str, table.columns))
+                if len(names) == 1 and ";" in names[0]:
+                    raise UserError(f"{path}: has semicolons between its columns; save it with commas")
                 more = f", ... ({len(names)} in all)" * (len(names) > SHOWN)
+                alike = next((name for name in names if name.casefold() == column.casefold()), None)
+                near = f", did you mean {alike}?" if alike else nearest(column, names)
                 raise UserError(
-                    f"dataset.{key}={column}: {path} has no such column{nearest(column, names)}; it has "
-                    f"{', '.join(names[:SHOWN])}{more}"
+                    f"dataset.{key}={column}: {path} has no such column{near}; it has {', '.join(names[:SHOWN])}{more}"
                 )
             if (empty := table[column].isna()).any():
                 raise UserError(
-                    f"{path}: row {empty.argmax() + 1} has nothing in the column {column}{_others(empty.sum())}; leave such rows "
-                    "out, or fill them in"
+                    f"{path}: row {empty.argmax() + 1} below the names has nothing, or NA, in the column {column}"
+                    f"{_others(empty.sum())}; leave such rows out, or fill them in"
                 )
         if not features:
             raise UserError(f"{path}: has no column besides {', '.join(roles.values())}")
@@ -88,7 +91,8 @@ class Csv:
             arrays |= dict(zip(CLIENTS, (owners[of] for of in rows), strict=True))
         if self.split is not None and (validates := table[self.split].to_numpy()[rows[0]] == "val").any():
             arrays[VALIDATES] = validates
-        return replace(checked(arrays, path), pixels=self.pixels, class_names=tuple(map(str, classes)))
+        data = replace(checked(arrays, path), class_names=tuple(map(str, classes)), feature_names=tuple(features))
+        return replace(data, pixels=self.pixels)
 
     def _given(self, table: pd.DataFrame, path: Path) -> tuple[np.ndarray, np.ndarray]:
         of = table[self.split].astype(str)
@@ -103,18 +107,18 @@ def _numbers(table: pd.DataFrame, path: Path) -> np.ndarray:
     for column in table.columns:
         values = pd.to_numeric(table[column], errors="coerce")
         if (wrong := ~np.isfinite(values.to_numpy(np.float64))).all():
-            texts.append(column)
+            texts.append(f"{column} (such as {table[column].iloc[0]})")
         elif wrong.any():
             row = wrong.argmax()
             raise UserError(
-                f"{path}: row {row + 1} says {table[column].iloc[row]} in the column {column}, which is no finite "
+                f"{path}: row {row + 1} below the names says {table[column].iloc[row]} in the column {column}, which is no finite "
                 f"number{_others(wrong.sum())}"
             )
         numbers.append(values.to_numpy(np.float64))
     if texts:
         raise UserError(
-            f"{path}: {', '.join(texts)}: not numbers, so not features; dataset.client=COLUMN is a column that says whose each "
-            "row is, dataset.features=[...] names the features"
+            f"{path}: {', '.join(texts)}: not numbers, so not features; decimals have a point; dataset.client=COLUMN is a column "
+            "that says whose each row is, dataset.split=COLUMN which are for training, dataset.features=[...] names the features"
         )
     return np.stack(numbers, axis=1)
 
@@ -143,7 +147,7 @@ def _read(path: Path) -> pd.DataFrame:
             file.seek(0)
             names = pd.read_csv(file, header=None, nrows=1, dtype=str).iloc[0]
     except (OSError, ValueError) as error:  # pandas' errors are ValueErrors
-        raise UserError(f"{path}: is no CSV in UTF-8 ({first_line(error)})") from None
+        raise UserError(f"{path}: is no CSV in UTF-8 ({first_line(error)}); save it so, with commas") from None
     if table.empty:
         raise UserError(f"{path}: has no rows")
     if names.isna().any():

@@ -46,7 +46,8 @@ class Problem(_InWorld, ABC):
     per_client: arrays that have a row for each client, by name.
     variables: the names of what an algorithm gives as its point, in that order; an algorithm may have fewer.
     metrics: what `evaluate` measures; the first one is what comparisons take unless another is named.
-    labels: the class of each training example, None where there are no classes; class_names: of the classes, where they have some.
+    labels: the class of each training example, None where there are no classes; class_names, feature_names: of the classes, and of
+    the features, where they have some.
     remark: what a user should know of the data as they were made, said when a run begins; empty for nothing.
     optimum: the solution in closed form, None where it is not known.
     convolutional: whether its functions are mostly convolutions.
@@ -61,6 +62,7 @@ class Problem(_InWorld, ABC):
     metrics: Sequence[Metric]
     labels: np.ndarray | None = None
     class_names: Sequence[str] = ()
+    feature_names: Sequence[str] = ()
     remark: str = ""
     optimum: Tensor | None = None
     convolutional: bool = False

@@ -5,7 +5,7 @@
 With t = mean t_i, y*(x) = -t x and max_y f(x, y) = (lam + t^2)/2 |x|^2: the solution is x* = 0, y* = 0.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -28,7 +28,7 @@ class Saddle(Minimax):
     t_max: NonNegativeFloat
     x0: float
 
-    metrics = (DISTANCE, OBJECTIVE, DISTANCE_X, DISTANCE_Y)
+    metrics = (replace(DISTANCE, label="distance of x to the solution"), OBJECTIVE, DISTANCE_X, DISTANCE_Y)
 
     def __post_init__(self) -> None:
         world = self.world

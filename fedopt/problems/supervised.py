@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedopt import models, modules
 from fedopt.data.datasets import LabelledData
+from fedopt.data.partitioners import ByColumn
 from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
@@ -137,12 +138,28 @@ class Supervised(Problem):
         world = self.world
         x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
         self.train, self._test = Examples(x, y, data, world), Examples(data.x_test, data.y_test, data, world)
-        self.labels, self.classes, self.class_names = y, data.classes, data.class_names
+        self.labels, self.classes = y, data.classes
+        self.class_names, self.feature_names = data.class_names, data.feature_names
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
         self.splits = world.split(len(y), y, held_out if validates is None else validates, owners)
+        self.remark = self._said(data)
         self.net = self._network(self.train, data, dropout)
         self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
         self._start: tuple[Tensor, ...] = (self.net.initial.to(world.device, world.dtype),)
+
+    def _said(self, data: LabelledData) -> str:
+        """How many examples there are, and what the data say that is not used."""
+        counts = {"training": self.splits["train"].sizes.sum(), "test": len(data.y_test)}
+        if "val" in self.splits:
+            counts["validation"] = self.splits["val"].sizes.sum()
+        said = [f"{', '.join(f'{count:,} {name}' for name, count in counts.items())} examples"]
+        if data.feature_names:
+            said[0] += f" of {len(data.feature_names)} features"
+        if data.left_out:
+            said.append(f"{data.left_out:,} for validation are not used")
+        if data.owners is not None and not isinstance(self.world.partitioner, ByColumn):
+            said.append("whose each row is goes unused, which partitioner=by_column divides by")
+        return "; ".join(said)
 
     def _network(self, examples: Examples, data: LabelledData, dropout: float) -> FlatModel:
         common = (examples.shape, data.classes, self.world.seed, self.world.autocast)

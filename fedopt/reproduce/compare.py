@@ -23,8 +23,8 @@ def main() -> None:
 def compare(arguments: argparse.Namespace) -> None:
     """Print the tables; write the files. Raises UserError when there is no run to compare."""
     wanted = (arguments.metric, arguments.x, arguments.target, arguments.group_by, arguments.names)
-    found = compared(arguments.paths, *wanted, arguments.at, arguments.exclude)
-    shown, _ = shown_table(found, arguments.columns)
+    found = compared(arguments.paths, *wanted, arguments.at, arguments.exclude, arguments.label)
+    shown, _ = shown_table(found, arguments.columns, arguments.decimals)
     print_table(shown, right=[str(name) for name in shown.columns[1:] if name != "status"])
     tests = told(found.paired)
     base = arguments.out / "compare"
@@ -46,7 +46,7 @@ def compare(arguments: argparse.Namespace) -> None:
     curves = base.with_name("compare_curves.csv")
     write_table(curves, found.draw(*pictures, **asdict(how)))
     print(f"figure: {' '.join(found.explained(how).split())}")
-    written = found.write(arguments.out, arguments.table, arguments.columns)
+    written = found.write(arguments.out, arguments.table, arguments.columns, arguments.decimals)
     print(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")
 
 
@@ -56,6 +56,11 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or one that holds some at any depth")
     add("--metric", help="a column of metrics.csv (default: the first that the problem names)")
+    add(
+        "--label",
+        metavar="TEXT",
+        help="what the metric is called in tables and figures (default: what the problem calls it)",
+    )
     add("--x", choices=COSTS, default="comm_rounds", help="what a run spends (default: comm_rounds)")
     add("--target", type=_number, help="say how much x it took to reach this value of the metric")
     until = "make the table and the tests at this x: of each run's evaluations up to it (default: of all)"
@@ -78,6 +83,8 @@ def _arguments() -> argparse.Namespace:
         )
     chosen = f"of the tables but the CSV: {', '.join(COLUMNS)} (default: all but spent, as far as there are values)"
     add("--columns", type=some_of(COLUMNS), default=[], metavar="NAME,...", help=chosen)
+    digits = "of the metric in the tables but the CSV, 0 to 15 (default: by its deviation)"
+    add("--decimals", type=int, choices=range(16), metavar="N", help=digits)
     add("--smooth", type=_odd_text, default=1, metavar="N", help="draw means of N evaluations, centred; N is odd")
     add("--legend", choices=LEGENDS, default="below", help="where the legend is (default: below)")
     for axis in "xy":

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -105,9 +106,9 @@ class Comparison:
     slots: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return shown_table(self, ())[0].to_string(index=False)
+        return shown_table(self)[0].to_string(index=False)
 
-    @property
+    @cached_property
     def paired(self) -> pd.DataFrame:
         """Paired tests of the groups over their seeds (`fedopt.reproduce.paired`)."""
         return tests(self.shortened, self.metric)
@@ -117,19 +118,26 @@ class Comparison:
         """The groups, with the evaluations that the table is made of."""
         return _until(self.groups, self.at)
 
-    def logarithmic(self, how: Look) -> bool:
-        """The scale of the y axis."""
-        runs = [run for of in self.groups.values() for run in of]
-        values = np.concatenate([run.values(self.metric) for run in runs])
-        return spans_decades(runs[0].metric(self.metric), values) if how.logy is None else how.logy
+    def logarithmic(self, how: Look) -> dict[tuple[str, ...], bool]:
+        """For each problem, which has a picture of its own, whether its y axis is logarithmic."""
+        on: dict[tuple[str, ...], list[Recorded]] = {}
+        for of in self.groups.values():
+            on.setdefault(of[0].problem, []).extend(of)
+        return {
+            problem: spans_decades(of[0].metric(self.metric), np.concatenate([run.values(self.metric) for run in of]))
+            if how.logy is None
+            else how.logy
+            for problem, of in on.items()
+        }
 
     def explained(self, how: Look) -> str:
         """What is drawn, in words for a caption."""
-        return explained(list(self.groups.values()), {self.logarithmic(how)}, how.smooth)
+        return explained(list(self.groups.values()), set(self.logarithmic(how).values()), how.smooth)
 
     @styled()
     def draw(self, *paths: str | Path, **how_drawn: Any) -> pd.DataFrame:
-        """Write a picture with a line and a band for each group, in the formats of the paths' endings; returns the points drawn.
+        """Write a figure with a line and a band for each group, in the formats of the paths' endings; returns the points drawn.
+        Each problem has a picture of its own in it.
 
         how_drawn: title, smooth (an odd number), xlim and ylim (pairs of numbers), logx, logy (True or False), legend ("below",
         "inside" or "none"). Raises UserError for others, and for limits and endings that cannot be.
@@ -137,44 +145,56 @@ class Comparison:
         how = build(Look, how_drawn)
         if unknown := [str(path) for path in paths if Path(path).suffix[1:] not in FORMATS]:
             raise UserError(f"{unknown[0]}: a picture's name ends in .{', .'.join(FORMATS)}")
-        log = self.logarithmic(how)
-        for axis, begins, limits in (("x", how.logx, how.xlim), ("y", log, how.ylim)):
+        logs = self.logarithmic(how)
+        for axis, begins, limits in (("x", how.logx, how.xlim), ("y", any(logs.values()), how.ylim)):
             if begins and limits and limits[0] <= 0:
                 raise UserError(f"--{axis}lim: a logarithmic axis begins above 0; --no-log{axis} makes it linear")
         labels = [with_status(label, runs) for label, runs in self.groups.items()]
         levels = [] if self.target is None else [f"target {self.target:g}"]
         levels += [] if self.at is None else ["where the table compares"]
-        figure, ((axes,),) = grid(1, 1, [*labels, *levels] if how.legend == "below" else None)
+        figure, drawn_on = grid(len(logs), 1)
+        pictures = dict(zip(logs, drawn_on.flat, strict=True))
         lines = []
         for j, (label, runs) in enumerate(self.groups.items()):
-            slot = self.slots.get(label, j)
+            slot, problem = self.slots.get(label, j), runs[0].problem
             style = look(slot) | marks(slot, j, len(self.groups))
-            drawn = draw_line(axes, labels[j], runs, self.metric, style, log, how.smooth)
+            drawn = draw_line(pictures[problem], labels[j], runs, self.metric, style, logs[problem], how.smooth)
             lines.append(drawn.assign(line=label))
-        if self.target is not None:
-            axes.axhline(self.target, color="grey", linestyle=":", label=levels[0])
-        if self.at is not None:
-            axes.axvline(self.at, color="grey", linestyle="--", linewidth=0.8, label=levels[-1])
-        describe(axes, self.x, next(iter(self.groups.values()))[0].metric(self.metric).title, how.title)
-        if how.logx:
-            axes.set_xscale("log")
-        axes.set_yscale("log" if log else "linear")
-        axes.set_xlim(how.xlim)
-        axes.set_ylim(how.ylim)
+            title = how.title if len(logs) == 1 else ", ".join(part for part in problem if part not in (ABSENT, "none"))
+            describe(pictures[problem], self.x, runs[0].metric(self.metric).title, title)
+        for problem, axes in pictures.items():
+            if self.target is not None:
+                axes.axhline(self.target, color="grey", linestyle=":", label=levels[0])
+            if self.at is not None:
+                axes.axvline(self.at, color="grey", linestyle="--", linewidth=0.8, label=levels[-1])
+            if how.logx:
+                axes.set_xscale("log")
+            axes.set_yscale("log" if logs[problem] else "linear")
+            axes.set_xlim(how.xlim)
+            axes.set_ylim(how.ylim)
+        if len(logs) > 1:
+            figure.suptitle(how.title)
         save_with_legend(figure, *map(Path, paths), note=self.explained(how), place=how.legend)
         return pd.concat(lines)
 
-    def write(self, folder: str | Path, formats: Sequence[str] = ("csv",), columns: Sequence[str] = ()) -> list[Path]:
+    def write(
+        self,
+        folder: str | Path,
+        formats: Sequence[str] = ("csv",),
+        columns: Sequence[str] = (),
+        decimals: int | None = None,
+    ) -> list[Path]:
         """Write the table and the tests into a folder, as compare.csv, .tex or .md and compare_tests; returns the paths.
 
         formats: of csv, latex and markdown; columns: of runs, seeds, status, spent, final, best, to_target and reached, none for
-        the usual ones; the CSV has all. Raises UserError for others.
+        the usual ones; decimals: of the metric, None for as many as its deviation has digits for, at most 15. The CSV has all
+        columns and digits. Raises UserError for others.
         """
         for given, known, name in ((formats, TABLES, "formats"), (columns, COLUMNS, "columns")):
             if isinstance(given, str) or (unknown := [of for of in given if of not in known]):
                 wrong = given if isinstance(given, str) else unknown[0]
                 raise UserError(f"{name}={wrong}: must be a list of {', '.join(known)}")
-        shown, best = shown_table(self, columns)
+        shown, best = shown_table(self, columns, decimals)
         if not columns:
             if (self.table["runs"] == self.table["seeds"]).all():
                 shown = shown.drop(columns="runs")
@@ -199,9 +219,10 @@ def compared(
     names: Sequence[str] = (),
     at: float | None = None,
     exclude: Sequence[str] = (),
+    label: str | None = None,
 ) -> Comparison:
     """The runs in some folders by groups. names: 'OLD=NEW' of labels or their parts; at: the x up to which the table goes;
-    exclude: as of `recorded.usable`.
+    exclude: as of `recorded.usable`; label: another one of the metric, with its unit.
 
     Raises UserError when there is no run to compare.
     """
@@ -210,6 +231,8 @@ def compared(
     runs = usable(paths, x, exclude)
     metric = metric or default_metric(runs)
     runs = with_metric(runs, metric)
+    if label is not None:
+        runs = [run.called(metric, label) for run in runs]
     by = default_keys(runs) if group_by is None else known_keys(group_by, runs)
     if several := [key for key in PROBLEM if key not in by and len({run.group([key]) for run in runs}) > 1]:
         say(f"--group-by={','.join(by)}: the runs have more than one {' and '.join(several)}, which are told apart too")
@@ -263,20 +286,25 @@ def _moments(name: str, values: Sequence[float]) -> dict[str, float]:
     return dict(zip((f"{name}_mean", f"{name}_std"), moments(values), strict=True))
 
 
-def shown_table(found: Comparison, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The table as texts, and which of its cells are the best of their problem. columns: of `COLUMNS`, none for the usual ones.
+def shown_table(
+    found: Comparison, columns: Sequence[str] = (), decimals: int | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The table as texts, and which of its cells are the best of their problem. columns, decimals: as of `Comparison.write`.
 
-    Raises UserError for a column without values.
+    Raises UserError for a column without values, and for decimals that cannot be.
     """
+    if decimals is not None and decimals not in range(16):
+        raise UserError(f"decimals={decimals}: must be a whole number from 0 to 15")
     rows, metric, x, target = found.table, found.metric, found.x, found.target
     described = next(iter(found.groups.values()))[0].metric(metric)
     counts = {name: rows[name].astype(str) for name in ("runs", "seeds", "status")}
     final = "final" if found.at is None else f"at {amount(x, found.at)}:"
+    of_metric = partial(plus_minus, decimals=decimals)
     # heading, column of the CSV, how a value is shown, whether higher is better
     values: dict[str, tuple[str, str, Any, bool]] = {
         "spent": (COSTS[x][1], f"spent_{x}", in_bytes if x == "bytes" else plus_minus, False),
-        "final": (f"{final} {described.title}", f"final_{metric}", plus_minus, described.better == "higher"),
-        "best": (f"best {described.title}", f"best_{metric}", plus_minus, described.better == "higher"),
+        "final": (f"{final} {described.title}", f"final_{metric}", of_metric, described.better == "higher"),
+        "best": (f"best {described.title}", f"best_{metric}", of_metric, described.better == "higher"),
     }
     if target is not None:
         values["to_target"] = (f"{COSTS[x][1]} to {target:g}", f"{x}_to_target", values["spent"][2], False)
@@ -316,7 +344,7 @@ def _best(mean: pd.Series, std: pd.Series, show: Any, problems: Sequence[Any], h
 
 def told(tested: pd.DataFrame) -> pd.DataFrame:
     """The tests as texts."""
-    return tested.map(lambda v: f"{v:.3g}" if isinstance(v, float) else str(v))
+    return tested.map(lambda v: ABSENT if v != v else f"{v:.3g}" if isinstance(v, float) else str(v))
 
 
 def _word(key: str) -> str:

@@ -98,12 +98,13 @@ def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequenc
     known = list(dict.fromkeys([*labels, *(part for of in parts for part in of)]))
     long = [*(", ".join(of) for of in whole), *(part for of in whole for part in of)]
     short = dict(zip(long, [*labels, *(part for of in parts for part in of)], strict=True))
+    short |= {f"{key}={value}": value for of in groups for key, value in zip(by, of, strict=True) if key in CHOSEN}
     new: dict[str, str] = {}
     places: dict[str, int] = {}
     for place, text in enumerate(names):
         if "=" not in text:
             raise UserError(f"--names={text}: must be OLD=NEW with OLD one of {', '.join(known)}")
-        given = max((name for name in [*known, *long] if text.startswith(f"{name}=")), key=len, default="")
+        given = max((name for name in [*known, *short] if text.startswith(f"{name}=")), key=len, default="")
         if given:
             old = short.get(given, given)
             new[old] = text[len(given) + 1 :]
@@ -144,6 +145,7 @@ def warn(
         early = [label for label, of in groups.items() if any(run.cost()[-1] * UNEQUAL < at for run in of)]
         if early:
             say(f"--at={at:g}: runs of {', '.join(early)} end earlier, and have their last values in the table")
+    _warn_of_evaluations(by, groups)
     tuned: dict[str, dict[str, bool]] = {}
     for run in runs:
         if {"algo", "problem", "preset"} <= run.keys.keys():  # a config that somebody sent may lack them
@@ -191,14 +193,26 @@ def _warn_of_ends(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], x
     for label, costs in ends.items():
         if costs:
             on.setdefault(groups[label][0].problem, {})[label] = float(np.mean(costs))
-    for spent in on.values():
+    for problem, spent in on.items():
         least, most = (choose(spent, key=lambda label: spent[label]) for choose in (min, max))
         if spent[most] > UNEQUAL * spent[least]:
+            where = f" on {problem[0]}" * (len(on) > 1)
             say(
-                f"unequal spends: {least} ends at {amount(x, spent[least])}, {most} at {amount(x, spent[most])}; the table has "
-                f"last values, --x {x} --at {_least(spent[least])} those of equal spends"
+                f"unequal spends{where}: {least} ends at {amount(x, spent[least])}, {most} at {amount(x, spent[most])}; the "
+                f"table has last values, --x {x} --at {_least(spent[least])} those of equal spends"
             )
-            return
+
+
+def _warn_of_evaluations(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]]) -> None:
+    """Say where groups of a problem are evaluated at other intervals."""
+    on: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for label, of in groups.items():
+        for every in dict.fromkeys(run.keys.get("eval.every", ABSENT) for run in of):
+            on.setdefault(of[0].problem, {}).setdefault(every, []).append(label)
+    for intervals in on.values():
+        if len(intervals) > 1 and "eval.every" not in by:
+            said = "; ".join(f"{every} rounds ({', '.join(labels)})" for every, labels in intervals.items())
+            say(f"evaluated every {said}: best values, and what a target took, are of these rounds alone")
 
 
 def _least(number: float) -> str:

@@ -1,5 +1,6 @@
 """What is kept of an experiment without its runs: a small figure, its curves, and the claims with the values of each seed."""
 
+import re
 from collections.abc import Mapping, Sequence
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -112,8 +113,9 @@ def page(results: Path, name: str, title: str, link: str) -> str:
     if (folder / "table.csv").exists():
         parts.append(f"The table: [table.csv]({at}/table.csv).")
     parts.append(claims_markdown(rows))
-    made = [", ".join(dict.fromkeys(str(row[column]) for row in rows if row[column])) for column in claims.MADE]
-    said = "; ".join(f"{column} {text}" for column, text in zip(claims.MADE, made, strict=True) if text)
+    made = {column: [text for row in rows for text in str(row[column]).split(", ") if text] for column in claims.MADE}
+    made["commit"] = [re.sub(r"^([0-9a-f]{12})[0-9a-f]+", r"\1", commit) for commit in made["commit"]]
+    said = "; ".join(f"{column} {', '.join(dict.fromkeys(texts))}" for column, texts in made.items() if texts)
     files = [f"[{file.stem}]({at}/{file.name})" for file in sorted(folder.glob("*.csv")) if file.stem != "table"]
     parts.append(f"Data: {', '.join(files)}. Runs: {said or 'their date, commit and machine are not recorded'}.")
     return "\n\n".join(parts)

@@ -1,5 +1,6 @@
 """Paired tests of groups of runs over their seeds."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
@@ -15,7 +16,8 @@ MOST_TESTED = 6  # groups of a problem of which each pair is tested
 
 def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame:
     """Each pair of up to `MOST_TESTED` groups on the same problem: the mean difference of last values over the seeds that both
-    have, a two-sided p-value, and the one that Holm's correction over all pairs gives. What is not tested is said on stderr.
+    have, a two-sided p-value, and the one that Holm's correction over all pairs gives; nan where all seeds differ by the same.
+    What is not tested is said on stderr.
 
     Where values span decades, the ratio of geometric means, tested by the logarithms. A seed's runs in a group are one mean.
     """
@@ -36,11 +38,13 @@ def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame
             continue
         for one, other in combinations(labels, 2):
             apart = (seeds[one] - seeds[other]).dropna().to_numpy()
-            if len(apart) > 1 and not np.allclose(apart, apart[0]):  # the test divides by their deviation
-                from scipy.stats import ttest_1samp  # half a second
+            pair = f"{one} / {other}" if log else f"{one} - {other}"
+            if len(apart) > 1:
+                mean, p = apart.mean(), math.nan
+                if not np.allclose(apart, apart[0]):  # the test divides by their deviation
+                    from scipy.stats import ttest_1samp  # half a second
 
-                mean, p = apart.mean(), float(ttest_1samp(apart, 0).pvalue)
-                pair = f"{one} / {other}" if log else f"{one} - {other}"
+                    p = float(ttest_1samp(apart, 0).pvalue)
                 rows.append((pair, np.exp(mean) if log else mean, len(apart), p))
                 if len(apart) < seeds[[one, other]].notna().sum().max():
                     say(f"{pair}: tested on the {len(apart)} seeds that both have; the table has all seeds of each")
@@ -51,8 +55,8 @@ def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """[n] p-values as Holm's step-down correction for n tests has them [Holm 1979]."""
-    order, n = np.argsort(p), len(p)
-    adjusted = np.empty(n)
+    """[n] p-values as Holm's step-down correction for the tests that have one has them [Holm 1979]; nan where there is none."""
+    order, n = np.argsort(p)[: np.isfinite(p).sum()], np.isfinite(p).sum()
+    adjusted = np.full(len(p), np.nan)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(n, 0, -1)), 1)
     return adjusted

@@ -147,8 +147,11 @@ def load(name: str, folders: Sequence[Path] = ()) -> Published:
 
 
 def takes(name: str, published: Published, folders: Sequence[Path] = ()) -> str:
-    """The minutes of an experiment in words, with the GPU where its file asks for one."""
-    device = composed([f"experiment={name}"], folders).hardware.device
+    """The minutes of an experiment in words, with the GPU where its file asks for one. Raises UserError."""
+    try:
+        device = resolve(composed([f"experiment={name}"], folders))["hardware"]["device"]
+    except UserError as error:
+        raise UserError(f"experiment/{name}.yaml: {error}") from None
     return f"{published.minutes:g}" + ("" if device == "cpu" else " on a GPU")
 
 

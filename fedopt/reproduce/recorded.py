@@ -51,6 +51,10 @@ class Recorded:
         """What a column says of itself; of a column that is no metric, less is better."""
         return self.metrics.get(name, Metric(name, name))
 
+    def called(self, metric: str, label: str) -> "Recorded":
+        """With another label, unit included, of a metric."""
+        return replace(self, metrics={**self.metrics, metric: replace(self.metric(metric), label=label, unit="")})
+
     def values(self, metric: str) -> np.ndarray:
         """[rows], nan for whatever is not finite."""
         values = self.table[metric].to_numpy(dtype=float)

@@ -182,7 +182,7 @@ def draw_curves(
     columns = len(published.y) if len(published.y) > 1 else 2 if len(panels) == 4 else min(len(panels), 3)
     names = {label: name for labels in panels.values() for label, name in _names(labels, len(panels) > 1).items()}
     looks = {name: look(j) for j, name in enumerate(dict.fromkeys(names.values()))}
-    figure, axes = grid(-(-len(pictures) // columns), columns, [*looks, *published.constants])
+    figure, axes = grid(-(-len(pictures) // columns), columns)
     figure.suptitle(fill(f"{published.paper}: {published.title}", 54 * columns))
     papers, logs, ends = marks(published), set(), []
     for axis, (title, labels, metric) in zip(axes.flat, pictures, strict=False):
@@ -217,7 +217,7 @@ def draw_curves(
             axis.set_ylim(bottom=published.y_from)
     for axis, x, y, colour in ends:
         axis.plot(x, y, **END | {"color": colour})
-        axis.plot([], [], **END, label="the first of the line's runs diverges here")
+        axis.plot([], [], **END | {"clip_on": True}, label="the first of the line's runs diverges here")  # no place
     for axis in axes.flat[len(pictures) :]:
         axis.remove()
     curves = [runs for label, runs in lines.items() if label not in published.horizontal]
@@ -277,8 +277,7 @@ def _draw_mark(axis: plt.Axes, mark: Mark, colour: str) -> None:
 def draw_points(path: Path, published: Published, table: pd.DataFrame, formats: Sequence[str] = ("png",)) -> None:
     """Draw the mean and the standard deviation of each point, over its finite values; on a logarithmic axis, of the logarithm."""
     paper = slopes(published)
-    drawn_by_paper = [_in_paper(series, slope) for series, slope in paper.items()]
-    figure, ((axes,),) = grid(1, 1, [*published.points, *drawn_by_paper])
+    figure, ((axes,),) = grid(1, 1)
     figure.suptitle(fill(f"{published.paper}: {published.title}", 54))
     finite = table[np.isfinite(table["y"])]
     log = {axis: published.scale == "log" or (published.scale == "auto" and _decades(finite[axis])) for axis in "xy"}
@@ -291,7 +290,8 @@ def draw_points(path: Path, published: Published, table: pd.DataFrame, formats: 
         axes.errorbar(mean.index, mean, [mean - low, high - mean], label=series, marker="o", capsize=3, **look(j))
         if series in paper and len(mean) and log["x"] and log["y"]:
             line = mean.iloc[0] * (mean.index / mean.index[0]) ** paper[series]
-            axes.plot(mean.index, line, label=_in_paper(series, paper[series]), color=look(j)["color"], linestyle=":")
+            label = f"{series}: slope {paper[series]:g}, in the paper"
+            axes.plot(mean.index, line, label=label, color=look(j)["color"], linestyle=":")
     describe(axes, published.x_label, published.y_label)
     if len(finite):
         axes.set_xscale("log" if log["x"] else "linear")
@@ -308,10 +308,6 @@ def draw_points(path: Path, published: Published, table: pd.DataFrame, formats: 
         *(path.with_suffix(f".{name}") for name in formats),
         note=fill(note, 62) if counts[-1] > 1 else "points: 1 seed",
     )
-
-
-def _in_paper(series: str, slope: float) -> str:
-    return f"{series}: slope {slope:g}, in the paper"
 
 
 def _decades(values: pd.Series) -> bool:

@@ -67,7 +67,7 @@ def report(folder: Path) -> int:
         summary, card = RunFolder(path).summary(), read_json(path / "run.json")
         row = {"run": path.name, "status": summary.get("status")}
         given = dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
-        swept |= dict.fromkeys(given)
+        swept |= dict.fromkeys(key for key in given if key != "output_dir")
         row |= given
         row |= {name: summary.get(name) for name in ("round", "comm_rounds", "bytes", "seconds")}
         for part, name in (("final", "final"), ("best", "best"), ("to_target", "target")):

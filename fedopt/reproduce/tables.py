@@ -22,9 +22,11 @@ def moments(values: Sequence[float]) -> tuple[float, float]:
     return of.mean(skipna=False), of.std(skipna=False) if math.isfinite(of.mean(skipna=False)) else math.nan
 
 
-def plus_minus(mean: float, std: float) -> str:
-    """The deviation with two digits, or all before the point, and the mean with as many decimals; with one power of ten for both
-    where that is long, with one for each where the deviation is far smaller."""
+def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
+    """Both with so many decimals. By default the deviation has two digits, or all before the point, and the mean as many decimals;
+    with one power of ten for both where that is long, with one for each where the deviation is far smaller."""
+    if decimals is not None and math.isfinite(mean):
+        return f"{mean:.{decimals}f}" + (f" ± {std:.{decimals}f}" if math.isfinite(std) else "")
     if not (math.isfinite(std) and math.isfinite(mean)):
         return f"{mean:.4g}"
     if not std:
@@ -33,10 +35,10 @@ def plus_minus(mean: float, std: float) -> str:
     if digits <= 7 and largest < 1e5:
         return f"{mean:.{max(digits, 0)}f} ± {std:.{max(digits, 0)}f}"
     power = math.floor(math.log10(largest))
-    decimals = max(digits + power, 1)
-    if decimals > 5:
+    after = max(digits + power, 1)
+    if after > 5:
         return f"{mean:.4g} ± {std:.2g}"
-    return f"({mean / 10.0**power:.{decimals}f} ± {std / 10.0**power:.{decimals}f})e{power:+03d}"
+    return f"({mean / 10.0**power:.{after}f} ± {std / 10.0**power:.{after}f})e{power:+03d}"
 
 
 def in_bytes(mean: float, std: float) -> str:
@@ -75,6 +77,8 @@ def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
         style = style.apply(lambda _: bold.replace({True: "textbf:--rwrap", False: ""}), axis=None)
     text = style.to_latex(hrules=True, column_format="l" + "r" * (table.shape[1] - 1))
     text = re.sub(r"\)e([-+]\d+)", lambda power: rf") $\times 10^{{{int(power[1])}}}$", text)
+    power = r"((?<=& )|(?<=± )|(?<=textbf\{))(-?[\d.]+)e([-+]\d+)"
+    text = re.sub(power, lambda number: rf"${number[2]} \times 10^{{{int(number[3])}}}$", text)
     text = re.sub(r"(?<=& )-(?=\d)", "$-$", text)
     return re.sub(r" - |(?<=& )-(?= )", lambda dash: dash[0].replace("-", "--"), text).replace("±", r"$\pm$")
 

@@ -21,9 +21,13 @@ PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "torchvision", "pandas"
 
 
 def run_card(asked: Asked, seed: int, problem: Problem) -> dict[str, Any]:
-    """How the run was asked for, seed, what the problem's metrics say of themselves, the names of its clients and classes, whose
-    data they are, versions, machine, and the commit of the code where it is a git checkout."""
-    named = {"clients": problem.splits["train"].names, "classes": problem.class_names}
+    """How the run was asked for, seed, what the problem's metrics say of themselves, the names of its clients, classes and
+    features, whose data they are, versions, machine, and the commit of the code where it is a git checkout."""
+    named = {
+        "clients": problem.splits["train"].names,
+        "classes": problem.class_names,
+        "features": problem.feature_names,
+    }
     return {
         "command": " ".join(sys.argv),
         **asdict(asked),

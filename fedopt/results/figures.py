@@ -105,7 +105,7 @@ def metrics(path: Path, csv: Path, metrics: Sequence[Metric], source: str | None
     table = pd.read_csv(StringIO(csv.read_text()))  # pandas would take a ~ in a path for the home folder
     columns = 2 if len(metrics) == 4 else min(len(metrics), 3)
     rows = -(-len(metrics) // columns)
-    figure, axes = _figure(rows, columns, (WIDTH * columns, HEIGHT * rows))
+    figure, axes = grid(rows, columns)
     for axis, metric in zip(axes.flat, metrics, strict=False):
         values = table[metric.name].to_numpy()
         axis.plot(table["comm_rounds"], values, color=OKABE_ITO[0])
@@ -154,13 +154,9 @@ def marks(j: int, line: int, lines: int) -> dict[str, Any]:
     return {"marker": MARKERS[j % len(MARKERS)], "markersize": 3, "markevery": (0.12 * line / lines, 0.12)}
 
 
-def grid(rows: int, columns: int, labels: Sequence[str] | None) -> tuple[Figure, np.ndarray]:
-    """A figure with axes [rows, columns] and room for a legend of these labels below them, None for no such legend."""
-    width, height = WIDTH * columns, HEIGHT * rows
-    if labels is not None:
-        lines = sum(text.count("\n") + 1 for text in _wrapped(labels, width))
-        height += 0.16 * -(-lines // _side_by_side(labels, width)) + 0.5
-    return _figure(rows, columns, (width, height))
+def grid(rows: int, columns: int) -> tuple[Figure, np.ndarray]:
+    """A figure with axes [rows, columns], each as wide as a column of a paper."""
+    return _figure(rows, columns, (WIDTH * columns, HEIGHT * rows))
 
 
 def _wrapped(labels: Iterable[str], width: float) -> list[str]:
@@ -184,12 +180,15 @@ def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure,
 
 
 def save_with_legend(figure: Figure, *paths: Path, note: str = "", place: str = "below") -> None:
-    """Write the figure with one legend, in which a label stands once. place: of `LEGENDS`; below all its axes it has a note."""
+    """Write the figure with one legend, in which a label stands once. place: of `LEGENDS`; below all its axes, for which the figure
+    grows, it has a note."""
     named = [axis.get_legend_handles_labels() for axis in figure.axes]
     handles = {label: handle for pair in named for handle, label in zip(*pair, strict=True)}
     labels = _wrapped(handles, width := figure.get_figwidth())
     if place == "below":
         columns = _side_by_side(handles, width)
+        lines = -(-sum(text.count("\n") + 1 for text in labels) // columns) + note.count("\n") + 1
+        figure.set_figheight(figure.get_figheight() + 0.16 * lines + 0.2)
         figure.legend(handles.values(), labels, loc="outside lower center", title=note, ncols=columns)
     elif place == "inside":
         figure.axes[0].legend(handles.values(), labels)

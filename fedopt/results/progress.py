@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
@@ -31,6 +32,8 @@ class Display:
         self._last_line = 0.0
         self._metrics = self._kept = ""  # of the latest evaluation
         self._rows = self._told = 0  # how many there were, and were when a line was written
+        self._began: tuple[float, float] | None = None  # the time, and the fraction of the budget that was spent then
+        self._done = 0.0
         name, text = TextColumn(title, markup=False), TextColumn("{task.fields[text]}", markup=False)
         columns = (name, BarColumn(), TaskProgressColumn(), text, TimeElapsedColumn(), "eta", TimeRemainingColumn())
         self._on = not quiet and sys.stderr.isatty()
@@ -40,6 +43,8 @@ class Display:
 
     def round(self, done: float, round: int) -> None:
         """done: the fraction of the budget that is spent."""
+        self._done = done
+        self._began = self._began or (time.monotonic(), done)
         if self._on:
             self._bar.update(self._task, completed=done, text=f"round {round}  {self._metrics}")
 
@@ -55,8 +60,16 @@ class Display:
         """The latest evaluation, and how many before it were not shown, unless there is a bar."""
         if not self._on and self._rows > self._told:
             left_out = self._rows - self._told - 1
-            self.line(self._kept + f"  ({left_out} more before it in metrics.csv)" * (left_out > 0))
+            self.line(self._kept + self._eta() + f"  ({left_out} more before it in metrics.csv)" * (left_out > 0))
         self._told, self._last_line = self._rows, time.monotonic()
+
+    def _eta(self) -> str:
+        """The time to the end at the speed so far, if a second or more."""
+        began, before = self._began or (0.0, self._done)
+        if not before < self._done < 1:
+            return ""
+        left = (time.monotonic() - began) * (1 - self._done) / (self._done - before)
+        return f"  eta {timedelta(seconds=round(left))}" if 1 <= left < timedelta.max.total_seconds() else ""
 
     def line(self, text: str) -> None:
         """A reader that is gone, or a full disk, is no reason to end a run."""
