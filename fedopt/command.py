@@ -102,8 +102,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         if own and not get_close_matches(name, [of.removeprefix(f"{group}.") for of in known]):
             given = next((word for word in arguments if word.startswith(f"{key[1]}=")), f"{key[1]}=VALUE")
             return f"{key[1]}: the file of {own} has no such key; +{given} sets a field of its class that the file leaves out"
-        lists = f"fedopt --help {' '.join(chosen or ['algo=NAME', 'problem=NAME'])} lists them"
-        return f"{key[1]}: there is no such key{_meant(key[1].lstrip('+~'), known)}; {lists}"
+        explained = f"fedopt --help {' '.join(chosen or ['algo=NAME', 'problem=NAME'])} explains them"
+        return f"{key[1]}: there is no such key{_meant(key[1].lstrip('+~'), known)}; {explained}"
     if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
         return f"{several[1]}: several values are a sweep, with -m (in Python a loop), or a list, in square brackets"
     if merging := re.search(r"Error merging override (.*)", text):
@@ -123,8 +123,15 @@ def _chooses_own(word: str, group: str) -> bool:
 
 
 def _meant(word: str, known: list[str]) -> str:
-    """As `nearest`. A word without dots is a group or the last part of a key, and algorithm rather a group."""
-    if "." in word:
+    """As `nearest`, or the keys beside a key that resembles none of them.
+
+    A word without dots is a group or the last part of a key, and algorithm rather a group."""
+    parent, _, leaf = word.rpartition(".")
+    beside = [name.removeprefix(f"{parent}.") for name in known if parent and name.rpartition(".")[0] == parent]
+    if beside:
+        near = get_close_matches(leaf, beside, 1, 0.7)  # 0.6 would take eta_x for beta
+        return f", did you mean {parent}.{near[0]}?" if near else f"; {parent} has {', '.join(beside)}"
+    if parent:
         return nearest(word, known)
     leaves = {name.rpartition(".")[2]: name for name in known}
     found = get_close_matches(word, leaves, 1) or get_close_matches(word, [g for g in GROUPS if len(word) > 4], 1, 0.5)

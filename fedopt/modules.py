@@ -35,6 +35,7 @@ class FlatModule(FlatModel):
     def __init__(self, module: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
         super().__init__(module, input_shape, autocast)
         self.dense = self.flattens = False
+        self.remark = ""
         self.module, self._dropping = deepcopy(module).eval(), module.train()
         self._names = [name for name, p in module.named_parameters() if p.requires_grad]
         frozen = ((name, p.detach()) for name, p in module.named_parameters() if not p.requires_grad)
@@ -112,7 +113,7 @@ def build(
     _check_parameters(module, said)
     net = FlatModule(module, input_shape, autocast)
     with torch.random.fork_rng(devices=[]):
-        net.random = _check_outputs(module, examples.detach().cpu().view(-1, *input_shape), classes, said)
+        net.random, net.remark = _check_outputs(module, examples.detach().cpu().view(-1, *input_shape), classes, said)
     net.alone = _why_alone(net, examples)
     return net
 
@@ -186,9 +187,11 @@ def _check_parameters(module: nn.Module, said: str) -> None:
         raise UserError(f"{said}: has no parameters to train")
 
 
-def _check_outputs(module: nn.Module, x: Tensor, classes: int, said: str) -> bool:
-    """Whether the module drops at random. Raises UserError for outputs that are no logits, for buffers that change, for examples
-    that are not taken each by itself, and for other randomness than dropout's."""
+def _check_outputs(module: nn.Module, x: Tensor, classes: int, said: str) -> tuple[bool, str]:
+    """Whether the module drops at random, and a remark on its outputs, or none.
+
+    Raises UserError for outputs that are no logits, for buffers that change, for examples that are not taken each by itself, and
+    for other randomness than dropout's."""
     probe = deepcopy(module).float()
     x = x.float() if x.is_floating_point() else x
     said_x = f"{said} on a batch {list(x.shape)}"
@@ -222,7 +225,8 @@ def _check_outputs(module: nn.Module, x: Tensor, classes: int, said: str) -> boo
     for one, other in ((out, alone), (evaluated, run(x[[0, 0]], False)[0])):
         if not torch.allclose(one[0], other[0], rtol=1e-3, atol=1e-3 * float(one.abs().max())):
             raise UserError(f"{said}: the logits of an example depend on the others in its batch; {REMEDY}")
-    return drops
+    probabilities = bool((evaluated >= 0).all()) and torch.allclose(evaluated.sum(1), torch.ones(len(x)))
+    return drops, "the model gives probabilities where losses take logits; leave out its last softmax" * probabilities
 
 
 def _why_alone(net: FlatModule, examples: Tensor) -> str:

@@ -17,6 +17,11 @@ class Normed(nn.Module):
         return self.out(self.activation(self.norm(self.hidden(x.flatten(1)))))
 
 
+class Probabilities(Normed):
+    def forward(self, x):
+        return super().forward(x).softmax(1)
+
+
 class Convolutions(nn.Module):
     def __init__(self):
         super().__init__()

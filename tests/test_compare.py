@@ -549,6 +549,11 @@ def test_a_config_and_seed_count_once(tmp_path, command):
     assert (csv["runs"][0], csv["seeds"][0], csv["final_test_accuracy_mean"][0]) == (2, 2, 85)
     assert csv["status"][0] == "2 finished"
     assert err == "fedopt: 3 copies of runs are left out: a config with a seed counts once\n"
+    for folder in ("failed", "failed again"):
+        record(tmp_path / "runs" / folder, (1, 80), seed=0, status="failed")
+    assert command(tmp_path / "runs")[3] == (
+        f"fedopt: 2 runs that failed are left out: others of the same config and seed count\n{err}"
+    )
 
 
 def test_keys_that_differ_besides_the_data_set_are_named(tmp_path, command):

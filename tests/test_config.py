@@ -100,6 +100,13 @@ def test_fields_that_an_own_file_leaves_out(tmp_path, monkeypatch, capsys):
     assert "did you mean partitioner.clients?" in fedopt(monkeypatch, capsys, *words, "partitioner.cleints=2").err
 
 
+def test_a_key_of_another_name_lists_those_there_are(monkeypatch, capsys):
+    words = ["algo=fednest", "problem=quadratic_bilevel"]
+    assert "no such key; algo has alpha, beta, T, tau_in, " in fedopt(monkeypatch, capsys, *words, "algo.eta_x=1").err
+    assert "no such key, did you mean algo.tau_in?" in fedopt(monkeypatch, capsys, *words, "algo.tau_inn=1").err
+    assert "no such key; eval has every, " in fedopt(monkeypatch, capsys, *words, "eval.interval=1").err
+
+
 def test_a_preset_whose_values_are_all_overridden():
     keys = ["alpha", "beta", "T", "tau_in", "tau_out", "B", "B_out", "anchor"]
     words = [f"algo.{key}=1" for key in keys]

@@ -609,6 +609,13 @@ def test_unit_pixels():
     assert LabelledData(-x.astype(float), y, x, y, "unit").normalisation()[1] == 255
 
 
+@pytest.mark.parametrize("shape", [(3, 1, 1, 1), (3, 1)])
+def test_raw_values(shape):
+    x, y = np.array([7, 51, 255.0]).reshape(shape), np.arange(3)
+    shift, scale = LabelledData(x, y, x, y, "raw").normalisation()
+    assert (shift.tolist(), scale.tolist()) == ([0], [1])
+
+
 # As a user sees them
 
 

@@ -517,6 +517,12 @@ def test_refused_networks(named, message):
     assert str(caught.value).startswith("problem.model")
 
 
+def test_probabilities_are_remarked():
+    words = ("fedavg", "classification", "problem.model=networks.{}")
+    said, silent = (small(*words[:2], words[2].format(name)).problem.remark for name in ("Probabilities", "Normed"))
+    assert said == f"{silent}; the model gives probabilities where losses take logits; leave out its last softmax"
+
+
 def test_a_network_whose_last_layer_nobody_can_split_off():
     with pytest.raises(UserError, match=r"nn.Sequential that ends with nn.Linear"):
         small("fednest", "hyper_representation", "problem.model=networks.Normed")

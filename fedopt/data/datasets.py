@@ -22,7 +22,7 @@ from fedopt.randomness import Purpose, keyed_rng
 from fedopt.settings import memory
 
 _config = ConfigDict(extra="forbid")
-Pixels = Literal["standardised", "unit"]
+Pixels = Literal["standardised", "unit", "raw"]
 Channels = Literal["first", "last"]
 MOST_CLASSES = 10_000
 MOST_MAGNITUDE = 1e15  # of a feature: sums of squares stay within float32
@@ -37,7 +37,7 @@ class LabelledData:
     y_*: [n], int64, 0 .. classes - 1.
 
     pixels: the form in which models see them, `standardised` to mean 0 and variance 1 over the training set (each channel, or each
-        column of a table), or `unit`, with the largest magnitude at 1.
+        column of a table), `unit`, with the largest magnitude at 1, or `raw`, the numbers as they are.
     owners, owners_test: whose each example is, [n] of names or numbers, None where nothing says so.
     validates: which of the training examples are for validation, [n] of bool, None where nothing says so.
     class_names, feature_names: of the classes in order, and of a table's features, where they have names.
@@ -77,6 +77,8 @@ class LabelledData:
     def normalisation(self) -> tuple[np.ndarray, np.ndarray]:
         """What is subtracted from x, and what the difference is then divided by, each [channels], or [features] of a table, in the
         units of x."""
+        if self.pixels == "raw":
+            return np.zeros(self.x_train.shape[1]), np.ones(self.x_train.shape[1])
         if self.x_train.ndim == 2:
             x = self.x_train.astype(np.float64)
             largest, constant = np.abs(x).max(0), x.min(0) == x.max(0)

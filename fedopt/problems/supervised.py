@@ -142,8 +142,8 @@ class Supervised(Problem):
         self.class_names, self.feature_names = data.class_names, data.feature_names
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
         self.splits = world.split(len(y), y, held_out if validates is None else validates, owners)
-        self.remark = self._said(data)
         self.net = self._network(self.train, data, dropout)
+        self.remark = self._said(data)
         self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
         self._start: tuple[Tensor, ...] = (self.net.initial.to(world.device, world.dtype),)
 
@@ -159,6 +159,8 @@ class Supervised(Problem):
             said.append(f"{data.left_out:,} for validation are not used")
         if data.owners is not None and not isinstance(self.world.partitioner, ByColumn):
             said.append("whose each row is goes unused, which partitioner=by_column divides by")
+        if isinstance(self.net, modules.FlatModule) and self.net.remark:
+            said.append(self.net.remark)
         return "; ".join(said)
 
     def _network(self, examples: Examples, data: LabelledData, dropout: float) -> FlatModel:

@@ -104,10 +104,14 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
         raise UserError(f"no run to compare in {where}: a run's folder has config.yaml and metrics.csv")
     longest = sorted(runs, key=lambda run: (run.status in OVER, len(run.table)))
     once = {(run.digits, run.group(CHOSEN)): run for run in longest}.values()
-    if copies := len(runs) - len(once):
-        are = "copies of runs are" if copies > 1 else "copy of a run is"
-        say(f"{copies} {are} left out: a config with a seed counts once")
     counted = {id(run) for run in once}
+    others = [run for run in runs if id(run) not in counted]
+    if failed := sum(run.status == "failed" for run in others):
+        said = "runs that failed are" if failed > 1 else "run that failed is"
+        say(f"{failed} {said} left out: others of the same config and seed count")
+    if copies := len(others) - failed:
+        said = "copies of runs are" if copies > 1 else "copy of a run is"
+        say(f"{copies} {said} left out: a config with a seed counts once")
     return [run for run in runs if id(run) in counted]
 
 
