@@ -29,6 +29,7 @@ CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
 MOST_ALIASES = 20  # of a YAML file: each may double what it stands for
 NO_PRESET = "preset=none"
 GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "preset", "experiment")
+MODEL = re.compile(r"\+*(problem\.(model|widths)|dataset)\b[^=]*=")  # what steps that suit one need not suit in another
 _NAME = re.compile(r"\w+")
 _VALUE = re.compile(r"\w+(\.\w+)*")  # the key of an override that neither adds nor removes
 
@@ -47,7 +48,9 @@ class Asked:
         """Which tuned values apply, in words; empty where nothing was chosen."""
         preset = self.chosen.get("preset")
         if preset != "none":
-            return f"tuned values: preset/{preset}" if preset else ""
+            others = [word for word in self.overrides if MODEL.match(word)]
+            beside = f", which were found without {' '.join(others)}" if others else ""
+            return f"tuned values: preset/{preset}{beside}" if preset else ""
         pair = f"{self.chosen.get('algo')} on {self.chosen.get('problem')}"
         if NO_PRESET in self.overrides:
             return f"{NO_PRESET}: tuned values are left out: steps and budget are defaults"

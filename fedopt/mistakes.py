@@ -41,6 +41,7 @@ WORDS = {
     r"same dtype|scalar type": "tensors of several types of numbers: self.world.tensor(array) has hardware.dtype, "
     "torch.zeros_like(x) that of x",
 }
+CONFIGURED = {"set_up", "set_up_shared", "load"}  # where what the config says of data and models is used
 VMAP = "vmap, which runs all clients at once"
 ONE_BY_ONE = "hardware.engine=one_by_one runs them in turn"
 
@@ -68,9 +69,16 @@ def blamed(error: Exception) -> UserError | None:
     or the error says its line."""
     cause: BaseException | None = error
     frames: list[traceback.FrameSummary] = []
+    inside: list[str] = []  # of fedopt's functions, those that the last of these frames called
     while cause and not frames:
-        frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if is_own(frame.filename)]
+        for frame in traceback.extract_tb(cause.__traceback__):
+            if is_own(frame.filename):
+                frames, inside = [*frames, frame], []
+            else:
+                inside.append(frame.name)
         cause = cause.__cause__
+    if isinstance(error, UserError) and not CONFIGURED.isdisjoint(inside):
+        return None
     said = first_line(error)
     if not frames and "modified by an inplace operation" in said:  # found out in the derivative, which is torch's work
         return UserError(f"a function of your own (f, g, a network): {WRITTEN_OVER}")

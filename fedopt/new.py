@@ -50,7 +50,8 @@ def new(arguments: list[str]) -> None:
         with path.open("x") as file:
             file.write(text.replace(example, name).replace(_camel(example), _camel(name)))
     print(f"wrote {', '.join(map(str, files))}")
-    print(f"to test it: pytest test_{name}.py")
+    pytest = "" if find_spec("pytest") else ", after pip install pytest"
+    print(f"to test it: python -m pytest test_{name}.py{pytest}")
     print(f"to run it: PYTHONPATH=. fedopt --config-dir myconf {command.replace(example, name)}")
 
 

@@ -108,6 +108,14 @@ def test_distances_go_down(tmp_path, command):
     assert csv["comm_rounds_to_target_mean"][0] == 20
 
 
+def test_who_ends_worse_than_they_began_is_said(tmp_path, command):
+    for seed, values in enumerate(((10, 80, 5), (10, 80, 90), (10, 20, 9))):
+        record(tmp_path / "runs" / str(seed), values, seed)
+    assert command(tmp_path / "runs")[3] == (
+        "fedopt: FedMSA: 2 of 3 runs end with a worse test_accuracy than they began with: are the steps too long?\n"
+    )
+
+
 def test_default_metric(tmp_path):
     """The one that the first run's problem names first; a run without it is skipped, and named."""
     runs = [recorded.read(record(tmp_path / m, (1, 2), metric=m), "round") for m in ("distance", "test_accuracy")]

@@ -565,6 +565,22 @@ def test_long_tail_of_data_that_say_what_is_for_validation(saved):
     )
 
 
+def test_arrays_that_nothing_reads_are_said(saved):
+    """Such as `val` where `val_train` was meant."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 2)), np.arange(60) % 3
+    path = saved(x_train=x, y_train=y, x_test=x[:9], y_test=y[:9], val=y > 1)
+    words = [
+        "dataset=npz",
+        f"dataset.path={path}",
+        "partitioner=iid",
+        "partitioner.clients=2",
+        "participation.cohort=2",
+    ]
+    said = small("fedavg", "classification", *words).original.remark
+    assert "; nothing reads the arrays val; those known are x_train, y_train, x_test, y_test, client_train, " in said
+
+
 # The real data
 
 

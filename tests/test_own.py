@@ -101,6 +101,13 @@ IN_ALGORITHM = {
         "must be a fedopt.Memory",
         "def gradient",
     ),
+    "a memory with too few rows": (
+        "g = fed.exchange(gradient, s.x, fed.cohort(), xi=Steps(1, self.B))",
+        "from fedopt import Memory; g = fed.exchange(gradient, s.x, fed.cohort(), memory=Memory([s.x]), xi=Steps(1, 2))",
+        "has no row in a Memory of 1: every client has one",
+        None,
+    ),
+    "a batch of no example": ("Steps(1, self.B)", "Steps(1, 0)", "B=0: a sample has 1 example or more", None),
     "a state of another type": (
         "return State(*problem.start())",
         "return State(problem.start()[0].double())",
@@ -200,6 +207,22 @@ def test_a_tensor_written_over_that_a_derivative_needs(engine, monkeypatch, caps
     line = result.err.splitlines()[-1]
     assert (result.code, "bug" in line) == (2, False)
     assert line.startswith("fedopt: a function of your own (f, g, a network): a tensor is written over: write")
+
+
+def test_what_the_config_says_is_no_line_to_blame(monkeypatch, capsys, tmp_path):
+    """Of a problem of one's own, whose call of set_up is where a network and data are made."""
+    for suffix in ("py", "yaml"):
+        (tmp_path / f"my_weights.{suffix}").write_text((TEMPLATES / f"my_weights.{suffix}").read_text())
+    (tmp_path / "problem").mkdir()
+    (tmp_path / "my_weights.yaml").rename(tmp_path / "problem" / "my_weights.yaml")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["--config-dir", str(tmp_path), "algo=fednest", "problem=my_weights", "output_dir=out"]
+    for word, said in (
+        ("problem.model=networks.Nobody", "fedopt: problem.model=networks.Nobody cannot be imported"),
+        ("dataset=npz dataset.path=no.npz", "fedopt: no.npz: there is no such file"),
+    ):
+        result = fedopt(monkeypatch, capsys, *words, *word.split())
+        assert (result.code, result.err.splitlines()[-1].startswith(said)) == (2, True), result.err
 
 
 KEYS = "the keys are the fields of MySgd (my_sgd_{}.py:12), "

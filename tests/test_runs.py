@@ -474,6 +474,11 @@ def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
         words = [f"algo={algo}", *quadratic, "budget.rounds=1", f"output_dir={algo}"]
         assert fedopt(monkeypatch, capsys, *words).err.splitlines()[0].endswith(said)
         assert said in Path(algo, "log.txt").read_text().splitlines()[0]
+    digits = ["algo=fedavg", "problem=classification", "dataset=digits", "budget.rounds=1", "hardware.threads=1"]
+    said = fedopt(monkeypatch, capsys, *digits, "problem.model=softmax").err.splitlines()[0]
+    assert (
+        "; tuned values: preset/fedavg/classification, which were found without dataset=digits problem.model=so" in said
+    )
     sweep = ["-m", "algo=fedmsa,localbsgm,fednest", *quadratic, "output_dir=sweep"]
     config = ["algo=fedmsa,localbsgm,fednest", "problem=quadratic_bilevel"]
     runs = [composed_of([f"algo={algo}", config[1]]) for algo in ("fedmsa", "localbsgm", "fednest")]

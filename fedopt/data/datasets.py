@@ -29,6 +29,7 @@ MOST_MAGNITUDE = 1e15  # of a feature: sums of squares stay within float32
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENTS = ("client_train", "client_test")
 VALIDATES = "val_train"
+ARRAYS = (*KEYS, *CLIENTS, VALIDATES)  # of an .npz
 
 
 @plain_dataclass(frozen=True)
@@ -41,7 +42,7 @@ class LabelledData:
     owners, owners_test: whose each example is, [n] of names or numbers, None where nothing says so.
     validates: which of the training examples are for validation, [n] of bool, None where nothing says so.
     class_names, feature_names: of the classes in order, and of a table's features, where they have names.
-    left_out: how many examples for validation `without_validation` has left out.
+    left_out: how many examples for validation `without_validation` has left out; unread: arrays of the file that nothing reads.
     """
 
     x_train: np.ndarray
@@ -55,6 +56,7 @@ class LabelledData:
     class_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
     left_out: int = 0
+    unread: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> bool:
@@ -153,8 +155,9 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
             refuse_larger(path, sum(array.file_size for array in archive.infolist()))
         with np.load(path, allow_pickle=False) as archive:
             arrays = {}
-            for key in filter(archive.__contains__, (*KEYS, *CLIENTS, VALIDATES)):
+            for key in filter(archive.__contains__, ARRAYS):
                 arrays[key] = archive[key]
+            unread = tuple(name for name in archive.files if name not in ARRAYS)
     except UserError:
         raise
     except Exception as error:  # zipfile and zlib have many ways to say that a file is broken
@@ -167,7 +170,7 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
     missing = [key for key in KEYS if not isinstance(arrays.get(key), np.ndarray)]  # bytes are no array
     if missing:
         raise UserError(f"{path}: {', '.join(missing)} missing, or no array; an .npz needs {', '.join(KEYS)}")
-    return checked(arrays, path, channels, tokens)
+    return replace(checked(arrays, path, channels, tokens), unread=unread)
 
 
 def refuse_larger(path: Path, size: int) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedopt.data.ragged import Ragged
+from fedopt.errors import UserError
 
 Weighted = tuple[Tensor, Tensor]  # numbers of examples, or positions among a client's own, and their weights
 Splits = Mapping[str, Ragged]
@@ -32,6 +33,10 @@ class Steps:
     samples: int | None = None
     split: str | None = None
     replace: bool = False
+
+    def __post_init__(self) -> None:
+        if self.B is not None and self.B < 1:
+            raise UserError(f"B={self.B}: a sample has 1 example or more, or all that a client has where B is null")
 
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
         """The number of local steps of each of these clients."""

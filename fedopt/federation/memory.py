@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
+from fedopt.errors import UserError
+
 
 class Memory:
     """A row for each client, [M, d]. It is a value, as tensors are: `replaced` gives another one, which shares all other rows with
@@ -20,15 +22,23 @@ class Memory:
         return len(self._rows)
 
     def rows(self, clients: np.ndarray) -> Tensor:
-        """[clients, d]."""
+        """[clients, d]. Raises UserError where a client has no row."""
+        self._check(clients)
         return torch.stack([self._rows[i] for i in clients])
 
     def replaced(self, clients: np.ndarray, rows: Tensor) -> "Memory":
-        """With other rows for these clients, [clients, d]."""
+        """With other rows for these clients, [clients, d]. Raises UserError where a client has no row."""
+        self._check(clients)
         new = Memory(self._rows)
         for i, row in zip(clients, rows, strict=True):
             new._rows[i] = row.clone()  # by itself: it would keep the whole cohort's tensor alive
         return new
+
+    def _check(self, clients: np.ndarray) -> None:
+        if max(clients, default=-1) >= len(self._rows):
+            raise UserError(
+                f"client {max(clients)} has no row in a Memory of {len(self._rows)}: every client has one, from 0 on"
+            )
 
     def changed(self, since: "Memory") -> np.ndarray:
         """The clients whose rows are not those of an earlier memory."""

@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedopt import models, modules
-from fedopt.data.datasets import LabelledData
+from fedopt.data.datasets import ARRAYS, LabelledData
 from fedopt.data.partitioners import ByColumn
 from fedopt.data.world import World
 from fedopt.errors import UserError
@@ -159,6 +159,8 @@ class Supervised(Problem):
             said.append(f"{data.left_out:,} for validation are not used")
         if data.owners is not None and not isinstance(self.world.partitioner, ByColumn):
             said.append("whose each row is goes unused, which partitioner=by_column divides by")
+        if data.unread:
+            said.append(f"nothing reads the arrays {', '.join(data.unread)}; those known are {', '.join(ARRAYS)}")
         if isinstance(self.net, modules.FlatModule) and self.net.remark:
             said.append(self.net.remark)
         return "; ".join(said)

@@ -21,18 +21,10 @@ def main() -> None:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Print the tables; write the files. Raises UserError when there is no run to compare."""
+    """Write the files, and print the tables. Raises UserError when there is no run to compare."""
     wanted = (arguments.metric, arguments.x, arguments.target, arguments.group_by, arguments.names)
     found = compared(arguments.paths, *wanted, arguments.at, arguments.exclude, arguments.label)
-    shown, _ = shown_table(found, arguments.columns, arguments.decimals)
-    print_table(shown, right=[str(name) for name in shown.columns[1:] if name != "status"])
-    tests = told(found.paired)
     base = arguments.out / "compare"
-    if len(tests):
-        at = "last values" if found.at is None else f"values at {amount(found.x, found.at)}"
-        print_table(
-            tests, list(tests.columns[1:]), f"{at}, seed by seed; two-sided paired t-test, Holm: over all pairs"
-        )
     pictures = [base.with_suffix(f".{name}") for name in arguments.format]
     how = Look(
         smooth=arguments.smooth,
@@ -45,8 +37,16 @@ def compare(arguments: argparse.Namespace) -> None:
     )
     curves = base.with_name("compare_curves.csv")
     write_table(curves, found.draw(*pictures, **asdict(how)))
-    print(f"figure: {' '.join(found.explained(how).split())}")
     written = found.write(arguments.out, arguments.table, arguments.columns, arguments.decimals)
+    shown, _ = shown_table(found, arguments.columns, arguments.decimals)
+    print_table(shown, right=[str(name) for name in shown.columns[1:] if name != "status"])
+    tests = told(found.paired)
+    if len(tests):
+        at = "last values" if found.at is None else f"values at {amount(found.x, found.at)}"
+        print_table(
+            tests, list(tests.columns[1:]), f"{at}, seed by seed; two-sided paired t-test, Holm: over all pairs"
+        )
+    print(f"figure: {' '.join(found.explained(how).split())}")
     print(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")
 
 

@@ -252,7 +252,7 @@ def compared(
         dict(zip(by, group, strict=True)) | {"label": label} | summary(members, metric, x, target)
         for group, (label, members) in zip(found, cut.items(), strict=True)
     ]
-    warn(by, groups, runs, at)
+    warn(by, groups, runs, metric, at)
     table = pd.DataFrame(rows) if at is None else pd.DataFrame(rows).assign(at=at)
     return Comparison(table, by, groups, metric, x, target, at, slots)
 

@@ -127,7 +127,11 @@ def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequenc
 
 
 def warn(
-    by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], runs: Sequence[Recorded], at: float | None
+    by: Sequence[str],
+    groups: Mapping[str, Sequence[Recorded]],
+    runs: Sequence[Recorded],
+    metric: str,
+    at: float | None,
 ) -> None:
     """Say on stderr what makes the comparison unequal."""
     pooled = list(dict.fromkeys(key for members in groups.values() for key in differing(members)))
@@ -146,6 +150,11 @@ def warn(
         if early:
             say(f"--at={at:g}: runs of {', '.join(early)} end earlier, and have their last values in the table")
     _warn_of_evaluations(by, groups)
+    for label, members in groups.items():
+        if worse := sum(_worse(run, metric) for run in members):
+            say(
+                f"{label}: {worse} of {len(members)} runs end with a worse {metric} than they began with: are the steps too long?"
+            )
     tuned: dict[str, dict[str, bool]] = {}
     for run in runs:
         if {"algo", "problem", "preset"} <= run.keys.keys():  # a config that somebody sent may lack them
@@ -157,6 +166,12 @@ def warn(
             say(
                 f"{problem}: {with_} ran with tuned values (a preset), {without} without: budgets and step sizes may be unequal"
             )
+
+
+def _worse(run: Recorded, metric: str) -> bool:
+    """Whether it has not learnt: its last value is worse than its first, before any round."""
+    values, higher = run.values(metric), run.metric(metric).better == "higher"
+    return run.table["round"].iloc[0] == 0 and bool(values[-1] < values[0] if higher else values[-1] > values[0])
 
 
 def _besides(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]]) -> list[str]:
