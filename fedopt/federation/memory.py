@@ -35,9 +35,10 @@ class Memory:
         return new
 
     def _check(self, clients: np.ndarray) -> None:
-        if max(clients, default=-1) >= len(self._rows):
+        last = np.max(clients, initial=-1)
+        if last >= len(self._rows):
             raise UserError(
-                f"client {max(clients)} has no row in a Memory of {len(self._rows)}: every client has one, from 0 on"
+                f"client {last} has no row in a Memory of {len(self._rows)}: every client has one, from 0 on"
             )
 
     def changed(self, since: "Memory") -> np.ndarray:
