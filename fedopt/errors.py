@@ -51,10 +51,14 @@ def too_large(error: BaseException) -> bool:
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """The words that suggest the known name nearest to a mistyped one, empty where none is near enough."""
-    leaves = {name.split(".")[-1]: name for name in known}
-    found = get_close_matches(word, known, 1) or [leaves[n] for n in get_close_matches(word.split(".")[-1], leaves, 1)]
-    return f", did you mean {found[0]}?" if found else ""
+    """The words that suggest the known name nearest to a mistyped one, whatever their capitals, empty where none is near enough."""
+    whole = {name.casefold(): name for name in known}
+    leaves = {name.rpartition(".")[2]: of for name, of in whole.items()}
+    typed = word.casefold()
+    for names, text in ((whole, typed), (leaves, typed.rpartition(".")[2])):
+        if found := get_close_matches(text, names, 1):
+            return f", did you mean {names[found[0]]}?"
+    return ""
 
 
 def unknown(group: str, option: str, known: list[str]) -> str:

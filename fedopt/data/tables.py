@@ -58,11 +58,8 @@ class Csv:
                 if len(names) == 1 and ";" in names[0]:
                     raise UserError(f"{path}: has semicolons between its columns; save it with commas")
                 more = f", ... ({len(names)} in all)" * (len(names) > SHOWN)
-                alike = next((name for name in names if name.casefold() == column.casefold()), None)
-                near = f", did you mean {alike}?" if alike else nearest(column, names)
-                raise UserError(
-                    f"dataset.{key}={column}: {path} has no such column{near}; it has {', '.join(names[:SHOWN])}{more}"
-                )
+                has = f"it has {', '.join(names[:SHOWN])}{more}"
+                raise UserError(f"dataset.{key}={column}: {path} has no such column{nearest(column, names)}; {has}")
             if (empty := table[column].isna()).any():
                 raise UserError(
                     f"{path}: row {empty.argmax() + 1} below the names has nothing, or NA, in the column {column}"

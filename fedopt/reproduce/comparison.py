@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,7 +29,7 @@ from fedopt.reproduce.groups import (
     with_status,
 )
 from fedopt.reproduce.paired import tests
-from fedopt.reproduce.recorded import ABSENT, PROBLEM, Recorded, usable
+from fedopt.reproduce.recorded import ABSENT, PROBLEM, Recorded, by_problem, usable
 from fedopt.reproduce.tables import in_bytes, latex, markdown, moments, plus_minus, write_table
 from fedopt.results.figures import (
     COSTS,
@@ -120,14 +121,12 @@ class Comparison:
 
     def logarithmic(self, how: Look) -> dict[tuple[str, ...], bool]:
         """For each problem, which has a picture of its own, whether its y axis is logarithmic."""
-        on: dict[tuple[str, ...], list[Recorded]] = {}
-        for of in self.groups.values():
-            on.setdefault(of[0].problem, []).extend(of)
+        runs = {problem: list(chain.from_iterable(of.values())) for problem, of in by_problem(self.groups).items()}
         return {
             problem: spans_decades(of[0].metric(self.metric), np.concatenate([run.values(self.metric) for run in of]))
             if how.logy is None
             else how.logy
-            for problem, of in on.items()
+            for problem, of in runs.items()
         }
 
     def explained(self, how: Look) -> str:

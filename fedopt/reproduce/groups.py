@@ -9,7 +9,7 @@ import numpy as np
 
 from fedopt.command import say
 from fedopt.errors import UserError, nearest
-from fedopt.reproduce.recorded import ABSENT, CHOSEN, Recorded, say_skipped
+from fedopt.reproduce.recorded import ABSENT, CHOSEN, Recorded, by_problem, say_skipped
 from fedopt.reproduce.tables import in_bytes, plus_minus
 from fedopt.results.figures import COSTS, OKABE_ITO
 from fedopt.results.folder import OVER
@@ -204,14 +204,12 @@ def _warn_of_ends(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], x
         )
     if any(key.partition(".")[0] == "budget" for key in by):
         return
-    on: dict[tuple[str, ...], dict[str, float]] = {}
-    for label, costs in ends.items():
-        if costs:
-            on.setdefault(groups[label][0].problem, {})[label] = float(np.mean(costs))
-    for problem, spent in on.items():
+    problems = by_problem({label: of for label, of in groups.items() if ends[label]})
+    for problem, of in problems.items():
+        spent = {label: float(np.mean(ends[label])) for label in of}
         least, most = (choose(spent, key=lambda label: spent[label]) for choose in (min, max))
         if spent[most] > UNEQUAL * spent[least]:
-            where = f" on {problem[0]}" * (len(on) > 1)
+            where = f" on {problem[0]}" * (len(problems) > 1)
             say(
                 f"unequal spends{where}: {least} ends at {amount(x, spent[least])}, {most} at {amount(x, spent[most])}; the "
                 f"table has last values, --x {x} --at {_least(spent[least])} those of equal spends"
@@ -220,11 +218,11 @@ def _warn_of_ends(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], x
 
 def _warn_of_evaluations(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]]) -> None:
     """Say where groups of a problem are evaluated at other intervals."""
-    on: dict[tuple[str, ...], dict[str, list[str]]] = {}
-    for label, of in groups.items():
-        for every in dict.fromkeys(run.keys.get("eval.every", ABSENT) for run in of):
-            on.setdefault(of[0].problem, {}).setdefault(every, []).append(label)
-    for intervals in on.values():
+    for of in by_problem(groups).values():
+        intervals: dict[str, list[str]] = {}
+        for label, members in of.items():
+            for every in dict.fromkeys(run.keys.get("eval.every", ABSENT) for run in members):
+                intervals.setdefault(every, []).append(label)
         if len(intervals) > 1 and "eval.every" not in by:
             said = "; ".join(f"{every} rounds ({', '.join(labels)})" for every, labels in intervals.items())
             say(f"evaluated every {said}: best values, and what a target took, are of these rounds alone")

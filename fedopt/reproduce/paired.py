@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedopt.command import say
-from fedopt.reproduce.recorded import ABSENT, Recorded
+from fedopt.reproduce.recorded import ABSENT, Recorded, by_problem
 from fedopt.results.figures import spans_decades
 
 MOST_TESTED = 6  # groups of a problem of which each pair is tested
@@ -28,11 +28,8 @@ def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame
     if log:
         last["value"] = np.log(last["value"])
     seeds = last.groupby(["seed", "label"])["value"].mean().unstack()
-    on: dict[tuple[str, ...], list[str]] = {}
-    for label, of in groups.items():
-        on.setdefault(of[0].problem, []).append(label)
     rows = []
-    for problem, labels in on.items():
+    for problem, labels in by_problem(groups).items():
         if len(labels) > MOST_TESTED:
             say(f"{problem[0]}: {len(labels)} groups are more than the {MOST_TESTED} of which each pair is tested")
             continue

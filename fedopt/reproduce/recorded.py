@@ -80,6 +80,14 @@ class Recorded:
         return replace(self, table=self.table[reached])
 
 
+def by_problem(groups: Mapping[str, Sequence[Recorded]]) -> dict[tuple[str, ...], dict[str, Sequence[Recorded]]]:
+    """The groups of each problem and data set, by label."""
+    on: dict[tuple[str, ...], dict[str, Sequence[Recorded]]] = {}
+    for label, runs in groups.items():
+        on.setdefault(runs[0].problem, {})[label] = runs
+    return on
+
+
 def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[Recorded]:
     """All runs that can be read, one of each config and seed; what is left out is said on stderr.
 
