@@ -42,7 +42,17 @@ from fedopt.config import (
 )
 from fedopt.errors import UserError, first_line
 from fedopt.interrupts import ctrl_c_kept, ending_at_once
-from fedopt.results.folder import RunFolder, configured, key_of, name_in_sweep, named, numbers_of, place, refuse_links
+from fedopt.results.folder import (
+    ENDED,
+    RunFolder,
+    configured,
+    key_of,
+    name_in_sweep,
+    named,
+    numbers_of,
+    place,
+    refuse_links,
+)
 from fedopt.settings import INTERFACES, Budget, build, cores
 
 MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
@@ -222,8 +232,9 @@ def _job(naming: Container[str] | None, given: Sequence[str], config: DictConfig
     jobs = cores() if parallel == -1 else parallel
     from fedopt.reproduce.sweep import job_of_many, optimised
 
+    there = folder.status() in ENDED
     status = job_of_many(lambda: resolve(config), folder, asked, jobs)
-    print(f"{status:<12} {folder.path}", flush=True)
+    print(f"{status:<12} {folder.path}{', was there already' * there}", flush=True)
     if status == "failed":
         say(f"{folder.path}: {folder.summary().get('error')}")
     if status == "interrupted":

@@ -53,8 +53,8 @@ class Asked:
             return f"tuned values: preset/{preset}{beside}" if preset else ""
         pair = f"{self.chosen.get('algo')} on {self.chosen.get('problem')}"
         if NO_PRESET in self.overrides:
-            return f"{NO_PRESET}: tuned values are left out: steps and budget are defaults"
-        return f"no tuned values for {pair}: steps and budget are defaults"
+            return f"{NO_PRESET}: tuned values are left out: what the command does not say is a default"
+        return f"no tuned values for {pair}: what the command does not say is a default"
 
 
 def options(group: str, folders: Iterable[str | Path] = ()) -> list[str]:

@@ -32,7 +32,7 @@ from fedopt.mistakes import blamed
 from fedopt.own_code import called
 from fedopt.problems.classes import named
 from fedopt.results import checkpoint, figures, journal
-from fedopt.results.card import division, run_card
+from fedopt.results.card import changed, division, run_card
 from fedopt.results.folder import MetricsFile, RunFolder, described, read_json, rows_hash
 from fedopt.results.identity import digits, numbers, refuse_other
 from fedopt.results.progress import Display, announced
@@ -42,6 +42,8 @@ from fedopt.settings import build_target
 # Wall time between checkpoints, at least
 CHECKPOINT_SECONDS = number_of("FEDOPT_CHECKPOINT_SECONDS", 5.0)
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
+OF_OLD_CODE = "{}: is a run from before {} changed; delete the folder to run it anew"
+OF_MIXED_CODE = "{}: goes on with another {} than it began with; delete the folder to run it anew"
 START_OVER = "put back a good copy, or delete checkpoint.safetensors to start this run over with resume=true"
 
 
@@ -130,6 +132,7 @@ class Run:
         self.main = ranks.rank() == 0  # only this rank writes and shows anything
         self.writing = False
         self.at = Progress()
+        self.first = -1  # the round that it begins with, where it does not go on with what is there
         self.next_checkpoint = -math.inf
         self.metrics: MetricsFile | None = None  # of the main rank
         self.tracker: Tracker | None = None
@@ -161,6 +164,7 @@ class Run:
             self.at = progress_of(progress)
             if begin == "longer" and self._share_spent(e) > 1:
                 raise UserError(f"budget: the run in {self.folder.path} is past it, after {self.at.round} rounds")
+        self.first = -1 if resuming else self.at.round
         chosen = self.asked.chosen
         title = (
             f"{chosen.get('algo', type(e.algorithm).__name__)} on {chosen.get('problem', type(e.original).__name__)}"
@@ -209,9 +213,11 @@ class Run:
         size = progress_of(said).rows_size
         if rows_hash(folder.metrics, size) != said.get("rows"):
             raise UserError(f"{folder.metrics}: its rows are not those that the checkpoint counts; {START_OVER}")
-        if said.get("length") != self.belongs["length"]:
-            return "longer"
-        return "done" if folder.status() == "finished" and folder.metrics.stat().st_size == size else "resume"
+        longer = said.get("length") != self.belongs["length"]
+        done = not longer and folder.status() == "finished" and folder.metrics.stat().st_size == size
+        if modules := changed(folder, self.config):
+            command.say((OF_OLD_CODE if done else OF_MIXED_CODE).format(folder.path, modules))
+        return "longer" if longer else "done" if done else "resume"
 
     def _begin_at(self, source: Path, state: Any, e: Experiment) -> Any:
         """The state of another run's checkpoint; rounds, bytes and seconds count on. Raises UserError where it does not fit."""
@@ -321,7 +327,7 @@ class Run:
             for stale in (self.folder.metrics, self.folder.checkpoint, *(self.folder.path / n for n in journal.NAMES)):
                 stale.unlink(missing_ok=True)
             split = e.original.splits["train"]
-            self.folder.write_json("run.json", run_card(self.asked, self.config["seed"], e.original))
+            self.folder.write_json("run.json", run_card(self.asked, self.config, e.original))
             figures.partition(self.folder.path / "partition.png", split, e.original.labels, e.original.class_names)
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
@@ -446,7 +452,7 @@ def _run_in(folder: RunFolder, run: Run) -> str:
             raise UserError(
                 f"{folder.path}: another program moved or removed this folder while the run was writing"
             ) from error
-        record_failure(folder, error, run.asked)
+        record_failure(folder, error, run.asked, run.at.round == run.first and not isinstance(error, OSError))
         if not isinstance(error, OSError):
             raise
         raise UserError(
@@ -461,8 +467,11 @@ def _told(error: Exception) -> str:
     return first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
 
 
-def record_failure(folder: RunFolder, error: Exception, asked: Asked) -> None:
-    """The traceback and the status, as far as the disk takes them, and where no other process is writing."""
+def record_failure(folder: RunFolder, error: Exception, asked: Asked, vacate: bool = False) -> None:
+    """The traceback and the status, as far as the disk takes them, and where no other process is writing.
+
+    vacate: leave nothing else, since nothing was computed.
+    """
     with suppress(OSError, UserError):
         folder.open()
         folder.write_text("traceback.txt", "".join(traceback.format_exception(error)))
@@ -470,4 +479,6 @@ def record_failure(folder: RunFolder, error: Exception, asked: Asked) -> None:
         folder.log(f"failed: {_told(error)}")
         if not (folder.path / "run.json").exists():
             folder.write_json("run.json", asdict(asked))
+        if vacate:
+            folder.vacate()
     folder.close()

@@ -1,10 +1,15 @@
-"""What functions of one's own may not do: write over what they are given, or draw numbers that do not follow the seed."""
+"""Code of one's own: which files it is in, and what its functions may not do: write over what they are given, or draw numbers
+that do not follow the seed."""
 
+import hashlib
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,8 +18,38 @@ from numpy.random import bit_generator
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from fedopt.config import flat
 from fedopt.errors import UserError
 from fedopt.mistakes import SEEDED, is_own, place
+
+
+def sources(config: dict[str, Any]) -> dict[str, str]:
+    """A hash of each module of one's own that a config names a class of, and of those that they take anything from, by name.
+
+    Modules that cannot be imported are left out.
+    """
+    named = (str(value) for key, value in flat(config).items() if key.endswith("_target_") or key == "problem.model")
+    modules = [_module(path.rpartition(".")[0]) for path in named]
+    found: dict[str, str] = {}
+    while modules:
+        module = modules.pop()
+        file = getattr(module, "__file__", None) or ""
+        if module is not None and module.__name__ not in found and is_own(file):
+            found[module.__name__] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:10]
+            modules += [_origin(value) for value in vars(module).values()]
+    return dict(sorted(found.items()))
+
+
+def _module(name: str) -> ModuleType | None:
+    with suppress(Exception):  # whoever builds from it says what is wrong
+        return import_module(name)
+    return None
+
+
+def _origin(value: Any) -> ModuleType | None:
+    """The module that a value is, or is defined in."""
+    name = getattr(value, "__module__", None)
+    return value if isinstance(value, ModuleType) else sys.modules.get(name) if isinstance(name, str) else None
 
 
 @contextmanager

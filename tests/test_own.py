@@ -7,19 +7,23 @@ import shlex
 import subprocess
 import sys
 from collections import namedtuple
+from functools import partial
 from importlib import import_module, invalidate_caches
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from command import ROOT, fedopt
+from command import ROOT, code_of, fedopt
 from harness import small
 
 from fedopt.data.partitioners import Iid
 from fedopt.federation.draws import Steps
 from fedopt.federation.memory import Memory
 from fedopt.new import EXAMPLES, TEMPLATES
+from fedopt.own_code import sources
+from fedopt.reproduce import compare
+from fedopt.results.folder import LEFT_OVER
 
 PAGE = (ROOT / "docs" / "own-methods.md").read_text()  # which shows the templates
 COUNT = itertools.count()
@@ -168,6 +172,28 @@ def mistaken(example, change, engine, monkeypatch, capsys, folder):
     return fedopt(monkeypatch, capsys, "--config-dir", "myconf", *words), f"fedopt: {name}.py:{at}: "
 
 
+def changing(monkeypatch, folder):
+    """Makes algo=mine of the template, in myconf in the folder; gives a function that replaces words of it, as an editor between
+    two commands does, and gives the module's name."""
+    name = f"my_sgd_{next(COUNT)}"
+    text = (TEMPLATES / "my_sgd.py").read_text()
+    (folder / f"{name}.py").write_text(text)
+    group = folder / "myconf" / "algo"
+    group.mkdir(parents=True)
+    (group / "mine.yaml").write_text((TEMPLATES / "my_sgd.yaml").read_text().replace(": my_sgd.", f": {name}."))
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(folder)
+
+    def change(words, others):
+        assert words in text
+        (folder / f"{name}.py").write_text(text.replace(words, others))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        invalidate_caches()
+        return name
+
+    return change
+
+
 @pytest.mark.parametrize("mistake", [*IN_ALGORITHM, *IN_PROBLEM])
 def test_mistakes(mistake, monkeypatch, capsys, tmp_path):
     example = "my_sgd" if mistake in IN_ALGORITHM else "my_regression"
@@ -267,22 +293,67 @@ def test_keys_and_classes(mistake, monkeypatch, capsys, tmp_path):
 
 def test_a_run_that_goes_on_after_its_class_changed(monkeypatch, capsys, tmp_path):
     """Its config folder is not known any more."""
-    name = f"my_sgd_{next(COUNT)}"
-    text = (TEMPLATES / "my_sgd.py").read_text()
-    (tmp_path / f"{name}.py").write_text(text)
-    group = tmp_path / "myconf" / "algo"
-    group.mkdir(parents=True)
-    (group / "mine.yaml").write_text((TEMPLATES / "my_sgd.yaml").read_text().replace(": my_sgd.", f": {name}."))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+    change = changing(monkeypatch, tmp_path)
     words = ["algo=mine", *CHOSEN["my_sgd"][1:], "budget.rounds=2", "output_dir=run"]
     assert fedopt(monkeypatch, capsys, "--config-dir", "myconf", *words).code == 0
-    (tmp_path / f"{name}.py").write_text(text.replace("    eta: float", "    eta: float\n    mu: float"))
-    monkeypatch.delitem(sys.modules, name)
-    invalidate_caches()
+    change("    eta: float", "    eta: float\n    mu: float")
     result = fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", "budget.rounds=3")
     assert result.code == 2
     assert "algo.mu: is missing; the keys are the fields of MySgd" in result.err
+
+
+def test_runs_of_code_that_has_changed(monkeypatch, capsys, tmp_path):
+    """A sweep keeps them and says so, and so does a comparison with runs of the new code."""
+    change = changing(monkeypatch, tmp_path)
+    words = ["--config-dir", "myconf", "-m", "algo=mine,fedavg", *CHOSEN["my_sgd"][1:], "output_dir=runs"]
+    sweep = partial(fedopt, monkeypatch, capsys, *words, "budget.rounds=2", "hardware.threads=1", "preset=none")
+    assert sweep("seed=0").code == 0
+    again = sweep("seed=0")
+    assert again.out.count(", was there already\n") == 2
+    assert "changed" not in again.err
+    name = change("s.x - self.eta * g", "s.x - 0 * self.eta * g")
+    folder = next(path for path in (tmp_path / "runs").iterdir() if path.name.startswith("mine"))
+    before = (folder / "metrics.csv").read_bytes()
+    more = sweep("seed=0,1")
+    assert more.err.count(f": is a run from before {name} changed; delete the folder to run it anew\n") == 1
+    assert (folder / "metrics.csv").read_bytes() == before
+    monkeypatch.setattr(sys, "argv", ["fedopt-compare", "runs"])
+    assert code_of(compare.main) == 0
+    assert f"the runs are of 2 versions of {name}: delete the older ones" in capsys.readouterr().err
+    longer = fedopt(
+        monkeypatch, capsys, "resume=true", f"output_dir='{folder.relative_to(tmp_path)}'", "budget.rounds=3"
+    )
+    assert longer.code == 0, longer.err
+    assert f": goes on with another {name} than it began with; delete" in longer.err
+
+
+def test_modules_that_ones_own_code_takes_from_count(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = [f"{part}_{next(COUNT)}" for part in ("method", "helper", "constants", "other")]
+    method, helper, constants, other = names
+    (tmp_path / f"{method}.py").write_text(f"from {helper} import f\nimport torch\nclass Mine:\n    pass\n")
+    (tmp_path / f"{helper}.py").write_text(f"import {constants}\ndef f():\n    return {constants}.C\n")
+    (tmp_path / f"{constants}.py").write_text("C = 1\n")
+    (tmp_path / f"{other}.py").write_text("")
+    invalidate_caches()
+    import_module(other)
+    assert sorted(sources({"algo": {"_target_": f"{method}.Mine"}, "problem": {"model": "mlp"}})) == sorted(names[:3])
+    assert list(sources({"problem": {"model": f"{constants}.Net"}})) == [constants]
+    assert sources({"algo": {"_target_": "fedopt.algorithms.fedmsa.FedMSA"}, "problem": {"model": "no.such"}}) == {}
+
+
+def test_a_run_that_fails_in_its_first_step_leaves_its_folder_to_the_next(monkeypatch, capsys, tmp_path):
+    change = changing(monkeypatch, tmp_path)
+    words = ["--config-dir", "myconf", "algo=mine", *CHOSEN["my_sgd"][1:], "budget.rounds=3", "output_dir=run"]
+    change("s.x - self.eta * g", "s.y")
+    assert fedopt(monkeypatch, capsys, *words).code != 0
+    assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.name != ".lock") == sorted(LEFT_OVER)
+    change("s.x - self.eta * g", "s.y if fed.r else s.x - self.eta * g")
+    assert fedopt(monkeypatch, capsys, *words).code != 0
+    change("s.x - self.eta * g", "s.x - self.eta * g")
+    refused = fedopt(monkeypatch, capsys, *words)  # a round of it was computed
+    assert "holds a run already (failed): resume=true goes on with it" in refused.err
+    assert fedopt(monkeypatch, capsys, *words, "resume=true").code == 0
 
 
 def test_a_run_that_goes_on_with_another_division(monkeypatch, capsys, tmp_path):

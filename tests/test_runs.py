@@ -469,7 +469,7 @@ def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
     quadratic = ["problem=quadratic_bilevel", "hardware.threads=1", "problem.examples=40", "algo.B=null"]
     for algo, said in (
         ("fedmsa", "; tuned values: preset/fedmsa/quadratic_bilevel"),
-        ("fednest", "; no tuned values for fednest on quadratic_bilevel: steps and budget are defaults"),
+        ("fednest", "; no tuned values for fednest on quadratic_bilevel: what the command does not say is a default"),
     ):
         words = [f"algo={algo}", *quadratic, "budget.rounds=1", f"output_dir={algo}"]
         assert fedopt(monkeypatch, capsys, *words).err.splitlines()[0].endswith(said)

@@ -155,6 +155,13 @@ def warn(
             say(
                 f"{label}: {worse} of {len(members)} runs end with a worse {metric} than they began with: are the steps too long?"
             )
+    versions: dict[str, set[str]] = {}
+    for run in runs:
+        for module, of_file in run.sources.items():
+            versions.setdefault(module, set()).add(of_file)
+    for module, several in versions.items():
+        if len(several) > 1:
+            say(f"the runs are of {len(several)} versions of {module}: delete the older ones to run them anew")
     tuned: dict[str, dict[str, bool]] = {}
     for run in runs:
         if {"algo", "problem", "preset"} <= run.keys.keys():  # a config that somebody sent may lack them

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from io import StringIO
 from pathlib import Path
@@ -34,7 +34,7 @@ class Recorded:
     keys: dotted config keys, values as text, and the names of the options that were chosen (of the class, in runs that do not say);
     apart: the keys in which another run with other numbers differs, but for the seed; digits: the same in runs of the same numbers.
     metrics: what they say of themselves, by name; tuned: whether a preset gave the run a value.
-    x: what is spent, of `COSTS`; table: metrics.csv.
+    x: what is spent, of `COSTS`; table: metrics.csv; sources: a hash of each module of the user's own.
     """
 
     folder: Path
@@ -46,6 +46,7 @@ class Recorded:
     x: str
     table: pd.DataFrame
     tuned: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def metric(self, name: str) -> Metric:
         """What a column says of itself; of a column that is no metric, less is better."""
@@ -171,23 +172,30 @@ def read(folder: Path, x: str) -> Recorded:
     keys = _keys(flat(config))
     keys |= _names(card.get("chosen"), keys)
     status = RunFolder(folder).seen() or "unknown"
-    run = Recorded(folder, keys, apart, digits(same), metrics, status, x, table, _tuned(card))
+    sources = {str(name): str(value) for name, value in _mapping(card.get("sources")).items()}
+    run = Recorded(folder, keys, apart, digits(same), metrics, status, x, table, _tuned(card), sources)
     if not np.isfinite(run.cost()).all():
         raise UserError(f"metrics.csv has rows without {' or '.join(columns)}")
     return run
 
 
+def _mapping(said: Any) -> dict[Any, Any]:
+    """Of a file that somebody may have sent: empty where it is none."""
+    return said if isinstance(said, dict) else {}
+
+
 def _names(chosen: Any, keys: Mapping[str, str]) -> dict[str, str]:
     """The options that run.json says were chosen, from the groups that the config has, and the preset."""
-    named = chosen if isinstance(chosen, dict) else {}
     return {
-        group: str(name) for group, name in named.items() if group == "preset" or (group in CHOSEN and group in keys)
+        group: str(name)
+        for group, name in _mapping(chosen).items()
+        if group == "preset" or (group in CHOSEN and group in keys)
     }
 
 
 def _tuned(card: Mapping[str, Any]) -> bool:
     chosen, words = card.get("chosen"), card.get("overrides")
-    preset = chosen.get("preset", "none") if isinstance(chosen, dict) else "none"
+    preset = _mapping(chosen).get("preset", "none")
     return tuned(str(preset), map(str, words) if isinstance(words, list) else ())
 
 

@@ -26,6 +26,7 @@ def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, asked
     """
     with ending_at_once():
         from fedopt import loop
+        from fedopt.results.card import changed
 
     before = folder.status()
     try:
@@ -33,6 +34,8 @@ def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, asked
             config = {**resolved(), "resume": folder.used}
         if before in ENDED:
             refuse_other(folder.path, identity(folder.config()), identity(config))
+            if modules := changed(folder, config):
+                say(loop.OF_OLD_CODE.format(folder.path, modules))
             return before
         return loop.execute(config, lambda: folder.path, asked, jobs)[0]
     except Exception as error:

@@ -15,14 +15,17 @@ import torch
 
 import fedopt
 from fedopt.config import Asked
+from fedopt.own_code import sources
 from fedopt.problems.classes import Problem
+from fedopt.results.folder import RunFolder, read_json
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "torchvision", "pandas", "pydantic", "safetensors")
 
 
-def run_card(asked: Asked, seed: int, problem: Problem) -> dict[str, Any]:
+def run_card(asked: Asked, config: dict[str, Any], problem: Problem) -> dict[str, Any]:
     """How the run was asked for, seed, what the problem's metrics say of themselves, the names of its clients, classes and
-    features, whose data they are, versions, machine, and the commit of the code where it is a git checkout."""
+    features, whose data they are, versions, machine, the commit of the code where it is a git checkout, and hashes of the
+    modules of one's own."""
     named = {
         "clients": problem.splits["train"].names,
         "classes": problem.class_names,
@@ -31,12 +34,13 @@ def run_card(asked: Asked, seed: int, problem: Problem) -> dict[str, Any]:
     return {
         "command": " ".join(sys.argv),
         **asdict(asked),
-        "seed": seed,
+        "seed": config["seed"],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "metrics": [asdict(metric) for metric in problem.metrics],
         **{key: list(names) for key, names in named.items() if len(names)},
         "division": division(problem),
         "commit": _commit(),
+        "sources": sources(config),
         "versions": {
             "fedopt": fedopt.__version__,
             "python": platform.python_version(),
@@ -49,6 +53,13 @@ def run_card(asked: Asked, seed: int, problem: Problem) -> dict[str, Any]:
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
     }
+
+
+def changed(folder: RunFolder, config: dict[str, Any]) -> str:
+    """The modules of one's own that are others now than those that the run in a folder began with, by name; empty where none is."""
+    before, now = read_json(folder.path / "run.json").get("sources"), sources(config)
+    known = before if isinstance(before, dict) else {}
+    return ", ".join(name for name in now if now[name] != known.get(name, now[name]))
 
 
 def division(problem: Problem) -> str:

@@ -26,8 +26,8 @@ COSTS = {  # what a run spends: the columns of metrics.csv whose sum it is, and 
     "bytes": (("bytes_down", "bytes_up"), "communication"),
     "seconds": (("train_seconds",), "training time (s)"),
     "round": (("round",), "rounds"),
-    "grad_calls": (("grad_calls",), "gradients, of all clients"),
-    "oracle_calls": (("grad_calls", "hvp_calls", "jvp_calls"), "gradients, Hessian- and Jacobian-vector products"),
+    "grad_calls": (("grad_calls",), "client gradients"),
+    "oracle_calls": (("grad_calls", "hvp_calls", "jvp_calls"), "client gradients and vector products"),
 }
 STYLE: Any = {  # of a column of a paper, 3.4 inches wide
     "font.size": 8,

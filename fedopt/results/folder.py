@@ -212,6 +212,11 @@ class RunFolder:
         before_it_began = self.summary().get("status") == "failed"
         return bool(there - LEFT_OVER if before_it_began else there)
 
+    def vacate(self) -> None:
+        """Leave the folder to the next run: of one that has failed before it computed anything stays what says how."""
+        for name in {*FILES} - LEFT_OVER - {".lock"}:
+            (self.path / name).unlink(missing_ok=True)
+
     def status(self) -> str | None:
         """The status of the run in this folder, None where there is none."""
         return self.summary().get("status") if self.used else None
