@@ -27,6 +27,7 @@ SMALL = {
     "mco": ["problem.examples=1000"],
     "quadratic_bilevel": ["problem.examples=64"],
     "quadratic_minimax": ["problem.examples=64"],
+    "quadratic_minimisation": ["problem.examples=64"],
     "imbalanced_mnist": [
         "dataset=digits",
         "problem.largest=140",

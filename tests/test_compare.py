@@ -316,6 +316,18 @@ def test_evaluations_at_other_intervals_are_said(tmp_path, command):
     assert "evaluated" not in command(tmp_path / "runs", "--group-by", "algo,eval.every")[-1]
 
 
+@pytest.mark.parametrize(("each", "said"), [(20, False), (30, True)])
+def test_evaluations_at_other_intervals_of_what_is_spent_are_said(each, said, tmp_path, command):
+    """The rounds of an algorithm may have several exchanges."""
+    record(tmp_path / "runs" / "a", (10, 20, 50, 60), eval={"every": 5})
+    record(tmp_path / "runs" / "b", (10, 20, 50), algo=FEDAVG, every=each, eval={"every": 5})
+    line = (
+        f"FedAvg is evaluated every {2 * each} communication rounds, FedMSA every 20 communication rounds: best values"
+    )
+    assert (line in command(tmp_path / "runs")[-1]) == said
+    assert "evaluated" not in command(tmp_path / "runs", "--x", "seconds")[-1]
+
+
 @pytest.mark.parametrize("old", ["fednest", "algo=fednest"])
 def test_a_method_by_its_word_on_the_command_line(old, tmp_path, command):
     for algo in ("fednest", "fedmsa"):

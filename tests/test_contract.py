@@ -237,6 +237,8 @@ def solution(e):
         return x, -torch.linalg.solve(torch.func.jacrev(f_y)(zero), f_y(zero))
     if isinstance(problem, classes.TwoLevelAsBilevel):
         return x, problem.original.level(0, x, xi)
+    if isinstance(problem, classes.MinimisationAsBilevel):
+        return x, problem.start()[1]
     if isinstance(problem, classes.Bilevel):
         y = problem.inner_solution(x)
         hessian = torch.func.jacrev(torch.func.grad(lambda y: problem.g(x, y, xi)))(y)
@@ -250,7 +252,14 @@ def weighted(rows, like):
     return torch.from_numpy(rows), torch.full((len(rows),), 1 / len(rows)).to(like)
 
 
-CLOSED = ("quadratic_bilevel", "quadratic_compositional", "quadratic_minimax", "saddle", "implicit_toy")
+CLOSED = (
+    "quadratic_bilevel",
+    "quadratic_compositional",
+    "quadratic_minimax",
+    "quadratic_minimisation",
+    "saddle",
+    "implicit_toy",
+)
 
 
 @pytest.mark.parametrize(("algo", "problem"), [pair for pair in PAIRS if pair[1] in CLOSED])

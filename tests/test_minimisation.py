@@ -108,6 +108,25 @@ def test_scaffold_with_one_local_step_is_gradient_descent(weighting):
         np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("K", [1, 4])
+def test_where_local_steps_end_on_unlike_clients(K):
+    """K steps of client i contract towards its own minimiser x_i: x - x_i becomes (I - eta A_i)^K (x - x_i). FedAvg ends where the
+    mean of these moves is zero, SCAFFOLD at the solution; with one step they are the same point."""
+    words = ["problem.dim=5", f"algo.tau={K}", "algo.B=null", "algo.eta=0.5", "participation.cohort=6"]
+    ends, p = {}, None
+    for algo in ("fedavg", "scaffold"):
+        e = small(algo, "quadratic_minimisation", *words)
+        p, ends[algo] = e.problem, steps(e, 200)[-1].x.numpy()
+    A, c = (p.per_client[name].numpy() for name in ("A", "c"))
+    moves = [np.eye(5) - np.linalg.matrix_power(np.eye(5) - 0.5 * A_i, K) for A_i in A]
+    towards = [move @ np.linalg.solve(A_i, c_i) for move, A_i, c_i in zip(moves, A, c, strict=True)]
+    drifted, solution = np.linalg.solve(sum(moves), sum(towards)), np.linalg.solve(A.mean(0), c.mean(0))
+    np.testing.assert_allclose(ends["fedavg"], drifted, rtol=1e-9)
+    np.testing.assert_allclose(ends["scaffold"], solution, rtol=1e-9)
+    np.testing.assert_allclose(p.optimum.numpy(), solution, rtol=1e-12)
+    assert (np.linalg.norm(drifted - solution) > 0.01) == (K > 1)
+
+
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("algo", ["fedavg", "fedprox", "scaffold"])
 def test_what_is_minimised_is_what_train_loss_reports(algo, weighting):

@@ -149,7 +149,7 @@ def warn(
         early = [label for label, of in groups.items() if any(run.cost()[-1] * UNEQUAL < at for run in of)]
         if early:
             say(f"--at={at:g}: runs of {', '.join(early)} end earlier, and have their last values in the table")
-    _warn_of_evaluations(by, groups)
+    _warn_of_evaluations(by, groups, runs[0].x)
     for label, members in groups.items():
         if worse := sum(_worse(run, metric) for run in members):
             say(
@@ -223,16 +223,25 @@ def _warn_of_ends(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], x
             )
 
 
-def _warn_of_evaluations(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]]) -> None:
-    """Say where groups of a problem are evaluated at other intervals."""
+def _warn_of_evaluations(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], x: str) -> None:
+    """Say where groups of a problem are evaluated at other intervals, of rounds or of more than twice as much of what is spent."""
     for of in by_problem(groups).values():
         intervals: dict[str, list[str]] = {}
+        spaced: dict[str, float] = {}
         for label, members in of.items():
             for every in dict.fromkeys(run.keys.get("eval.every", ABSENT) for run in members):
                 intervals.setdefault(every, []).append(label)
+            if gaps := [gap for run in members for gap in np.diff(run.cost())]:
+                spaced[label] = float(np.median(gaps))
         if len(intervals) > 1 and "eval.every" not in by:
             said = "; ".join(f"{every} rounds ({', '.join(labels)})" for every, labels in intervals.items())
             say(f"evaluated every {said}: best values, and what a target took, are of these rounds alone")
+        elif spaced and max(spaced.values()) > 2 * min(spaced.values()) and x != "seconds":
+            rarely, often = (choose(spaced, key=lambda label: spaced[label]) for choose in (max, min))
+            say(
+                f"{rarely} is evaluated every {amount(x, spaced[rarely])}, {often} every {amount(x, spaced[often])}: best "
+                "values, and what a target took, are as coarse; eval.every, in rounds, makes them alike"
+            )
 
 
 def _least(number: float) -> str:

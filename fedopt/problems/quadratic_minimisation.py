@@ -1,0 +1,54 @@
+"""A strongly convex quadratic whose solution is known, for methods of plain minimisation.
+
+    f_i(x) = 1/2 x'A_i x - (c_i + noise)'x
+
+With the means over clients written without index, the solution solves A x = c. Methods of plain local steps end elsewhere where
+clients are unlike (tests/test_minimisation.py has the closed form).
+"""
+
+from collections import namedtuple
+from dataclasses import dataclass
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from fedopt.metrics import DISTANCE, OBJECTIVE
+from fedopt.problems.classes import Minimisation
+from fedopt.problems.quadratics import Quadratic, gaussian, spd
+
+Sample = namedtuple("Sample", "A c")
+
+
+@dataclass(eq=False)
+class QuadraticMinimisation(Quadratic, Minimisation):
+    """dim: dimension of x.
+
+    conditioning, heterogeneity, noise, examples: see `Quadratic`.
+    """
+
+    dim: PositiveInt
+
+    metrics = (DISTANCE, OBJECTIVE)
+
+    def __post_init__(self) -> None:
+        family = self.families()
+        self.splits = self.world.split(self.examples)
+        terms = Sample(A=family(spd, self.dim, self.conditioning), c=family(gaussian, self.dim))
+        self.set_up(terms, {"c": "train"})
+        self._mean = self.mean(self.weights)
+        self.optimum = self._solution = torch.linalg.solve(*self._mean)
+
+    def start(self) -> tuple[Tensor, ...]:
+        return (self._mean.c.new_ones(self.dim),)
+
+    def f(self, x: Tensor, sample: Sample) -> Tensor:
+        A, c = sample
+        return 0.5 * x @ (A @ x) - c @ x
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        (x,) = point
+        return {
+            "distance": float(torch.linalg.norm(x - self._solution)),
+            "objective": float(self.f(x, self._mean)),
+        }
