@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from fedopt.config import flat
 from fedopt.errors import UserError
 from fedopt.mistakes import SEEDED, is_own, place
+from fedopt.settings import imported
 
 
 def sources(config: dict[str, Any]) -> dict[str, str]:
@@ -29,7 +29,7 @@ def sources(config: dict[str, Any]) -> dict[str, str]:
     Modules that cannot be imported are left out.
     """
     named = (str(value) for key, value in flat(config).items() if key.endswith("_target_") or key == "problem.model")
-    modules = [_module(path.rpartition(".")[0]) for path in named]
+    modules = [_module(path) for path in named]
     found: dict[str, str] = {}
     while modules:
         module = modules.pop()
@@ -40,10 +40,11 @@ def sources(config: dict[str, Any]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _module(name: str) -> ModuleType | None:
-    with suppress(Exception):  # whoever builds from it says what is wrong
-        return import_module(name)
-    return None
+def _module(path: str) -> ModuleType | None:
+    """That the dotted path of a class begins with."""
+    with suppress(UserError):  # who builds from it says what is wrong
+        imported(path, path)
+    return sys.modules.get(path.rpartition(".")[0])
 
 
 def _origin(value: Any) -> ModuleType | None:
