@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import threading
+from functools import partial
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -178,12 +179,17 @@ def test_mistakes_from_python():
 
 
 def test_what_on_eval_raises_is_raised():
-    def failing(row):
-        raise ZeroDivisionError("mine")
+    """The run has failed; before its first round, its folder is free for the next one."""
 
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        api.run(TINY, failing, output_dir="run", quiet=True)
+    def failing(at, row):
+        if row["round"] == at:
+            raise ZeroDivisionError("mine")
+
+    for at in (0, 1):
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            api.run(TINY, partial(failing, at), output_dir="run", quiet=True)
     assert api.load("run").status == "failed"
+    assert api.run([*TINY, "resume=true"], output_dir="run", quiet=True).status == "finished"
 
 
 @pytest.mark.parametrize("times", [1, 2])
