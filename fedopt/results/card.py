@@ -57,8 +57,10 @@ def run_card(asked: Asked, config: dict[str, Any], problem: Problem) -> dict[str
 
 def changed(folder: RunFolder, config: dict[str, Any]) -> str:
     """The modules of one's own that are others now than those that the run in a folder began with, by name; empty where none is."""
-    before, now = read_json(folder.path / "run.json").get("sources"), sources(config)
-    known = before if isinstance(before, dict) else {}
+    known = read_json(folder.path / "run.json").get("sources")
+    if not known or not isinstance(known, dict):
+        return ""  # nothing is imported for a run without code of one's own
+    now = sources(config)
     return ", ".join(name for name in now if now[name] != known.get(name, now[name]))
 
 
