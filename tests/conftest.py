@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -37,3 +38,13 @@ def pictures_of_runs(request, monkeypatch):
 
     if request.node.get_closest_marker("pictures") is None:
         monkeypatch.setattr(figures, "_save", written)
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path_factory):
+    """A test's own modules are forgotten after it: other tests may have others of these names."""
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path_factory.getbasetemp())):
+            del sys.modules[name]

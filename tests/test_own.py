@@ -187,7 +187,7 @@ def changing(monkeypatch, folder):
     def change(words, others):
         assert words in text
         (folder / f"{name}.py").write_text(text.replace(words, others))
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        sys.modules.pop(name, None)
         invalidate_caches()
         return name
 

@@ -58,7 +58,7 @@ def runs(page: Path) -> bool:
 
 
 @pytest.mark.parametrize("page", list(filter(runs, PAGES)), ids=name)
-def test_commands_run(page, monkeypatch, capsys, tmp_path, modules):
+def test_commands_run(page, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of processes that commands start
     names: dict[str, object] = {}
@@ -95,16 +95,6 @@ def run(command: str, further: str, monkeypatch, capsys) -> None:
     else:
         monkeypatch.setattr(sys, "argv", [program, *arguments])
         assert code_of(MAIN[program]) == 0, f"{command}\n{capsys.readouterr().err}"
-
-
-@pytest.fixture
-def modules(tmp_path):
-    """Forget the modules of a page: other pages may have others of these names."""
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
-            del sys.modules[name]
 
 
 def test_the_two_commands(monkeypatch, capsys, tmp_path):
