@@ -150,11 +150,21 @@ def warn(
         if early:
             say(f"--at={at:g}: runs of {', '.join(early)} end earlier, and have their last values in the table")
     _warn_of_evaluations(by, groups, runs[0].x)
+    _warn_of_worse_ends(groups, metric)
+    _warn_of_versions(runs)
+    _warn_of_presets(runs)
+
+
+def _warn_of_worse_ends(groups: Mapping[str, Sequence[Recorded]], metric: str) -> None:
     for label, members in groups.items():
         if worse := sum(_worse(run, metric) for run in members):
             say(
                 f"{label}: {worse} of {len(members)} runs end with a worse {metric} than they began with: are the steps too long?"
             )
+
+
+def _warn_of_versions(runs: Sequence[Recorded]) -> None:
+    """Say which modules of one's own were changed between runs."""
     versions: dict[str, set[str]] = {}
     for run in runs:
         for module, of_file in run.sources.items():
@@ -162,6 +172,10 @@ def warn(
     for module, several in versions.items():
         if len(several) > 1:
             say(f"the runs are of {len(several)} versions of {module}: delete the older ones to run them anew")
+
+
+def _warn_of_presets(runs: Sequence[Recorded]) -> None:
+    """Say, for each problem, which algorithms ran with tuned values and which without."""
     tuned: dict[str, dict[str, bool]] = {}
     for run in runs:
         if {"algo", "problem", "preset"} <= run.keys.keys():  # a config that somebody sent may lack them
