@@ -56,12 +56,16 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
         original: Problem = build_target(config["problem"], "problem", world=world)
     if clients is None:
         check_participation(participation, algorithm, original.clients)
-    if not (known := [metric.name for metric in getattr(original, "metrics", ())]):
+    if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):
         raise UserError(f"{type(original).__name__} does not say what evaluate measures: metrics = (Metric(...),)")
     check(original)
     problem = reduce(original, algorithm.solves)
     if (wanted := evaluation.metric) is not None and wanted not in known:
-        raise UserError(f"eval.metric={wanted}: this problem has {', '.join(known)}{nearest(wanted, known)}")
+        raise UserError(f"eval.metric={wanted}: this problem has {', '.join(known)}{nearest(wanted, [*known])}")
+    if wanted is not None and evaluation.target is not None:
+        known[wanted].check_goal(f"eval.target={evaluation.target:g}")
+    if wanted is not None and settings.keep == "best":
+        known[wanted].check_goal("keep=best")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
     federation = Federation(problem, engine, settings.seed, participation)
     return Experiment(algorithm, original, problem, federation, settings.budget, evaluation, settings.keep, device)

@@ -350,7 +350,8 @@ class Run:
             {name: float(f"{float(found[name]):.10g}") for name in metrics},
         )  # as in metrics.csv
         before, wanted, target = at.best, e.evaluation.metric, e.evaluation.target
-        at.best = {name: m.best([at.final[name], before.get(name, math.nan)]) for name, m in metrics.items()}
+        goals = [m for m in e.problem.metrics if m.better != "neither"]
+        at.best = {m.name: m.best([at.final[m.name], before.get(m.name, math.nan)]) for m in goals}
         if e.keep == "best" and wanted is not None and at.final[wanted] == at.best[wanted] != before.get(wanted):
             self.checkpoint.best = named(e.problem, point)
         if wanted is not None and target is not None and at.to_target is None:

@@ -17,20 +17,21 @@ from fedopt.errors import UserError
 class Metric:
     """name: the column of metrics.csv; label: of an axis; unit: such as %, empty for none.
 
-    better: lower or higher values; scale: of an axis; bounds: whether a run with a value beyond eval.diverged is stopped.
+    better: lower or higher values, or neither, of a quantity that is only watched; scale: of an axis;
+    bounds: whether a run with a value beyond eval.diverged is stopped.
     """
 
     name: str
     label: str
     unit: str = ""
-    better: Literal["lower", "higher"] = "lower"
+    better: Literal["lower", "higher", "neither"] = "lower"
     scale: Literal["linear", "log"] = "linear"
     bounds: bool = False
 
     def __post_init__(self) -> None:
-        if self.better not in ("lower", "higher") or self.scale not in ("linear", "log"):
+        if self.better not in ("lower", "higher", "neither") or self.scale not in ("linear", "log"):
             raise UserError(
-                f"metric {self.name}: better is lower or higher, scale linear or log, not {self.better}, {self.scale}"
+                f"metric {self.name}: better is lower, higher or neither, scale linear or log, not {self.better}, {self.scale}"
             )
 
     @property
@@ -44,13 +45,21 @@ class Metric:
         return -math.inf if self.better == "higher" else math.inf
 
     def best(self, values: Iterable[float]) -> float:
-        """The best of the values, nan where none is finite."""
-        finite = [value for value in values if math.isfinite(value)]
+        """The best of the values, nan where none is finite, or none is better than others."""
+        finite = [value for value in values if math.isfinite(value) and self.better != "neither"]
         return reduce(max if self.better == "higher" else min, finite) if finite else math.nan
 
     def reached(self, value: float, target: float) -> bool:
-        """Whether a value is at least as good as the target."""
+        """Whether a value is at least as good as the target. Raises UserError where no value is better than others."""
+        self.check_goal(f"target {target:g}")
         return value >= target if self.better == "higher" else value <= target
+
+    def check_goal(self, asked: str) -> None:
+        """Raises UserError, which begins with what was asked, where no value is better than others."""
+        if self.better == "neither":
+            raise UserError(
+                f"{asked}: {self.name} is no goal: its problem says that neither more nor less of it is better"
+            )
 
 
 # What several problems measure

@@ -824,7 +824,27 @@ def test_better_and_reached():
     assert (nll.reached(2, 2), nll.reached(2.1, 2)) == (True, False)
     assert not nll.reached(nan, 2)
     assert (auc.worst, nll.worst) == (-np.inf, np.inf)
+    assert np.isnan(Metric("weight", "weight", better="neither").best([1, 2]))
     assert (Metric("a", "A", "%").title, nll.title) == ("A (%)", "loss")
+
+
+def test_a_metric_that_is_no_goal(tmp_path, command, capsys):
+    """No value of it is the best, none is bold, no run ends with a worse one, and no target is reached."""
+    weight = Metric("weight", "weight of a class", better="neither")
+    for seed in (0, 1):
+        for K in (1, 2):
+            values = (K, K + seed + K / 10)
+            folder = record(tmp_path / "runs" / f"{seed}-{K}", values, seed, metric="weight", algo=FEDMSA | {"K": K})
+            (folder / "run.json").write_text(json.dumps({"metrics": [asdict(weight)]}))
+    code, csv, _, err = command(tmp_path / "runs", "--table", "csv,latex")
+    assert (code, err) == (0, "")
+    assert "final_weight_mean" in csv
+    assert "best_weight_mean" not in csv
+    assert "textbf" not in (tmp_path / "out" / "compare.tex").read_text()
+    for asked in ("--columns=best", "--target=2"):
+        code, _, _, err = command(tmp_path / "runs", *asked.split("="))
+        assert code == 2
+        assert "weight is no goal: its problem says that neither more nor less of it is better" in err
 
 
 def test_a_users_metric_is_taken_as_it_says(tmp_path, command):

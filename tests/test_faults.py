@@ -147,6 +147,10 @@ WRONG = {
     "npz without a path": (["algo=fedavg", "problem=classification", "dataset=npz"], ["dataset.path"]),
     "metric that is not there": (["eval.metric=accuracy", "eval.target=1"], ["eval.metric=accuracy", "distance"]),
     "target without metric": (["eval.metric=null"], ["eval.target goes with eval.metric"]),
+    "best by no goal": (
+        ["algo=fed_norm_sgda", "problem=fair_classification", "dataset=digits", "keep=best", "eval.metric=weight_0"],
+        ["keep=best", "weight_0 is no goal"],
+    ),
     "best by nothing": (["keep=best", "eval.metric=null", "eval.target=null"], ["keep=best", "eval.metric"]),
     "neither last nor best": (["keep=first"], ["keep=first", "'last' or 'best'"]),
     "algorithm that cannot be imported": (["algo._target_=fedopt.nothing.Here"], ["algo._target_=fedopt.nothing.Here"]),

@@ -36,7 +36,7 @@ class FairClassification(SupervisedMinimax):
         self._start = (x, x.new_full((C,), 1 / C))
         self._per_share = self.world.tensor(1 / self.class_shares("train"))
         self._test_shares = np.bincount(self._test.y.cpu().numpy(), minlength=C) / len(self._test)
-        class_weights = (Metric(f"weight_{c}", f"weight of class {c}") for c in range(C))
+        class_weights = (Metric(f"weight_{c}", f"weight of class {c}", better="neither") for c in range(C))
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_ACCURACY, *class_weights)
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:

@@ -22,8 +22,10 @@ from fedopt.problems.supervised import Batch, Fraction, Pretraining, Supervised,
 
 FIT_BATCH = 64
 SERVER_LOSS = Metric("server_loss", "loss on the server's examples")
-PERSONAL_DISTANCE = Metric("personal_distance", "distance of x from the clients' own models", scale="log")
-CLIENT_CLASSES = Metric("client_classes", "classes of a client")
+PERSONAL_DISTANCE = Metric(
+    "personal_distance", "distance of x from the clients' own models", better="neither", scale="log"
+)
+CLIENT_CLASSES = Metric("client_classes", "classes of a client", better="neither")
 
 
 class Sample(NamedTuple):

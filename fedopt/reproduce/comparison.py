@@ -272,8 +272,9 @@ def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None)
         "status": ", ".join(f"{n} {status}" for status, n in sorted(statuses.items())),
         **_moments(f"spent_{x}", [run.cost()[-1] for run in runs]),
         **_moments(f"final_{metric}", [run.values(metric)[-1] for run in runs]),
-        **_moments(f"best_{metric}", [described.best(run.values(metric)) for run in runs]),
     }
+    if described.better != "neither":
+        row |= _moments(f"best_{metric}", [described.best(run.values(metric)) for run in runs])
     if target is not None:
         hits = [[described.reached(value, target) for value in run.values(metric)] for run in runs]
         costs = [run.cost()[hit][0] for run, hit in zip(runs, hits, strict=True) if any(hit)]
@@ -299,17 +300,20 @@ def shown_table(
     counts = {name: rows[name].astype(str) for name in ("runs", "seeds", "status")}
     final = "final" if found.at is None else f"at {amount(x, found.at)}:"
     of_metric = partial(plus_minus, decimals=decimals)
-    # heading, column of the CSV, how a value is shown, whether higher is better
-    values: dict[str, tuple[str, str, Any, bool]] = {
-        "spent": (COSTS[x][1], f"spent_{x}", in_bytes if x == "bytes" else plus_minus, False),
-        "final": (f"{final} {described.title}", f"final_{metric}", of_metric, described.better == "higher"),
-        "best": (f"best {described.title}", f"best_{metric}", of_metric, described.better == "higher"),
+    # heading, column of the CSV, how a value is shown, what is better
+    values: dict[str, tuple[str, str, Any, str]] = {
+        "spent": (COSTS[x][1], f"spent_{x}", in_bytes if x == "bytes" else plus_minus, "neither"),
+        "final": (f"{final} {described.title}", f"final_{metric}", of_metric, described.better),
     }
+    if described.better != "neither":
+        values["best"] = (f"best {described.title}", f"best_{metric}", of_metric, described.better)
     if target is not None:
-        values["to_target"] = (f"{COSTS[x][1]} to {target:g}", f"{x}_to_target", values["spent"][2], False)
+        values["to_target"] = (f"{COSTS[x][1]} to {target:g}", f"{x}_to_target", values["spent"][2], "lower")
         counts["reached"] = rows["reached"].astype(str) + " of " + rows["runs"].astype(str)
     there = [name for name in COLUMNS if name in counts or name in values]
     if missing := [name for name in columns if name not in there]:
+        if missing[0] == "best":
+            described.check_goal("--columns=best")
         raise UserError(f"--columns={missing[0]}: has values with --target alone")
     heads = {"reached": "reached by"}
     shown = pd.DataFrame({", ".join(found.by): rows["label"].astype(str)})
@@ -319,7 +323,7 @@ def shown_table(
         if name in counts:
             shown[heads.get(name, name)], best[heads.get(name, name)] = counts[name], False
             continue
-        head, column, show, higher = values[name]
+        head, column, show, better = values[name]
         mean, std = rows[f"{column}_mean"], rows[f"{column}_std"]
         cells = [show(*pair) if math.isfinite(pair[0]) else ABSENT for pair in zip(mean, std, strict=True)]
         if name == "to_target":  # a mean over those that reached it alone
@@ -327,7 +331,7 @@ def shown_table(
             cells = [f"{c} ({by})" if of else c for c, by, of in zip(cells, counts["reached"], few, strict=True)]
         shown[head] = cells
         ranked = mean.where(rows["reached"] == rows["runs"]) if name == "to_target" else mean
-        best[head] = False if name == "spent" else _best(ranked, std, show, problems, higher)
+        best[head] = better != "neither" and _best(ranked, std, show, problems, better == "higher")
     return shown, best
 
 

@@ -191,8 +191,9 @@ def _warn_of_presets(runs: Sequence[Recorded]) -> None:
 
 def _worse(run: Recorded, metric: str) -> bool:
     """Whether it has not learnt: its last value is worse than its first, before any round."""
-    values, higher = run.values(metric), run.metric(metric).better == "higher"
-    return run.table["round"].iloc[0] == 0 and bool(values[-1] < values[0] if higher else values[-1] > values[0])
+    first, last = run.values(metric)[[0, -1]]
+    worse = {"lower": last > first, "higher": last < first, "neither": False}[run.metric(metric).better]
+    return run.table["round"].iloc[0] == 0 and bool(worse)
 
 
 def _besides(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]]) -> list[str]:

@@ -100,7 +100,7 @@ def _best_of(folder: Path, rows: Sequence[dict[str, Any]], metrics: Sequence[str
     if len(set(metrics)) != 1 or len(found) < 2:
         return ""
     for metric in described(folder / found[0][0]["run"]):
-        if metric.name == metrics[0]:
+        if metric.name == metrics[0] and metric.better != "neither":
             row, value = (max if metric.better == "higher" else min)(found, key=lambda of: of[1])
             return f"best final {metric.name} of one run: {value:.5g}, {row['run']}"
     return ""
