@@ -8,7 +8,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import cycle, islice, product
@@ -243,7 +244,8 @@ def _job(naming: Container[str] | None, given: Sequence[str], config: DictConfig
 
 
 def _prepare_sweep(texts: list[str], folders: list[str]) -> tuple[Path, set[str] | None]:
-    """Check every combination as far as its config tells, so that no mistake ends a sweep half-way.
+    """Check every combination, names first and then values, as far as they tell before data are read, so that no mistake ends a
+    sweep half-way.
 
     Returns the sweep's folder, and the keys whose values name those of its runs: None, all, in a folder of the user's own, and
     where another sweeper chooses the runs.
@@ -251,17 +253,25 @@ def _prepare_sweep(texts: list[str], folders: list[str]) -> tuple[Path, set[str]
     given = {text: _alternatives(word) for text, word in zip(texts, parsed(texts), strict=True)}
     given = {text: words for text, words in given.items() if not text.startswith("hydra")}
     swept = [word for words in given.values() if len(words) > 1 for word in words]
-    found = []
+    found, configs = [], []
     other = any(text.startswith("hydra/sweeper=") for text in texts)
-    for combination in _combinations(list(given.values()), other):
-        try:
+    combinations = list(_combinations(list(given.values()), other))
+    for combination in combinations:
+        with _named(combination, swept):
             config, chosen = composed_of(combination, folders)
-            resolved = resolve(config)
+            configs.append(resolve(config))
             by_hand = {} if tuned(chosen["preset"], combination, folders) else {"preset": "none"}
-            found.append(({key: resolved[key] for key in ("output_dir", "budget", "eval")}, chosen | by_hand))
-        except UserError as error:
-            which = " ".join(word for word in combination if word in swept)
-            raise UserError(str(error) if which in str(error) else f"{which}: {error}") from None
+            found.append(({key: configs[-1][key] for key in ("output_dir", "budget", "eval")}, chosen | by_hand))
+    with ending_at_once():
+        from fedopt.experiment import parts
+    for combination, resolved in zip(combinations, configs, strict=True):
+        with _named(combination, swept):
+            try:
+                parts(resolved)
+            except UserError:
+                raise
+            except Exception:  # of somebody's own code: its run says the line
+                continue
     folders_given = {config["output_dir"] for config, _ in found}
     if len(folders_given) > 1:
         raise UserError(
@@ -276,6 +286,16 @@ def _prepare_sweep(texts: list[str], folders: list[str]) -> tuple[Path, set[str]
     shared = [text for text in given if key_of(text) not in keys]
     folder = named(Path("outputs") / "multirun", lambda of: name_in_sweep(algo, problem, [*shared, *keys], None, of))
     return folder, None if other else keys
+
+
+@contextmanager
+def _named(combination: Sequence[str], swept: Container[str]) -> Iterator[None]:
+    """A mistake says in which of a sweep's combinations it is."""
+    try:
+        yield
+    except UserError as error:
+        which = " ".join(word for word in combination if word in swept and word not in str(error))
+        raise UserError(f"{which}: {error}" if which else str(error)) from None
 
 
 def _combinations(given: list[list[str]], chosen: bool) -> Iterable[Sequence[str]]:

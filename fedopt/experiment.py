@@ -17,7 +17,7 @@ from fedopt.mistakes import place
 from fedopt.own_code import seeded
 from fedopt.problems.checks import check
 from fedopt.problems.classes import Problem, reduce
-from fedopt.settings import Budget, Evaluation, Participation, Settings, build, build_target
+from fedopt.settings import Budget, Evaluation, Participation, Settings, build, build_target, checked, target
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,26 @@ class Experiment:
     device: torch.device
 
 
-def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
-    """Check all values, load the data and build everything. Raises UserError for whatever a user can mend."""
+def parts(config: dict[str, Any]) -> tuple[Settings, Algorithm, Any, Any]:
+    """The settings, the algorithm, the partitioner and the data set, None where the problem has none: all but the problem, of whose
+    values the types are checked, before data are read. Raises UserError for values that one of them does not take."""
     settings = build(Settings, config)
-    participation, hardware, evaluation = settings.participation, settings.hardware, settings.eval
     algorithm: Algorithm = build_target(config["algo"], "algo")
     partitioner = build_target(config["partitioner"], "partitioner")
     dataset = build_target(config["dataset"], "dataset") if config["dataset"].get("_target_") else None
+    checked(*target(config["problem"], "problem"), "problem", "world")
     if isinstance(partitioner, Centralized):
-        participation = replace(participation, cohort=None)
-    if (clients := getattr(partitioner, "clients", None)) is not None:  # before the data are read
-        check_participation(participation, algorithm, clients)
+        settings = replace(settings, participation=replace(settings.participation, cohort=None))
+    if (clients := getattr(partitioner, "clients", None)) is not None:
+        check_participation(settings.participation, algorithm, clients)
+    return settings, algorithm, partitioner, dataset
+
+
+def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
+    """Check all values, load the data and build everything. Raises UserError for whatever a user can mend."""
+    settings, algorithm, partitioner, dataset = parts(config)
+    participation, hardware, evaluation = settings.participation, settings.hardware, settings.eval
+    clients = getattr(partitioner, "clients", None)
 
     device = machine.configure(hardware, jobs)
     autocast = hardware.autocast and getattr(torch, hardware.autocast)

@@ -21,6 +21,8 @@ from fedopt.randomness import Purpose, keyed_rng
 
 # A folder with a conf/algo of its own joins the contract tests: FEDOPT_CONTRACT_CONF=DIR pytest tests/test_contract.py
 EXTRA = os.environ.get("FEDOPT_CONTRACT_CONF")
+if EXTRA and not any(Path(EXTRA, group).is_dir() for group in ("algo", "problem")):
+    raise ValueError(f"FEDOPT_CONTRACT_CONF={EXTRA}: there is no folder algo or problem in it")
 FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 
 SMALL = {

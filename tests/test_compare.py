@@ -72,6 +72,12 @@ def test_means_and_deviations_over_seeds(tmp_path, command):
     assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_equal_values_have_no_deviation():
+    """Not even by the rounding of a sum."""
+    assert tables.moments([0.1] * 3) == (0.1, 0)
+    assert tables.moments([0.1, 0.3]) == pytest.approx((0.2, 0.02**0.5))
+
+
 @pytest.mark.parametrize(
     ("x", "mean", "std"),
     [  # reached in rounds 10 and 20; of 40 and 20, 30 ± sqrt(200)
@@ -114,6 +120,16 @@ def test_who_ends_worse_than_they_began_is_said(tmp_path, command):
     assert command(tmp_path / "runs")[3] == (
         "fedopt: FedMSA: 2 of 3 runs end with a worse test_accuracy than they began with: are the steps too long?\n"
     )
+
+
+@pytest.mark.parametrize(("last", "said"), [(19, ""), (21, "1 of 1 runs end with a train_loss of more than 10 times")])
+def test_a_loss_that_has_grown_many_times_is_said(last, said, tmp_path, command):
+    """Where the metric that is compared does not show it."""
+    folder = record(tmp_path / "runs" / "0", (10, 12), 0)
+    table = pd.read_csv(folder / "metrics.csv").assign(train_loss=[2, last])
+    table.to_csv(folder / "metrics.csv", index=False)
+    err = command(tmp_path / "runs")[3]
+    assert said in err and bool(err) == bool(said)
 
 
 def test_default_metric(tmp_path):
@@ -300,12 +316,13 @@ def test_runs_that_end_elsewhere(tmp_path, command):
     """The table's last values are then not those at the end of the line, which is said."""
     for seed, values in enumerate([(0, 10), (0, 10, 40)]):
         record(tmp_path / "runs" / str(seed), values, seed)
-    said = (
-        "fedopt: FedMSA: its finished runs end between 20 communication rounds and 40 communication rounds; its line ends where "
-        "the first of them does"
-    )
-    assert said in command(tmp_path / "runs")[-1]
+    of_one = "FedMSA between 20 communication rounds and 40 communication rounds; a line ends where the first of its runs does"
+    assert f"fedopt: runs of one group end apart: {of_one}" in command(tmp_path / "runs")[-1]
     assert command(tmp_path / "runs", "--x", "seconds")[-1] == ""
+    for seed, values in enumerate([(0, 10), (0, 10, 40, 50)]):
+        record(tmp_path / "runs" / f"b{seed}", values, seed, algo=FEDAVG)
+    of_two = f"FedAvg between 20 communication rounds and 60 communication rounds; {of_one}"
+    assert f"fedopt: runs of one group end apart: {of_two}" in command(tmp_path / "runs")[-1]
 
 
 def test_evaluations_at_other_intervals_are_said(tmp_path, command):

@@ -224,7 +224,7 @@ def test_metric_improves(algo, problem):
         pytest.skip(
             f"the default steps of {algo} are none for {problem}: give '{algo} {problem}' some in contract.yaml"
         )
-    assert improves
+    assert improves, f"{metric.name} does not get a fifth better: give '{algo} {problem}' other steps in contract.yaml"
 
 
 def solution(e):
@@ -317,7 +317,8 @@ def test_problem_measures_what_it_says(algo, problem):
     values = e.original.evaluate(*point)
     assert {metric.name for metric in e.original.metrics} == set(values)
     assert len(e.original.metrics) == len(values)
-    assert all(isinstance(value, float) for value in values.values())
+    no_floats = [name for name, value in values.items() if not isinstance(value, float)]
+    assert not no_floats, f"evaluate gives other than a float as {', '.join(no_floats)}: write float(...)"
     assert e.original.weights.sum() == pytest.approx(1)
     assert len(e.original.weights) == e.original.clients
     of_fit = ("objective", "personal_accuracy", "worst_personal_accuracy", "personal_distance")

@@ -195,7 +195,7 @@ def test_plain_lines_have_an_eta(monkeypatch, capsys):
     assert [line.partition("eta ")[2] for line in lines] == ["", "0:04:00", "0:00:30", ""]
 
 
-SWEEP = ["-m", "algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=3", "seed=0,1", "algo.alpha=0.05,-1"]
+SWEEP = ["-m", "algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=3", "seed=0,1", "algo.beta=[1],0.05"]
 
 
 def test_sweep(monkeypatch, capsys, tmp_path):
@@ -203,16 +203,17 @@ def test_sweep(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     result = fedopt(monkeypatch, capsys, *SWEEP, "output_dir=sweep", "eval.metric=distance", "eval.target=1e6")
     assert result.code == 1
-    head, wrong, fine = (
+    head, fine, wrong = (
         re.findall(r"[^┃│]*[^┃│ ]", line) for line in result.out.splitlines() if "┃" in line or "│" in line
     )
-    assert [cell.strip() for cell in head] == ["algo.alpha", "runs", "status", "final distance"]
+    assert [cell.strip() for cell in head] == ["algo.beta", "runs", "status", "final distance"]
     assert [cell.strip() for cell in fine[:3]] == ["0.05", "2", "2 finished"]
     assert re.fullmatch(r" *[\d.]+ ± [\d.]+", fine[3])
-    assert [cell.strip() for cell in wrong] == ["-1", "2", "2 failed", "-"]
+    assert [cell.strip() for cell in wrong] == ["[1]", "2", "2 failed", "-"]
     table = pd.read_csv("sweep/sweep.csv")
     assert table["status"].value_counts().to_dict() == {"finished": 2, "failed": 2}
-    assert sorted(zip(table["seed"], table["algo.alpha"], strict=True)) == [(0, -1), (0, 0.05), (1, -1), (1, 0.05)]
+    values = [(seed, value) for seed in range(2) for value in ("0.05", "[1]")]
+    assert sorted(zip(table["seed"], table["algo.beta"], strict=True)) == values
     done = table[table["status"] == "finished"]
     assert (done["target_round"] == 0).all()
     assert done["final_distance"].notna().all()
@@ -224,11 +225,23 @@ def test_sweep(monkeypatch, capsys, tmp_path):
     assert stamps == {name: (Path("sweep") / name / "metrics.csv").stat().st_mtime_ns for name in stamps}
 
 
-def test_sweep_with_a_mistyped_name_runs_nothing(monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algo=fedmsa,fedvag"], "did you mean fedavg"),
+        (["algo=fedmsa,fednest", "algo.alpha=0.1,-1"], "algo=fedmsa: algo.alpha=-1: input should be greater"),
+        (["algo=fedmsa", "seed=0,1", "algo.B=0"], "seed=0: algo.B=0: input"),
+        (["algo=fedmsa", "partitioner.clients=5,0"], "fedopt: partitioner.clients=0: input"),
+        (["algo=fedmsa", "partitioner.clients=5,20", "participation.cohort=9"], "partitioner.clients=5\n"),
+        (["algo=fedmsa", "problem.dx=2,some"], "fedopt: problem.dx=some: input"),
+    ],
+)
+def test_a_sweep_with_a_wrong_combination_runs_nothing(words, said, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    result = fedopt(monkeypatch, capsys, "-m", "algo=fedmsa,fedvag", "problem=quadratic_bilevel")
+    result = fedopt(monkeypatch, capsys, "-m", "problem=quadratic_bilevel", *words)
     assert result.code == 2
-    assert "did you mean fedavg" in result.err
+    assert said in result.err
+    assert result.err.count("\n") == 1
     assert not Path("outputs").exists()
 
 
@@ -363,12 +376,12 @@ def test_quotes_stand_where_they_are_needed(name, word, monkeypatch, tmp_path):
 
 def test_failures_are_said_when_they_happen(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    result = fedopt(monkeypatch, capsys, "-m", *SMALL, "algo.alpha=-1,0.1", "output_dir=sweep")
+    result = fedopt(monkeypatch, capsys, "-m", *SMALL, "algo.beta=[1],0.1", "output_dir=sweep")
     lines = result.err.splitlines()
-    (failed,) = (n for n, line in enumerate(lines) if line.startswith("fedopt: sweep/fedmsa_mco,seed=0,algo.alpha=-1"))
+    (failed,) = (n for n, line in enumerate(lines) if line.startswith("fedopt: sweep/fedmsa_mco,seed=0,algo.beta="))
     (begun,) = (n for n, line in enumerate(lines) if line.startswith("fedmsa on mco, in sweep/"))
     assert failed < begun
-    assert "algo.alpha" in lines[failed].partition(": ")[2]
+    assert "algo.beta" in lines[failed].partition(": ")[2]
 
 
 def test_what_sweepers_optimise(monkeypatch, capsys, tmp_path):
@@ -400,7 +413,7 @@ def test_what_sweepers_optimise(monkeypatch, capsys, tmp_path):
     assert final.keys() == {"finished", "diverged"}
     assert sorted(returned.values()) == [final["finished"], math.inf]
     returned.clear()
-    assert jobs("algo.alpha=-1,-2", "eval.metric=null", "eval.target=null").code == 1
+    assert jobs("algo.beta=[1],[2]", "eval.metric=null", "eval.target=null").code == 1
     assert list(returned.values()) == [None, None]
 
 

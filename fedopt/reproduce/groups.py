@@ -15,6 +15,7 @@ from fedopt.results.figures import COSTS, OKABE_ITO
 from fedopt.results.folder import OVER
 
 UNEQUAL = 1.1  # spends whose ratio is larger are named
+MANY = 10  # times its first value: a loss that has grown to more is named
 
 
 def default_metric(runs: Sequence[Recorded]) -> str:
@@ -156,10 +157,16 @@ def warn(
 
 
 def _warn_of_worse_ends(groups: Mapping[str, Sequence[Recorded]], metric: str) -> None:
+    """Say which groups have runs that have not learnt, by the metric, or else by one that has grown many times over."""
     for label, members in groups.items():
+        told = f"{label}: {{}} of {len(members)} runs end with a"
         if worse := sum(_worse(run, metric) for run in members):
+            say(f"{told.format(worse)} worse {metric} than they began with: are the steps too long?")
+            continue
+        grown = {name: sum(_grown(run, name) for run in members) for name in members[0].metrics}
+        if name := next((name for name in grown if grown[name]), None):
             say(
-                f"{label}: {worse} of {len(members)} runs end with a worse {metric} than they began with: are the steps too long?"
+                f"{told.format(grown[name])} {name} of more than {MANY} times what they began with: are the steps too long?"
             )
 
 
@@ -190,10 +197,16 @@ def _warn_of_presets(runs: Sequence[Recorded]) -> None:
 
 
 def _worse(run: Recorded, metric: str) -> bool:
-    """Whether it has not learnt: its last value is worse than its first, before any round."""
+    """Whether its last value is worse than its first, before any round."""
     first, last = run.values(metric)[[0, -1]]
     worse = {"lower": last > first, "higher": last < first, "neither": False}[run.metric(metric).better]
     return run.table["round"].iloc[0] == 0 and bool(worse)
+
+
+def _grown(run: Recorded, name: str) -> bool:
+    """Whether a metric that would stop the run at eval.diverged has ended many times above its first value, before any round."""
+    first, last = run.values(name)[[0, -1]]
+    return run.metric(name).bounds and run.table["round"].iloc[0] == 0 and bool(last > MANY * first)
 
 
 def _besides(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]]) -> list[str]:
@@ -219,10 +232,10 @@ def _warn_of_ends(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], x
     ends = {label: [run.cost()[-1] for run in of if run.status in whole] for label, of in groups.items()}
     cut = [label for label, costs in ends.items() if len(set(costs)) > 1]
     if cut and x != "seconds":  # which are never the same
-        label, costs = cut[0], ends[cut[0]]
+        between = [f"{label} between {amount(x, min(ends[label]))} and {amount(x, max(ends[label]))}" for label in cut]
         say(
-            f"{label}: its finished runs end between {amount(x, min(costs))} and {amount(x, max(costs))}; its line ends where "
-            "the first of them does, and the table has their own last values"
+            f"runs of one group end apart: {'; '.join(between)}; a line ends where the first of its runs does, and the table has "
+            "their own last values"
         )
     if any(key.partition(".")[0] == "budget" for key in by):
         return
