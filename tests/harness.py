@@ -10,19 +10,20 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hydra.utils import get_class
 from torch.utils._pytree import tree_leaves
 
 from fedopt.config import CONF, composed, plain
+from fedopt.errors import UserError
 from fedopt.experiment import Experiment, assemble
 from fedopt.federation.draws import Drawn
 from fedopt.problems import classes as classes_of
 from fedopt.randomness import Purpose, keyed_rng
+from fedopt.settings import imported
 
 # A folder with a conf/algo of its own joins the contract tests: FEDOPT_CONTRACT_CONF=DIR pytest tests/test_contract.py
 EXTRA = os.environ.get("FEDOPT_CONTRACT_CONF")
 if EXTRA and not any(Path(EXTRA, group).is_dir() for group in ("algo", "problem")):
-    raise ValueError(f"FEDOPT_CONTRACT_CONF={EXTRA}: there is no folder algo or problem in it")
+    raise UserError(f"FEDOPT_CONTRACT_CONF={EXTRA}: there is no folder algo or problem in it")
 FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 
 SMALL = {
@@ -73,7 +74,7 @@ def names(group: str) -> list[str]:
 
 
 if unknown := {word for name in (*OWN, *APPROXIMATE) for word in name.split()} - {*names("algo"), *names("problem")}:
-    raise ValueError(f"{EXTRA}/contract.yaml: there is no algorithm or problem {', '.join(sorted(unknown))}")
+    raise UserError(f"{EXTRA}/contract.yaml: there is no algorithm or problem {', '.join(sorted(unknown))}")
 
 
 def path(group: str, name: str) -> Path:
@@ -96,7 +97,7 @@ def node(group: str, name: str) -> dict[str, Any]:
 
 
 def class_at(group: str, name: str) -> Any:
-    return get_class(read(group, name)["_target_"])
+    return imported(read(group, name)["_target_"], str(path(group, name)))
 
 
 def is_ours(group: str, name: str) -> bool:

@@ -20,7 +20,7 @@ from harness import small
 from fedopt.data.partitioners import Iid
 from fedopt.federation.draws import Steps
 from fedopt.federation.memory import Memory
-from fedopt.new import EXAMPLES, TEMPLATES
+from fedopt.new import EXAMPLES, TEMPLATES, new
 from fedopt.own_code import sources
 from fedopt.reproduce import compare
 from fedopt.results.folder import LEFT_OVER
@@ -537,3 +537,21 @@ def test_contract_settings_and_metrics_of_ones_own(tmp_path):
     test = ["tests/test_contract.py", "-k", which, "-p", "no:cacheprovider"]
     done = subprocess.run([sys.executable, "-m", "pytest", *test], cwd=ROOT, env=env, capture_output=True, text=True)
     assert "2 passed, 1 skipped" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("myconfig", "/myconfig: there is no folder algo or problem in it"),
+        ("myconf", "my_sgd.yaml cannot be imported: there is no module my_sgd; PYTHONPATH is not set"),
+    ],
+)
+def test_files_that_the_contract_does_not_find_are_one_line(where, said, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    new(["algo", "my_sgd"])
+    env = {**os.environ, "FEDOPT_CONTRACT_CONF": str(tmp_path / where)}
+    env.pop("PYTHONPATH", None)
+    test = ["tests/test_contract.py", "-k", "two_ranks", "-p", "no:cacheprovider"]
+    done = subprocess.run([sys.executable, "-m", "pytest", *test], cwd=ROOT, env=env, capture_output=True, text=True)
+    (line,) = filter(None, done.stderr.splitlines())
+    assert (done.returncode, said in line) == (4, True)
