@@ -223,7 +223,9 @@ class Normalised(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Raises ValueError for examples of another shape."""
+        """Raises ValueError for examples of another shape, and TypeError for arrays of numpy."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"the network takes a tensor, not {type(x).__name__}: torch.as_tensor(x) makes one")
         shape = self.input_shape
         if tuple(x.shape[1:]) not in (shape, (math.prod(shape),), shape[1:] if shape[0] == 1 else shape):
             raise ValueError(f"the network takes examples [B, {', '.join(map(str, shape))}], not {list(x.shape)}")

@@ -276,6 +276,8 @@ def test_the_network_takes_raw_images(words):
         loss = F.cross_entropy(logits, labels).item()
     assert loss == pytest.approx(run.final["test_loss"], rel=1e-5)
     assert 100 * (logits.argmax(1) == labels).double().mean().item() == pytest.approx(run.final["test_accuracy"])
+    with pytest.raises(TypeError, match=r"torch.as_tensor\(x\)"):
+        network(DIGITS.images[TEST])
     with pytest.raises(ValueError, match=r"\[B, 1, 8, 8\], not \[1, 8, 8, 1\]"):
         network(images[:1, :, :, None])
     network(images[:3]).sum().backward()

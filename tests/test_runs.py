@@ -283,6 +283,16 @@ def test_a_longer_sweep_finds_its_runs(monkeypatch, capsys, tmp_path):
     assert sorted(pd.read_csv(f"{sweep}/sweep.csv")["run"]) == sorted(Path(path).name for path in after)
 
 
+def test_the_table_has_what_runs_were_not_given(monkeypatch, capsys, tmp_path):
+    """From an option or a preset, in a folder of sweeps that were given other keys."""
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, "-m", "algo=fedmsa", "problem=mco", *SMALL, "output_dir=here").code == 0
+    (usual,) = (yaml.safe_load(path.read_text())["algo"]["K"] for path in tmp_path.rglob("config.yaml"))
+    words = ["algo=fedmsa", "problem=mco", *SMALL, "output_dir=here", f"algo.K={usual + 1}"]
+    assert fedopt(monkeypatch, capsys, "-m", *words).code == 0
+    assert sorted(pd.read_csv("here/sweep.csv")["algo.K"]) == [usual, usual + 1]
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [

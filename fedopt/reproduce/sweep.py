@@ -1,7 +1,7 @@
 """The jobs of a sweep, and its table: one row per run."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedopt.command import say
-from fedopt.config import Asked
+from fedopt.config import Asked, flat
 from fedopt.errors import UserError
 from fedopt.interrupts import ctrl_c_kept, ending_at_once
 from fedopt.reproduce.tables import moments, plus_minus, print_table, write_table
@@ -61,11 +61,13 @@ def optimised(folder: RunFolder, wanted: str | None) -> float | None:
 def report(folder: Path) -> int:
     """Write sweep.csv, print what came out, and return the exit code: 1 when a run failed.
 
-    sweep.csv has one row for each run folder in `folder`: its overrides, status, final and best metrics, and what the target took.
+    sweep.csv has one row for each run folder in `folder`: the values of all keys that one of them was given, status, final and best
+    metrics, and what the target took.
     """
     rows: list[dict[str, Any]] = []
     swept: dict[str, None] = {}
     metrics: list[str] = []
+    configs: list[dict[str, Any]] = []
     for path in sorted(summary.parent for summary in folder.glob("*/summary.json")):
         summary, card = RunFolder(path).summary(), read_json(path / "run.json")
         row = {"run": path.name, "status": summary.get("status")}
@@ -76,7 +78,10 @@ def report(folder: Path) -> int:
         for part, name in (("final", "final"), ("best", "best"), ("to_target", "target")):
             row |= {f"{name}_{metric}": value for metric, value in numbers_of(summary.get(part)).items()}
         rows.append({**row, "error": summary.get("error")})
-        metrics.append(_metric_of(path, card))
+        configs.append(_config_of(path))
+        metrics.append(_metric_of(configs[-1], card))
+    for row, config in zip(rows, configs, strict=True):  # what a run was not given, it has from an option or a preset
+        row |= {key: config[key] for key in swept if key in config and key not in row}
     write_table(folder / "sweep.csv", pd.DataFrame(rows))
     finals = finals_of(rows, metrics, [key for key in swept if len({row.get(key) for row in rows}) > 1])
     if 0 < len(finals) <= MOST_SHOWN:
@@ -106,12 +111,17 @@ def _best_of(folder: Path, rows: Sequence[dict[str, Any]], metrics: Sequence[str
     return ""
 
 
-def _metric_of(path: Path, card: dict[str, Any]) -> str:
+def _config_of(path: Path) -> dict[str, Any]:
+    """A run's values by their dotted keys, none where its config cannot be read."""
+    with suppress(UserError, OSError):
+        return flat(RunFolder(path).config())
+    return {}
+
+
+def _metric_of(config: Mapping[str, Any], card: dict[str, Any]) -> str:
     """The run's eval.metric, else the one that its problem names first; empty where there is none."""
     named = [str(said.get("name")) for said in card.get("metrics", ())]
-    with suppress(UserError, OSError, KeyError, TypeError):
-        named = [RunFolder(path).config()["eval"]["metric"] or named[0]]
-    return named[0] if named else ""
+    return config.get("eval.metric") or next(iter(named), "")
 
 
 def finals_of(rows: Sequence[dict[str, Any]], metrics: Sequence[str], swept: Sequence[str]) -> pd.DataFrame:
