@@ -364,7 +364,7 @@ def test_curves(tmp_path, monkeypatch):
     assert list(first.lines[0].get_ydata()) == pytest.approx([2, 16])  # geometric means of 1, 4 and 16, 16
     assert list(first.lines[1].get_ydata()) == [16, 16]  # C
     assert list(first.lines[2].get_ydata()) == [3, 3]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "C (last value)", "published", "B"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "C (last value)", "3, published", "B"]
     assert "geometric mean of 2 seeds" in figure.legends[0].get_title().get_text()
 
 

@@ -202,7 +202,7 @@ def draw_curves(
                     below = published.y_from is not None and y < published.y_from
                     ends.append((axis, x, published.y_from if below else y, looks[names[label]]["color"]))
         for name, level in published.constants.items():
-            axis.axhline(level, color="black", linestyle=":", linewidth=0.8, label=name)
+            axis.axhline(level, color="black", linestyle=":", linewidth=0.8, label=f"{level:g}, {name}")
         for mark in papers:
             if mark.label in drawn and mark.metric == metric:
                 _draw_mark(axis, mark, looks[names[mark.label]]["color"])
