@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import cycle, islice, product
@@ -22,7 +22,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.core.utils import JobReturn
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 import fedopt
 from fedopt.command import Parser, answer, say
@@ -221,10 +223,11 @@ def _job(naming: Container[str] | None, given: Sequence[str], config: DictConfig
     overrides = [bare if (bare := word.removeprefix("++")) in given else word for word in job.overrides.task]
     sources = [source.path for source in job.runtime.config_sources if source.schema == "file"]
     own = [path for path in sources if Path(path) != CONF]
-    chosen = chosen_of(job.runtime.choices, own)
     if NO_PRESET in given:
         overrides = [NO_PRESET, *overrides]
-        config, chosen = composed_of(overrides, own)
+    chosen = chosen_of(job.runtime.choices, own)
+    with suppress(UserError, HydraException, OmegaConfBaseException):  # `resolve` says what is wrong
+        config, chosen = composed_of(overrides, own)  # as `_prepare_sweep` has it
     asked = Asked(overrides, chosen, own)
     words = [word for word in overrides if naming is None or key_of(word) in naming]
     run = asked.chosen["algo"], asked.chosen["problem"], words, OmegaConf.select(config, "seed")

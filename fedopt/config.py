@@ -48,13 +48,25 @@ class Asked:
         """Which tuned values apply, in words; empty where nothing was chosen."""
         preset = self.chosen.get("preset")
         if preset != "none":
-            others = [word for word in self.overrides if MODEL.match(word)]
+            others = self._unlike_the_usual() if preset else []
             beside = f", which were found without {' '.join(others)}" if others else ""
             return f"tuned values: preset/{preset}{beside}" if preset else ""
         pair = f"{self.chosen.get('algo')} on {self.chosen.get('problem')}"
         if NO_PRESET in self.overrides:
             return f"{NO_PRESET}: tuned values are left out: what the command does not say is a default"
         return f"no tuned values for {pair}: what the command does not say is a default"
+
+    def _unlike_the_usual(self) -> list[str]:
+        """The overrides that choose another model or other data than the problem has by itself."""
+        others = [word for word in self.overrides if MODEL.match(word)]
+        if not others:
+            return []
+        usual, chosen = composed_of([word for word in self.overrides if word not in others], self.folders)
+        return [
+            word
+            for word, read in zip(others, parsed(others), strict=True)
+            if chosen.get(read.key_or_group, OmegaConf.select(usual, read.key_or_group)) != read.value()
+        ]
 
 
 def options(group: str, folders: Iterable[str | Path] = ()) -> list[str]:
@@ -91,8 +103,11 @@ def composed_of(overrides: Iterable[str], folders: Iterable[str | Path] = ()) ->
     try:
         choose = _compose if own else _compose_once  # one's own files may change meanwhile
         config, options = deepcopy(choose(tuple(word for word in words if word not in values), own))
+        metric = OmegaConf.select(config, "eval.metric")
         for override in (read[word] for word in values):
             OmegaConf.update(config, override.key_or_group, override.value())
+        if OmegaConf.select(config, "eval.metric") != metric and "eval.target" not in keys.values():
+            config.eval.target = None  # a preset's is of its own metric
         return config, options
     except (HydraException, OmegaConfBaseException):
         return _compose(words, own)  # whose message is the one that is wanted

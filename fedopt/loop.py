@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -176,7 +176,7 @@ class Run:
             try:
                 ranks.from_main(lambda: self._begin(e, resuming))
                 display.line(
-                    "; ".join(filter(None, [f"{title}, in {self.folder.path}", self.asked.tuned, e.original.remark]))
+                    "; ".join(filter(None, [f"{title}, in {self.folder.path}", self._tuned(), e.original.remark]))
                 )
                 status = self._loop(e, state, display, resuming, logger)
             finally:
@@ -332,7 +332,13 @@ class Run:
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
         how = f"{'resumed' if resuming else 'started'} with {torch.get_num_threads()} threads"
-        self.folder.log("; ".join(filter(None, [how, self.asked.tuned, e.original.remark])))
+        self.folder.log("; ".join(filter(None, [how, self._tuned(), e.original.remark])))
+
+    def _tuned(self) -> str:
+        """Which tuned values apply, by the words that the run was begun with: one that goes on need not be given them again."""
+        words = read_json(self.folder.path / "run.json").get("overrides")
+        begun = map(str, words) if isinstance(words, list) else ()
+        return replace(self.asked, overrides=[*dict.fromkeys([*begun, *self.asked.overrides])]).tuned
 
     def _evaluate(self, e: Experiment, state: Any, display: Display) -> None:
         at, metrics = self.at, {metric.name: metric for metric in e.problem.metrics}

@@ -403,6 +403,11 @@ def test_equal_spends(tmp_path, command, drawn):
     assert (csv["spent_comm_rounds_mean"].tolist(), csv["at"].tolist()) == ([40, 40], [40, 40])
     assert "at 40 communication rounds: test accuracy (%)" in out
     assert drawn[-1].axes[0].lines[0].get_xdata().max() == 80
+    record(tmp_path / "runs" / "c", (10, 20, 30, 40), 1, algo=FEDAVG, every=18)  # at 36, not 40
+    record(tmp_path / "runs" / "d", (10, 20, 30, 40), 2, algo=FEDAVG, every=15)  # at 30
+    err = command(tmp_path / "runs", "--at", 40)[-1]
+    said = "--at=40: the last evaluation by then is at 35.33 communication rounds for FedAvg, at 40 communication rounds for FedMSA"
+    assert said in err
 
 
 def test_problems_are_not_pooled(tmp_path, command):

@@ -18,6 +18,7 @@ from command import ROOT, code_of, fedopt
 from harness import small
 
 from fedopt.data.partitioners import Iid
+from fedopt.errors import UserError
 from fedopt.federation.draws import Steps
 from fedopt.federation.memory import Memory
 from fedopt.new import EXAMPLES, TEMPLATES, new
@@ -489,6 +490,10 @@ def test_the_memory_on_the_page():
     torch.testing.assert_close(second.x, x - 0.1 * gradient)
     assert sorted(third.memory.changed(second.memory)) == sorted(e.federation.at(1).cohort())
     assert not torch.equal(third.x, second.x)
+    with pytest.raises(
+        UserError, match=r"rows of shape \[\d+\] for a Memory whose rows have \[\]: it has one for each"
+    ):
+        Memory(x.new_zeros(6)).replaced(cohort, second.memory.rows(cohort))
 
 
 @pytest.mark.parametrize("lies", [True, False])

@@ -19,7 +19,7 @@ import yaml
 from command import ROOT, TINY, fedopt, run, start, torchrun
 from safetensors import safe_open
 
-from fedopt.config import composed_of, differences, quoted, resolve
+from fedopt.config import Asked, composed_of, differences, quoted, resolve
 from fedopt.results.folder import RunFolder, slug, slug_before
 from fedopt.results.progress import Display
 from fedopt.settings import cores
@@ -454,6 +454,21 @@ def test_a_sweep_over_algorithms_with_a_key_of_theirs(monkeypatch, capsys, tmp_p
     assert (wrong.code, "algo.prox" in wrong.err) == (2, True)
 
 
+def test_a_target_of_another_metric_falls_away(monkeypatch, capsys, tmp_path):
+    """A preset's target is of its own metric; also in a sweep."""
+    monkeypatch.chdir(tmp_path)
+    pair = ["algo=fedavg", "problem=classification", "dataset=digits"]
+    assert composed_of(pair)[0].eval.target is not None
+    assert composed_of([*pair, "eval.metric=test_accuracy"])[0].eval.target is not None
+    assert composed_of([*pair, "eval.metric=test_loss", "eval.target=0.5"])[0].eval.target == 0.5
+    for word in ("eval.metric=test_loss", "eval.metric=null"):
+        assert composed_of([*pair, word])[0].eval.target is None
+    words = [*pair, "eval.metric=test_loss", "budget.rounds=1", "hardware.threads=1", "output_dir=sweep"]
+    assert fedopt(monkeypatch, capsys, "-m", *words).code == 0
+    (summary,) = (json.loads(path.read_text()) for path in tmp_path.rglob("summary.json"))
+    assert summary["to_target"] is None
+
+
 @pytest.mark.filterwarnings("ignore")  # of Optuna's
 def test_a_sweep_without_tuned_values(monkeypatch, capsys, tmp_path):
     """Also of an algorithm that has none."""
@@ -502,6 +517,14 @@ def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
     assert (
         "; tuned values: preset/fedavg/classification, which were found without dataset=digits problem.model=so" in said
     )
+    usual = ["algo=fedavg", "problem=classification", "dataset=mnist", "problem.model=mlp", "problem.widths=[200, 200]"]
+    asked = Asked(usual, composed_of(usual)[1])
+    assert asked.tuned == "tuned values: preset/fedavg/classification"
+    fedopt(monkeypatch, capsys, *digits, "output_dir=first")
+    fedopt(monkeypatch, capsys, "output_dir=first", "resume=true", "budget.rounds=2")
+    *_, resumed, _ = Path("first", "log.txt").read_text().splitlines()
+    assert "resumed" in resumed
+    assert "which were found without dataset=digits" in resumed
     sweep = ["-m", "algo=fedmsa,localbsgm,fednest", *quadratic, "output_dir=sweep"]
     config = ["algo=fedmsa,localbsgm,fednest", "problem=quadratic_bilevel"]
     runs = [composed_of([f"algo={algo}", config[1]]) for algo in ("fedmsa", "localbsgm", "fednest")]

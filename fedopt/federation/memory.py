@@ -27,8 +27,13 @@ class Memory:
         return torch.stack([self._rows[i] for i in clients])
 
     def replaced(self, clients: np.ndarray, rows: Tensor) -> "Memory":
-        """With other rows for these clients, [clients, d]. Raises UserError where a client has no row."""
+        """With other rows for these clients, [clients, d]. Raises UserError where a client has no row, or one of another shape."""
         self._check(clients)
+        if other := {self._rows[i].shape for i in clients} - {rows.shape[1:]}:
+            raise UserError(
+                f"rows of shape {list(rows.shape[1:])} for a Memory whose rows have {list(other.pop())}: it has one for each "
+                "client, such as Memory(x.new_zeros(problem.clients, len(x)))"
+            )
         new = Memory(self._rows)
         for i, row in zip(clients, rows, strict=True):
             new._rows[i] = row.clone()  # by itself: it would keep the whole cohort's tensor alive

@@ -147,9 +147,7 @@ def warn(
     if at is None:
         _warn_of_ends(by, groups, runs[0].x)
     else:
-        early = [label for label, of in groups.items() if any(run.cost()[-1] * UNEQUAL < at for run in of)]
-        if early:
-            say(f"--at={at:g}: runs of {', '.join(early)} end earlier, and have their last values in the table")
+        _warn_of_spends_at(groups, runs[0].x, at)
     _warn_of_evaluations(by, groups, runs[0].x)
     _warn_of_worse_ends(groups, metric)
     _warn_of_versions(runs)
@@ -206,7 +204,8 @@ def _worse(run: Recorded, metric: str) -> bool:
 def _grown(run: Recorded, name: str) -> bool:
     """Whether a metric that would stop the run at eval.diverged has ended many times above its first value, before any round."""
     first, last = run.values(name)[[0, -1]]
-    return run.metric(name).bounds and run.table["round"].iloc[0] == 0 and bool(last > MANY * first)
+    loss = run.metric(name).bounds and run.metric(name).better == "lower"
+    return loss and run.table["round"].iloc[0] == 0 and bool(last > MANY * first)
 
 
 def _besides(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]]) -> list[str]:
@@ -248,6 +247,21 @@ def _warn_of_ends(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]], x
             say(
                 f"unequal spends{where}: {least} ends at {amount(x, spent[least])}, {most} at {amount(x, spent[most])}; the "
                 f"table has last values, --x {x} --at {_least(spent[least])} those of equal spends"
+            )
+
+
+def _warn_of_spends_at(groups: Mapping[str, Sequence[Recorded]], x: str, at: float) -> None:
+    """Say which groups end before this x, and where the last evaluations up to it are far apart."""
+    early = [label for label, of in groups.items() if any(run.cost()[-1] * UNEQUAL < at for run in of)]
+    if early:
+        say(f"--at={at:g}: runs of {', '.join(early)} end earlier, and have their last values in the table")
+    for of in by_problem({label: runs for label, runs in groups.items() if label not in early}).values():
+        spent = {label: float(np.mean([run.until(at).cost()[-1] for run in runs])) for label, runs in of.items()}
+        least, most = (choose(spent, key=lambda label: spent[label]) for choose in (min, max))
+        if spent[most] > UNEQUAL * spent[least]:
+            say(
+                f"--at={at:g}: the last evaluation by then is at {amount(x, spent[least])} for {least}, at "
+                f"{amount(x, spent[most])} for {most}: their values are not of equal spends; eval.every, in rounds, makes evaluations closer"
             )
 
 
