@@ -1,6 +1,6 @@
 """From a resolved config to the objects of a run."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -46,7 +46,7 @@ def parts(config: dict[str, Any]) -> tuple[Settings, Algorithm, Any, Any]:
     dataset = build_target(config["dataset"], "dataset") if config["dataset"].get("_target_") else None
     checked(*target(config["problem"], "problem"), "problem", "world")
     if isinstance(partitioner, Centralized):
-        settings = replace(settings, participation=replace(settings.participation, cohort=None))
+        settings = build(Settings, config | {"participation": config["participation"] | {"cohort": None}})
     if (clients := getattr(partitioner, "clients", None)) is not None:
         check_participation(settings.participation, algorithm, clients)
     return settings, algorithm, partitioner, dataset

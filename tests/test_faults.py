@@ -146,7 +146,7 @@ WRONG = {
     "no data set": ([*DIGITS, "dataset=none"], ["dataset=mnist"]),
     "npz without a path": (["algo=fedavg", "problem=classification", "dataset=npz"], ["dataset.path"]),
     "metric that is not there": (["eval.metric=accuracy", "eval.target=1"], ["eval.metric=accuracy", "distance"]),
-    "target without metric": (["eval.metric=null"], ["eval.target goes with eval.metric"]),
+    "target without metric": (["eval.metric=null", "eval.target=1"], ["eval.target goes with eval.metric"]),
     "best by no goal": (
         ["algo=fed_norm_sgda", "problem=fair_classification", "dataset=digits", "keep=best", "eval.metric=weight_0"],
         ["keep=best", "weight_0 is no goal"],
