@@ -261,7 +261,8 @@ def _warn_of_spends_at(groups: Mapping[str, Sequence[Recorded]], x: str, at: flo
         if spent[most] > UNEQUAL * spent[least]:
             say(
                 f"--at={at:g}: the last evaluation by then is at {amount(x, spent[least])} for {least}, at "
-                f"{amount(x, spent[most])} for {most}: their values are not of equal spends; eval.every, in rounds, makes evaluations closer"
+                f"{amount(x, spent[most])} for {most}: their values are not of equal spends; eval.every, in rounds, makes "
+                "evaluations closer"
             )
 
 
