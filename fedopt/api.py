@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedopt.command import explain, is_mistake, say
-from fedopt.config import Asked, of_folder, quoted, refuse_hydra, resolve
+from fedopt.config import Asked, last_of_each, of_folder, quoted, refuse_hydra, resolve
 from fedopt.errors import UserError, first_line
 from fedopt.interrupts import ctrl_c_kept
-from fedopt.results.folder import RunFolder, configured, described, numbers_of, place, whole_rows
+from fedopt.results.folder import RunFolder, configured, described, numbers_of, place, read_json, whole_rows
 from fedopt.results.identity import digits, numbers
 
 if TYPE_CHECKING:
@@ -145,7 +145,9 @@ class Result:
         from fedopt.results.checkpoint import Checkpoint
 
         with _mistakes_said(), restored():
-            e = assemble(config | {"hardware": {**config.get("hardware", {}), "device": "cpu"}})
+            e = assemble(
+                config | {"hardware": {**config.get("hardware", {}), "device": "cpu"}, "dataset": self._dataset(config)}
+            )
             initial = e.algorithm.init(e.problem)
             checkpoint = Checkpoint(folder.checkpoint, initial)
             state, said = checkpoint.restore(e.federation.ledger)
@@ -157,6 +159,15 @@ class Result:
             point = {name: checkpoint.best[name] for name in e.problem.variables if name in checkpoint.best}
         point = {name: value.detach().cpu().clone() for name, value in point.items()}
         return point, e.problem.network(*point.values())
+
+    def _dataset(self, config: dict[str, Any]) -> dict[str, Any]:
+        """The data set's node, with a file or folder that is not in this working directory from the one in which the run began."""
+        from fedopt.data.datasets import expanded
+
+        node, begun = config.get("dataset", {}), read_json(self.folder / "run.json").get("directory")
+        paths = {key: node.get(key) for key in ("path", "root")}
+        lost = {key: path for key, path in paths.items() if isinstance(path, str) and not expanded(path).exists()}
+        return {**node, **{key: str(Path(str(begun)) / path) for key, path in lost.items() if begun}}
 
 
 def run(
@@ -192,6 +203,7 @@ def run(
     for key, place_of in (("output_dir", output_dir), ("from", start)):
         if place_of is not None:
             overrides.append(f"{key}=" + quoted(str(_folder_of(place_of)).replace("${", "\\${")))
+    overrides = last_of_each(overrides)
     own = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     with _mistakes_said([*overrides, *(f"--config-dir={folder}" for folder in own)]):
         refuse_hydra(overrides)

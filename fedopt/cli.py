@@ -27,14 +27,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import fedopt
-from fedopt.command import Parser, answer, say
+from fedopt.command import Parser, answer, explain, say
 from fedopt.config import (
     CONF,
     NO_PRESET,
     Asked,
+    check_choices,
     chosen_of,
     composed_of,
     differences,
+    last_of_each,
     of_folder,
     parsed,
     quoted,
@@ -82,7 +84,7 @@ def _dispatch(arguments: list[str]) -> int:
     for flags in (("--help", "-h"), ("--version",), ("--multirun", "-m"), ("--resolve",), ("-sc",)):
         parser.add_argument(*flags, action="store_true")
     given = parser.parse_intermixed_args(arguments)
-    given.overrides = [of_folder(word) for word in given.overrides]
+    given.overrides = last_of_each(map(of_folder, given.overrides))
     if given.resolve and not given.cfg:
         raise UserError("--resolve goes with --cfg job")
     if given.schema:
@@ -91,7 +93,7 @@ def _dispatch(arguments: list[str]) -> int:
         print(json.dumps(schema(given.schema, given.folders), indent=2))
     elif given.sc:
         _complete(given.overrides)
-    elif given.help:
+    elif given.help or not arguments:
         from fedopt.help import show
 
         show(given.overrides, given.folders)
@@ -157,8 +159,9 @@ def _limit(folder: RunFolder, summary: Mapping[str, Any]) -> str:
 
 
 def _as_word(folder: Path) -> str:
-    """The override of the shell's that means this folder, with quotes where they are needed."""
-    return shlex.quote(f"output_dir={quoted(str(folder))}")
+    """The override of the shell's that means this folder, which is there, with quotes where they are needed."""
+    plain = re.fullmatch(r"[\w./,=+-]+", str(folder), re.ASCII)
+    return f"output_dir={folder}" if plain else shlex.quote(f"output_dir={quoted(str(folder))}")
 
 
 def _modules() -> str:
@@ -259,6 +262,7 @@ def _prepare_sweep(texts: list[str], folders: list[str]) -> tuple[Path, set[str]
     found, configs = [], []
     other = any(text.startswith("hydra/sweeper=") for text in texts)
     combinations = list(_combinations(list(given.values()), other))
+    check_choices((word for words in given.values() for word in words), folders)
     for combination in combinations:
         with _named(combination, swept):
             config, chosen = composed_of(combination, folders)
@@ -296,9 +300,11 @@ def _named(combination: Sequence[str], swept: Container[str]) -> Iterator[None]:
     """A mistake says in which of a sweep's combinations it is."""
     try:
         yield
-    except UserError as error:
-        which = " ".join(word for word in combination if word in swept and word not in str(error))
-        raise UserError(f"{which}: {error}" if which else str(error)) from None
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        said = explain(error, combination)
+        wrong, _, _ = said.partition("; fedopt --help")
+        which = " ".join(word for word in combination if word in swept and word not in wrong)
+        raise UserError(f"{which}: {said}" if which else said) from None
 
 
 def _combinations(given: list[list[str]], chosen: bool) -> Iterable[Sequence[str]]:

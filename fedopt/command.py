@@ -119,7 +119,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
 def _chooses_own(word: str, group: str) -> bool:
     """Whether a word chooses, in this group, a file of the user's own."""
     key, _, option = word.partition("=")
-    return key == group in GROUPS and option not in options(group)
+    return key == group in GROUPS and "," not in option and option not in options(group)
 
 
 def _meant(word: str, known: list[str]) -> str:

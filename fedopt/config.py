@@ -334,6 +334,11 @@ def of_folder(word: str) -> str:
     return f"{key}={quoted(name)}" if key in ("output_dir", "from") and Path(name).is_dir() else word
 
 
+def last_of_each(words: Iterable[str]) -> list[str]:
+    """The words without those whose key a later one sets again."""
+    return list({word.partition("=")[0].lstrip("+"): word for word in words}.values())
+
+
 @contextmanager
 def _set_aside(hydra: GlobalHydra) -> Iterator[None]:
     """In a job of a sweep, which Hydra itself is running."""

@@ -99,6 +99,8 @@ def _words(error: Exception, frame: traceback.FrameSummary) -> str:
         said += " (None: is a return missing in the function that gives it?)"
     if isinstance(error, AttributeError | NameError) and error.name:
         said += nearest(error.name, _names(error))
+    if isinstance(error, KeyError):
+        said += "".join(f"; {name} has {', '.join(keys)}" for name, keys in _keys(error).items())
     blame = stacked and isinstance(error, RuntimeError)  # torch's; what Python itself says has nothing to do with vmap
     asked = f"; {VMAP}, is at work here: {ONE_BY_ONE}, to find out whether it is to blame" if blame else ""
     return f"{type(error).__name__}: {said}{asked} (HYDRA_FULL_ERROR=1 shows the whole traceback)"
@@ -110,6 +112,13 @@ def _names(error: AttributeError | NameError) -> list[str]:
         return [name for name in dir(error.obj) if not name.startswith("_")]
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return [*frame.f_locals, *frame.f_globals]
+
+
+def _keys(error: KeyError) -> dict[str, list[str]]:
+    """The keys of the dicts with names for keys that a line may have meant, by the dict's name."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    dicts = {name: list(value) for name, value in frame.f_locals.items() if isinstance(value, dict) and value}
+    return {name: keys for name, keys in dicts.items() if all(isinstance(key, str) for key in keys)}
 
 
 def place(function: Any) -> str:

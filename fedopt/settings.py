@@ -223,6 +223,8 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
     undecorated = "__dataclass_fields__" not in own and own.get("__annotations__")
     if lacking or undecorated or not hasattr(cls, "__dataclass_fields__"):
         why = f"does not define {', '.join(lacking)}" if lacking else "is not a dataclass"
+        if "solves" in lacking:
+            why += "; solves: ClassVar = (Minimisation,) says which classes of problems it is for"
         raise UserError(f"{said}: {cls.__name__} {why}")
     return cls, {key: value for key, value in node.items() if not key.startswith("_")}
 

@@ -285,6 +285,23 @@ def test_the_network_takes_raw_images(words):
     assert run.model() is not network
 
 
+def test_the_network_of_data_in_another_directory(tmp_path, monkeypatch):
+    """A relative path is one of the directory where the run began."""
+    images, labels = DIGITS.images.astype(np.uint8), DIGITS.target
+    (tmp_path / "first").mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    arrays = {"x_train": images[:400], "y_train": labels[:400], "x_test": images[400:500], "y_test": labels[400:500]}
+    np.savez("own.npz", **arrays)
+    words = ["algo=fedavg", "problem=classification", "dataset=npz", "dataset.path=own.npz"]
+    run = api.run([*words, "partitioner.clients=5", "participation.cohort=null", "budget.rounds=1"], quiet=True)
+    before = run.model()(torch.from_numpy(arrays["x_test"]))
+    monkeypatch.chdir(tmp_path)
+    torch.testing.assert_close(api.load(run.folder).model()(torch.from_numpy(arrays["x_test"])), before)
+    (tmp_path / "first" / "own.npz").unlink()
+    with pytest.raises(api.UserError, match=r"first/own\.npz: there is no such file"):
+        api.load(run.folder).model()
+
+
 def test_a_problem_without_a_network():
     run = api.run(TINY, quiet=True)
     with pytest.raises(api.UserError, match="has no network"):

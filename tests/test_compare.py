@@ -748,6 +748,8 @@ def test_colours_stay_with_names(tmp_path, command, drawn):
     names = ["--names", "c=C", "--names", "gone=G", "--names", "b=B"]
     _, _, _, err = command(tmp_path / "runs", "--group-by", "algo,algo.K", *names)
     assert "--names=gone=G: no line is called so; there are a, algo.K=1" in err
+    turned = command(tmp_path / "runs", "--group-by", "algo,algo.K", "--names", "C=c")
+    assert (turned[0], "OLD=NEW, and the line is called c: c=C" in turned[3]) == (2, True)
     lines = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in drawn[0].axes[0].lines}
     colours = figures.OKABE_ITO
     assert lines["C, algo.K=1"] == (colours[0], "-")
@@ -829,6 +831,12 @@ def test_numbers_for_people(tmp_path):
     assert [b for _, b in cells] == ["1", "", "x", "2", "3"]
     assert tables.in_bytes(2.5e6, 1e5) == "2.50 ± 0.10 MB"
     assert tables.in_bytes(12, float("nan")) == "12 B"
+    assert tables.unit_of_bytes([6.2e4, 1.7e6, float("nan")]) == "kB"
+    assert tables.unit_of_bytes([6.2e4, 1.7e9]) == "MB"
+    assert tables.in_bytes(6.2e4, 1e3, "MB") == "0.0620 ± 0.0010 MB"
+    assert tables.alike([90.0, 83.95, 75.2], 4) == ["90.00", "83.95", "75.20"]
+    assert tables.alike([1.5, 0.0123], 3) == ["1.5", "0.0123"]
+    assert tables.alike([12.5, 3e-9], 3) == ["12.5", "3e-09"]
     small = [tables.plus_minus(0.001021, 9.4e-5), tables.plus_minus(0.0008, 2e-4), tables.plus_minus(4e-24, 1.3e-24)]
     assert small == ["0.001021 ± 0.000094", "0.00080 ± 0.00020", "(4.0 ± 1.3)e-24"]
     assert r"(4.0 $\pm$ 1.3) $\times 10^{-24}$" in tables.latex(pd.DataFrame({"a": small}))

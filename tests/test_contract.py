@@ -224,7 +224,9 @@ def test_metric_improves(algo, problem):
         pytest.skip(
             f"the default steps of {algo} are none for {problem}: give '{algo} {problem}' some in contract.yaml"
         )
-    assert improves, f"{metric.name} does not get a fifth better: give '{algo} {problem}' other steps in contract.yaml"
+    assert improves, (
+        f"{metric.name} does not get a fifth better: is a sign wrong? Else give '{algo} {problem}' other steps in contract.yaml"
+    )
 
 
 def solution(e):

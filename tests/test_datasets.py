@@ -227,7 +227,7 @@ def test_csv_says_what_is_for_testing(tmp_path):
         ("label\na\nb\n", {}, "no column besides label"),
         ("age,label\n", {}, "has no rows"),
         ("", {}, "is no CSV"),
-        ("a,b\n1,2,3\n1\n1,2,3,4\n", {}, "is no CSV"),
+        ("a,b\n1,2,3\n1\n1,2,3,4\n", {}, "line 4 has 4 fields, and 3 are named"),
         (
             "age,label\n1,0\ninf,1\n2,0\n3,1\ninf,0\n",
             {},
@@ -344,7 +344,11 @@ def test_constant_images_normalise_without_a_warning():
         ({"y_train": np.zeros(12)}, "y_train must be .* whole numbers"),
         ({"y_train": np.zeros((12, 1), dtype=int)}, "y_train must be"),
         ({"x_train": np.zeros((12, 4, 3), dtype=np.int64)}, "x_train must be uint8 or floating point"),
-        ({"x_test": np.full((5, 4, 3), np.nan)}, "x_test has values that are no finite numbers"),
+        ({"x_test": np.full((5, 4, 3), np.nan)}, r"x_test\[0\] has values .* in 4 more examples"),
+        (
+            {"x_test": np.pad(np.full((2, 4, 3), np.nan), ((3, 0), (0, 0), (0, 0)))},
+            r"x_test\[3\] .* in 1 more examples",
+        ),
         ({"x_train": np.zeros(12, dtype=np.uint8)}, "x_train must be .*n, h, w"),
         ({"x_train": np.zeros((12, 4, 3, 1, 1), dtype=np.uint8)}, "x_train must be .*n, h, w"),
         ({"x_train": np.zeros((12, 4, 4), dtype=np.uint8)}, "different shapes"),

@@ -15,6 +15,7 @@ import pytest
 from command import ROOT, TINY, fedopt, run
 from omegaconf import Node
 
+import fedopt as api
 from fedopt import config
 from fedopt.loop import Run
 from fedopt.results.folder import RunFolder, name_in_sweep, slug
@@ -201,7 +202,7 @@ WRONG = {
     ),
     "a key that one algorithm of a sweep has": (
         ["-m", "algo=fedmsa,fednest", "algo.K=2"],
-        ["algo.K", "not every choice of the sweep"],
+        ["algo=fednest: algo.K: there is no such key"],
     ),
     "true for a number": (["algo.K=true"], ["algo.K=true", "must be a number"]),
     "true for a step size": (["algo.alpha=true"], ["algo.alpha=true", "must be a number"]),
@@ -341,6 +342,24 @@ def test_resume_of_what_has_not_begun(monkeypatch, capsys, tmp_path):
     assert result.code == 0
     assert "there is no run in" in result.err
     assert RunFolder(tmp_path / "run").status() == "finished"
+
+
+@pytest.mark.parametrize("words", [["output_dir=none"], ["output_dir=none", "budget.rounds=3", "seed=1"]])
+def test_going_on_with_what_is_not_there(words, monkeypatch, capsys, tmp_path):
+    """Where no algorithm and no problem is named, it is a mistyped folder and not a run to begin."""
+    monkeypatch.chdir(tmp_path)
+    one_line(fedopt(monkeypatch, capsys, "resume=true", *words), "none: there is no run in it to go on with")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(api.UserError, match="there is no run in it"):
+        api.run(["resume=true", *words], quiet=True)
+
+
+def test_going_on_with_another_method(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, "algo=fedmsa", *TINY, "output_dir=run").code == 0
+    for word in ("algo=scaffold", "problem=classification"):
+        wrong = fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", word)
+        one_line(wrong, "run: the run in it was begun with", f", not {word.partition('=')[2]}", "another output_dir")
 
 
 def test_config_folder_after_an_equals_sign(monkeypatch, capsys, tmp_path):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
-from fedopt import models, modules
+from fedopt import assemble, composed, models, modules, resolve
 from fedopt.errors import UserError
 from fedopt.federation.engines import OneByOne, Vectorised
 
@@ -515,6 +515,15 @@ def test_refused_networks(named, message):
         modules.build(named, some(IMAGES)[:2], IMAGES, 10, seed=0)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("problem.model")
+
+
+def test_a_class_of_test_examples_alone_is_named(tmp_path):
+    images = np.zeros((6, 8, 8), np.uint8)
+    arrays = {"x_train": images, "y_train": np.arange(6) % 5, "x_test": images, "y_test": np.arange(6)}
+    np.savez(tmp_path / "own.npz", **arrays)
+    words = ["dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", "problem.model=networks.FiveClasses"]
+    with pytest.raises(UserError, match=r"must give .* 6 classes.*; y_train has classes up to 4, y_test up to 5"):
+        assemble(resolve(composed(["algo=fedavg", "problem=classification", "partitioner.clients=2", *words])))
 
 
 def test_probabilities_are_remarked():

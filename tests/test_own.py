@@ -151,6 +151,7 @@ IN_PROBLEM = {
     "a mistyped name": (F, "return wieght @ (a @ x - b) ** 2", "'wieght' is not defined", None),
     "an if in f": (F, f"return x.sum() if x.sum() > 0 else {F[7:]}", "torch.where(", None),
     "item in f": (F, f"{F} * weight.sum().item()", "value of a tensor", None),
+    "a mistyped key": (F, "sample = {'train': 1}; sample['valid']", "KeyError: 'valid'; sample has train", None),
     "numpy in f": (F, f"import numpy; {F} * numpy.sum(x.numpy())", "torch's function of that name", None),
 }
 

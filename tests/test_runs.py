@@ -132,7 +132,7 @@ def test_ctrl_c(monkeypatch, capsys, tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "resume=true" in out
+    assert out.endswith("fedopt resume=true output_dir=run\n")
     assert "Traceback" not in err
     summary = RunFolder(tmp_path / "run").summary()
     assert summary["status"] == "interrupted"
@@ -143,6 +143,26 @@ def test_ctrl_c(monkeypatch, capsys, tmp_path):
         assert fedopt(monkeypatch, capsys, *arguments).code == 0
     pd.testing.assert_frame_equal(without_time(tmp_path / "run"), without_time(tmp_path / "whole"))
     assert RunFolder(tmp_path / "run").summary()["best"] == RunFolder(tmp_path / "whole").summary()["best"]
+
+
+def test_the_last_word_of_a_key_counts(monkeypatch, capsys, tmp_path):
+    """Also in the folder's name, in what is said of tuned values, and in a sweep."""
+    monkeypatch.chdir(tmp_path)
+    words = ["algo=fedmsa", "problem=mco", *TINY, "seed=3", "algo=fedmsa", "seed=4", "budget.rounds=1"]
+    assert fedopt(monkeypatch, capsys, *words).code == 0
+    (folder,) = (path.parent for path in Path("outputs").rglob("summary.json"))
+    assert "seed=4" in folder.name
+    assert "seed=3" not in folder.name
+    assert json.loads((folder / "run.json").read_text())["overrides"].count("algo=fedmsa") == 1
+    digits = ["algo=fedavg", "problem=classification", "dataset=fashion_mnist", "dataset=digits", "budget.rounds=1"]
+    assert "without dataset=digits;" in fedopt(monkeypatch, capsys, "-m", *digits, "seed=1,2", "seed=5").err
+
+
+def test_no_words_are_answered_by_help(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    alone, asked = fedopt(monkeypatch, capsys), fedopt(monkeypatch, capsys, "--help")
+    assert (alone.code, alone.out) == (0, asked.out)
+    assert not list(tmp_path.iterdir())
 
 
 def test_divergence(monkeypatch, capsys, tmp_path):

@@ -237,7 +237,11 @@ def _examples(
         with np.errstate(over="ignore"):  # of long doubles
             x = x.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64, copy=False)
     if not tokens and x.dtype != np.uint8 and not (np.abs(x) <= MOST_MAGNITUDE).all():
-        raise UserError(f"{where} has values that are no finite numbers, or beyond {MOST_MAGNITUDE:g}")
+        wrong = ~(np.abs(x) <= MOST_MAGNITUDE).reshape(len(x), -1).all(axis=1)
+        others = f", and in {wrong.sum() - 1} more examples" * bool(wrong.sum() > 1)
+        raise UserError(
+            f"{where}[{wrong.argmax()}] has values that are no finite numbers, or beyond {MOST_MAGNITUDE:g}{others}"
+        )
     if x.ndim not in (2, 3, 4):
         raise UserError(f"{where} must be [n, h, w], [n, h, w, channels] or [n, features], not {list(x.shape)}")
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or (y < 0).any():

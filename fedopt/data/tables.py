@@ -1,5 +1,6 @@
 """Tables of features with a column that is the class: CSV files."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -144,6 +145,8 @@ def _read(path: Path) -> pd.DataFrame:
             file.seek(0)
             names = pd.read_csv(file, header=None, nrows=1, dtype=str).iloc[0]
     except (OSError, ValueError) as error:  # pandas' errors are ValueErrors
+        if fields := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
+            raise UserError(f"{path}: line {fields[2]} has {fields[3]} fields, and {fields[1]} are named") from None
         raise UserError(f"{path}: is no CSV in UTF-8 ({first_line(error)}); save it so, with commas") from None
     if table.empty:
         raise UserError(f"{path}: has no rows")

@@ -92,9 +92,13 @@ class World:
             for name, of_clients in splits.items():
                 if lacking := [i for i, part in enumerate(of_clients) if not len(part)]:
                     client = names[lacking[0]] if names else lacking[0]
+                    remedy = (
+                        "mark some of each client's in them, or none at all"
+                        if names
+                        else "another partitioner or fewer clients (partitioner.clients) give each some of both"
+                    )
                     raise UserError(
-                        f"client {client} has no examples in the split {name}: the data say which are for validation, "
-                        "and another partitioner or fewer clients (partitioner.clients) give each some of both"
+                        f"client {client} has no examples in the split {name}: the data say which are for validation; {remedy}"
                     )
             return {name: Ragged(of_clients, names) for name, of_clients in splits.items()}
         halves = []

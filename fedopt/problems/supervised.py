@@ -172,7 +172,13 @@ class Supervised(Problem):
                 raise UserError(
                     f"problem.dropout={dropout}: is for problem.model=mlp; your own network has its nn.Dropout"
                 )
-            return modules.build(self.model, examples.x[[0, len(examples) // 2]], *common)
+            try:
+                return modules.build(self.model, examples.x[[0, len(examples) // 2]], *common)
+            except UserError as error:
+                trained, tested = data.y_train.max(), data.y_test.max()
+                if tested <= trained:
+                    raise
+                raise UserError(f"{error}; y_train has classes up to {trained}, y_test up to {tested}") from None
         if data.tokens:
             raise UserError(
                 f"problem.model={self.model}: sees numbers, and these data are token ids; problem.model=PACKAGE.CLASS is a "

@@ -30,7 +30,16 @@ from fedopt.reproduce.groups import (
 )
 from fedopt.reproduce.paired import tests
 from fedopt.reproduce.recorded import ABSENT, PROBLEM, Recorded, by_problem, usable
-from fedopt.reproduce.tables import in_bytes, latex, markdown, moments, plus_minus, write_table
+from fedopt.reproduce.tables import (
+    alike,
+    in_bytes,
+    latex,
+    markdown,
+    moments,
+    plus_minus,
+    unit_of_bytes,
+    write_table,
+)
 from fedopt.results.figures import (
     COSTS,
     FORMATS,
@@ -325,7 +334,11 @@ def shown_table(
             continue
         head, column, show, better = values[name]
         mean, std = rows[f"{column}_mean"], rows[f"{column}_std"]
+        if show is in_bytes:
+            show = partial(in_bytes, unit=unit_of_bytes(mean.tolist()))
         cells = [show(*pair) if math.isfinite(pair[0]) else ABSENT for pair in zip(mean, std, strict=True)]
+        if show is of_metric and decimals is None and std.isna().all() and np.isfinite(mean).all():  # of single runs
+            cells = alike(mean.tolist(), 4)
         if name == "to_target":  # a mean over those that reached it alone
             few = rows["reached"].between(1, rows["runs"] - 1)
             cells = [f"{c} ({by})" if of else c for c, by, of in zip(cells, counts["reached"], few, strict=True)]
@@ -347,7 +360,9 @@ def _best(mean: pd.Series, std: pd.Series, show: Any, problems: Sequence[Any], h
 
 def told(tested: pd.DataFrame) -> pd.DataFrame:
     """The tests as texts."""
-    return tested.map(lambda v: ABSENT if v != v else f"{v:.3g}" if isinstance(v, float) else str(v))
+    texts = tested.map(lambda v: ABSENT if v != v else f"{v:.3g}" if isinstance(v, float) else str(v))
+    apart = tested.columns[1]
+    return texts.assign(**{apart: alike(tested[apart].tolist(), 3)})
 
 
 def _word(key: str) -> str:

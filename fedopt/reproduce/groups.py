@@ -95,7 +95,7 @@ def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequenc
     colours. Raises UserError for what is no name.
     """
     whole, parts = _parts(by, groups), _parts(by, _shortened(groups))
-    labels = [", ".join(of) or ABSENT for of in parts]
+    labels = [", ".join(of) or (f"no {' or '.join(by)}" if by else ABSENT) for of in parts]
     known = list(dict.fromkeys([*labels, *(part for of in parts for part in of)]))
     long = [*(", ".join(of) for of in whole), *(part for of in whole for part in of)]
     short = dict(zip(long, [*labels, *(part for of in parts for part in of)], strict=True))
@@ -110,6 +110,10 @@ def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequenc
             old = short.get(given, given)
             new[old] = text[len(given) + 1 :]
             places.setdefault(old, place)
+        elif (turned := text.rpartition("="))[2] in known:
+            raise UserError(
+                f"--names={text}: must be OLD=NEW, and the line is called {turned[2]}: {turned[2]}={turned[0]}"
+            )
         else:
             say(f"--names={text}: no line is called so; there are {'; '.join(known)}")
     shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fedopt.results.folder import write_atomically
 
-BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
+BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 
 
 def moments(values: Sequence[float]) -> tuple[float, float]:
@@ -43,10 +43,27 @@ def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
     return f"({mean / 10.0**power:.{after}f} ± {std / 10.0**power:.{after}f})e{power:+03d}"
 
 
-def in_bytes(mean: float, std: float) -> str:
-    """As `plus_minus`, in the largest unit that the mean has one of."""
-    unit, size = next(((unit, size) for unit, size in BYTES.items() if mean >= size), ("B", 1))
-    return f"{plus_minus(mean / size, std / size)} {unit}"
+def in_bytes(mean: float, std: float, unit: str = "") -> str:
+    """As `plus_minus`, in a unit of `BYTES`, or else the largest that the mean has one of."""
+    unit = unit or unit_of_bytes([mean])
+    return f"{plus_minus(mean / BYTES[unit], std / BYTES[unit])} {unit}"
+
+
+def unit_of_bytes(means: Sequence[float]) -> str:
+    """The unit for all of a column: the largest that the smallest has one of, or in which the largest has three digits."""
+    finite = [mean for mean in means if math.isfinite(mean)]
+    small, large = min(finite, default=0), max(finite, default=0)
+    return next((unit for unit, size in BYTES.items() if small >= size or large >= 100 * size), "B")
+
+
+def alike(values: Sequence[float], digits: int) -> list[str]:
+    """Numbers with so many digits each, and then with as many decimals as the one that has most, where these are up to two."""
+    texts = [f"{value:.{digits}g}" for value in values]
+    plain = [text for text in texts if re.fullmatch(r"-?\d+(\.\d+)?", text)]
+    decimals = max((len(text.partition(".")[2]) for text in plain), default=0)
+    if decimals > 2:
+        return texts
+    return [f"{value:.{decimals}f}" if text in plain else text for value, text in zip(values, texts, strict=True)]
 
 
 def rounded(value: object) -> object:

@@ -1,6 +1,7 @@
 """The run card: what it takes to make the same run again."""
 
 import hashlib
+import os
 import platform
 import subprocess
 import sys
@@ -23,8 +24,8 @@ PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "torchvision", "pandas"
 
 
 def run_card(asked: Asked, config: dict[str, Any], problem: Problem) -> dict[str, Any]:
-    """How the run was asked for, seed, what the problem's metrics say of themselves, the names of its clients, classes and
-    features, whose data they are, versions, machine, the commit of the code where it is a git checkout, and hashes of the
+    """How the run was asked for and where, seed, what the problem's metrics say of themselves, the names of its clients, classes
+    and features, whose data they are, versions, machine, the commit of the code where it is a git checkout, and hashes of the
     modules of one's own."""
     named = {
         "clients": problem.splits["train"].names,
@@ -33,6 +34,7 @@ def run_card(asked: Asked, config: dict[str, Any], problem: Problem) -> dict[str
     }
     return {
         "command": " ".join(sys.argv),
+        "directory": os.getcwd(),
         **asdict(asked),
         "seed": config["seed"],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),

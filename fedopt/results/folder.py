@@ -244,7 +244,7 @@ class RunFolder:
 
 def configured(words: Sequence[str], folders: Iterable[str | Path] = ()) -> tuple[DictConfig, dict[str, str]]:
     """The config of a command and the options that it is made of, as `composed_of` gives them; of one that only goes on with a run,
-    that run's. Raises UserError, and hydra's and omegaconf's errors."""
+    that run's. Raises UserError, also where there is none, and hydra's and omegaconf's errors."""
     return _going_on(words) or composed_of(words, folders)
 
 
@@ -252,13 +252,22 @@ def _going_on(words: Iterable[str]) -> tuple[DictConfig, dict[str, str]] | None:
     """What `resume=true output_dir=DIR` without further choices goes on with: the config of the run that is in DIR, with the other
     words' values, and the choices that it was made of. None where the words do not say so, or no run is there."""
     said = {override.key_or_group: override for override in parsed(words)}
-    if "output_dir" not in said or "resume" not in said or set(said) & set(GROUPS):
+    if not {"output_dir", "resume"} <= set(said) or said["resume"].value() is not True:
         return None
     folder = RunFolder(Path(str(said["output_dir"].value())))
-    if said["resume"].value() is not True or not os.path.lexists(folder.path / "config.yaml"):
-        return None
-    chosen = read_json(folder.path / "run.json").get("chosen")
-    return continued(folder.config(), said), {**chosen} if isinstance(chosen, dict) else {}
+    there = os.path.lexists(folder.path / "config.yaml")
+    known = read_json(folder.path / "run.json").get("chosen") if there else None
+    chosen = {**known} if isinstance(known, dict) else {}
+    for group in {"algo", "problem"} & set(said):
+        if (begun := chosen.get(group, wanted := said[group].value())) != wanted:
+            raise UserError(
+                f"{folder.path}: the run in it was begun with {group}={begun}, not {wanted}; another output_dir begins a new one"
+            )
+    if there:
+        return None if set(said) & set(GROUPS) else (continued(folder.config(), said), chosen)
+    if not set(said) & {"algo", "problem", "experiment"}:
+        raise UserError(f"{folder.path}: there is no run in it to go on with; algo= and problem= begin one")
+    return None
 
 
 def place(config: dict[str, Any], asked: Asked) -> Path:
