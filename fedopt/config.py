@@ -27,6 +27,7 @@ from fedopt.settings import Settings, build
 _inside, _beside = Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
 MOST_ALIASES = 20  # of a YAML file: each may double what it stands for
+FOUND_WITHOUT = ", which were found without "  # of tuned values, before choices of model or data
 NO_PRESET = "preset=none"
 GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "preset", "experiment")
 MODEL = re.compile(r"\+*(problem\.(model|widths)|dataset)\b[^=]*=")  # what steps that suit one need not suit in another
@@ -49,7 +50,7 @@ class Asked:
         preset = self.chosen.get("preset")
         if preset != "none":
             others = self._unlike_the_usual() if preset else []
-            beside = f", which were found without {' '.join(others)}" if others else ""
+            beside = f"{FOUND_WITHOUT}{' '.join(others)}" if others else ""
             return f"tuned values: preset/{preset}{beside}" if preset else ""
         pair = f"{self.chosen.get('algo')} on {self.chosen.get('problem')}"
         if NO_PRESET in self.overrides:

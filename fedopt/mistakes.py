@@ -137,10 +137,10 @@ def not_imported(module: str, error: BaseException) -> str:
         searched = f"PYTHONPATH={os.environ['PYTHONPATH']}" if os.environ.get("PYTHONPATH") else "PYTHONPATH is not set"
         if Path(f"{top}.py").is_file() or Path(top).is_dir():
             more = f":{os.environ['PYTHONPATH']}" if os.environ.get("PYTHONPATH") else ""
-            return f"{top} lies in the working directory, which is not searched: type PYTHONPATH=.{more} fedopt ..."
+            return f"{top} lies in the working directory, which is not searched: type PYTHONPATH=.{more} before the command"
         modules = iter_modules(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
         near = nearest(top, [module.name for module in modules])
-        where = f"type PYTHONPATH=FOLDER fedopt ..., FOLDER being where {top}.py lies"
+        where = f"type PYTHONPATH=FOLDER before the command, FOLDER being where {top}.py lies"
         return f"there is no module {top}{near}; {searched}: {where}"
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
     where = f"{_at(own[-1].filename, own[-1].lineno or 0)}: " if own else ""

@@ -382,7 +382,7 @@ def test_pairs_that_differ_by_the_same_have_no_p(tmp_path, command):
     assert tested["p"].isna().tolist() == [True, False, False]
     p = scipy.stats.ttest_rel((80, 90, 85), (70, 82, 76)).pvalue
     assert tested["p (Holm)"].iloc[1:].tolist() == pytest.approx([2 * p, 2 * p])
-    assert re.search(r"a - b +│ +0 +│ +3 +│ +- +│ +-", out)
+    assert re.search(r"a - b +│ +0\.00? +│ +3 +│ +- +│ +-", out)
 
 
 def test_equal_spends(tmp_path, command, drawn):
@@ -549,6 +549,34 @@ def named(folder, choice, *values, seed=0, preset="none", **config):
     card = json.loads((folder / "run.json").read_text())
     card["chosen"] = {"algo": choice, "problem": "mco", "dataset": "None", "preset": preset}
     (folder / "run.json").write_text(json.dumps(card))
+
+
+def test_tuned_values_of_another_model_are_said(tmp_path, command):
+    """By what a run's card says of them, where it has some."""
+    for algo, preset in (("fednest", "fednest/mco"), ("fedmsa", "fedmsa/mco"), ("fedavg", "none")):
+        named(tmp_path / "runs" / algo, algo, 1, 2, preset=preset)
+        path = tmp_path / "runs" / algo / "run.json"
+        said = f"tuned values: preset/{preset}, which were found without dataset=digits problem.widths=[9]"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"overrides": [], "tuned": said}))
+    said = (
+        "fedopt: the tuned values of fedmsa, fednest were found without dataset=digits problem.widths=[9]: they may be"
+    )
+    assert said in command(tmp_path / "runs")[-1]
+
+
+def test_percentages_have_the_ends_of_percentages(tmp_path, command, drawn):
+    """Also where a band goes beyond them; what is no percentage, and --ylim, are left alone."""
+    for seed, values in enumerate([(0, 99), (8, 1)]):
+        record(tmp_path / "runs" / f"a{seed}", values, seed)
+        record(tmp_path / "other" / f"a{seed}", values, seed, metric="gap")
+    command(tmp_path / "runs")
+    command(tmp_path / "other", "--metric", "gap", "--no-logy")
+    command(tmp_path / "runs", "--ylim=-50,200")
+    limits = [figure.axes[0].get_ylim() for figure in drawn]
+    assert limits[0] == (-3, 103)
+    assert limits[1][0] < -10
+    assert limits[1][1] > 110
+    assert limits[2] == (-50, 200)
 
 
 @pytest.mark.parametrize("group", ["algo", "problem"])
@@ -790,7 +818,9 @@ def test_paired_tests(tmp_path, command):
     assert "fedavg - fedmsa: tested on the 3 seeds that both have; the table has all seeds of each" in err
     tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
     assert list(tested.columns) == ["pair", "difference of test accuracy (percentage points)", "seeds", "p", "p (Holm)"]
-    assert "fedavg -- fedmsa & $-$10 & 3 & " in (tmp_path / "out" / "compare_tests.tex").read_text()
+    text = (tmp_path / "out" / "compare_tests.tex").read_text()
+    assert "pair & difference & seeds & p & p (Holm)" in text
+    assert "fedavg -- fedmsa & $-$10.0 & 3 & " in text
     t = 10 / (7 / 3) ** 0.5
     (row,) = [line.split("│")[1:-1] for line in out.splitlines() if "fedavg - fedmsa" in line]
     _, difference, seeds, p, _ = (cell.strip() for cell in row)
@@ -835,8 +865,8 @@ def test_numbers_for_people(tmp_path):
     assert tables.unit_of_bytes([6.2e4, 1.7e9]) == "MB"
     assert tables.in_bytes(6.2e4, 1e3, "MB") == "0.0620 ± 0.0010 MB"
     assert tables.alike([90.0, 83.95, 75.2], 4) == ["90.00", "83.95", "75.20"]
-    assert tables.alike([1.5, 0.0123], 3) == ["1.5", "0.0123"]
-    assert tables.alike([12.5, 3e-9], 3) == ["12.5", "3e-09"]
+    assert tables.alike([-0.1, 0.0275], 3) == ["-0.100", "0.0275"]
+    assert tables.alike([12.5, 3e-9, 1500], 3) == ["12.5", "3.00e-09", "1.50e+03"]
     small = [tables.plus_minus(0.001021, 9.4e-5), tables.plus_minus(0.0008, 2e-4), tables.plus_minus(4e-24, 1.3e-24)]
     assert small == ["0.001021 ± 0.000094", "0.00080 ± 0.00020", "(4.0 ± 1.3)e-24"]
     assert r"(4.0 $\pm$ 1.3) $\times 10^{-24}$" in tables.latex(pd.DataFrame({"a": small}))

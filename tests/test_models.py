@@ -523,7 +523,13 @@ def test_a_class_of_test_examples_alone_is_named(tmp_path):
     np.savez(tmp_path / "own.npz", **arrays)
     words = ["dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", "problem.model=networks.FiveClasses"]
     with pytest.raises(UserError, match=r"must give .* 6 classes.*; y_train has classes up to 4, y_test up to 5"):
-        assemble(resolve(composed(["algo=fedavg", "problem=classification", "partitioner.clients=2", "participation.cohort=2", *words])))
+        assemble(
+            resolve(
+                composed(
+                    ["algo=fedavg", "problem=classification", "partitioner.clients=2", "participation.cohort=2", *words]
+                )
+            )
+        )
 
 
 def test_probabilities_are_remarked():

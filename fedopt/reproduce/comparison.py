@@ -47,6 +47,7 @@ from fedopt.results.figures import (
     grid,
     look,
     marks,
+    percent,
     save_with_legend,
     spans_decades,
     styled,
@@ -179,7 +180,7 @@ class Comparison:
                 axes.set_xscale("log")
             axes.set_yscale("log" if logs[problem] else "linear")
             axes.set_xlim(how.xlim)
-            axes.set_ylim(how.ylim)
+            axes.set_ylim(how.ylim or percent(axes))
         if len(logs) > 1:
             figure.suptitle(how.title)
         save_with_legend(figure, *map(Path, paths), note=self.explained(how), place=how.legend)
@@ -214,7 +215,10 @@ class Comparison:
         base.parent.mkdir(parents=True, exist_ok=True)
         written = [_write(base, name, self.table, shown, best) for name in formats]
         if len(tested):
-            written += [_write(base.with_name("compare_tests"), name, tested, told(tested)) for name in formats]
+            short = told(tested).rename(
+                columns=lambda name: str(name).partition(" of ")[0]
+            )  # what of, the caption says
+            written += [_write(base.with_name("compare_tests"), name, tested, short) for name in formats]
         return written
 
 
@@ -360,7 +364,7 @@ def _best(mean: pd.Series, std: pd.Series, show: Any, problems: Sequence[Any], h
 
 def told(tested: pd.DataFrame) -> pd.DataFrame:
     """The tests as texts."""
-    texts = tested.map(lambda v: ABSENT if v != v else f"{v:.3g}" if isinstance(v, float) else str(v))
+    texts = tested.map(lambda v: ABSENT if v != v else alike([v], 3)[0] if isinstance(v, float) else str(v))
     apart = tested.columns[1]
     return texts.assign(**{apart: alike(tested[apart].tolist(), 3)})
 

@@ -184,18 +184,23 @@ def _warn_of_versions(runs: Sequence[Recorded]) -> None:
 
 
 def _warn_of_presets(runs: Sequence[Recorded]) -> None:
-    """Say, for each problem, which algorithms ran with tuned values and which without."""
+    """Say, for each problem, which algorithms ran with tuned values and which without, and whose are of another model or data."""
     tuned: dict[str, dict[str, bool]] = {}
+    elsewhere: dict[str, dict[str, None]] = {}
     for run in runs:
         if {"algo", "problem", "preset"} <= run.keys.keys():  # a config that somebody sent may lack them
             of = tuned.setdefault(run.keys["problem"], {})
             of[run.keys["algo"]] = of.get(run.keys["algo"], False) or run.tuned
+            if run.tuned and run.elsewhere:
+                elsewhere.setdefault(run.elsewhere, {})[run.keys["algo"]] = None
     for problem, of in tuned.items():
         if len(set(of.values())) > 1:
             with_, without = (", ".join(algo for algo in of if of[algo] is yes) for yes in (True, False))
             say(
                 f"{problem}: {with_} ran with tuned values (a preset), {without} without: budgets and step sizes may be unequal"
             )
+    for words, algos in elsewhere.items():
+        say(f"the tuned values of {', '.join(algos)} were found without {words}: they may be far from the best here")
 
 
 def _worse(run: Recorded, metric: str) -> bool:

@@ -14,7 +14,7 @@ import pandas as pd
 import yaml
 
 from fedopt.command import say
-from fedopt.config import flat, tuned
+from fedopt.config import FOUND_WITHOUT, flat, tuned
 from fedopt.errors import UserError, first_line
 from fedopt.metrics import Metric
 from fedopt.results.figures import COSTS
@@ -35,6 +35,7 @@ class Recorded:
     apart: the keys in which another run with other numbers differs, but for the seed; digits: the same in runs of the same numbers.
     metrics: what they say of themselves, by name; tuned: whether a preset gave the run a value.
     x: what is spent, of `COSTS`; table: metrics.csv; sources: a hash of each module of the user's own.
+    elsewhere: the choices of model or data without which its tuned values were found.
     """
 
     folder: Path
@@ -47,6 +48,7 @@ class Recorded:
     table: pd.DataFrame
     tuned: bool = False
     sources: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: str = ""
 
     def metric(self, name: str) -> Metric:
         """What a column says of itself; of a column that is no metric, less is better."""
@@ -173,7 +175,9 @@ def read(folder: Path, x: str) -> Recorded:
     keys |= _names(card.get("chosen"), keys)
     status = RunFolder(folder).seen() or "unknown"
     sources = {str(name): str(value) for name, value in _mapping(card.get("sources")).items()}
-    run = Recorded(folder, keys, apart, digits(same), metrics, status, x, table, _tuned(card), sources)
+    run = Recorded(
+        folder, keys, apart, digits(same), metrics, status, x, table, _tuned(card), sources, _elsewhere(card)
+    )
     if not np.isfinite(run.cost()).all():
         raise UserError(f"metrics.csv has rows without {' or '.join(columns)}")
     return run
@@ -191,6 +195,10 @@ def _names(chosen: Any, keys: Mapping[str, str]) -> dict[str, str]:
         for group, name in _mapping(chosen).items()
         if group == "preset" or (group in CHOSEN and group in keys)
     }
+
+
+def _elsewhere(card: Mapping[str, Any]) -> str:
+    return str(card.get("tuned", "")).partition(FOUND_WITHOUT)[2]
 
 
 def _tuned(card: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from fedopt.reproduce.papers import Mark, marks, slopes
 from fedopt.reproduce.published import Published, Task
 from fedopt.reproduce.recorded import Recorded, read
 from fedopt.reproduce.tables import moments, plus_minus, print_table, write_table
-from fedopt.results.figures import describe, grid, look, plt, save_with_legend, spans_decades, styled
+from fedopt.results.figures import describe, grid, look, percent, plt, save_with_legend, spans_decades, styled
 from fedopt.results.figures import marks as marks_of
 from fedopt.results.folder import ENDED, RunFolder, read_json
 
@@ -210,6 +210,7 @@ def draw_curves(
         y_label = published.y_label or titles[0] + (", squared" if published.transform == "square" else "")
         describe(axis, published.x_label or published.x, y_label, title)
         axis.set_yscale("log" if log else "linear")
+        axis.set_ylim(percent(axis))
         if published.until is not None:
             axis.set_xlim(0, published.until)
         highest = max((np.nanmax(run.values(metric)) for runs in drawn.values() for run in runs), default=-np.inf)

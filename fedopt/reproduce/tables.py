@@ -58,7 +58,7 @@ def unit_of_bytes(means: Sequence[float]) -> str:
 
 def alike(values: Sequence[float], digits: int) -> list[str]:
     """Numbers with so many digits each, and then with as many decimals as the one that has most, where these are up to two."""
-    texts = [f"{value:.{digits}g}" for value in values]
+    texts = [f"{value:#.{digits}g}".rstrip(".") for value in values]
     plain = [text for text in texts if re.fullmatch(r"-?\d+(\.\d+)?", text)]
     decimals = max((len(text.partition(".")[2]) for text in plain), default=0)
     if decimals > 2:

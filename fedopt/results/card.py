@@ -36,6 +36,7 @@ def run_card(asked: Asked, config: dict[str, Any], problem: Problem) -> dict[str
         "command": " ".join(sys.argv),
         "directory": os.getcwd(),
         **asdict(asked),
+        "tuned": asked.tuned,
         "seed": config["seed"],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "metrics": [asdict(metric) for metric in problem.metrics],

@@ -143,6 +143,12 @@ def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
     axis.grid(alpha=0.3)
 
 
+def percent(axis: plt.Axes) -> tuple[float, float]:
+    """The ends of the y axis; of percentages without what a band has far below 0 or above 100."""
+    low, high = axis.get_ylim()
+    return (max(low, -3), min(high, 103)) if "(%)" in axis.get_ylabel() else (low, high)
+
+
 def look(j: int) -> dict[str, Any]:
     """Of line j: colours that colour-blind readers can tell, other dashes when they are used up."""
     return {"color": OKABE_ITO[j % len(OKABE_ITO)], "linestyle": DASHES[j // len(OKABE_ITO) % len(DASHES)]}

@@ -41,7 +41,8 @@ def refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None
     """
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
+            begun, wanted = ("null" if of.get(key) is None else of[key] for of in (old, new))
             raise UserError(
-                f"the run in {folder} was begun with {key}={old.get(key)}, not {new.get(key)}; give the same value, or another "
-                "output_dir"
+                f"the run in {folder} was begun with {key}={begun}, not {wanted}; give the same value, or begin a new run: in "
+                f"another output_dir, with from={folder} at this one's checkpoint"
             )
