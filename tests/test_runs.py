@@ -576,8 +576,8 @@ def test_going_on_with_what_is_there(monkeypatch, capsys, tmp_path):
         (["algo.K=3"], "was begun with algo.K=2, not 3"),
         (["problem=mco"], "was begun with"),
         (
-            ["participation.cohort=2"],
-            "participation.cohort=null, not 2; give the same value, or begin a new run: in another",
+            ["participation.cohort=null"],
+            "cohort=3, not null; give the same value, or begin a new run: in another",
         ),
         (["budgt.rounds=5"], "budgt.rounds: the run that goes on has no such key, did you mean budget.rounds?"),
         (["+algo.new=5"], "algo.new: the run that goes on has no such key"),
