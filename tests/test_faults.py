@@ -335,7 +335,7 @@ def test_two_processes_in_a_folder(monkeypatch, capsys, tmp_path):
 
 def test_resume_of_what_has_not_begun(monkeypatch, capsys, tmp_path):
     """Says so and begins; so does a run that failed before its first row, under another config."""
-    arguments = [*TINY, f"output_dir={tmp_path / 'run'}", "resume=true"]
+    arguments = ["algo=fedmsa", *TINY, f"output_dir={tmp_path / 'run'}", "resume=true"]
     result = fedopt(monkeypatch, capsys, *arguments, "eval.metric=distanec", "eval.target=1")
     one_line(result, "eval.metric=distanec")
     result = fedopt(monkeypatch, capsys, *arguments)

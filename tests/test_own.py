@@ -506,7 +506,7 @@ def test_a_module_that_is_not_found(lies, monkeypatch, capsys, tmp_path):
         (tmp_path / "elsewhere.py").write_text("")
     result = fedopt(monkeypatch, capsys, "algo._target_=elsewhere.Mine")
     assert result.code == 2
-    assert "PYTHONPATH=. fedopt" in result.err if lies else "PYTHONPATH is not set" in result.err
+    assert "type PYTHONPATH=. before the command" in result.err if lies else "PYTHONPATH is not set" in result.err
 
 
 def test_a_module_with_a_mistake(monkeypatch, capsys, tmp_path):
