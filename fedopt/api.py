@@ -160,14 +160,16 @@ class Result:
         point = {name: value.detach().cpu().clone() for name, value in point.items()}
         return point, e.problem.network(*point.values())
 
-    def _dataset(self, config: dict[str, Any]) -> dict[str, Any]:
+    def _dataset(self, config: dict[str, Any]) -> Any:
         """The data set's node, with a file or folder that is not in this working directory from the one in which the run began."""
         from fedopt.data.datasets import expanded
 
-        node, begun = config.get("dataset", {}), read_json(self.folder / "run.json").get("directory")
+        node, begun = config.get("dataset"), read_json(self.folder / "run.json").get("directory")
+        if not isinstance(node, dict) or not begun:
+            return node
         paths = {key: node.get(key) for key in ("path", "root")}
         lost = {key: path for key, path in paths.items() if isinstance(path, str) and not expanded(path).exists()}
-        return {**node, **{key: str(Path(str(begun)) / path) for key, path in lost.items() if begun}}
+        return {**node, **{key: str(Path(str(begun)) / path) for key, path in lost.items()}}
 
 
 def run(

@@ -264,7 +264,7 @@ def _prepare_sweep(texts: list[str], folders: list[str]) -> tuple[Path, set[str]
     combinations = list(_combinations(list(given.values()), other))
     check_choices((word for words in given.values() for word in words), folders)
     for combination in combinations:
-        with _named(combination, swept):
+        with _named(combination, swept, folders):
             config, chosen = composed_of(combination, folders)
             configs.append(resolve(config))
             by_hand = {} if tuned(chosen["preset"], combination, folders) else {"preset": "none"}
@@ -272,7 +272,7 @@ def _prepare_sweep(texts: list[str], folders: list[str]) -> tuple[Path, set[str]
     with ending_at_once():
         from fedopt.experiment import parts
     for combination, resolved in zip(combinations, configs, strict=True):
-        with _named(combination, swept):
+        with _named(combination, swept, folders):
             try:
                 parts(resolved)
             except UserError:
@@ -296,12 +296,12 @@ def _prepare_sweep(texts: list[str], folders: list[str]) -> tuple[Path, set[str]
 
 
 @contextmanager
-def _named(combination: Sequence[str], swept: Container[str]) -> Iterator[None]:
+def _named(combination: Sequence[str], swept: Container[str], folders: Iterable[str]) -> Iterator[None]:
     """A mistake says in which of a sweep's combinations it is."""
     try:
         yield
     except (UserError, HydraException, OmegaConfBaseException) as error:
-        said = explain(error, combination)
+        said = explain(error, [*combination, *(f"--config-dir={folder}" for folder in folders)])
         wrong, _, _ = said.partition("; fedopt --help")
         which = " ".join(word for word in combination if word in swept and word not in wrong)
         raise UserError(f"{which}: {said}" if which else said) from None

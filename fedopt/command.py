@@ -94,6 +94,9 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         if key[1] in GROUPS:
             return f"{key[1]}: neither the algorithm's nor the problem's file names one; +{key[1]}=NAME adds one"
         known = known_keys(arguments)
+        nodes = (word for word in arguments if word.partition("=")[0] not in GROUPS)
+        if whole := next((word for word in nodes if key[1].startswith(f"{word.partition('=')[0]}.")), ""):
+            return f"{whole}: is set by its keys, such as {key[1]}=VALUE"
         if key[1] in known:
             return f"{key[1]}: not every choice of the sweep has this key"
         chosen = [word for word in arguments if word.partition("=")[0] in ("algo", "problem") and "," not in word]

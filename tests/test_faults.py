@@ -204,6 +204,10 @@ WRONG = {
         ["-m", "algo=fedmsa,fednest", "algo.K=2"],
         ["algo=fednest: algo.K: there is no such key"],
     ),
+    "a node as one value": (
+        ["participation=some", "participation.cohort=2"],
+        ["participation=some: is set by its keys"],
+    ),
     "true for a number": (["algo.K=true"], ["algo.K=true", "must be a number"]),
     "true for a step size": (["algo.alpha=true"], ["algo.alpha=true", "must be a number"]),
     "true in a node": (["hardware.threads=true"], ["hardware.threads=true", "must be a number"]),

@@ -221,3 +221,18 @@ def test_localbsg_on_minimisation(algo):
         u = D if u is None else (1 - weight) * kept + (weight * D if algo == "localbsgm" else D)
         before, x = D, x - a.rho1 * a.eta * u
         np.testing.assert_allclose(state.z[0].numpy(), x, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_samples_on_equal_terms(replace):
+    """The same keys are the same samples as FedAvg's with replace=True, and others without."""
+    e = small("fedavg", "quadratic_minimisation", "algo.tau=3", "algo.B=8")
+    s, eta, fed = e.algorithm.init(e.problem), e.algorithm.eta(0), e.federation.at(0)
+
+    def local_steps(client, x):
+        return client.scan("local", lambda x_i, xi: x_i - eta * client.gradient(x_i, xi), x)
+
+    local = fed.local(e.algorithm.tau, e.algorithm.B, replace=replace)
+    own = fed.exchange(local_steps, s.x, fed.cohort(), local=local)
+    theirs = e.algorithm.step(s, e.problem, e.federation.at(0)).x
+    assert torch.allclose(own, theirs, rtol=1e-6, atol=1e-9) is replace

@@ -90,8 +90,12 @@ def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | N
 
 
 def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
-    """A table of texts for the package booktabs, its first column flush left. bold: which cells are."""
-    style = table.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
+    """A table of texts for the package booktabs, its first column flush left. What is between two $ is mathematics, as in figures.
+
+    bold: which cells are.
+    """
+    escape = "latex-math"
+    style = table.style.hide(axis="index").format(escape=escape).format_index(escape=escape, axis="columns")
     if bold is not None:
         style = style.apply(lambda _: bold.replace({True: "textbf:--rwrap", False: ""}), axis=None)
     text = style.to_latex(hrules=True, column_format="l" + "r" * (table.shape[1] - 1))
