@@ -363,6 +363,8 @@ def test_going_on_with_another_method(monkeypatch, capsys, tmp_path):
     assert fedopt(monkeypatch, capsys, "algo=fedmsa", *TINY, "output_dir=run").code == 0
     for word in ("algo=scaffold", "problem=classification"):
         wrong = fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", word)
+        several = fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", f"{word},{word.partition('=')[2]}")
+        one_line(several, "several values are a sweep")
         one_line(wrong, "run: the run in it was begun with", f", not {word.partition('=')[2]}", "another output_dir")
 
 

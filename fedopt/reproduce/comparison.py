@@ -215,9 +215,8 @@ class Comparison:
         base.parent.mkdir(parents=True, exist_ok=True)
         written = [_write(base, name, self.table, shown, best) for name in formats]
         if len(tested):
-            short = told(tested).rename(
-                columns=lambda name: str(name).partition(" of ")[0]
-            )  # what of, the caption says
+            # Heads without what the difference is of, which a caption says
+            short = told(tested).rename(columns=lambda name: str(name).partition(" of ")[0])
             written += [_write(base.with_name("compare_tests"), name, tested, short) for name in formats]
         return written
 

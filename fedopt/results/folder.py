@@ -258,7 +258,9 @@ def _going_on(words: Iterable[str]) -> tuple[DictConfig, dict[str, str]] | None:
     there = os.path.lexists(folder.path / "config.yaml")
     known = read_json(folder.path / "run.json").get("chosen") if there else None
     chosen = {**known} if isinstance(known, dict) else {}
-    for group in {"algo", "problem"} & set(said):
+    for group in ("algo", "problem"):
+        if group not in said or said[group].is_sweep_override():  # which composing refuses
+            continue
         if (begun := chosen.get(group, wanted := said[group].value())) != wanted:
             raise UserError(
                 f"{folder.path}: the run in it was begun with {group}={begun}, not {wanted}; another output_dir begins a new one"
