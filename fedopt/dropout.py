@@ -48,12 +48,15 @@ class Dropout:
             scores = scores.masked_fill(~attn_mask, -torch.inf) if allowed else scores + attn_mask
         return self.of_numbers(torch.softmax(scores, -1), dropout_p) @ value
 
-    def _dropped(self, input: Tensor, p: float, shape: Sequence[int]) -> Tensor:
+    def kept(self, shape: Sequence[int], p: float, device: torch.device) -> Tensor:
+        """The next mask: False with probability p."""
         self.drawn += 1
-        places = torch.arange(math.prod(shape), device=input.device) * GOLDEN
+        places = torch.arange(math.prod(shape), device=device) * GOLDEN
         uniform = (mixed(places + mixed(mixed(self.key) + self.drawn)) >> 40) & 0xFFFFFF
-        kept = (uniform >= p * 2**24).view(shape)
-        return input * kept * (1 / (1 - p) if p < 1 else 0.0)
+        return (uniform >= p * 2**24).view(shape)
+
+    def _dropped(self, input: Tensor, p: float, shape: Sequence[int]) -> Tensor:
+        return input * self.kept(shape, p, input.device) * (1 / (1 - p) if p < 1 else 0.0)
 
 
 def mixed(z: Tensor) -> Tensor:

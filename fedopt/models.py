@@ -18,6 +18,7 @@ from fedopt.randomness import Purpose, torch_seed
 
 SMALL = 2**16  # numbers of a matrix (scripts/bench fedavg)
 Tuning = tuple[Tensor, Tensor] | None  # scale and shift of the logits, [classes] each
+Layer = tuple[Tensor, Tensor | None, Tensor, Tensor]  # as of `FlatModel._backpropagation`
 
 
 class FlatModel:
@@ -110,7 +111,7 @@ class FlatModel:
         if not self.dense:
             return None
         pieces: list[Tensor] = []
-        for _, b, a, delta in self._backpropagation(flat, x, y, weight, tuning, key):
+        for _, b, a, delta in self._backpropagation(flat, x, y, weight, tuning, self._kept(x, key)):
             pieces = [(delta @ a).flatten(-2), *([] if b is None else [delta.sum(-1)]), *pieces]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
 
@@ -124,26 +125,38 @@ class FlatModel:
         plus: Tensor | None,
         tuning: Tuning = None,
         key: Tensor | None = None,
+        anchor: Tensor | None = None,
     ) -> Tensor | None:
-        """flat - eta (gradient + plus), written over flat [dim] and returned; None unless `dense`.
+        """flat - eta (gradient - that at the anchor + plus), written over flat [dim] and returned; None unless `dense`.
 
-        The matrix products add to the weights: the gradient is never formed.
-        plus: [dim], None for zero; the others as those of `gradient`. Under vmap flat must be one of each client.
+        The matrix products add to the weights: no gradient is formed.
+        plus, anchor: [dim], None for no such term; the others as those of `gradient`. Under vmap flat must be one of each client.
         """
         if not self.dense:
             return None
-        for W, b, a, delta in self._backpropagation(flat, x, y, weight, tuning, key):
+        batch = x, y, weight, tuning, self._kept(x, key)
+        layers = self._backpropagation(flat, *batch)
+        if anchor is not None:
+            layers = map(_difference, layers, self._backpropagation(anchor, *batch))
+        for W, b, a, delta in layers:
             add_product(W, delta, a, -eta)
             if b is not None:
                 b.sub_(delta.sum(-1, keepdim=True), alpha=eta)
         return flat if plus is None else flat.sub_(plus, alpha=eta)
 
+    def _kept(self, x: Tensor, key: Tensor | None) -> list[Tensor]:
+        """Which units dropout keeps on the examples x, [B, width] of each hidden layer; nothing without a key."""
+        if key is None:
+            return []
+        dropout, matrices = Dropout(key), [shape for shape in self._shapes if len(shape) == 2]
+        return [dropout.kept((len(x), shape[0]), self._dropped, x.device) for shape in matrices[:-1]]
+
     def _backpropagation(
-        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning, key: Tensor | None
-    ) -> Iterator[tuple[Tensor, Tensor | None, Tensor, Tensor]]:
+        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning, kept: list[Tensor]
+    ) -> Iterator[Layer]:
         """For each layer of a dense model, the last one first: its weights [..., outputs, inputs] and biases [..., outputs, 1],
         its inputs [..., B, inputs] and the derivatives of the loss in its outputs [..., outputs, B]. A layer may be overwritten
-        once it has come.
+        once it has come. kept: as of `_kept`.
 
         Logits have an example a column: softmax down the columns of a small matrix is several times as fast as along its rows.
         """
@@ -154,11 +167,11 @@ class FlatModel:
             for shape in self._shapes
             if len(shape) == 2
         ]
-        inputs, dropout = [x], None if key is None else Dropout(key)
-        for W, b in layers[:-1]:
+        inputs, enlarged = [x], 1 / (1 - self._dropped) if kept else 1.0
+        for n, (W, b) in enumerate(layers[:-1]):
             outputs = inputs[-1] @ W.mT
             hidden = (outputs if b is None else outputs.add_(b.mT)).relu_()
-            inputs.append(hidden if dropout is None else dropout.of_numbers(hidden, self._dropped))
+            inputs.append(hidden * kept[n] * enlarged if kept else hidden)
         W, b = layers[-1]
         logits = W @ inputs[-1].mT if b is None else (W @ inputs[-1].mT).add_(b)
         if tuning is not None:
@@ -173,7 +186,15 @@ class FlatModel:
             (W, b), a = layers.pop(), inputs.pop()
             before = torch.ops.aten.threshold_backward(delta.mT @ W, a, 0).mT if layers else delta  # zero where a was
             yield W, b, a, delta
-            delta = before if dropout is None else before * (1 / (1 - self._dropped))
+            delta = before * enlarged if kept else before
+
+
+def _difference(one: Layer, other: Layer) -> Layer:
+    """The layer of the first, with inputs and derivatives whose product is the difference of the two gradients."""
+    (W, b, a, delta), (_, _, a_other, delta_other) = one, other
+    if a is a_other:
+        return W, b, a, delta - delta_other
+    return W, b, torch.cat([a, a_other], -2), torch.cat([delta, -delta_other], -1)
 
 
 def add_product(W: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:

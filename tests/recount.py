@@ -68,7 +68,8 @@ class Tapped:
         def tapped(*arguments):
             value = function(*arguments)
             if value is not None:
-                self.own += len(value) if name == "h_gradients" else 1
+                anchored = name == "inner_descend" and arguments[-1] is not None
+                self.own += len(value) if name == "h_gradients" else 1 + anchored
             return value
 
         setattr(problem, name, tapped)

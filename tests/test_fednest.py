@@ -300,7 +300,7 @@ def test_penalty_by_norms_and_dropout():
     assert float(p.f(x, y, sample)) == float(q.f(x, y, sample)) != float(p.f(x, y, plain))
     slope = torch.func.grad(lambda y: p.g(x, y, sample))(y)
     torch.testing.assert_close(Oracles(p).inner_gradient(x, y, sample), slope)
-    torch.testing.assert_close(p.inner_descend(x, y.clone(), sample, 0.1, None), y - 0.1 * slope)
+    torch.testing.assert_close(p.inner_descend(x, y.clone(), sample, 0.1, None, None), y - 0.1 * slope)
 
 
 TABLE_2 = [

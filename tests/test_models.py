@@ -198,11 +198,15 @@ def test_gradient_written_out(name, widths, dropout):
 
 @pytest.mark.parametrize("small", [0, models.SMALL])  # products by the operator, and formed
 @pytest.mark.parametrize("tuned", [False, True])
-@pytest.mark.parametrize(("name", "widths"), [("linear", []), ("softmax", []), ("mlp", [5]), ("mlp", [6, 4])])
-def test_gradient_steps_in_place(name, widths, tuned, small, monkeypatch):
-    """Three steps = x - eta (autograd's gradient + plus), alone and in a stack, written over x and over nothing else."""
+@pytest.mark.parametrize(
+    ("name", "widths", "dropout"),
+    [("linear", [], 0), ("softmax", [], 0), ("mlp", [5], 0), ("mlp", [6, 4], 0), ("mlp", [9, 8], 0.4)],
+)
+def test_gradient_steps_in_place(name, widths, dropout, tuned, small, monkeypatch):
+    """Four steps = x - eta (autograd's gradient - that at an anchor of all clients + plus), alone and in a stack, written over x
+    and over nothing else."""
     monkeypatch.setattr(models, "SMALL", small)
-    model, eta = models.build(name, widths, (1, 3, 4), 7, seed=0), 0.3
+    model, eta = models.build(name, widths, (1, 3, 4), 7, seed=0, dropout=dropout), 0.3
     generator = torch.Generator().manual_seed(1)
 
     def normal(*shape):
@@ -210,29 +214,32 @@ def test_gradient_steps_in_place(name, widths, tuned, small, monkeypatch):
 
     flat, plus, x = model.initial.double() + 0.3 * normal(2, model.dim), normal(2, model.dim), normal(2, 6, 12)
     y, weight = torch.randint(7, (2, 6), generator=generator), normal(2, 6).abs()
-    tuning = (normal(7), normal(7)) if tuned else None
-    untouched = [x, y, weight, plus, *(tuning or ())]
+    tuning, keys = (normal(7), normal(7)) if tuned else None, torch.tensor([3, 4])
+    anchor = model.initial.double() + 0.3 * normal(model.dim)
+    untouched = [x, y, weight, plus, anchor, *(tuning or ())]
     before = [t.clone() for t in untouched]
 
-    def loss(flat, x, y, weight):
-        logits = model(flat, x) * tuning[0] + tuning[1] if tuned else model(flat, x)
+    def loss(flat, x, y, weight, key):
+        logits = model(flat, x, key if dropout else None)
+        logits = logits * tuning[0] + tuning[1] if tuned else logits
         return torch.nn.functional.cross_entropy(logits, y, reduction="none") @ weight
 
-    def three_steps(flat, plus, *batch):
-        for correction in (None, plus, plus):
-            flat = model.descend(flat, *batch, eta, correction, tuning)
+    def four_steps(flat, plus, x, y, weight, key):
+        for correction, reference in ((None, None), (plus, None), (plus, anchor), (None, anchor)):
+            key_of = key if dropout else None
+            flat = model.descend(flat, x, y, weight, eta, correction, tuning, key_of, anchor=reference)
         return flat
 
     expected = []
-    for at, correction, *batch in zip(flat, plus, x, y, weight, strict=True):
-        at = at - eta * torch.func.grad(loss)(at, *batch)
-        for _ in range(2):
-            at = at - eta * (torch.func.grad(loss)(at, *batch) + correction)
+    for at, correction, *batch in zip(flat, plus, x, y, weight, keys, strict=True):
+        at_anchor = torch.func.grad(loss)(anchor, *batch)
+        for more in (0, correction, correction - at_anchor, -at_anchor):
+            at = at - eta * (torch.func.grad(loss)(at, *batch) + more)
         expected.append(at)
     alone, stacked = flat.clone(), flat.clone()
-    for at, *of in zip(alone, plus, x, y, weight, strict=True):
-        assert three_steps(at, *of) is at
-    stepped = torch.func.vmap(three_steps)(stacked, plus, x, y, weight)
+    for at, *of in zip(alone, plus, x, y, weight, keys, strict=True):
+        assert four_steps(at, *of) is at
+    stepped = torch.func.vmap(four_steps)(stacked, plus, x, y, weight, keys)
     for result in (alone, stacked, stepped):
         torch.testing.assert_close(result, torch.stack(expected), rtol=1e-12, atol=1e-13)
     assert all(torch.equal(a, b) for a, b in zip(untouched, before, strict=True))

@@ -491,6 +491,15 @@ def test_steps_of_sgd(plus):
 
     assert_both_ways(p, inner_step, dense_inner, Calls(grad=STACK), *point, first, second)
 
+    def anchored(client, x, w, *sample):
+        return (client.inner_step_(x, w, sample, 0.2, plus and plus * w, anchor=2 * w),)
+
+    def dense_anchored(x, w, *sample):
+        difference = dense_bilevel(p, x, w, sample)[2] - dense_bilevel(p, x, 2 * w, sample)[2]
+        return (w - 0.2 * (difference + (plus or 0) * w),)
+
+    assert_both_ways(p, anchored, dense_anchored, Calls(grad=2 * STACK), *point, first, second)
+
 
 def test_calls_count_for_all_of_a_stack():
     """Each with a counter of its own, or with none."""

@@ -1,6 +1,7 @@
 """Problems against closed forms, NumPy and finite differences."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -403,9 +404,11 @@ def test_loss_tuning(images, ridge, norms):
     inner += norms * sum(map(np.linalg.norm, np.split(y.numpy(), np.cumsum([12, 3, 9]))))
     assert float(p.g(x, y, sample)) == pytest.approx(inner, rel=1e-12)
     slope = central_differences(lambda y: p.g(x, y, sample), y)
-    for plus in (None, normal(len(y), seed=9)):  # steps that are written over y, by the problem's own way
-        found = p.inner_descend(x, y.clone(), sample, 0.1, plus)
-        expected = y.numpy() - 0.1 * (slope + (0 if plus is None else plus.numpy()))
+    anchor = y + 0.2 * normal(len(y), seed=8)
+    less = central_differences(lambda y: p.g(x, y, sample), anchor)
+    for plus, at in product((None, normal(len(y), seed=9)), (None, anchor)):  # written over y, by the problem's own way
+        found = p.inner_descend(x, y.clone(), sample, 0.1, plus, at)
+        expected = y.numpy() - 0.1 * (slope - (0 if at is None else less) + (0 if plus is None else plus.numpy()))
         np.testing.assert_allclose(found, expected, atol=1e-8)
 
     val = p.splits["val"].rows

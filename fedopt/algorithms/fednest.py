@@ -109,7 +109,7 @@ class FedNest:
 
             def step(y_i: Tensor, zeta: Any) -> Tensor:
                 # y_i - beta q_i_nu, q_i_nu = grad_y g_i(x, y_i; zeta) - grad_y g_i(x, y; zeta) + q
-                return client.inner_step_(x, y_i, zeta, beta_i, q - client.inner_gradient(x, y, zeta))
+                return client.inner_step_(x, y_i, zeta, beta_i, q, anchor=y)
 
             return client.scan("inner", step, client.project(moved(y, q, beta_i)), skip=1)  # q_i_nu = q where y_i = y
 

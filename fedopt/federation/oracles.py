@@ -99,22 +99,40 @@ class Oracles:
 
     @of(Bilevel)
     def inner_step_(
-        self, x: Tensor, y: Tensor, sample: Any, beta: float | Tensor, plus: Tensor | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        sample: Any,
+        beta: float | Tensor,
+        plus: Tensor | None = None,
+        anchor: Tensor | None = None,
     ) -> Tensor:
-        """The projection of y - beta (grad_y g(x, y) + plus), [dy], of a bilevel problem, written over y as `gradient_step_` over
-        x. beta: a number, or each client's own as a tensor. One gradient call."""
+        """The projection of y - beta (grad_y g(x, y) - grad_y g(x, anchor) + plus), [dy], of a bilevel problem, written over y as
+        `gradient_step_` over x. beta: a number, or each client's own as a tensor; anchor: [dy], None for no such term. One gradient
+        call, and one more with an anchor."""
         written_over = y is self._iterate and not isinstance(beta, Tensor)
-        stepped = self._problem.inner_descend(x, y, sample, beta, plus) if written_over else None
-        stepped = self._stepped(y, stepped, lambda: self.inner_gradient(x, y, sample), beta, plus)
+        stepped = self._problem.inner_descend(x, y, sample, beta, plus, anchor) if written_over else None
+
+        def gradient() -> Tensor:
+            at_y = self.inner_gradient(x, y, sample)
+            return at_y if anchor is None else at_y - self.inner_gradient(x, anchor, sample)
+
+        stepped = self._stepped(y, stepped, gradient, beta, plus, calls=1 if anchor is None else 2)
         self._iterate = self._problem.project(stepped)
         return self._iterate
 
     def _stepped(
-        self, x: Tensor, done: Tensor | None, gradient: Callable[[], Tensor], eta: float | Tensor, plus: Tensor | None
+        self,
+        x: Tensor,
+        done: Tensor | None,
+        gradient: Callable[[], Tensor],
+        eta: float | Tensor,
+        plus: Tensor | None,
+        calls: int = 1,
     ) -> Tensor:
-        """The step that the problem has done by itself, counted, or else x - eta (gradient + plus)."""
+        """The step that the problem has done by itself, counted as so many gradient calls, or else x - eta (gradient + plus)."""
         if done is not None:
-            self._count(grad=1)
+            self._count(grad=calls)
             return done
         return moved(x, gradient() if plus is None else gradient() + plus, eta)
 

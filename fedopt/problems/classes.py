@@ -190,8 +190,13 @@ class Bilevel(Problem):
         """grad_y g_i(x, y) where the problem has a faster way to it than automatic differentiation, else None."""
         return None
 
-    def inner_descend(self, x: Tensor, y: Tensor, sample: Any, beta: float, plus: Tensor | None) -> Tensor | None:
-        """y - beta (grad_y g_i(x, y) + plus), written over y, as `Minimisation.descend`."""
+    def inner_descend(
+        self, x: Tensor, y: Tensor, sample: Any, beta: float, plus: Tensor | None, anchor: Tensor | None
+    ) -> Tensor | None:
+        """y - beta (grad_y g_i(x, y) - grad_y g_i(x, anchor) + plus), written over y, as `Minimisation.descend`.
+
+        plus, anchor: [dy], None for no such term.
+        """
         return None
 
     def project(self, y: Tensor) -> Tensor:

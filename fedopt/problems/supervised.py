@@ -333,9 +333,14 @@ class SupervisedBilevel(Supervised, Bilevel):
         gradient = net.gradient(y, *batch[:3], tuning, *batch.keys)
         return None if gradient is None else self._penalised(net, y, gradient)
 
-    def inner_descend(self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None) -> Tensor | None:
+    def inner_descend(
+        self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None, anchor: Tensor | None
+    ) -> Tensor | None:
         net, batch, tuning = self.inner(x, sample["train"])
-        return net.descend(y, *batch[:3], beta, self._penalised(net, y, plus), tuning, *batch.keys)
+        if anchor is not None and (less := self._penalised(net, anchor, None)) is not None:
+            plus = -less if plus is None else plus - less
+        plus, key = self._penalised(net, y, plus), next(iter(batch.keys), None)
+        return net.descend(y, *batch[:3], beta, plus, tuning, key, anchor)
 
     def _penalised(self, net: FlatModel, y: Tensor, plus: Tensor | None) -> Tensor | None:
         """The sum of a vector, None for zero, and the gradient of g's penalties; None where they are zero too."""
