@@ -44,6 +44,7 @@ class FlatModel:
         self.dim = sum(self.sizes)
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters])
         self._shapes = [p.shape for p in parameters]
+        self._matrices = [shape for shape in self._shapes if len(shape) == 2]
         self.flattens = not self.convolutional  # takes [batch, features] whatever the examples' shape
         self._layers = list(layers.children())
         self.dense = autocast is None and all(
@@ -148,8 +149,8 @@ class FlatModel:
         """Which units dropout keeps on the examples x, [B, width] of each hidden layer; nothing without a key."""
         if key is None:
             return []
-        dropout, matrices = Dropout(key), [shape for shape in self._shapes if len(shape) == 2]
-        return [dropout.kept((len(x), shape[0]), self._dropped, x.device) for shape in matrices[:-1]]
+        dropout = Dropout(key)
+        return [dropout.kept((len(x), width), self._dropped, x.device) for width, _ in self._matrices[:-1]]
 
     def _backpropagation(
         self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning, kept: list[Tensor]
@@ -164,8 +165,7 @@ class FlatModel:
         pieces = iter(flat.split_with_sizes(self.sizes, -1))
         layers = [
             (next(pieces).view(*points, *shape), next(pieces).view(*points, shape[0], 1) if self._biases else None)
-            for shape in self._shapes
-            if len(shape) == 2
+            for shape in self._matrices
         ]
         inputs, enlarged = [x], 1 / (1 - self._dropped) if kept else 1.0
         for n, (W, b) in enumerate(layers[:-1]):
