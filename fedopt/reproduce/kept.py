@@ -13,7 +13,7 @@ from PIL import Image
 from fedopt.errors import UserError, first_line
 from fedopt.reproduce import claims
 from fedopt.reproduce.published import load, tasks
-from fedopt.reproduce.tables import markdown, plus_minus, write_table
+from fedopt.reproduce.tables import beside_paper, markdown, plus_minus, write_table
 from fedopt.results.folder import write_atomically
 
 POINTS = 100  # of a curve that is kept
@@ -111,7 +111,8 @@ def page(results: Path, name: str, title: str, link: str) -> str:
     if (folder / "figure.png").exists():
         parts.append(f"![{title}]({at}/figure.png)")
     if (folder / "table.csv").exists():
-        parts.append(f"The table: [table.csv]({at}/table.csv).")
+        parts.append(f"Measured, and the paper's numbers in brackets ([table.csv]({at}/table.csv)):")
+        parts.append(markdown(beside_paper(pd.read_csv(folder / "table.csv"))))
     parts.append(claims_markdown(rows))
     made = {column: [text for row in rows for text in str(row[column]).split(", ") if text] for column in claims.MADE}
     made["commit"] = [re.sub(r"^([0-9a-f]{12})[0-9a-f]+", r"\1", commit) for commit in made["commit"]]

@@ -16,7 +16,7 @@ from fedopt.reproduce.curves import curve, draw_line, explained
 from fedopt.reproduce.papers import Mark, marks, slopes
 from fedopt.reproduce.published import Published, Task
 from fedopt.reproduce.recorded import Recorded, read
-from fedopt.reproduce.tables import moments, plus_minus, print_table, write_table
+from fedopt.reproduce.tables import beside_paper, moments, print_table, write_table
 from fedopt.results.figures import describe, grid, look, percent, plt, save_with_legend, spans_decades, styled
 from fedopt.results.figures import marks as marks_of
 from fedopt.results.folder import ENDED, RunFolder, read_json
@@ -96,7 +96,7 @@ def report(
     if published.table:
         cells = _table(published, seeds)
         write_table(folder / "table.csv", cells)
-        _print_beside_paper(cells)
+        print_table(beside_paper(cells), caption="measured (paper)")
     if with_claims:
         rows = judged(published, needed, ended)
         for row in rows:
@@ -160,15 +160,6 @@ def _table(published: Published, seeds: Mapping[int, Measures]) -> pd.DataFrame:
             values = list(_measured(seeds, published.cell, line=label).values())
             rows.append((row, column, paper, *moments(values), len(values)))
     return pd.DataFrame(rows, columns=["row", "column", "paper", "mean", "std", "seeds"])
-
-
-def _print_beside_paper(cells: pd.DataFrame) -> None:
-    """Print the table in the paper's layout, with the paper's numbers in brackets."""
-    measured = cells.apply(lambda cell: plus_minus(cell["mean"], cell["std"]) if cell["seeds"] else "-", axis=1)
-    paper = ["" if pd.isna(number) else f" ({number:g})" for number in cells["paper"]]
-    shown = cells.assign(text=measured + paper).pivot(index="row", columns="column", values="text")
-    shown = shown.reindex(index=cells["row"].unique(), columns=cells["column"].unique()).fillna("")
-    print_table(shown.reset_index(names=""), caption="measured (paper)")
 
 
 @styled()

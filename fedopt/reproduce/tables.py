@@ -43,6 +43,15 @@ def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
     return f"({mean / 10.0**power:.{after}f} ± {std / 10.0**power:.{after}f})e{power:+03d}"
 
 
+def beside_paper(cells: pd.DataFrame) -> pd.DataFrame:
+    """A table.csv in the paper's layout, as texts: the measured values, with the paper's numbers in brackets."""
+    measured = cells.apply(lambda cell: plus_minus(cell["mean"], cell["std"]) if cell["seeds"] else "-", axis=1)
+    paper = ["" if pd.isna(number) else f" ({number:g})" for number in cells["paper"]]
+    shown = cells.assign(text=measured + paper).pivot(index="row", columns="column", values="text")
+    shown = shown.reindex(index=cells["row"].unique(), columns=cells["column"].unique()).fillna("")
+    return shown.reset_index(names="").rename_axis(columns=None)
+
+
 def in_bytes(mean: float, std: float, unit: str = "") -> str:
     """As `plus_minus`, in a unit of `BYTES`, or else the largest that the mean has one of."""
     unit = unit or unit_of_bytes([mean])
