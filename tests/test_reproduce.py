@@ -953,6 +953,27 @@ def test_full_error(command, monkeypatch):
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "mutants"))
 
 
+CONTROLS = {  # claims about a variant that the theorem does not admit, which a wrong method need not fail
+    "the same with the directions of one client alone (it gains nothing)",
+    "tau = 1 to 15 with the same steps for all, share of seeds that diverge",
+    "unlike work without normalisation, log10 of the distance at the end",
+    "the same with a constant local step, which Proposition 1 does not admit",
+}
+
+
+def test_mutants_fail_claims():
+    """docs/results/mutants.csv: each mutant fails a claim, each claim but the controls fails for a mutant, and the right method is
+    the one whose results are kept."""
+    rows = pd.read_csv(ROOT / "docs/results/mutants.csv", keep_default_na=False, dtype=str)
+    failed = rows[rows["verdict"].isin(["does not hold", "not measured"])]
+    assert set(failed["mutant"]) == set(rows["mutant"]) == set(SCRIPT["MUTANTS"])
+    assert set(rows["claim"]) - set(failed["claim"]) == CONTROLS
+    for experiment, of in rows.groupby("experiment"):
+        kept_claims = pd.read_csv(ROOT / f"docs/results/{experiment}/claims.csv", keep_default_na=False)
+        right = {row["says"]: plus_minus(row["mean"], row["std"]) for _, row in kept_claims.iterrows()}
+        assert of.set_index("claim")["right"].to_dict().items() <= right.items()
+
+
 @pytest.mark.parametrize("name", SCRIPT["MUTANTS"])
 def test_mutants_can_be_made(name, tmp_path):
     """The text that a mutant changes is in the method once, and what stands there instead can be read."""
