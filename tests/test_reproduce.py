@@ -954,10 +954,10 @@ SCRIPT = runpy.run_path(str(ROOT / "scripts" / "mutants"))
 
 
 CONTROLS = {  # claims about a variant that the theorem does not admit, which a wrong method need not fail
-    "the same with the directions of one client alone (it gains nothing)",
+    "noise, that slope with the directions of one client alone (at 0 it gains nothing)",
     "tau = 1 to 15 with the same steps for all, share of seeds that diverge",
     "unlike work without normalisation, log10 of the distance at the end",
-    "the same with a constant local step, which Proposition 1 does not admit",
+    "slope of log squared distance against log H with a constant local step, which Proposition 1 does not admit",
 }
 
 
