@@ -958,6 +958,8 @@ CONTROLS = {  # claims about a variant that the theorem does not admit, which a 
     "tau = 1 to 15 with the same steps for all, share of seeds that diverge",
     "unlike work without normalisation, log10 of the distance at the end",
     "slope of log squared distance against log H with a constant local step, which Proposition 1 does not admit",
+    "LocalBSGM at the step of LocalBSGVRM, the floor is at least eps = 0.3 (the same mean)",
+    "LocalBSGM, K = 1 at the step of K = 8, the floor is at least eps = 1 (the same mean)",
 }
 
 
