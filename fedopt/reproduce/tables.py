@@ -28,14 +28,14 @@ def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
     """Both with so many decimals. By default the deviation has two digits, or all before the point, and the mean as many decimals;
     with one power of ten for both where that is long, with one for each where the deviation is far smaller."""
     if decimals is not None and math.isfinite(mean):
-        return f"{mean:.{decimals}f}" + (f" ± {std:.{decimals}f}" if math.isfinite(std) else "")
+        return f"{mean:z.{decimals}f}" + (f" ± {std:.{decimals}f}" if math.isfinite(std) else "")
     if not (math.isfinite(std) and math.isfinite(mean)):
         return f"{mean:.4g}"
     if not std:
         return f"{mean:.4g} ± 0"
     digits, largest = 1 - math.floor(math.log10(std)), max(abs(mean), std)
     if digits <= 7 and largest < 1e5:
-        return f"{mean:.{max(digits, 0)}f} ± {std:.{max(digits, 0)}f}"
+        return f"{mean:z.{max(digits, 0)}f} ± {std:.{max(digits, 0)}f}"
     power = math.floor(math.log10(largest))
     after = max(digits + power, 1)
     if after > 5:
