@@ -88,7 +88,8 @@ def test_pictures_of_every_problem(problem, monkeypatch, capsys, tmp_path):
 def test_threads(given, threads, spin, tmp_path):
     """The user's own settings of OpenMP hold, and the log says how many threads there are."""
     code = "import os, sys, fedopt; assert 'torch' not in sys.modules; print(os.environ['GOMP_SPINCOUNT'])"
-    env = {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT")} | given
+    own = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    env = {key: value for key, value in os.environ.items() if key not in own} | given
     said = subprocess.run(
         [sys.executable, "-c", code], env=env | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
