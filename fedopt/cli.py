@@ -138,9 +138,8 @@ def _single(resolved: dict[str, Any], asked: Asked) -> int:
 def _last_line(status: str, folder: RunFolder) -> str:
     summary = folder.summary()
     values = "  ".join(f"{name} {value:.5g}" for name, value in numbers_of(summary.get("final")).items())
-    line = (
-        f"{status} after {summary.get('round')} rounds{_limit(folder, summary)} ({summary.get('seconds')} s): {values}"
-    )
+    line = f"{status} after {summary.get('round')} rounds{_limit(folder, summary)} ({summary.get('seconds')} s)"
+    line += f": {values}" if values else ""
     line += f"\nresults: {folder.path}"
     if status == "interrupted":
         line += f"\nto go on: {_modules()}fedopt resume=true {_as_word(folder.path)}"

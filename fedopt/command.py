@@ -114,7 +114,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
     if isinstance(error, OverrideParseException):
         return f"{error.override}: not an override; write key=value, with quotes around values that hold blanks, commas or braces"
     if isinstance(error, OSError):
-        return f"{error.filename or 'output'}: {error.strerror or error}"
+        elsewhere = "choose another place: output_dir=DIR, or --output DIR or --out DIR of the sister commands"
+        return f"{error.filename or 'output'}: {error.strerror or error}; mend that, or {elsewhere}"
     said = first_line(error)
     return text.partition(" full_key:")[0][:300] if said.endswith(":") else said  # what is wrong comes after it
 

@@ -290,8 +290,9 @@ class Torchvision:
             sets = [getattr(torchvision.datasets, cls)(folder, train=train, download=True) for train in (True, False)]
         except Exception as error:  # torchvision has many ways to say that a file is broken or out of reach
             raise UserError(
-                f"dataset={self.name} is not in {folder}, or not whole, and could not be downloaded ({first_line(error)}): put "
-                f"{self.name}.npz ({', '.join(KEYS)}) there, or set FEDOPT_DATA to the folder that has it"
+                f"dataset={self.name} is not in {folder}, or not whole, and could not be downloaded "
+                f"({first_line(error).rstrip(':')}): put {self.name}.npz ({', '.join(KEYS)}) there, or set FEDOPT_DATA or "
+                "dataset.root to the folder that has it"
             ) from None
         finally:
             socket.setdefaulttimeout(before)
