@@ -199,6 +199,7 @@ def _sweep(overrides: list[str], folders: list[str]) -> int:
         raise UserError(f"hydra/launcher or hydra/sweeper: {first_line(error)}") from error
     except KeyboardInterrupt:
         report(folder)
+        say("the same command goes on from here")
         raise
     refused = any(job.return_value is None for batch in batches for job in batch)
     return max(report(folder), refused)

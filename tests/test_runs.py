@@ -282,6 +282,16 @@ def test_sweep_resumes_interrupted_runs(monkeypatch, capsys, tmp_path):
     pd.testing.assert_frame_equal(without_time(of_sweep), without_time(tmp_path / "alone"))
 
 
+def test_a_sweep_that_is_stopped_says_how_it_goes_on(monkeypatch, capsys, tmp_path):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedopt.loop.execute", stopped)
+    result = fedopt(monkeypatch, capsys, "-m", *TINY, "seed=0,1", "output_dir=sweep")
+    assert (result.code, result.err) == (130, "fedopt: the same command goes on from here\nfedopt: stopped\n")
+
+
 SMALL = ["budget.rounds=2", "problem.examples=40", "hardware.threads=1"]
 
 
