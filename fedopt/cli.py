@@ -176,7 +176,7 @@ LAUNCHED = ("hydra/launcher", "hydra.launcher.", "hydra/sweeper", "hydra.sweeper
 
 
 def _sweep(overrides: list[str], folders: list[str]) -> int:
-    """All combinations, by Hydra; returns 1 when a run failed or was refused. What came out is said also after Ctrl-C."""
+    """All combinations, by Hydra; returns 1 when a run failed or was refused, 130 after Ctrl-C, when what came out is said too."""
     overrides = [re.sub(r"^\+*hydra\.sweep\.dir=", "output_dir=", word) for word in overrides]
     refuse_hydra(overrides, LAUNCHED)
     folder, naming = _prepare_sweep(overrides, folders)
@@ -199,8 +199,8 @@ def _sweep(overrides: list[str], folders: list[str]) -> int:
         raise UserError(f"hydra/launcher or hydra/sweeper: {first_line(error)}") from error
     except KeyboardInterrupt:
         report(folder)
-        say("the same command goes on from here")
-        raise
+        say("stopped; the same command goes on from here")
+        return 130
     refused = any(job.return_value is None for batch in batches for job in batch)
     return max(report(folder), refused)
 

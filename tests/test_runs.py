@@ -289,7 +289,7 @@ def test_a_sweep_that_is_stopped_says_how_it_goes_on(monkeypatch, capsys, tmp_pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedopt.loop.execute", stopped)
     result = fedopt(monkeypatch, capsys, "-m", *TINY, "seed=0,1", "output_dir=sweep")
-    assert (result.code, result.err) == (130, "fedopt: the same command goes on from here\nfedopt: stopped\n")
+    assert (result.code, result.err) == (130, "fedopt: stopped; the same command goes on from here\n")
 
 
 SMALL = ["budget.rounds=2", "problem.examples=40", "hardware.threads=1"]
