@@ -815,6 +815,7 @@ def test_labels_that_are_no_formula(tmp_path, experiment, command):
     ("arguments", "said"),
     [
         (["fedmsa/fig22"], "fedmsa/fig22: there is no such experiment, did you mean fedmsa/fig2?; --list shows them"),
+        (["fedmas"], "fedmas: there is no such experiment, did you mean fedmsa?; --list shows them"),
         ([], "which experiment? fedopt-reproduce --list shows them"),
         (["--jbos"], "unrecognized arguments: --jbos; fedopt-reproduce --help lists the options"),
         (["fedmsa/fig2", "--seeds", "0"], "argument --seeds: 0 is not a whole number from 1 on"),

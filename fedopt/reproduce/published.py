@@ -127,11 +127,13 @@ def names(folders: Sequence[Path] = ()) -> list[str]:
 def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
     """The experiments that are named, one by one or by their paper, each once. Raises UserError for an unknown name."""
     known = names(folders)
+    papers = {name.partition("/")[0] for name in known}
     found: dict[str, None] = {}
     for name in wanted:
         matching = [k for k in known if name.strip("/") in (k, k.partition("/")[0])]
         if not matching:
-            raise UserError(f"{name}: there is no such experiment{nearest(name, known)}; --list shows them")
+            suggested = nearest(name, [*known, *sorted(papers)])
+            raise UserError(f"{name}: there is no such experiment{suggested}; --list shows them")
         found.update(dict.fromkeys(matching))
     return list(found)
 
