@@ -126,15 +126,15 @@ def names(folders: Sequence[Path] = ()) -> list[str]:
 
 def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
     """The experiments that are named, one by one or by their paper, each once. Raises UserError for an unknown name."""
-    known = names(folders)
-    papers = {name.partition("/")[0] for name in known}
+    meant: dict[str, list[str]] = {}
+    for experiment in names(folders):
+        for name in (experiment, experiment.partition("/")[0]):
+            meant.setdefault(name, []).append(experiment)
     found: dict[str, None] = {}
     for name in wanted:
-        matching = [k for k in known if name.strip("/") in (k, k.partition("/")[0])]
-        if not matching:
-            suggested = nearest(name, [*known, *sorted(papers)])
-            raise UserError(f"{name}: there is no such experiment{suggested}; --list shows them")
-        found.update(dict.fromkeys(matching))
+        if name.strip("/") not in meant:
+            raise UserError(f"{name}: there is no such experiment{nearest(name, list(meant))}; --list shows them")
+        found.update(dict.fromkeys(meant[name.strip("/")]))
     return list(found)
 
 
