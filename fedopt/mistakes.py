@@ -26,8 +26,8 @@ STACKED = {
     r"inplace arithmetic|index_put_": WRITTEN_OVER,
 }
 SEEDED = (
-    "a problem has self.world.rng() in __post_init__, a partitioner the generator that it is given, an algorithm fed.rng() on the "
-    "server, which sends each client its numbers by own= of the exchange, for client.own"
+    'a problem has self.world.rng("data") in __post_init__, a partitioner the generator that it is given, an algorithm '
+    'fed.rng("noise") on the server, which sends each client its numbers by own= of the exchange, for client.own'
 )
 _STEP_SIZES, _WORK = ("|".join(kind.__name__ for kind in get_args(of)) for of in (StepSize, Work))
 WORDS = {

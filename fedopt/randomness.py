@@ -2,12 +2,16 @@
 
 A counter-based generator (Philox) makes this literal. The purpose is half of its key; round, exchange and client are the
 high words of its counter, so that two keys never share a stream and no draw depends on what was drawn before it.
+Users name their streams: a hash of the name takes the purpose's place, in a range that has no purposes.
 """
 
 from enum import IntEnum
+from hashlib import blake2b
 
 import numpy as np
 import torch
+
+from fedopt.errors import UserError
 
 
 class Purpose(IntEnum):
@@ -27,12 +31,42 @@ class Purpose(IntEnum):
     SERVER = 11
     DIRECTIONS = 12
     NOISE = 13
-    OWN = 14  # whatever an algorithm of one's own draws
+    TEST = 14  # which examples of a file are for testing
 
 
-def keyed_rng(seed: int, purpose: Purpose, round: int = 0, exchange: int = 0, client: int = 0) -> np.random.Generator:
-    """The generator that belongs to a key; all numbers non-negative."""
-    key = np.array([seed, purpose], dtype=np.uint64)
+class Part(IntEnum):
+    """What a problem draws for itself. A name of one family of problems may have the number of another's: no run has both."""
+
+    DATA = 0  # of problems in closed form
+
+    COMMON = 0  # of quadratics
+    CLIENTS = 1
+    EXAMPLES = 2
+
+    SUBSET = 0  # of problems on labelled examples
+    REDIVISION = 1
+    SERVER = 2
+    FIT = 3
+    PRETRAINING = 4
+
+
+def keyed_rng(
+    seed: int, purpose: Purpose | str | None, round: int = 0, exchange: int = 0, client: int = 0
+) -> np.random.Generator:
+    """The generator that belongs to a key; all numbers non-negative. purpose: one of fedopt's, or a name of a user's.
+
+    Raises UserError where it is neither.
+    """
+    if isinstance(purpose, str):
+        number = 2**63 | int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest())
+    elif isinstance(purpose, Purpose):
+        number = purpose
+    else:
+        given = "" if purpose is None else purpose
+        raise UserError(
+            f'rng({given}): random numbers need a name, as in rng("noise"); each name gives numbers of its own'
+        )
+    key = np.array([seed, number], dtype=np.uint64)
     counter = np.array([0, client, exchange, round], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 

@@ -137,7 +137,7 @@ IN_PROBLEM = {
     "evaluate of several numbers": (MSE, '{"mse": x}', "more than one number", "def evaluate"),
     "sample without return": ("return self.a[index],", "self.a[index],", "is a return missing", "a, b, weight ="),
     "a generator without a seed": (
-        "rng = self.world.rng()",
+        'rng = self.world.rng("data")',
         "import numpy; rng = numpy.random.default_rng()",
         "made without a seed",
         None,

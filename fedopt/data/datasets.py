@@ -186,7 +186,7 @@ def divided(count: int, test: float, seed: int, path: Path) -> tuple[np.ndarray,
     held_out = round(test * count)
     if not 0 < held_out < count:
         raise UserError(f"{path}: dataset.test={test} of {count} examples leaves none to train or none to test on")
-    order = keyed_rng(seed, Purpose.SPLIT).permutation(count)
+    order = keyed_rng(seed, Purpose.TEST).permutation(count)
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 

@@ -10,7 +10,7 @@ from fedopt.data.partitioners import ByColumn, Partitioner, check_division
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
 from fedopt.own_code import untouched
-from fedopt.randomness import Purpose, keyed_rng
+from fedopt.randomness import Part, Purpose, keyed_rng
 from fedopt.settings import memory
 
 BYTES_AN_EXAMPLE = 100  # at least, while examples are divided and a problem is made
@@ -39,9 +39,9 @@ class World:
             )
         return clients
 
-    def rng(self, *part: int) -> np.random.Generator:
-        """For the problem's own constants, or for a part of them."""
-        return keyed_rng(self.seed, Purpose.PROBLEM, *part)
+    def rng(self, name: Part | str | None = None) -> np.random.Generator:
+        """A generator for the problem's constants: the same numbers for the same name. Raises UserError without a name."""
+        return keyed_rng(self.seed, Purpose.PROBLEM, name) if isinstance(name, Part) else keyed_rng(self.seed, name)
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:
         """The array's numbers on the device, in the type of the run's numbers."""

@@ -54,12 +54,15 @@ class Round:
         self.r, self.problem, self.participation = r, federation.problem, federation.participation
         self._federation, self._exchanges, self._cohorts = federation, count(1), count()
 
-    def rng(self, purpose: Purpose = Purpose.OWN, exchange: int = 0, client: int = 0) -> np.random.Generator:
-        """A generator for the server's own draws of this round, or for those that it makes for a client.
+    def rng(
+        self, name: Purpose | str | None = None, exchange: int = 0, client: int | None = None
+    ) -> np.random.Generator:
+        """A generator for the server's draws of this round, or for those that it makes for a client.
 
-        The same arguments give the same numbers: several generators of a round have an `exchange` each, 0, 1, ...
+        The same arguments give the same numbers. Raises UserError without a name.
         """
-        return keyed_rng(self._federation.seed, purpose, self.r + 1, exchange, client)
+        who = 0 if client is None else client + isinstance(name, str)  # 0 is the server in streams with a user's name
+        return keyed_rng(self._federation.seed, name, self.r + 1, exchange, who)
 
     def everyone(self) -> np.ndarray:
         """All clients."""

@@ -19,6 +19,7 @@ from fedopt.problems import classes
 from fedopt.problems.classes import Rows, Weighting
 from fedopt.problems.projections import ball
 from fedopt.problems.supervised import Batch, Fraction, Pretraining, Supervised, cross_entropy
+from fedopt.randomness import Part
 
 FIT_BATCH = 64
 SERVER_LOSS = Metric("server_loss", "loss on the server's examples")
@@ -111,7 +112,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
     def personal(self, x: Tensor) -> Tensor:
         """y_i(x) of all clients, nearly, [M, d]; the same draws at every x."""
         split, z = self.splits["train"], x[None]
-        positions = self.world.rng(3).random((self.fit, self.clients, FIT_BATCH)) * split.sizes[:, None]
+        positions = self.world.rng(Part.FIT).random((self.fit, self.clients, FIT_BATCH)) * split.sizes[:, None]
         rows = torch.from_numpy(split.rows[split.offsets[:, None] + positions.astype(np.int64)]).to(x.device)
         weight = x.new_full((FIT_BATCH,), 1 / FIT_BATCH)
 

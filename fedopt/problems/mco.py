@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedopt.metrics import DISTANCE, OBJECTIVE, Metric
 from fedopt.problems.classes import Compositional, Rows
+from fedopt.randomness import Part
 
 SUBOPTIMALITY = Metric("suboptimality", "objective less that of x*")
 
@@ -37,7 +38,7 @@ class Mco(Compositional):
 
     def __post_init__(self) -> None:
         world = self.world
-        rng = world.rng()
+        rng = world.rng(Part.DATA)
         A = rng.standard_normal((self.d, self.d))
         variances, axes = np.linalg.eigh(A.T @ A)  # C = axes sqrt(variances) axes', so that C^(1/2) has the fourth root
         root = axes * np.maximum(variances, 0) ** 0.25

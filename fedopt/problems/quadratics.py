@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.problems.classes import Problem, Rows
+from fedopt.randomness import Part
 
 
 def spd(rng: np.random.Generator, dim: int, conditioning: float) -> np.ndarray:
@@ -47,7 +48,7 @@ class Quadratic(Problem):
         """A function (draw, *args) that gives an array for each client, [M, ...]: the same draw(rng, *args) for all, mixed with the
         client's own in the proportion 1 : heterogeneity. What is the same does not depend on the number of clients."""
         own_share = self.heterogeneity / (1 + self.heterogeneity)
-        rng_common, rng_own = self.world.rng(0), self.world.rng(1)
+        rng_common, rng_own = self.world.rng(Part.COMMON), self.world.rng(Part.CLIENTS)
 
         def family(draw: Callable[..., np.ndarray], *args: float) -> Tensor:
             common, own = draw(rng_common, *args), [draw(rng_own, *args) for _ in range(self.clients)]
@@ -60,7 +61,7 @@ class Quadratic(Problem):
         split whose examples it is of. The noise sums to zero over each client's examples of a split."""
         self.per_client = terms._asdict()
         self._sample_type, self._noisy = type(terms), noisy
-        rng, self._noise = self.world.rng(2), {}
+        rng, self._noise = self.world.rng(Part.EXAMPLES), {}
         for name in noisy:
             noise = self.noise * rng.standard_normal((self.examples, self.per_client[name].shape[1]))
             for split in self.splits.values():

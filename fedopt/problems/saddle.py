@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedopt.metrics import DISTANCE, DISTANCE_X, DISTANCE_Y, OBJECTIVE
 from fedopt.problems.classes import Minimax, Rows
+from fedopt.randomness import Part
 
 
 @dataclass(eq=False)
@@ -32,7 +33,7 @@ class Saddle(Minimax):
 
     def __post_init__(self) -> None:
         world = self.world
-        rng = world.rng()
+        rng = world.rng(Part.DATA)
         M = world.clients
         self.splits = world.split(M)  # one example a client, which says nothing
         b = self.s * rng.standard_normal((M, self.d))

@@ -20,6 +20,7 @@ from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
 from fedopt.models import FlatModel, Normalised, Tuning
 from fedopt.problems.classes import Bilevel, Minimax, Problem, Rows, Weighting
+from fedopt.randomness import Part
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -198,12 +199,13 @@ class Supervised(Problem):
         """
         world, data = self.world, self.world.load()
         if test is not None:
-            data = data.redivided(test, world.rng(1))
+            data = data.redivided(test, world.rng(Part.REDIVISION))
         n = len(data.y_train)
         for key, fraction, count in (("test", test, len(data.y_test)), ("server", server, round(server * n))):
             if fraction and not count:
                 raise UserError(f"problem.{key}={fraction}: is less than one example")
-        at_server, at_clients = (np.sort(rows) for rows in np.split(world.rng(2).permutation(n), [round(server * n)]))
+        order = world.rng(Part.SERVER).permutation(n)
+        at_server, at_clients = (np.sort(rows) for rows in np.split(order, [round(server * n)]))
         self.set_up(data, at_clients, own_test)
         self._server = Examples(data.x_train[at_server], data.y_train[at_server], data, world)
         self._own = self.splits.get("val")
@@ -222,7 +224,7 @@ class Supervised(Problem):
 
     def _pretrained(self, steps: int, size: float) -> Tensor:
         """The initial parameters after so many steps of SGD on the server's examples, [dim]."""
-        (x,), rng = self._start, self.world.rng(4)
+        (x,), rng = self._start, self.world.rng(Part.PRETRAINING)
         for _ in range(steps):
             batch = self.server_batch(rng, PRETRAIN_BATCH)
             gradient = self.net.gradient(x, *batch[:3])
@@ -298,7 +300,7 @@ class SupervisedMinimax(Supervised, Minimax):
 
     def __post_init__(self) -> None:
         data = self.world.load()
-        self.set_up(data, np.sort(self.world.rng().permutation(len(data.y_train))[: self.examples]))
+        self.set_up(data, np.sort(self.world.rng(Part.SUBSET).permutation(len(data.y_train))[: self.examples]))
 
 
 @dataclass(eq=False)

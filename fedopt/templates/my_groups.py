@@ -18,7 +18,7 @@ class MyGroups(Minimax):
     weighting = "samples"  # clients count by their numbers of examples, as in `evaluate`
 
     def __post_init__(self):
-        rng, world = self.world.rng(), self.world
+        rng, world = self.world.rng("data"), self.world
         a, x = rng.standard_normal((self.examples, self.d)), rng.standard_normal(self.d)
         group = rng.integers(self.groups, size=self.examples)
         b = a @ x + 0.1 * 2**group * rng.standard_normal(self.examples)  # the last group is the noisiest

@@ -16,7 +16,7 @@ class MyRisk(TwoLevel):
     weighting = "samples"  # clients count by their numbers of examples, as in `evaluate`
 
     def __post_init__(self):
-        rng = self.world.rng()
+        rng = self.world.rng("data")
         a, x = rng.standard_normal((self.examples, self.d)), rng.standard_normal(self.d)
         self.a, self.b = self.world.tensor(a), self.world.tensor(a @ x + 0.1 * rng.standard_normal(self.examples))
         self.splits = self.world.split(self.examples)
