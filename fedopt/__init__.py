@@ -19,10 +19,10 @@ __version__ = "0.2.0"
 _NAMES = {
     "algorithms": ("Algorithm",),
     "api": ("Result", "compare", "load", "run"),
-    "config": ("composed", "resolve"),
+    "config.compose": ("composed", "resolve"),
     "data.world": ("World",),
     "errors": ("UserError",),
-    "experiment": ("Experiment", "assemble"),
+    "running.assemble": ("Experiment", "assemble"),
     "federation.client": ("Client",),
     "federation.draws": ("Epochs", "Full", "Steps"),
     "federation.memory": ("Memory",),
@@ -30,7 +30,7 @@ _NAMES = {
     "metrics": ("Metric",),
     "problems.classes": ("Bilevel", "Compositional", "Hierarchical", "Minimax", "Minimisation", "Problem", "TwoLevel"),
     "problems.supervised": ("Supervised", "cross_entropy"),
-    "schedules": ("LocalWork", "Schedule"),
+    "config.schedules": ("LocalWork", "Schedule"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_MODULES)

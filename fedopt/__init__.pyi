@@ -3,12 +3,12 @@ from fedopt.api import Result as Result
 from fedopt.api import compare as compare
 from fedopt.api import load as load
 from fedopt.api import run as run
-from fedopt.config import composed as composed
-from fedopt.config import resolve as resolve
+from fedopt.config.compose import composed as composed
+from fedopt.config.compose import resolve as resolve
+from fedopt.config.schedules import LocalWork as LocalWork
+from fedopt.config.schedules import Schedule as Schedule
 from fedopt.data.world import World as World
 from fedopt.errors import UserError as UserError
-from fedopt.experiment import Experiment as Experiment
-from fedopt.experiment import assemble as assemble
 from fedopt.federation.client import Client as Client
 from fedopt.federation.draws import Epochs as Epochs
 from fedopt.federation.draws import Full as Full
@@ -26,8 +26,8 @@ from fedopt.problems.classes import Problem as Problem
 from fedopt.problems.classes import TwoLevel as TwoLevel
 from fedopt.problems.supervised import Supervised as Supervised
 from fedopt.problems.supervised import cross_entropy as cross_entropy
-from fedopt.schedules import LocalWork as LocalWork
-from fedopt.schedules import Schedule as Schedule
+from fedopt.running.assemble import Experiment as Experiment
+from fedopt.running.assemble import assemble as assemble
 
 PARENT: int
 __version__: str

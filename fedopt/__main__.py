@@ -12,10 +12,10 @@ with suppress(FileNotFoundError):  # a working directory that was removed
     if sys.path[0] in ("", os.getcwd()) and Path(__file__).parents[1] != Path.cwd():
         del sys.path[0]  # the working directory, where a file that was sent may lie
 
-from fedopt.interrupts import ctrl_c_again, ending_at_once
+from fedopt.console.interrupts import ctrl_c_again, ending_at_once
 
 
-def main(module: str = "cli") -> None:
+def main(module: str = "commands.run") -> None:
     """Entry point of `fedopt`. module: of fedopt, whose `main` is called."""
     os.environ["MPLBACKEND"] = "Agg"  # whatever there is for windows and notebooks
     with ending_at_once():
@@ -27,12 +27,12 @@ def main(module: str = "cli") -> None:
 
 def compare() -> None:
     """Entry point of `fedopt-compare`."""
-    main("reproduce.compare")
+    main("commands.compare")
 
 
 def reproduce() -> None:
     """Entry point of `fedopt-reproduce`."""
-    main("reproduce.reproduce")
+    main("commands.reproduce")
 
 
 if __name__ == "__main__":

@@ -14,19 +14,25 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedopt.command import explain, is_mistake, say
-from fedopt.config import Asked, last_of_each, of_folder, quoted, refuse_hydra, resolve
+from fedopt.config.compose import explain, is_mistake, resolve
+from fedopt.config.sent import refuse_hydra
+from fedopt.config.tuned import Asked
+from fedopt.config.words import last_of_each, of_folder, quoted
+from fedopt.console.interrupts import ctrl_c_kept
+from fedopt.console.say import say
 from fedopt.errors import UserError, first_line
-from fedopt.interrupts import ctrl_c_kept
-from fedopt.results.folder import RunFolder, configured, described, numbers_of, place, read_json, whole_rows
+from fedopt.results.files import read_json
+from fedopt.results.folder import RunFolder, described, numbers_of
 from fedopt.results.identity import digits, numbers
+from fedopt.results.metrics_file import whole_rows
+from fedopt.running.place import configured, place
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor, nn
 
+    from fedopt.comparing.comparison import Comparison
     from fedopt.metrics import Metric
-    from fedopt.reproduce.comparison import Comparison
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ class Result:
         return _Variables(self._trained[0])
 
     def model(self) -> "nn.Module":
-        """The network with the trained parameters, as `fedopt.models.Normalised`, on the CPU and ready to be evaluated: it takes
+        """The network with the trained parameters, as `networks.flat.Normalised`, on the CPU and ready to be evaluated: it takes
         examples as the data set has them, images as bytes from 0 to 255, and normalises them itself.
 
         Raises UserError where the problem has no network, and as `variables`.
@@ -138,11 +144,11 @@ class Result:
         return self._read[time]
 
     def _restored(self, config: dict[str, Any], folder: RunFolder) -> "tuple[dict[str, Tensor], nn.Module | None]":
-        from fedopt.experiment import assemble
-        from fedopt.hardware import restored
-        from fedopt.loop import refuse_foreign
         from fedopt.problems.classes import named
         from fedopt.results.checkpoint import Checkpoint
+        from fedopt.running.assemble import assemble
+        from fedopt.running.hardware import restored
+        from fedopt.running.loop import refuse_foreign
 
         with _mistakes_said(), restored():
             e = assemble(
@@ -211,11 +217,11 @@ def run(
         refuse_hydra(overrides)
         config, chosen = configured(overrides, own)
         resolved, asked = resolve(config), Asked(overrides, chosen, own)
-        from fedopt import loop
-        from fedopt.hardware import restored
+        from fedopt.running.failure import execute
+        from fedopt.running.hardware import restored
 
         with restored():
-            status, folder = loop.execute(resolved, lambda: place(resolved, asked), asked, on_eval=on_eval, quiet=quiet)
+            status, folder = execute(resolved, lambda: place(resolved, asked), asked, on_eval=on_eval, quiet=quiet)
     if status == "interrupted":
         say(f"interrupted after {folder.summary().get('round')} rounds, in {folder.path}; resume=true goes on")
     return Result(folder.path)
@@ -248,7 +254,7 @@ def compare(
     the old.
     Raises UserError where there is nothing to compare.
     """
-    from fedopt.reproduce.comparison import compared
+    from fedopt.comparing.comparison import compared
 
     if not runs:
         raise UserError("no run to compare: the list of runs is empty")

@@ -68,3 +68,13 @@ def unknown(group: str, option: str, known: list[str]) -> str:
     if re.fullmatch(r"[\w/-]{1,99}", option) and (own := next(Path().glob(f"*/{group}/{option}.yaml"), None)):
         return f"{group}={option}: is in {own}, which is found with --config-dir {own.parts[0]}"
     return f"{group}={shown}: there is no such {group}{nearest(option, known)}; there are {', '.join(some)}"
+
+
+def cores() -> int:
+    """The number of CPU cores that this process may use; on macOS, which does not say, all cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory() -> int:
+    """The bytes of memory that the machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -23,7 +23,7 @@ def pytest_configure():
     """Says in one line what is wrong with a user's files that the contract tests shall take."""
     if os.environ.get("FEDOPT_CONTRACT_CONF"):
         try:
-            import harness
+            from support import harness
 
             harness.pairs()
         except UserError as error:

@@ -14,15 +14,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from command import ROOT, TINY, fedopt
-from harness import small
 from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
+from support.command import ROOT, TINY, fedopt
+from support.harness import small
 from torch.nn import functional as F
 
 import fedopt as api
+from fedopt.commands import compare
 from fedopt.problems.classes import named
-from fedopt.reproduce import compare
 from fedopt.results import checkpoint
 
 SHORT = [
@@ -484,7 +484,7 @@ def test_a_checkpoint_of_before(monkeypatch, capsys):
 @pytest.fixture
 def rare(monkeypatch):
     """Checkpoints at the start and at the end alone."""
-    monkeypatch.setattr("fedopt.loop.CHECKPOINT_SECONDS", 1000)
+    monkeypatch.setattr("fedopt.running.loop.CHECKPOINT_SECONDS", 1000)
 
 
 def test_the_best_evaluation_is_kept(rare):

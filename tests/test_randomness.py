@@ -6,7 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pandas as pd
 import pytest
-from harness import node, pairs, small, steps
+from support.harness import node, pairs, small, steps
 
 from fedopt.data.datasets import Digits
 from fedopt.data.partitioners import Iid

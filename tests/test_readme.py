@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from command import ROOT, code_of, fedopt
+from support.command import ROOT, code_of, fedopt
 
-from fedopt.config import options
-from fedopt.reproduce import compare, published, reproduce
-from fedopt.reproduce.kept import rows_of
+from fedopt.commands import compare, reproduce
+from fedopt.config.files import options
+from fedopt.papers import published
+from fedopt.papers.kept import rows_of
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OTHERS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]

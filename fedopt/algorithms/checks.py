@@ -6,9 +6,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_structure
 
 from fedopt.algorithms import Algorithm
+from fedopt.blame import called, untouched, wrong
 from fedopt.errors import UserError
 from fedopt.federation.round import Round
-from fedopt.own_code import called, untouched, wrong
 from fedopt.problems.classes import Problem
 
 

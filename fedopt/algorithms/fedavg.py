@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
+from fedopt.config.schedules import LocalWork, Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimisation
-from fedopt.schedules import LocalWork, Schedule
 
 
 class State(NamedTuple):

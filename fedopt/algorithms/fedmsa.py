@@ -15,13 +15,13 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.utils._pytree import SequenceKey, register_pytree_node
 
+from fedopt.config.schedules import Schedule
 from fedopt.errors import UserError
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Bilevel, Compositional
 from fedopt.randomness import Purpose
-from fedopt.schedules import Schedule
 
 
 class Vectors(tuple[Tensor, ...]):

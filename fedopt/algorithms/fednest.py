@@ -21,14 +21,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
+from fedopt.config.schedules import LocalWork, Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
+from fedopt.federation.inverse import Inverse, conjugate_gradients, neumann_sum, neumann_term
 from fedopt.federation.oracles import moved
 from fedopt.federation.round import Round
-from fedopt.inverse import Inverse, conjugate_gradients, neumann_sum, neumann_term
 from fedopt.problems.classes import Bilevel
 from fedopt.randomness import Purpose
-from fedopt.schedules import LocalWork, Schedule
 
 Vectors = tuple[Tensor, ...]
 

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
+from fedopt.federation.inverse import neumann_sum
 from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
-from fedopt.inverse import neumann_sum
 from fedopt.problems.classes import Bilevel
 
 Vectors = tuple[Tensor, ...]

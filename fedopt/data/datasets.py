@@ -17,9 +17,8 @@ import numpy as np
 from pydantic import ConfigDict, StrictBool
 from pydantic.dataclasses import dataclass
 
-from fedopt.errors import UserError, first_line
+from fedopt.errors import UserError, first_line, memory
 from fedopt.randomness import Purpose, keyed_rng
-from fedopt.settings import memory
 
 _config = ConfigDict(extra="forbid")
 Pixels = Literal["standardised", "unit", "raw"]
@@ -280,7 +279,7 @@ class Torchvision:
         return replace(read_npz(npz) if npz.exists() else self._torchvision(folder), pixels=self.pixels)
 
     def _torchvision(self, folder: Path) -> LabelledData:
-        from fedopt.torchvision_import import torchvision
+        from fedopt.networks.torchvision_import import torchvision
 
         cls = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST", "cifar10": "CIFAR10"}[self.name]
         before = socket.getdefaulttimeout()

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedopt.blame import untouched
 from fedopt.data.datasets import DatasetSource, LabelledData
 from fedopt.data.partitioners import ByColumn, Partitioner, check_division
 from fedopt.data.ragged import Ragged
-from fedopt.errors import UserError
-from fedopt.own_code import untouched
+from fedopt.errors import UserError, memory
 from fedopt.randomness import Part, Purpose, keyed_rng
-from fedopt.settings import memory
 
 BYTES_AN_EXAMPLE = 100  # at least, while examples are divided and a problem is made
 

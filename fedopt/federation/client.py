@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from fedopt.blame import wrong
 from fedopt.errors import UserError
 from fedopt.federation.draws import Drawn, Weighted
 from fedopt.federation.oracles import Calls, Oracles, of
-from fedopt.own_code import wrong
 from fedopt.problems.classes import Bilevel, Hierarchical, Minimax, Problem
 
 SMALL, AT_ONCE = 8, 256  # a stack fetches several batches of fewer than SMALL examples in one go, which saves overhead

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedopt.errors import UserError
-from fedopt.inverse import Inverse
+from fedopt.federation.inverse import Inverse
 from fedopt.problems.classes import Bilevel, Compositional, Hierarchical, Minimax, Minimisation, Problem, class_of
 from fedopt.problems.classes import name as class_name
 

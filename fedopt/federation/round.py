@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from fedopt.blame import place
+from fedopt.config.schedules import Work
+from fedopt.config.settings import Participation
 from fedopt.errors import UserError
 from fedopt.federation import fence, ranks
 from fedopt.federation.client import Client
@@ -18,11 +21,8 @@ from fedopt.federation.engines import ClientFn, Engine, Stack
 from fedopt.federation.ledger import Ledger, size_in_bytes
 from fedopt.federation.memory import Memory
 from fedopt.federation.oracles import Calls, Oracles
-from fedopt.mistakes import place
 from fedopt.problems.classes import Hierarchical, Problem
 from fedopt.randomness import Purpose, keyed_rng
-from fedopt.schedules import Work
-from fedopt.settings import Participation
 
 
 @dataclass(eq=False)

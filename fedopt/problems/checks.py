@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from fedopt.blame import called, place, untouched, wrong
 from fedopt.errors import UserError
-from fedopt.mistakes import place
-from fedopt.own_code import called, untouched, wrong
 from fedopt.problems.classes import Bilevel, Compositional, Hierarchical, Minimax, Minimisation, Problem
 
 Call = tuple[

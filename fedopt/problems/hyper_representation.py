@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedopt.models import FlatModel
+from fedopt.networks.flat import FlatModel
 from fedopt.problems.classes import Rows
 from fedopt.problems.supervised import Batch, Batches, SupervisedBilevel, cross_entropy
 

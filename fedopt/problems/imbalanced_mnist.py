@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fedopt.models import FlatModel, Tuning
+from fedopt.networks.flat import FlatModel, Tuning
 from fedopt.problems.supervised import Batch, Batches, SupervisedBilevel, cross_entropy, tuned
 
 

@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from fedopt import models, modules
 from fedopt.data.datasets import ARRAYS, LabelledData
 from fedopt.data.partitioners import ByColumn
 from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
-from fedopt.models import FlatModel, Normalised, Tuning
+from fedopt.networks import flat as models
+from fedopt.networks import own as modules
+from fedopt.networks.flat import FlatModel, Normalised, Tuning
 from fedopt.problems.classes import Bilevel, Minimax, Problem, Rows, Weighting
 from fedopt.randomness import Part
 

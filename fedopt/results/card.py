@@ -5,20 +5,26 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
 import fedopt
-from fedopt.config import Asked
-from fedopt.own_code import sources
+from fedopt.blame import is_own
+from fedopt.config.build import imported
+from fedopt.config.tuned import Asked
+from fedopt.config.words import flat
+from fedopt.errors import UserError
 from fedopt.problems.classes import Problem
-from fedopt.results.folder import RunFolder, read_json
+from fedopt.results.files import read_json
+from fedopt.results.folder import RunFolder
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "torchvision", "pandas", "pydantic", "safetensors")
 
@@ -93,3 +99,33 @@ def _commit() -> str | None:
         return subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def sources(config: dict[str, Any]) -> dict[str, str]:
+    """A hash of each module of one's own that a config names a class of, and of those that they take anything from, by name.
+
+    Modules that cannot be imported are left out.
+    """
+    named = (str(value) for key, value in flat(config).items() if key.endswith("_target_") or key == "problem.model")
+    modules = [_module(path) for path in named]
+    found: dict[str, str] = {}
+    while modules:
+        module = modules.pop()
+        file = getattr(module, "__file__", None) or ""
+        if module is not None and module.__name__ not in found and is_own(file):
+            found[module.__name__] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:10]
+            modules += [_origin(value) for value in vars(module).values()]
+    return dict(sorted(found.items()))
+
+
+def _module(path: str) -> ModuleType | None:
+    """That the dotted path of a class begins with."""
+    with suppress(UserError):  # who builds from it says what is wrong
+        imported(path, path)
+    return sys.modules.get(path.rpartition(".")[0])
+
+
+def _origin(value: Any) -> ModuleType | None:
+    """The module that a value is, or is defined in."""
+    name = getattr(value, "__module__", None)
+    return value if isinstance(value, ModuleType) else sys.modules.get(name) if isinstance(name, str) else None

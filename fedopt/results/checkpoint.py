@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unfla
 from fedopt.errors import UserError, first_line
 from fedopt.federation.ledger import Ledger
 from fedopt.federation.memory import Memory
-from fedopt.results.folder import write_atomically
+from fedopt.results.files import write_atomically
 from fedopt.results.journal import Journal, counted
 
 # What reading a damaged file may raise

@@ -19,7 +19,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from fedopt.data.ragged import Ragged
 from fedopt.metrics import Metric
-from fedopt.results.folder import write_atomically
+from fedopt.results.files import write_atomically
 
 COSTS = {  # what a run spends: the columns of metrics.csv whose sum it is, and its label
     "comm_rounds": (("comm_rounds",), "communication rounds"),

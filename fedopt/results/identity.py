@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedopt.config import flat
+from fedopt.config.words import flat
 from fedopt.errors import UserError
 
 PLACE = ("output_dir", "resume", "logger", "keep")  # where a run goes, how it starts, and what is left of it

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedopt.errors import UserError
 from fedopt.federation.memory import Memory
-from fedopt.results.folder import write_whole
+from fedopt.results.files import write_whole
 
 NAMES = ("memory.0", "memory.1")  # in turn: what is counted stays there until a checkpoint counts the other
 SPARE = 2**20  # bytes that may lie idle in a small journal

@@ -3,7 +3,7 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 from fedopt import Bilevel, LocalWork, Schedule, Steps
-from fedopt.inverse import neumann_sum
+from fedopt.federation.inverse import neumann_sum
 from torch import Tensor
 
 

@@ -13,16 +13,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-import harness
 import torch
+from support import harness
 
 from fedopt import __main__ as commands
 
 MEMORY = 12 << 30  # bytes of address space of a command, so that a number that is too large does no harm
 MODULES = {
-    "fedopt": "fedopt.cli",
-    "fedopt-compare": "fedopt.reproduce.compare",
-    "fedopt-reproduce": "fedopt.reproduce.reproduce",
+    "fedopt": "fedopt.commands.run",
+    "fedopt-compare": "fedopt.commands.compare",
+    "fedopt-reproduce": "fedopt.commands.reproduce",
 }
 
 
@@ -105,7 +105,7 @@ def warm() -> None:
     torch.set_num_threads(1)  # threads do not outlive a fork
     for name in (
         *MODULES.values(),
-        "fedopt.loop",
+        "fedopt.running.loop",
         "fedopt.results.figures",
         "matplotlib.figure",
         "matplotlib.backends.backend_agg",

@@ -8,12 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import harness
 import yaml
 from forked import Command, Ended
+from support import harness
 from torture import LONGEST, ODD, Failure
 
-from fedopt.config import GROUPS, flat
+from fedopt.config.files import GROUPS
+from fedopt.config.words import flat
 
 VALUES = ODD["numbers"] + ODD["texts"] + ODD["nodes"] + ODD["special"] + ["\udcff", "x" * 300, "9" * 5000, "[" * 300]
 WORDS = [*ODD["words"], "\udcff"]

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import fuzz
-import harness
-from command import start_ranks, torchrun
 from forked import Command
+from support import harness
+from support.command import start_ranks, torchrun
 from torture import Diverged, Failure, finished, often, rows, setting, unreadable
 
 from fedopt.results.folder import RunFolder

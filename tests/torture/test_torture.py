@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from command import ROOT
+from support.command import ROOT
 
 SHORT = {"commands": 15, "kills": 2, "corruptions": 12, "races": 1, "disks": 4, "sent": 10}
 

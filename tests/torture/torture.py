@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import harness
 import yaml
 from forked import Command, Ended
+from support import harness
 
 ODD = yaml.safe_load(Path(__file__).with_name("odd.yaml").read_text())
 LONGEST = 1000  # characters of a line for people
@@ -32,7 +32,7 @@ def setting(rng: random.Random, algo: str, rounds: int) -> list[str]:
 
 def often() -> None:
     """In a fork: checkpoints as often as possible."""
-    from fedopt import loop
+    from fedopt.running import loop
 
     loop.CHECKPOINT_SECONDS, loop.CHECKPOINT_SHARE = 0, 0
 

@@ -1,0 +1,59 @@
+"""What the commands share: mistakes are answered in one line. Imports no torch."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from io import TextIOWrapper
+from typing import NoReturn
+
+from fedopt.config.compose import explain, is_mistake
+from fedopt.console.interrupts import ctrl_c_kept
+from fedopt.console.say import say
+from fedopt.errors import UserError, first_line, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UserError for a mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; {self.prog} --help lists the options")
+
+
+def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """For argparse: reads names with commas between them, each of which must be known."""
+
+    def read(text: str) -> list[str]:
+        names = list(dict.fromkeys(text.split(",")))
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name}: there are {', '.join(known)}{nearest(name, list(known))}")
+        return names
+
+    return read
+
+
+def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> None:
+    """Do the work and exit with the code that it returns, if any; with 2 for a mistake of the user's, 130 for Ctrl-C and 1 for a
+    bug, and one line about it. With HYDRA_FULL_ERROR=1 they are raised instead.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for terminals without ± or box lines
+    try:
+        with ctrl_c_kept():
+            code = work()
+    except KeyboardInterrupt:
+        say("stopped")
+        code = 130
+    except Exception as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        if is_mistake(error):
+            say(explain(error, arguments))
+            code = 2
+        else:
+            say(f"{type(error).__name__}: {first_line(error)} (this is a bug: HYDRA_FULL_ERROR=1 shows where)")
+            code = 1
+    if code:
+        sys.exit(code)

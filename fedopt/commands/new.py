@@ -1,0 +1,71 @@
+"""`fedopt new algo NAME` and `fedopt new problem NAME`: the files of an algorithm or a problem of one's own, ready to run."""
+
+import sys
+from importlib.util import find_spec
+from keyword import iskeyword
+from pathlib import Path
+
+from fedopt.commands.answer import Parser
+from fedopt.config.files import options
+from fedopt.errors import UserError
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+EXAMPLES = {  # by what is begun and the class of problems: the example that the templates hold, and what chooses it
+    ("algo", "minimisation"): ("my_sgd", "algo=my_sgd problem=classification dataset=digits"),
+    ("algo", "bilevel"): ("my_nest", "algo=my_nest problem=quadratic_bilevel"),
+    ("algo", "minimax"): ("my_sgda", "algo=my_sgda problem=quadratic_minimax"),
+    ("problem", "minimisation"): ("my_regression", "algo=fedmsa problem=my_regression algo.alpha=0.02"),
+    ("problem", "bilevel"): ("my_weights", "algo=fednest problem=my_weights algo.beta=0.1"),
+    ("problem", "minimax"): ("my_groups", "algo=local_sgda problem=my_groups algo.eta_x=0.02 algo.eta_y=0.02"),
+    ("problem", "compositional"): ("my_risk", "algo=fedmsa problem=my_risk algo.alpha=0.05"),
+}
+TESTED = EXAMPLES["algo", "minimisation"][1]  # in test_own.py
+
+
+def new(arguments: list[str]) -> None:
+    """Write NAME.py, myconf/<algo or problem>/NAME.yaml and test_NAME.py into the working directory, and say how to run them.
+
+    Raises UserError for a name that cannot be taken; nothing is overwritten.
+    """
+    parser = Parser(prog="fedopt new")
+    parser.add_argument("kind", choices=["algo", "problem"], help="what to begin")
+    parser.add_argument("name", help="its name, such as my_sgd")
+    classes = list(dict.fromkeys(of for _, of in EXAMPLES))
+    parser.add_argument("--class", dest="of", choices=classes, default=classes[0], help="the class of problems")
+    given = parser.parse_args(arguments)
+    kind, name = given.kind, given.name
+    if (kind, given.of) not in EXAMPLES:
+        known = ", ".join(of for begun, of in EXAMPLES if begun == kind)
+        raise UserError(f"--class {given.of}: there is a skeleton of {kind} for {known}")
+    example, command = EXAMPLES[kind, given.of]
+    files = {
+        Path(f"{name}.py"): f"{example}.py",
+        Path("myconf", kind, f"{name}.yaml"): f"{example}.yaml",
+        Path(f"test_{name}.py"): "test_own.py",
+    }
+    _check(kind, name, files)
+    for path, template in files.items():
+        text = (TEMPLATES / template).read_text().replace(TESTED, command)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x") as file:
+            file.write(text.replace(example, name).replace(_camel(example), _camel(name)))
+    print(f"wrote {', '.join(map(str, files))}")
+    pytest = "" if find_spec("pytest") else ", after pip install pytest"
+    print(f"to test it: python -m pytest test_{name}.py{pytest}")
+    print(f"to run it: PYTHONPATH=. fedopt --config-dir myconf {command.replace(example, name)}")
+
+
+def _check(kind: str, name: str, files: dict[Path, str]) -> None:
+    if not (name.isidentifier() and name.isascii() and name == name.lower()) or iskeyword(name):
+        raise UserError(f"{name}: a name has small letters, digits and _, and begins with a letter, such as my_{kind}")
+    if taken := [str(path) for path in files if path.exists()]:
+        raise UserError(f"{taken[0]} is there already, and is not overwritten: choose another name")
+    if name in options(kind):
+        raise UserError(f"{name}: fedopt has {kind}={name}: choose another name")
+    if name in sys.stdlib_module_names or find_spec(name):
+        raise UserError(f"{name}: a module of Python of this name is installed: choose another name")
+
+
+def _camel(name: str) -> str:
+    """MySgd for my_sgd."""
+    return "".join(part.capitalize() for part in name.split("_"))

@@ -1,0 +1,144 @@
+"""The `fedopt` command: Hydra composes the config, `execute` runs it.
+
+Nothing here imports torch before a run starts, so that help and mistakes are answered at once.
+"""
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+import fedopt
+from fedopt.commands.answer import Parser, answer
+from fedopt.config.build import INTERFACES, build
+from fedopt.config.compose import resolve
+from fedopt.config.files import CONF
+from fedopt.config.sent import refuse_hydra
+from fedopt.config.settings import Budget
+from fedopt.config.tuned import Asked
+from fedopt.config.words import last_of_each, of_folder, quoted
+from fedopt.console.interrupts import ending_at_once
+from fedopt.errors import UserError
+from fedopt.jobs.sweep import sweep
+from fedopt.results.folder import RunFolder, numbers_of
+from fedopt.running.place import configured, place
+
+EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
+
+
+def main() -> None:
+    """Entry point of `fedopt` and `python -m fedopt`."""
+    arguments = sys.argv[1:]
+    answer(lambda: _dispatch(arguments), arguments)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["new"]:
+        from fedopt.commands.new import new
+
+        new(arguments[1:])
+        return 0
+    parser = Parser(prog="fedopt", add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[])
+    parser.add_argument("--cfg", choices=["job"])
+    parser.add_argument("--schema", choices=["config", "experiment", *INTERFACES])
+    for flags in (("--help", "-h"), ("--version",), ("--multirun", "-m"), ("--resolve",), ("-sc",)):
+        parser.add_argument(*flags, action="store_true")
+    given = parser.parse_intermixed_args(arguments)
+    given.overrides = last_of_each(map(of_folder, given.overrides))
+    if given.resolve and not given.cfg:
+        raise UserError("--resolve goes with --cfg job")
+    if given.schema:
+        from fedopt.commands.schema import schema
+
+        print(json.dumps(schema(given.schema, given.folders), indent=2))
+    elif given.sc:
+        _complete(given.overrides)
+    elif given.help or not arguments:
+        from fedopt.commands.help import show
+
+        show(given.overrides, given.folders)
+    elif given.version:
+        print(f"fedopt {fedopt.__version__}")
+    elif given.multirun and not given.cfg:
+        return sweep(given.overrides, given.folders)
+    else:
+        refuse_hydra(given.overrides)
+        config, chosen = configured(given.overrides, given.folders)
+        if not given.cfg:
+            return _single(resolve(config), Asked(given.overrides, chosen, given.folders))
+        print(OmegaConf.to_yaml(config, resolve=given.resolve).rstrip())
+    return 0
+
+
+def _complete(words: list[str]) -> None:
+    """`-sc install=bash`: a script of Hydra's, which has the shell ask `fedopt -sc query=bash` for what COMP_LINE may become."""
+    if len(words) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|zsh|fish)", words[0]):
+        raise UserError("-sc: goes with install, uninstall or query =bash, zsh or fish, such as install=bash")
+    if words[0].startswith("query"):
+        from fedopt.commands.help import completions
+
+        print(("\n" if words[0].endswith("fish") else " ").join(completions(os.environ.get("COMP_LINE", ""))))
+        return
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        hydra.shell_completion(None, words)
+
+
+def _single(resolved: dict[str, Any], asked: Asked) -> int:
+    with ending_at_once():
+        from fedopt.federation.ranks import rank
+        from fedopt.running.failure import execute
+
+    status, folder = execute(resolved, lambda: place(resolved, asked), asked)
+    if rank() == 0:
+        print(_last_line(status, folder))
+    return EXIT[status]
+
+
+def _last_line(status: str, folder: RunFolder) -> str:
+    summary = folder.summary()
+    values = "  ".join(f"{name} {value:.5g}" for name, value in numbers_of(summary.get("final")).items())
+    line = f"{status} after {summary.get('round')} rounds{_limit(folder, summary)} ({summary.get('seconds')} s)"
+    line += f": {values}" if values else ""
+    line += f"\nresults: {folder.path}"
+    if status == "interrupted":
+        line += f"\nto go on: {_modules()}fedopt resume=true {_as_word(folder.path)}"
+    if status == "diverged":
+        line += f"\nto go on from the last good state: from='{folder.path}', another output_dir and smaller steps"
+    return line
+
+
+def _limit(folder: RunFolder, summary: Mapping[str, Any]) -> str:
+    """Which limit ended the run, where it has several."""
+    budget = asdict(build(Budget, folder.config()["budget"], "budget"))
+    limits = {key: limit for key, limit in budget.items() if limit is not None}
+    spent = {"rounds": summary.get("round")} | {key: summary.get(key) for key in ("comm_rounds", "bytes", "seconds")}
+    reached = [f"budget.{key}={limit}" for key, limit in limits.items() if (spent[key] or 0) >= limit]
+    return f", by {' and '.join(reached)}" if summary.get("status") == "finished" and len(limits) > 1 else ""
+
+
+def _as_word(folder: Path) -> str:
+    """The override of the shell's that means this folder, which is there, with quotes where they are needed."""
+    plain = re.fullmatch(r"[\w./,=+-]+", str(folder), re.ASCII)
+    return f"output_dir={folder}" if plain else shlex.quote(f"output_dir={quoted(str(folder))}")
+
+
+def _modules() -> str:
+    """Where the modules of one's own were found."""
+    path = os.environ.get("PYTHONPATH")
+    return f"PYTHONPATH={shlex.quote(path)} " if path else ""
+
+
+# Sweeps

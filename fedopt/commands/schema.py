@@ -1,0 +1,92 @@
+"""JSON schemas of config files for editors, made of the dataclasses that hold the files' values against their types."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from fedopt.config.build import INTERFACES, target, typed
+from fedopt.config.compose import composed
+from fedopt.config.files import options
+from fedopt.config.settings import Budget, Evaluation, Hardware, Participation, Settings
+from fedopt.papers.claims import Claim
+from fedopt.papers.published import Published
+
+FOR_NAMES = {"type": "string", "pattern": "[{]"}  # ${key}, or {name} of `where`, in place of a number
+PARTIAL = [cls.__name__ for cls in (Settings, Budget, Evaluation, Hardware, Participation)]
+
+
+def schema(kind: str, folders: Iterable[str] = ()) -> dict[str, Any]:
+    """Of files of whole configs, whose first line is `# @package _global_`: of one's own algorithms, problems and presets, and of a
+    run's config.yaml; of experiment/<paper>/<name>.yaml; or of files without that line, which hold one algorithm, data set, ...
+    Any key may be left out, and none added.
+
+    kind: config, experiment, or a group of `INTERFACES`.
+    folders: config folders whose classes count, too. Raises UserError for a class that cannot be built.
+    """
+    classes = {group: _classes(group, list(folders)) for group in INTERFACES}
+    every = {cls for found in classes.values() for cls in found} | {Settings, Published, Claim}
+    inputs = [(cls, "validation", typed(cls, "world")) for cls in sorted(every, key=lambda cls: cls.__qualname__)]
+    refs, together = TypeAdapter.json_schemas(inputs)  # type: ignore[arg-type]
+    found: dict[Any, Any] = {cls: _relaxed(node) for (cls, _), node in refs.items()}
+    defs = _relaxed(together.get("$defs", {}))
+
+    def definition(cls: type) -> dict[str, Any]:
+        return defs[found[cls]["$ref"].rpartition("/")[2]] if "$ref" in found[cls] else found[cls]
+
+    for cls in every - {Published, Claim}:
+        definition(cls)["patternProperties"] = {"^_": {}}
+    for partial in [*(defs[name] for name in PARTIAL if name in defs), *map(definition, every - {Claim})]:
+        partial.pop("required", None)
+    whole = definition(Settings)
+    whole["properties"] |= {group: {"anyOf": [found[cls] for cls in classes[group]]} for group in INTERFACES}
+    whole["properties"] |= {"defaults": {"type": "array"}}
+    if kind in INTERFACES:
+        whole = whole["properties"][kind]
+    if kind == "experiment":
+        _describe_experiment(definition(Published), definition(Claim), found[Claim])
+        whole["properties"]["experiment"] = found[Published]
+        whole["required"] = ["experiment"]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **whole,
+        "title": f"fedopt {kind}",
+        "$defs": defs,
+    }
+
+
+def _classes(group: str, folders: list[str]) -> list[type]:
+    """Those that the options of a group name, in the order of their names."""
+    found = {}
+    for name in options(group, folders):
+        node = composed([f"{group}={name}"], folders)[group]
+        if node.get("_target_"):
+            cls = target({"_target_": node["_target_"]}, group)[0]
+            found[cls.__qualname__] = cls
+    return [found[name] for name in sorted(found)]
+
+
+def _relaxed(node: Any) -> Any:
+    """Without defaults, and with names in place of numbers."""
+    if isinstance(node, list):
+        return [_relaxed(part) for part in node]
+    if not isinstance(node, dict):
+        return node
+    inner = {key: _relaxed(value) for key, value in node.items() if key not in ("default", "propertyNames")}
+    return {"anyOf": [inner, FOR_NAMES]} if inner.get("type") in ("number", "integer", "boolean") else inner
+
+
+def _describe_experiment(published: dict[str, Any], claim: dict[str, Any], claim_ref: dict[str, Any]) -> None:
+    """With what is put into the texts of a file before `Published` sees them (`fedopt.papers.where`)."""
+    axes = {"type": ["object", "array", "string"]}
+    claim["properties"] |= {"for": axes, "paper": {"type": ["string", "number"]}}
+    group = {
+        "type": "object",
+        "properties": {"for": axes, "claims": {"type": "array", "items": claim_ref}},
+        "required": ["for", "claims"],
+        "additionalProperties": False,
+    }
+    published["properties"] |= {
+        "where": {"type": "object"},
+        "claims": {"type": "array", "items": {"anyOf": [claim_ref, group]}},
+    }

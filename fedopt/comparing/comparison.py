@@ -1,0 +1,383 @@
+"""The comparison of runs: groups of them, a table, paired tests and a picture. Nothing here imports torch."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+from pydantic import AfterValidator, ConfigDict, FiniteFloat
+from pydantic.dataclasses import dataclass as validated
+
+from fedopt.comparing.curves import draw_line, explained
+from fedopt.comparing.groups import (
+    amount,
+    default_keys,
+    default_metric,
+    known_keys,
+    labels_of,
+    order,
+    warn,
+    with_metric,
+    with_status,
+)
+from fedopt.comparing.paired import tests
+from fedopt.comparing.recorded import ABSENT, PROBLEM, Recorded, by_problem, usable
+from fedopt.comparing.tables import (
+    alike,
+    in_bytes,
+    latex,
+    markdown,
+    moments,
+    plus_minus,
+    unit_of_bytes,
+    write_table,
+)
+from fedopt.config.build import build
+from fedopt.console.say import say
+from fedopt.errors import UserError
+from fedopt.results.figures import (
+    COSTS,
+    FORMATS,
+    describe,
+    grid,
+    look,
+    marks,
+    percent,
+    save_with_legend,
+    spans_decades,
+    styled,
+)
+from fedopt.results.files import write_atomically
+
+TABLES = ("csv", "latex", "markdown")
+COLUMNS = (
+    "runs",
+    "seeds",
+    "status",
+    "spent",
+    "final",
+    "best",
+    "to_target",
+    "reached",
+)  # of the tables that people read
+
+
+def odd(number: int) -> int:
+    if number < 1 or number % 2 == 0:
+        raise ValueError(f"{number} is not an odd number, such as 1, 3, 5, with as many before as after")
+    return number
+
+
+def _rising(limits: tuple[float, float]) -> tuple[float, float]:
+    if not limits[0] < limits[1]:
+        raise ValueError("the lower end comes first")
+    return limits
+
+
+Limits = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_rising)]
+
+
+@validated(frozen=True, config=ConfigDict(extra="forbid"))
+class Look:
+    """Of the picture. smooth: a value is the centred mean of so many evaluations; logy: None leaves the y scale to the values.
+
+    xlim, ylim: the ends of the axes; logx: a logarithmic x axis, which leaves out what has x = 0; legend: of figures.LEGENDS.
+    """
+
+    smooth: Annotated[int, AfterValidator(odd)] = 1
+    xlim: Limits | None = None
+    ylim: Limits | None = None
+    logx: bool = False
+    logy: bool | None = None
+    title: str = ""
+    legend: Literal["below", "inside", "none"] = "below"
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Runs in groups. table: a row for each group; by: the keys that tell the groups apart; groups: their runs, by label.
+
+    at: the x up to which the table and the tests go, None for all of it; slots: the place of a label in the order of colours, by
+    default that of the groups.
+    """
+
+    table: pd.DataFrame
+    by: Sequence[str]
+    groups: Mapping[str, list[Recorded]]
+    metric: str
+    x: str
+    target: float | None
+    at: float | None = None
+    slots: Mapping[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return shown_table(self)[0].to_string(index=False)
+
+    @cached_property
+    def paired(self) -> pd.DataFrame:
+        """Paired tests of the groups over their seeds (`fedopt.comparing.paired`)."""
+        return tests(self.shortened, self.metric)
+
+    @property
+    def shortened(self) -> dict[str, list[Recorded]]:
+        """The groups, with the evaluations that the table is made of."""
+        return _until(self.groups, self.at)
+
+    def logarithmic(self, how: Look) -> dict[tuple[str, ...], bool]:
+        """For each problem, which has a picture of its own, whether its y axis is logarithmic."""
+        runs = {problem: list(chain.from_iterable(of.values())) for problem, of in by_problem(self.groups).items()}
+        return {
+            problem: spans_decades(of[0].metric(self.metric), np.concatenate([run.values(self.metric) for run in of]))
+            if how.logy is None
+            else how.logy
+            for problem, of in runs.items()
+        }
+
+    def explained(self, how: Look) -> str:
+        """What is drawn, in words for a caption."""
+        return explained(list(self.groups.values()), set(self.logarithmic(how).values()), how.smooth)
+
+    @styled()
+    def draw(self, *paths: str | Path, **how_drawn: Any) -> pd.DataFrame:
+        """Write a figure with a line and a band for each group, in the formats of the paths' endings; returns the points drawn.
+        Each problem has a picture of its own in it.
+
+        how_drawn: title, smooth (an odd number), xlim and ylim (pairs of numbers), logx, logy (True or False), legend ("below",
+        "inside" or "none"). Raises UserError for others, and for limits and endings that cannot be.
+        """
+        how = build(Look, how_drawn)
+        if unknown := [str(path) for path in paths if Path(path).suffix[1:] not in FORMATS]:
+            raise UserError(f"{unknown[0]}: a picture's name ends in .{', .'.join(FORMATS)}")
+        logs = self.logarithmic(how)
+        for axis, begins, limits in (("x", how.logx, how.xlim), ("y", any(logs.values()), how.ylim)):
+            if begins and limits and limits[0] <= 0:
+                raise UserError(f"--{axis}lim: a logarithmic axis begins above 0; --no-log{axis} makes it linear")
+        labels = [with_status(label, runs) for label, runs in self.groups.items()]
+        levels = [] if self.target is None else [f"target {self.target:g}"]
+        levels += [] if self.at is None else ["where the table compares"]
+        figure, drawn_on = grid(len(logs), 1)
+        pictures = dict(zip(logs, drawn_on.flat, strict=True))
+        lines = []
+        for j, (label, runs) in enumerate(self.groups.items()):
+            slot, problem = self.slots.get(label, j), runs[0].problem
+            style = look(slot) | marks(slot, j, len(self.groups))
+            drawn = draw_line(pictures[problem], labels[j], runs, self.metric, style, logs[problem], how.smooth)
+            lines.append(drawn.assign(line=label))
+            title = how.title if len(logs) == 1 else ", ".join(part for part in problem if part not in (ABSENT, "none"))
+            describe(pictures[problem], self.x, runs[0].metric(self.metric).title, title)
+        for problem, axes in pictures.items():
+            if self.target is not None:
+                axes.axhline(self.target, color="grey", linestyle=":", label=levels[0])
+            if self.at is not None:
+                axes.axvline(self.at, color="grey", linestyle="--", linewidth=0.8, label=levels[-1])
+            if how.logx:
+                axes.set_xscale("log")
+            axes.set_yscale("log" if logs[problem] else "linear")
+            axes.set_xlim(how.xlim)
+            axes.set_ylim(how.ylim or percent(axes))
+        if len(logs) > 1:
+            figure.suptitle(how.title)
+        save_with_legend(figure, *map(Path, paths), note=self.explained(how), place=how.legend)
+        return pd.concat(lines)
+
+    def write(
+        self,
+        folder: str | Path,
+        formats: Sequence[str] = ("csv",),
+        columns: Sequence[str] = (),
+        decimals: int | None = None,
+    ) -> list[Path]:
+        """Write the table and the tests into a folder, as compare.csv, .tex or .md and compare_tests; returns the paths.
+
+        formats: of csv, latex and markdown; columns: of runs, seeds, status, spent, final, best, to_target and reached, none for
+        the usual ones; decimals: of the metric, None for as many as its deviation has digits for, at most 15. The CSV has all
+        columns and digits. Raises UserError for others.
+        """
+        for given, known, name in ((formats, TABLES, "formats"), (columns, COLUMNS, "columns")):
+            if isinstance(given, str) or (unknown := [of for of in given if of not in known]):
+                wrong = given if isinstance(given, str) else unknown[0]
+                raise UserError(f"{name}={wrong}: must be a list of {', '.join(known)}")
+        shown, best = shown_table(self, columns, decimals)
+        if not columns:
+            if (self.table["runs"] == self.table["seeds"]).all():
+                shown = shown.drop(columns="runs")
+            if self.table["status"].str.fullmatch(r"\d+ finished").all():
+                shown = shown.drop(columns="status")
+        shown = shown.rename(columns={shown.columns[0]: ", ".join(map(_word, self.by))})
+        best = best.rename(columns={best.columns[0]: shown.columns[0]})[list(shown.columns)]
+        base, tested = Path(folder) / "compare", self.paired
+        base.parent.mkdir(parents=True, exist_ok=True)
+        written = [_write(base, name, self.table, shown, best) for name in formats]
+        if len(tested):
+            # Heads without what the difference is of, which a caption says
+            short = told(tested).rename(columns=lambda name: str(name).partition(" of ")[0])
+            written += [_write(base.with_name("compare_tests"), name, tested, short) for name in formats]
+        return written
+
+
+def compared(
+    paths: Sequence[Path],
+    metric: str | None = None,
+    x: str = "comm_rounds",
+    target: float | None = None,
+    group_by: str | None = None,
+    names: Sequence[str] = (),
+    at: float | None = None,
+    exclude: Sequence[str] = (),
+    label: str | None = None,
+) -> Comparison:
+    """The runs in some folders by groups. names: 'OLD=NEW' of labels or their parts; at: the x up to which the table goes;
+    exclude: as of `recorded.usable`; label: another one of the metric, with its unit.
+
+    Raises UserError when there is no run to compare.
+    """
+    if x not in COSTS:
+        raise UserError(f"x={x}: must be one of {', '.join(COSTS)}")
+    runs = usable(paths, x, exclude)
+    metric = metric or default_metric(runs)
+    runs = with_metric(runs, metric)
+    if label is not None:
+        runs = [run.called(metric, label) for run in runs]
+    by = default_keys(runs) if group_by is None else known_keys(group_by, runs)
+    if several := [key for key in PROBLEM if key not in by and len({run.group([key]) for run in runs}) > 1]:
+        say(f"--group-by={','.join(by)}: the runs have more than one {' and '.join(several)}, which are told apart too")
+        by = [*by, *several]
+    found: dict[tuple[str, ...], list[Recorded]] = {}
+    for run in sorted(runs, key=lambda r: [order(value) for value in r.group(by)]):
+        found.setdefault(run.group(by), []).append(run)
+    slots = labels_of(by, list(found), names)
+    if names:  # the order of the names is that of the lines too
+        found = {
+            group: found[group] for _, group in sorted(zip(slots.values(), found, strict=True), key=lambda of: of[0])
+        }
+        slots = dict(sorted(slots.items(), key=lambda slot: slot[1]))
+    groups = dict(zip(slots, found.values(), strict=True))
+    cut = _until(groups, at)
+    rows = [
+        dict(zip(by, group, strict=True)) | {"label": label} | summary(members, metric, x, target)
+        for group, (label, members) in zip(found, cut.items(), strict=True)
+    ]
+    warn(by, groups, runs, metric, at)
+    table = pd.DataFrame(rows) if at is None else pd.DataFrame(rows).assign(at=at)
+    return Comparison(table, by, groups, metric, x, target, at, slots)
+
+
+def _until(groups: Mapping[str, Sequence[Recorded]], at: float | None) -> dict[str, list[Recorded]]:
+    return {label: [run if at is None else run.until(at) for run in of] for label, of in groups.items()}
+
+
+# Tables
+
+
+def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None) -> dict[str, Any]:
+    """A row of compare.csv. Standard deviations are over runs, with n - 1; a final value not finite makes nan."""
+    described, statuses = runs[0].metric(metric), Counter(run.status for run in runs)
+    row = {
+        "runs": len(runs),
+        "seeds": len({run.keys.get("seed") for run in runs}),
+        "status": ", ".join(f"{n} {status}" for status, n in sorted(statuses.items())),
+        **_moments(f"spent_{x}", [run.cost()[-1] for run in runs]),
+        **_moments(f"final_{metric}", [run.values(metric)[-1] for run in runs]),
+    }
+    if described.better != "neither":
+        row |= _moments(f"best_{metric}", [described.best(run.values(metric)) for run in runs])
+    if target is not None:
+        hits = [[described.reached(value, target) for value in run.values(metric)] for run in runs]
+        costs = [run.cost()[hit][0] for run, hit in zip(runs, hits, strict=True) if any(hit)]
+        row |= {"target": target, "reached": len(costs), **_moments(f"{x}_to_target", costs)}
+    return row
+
+
+def _moments(name: str, values: Sequence[float]) -> dict[str, float]:
+    return dict(zip((f"{name}_mean", f"{name}_std"), moments(values), strict=True))
+
+
+def shown_table(
+    found: Comparison, columns: Sequence[str] = (), decimals: int | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The table as texts, and which of its cells are the best of their problem. columns, decimals: as of `Comparison.write`.
+
+    Raises UserError for a column without values, and for decimals that cannot be.
+    """
+    if decimals is not None and decimals not in range(16):
+        raise UserError(f"decimals={decimals}: must be a whole number from 0 to 15")
+    rows, metric, x, target = found.table, found.metric, found.x, found.target
+    described = next(iter(found.groups.values()))[0].metric(metric)
+    counts = {name: rows[name].astype(str) for name in ("runs", "seeds", "status")}
+    final = "final" if found.at is None else f"at {amount(x, found.at)}:"
+    of_metric = partial(plus_minus, decimals=decimals)
+    # heading, column of the CSV, how a value is shown, what is better
+    values: dict[str, tuple[str, str, Any, str]] = {
+        "spent": (COSTS[x][1], f"spent_{x}", in_bytes if x == "bytes" else plus_minus, "neither"),
+        "final": (f"{final} {described.title}", f"final_{metric}", of_metric, described.better),
+    }
+    if described.better != "neither":
+        values["best"] = (f"best {described.title}", f"best_{metric}", of_metric, described.better)
+    if target is not None:
+        values["to_target"] = (f"{COSTS[x][1]} to {target:g}", f"{x}_to_target", values["spent"][2], "lower")
+        counts["reached"] = rows["reached"].astype(str) + " of " + rows["runs"].astype(str)
+    there = [name for name in COLUMNS if name in counts or name in values]
+    if missing := [name for name in columns if name not in there]:
+        if missing[0] == "best":
+            described.check_goal("--columns=best")
+        raise UserError(f"--columns={missing[0]}: has values with --target alone")
+    heads = {"reached": "reached by"}
+    shown = pd.DataFrame({", ".join(found.by): rows["label"].astype(str)})
+    best = pd.DataFrame({shown.columns[0]: np.zeros(len(rows), dtype=bool)})
+    problems = [of[0].problem for of in found.groups.values()]
+    for name in columns or [name for name in there if name != "spent" or found.at is not None]:
+        if name in counts:
+            shown[heads.get(name, name)], best[heads.get(name, name)] = counts[name], False
+            continue
+        head, column, show, better = values[name]
+        mean, std = rows[f"{column}_mean"], rows[f"{column}_std"]
+        if show is in_bytes:
+            show = partial(in_bytes, unit=unit_of_bytes(mean.tolist()))
+        cells = [show(*pair) if math.isfinite(pair[0]) else ABSENT for pair in zip(mean, std, strict=True)]
+        if show is of_metric and decimals is None and std.isna().all() and np.isfinite(mean).all():  # of single runs
+            cells = alike(mean.tolist(), 4)
+        if name == "to_target":  # a mean over those that reached it alone
+            few = rows["reached"].between(1, rows["runs"] - 1)
+            cells = [f"{c} ({by})" if of else c for c, by, of in zip(cells, counts["reached"], few, strict=True)]
+        shown[head] = cells
+        ranked = mean.where(rows["reached"] == rows["runs"]) if name == "to_target" else mean
+        best[head] = better != "neither" and _best(ranked, std, show, problems, better == "higher")
+    return shown, best
+
+
+def _best(mean: pd.Series, std: pd.Series, show: Any, problems: Sequence[Any], higher: bool) -> list[bool]:
+    """Whether each value is the best of those of its problem, or as good as it with the digits that it is shown with."""
+    tops = (mean if higher else -mean).groupby(pd.Series(problems)).transform("max") * (1 if higher else -1)
+    several = pd.Series(problems).map(Counter(problems)) > 1
+    return [
+        bool(more and math.isfinite(value) and show(value, spread) == show(top, spread))
+        for value, spread, top, more in zip(mean, std, tops, several, strict=True)
+    ]
+
+
+def told(tested: pd.DataFrame) -> pd.DataFrame:
+    """The tests as texts."""
+    texts = tested.map(lambda v: ABSENT if v != v else alike([v], 3)[0] if isinstance(v, float) else str(v))
+    apart = tested.columns[1]
+    return texts.assign(**{apart: alike(tested[apart].tolist(), 3)})
+
+
+def _word(key: str) -> str:
+    """A key as the head of a paper's table has it."""
+    return "method" if key == "algo" else key.rpartition(".")[2]
+
+
+def _write(base: Path, name: str, table: pd.DataFrame, shown: pd.DataFrame, best: pd.DataFrame | None = None) -> Path:
+    """Of the values as CSV, or of the texts; best: [rows, columns], the cells that are bold."""
+    if name == "csv":
+        write_table(path := base.with_suffix(".csv"), table)
+        return path
+    path, made = (base.with_suffix(".tex"), latex) if name == "latex" else (base.with_suffix(".md"), markdown)
+    write_atomically(path, f"{made(shown, best).rstrip()}\n".encode())
+    return path

@@ -1,0 +1,226 @@
+"""Runs as their folders have them. Nothing here imports torch."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from fedopt.config.tuned import FOUND_WITHOUT, tuned
+from fedopt.config.words import flat
+from fedopt.console.say import say
+from fedopt.errors import UserError, first_line
+from fedopt.metrics import Metric
+from fedopt.results.figures import COSTS
+from fedopt.results.files import read_json
+from fedopt.results.folder import OVER, RunFolder
+from fedopt.results.identity import digits, identity
+from fedopt.results.metrics_file import whole_rows
+
+CHOSEN = ("algo", "problem", "dataset", "partitioner")  # config groups that stand for the option chosen from them
+PROBLEM = ("problem", "dataset")
+ABSENT = "-"  # the value of a key that a run does not have
+NAMED = 3  # of the folders that are skipped for one reason
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run as its folder has it.
+
+    keys: dotted config keys, values as text, and the names of the options that were chosen (of the class, in runs that do not say);
+    apart: the keys in which another run with other numbers differs, but for the seed; digits: the same in runs of the same numbers.
+    metrics: what they say of themselves, by name; tuned: whether a preset gave the run a value.
+    x: what is spent, of `COSTS`; table: metrics.csv; sources: a hash of each module of the user's own.
+    elsewhere: the choices of model or data without which its tuned values were found.
+    """
+
+    folder: Path
+    keys: dict[str, str]
+    apart: Sequence[str]
+    digits: str
+    metrics: dict[str, Metric]
+    status: str
+    x: str
+    table: pd.DataFrame
+    tuned: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: str = ""
+
+    def metric(self, name: str) -> Metric:
+        """What a column says of itself; of a column that is no metric, less is better."""
+        return self.metrics.get(name, Metric(name, name))
+
+    def called(self, metric: str, label: str) -> "Recorded":
+        """With another label, unit included, of a metric."""
+        return replace(self, metrics={**self.metrics, metric: replace(self.metric(metric), label=label, unit="")})
+
+    def values(self, metric: str) -> np.ndarray:
+        """[rows], nan for whatever is not finite."""
+        values = self.table[metric].to_numpy(dtype=float)
+        return np.where(np.isfinite(values), values, np.nan)
+
+    def cost(self, x: str = "") -> np.ndarray:
+        """[rows] of what is spent, of the run's own x or of another."""
+        return self.table[list(COSTS[x or self.x][0])].to_numpy(dtype=float).sum(axis=1)
+
+    def group(self, by: Sequence[str]) -> tuple[str, ...]:
+        return tuple(self.keys.get(key, ABSENT) for key in by)
+
+    @property
+    def problem(self) -> tuple[str, ...]:
+        """Problem and data set: metrics of runs in which they differ have nothing to do with each other."""
+        return self.group(PROBLEM)
+
+    def until(self, cost: float) -> "Recorded":
+        """With the evaluations up to this x alone. Raises UserError where there is none."""
+        reached = self.cost() <= cost
+        if not reached.any():
+            raise UserError(f"--at={cost:g}: {self.folder} has its first evaluation at {self.cost()[0]:g}")
+        return replace(self, table=self.table[reached])
+
+
+def by_problem(groups: Mapping[str, Sequence[Recorded]]) -> dict[tuple[str, ...], dict[str, Sequence[Recorded]]]:
+    """The groups of each problem and data set, by label."""
+    on: dict[tuple[str, ...], dict[str, Sequence[Recorded]]] = {}
+    for label, runs in groups.items():
+        on.setdefault(runs[0].problem, {})[label] = runs
+    return on
+
+
+def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[Recorded]:
+    """All runs that can be read, one of each config and seed; what is left out is said on stderr.
+
+    exclude: patterns as of a shell, of which none may match a folder's path or the name of one of its folders. Raises UserError
+    where no run is left.
+    """
+    skipped: dict[str, list[str]] = {}  # why -> folders
+    runs = []
+    folders = list(_folders(paths, skipped))
+    for pattern in exclude:
+        kept = [folder for folder in folders if not any(fnmatch(n, pattern) for n in (str(folder), *folder.parts))]
+        say(f"--exclude={pattern}: {len(folders) - len(kept)} of {len(folders)} folders are left out")
+        folders = kept
+    for folder in folders:
+        try:
+            runs.append(read(folder, x))
+        except (OSError, ValueError, yaml.YAMLError, UserError) as error:
+            skipped.setdefault(first_line(error), []).append(str(folder))
+    say_skipped(skipped)
+    if not runs:
+        where = ", ".join(map(str, paths))
+        raise UserError(f"no run to compare in {where}: a run's folder has config.yaml and metrics.csv")
+    longest = sorted(runs, key=lambda run: (run.status in OVER, len(run.table)))
+    once = {(run.digits, run.group(CHOSEN)): run for run in longest}.values()
+    counted = {id(run) for run in once}
+    others = [run for run in runs if id(run) not in counted]
+    if failed := sum(run.status == "failed" for run in others):
+        said = "runs that failed are" if failed > 1 else "run that failed is"
+        say(f"{failed} {said} left out: others of the same config and seed count")
+    if copies := len(others) - failed:
+        said = "copies of runs are" if copies > 1 else "copy of a run is"
+        say(f"{copies} {said} left out: a config with a seed counts once")
+    return [run for run in runs if id(run) in counted]
+
+
+def _folders(paths: Sequence[Path], skipped: dict[str, list[str]]) -> Iterator[Path]:
+    """All run folders at any depth, each once."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path}: there is no such folder")
+        marks = {"config.yaml", "metrics.csv", "summary.json"}
+        inside = sorted({file.parent for file in path.rglob("*") if file.name in marks}, key=str)
+        if not inside:
+            skipped.setdefault("no run in it", []).append(str(path))
+        found |= {folder.resolve(): folder for folder in inside}
+    yield from found.values()
+
+
+def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
+    """One line on stderr. skipped: why -> folders."""
+    if not skipped:
+        return
+    said = []
+    for why, folders in skipped.items():
+        more = f" and {len(folders) - NAMED} more" * (len(folders) > NAMED)
+        said.append(f"{', '.join(folders[:NAMED])}{more} ({why})")
+    count = sum(map(len, skipped.values()))
+    say(f"{count} folder{'s' * (count > 1)} skipped: {'; '.join(said)}")
+
+
+def read(folder: Path, x: str) -> Recorded:
+    """Its rows that are whole so far. Raises OSError, ValueError, YAMLError or UserError where it is of no use."""
+    if missing := [name for name in ("config.yaml", "metrics.csv", "run.json") if not (folder / name).is_file()]:
+        raise UserError(f"no {' and no '.join(missing)}")
+    config, card = RunFolder(folder).config(), read_json(folder / "run.json")
+    metrics: dict[str, Metric] = {}
+    with suppress(KeyError, TypeError):
+        metrics = {fields["name"]: Metric(**fields) for fields in card.get("metrics", [])}
+    if not metrics:
+        raise UserError("run.json does not say what its metrics are")
+    whole = whole_rows(folder / "metrics.csv")
+    if whole.count("\n") < 2:
+        raise UserError("metrics.csv has no rows")
+    table = pd.read_csv(StringIO(whole)).apply(pd.to_numeric, errors="coerce")
+    columns = COSTS[x][0]
+    if lacking := [name for name in columns if name not in table]:
+        raise UserError(f"metrics.csv has no column {lacking[0]}")
+    same = {key: value for key, value in config.items() if key != "eval"}  # when one looks is no property of a method
+    apart = [key for key in _keys(identity(same)) if key != "seed"]
+    keys = _keys(flat(config))
+    keys |= _names(card.get("chosen"), keys)
+    status = RunFolder(folder).seen() or "unknown"
+    sources = {str(name): str(value) for name, value in _mapping(card.get("sources")).items()}
+    run = Recorded(
+        folder, keys, apart, digits(same), metrics, status, x, table, _tuned(card), sources, _elsewhere(card)
+    )
+    if not np.isfinite(run.cost()).all():
+        raise UserError(f"metrics.csv has rows without {' or '.join(columns)}")
+    return run
+
+
+def _mapping(said: Any) -> dict[Any, Any]:
+    """Of a file that somebody may have sent: empty where it is none."""
+    return said if isinstance(said, dict) else {}
+
+
+def _names(chosen: Any, keys: Mapping[str, str]) -> dict[str, str]:
+    """The options that run.json says were chosen, from the groups that the config has, and the preset."""
+    return {
+        group: str(name)
+        for group, name in _mapping(chosen).items()
+        if group == "preset" or (group in CHOSEN and group in keys)
+    }
+
+
+def _elsewhere(card: Mapping[str, Any]) -> str:
+    return str(card.get("tuned", "")).partition(FOUND_WITHOUT)[2]
+
+
+def _tuned(card: Mapping[str, Any]) -> bool:
+    chosen, words = card.get("chosen"), card.get("overrides")
+    preset = _mapping(chosen).get("preset", "none")
+    return tuned(str(preset), map(str, words) if isinstance(words, list) else ())
+
+
+def _keys(config: dict[str, Any]) -> dict[str, str]:
+    """Values as text. A node's `_target_` stands for the node, by its last part; other keys with an underscore are left out."""
+    return {
+        key.removesuffix("._target_"): _text(value).rpartition(".")[2] if key.endswith("._target_") else _text(value)
+        for key, value in config.items()
+        if key.endswith("._target_") or not key.rpartition(".")[2].startswith("_")
+    }
+
+
+def _text(value: Any) -> str:
+    """As YAML would have it, and the same for 1 and 1.0."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,124 @@
+"""Tables for people: on the terminal, as CSV, LaTeX and Markdown."""
+
+import math
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedopt.results.files import write_atomically
+
+BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
+
+
+def moments(values: Sequence[float]) -> tuple[float, float]:
+    """Mean of [n] values, nan where there is none, and their standard deviation, nan where there is one or the mean is infinite."""
+    of = pd.Series(values, dtype=float)
+    if len(of) > 1 and of.nunique(dropna=False) == 1 and math.isfinite(of[0]):  # without the rounding of a sum
+        return float(of[0]), 0.0
+    return of.mean(skipna=False), of.std(skipna=False) if math.isfinite(of.mean(skipna=False)) else math.nan
+
+
+def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
+    """Both with so many decimals. By default the deviation has two digits, or all before the point, and the mean as many decimals;
+    with one power of ten for both where that is long, with one for each where the deviation is far smaller."""
+    if decimals is not None and math.isfinite(mean):
+        return f"{mean:z.{decimals}f}" + (f" ± {std:.{decimals}f}" if math.isfinite(std) else "")
+    if not (math.isfinite(std) and math.isfinite(mean)):
+        return f"{mean:.4g}"
+    if not std:
+        return f"{mean:.4g} ± 0"
+    digits, largest = 1 - math.floor(math.log10(std)), max(abs(mean), std)
+    if digits <= 7 and largest < 1e5:
+        return f"{mean:z.{max(digits, 0)}f} ± {std:.{max(digits, 0)}f}"
+    power = math.floor(math.log10(largest))
+    after = max(digits + power, 1)
+    if after > 5:
+        return f"{mean:.4g} ± {std:.2g}"
+    return f"({mean / 10.0**power:.{after}f} ± {std / 10.0**power:.{after}f})e{power:+03d}"
+
+
+def beside_paper(cells: pd.DataFrame) -> pd.DataFrame:
+    """A table.csv in the paper's layout, as texts: the measured values, with the paper's numbers in brackets."""
+    measured = cells.apply(lambda cell: plus_minus(cell["mean"], cell["std"]) if cell["seeds"] else "-", axis=1)
+    paper = ["" if pd.isna(number) else f" ({number:g})" for number in cells["paper"]]
+    shown = cells.assign(text=measured + paper).pivot(index="row", columns="column", values="text")
+    shown = shown.reindex(index=cells["row"].unique(), columns=cells["column"].unique()).fillna("")
+    return shown.reset_index(names="").rename_axis(columns=None)
+
+
+def in_bytes(mean: float, std: float, unit: str = "") -> str:
+    """As `plus_minus`, in a unit of `BYTES`, or else the largest that the mean has one of."""
+    unit = unit or unit_of_bytes([mean])
+    return f"{plus_minus(mean / BYTES[unit], std / BYTES[unit])} {unit}"
+
+
+def unit_of_bytes(means: Sequence[float]) -> str:
+    """The unit for all of a column: the largest that the smallest has one of, or in which the largest has three digits."""
+    finite = [mean for mean in means if math.isfinite(mean)]
+    small, large = min(finite, default=0), max(finite, default=0)
+    return next((unit for unit, size in BYTES.items() if small >= size or large >= 100 * size), "B")
+
+
+def alike(values: Sequence[float], digits: int) -> list[str]:
+    """Numbers with so many digits each, and then with as many decimals as the one that has most, where these are up to two."""
+    texts = [f"{value:#.{digits}g}".rstrip(".") for value in values]
+    plain = [text for text in texts if re.fullmatch(r"-?\d+(\.\d+)?", text)]
+    decimals = max((len(text.partition(".")[2]) for text in plain), default=0)
+    if decimals > 2:
+        return texts
+    return [f"{value:.{decimals}f}" if text in plain else text for value, text in zip(values, texts, strict=True)]
+
+
+def rounded(value: object) -> object:
+    """A float as text with the seven digits that single precision has, and all digits of larger counts; others as they are."""
+    if not isinstance(value, float) or math.isnan(value):
+        return value
+    return f"{value:.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:.7g}"
+
+
+def write_table(path: Path, table: pd.DataFrame) -> None:
+    """Write the table as CSV, all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, table.astype(object).map(rounded).to_csv(index=False).encode())
+
+
+def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | None = None) -> None:
+    """Print a table of texts. right: the columns that are flush right."""
+    shown = Table(caption=caption)
+    for name in table:
+        shown.add_column(Text(str(name)), justify="right" if name in right else "left")
+    for cells in table.itertuples(index=False):
+        shown.add_row(*map(Text, cells))
+    Console(width=None if sys.stdout.isatty() else 250).print(shown)
+
+
+def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
+    """A table of texts for the package booktabs, its first column flush left. What is between two $ is mathematics, as in figures.
+
+    bold: which cells are.
+    """
+    escape = "latex-math"
+    style = table.style.hide(axis="index").format(escape=escape).format_index(escape=escape, axis="columns")
+    if bold is not None:
+        style = style.apply(lambda _: bold.replace({True: "textbf:--rwrap", False: ""}), axis=None)
+    text = style.to_latex(hrules=True, column_format="l" + "r" * (table.shape[1] - 1))
+    text = re.sub(r"\)e([-+]\d+)", lambda power: rf") $\times 10^{{{int(power[1])}}}$", text)
+    power = r"((?<=& )|(?<=± )|(?<=textbf\{))(-?[\d.]+)e([-+]\d+)"
+    text = re.sub(power, lambda number: rf"${number[2]} \times 10^{{{int(number[3])}}}$", text)
+    text = re.sub(r"(?<=& )-(?=\d)", "$-$", text)
+    return re.sub(r" - |(?<=& )-(?= )", lambda dash: dash[0].replace("-", "--"), text).replace("±", r"$\pm$")
+
+
+def markdown(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
+    """A table of texts for a Markdown page. bold: which cells are."""
+    cells = table.astype(str)
+    if bold is not None:
+        cells = cells.where(~bold, "**" + cells + "**")
+    rows = [list(map(str, table.columns)), ["---"] * table.shape[1], *cells.to_numpy().tolist()]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)

@@ -1,0 +1,152 @@
+"""The parts of a config that every run has."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StrictBool,
+    StrictInt,
+    model_validator,
+)
+from pydantic.dataclasses import dataclass
+
+from fedopt.config.build import _config
+
+
+@dataclass(frozen=True, config=_config)
+class Budget:
+    """When a run ends: at whichever limit is reached first; seconds are of training time. None is no limit."""
+
+    rounds: NonNegativeInt | None
+    comm_rounds: NonNegativeInt | None
+    bytes: NonNegativeInt | None
+    seconds: PositiveFloat | None
+
+    @model_validator(mode="after")
+    def _some_limit(self) -> "Budget":
+        if {self.rounds, self.comm_rounds, self.bytes, self.seconds} == {None}:
+            raise ValueError("set at least one of rounds, comm_rounds, bytes, seconds")
+        return self
+
+    def spent(self, rounds: int, comm_rounds: int, bytes: int, seconds: float) -> float:
+        """The largest fraction used of any limit; the run ends at 1."""
+        used = [(rounds, self.rounds), (comm_rounds, self.comm_rounds), (bytes, self.bytes), (seconds, self.seconds)]
+        return max((spent / limit if limit else 1.0) for spent, limit in used if limit is not None)
+
+
+@dataclass(frozen=True, config=_config)
+class Evaluation:
+    """Rounds at which metrics are taken: 0, the last, every `every` rounds, and those in `at`.
+
+    metric: what keep=best goes by; with a target, summary.json says when the metric first reached it.
+    diverged: a run whose loss, objective or distance exceeds this, or is not finite, is stopped; infinity: by what is not finite
+    alone.
+    """
+
+    every: PositiveInt
+    at: list[PositiveInt]
+    metric: str | None
+    target: float | None
+    diverged: Annotated[float, Field(gt=0, allow_inf_nan=True)]
+
+    @model_validator(mode="after")
+    def _target_of_metric(self) -> "Evaluation":
+        if self.metric is None and self.target is not None:
+            raise ValueError(
+                "eval.target goes with eval.metric: set both, or eval.target=null, also where a preset has one"
+            )
+        return self
+
+
+@dataclass(frozen=True, config=_config)
+class Participation:
+    """Which clients take part in a round, and how much local work they do.
+
+    cohort: number of clients that take part in a round, drawn uniformly without replacement; None: all of them.
+    dropout: probability that a client of the cohort drops out of a round; at least one client stays.
+    least: a client's local steps (epochs where the algorithm has those) in a round are drawn uniformly from this number to the
+    algorithm's own; None: all clients take the algorithm's number.
+    work: fixed numbers of local steps or epochs instead, one for each client; "once": what a client draws from `least` is the same
+    in all rounds; None: not fixed.
+    stragglers: fraction of all clients, drawn anew each round, that take no local step in it; they answer all the same.
+    """
+
+    cohort: PositiveInt | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    least: PositiveInt | None = None
+    work: list[PositiveInt] | Literal["once"] | None = None
+    stragglers: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Participation":
+        if self.work == "once" and self.least is None:
+            raise ValueError("work=once draws from least, which is not set")
+        if self.least is not None and isinstance(self.work, list):
+            raise ValueError("give least or work, and set the other to null")
+        return self
+
+    @property
+    def uneven(self) -> bool:
+        """Whether local work is not the algorithm's number for everyone."""
+        return (self.least, self.work, self.stragglers) != (None, None, 0)
+
+
+@dataclass(frozen=True, config=_config)
+class Hardware:
+    """Where a run computes, and with what numbers.
+
+    device: cpu, cuda, cuda:1, ...; threads: of a process, None for OMP_NUM_THREADS, or else all cores, shared among parallel jobs.
+    engine: auto, vectorised or one_by_one; stack: clients that the vectorised engine runs at once, None for what fits the cache.
+    tf32: TensorFloat-32 matrix products on GPUs; autocast: the type of the products and convolutions of networks, None for dtype.
+    deterministic: only operations that give the same bits every time.
+    """
+
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d{1,4})?)$")]
+    dtype: Literal["float32", "float64"]
+    engine: Literal["auto", "vectorised", "one_by_one"]
+    stack: PositiveInt | None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None
+    tf32: bool
+    autocast: Literal["bfloat16"] | None
+    deterministic: bool
+
+    @model_validator(mode="after")
+    def _single_precision(self) -> "Hardware":
+        if self.autocast and self.dtype != "float32":
+            raise ValueError(f"autocast={self.autocast} goes with dtype=float32")
+        return self
+
+
+@dataclass(frozen=True, config=_config)
+class Settings:
+    """The top level of a config.
+
+    seed: of all random draws; resume: go on with the run in output_dir; output_dir: of the run, None for a folder under outputs/
+    named by the overrides; source: the key `from`, the folder of a run at whose checkpoint a new one begins, None for the start.
+    algo, problem, partitioner, dataset, logger: the nodes that `build_target` makes objects of.
+    keep: of which evaluation the checkpoint has the variables, besides the last state: none, or the best one by eval.metric.
+    """
+
+    seed: Annotated[StrictInt, Field(ge=0, lt=2**63)]
+    resume: StrictBool
+    output_dir: str | None
+    source: Annotated[Annotated[str, Field(min_length=1)] | None, Field(alias="from")]
+    budget: Budget
+    eval: Evaluation
+    hardware: Hardware
+    participation: Participation
+    algo: dict[str, Any]
+    problem: dict[str, Any]
+    partitioner: dict[str, Any]
+    dataset: dict[str, Any]
+    logger: dict[str, Any]
+    keep: Literal["last", "best"] = "last"
+
+    @model_validator(mode="after")
+    def _best_by_metric(self) -> "Settings":
+        if self.keep == "best" and self.eval.metric is None:
+            raise ValueError("keep=best: goes by eval.metric, which is not set; name one of the problem's metrics")
+        return self

@@ -1,0 +1,56 @@
+"""The words of a command: reading, quoting and comparing overrides."""
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+
+from fedopt.errors import UserError, first_line
+
+
+def parsed(words: Iterable[str]) -> list[Override]:
+    """The overrides of a command. Raises hydra's errors, and UserError for thousands of digits or brackets."""
+    try:
+        return OverridesParser.create().parse_overrides(list(words))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"a value cannot be read: {first_line(error)}") from None
+
+
+def quoted(text: str) -> str:
+    """A text as the value of an override that means just it, but for interpolations; with quotes where it needs them."""
+    if re.fullmatch(r"[\w./-]+", text, re.ASCII) and not _means_more(text):
+        return text
+    escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _means_more(text: str) -> bool:
+    """Whether a word without quotes is a number, a truth value or null."""
+    with suppress(ValueError):
+        float(text)
+        return True
+    return text.lower() in ("null", "true", "false")
+
+
+def of_folder(word: str) -> str:
+    """The name of a folder that is there needs no quotes, whatever commas and equals signs it has."""
+    key, _, name = word.partition("=")
+    return f"{key}={quoted(name)}" if key in ("output_dir", "from") and Path(name).is_dir() else word
+
+
+def last_of_each(words: Iterable[str]) -> list[str]:
+    """The words without those whose key a later one sets again."""
+    return list({word.partition("=")[0].lstrip("+"): word for word in words}.values())
+
+
+def flat(node: Mapping[Any, Any]) -> dict[str, Any]:
+    """The values of a nested dict by their dotted keys. Lists and empty dicts are values."""
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        inner = flat(value) if isinstance(value, dict) else {}
+        found |= {f"{key}.{name}": leaf for name, leaf in inner.items()} or {str(key): value}
+    return found

@@ -1,0 +1,20 @@
+"""Saying things to a person."""
+
+import os
+import re
+import sys
+
+# Of several ranks the main one; `running.failure.execute` chooses another when one fails
+speaks = os.environ.get("RANK", "0") == "0" or "WORLD_SIZE" not in os.environ
+
+
+def say(line: str) -> None:
+    """To stderr, by one of several ranks, as one line whatever a value in it holds."""
+    if speaks:
+        print(f"fedopt: {_one_line(line)}", file=sys.stderr)
+
+
+def _one_line(text: str) -> str:
+    """Without line ends and control characters, and with words of thousands of characters cut."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return re.sub(r"\S{400,}", lambda word: f"{word[0][:60]}...{word[0][-20:]}", shown)

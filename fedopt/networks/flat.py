@@ -1,0 +1,311 @@
+"""Networks as functions of one flat vector of parameters."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
+
+from fedopt.errors import UserError
+from fedopt.networks.dropout import Dropout
+from fedopt.randomness import Purpose, torch_seed
+
+SMALL = 2**16  # numbers of a matrix (scripts/bench fedavg)
+Tuning = tuple[Tensor, Tensor] | None  # scale and shift of the logits, [classes] each
+Layer = tuple[Tensor, Tensor | None, Tensor, Tensor]  # as of `FlatModel._backpropagation`
+
+
+class FlatModel:
+    """A chain of layers whose parameters live in one flat vector, in the order of `nn.Module.parameters()`.
+
+    dim: the length of that vector; initial: its value after PyTorch's own initialisation, [dim], float32.
+    autocast: the type that products and convolutions are computed in, None for that of the parameters.
+    convolutional: whether it has convolutions.
+    dense: whether it is linear layers with ReLUs between them, which may be dropped, and no autocast: then it has `gradient` and
+        `descend`.
+    random: whether it drops at random; alone: why vmap cannot run it, empty where it can.
+    """
+
+    alone = ""
+
+    def __init__(self, layers: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
+        parameters = [p for p in layers.parameters() if p.requires_grad]
+        self._network = layers
+        self.input_shape = tuple(input_shape)
+        self.autocast = autocast
+        self.convolutional = any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in layers.modules())
+        self.sizes = [p.numel() for p in parameters]
+        self.dim = sum(self.sizes)
+        self.initial = torch.cat([p.detach().reshape(-1) for p in parameters])
+        self._shapes = [p.shape for p in parameters]
+        self._matrices = [shape for shape in self._shapes if len(shape) == 2]
+        self.flattens = not self.convolutional  # takes [batch, features] whatever the examples' shape
+        self._layers = list(layers.children())
+        self.dense = autocast is None and all(
+            isinstance(layer, nn.Linear | nn.ReLU | nn.Dropout) for layer in self._layers
+        )
+        self._dropped = next((layer.p for layer in self._layers if isinstance(layer, nn.Dropout)), 0.0)
+        self.random = self._dropped > 0
+        self._biases = any(len(shape) == 1 for shape in self._shapes)
+
+    def split_last(self) -> tuple["FlatModel", "FlatModel"]:
+        """All layers but the last, and the last. Raises UserError where there is only one."""
+        if len(self._layers) == 1:
+            raise UserError("problem.model: linear and softmax have no hidden layers: use mlp, cnn or vgg11")
+        body, head = nn.Sequential(*self._layers[:-1]), nn.Sequential(self._layers[-1])
+        return FlatModel(body, self.input_shape, self.autocast), FlatModel(head, (), self.autocast)
+
+    def __call__(self, flat: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """Logits [B, classes] of x [B, features] under the parameters flat [dim], in their type.
+
+        key: one whole number, which what is dropped is a function of; None: nothing is dropped.
+        """
+        if self.autocast is None:
+            return self._forward(flat, x, key)
+        with torch.autocast(flat.device.type, self.autocast, cache_enabled=False):
+            return self._forward(flat, x, key).to(flat.dtype)
+
+    def _forward(self, flat: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
+        parameters = iter(self._views(flat))
+        dropout = None if key is None else Dropout(key)
+        if self.convolutional:
+            x = x.reshape(-1, *self.input_shape)
+        for layer in self._layers:
+            if isinstance(layer, nn.Linear):
+                x = F.linear(x, next(parameters), None if layer.bias is None else next(parameters))
+            elif isinstance(layer, nn.Conv2d):
+                x = F.conv2d(x, next(parameters), next(parameters), layer.stride, layer.padding)
+            elif isinstance(layer, nn.ReLU):
+                x = torch.relu(x)  # never in place: derivatives need the input
+            elif isinstance(layer, nn.Dropout):
+                x = x if dropout is None else dropout.of_numbers(x, layer.p)
+            else:
+                x = layer(x)
+        return x
+
+    def trained(self, flat: Tensor) -> nn.Module:
+        """The network as a module of its own, with the parameters flat [dim]; x as of `__call__`, or as images."""
+        network = deepcopy(self._network).to(flat.dtype)
+        vector_to_parameters(flat.clone(), (p for p in network.parameters() if p.requires_grad))
+        return nn.Sequential(nn.Flatten(), network) if self.flattens else network
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        """By split, not slices: the gradient is one concatenation instead of a zero-filled vector for each piece."""
+        pieces = torch.split_with_sizes(flat, self.sizes)
+        return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(pieces, self._shapes, strict=True)]
+
+    def gradient(
+        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning = None, key: Tensor | None = None
+    ) -> Tensor | None:
+        """The gradient of sum_j weight_j CE(scale logits_j + shift, y_j), backpropagation written out; None unless `dense`.
+
+        The same as autograd's; on small batches autograd's bookkeeping takes as long as the matrix products.
+        flat: [dim], or several points [P, dim], which share the first products; the gradient has its shape.
+        x: [B, features]; y, weight: [B]; tuning: (scale, shift), none by default; key: as of `__call__`.
+        """
+        if not self.dense:
+            return None
+        pieces: list[Tensor] = []
+        for _, b, a, delta in self._backpropagation(flat, x, y, weight, tuning, self._kept(x, key)):
+            pieces = [(delta @ a).flatten(-2), *([] if b is None else [delta.sum(-1)]), *pieces]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+
+    def descend(
+        self,
+        flat: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        eta: float,
+        plus: Tensor | None,
+        tuning: Tuning = None,
+        key: Tensor | None = None,
+        anchor: Tensor | None = None,
+    ) -> Tensor | None:
+        """flat - eta (gradient - that at the anchor + plus), written over flat [dim] and returned; None unless `dense`.
+
+        The matrix products add to the weights: no gradient is formed.
+        plus, anchor: [dim], None for no such term; the others as those of `gradient`. Under vmap flat must be one of each client.
+        """
+        if not self.dense:
+            return None
+        batch = x, y, weight, tuning, self._kept(x, key)
+        layers = self._backpropagation(flat, *batch)
+        if anchor is not None:
+            layers = map(_difference, layers, self._backpropagation(anchor, *batch))
+        for W, b, a, delta in layers:
+            add_product(W, delta, a, -eta)
+            if b is not None:
+                b.sub_(delta.sum(-1, keepdim=True), alpha=eta)
+        return flat if plus is None else flat.sub_(plus, alpha=eta)
+
+    def _kept(self, x: Tensor, key: Tensor | None) -> list[Tensor]:
+        """Which units dropout keeps on the examples x, [B, width] of each hidden layer; nothing without a key."""
+        if key is None:
+            return []
+        dropout = Dropout(key)
+        return [dropout.kept((len(x), width), self._dropped, x.device) for width, _ in self._matrices[:-1]]
+
+    def _backpropagation(
+        self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning, kept: list[Tensor]
+    ) -> Iterator[Layer]:
+        """For each layer of a dense model, the last one first: its weights [..., outputs, inputs] and biases [..., outputs, 1],
+        its inputs [..., B, inputs] and the derivatives of the loss in its outputs [..., outputs, B]. A layer may be overwritten
+        once it has come. kept: as of `_kept`.
+
+        Logits have an example a column: softmax down the columns of a small matrix is several times as fast as along its rows.
+        """
+        points = flat.shape[:-1]
+        pieces = iter(flat.split_with_sizes(self.sizes, -1))
+        layers = [
+            (next(pieces).view(*points, *shape), next(pieces).view(*points, shape[0], 1) if self._biases else None)
+            for shape in self._matrices
+        ]
+        inputs, enlarged = [x], 1 / (1 - self._dropped) if kept else 1.0
+        for n, (W, b) in enumerate(layers[:-1]):
+            outputs = inputs[-1] @ W.mT
+            hidden = (outputs if b is None else outputs.add_(b.mT)).relu_()
+            inputs.append(hidden * kept[n] * enlarged if kept else hidden)
+        W, b = layers[-1]
+        logits = W @ inputs[-1].mT if b is None else (W @ inputs[-1].mT).add_(b)
+        if tuning is not None:
+            scale, shift = (v.unsqueeze(-1) for v in tuning)
+            logits = logits * scale + shift
+        w = weight.unsqueeze(-2)
+        at = y.unsqueeze(-2).expand(*points, 1, -1)
+        delta = (torch.softmax(logits, -2) * w).scatter_add_(-2, at, -w.expand_as(at))
+        if tuning is not None:
+            delta = delta * scale
+        while layers:
+            (W, b), a = layers.pop(), inputs.pop()
+            before = torch.ops.aten.threshold_backward(delta.mT @ W, a, 0).mT if layers else delta  # zero where a was
+            yield W, b, a, delta
+            delta = before * enlarged if kept else before
+
+
+def _difference(one: Layer, other: Layer) -> Layer:
+    """The layer of the first, with inputs and derivatives whose product is the difference of the two gradients."""
+    (W, b, a, delta), (_, _, a_other, delta_other) = one, other
+    if a is a_other:
+        return W, b, a, delta - delta_other
+    return W, b, torch.cat([a, a_other], -2), torch.cat([delta, -delta_other], -1)
+
+
+def add_product(W: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:
+    """W += alpha a b, matrices. It is `addmm_`, for which vmap has no rule and this operator has one; a small product
+    is formed, which takes less time than the call of the operator."""
+    if W.numel() <= SMALL:
+        W.add_(a @ b, alpha=alpha)
+    else:
+        torch.ops.fedopt.add_product.default(W, a, b, alpha)
+
+
+def _add_products(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+    """The rule of vmap: the products of all clients at once. W is written over, and so has a matrix for each of them."""
+    W, a, b = (
+        t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(args[:3], in_dims[:3], strict=True)
+    )
+    return W.baddbmm_(a, b, alpha=args[3]), 0
+
+
+_library = torch.library.Library("fedopt", "FRAGMENT")
+_library.define("add_product(Tensor(a!) W, Tensor a, Tensor b, float alpha) -> Tensor(a!)")
+_library.impl("add_product", lambda W, a, b, alpha: W.addmm_(a, b, alpha=alpha), "CompositeExplicitAutograd")
+torch.library.register_vmap("fedopt::add_product", _add_products, lib=_library)
+
+
+class Normalised(nn.Module):
+    """A network behind the normalisation that it was trained with, on the CPU and ready to be evaluated.
+
+    It takes examples as the data set has them, in its units (images as bytes from 0 to 255, not from 0 to 1): [B, channels, height,
+    width], [B, height, width] where there is one channel, [B, features], or token ids [B, length]. It gives logits [B, classes].
+    """
+
+    def __init__(
+        self, network: nn.Module, normalisation: tuple[np.ndarray, np.ndarray] | None, input_shape: Sequence[int]
+    ):
+        """normalisation: what is subtracted and what the difference is divided by, each of as many as the input_shape begins with;
+        None for token ids."""
+        super().__init__()
+        self.network, self.input_shape = network, tuple(input_shape)
+        ones = [1] * (len(self.input_shape) - 1)
+        mean, std = (torch.from_numpy(v).view(-1, *ones) for v in normalisation) if normalisation else (None, None)
+        self.mean: Tensor | None
+        self.std: Tensor | None
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Raises ValueError for examples of another shape, and TypeError for arrays of numpy."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"the network takes a tensor, not {type(x).__name__}: torch.as_tensor(x) makes one")
+        shape = self.input_shape
+        if tuple(x.shape[1:]) not in (shape, (math.prod(shape),), shape[1:] if shape[0] == 1 else shape):
+            raise ValueError(f"the network takes examples [B, {', '.join(map(str, shape))}], not {list(x.shape)}")
+        x, mean, std = x.reshape(-1, *shape), self.mean, self.std
+        if mean is not None and std is not None:
+            x = ((x - mean) / std).to(next(self.network.parameters()).dtype)
+        return self.network(x)
+
+
+def build(
+    name: str,
+    widths: Sequence[int],
+    input_shape: Sequence[int],
+    classes: int,
+    seed: int,
+    autocast: torch.dtype | None = None,
+    dropout: float = 0.0,
+) -> FlatModel:
+    """A model by name.
+
+    linear: softmax regression; softmax: the same without biases; mlp: hidden layers of the given widths; cnn: two 3x3 convolutions
+    of 16 and 32 channels, each with max pooling, and a linear layer; vgg11: torchvision's features and one linear layer, for
+    32 x 32 images.
+    input_shape: (channels, height, width), or (features,). dropout: probability with which a hidden unit of mlp is dropped.
+    """
+    least = {"cnn": 4, "vgg11": 32}.get(name, 1)
+    if len(input_shape) == 1 and least > 1:
+        raise UserError(
+            f"problem.model={name} needs images, not a table of {input_shape[0]} features: use mlp or linear"
+        )
+    channels, height, width = input_shape if len(input_shape) == 3 else (*input_shape, 1, 1)
+    if len(input_shape) == 3 and min(height, width) < least:
+        raise UserError(
+            f"problem.model={name} needs images of {least} x {least} pixels or more, not {height} x {width}"
+        )
+    if dropout and name != "mlp":
+        raise UserError(
+            f"problem.dropout={dropout}: is for problem.model=mlp; a network of your own has its nn.Dropout"
+        )
+    layers: list[nn.Module]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, Purpose.MODEL))
+        if name in ("linear", "softmax", "mlp"):
+            sizes = [channels * height * width, *(widths if name == "mlp" else []), classes]
+            layers = [nn.Linear(sizes[0], sizes[1], bias=name != "softmax")]
+            for a, b in itertools.pairwise(sizes[1:]):
+                layers += [nn.ReLU(), *([nn.Dropout(dropout)] if dropout else []), nn.Linear(a, b)]
+        elif name == "cnn":
+            layers = [nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+            layers += [nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+            layers += [nn.Linear(32 * (height // 4) * (width // 4), classes)]
+        elif name == "vgg11":
+            from fedopt.networks.torchvision_import import torchvision
+
+            if channels != 3:
+                raise UserError(f"problem.model=vgg11 needs images of 3 channels, not {channels}: use cnn or mlp")
+            features = list(torchvision.models.vgg11(weights=None).features)
+            layers = [*features, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)]
+        else:
+            known = "linear, softmax, mlp, cnn, vgg11"
+            raise UserError(f"problem.model={name} is not known; there are {known}, and your own as PACKAGE.CLASS")
+    return FlatModel(nn.Sequential(*layers), input_shape, autocast)

@@ -1,0 +1,140 @@
+"""What is kept of an experiment without its runs: a small figure, its curves, and the claims with the values of each seed."""
+
+import re
+from collections.abc import Mapping, Sequence
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from PIL import Image
+
+from fedopt.comparing.tables import beside_paper, markdown, plus_minus, write_table
+from fedopt.errors import UserError, first_line
+from fedopt.papers import claims
+from fedopt.papers.published import load, tasks
+from fedopt.results.files import write_atomically
+
+POINTS = 100  # of a curve that is kept
+WHOLE = ("claims.csv", "runs.csv", "table.csv")
+HEAD = {
+    "says": "claim",
+    "bound": "asked",
+    "paper": "paper",
+    "measured": "measured (seeds)",
+    "holds": "verdict",
+    "why": "why",
+}
+
+
+def keep(folder: Path, into: Path) -> None:
+    """Copy an experiment's results, the figure at half the size and the curves with up to `POINTS` points, values to five digits.
+
+    Curves that are points against a setting are figure.csv as it is. What a former version left is replaced.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    for name in (*WHOLE, "curves.csv", "figure.png"):
+        (into / name).unlink(missing_ok=True)
+    for name in WHOLE:
+        if (folder / name).exists():
+            write_atomically(into / name, (folder / name).read_bytes())
+    if (folder / "figure.png").exists():
+        with Image.open(folder / "figure.png") as figure:
+            small = figure.convert("RGB").reduce(2)  # all colours: fewer would make thin lines look like others
+        content = BytesIO()
+        small.save(content, "PNG", optimize=True)
+        write_atomically(into / "figure.png", content.getvalue())
+        curves = folder / "curves.csv"
+        table = thinned(pd.read_csv(StringIO((curves if curves.exists() else folder / "figure.csv").read_text())))
+        write_table(into / "curves.csv", table)
+
+
+def thinned(curves: pd.DataFrame) -> pd.DataFrame:
+    """Up to `POINTS` points of each line and metric, the first and the last among them; a table of points as it is."""
+    if "line" not in curves:
+        return curves
+    parts = []
+    for _, of in curves.groupby(["line", "metric"], sort=False):
+        chosen = np.unique(np.linspace(0, len(of) - 1, POINTS).round().astype(int))
+        parts.append(of.iloc[chosen])
+    values = ["mean", "low", "high"]
+    found = pd.concat(parts) if parts else curves
+    return found.assign(**{name: found[name].map(lambda value: float(f"{value:.5g}")) for name in values})
+
+
+def judged_again(name: str, folders: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
+    """The rows of claims.csv, which is written anew: the claims as the experiment has them now, by what the folder has of their
+    measures. A claim whose measure or whose runs are others now is not measured. Raises UserError.
+
+    folders: of configs; folder: of the results, with runs.csv beside claims.csv.
+    """
+    published = load(name, folders)
+    recorded = {row["measure"]: row for row in rows_of(folder / "claims.csv", (*claims.COLUMNS, *claims.MADE))}
+    made = {(row["line"], row["seed"]): row["run"] for row in rows_of(folder / "runs.csv", ("line", "seed", "run"))}
+    lines = {line for claim in published.claims for line in claims.lines_of(claim, published.points)}
+    seeds = max((seed for _, seed in made), default=0) + 1
+    now = {(task.line, task.seed): task.folder for task in tasks(name, published, seeds, (), folders, list(lines))}
+    rows = []
+    for claim in published.claims:
+        of = claims.lines_of(claim, published.points)
+        same = all(any(key[0] == line for key in made) for line in of) and all(
+            made[key] == now[key] for key in made if key[0] in of
+        )
+        row = recorded.get(claim.measure)
+        if row is None or not same:
+            note = "not run yet" if row is None else "its runs are others now"
+            rows.append(claims.row(claim, np.nan, np.nan, 0, note, "") | dict.fromkeys(claims.MADE, ""))
+        else:
+            again = claims.row(claim, row["mean"], row["std"], row["seeds"], row["note"], row["values"])
+            rows.append(again | {column: row[column] for column in claims.MADE})
+    write_table(folder / "claims.csv", pd.DataFrame(rows, columns=[*claims.COLUMNS, *claims.MADE]))
+    return rows
+
+
+def claims_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of claims.csv as Markdown, with a column for the experiment where they have one."""
+    cells = []
+    for row in rows:
+        measured = f"{plus_minus(row['mean'], row['std'])} ({row['seeds']})" if row["seeds"] else ""
+        why = " ".join(filter(None, (row["why"], f"[{row['note']}]" if row["note"] else "")))
+        cells.append({**row, "measured": measured, "why": why})
+    head = {"experiment": "experiment"} | HEAD if any("experiment" in row for row in rows) else HEAD
+    return markdown(pd.DataFrame(cells, columns=list(head)).rename(columns=head))
+
+
+def page(results: Path, name: str, title: str, link: str) -> str:
+    """What is kept of an experiment as a section of a Markdown page. link: from the page to the folder of all results."""
+    folder, at = results / name, f"{link}/{name}"
+    rows = rows_of(folder / "claims.csv", (*claims.COLUMNS, *claims.MADE))
+    parts = [f"### {name}: {title}"]
+    if (folder / "figure.png").exists():
+        parts.append(f"![{title}]({at}/figure.png)")
+    if (folder / "table.csv").exists():
+        parts.append(f"Measured, and the paper's numbers in brackets ([table.csv]({at}/table.csv)):")
+        parts.append(markdown(beside_paper(pd.read_csv(folder / "table.csv"))))
+    parts.append(claims_markdown(rows))
+    made = {column: [text for row in rows for text in str(row[column]).split(", ") if text] for column in claims.MADE}
+    made["commit"] = [re.sub(r"^([0-9a-f]{12})[0-9a-f]+", r"\1", commit) for commit in made["commit"]]
+    said = "; ".join(f"{column} {', '.join(dict.fromkeys(texts))}" for column, texts in made.items() if texts)
+    files = [f"[{file.stem}]({at}/{file.name})" for file in sorted(folder.glob("*.csv")) if file.stem != "table"]
+    parts.append(f"Data: {', '.join(files)}. Runs: {said or 'their date, commit and machine are not recorded'}.")
+    return "\n\n".join(parts)
+
+
+def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Of one of fedopt-reproduce's own tables; none where there is none. Raises UserError for one that is broken."""
+    if not path.exists():
+        return []
+    try:
+        text = StringIO(path.read_text())  # pandas would take a ~ in a path for the home folder
+        table = pd.read_csv(text, keep_default_na=False, na_values={"mean": "", "std": ""}, dtype={"values": str})
+        if lacking := [name for name in columns if name not in table]:
+            raise ValueError(f"it lacks the column {lacking[0]}")
+        table = table[list(columns)]
+        numbers = [name for name in ("mean", "std") if name in columns]
+        records = table.assign(**table[numbers].apply(pd.to_numeric)).to_dict("records")
+        return [{str(column): value for column, value in record.items()} for record in records]
+    except (OSError, ValueError) as error:
+        why = first_line(error)
+        raise UserError(f"{path}: cannot be read ({why}); the experiment writes it anew when it is run again") from None

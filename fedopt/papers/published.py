@@ -1,0 +1,207 @@
+"""Published experiments: conf/experiment/<paper>/<name>.yaml, one figure or table a file."""
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic.dataclasses import dataclass
+
+from fedopt.config.build import build
+from fedopt.config.compose import composed, composed_of, explain, resolve
+from fedopt.config.files import options
+from fedopt.config.sent import refuse_hydra
+from fedopt.config.tuned import Asked
+from fedopt.errors import UserError, nearest
+from fedopt.papers.claims import Claim, check
+from fedopt.papers.where import filled
+from fedopt.results.identity import digits
+
+TEXTS = str | list[str]
+Words = Annotated[
+    list[str],
+    BeforeValidator(lambda value: value.split() if isinstance(value, str) else value, json_schema_input_type=TEXTS),
+]
+Names = Annotated[
+    list[str],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=TEXTS),
+    Field(min_length=1),
+]
+
+OF_THE_COMMAND = ("seed", "output_dir", "resume", "from", "experiment")  # keys that no line sets
+Cell = tuple[str, float | None]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Published:
+    """The node `experiment` of a file, after its node `where` has been put into its texts (`fedopt.papers.where`).
+
+    paper, title: of the figure. minutes: what all runs take on two cores, or on a GPU where the file asks for one. seeds: the
+    number of seeds of each line. lines: label -> overrides on top of the file's common set-up, as words in one text or as a list.
+    quick: overrides of all lines for --quick.
+
+    x: what is spent; until: where the picture ends, though runs may go on. y: columns of metrics.csv, a picture for each; a
+    measure that names no metric takes the first. y_from: the lower end of the y axis. transform: what is drawn of a value.
+    scale: of the axes; auto is logarithmic where values span decades.
+    panels: title -> labels, a row of pictures for each. horizontal: labels that are drawn as a horizontal line at the mean of
+    their last values. constants: name -> a number of the published figure that no run gives, drawn as a dotted line.
+
+    points: series -> {x: label}, drawn as one picture of `point` against x instead of the lines' curves. point: a measure that
+    may use the names `line` and `x`, one for all series or one for each.
+
+    table: row -> {column: [label, the number in the paper's table or None]}, printed with the measure `cell` of each line; no
+    curves are drawn then.
+
+    claims: see `Claim`; one that names axes stands for several (`fedopt.papers.where`).
+    """
+
+    paper: str
+    title: str
+    minutes: PositiveFloat
+    lines: Annotated[dict[str, Words], Field(min_length=1)]
+    y: Names
+    x: Literal["round", "comm_rounds", "bytes", "seconds"] = "comm_rounds"
+    until: PositiveFloat | None = None
+    y_from: float | None = None
+    seeds: PositiveInt = 3
+    scale: Literal["auto", "linear", "log"] = "auto"
+    transform: Literal["none", "square"] = "none"
+    panels: dict[str, list[str]] = Field(default_factory=dict)
+    horizontal: list[str] = Field(default_factory=list)
+    constants: dict[str, float] = Field(default_factory=dict)
+    points: dict[str, Annotated[dict[float, str], Field(min_length=1)]] = Field(default_factory=dict)
+    point: str | dict[str, str] = Field(default_factory=dict)
+    table: dict[str, dict[str, Cell]] = Field(default_factory=dict)
+    cell: str = "final(line)"
+    x_label: str = ""
+    y_label: str = ""
+    quick: Words = Field(default_factory=lambda: ["budget.rounds=4", "eval.every=1"])
+    claims: list[Claim] = Field(default_factory=list)
+
+    @property
+    def measured(self) -> dict[str, str]:
+        """series -> its `point`."""
+        return self.point if isinstance(self.point, dict) else dict.fromkeys(self.points, self.point)
+
+    @model_validator(mode="after")
+    def _points_are_measured(self) -> "Published":
+        if set(self.points) != set(self.measured) or (self.point and not self.points):
+            raise ValueError("points and point go together")
+        return self
+
+    def check_labels(self) -> None:
+        """Check that all labels are those of lines, and that runs could give all measures a value. Raises UserError."""
+        named = [*self.horizontal, *chain(*self.panels.values())]
+        named += [label for row in self.table.values() for label, _ in row.values()]
+        named += [label for series in self.points.values() for label in series.values()]
+        for label in named:
+            if label not in self.lines:
+                raise UserError(f"{label}: there is no such line{nearest(label, list(self.lines))}")
+        for claim in self.claims:
+            try:
+                check(claim.measure, self.lines, self.points)
+            except UserError as error:
+                raise UserError(f"claim '{claim.says}': {error}") from None
+        for expression in (*self.measured.values(), self.cell):
+            check(expression, self.lines, self.points, line=True)
+
+
+@dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))
+class Task:
+    """A run that a line needs. asked: how; config: resolved; folder: the run's name among all runs, which equal configs share."""
+
+    line: str
+    seed: int
+    asked: Asked
+    config: dict[str, Any]
+    folder: str
+
+
+def names(folders: Sequence[Path] = ()) -> list[str]:
+    """The names <paper>/<name> of all files. folders: config folders besides fedopt's."""
+    return [name for name in options("experiment", folders) if name.count("/") == 1]
+
+
+def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
+    """The experiments that are named, one by one or by their paper, each once. Raises UserError for an unknown name."""
+    meant: dict[str, list[str]] = {}
+    for experiment in names(folders):
+        for name in (experiment, experiment.partition("/")[0]):
+            meant.setdefault(name, []).append(experiment)
+    found: dict[str, None] = {}
+    for name in wanted:
+        if name.strip("/") not in meant:
+            raise UserError(f"{name}: there is no such experiment{nearest(name, list(meant))}; --list shows them")
+        found.update(dict.fromkeys(meant[name.strip("/")]))
+    return list(found)
+
+
+def load(name: str, folders: Sequence[Path] = ()) -> Published:
+    """The experiment of a file. Raises UserError in one line for a file that is broken."""
+    try:
+        published = build(Published, filled(_node(name, folders)), "experiment")
+        published.check_labels()
+    except UserError as error:
+        raise UserError(f"experiment/{name}.yaml: {error}") from None
+    return published
+
+
+def takes(name: str, published: Published, folders: Sequence[Path] = ()) -> str:
+    """The minutes of an experiment in words, with the GPU where its file asks for one. Raises UserError."""
+    try:
+        device = resolve(composed([f"experiment={name}"], folders))["hardware"]["device"]
+    except UserError as error:
+        raise UserError(f"experiment/{name}.yaml: {error}") from None
+    return f"{published.minutes:g}" + ("" if device == "cpu" else " on a GPU")
+
+
+def _node(name: str, folders: Sequence[Path]) -> dict[str, Any]:
+    """The node `experiment` of the config that the file composes to. Raises UserError."""
+    overrides = [f"experiment={name}"]
+    try:
+        node = composed(overrides, folders).get("experiment")
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explain(error, overrides)) from None
+    read = OmegaConf.to_container(node) if isinstance(node, DictConfig) else None
+    if not isinstance(read, dict) or not read:
+        raise UserError("has no node experiment")
+    if "experiment" in read:
+        raise UserError("must begin with the line '# @package _global_'")
+    return {str(key): value for key, value in read.items()}
+
+
+def tasks(
+    name: str,
+    published: Published,
+    seeds: int,
+    further: Sequence[str] = (),
+    folders: Sequence[Path] = (),
+    lines: Sequence[str] | None = None,
+) -> list[Task]:
+    """The runs of the lines, by default of all, with seeds 0, 1, ... Raises UserError.
+
+    further: overrides that win over a line's.
+    """
+    found = []
+    for line, words in published.lines.items():
+        if lines is not None and line not in lines:
+            continue
+        overrides = [f"experiment={name}", *words, *further]
+        try:
+            refuse_hydra(overrides)
+            if taken := [word for word in words if word.lstrip("+~").partition("=")[0] in OF_THE_COMMAND]:
+                raise UserError(f"{taken[0]}: a line does not say this; fedopt-reproduce does")
+            config, chosen = composed_of(overrides, folders)
+            for seed in range(seeds):
+                config.seed = seed
+                resolved = resolve(config)
+                module = {group: resolved[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
+                folder = f"{module['algo']}_{module['problem']}-{digits(resolved)}"
+                found.append(Task(line, seed, Asked([*overrides, f"seed={seed}"], chosen), resolved, folder))
+        except (UserError, HydraException, OmegaConfBaseException) as error:
+            raise UserError(f"experiment/{name}.yaml: line '{line}': {explain(error, overrides)}") from None
+    return found

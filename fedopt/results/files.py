@@ -1,0 +1,49 @@
+"""Reading and writing the small files of a run's folder."""
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedopt.errors import UserError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write to the side and rename: the file is the old one or the new one, never half of it, and links are replaced, not followed.
+    Raises OSError."""
+    aside = path.with_name(path.name + ".part")
+    try:
+        aside.unlink(missing_ok=True)
+        with aside.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write_whole(file: int, content: bytes) -> None:
+    """To a descriptor, which may take only a part at a time. Raises OSError."""
+    while content:
+        content = content[os.write(file, content) :]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Empty where the file is not there or broken."""
+    try:
+        content = json.loads(path.read_text()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Raises UserError where writing to one of these paths would write elsewhere too: it is a link, or no plain file."""
+    for file in paths:
+        if file.is_symlink() or (file.exists() and not (file.is_file() and file.stat().st_nlink == 1)):
+            raise UserError(f"{file}: is a link or no plain file, and is not written to; choose another output_dir")

@@ -1,0 +1,75 @@
+"""metrics.csv: append-only, flushed a row at a time."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedopt.errors import UserError
+from fedopt.results.files import write_whole
+
+
+class MetricsFile:
+    """metrics.csv: append-only; each row is on disk, whole, before the run goes on."""
+
+    def __init__(self, path: Path, keep: int | None = None):
+        """keep: bytes of an earlier part to go on from, None to begin anew."""
+        self.path = path
+        self.columns: list[str] = []
+        self._hash, self.written = hashlib.sha256(), 0
+        self._file = path.open("r+b" if keep else "xb", buffering=0)
+        if keep:
+            self._file.truncate(keep)
+            self._hash.update(rows := self._file.read())
+            self.written = len(rows)
+            self.columns = rows.decode().split("\n", 1)[0].split(",")
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Raises OSError, leaving the file as it was, when the row cannot be written whole, and UserError for other columns."""
+        if not self.columns:
+            self.columns = list(row)
+            self._write(",".join(self.columns))
+        if self.columns != list(row):
+            raise UserError(f"{self.path}: has the columns {', '.join(self.columns)}, and this run {', '.join(row)}")
+        values = [row[column] for column in self.columns]
+        self._write(",".join(f"{value:.10g}" if isinstance(value, float) else str(value) for value in values))
+
+    def _write(self, line: str) -> None:
+        """Unbuffered, so that a killed process loses nothing, and undone when the disk takes only a part."""
+        before, content = self.written, (line + "\n").encode()
+        try:
+            write_whole(self._file.fileno(), content)
+        except OSError as error:
+            os.ftruncate(self._file.fileno(), before)
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        self._hash.update(content)
+        self.written += len(content)
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk. Raises OSError, and UserError where another program replaced or changed the file."""
+        os.fsync(self._file.fileno())
+        ours, there = os.fstat(self._file.fileno()), self.path.stat() if self.path.exists() else None
+        same = there is not None and os.path.samestat(ours, there) and there.st_size == self.written
+        if not same or rows_hash(self.path, self.written) != self.hash:
+            raise UserError(f"{self.path}: another program replaced or changed it while the run was writing")
+
+    @property
+    def hash(self) -> str:
+        """Of all rows so far, as `rows_hash` gives it."""
+        return self._hash.hexdigest()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def whole_rows(path: Path) -> str:
+    """The text of metrics.csv without a row that is being written, which has no line end yet. Raises OSError and ValueError."""
+    text = path.read_text()
+    return text[: text.rfind("\n") + 1]
+
+
+def rows_hash(path: Path, size: int) -> str:
+    """The hash of the first bytes of a file; of as many as there are. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(size)).hexdigest()

@@ -1,0 +1,101 @@
+"""From a resolved config to the objects of a run."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedopt.algorithms import Algorithm
+from fedopt.blame import place, seeded
+from fedopt.config.build import build, build_target, checked, target
+from fedopt.config.settings import Budget, Evaluation, Participation, Settings
+from fedopt.data.partitioners import Centralized
+from fedopt.data.world import World
+from fedopt.errors import UserError, nearest
+from fedopt.federation import engines
+from fedopt.federation.round import Federation
+from fedopt.problems.checks import check
+from fedopt.problems.classes import Problem, reduce
+from fedopt.running import hardware as machine
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An algorithm on a problem: `problem` as the algorithm sees it, after any reduction; `original` as it was named.
+
+    keep: as of `Settings`.
+    """
+
+    algorithm: Algorithm
+    original: Problem
+    problem: Problem
+    federation: Federation
+    budget: Budget
+    evaluation: Evaluation
+    keep: Literal["last", "best"]
+    device: torch.device
+
+
+def parts(config: dict[str, Any]) -> tuple[Settings, Algorithm, Any, Any]:
+    """The settings, the algorithm, the partitioner and the data set, None where the problem has none: all but the problem, of whose
+    values the types are checked, before data are read. Raises UserError for values that one of them does not take."""
+    settings = build(Settings, config)
+    algorithm: Algorithm = build_target(config["algo"], "algo")
+    partitioner = build_target(config["partitioner"], "partitioner")
+    dataset = build_target(config["dataset"], "dataset") if config["dataset"].get("_target_") else None
+    checked(*target(config["problem"], "problem"), "problem", "world")
+    if isinstance(partitioner, Centralized):
+        settings = build(Settings, config | {"participation": config["participation"] | {"cohort": None}})
+    if (clients := getattr(partitioner, "clients", None)) is not None:
+        check_participation(settings.participation, algorithm, clients)
+    return settings, algorithm, partitioner, dataset
+
+
+def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
+    """Check all values, load the data and build everything. Raises UserError for whatever a user can mend."""
+    settings, algorithm, partitioner, dataset = parts(config)
+    participation, hardware, evaluation = settings.participation, settings.hardware, settings.eval
+    clients = getattr(partitioner, "clients", None)
+
+    device = machine.configure(hardware, jobs)
+    autocast = hardware.autocast and getattr(torch, hardware.autocast)
+    world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
+    with seeded():
+        original: Problem = build_target(config["problem"], "problem", world=world)
+    if clients is None:
+        check_participation(participation, algorithm, original.clients)
+    if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):
+        raise UserError(f"{type(original).__name__} does not say what evaluate measures: metrics = (Metric(...),)")
+    check(original)
+    problem = reduce(original, algorithm.solves)
+    if (wanted := evaluation.metric) is not None and wanted not in known:
+        raise UserError(f"eval.metric={wanted}: this problem has {', '.join(known)}{nearest(wanted, [*known])}")
+    if wanted is not None and evaluation.target is not None:
+        known[wanted].check_goal(f"eval.target={evaluation.target:g}")
+    if wanted is not None and settings.keep == "best":
+        known[wanted].check_goal("keep=best")
+    engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
+    federation = Federation(problem, engine, settings.seed, participation)
+    return Experiment(algorithm, original, problem, federation, settings.budget, evaluation, settings.keep, device)
+
+
+def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:
+    """Raises UserError where participation does not fit the number of clients, or the algorithm's local work."""
+    who, key = participation, getattr(algorithm, "uneven", None)
+    if key is not None and not hasattr(algorithm, key):
+        raise UserError(f"{place(type(algorithm))}: uneven: {type(algorithm).__name__} has no field {key}")
+    if who.cohort is not None and who.cohort > clients:
+        raise UserError(f"participation.cohort={who.cohort}: must be at most partitioner.clients={clients}")
+    if who.stragglers and not round(who.stragglers * clients):
+        raise UserError(f"participation.stragglers={who.stragglers}: is no client of {clients}, to the nearest number")
+    if isinstance(who.work, list) and len(who.work) != clients:
+        raise UserError(f"participation.work={who.work}: must have an entry for each of the {clients} clients")
+    if who.uneven and key is None:
+        kinds = "participation.least, participation.work, participation.stragglers"
+        raise UserError(f"{kinds}: {type(algorithm).__name__} has no uneven local work")
+    if who.least is not None and key is not None:
+        local = getattr(algorithm, key)
+        most = int(np.min(local(0, clients)))
+        if who.least > most:
+            raise UserError(f"participation.least={who.least}: must be at most algo.{key}, {most} {local.unit}")

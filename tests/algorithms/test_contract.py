@@ -1,0 +1,364 @@
+"""The contract of algorithms and problems, over everything in conf/algo and conf/problem, in all pairs that fit."""
+
+import dataclasses
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from support.command import ROOT, torchrun
+from support.harness import (
+    APPROXIMATE,
+    OWN,
+    class_at,
+    config,
+    is_ours,
+    iterate,
+    leaves,
+    names,
+    node,
+    pairs,
+    read,
+    small,
+    steps,
+    tuned,
+)
+from support.recount import Tapped, Watching
+from torch.utils._pytree import tree_leaves
+
+from fedopt.config.build import build, build_target
+from fedopt.config.settings import Hardware
+from fedopt.data.ragged import Ragged
+from fedopt.federation.engines import OneByOne, Vectorised
+from fedopt.federation.memory import Memory
+from fedopt.federation.round import Round
+from fedopt.problems import classes
+from fedopt.problems.classes import class_of, covered, name
+from fedopt.results.checkpoint import Checkpoint
+
+PAIRS = pairs()
+both = pytest.mark.parametrize(("algo", "problem"), PAIRS)
+
+
+def close(a, b, rtol=1e-9):
+    """To a share of each number, or of the largest there is: what cancels is as exact as what it is made of."""
+    pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True)]
+    largest = max((float(y.double().abs().max()) for _, y in pairs if y.numel()), default=0.0)
+    for x, y in pairs:
+        torch.testing.assert_close(x, y, rtol=rtol, atol=rtol * largest)
+
+
+def batches(algo, size):
+    """Of everything that an algorithm takes batches for."""
+    return [f"algo.{key}={size}" for key in node("algo", algo) if key[0] == "B"]
+
+
+def without_chance(algo):
+    """Full batches, and no random directions."""
+    return [*batches(algo, "null"), *(["algo.directions=null"] if "directions" in node("algo", algo) else [])]
+
+
+def last(e):
+    return steps(e, 2)[-1]
+
+
+@both
+@pytest.mark.parametrize("B", ["null", "4"])
+def test_engines_agree(algo, problem, B):
+    """All at once = one by one = in stacks; the ledgers exactly."""
+    setting = batches(algo, B)
+    runs = []
+    for engine in (Vectorised(), OneByOne(), Vectorised(2)):
+        e = small(algo, problem, *setting)
+        e.federation.engine = engine
+        runs.append((last(e), e.federation.ledger))
+    for state, ledger in runs[1:]:
+        close(state, runs[0][0])
+        assert ledger.columns() == runs[0][1].columns()
+        np.testing.assert_array_equal(ledger.down, runs[0][1].down)
+
+
+UNEVEN = [a for a in names("algo") if getattr(class_at("algo", a), "uneven", None)]
+
+
+@pytest.mark.parametrize(("algo", "problem"), [pair for pair in PAIRS if pair[0] in UNEVEN])
+def test_stragglers_do_no_harm(algo, problem):
+    """Clients without a single local step, with and without others beside them."""
+    for stragglers in (0.34, 0.9):
+        state = last(small(algo, problem, "participation.cohort=2", f"participation.stragglers={stragglers}"))
+        assert all(torch.as_tensor(leaf).isfinite().all() for leaf in tree_leaves(state))
+
+
+SETTINGS = {
+    "as it is": [],
+    "dropout": ["participation.dropout=0.5"],
+    "uneven": ["algo.tau=3", "participation.least=1", "participation.stragglers=0.34", "participation.dropout=0.3"],
+}
+
+
+@pytest.mark.parametrize(
+    ("algo", "problem", "setting"),
+    [(*pair, s) for pair in PAIRS for s in SETTINGS if s != "uneven" or pair[0] in UNEVEN],
+)
+def test_ledger_is_an_independent_count(algo, problem, setting, monkeypatch):
+    """Derivatives are counted by taps on the problem's functions, bytes by what clients are sent and send back."""
+    e = small(algo, problem, *SETTINGS[setting])
+    taps, engine, exchanges = Tapped(e.problem), Watching(), []
+    e.federation.engine = engine
+    exchange = Round.exchange
+    monkeypatch.setattr(Round, "exchange", lambda *given, **more: exchanges.append(0) or exchange(*given, **more))
+    steps(e, 3)
+    ledger = e.federation.ledger
+    assert ledger.comm_rounds == len(exchanges)
+    for counted, billed in ((engine.down, ledger.down), (engine.up, ledger.up)):
+        assert [counted[i] for i in range(e.problem.clients)] == billed.tolist()
+    assert dataclasses.asdict(ledger.calls) == taps.calls()
+
+
+@pytest.mark.parametrize("algo", names("algo"))
+def test_resumed_is_undisturbed(algo, tmp_path):
+    """A run that is stored and restored between two rounds, bit by bit."""
+    problem = next(p for a, p in PAIRS if a == algo)
+    e = small(algo, problem)
+    *_, state = undisturbed = steps(e, 3)
+    ledger = e.federation.ledger.columns()
+
+    first = small(algo, problem)
+    initial, *_, stored = steps(first, 2)
+    Checkpoint(tmp_path / "x", initial).store(stored, first.federation.ledger, {"round": 2})
+    second = small(algo, problem)
+    read = Checkpoint(tmp_path / "x", second.algorithm.init(second.problem))
+    restored, progress = read.restore(second.federation.ledger)
+    assert progress["round"] == 2
+    close(restored, undisturbed[2], rtol=0)
+    resumed = second.algorithm.step(restored, second.problem, second.federation.at(2))
+    close(resumed, state, rtol=0)
+    assert second.federation.ledger.columns() == ledger
+
+
+def test_two_ranks_agree(tmp_path):
+    """Every algorithm, on one problem each."""
+    chosen = [(algo, [p for a, p in PAIRS if a == algo][-1]) for algo in names("algo")]
+    words = [f"{algo}:{problem}" for algo, problem in chosen]
+    torchrun(ROOT / "tests" / "support" / "two_ranks.py", tmp_path / "states", *words, cwd=tmp_path)
+    found = torch.load(tmp_path / "states", weights_only=True)
+    for word, (algo, problem) in zip(words, chosen, strict=True):
+        e = small(algo, problem)
+        *together, ledger = found[word]
+        close(leaves(last(e)), together)
+        assert ledger.tolist() == list(e.federation.ledger.columns().values()), word
+
+
+@both
+def test_same_seed_same_bits_and_another_seed_not(algo, problem):
+    a, b, c = (last(small(algo, problem, f"seed={s}")) for s in (3, 3, 4))
+    assert all(
+        torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True)
+    )
+    assert any(
+        not torch.equal(torch.as_tensor(x), torch.as_tensor(y))
+        for x, y in zip(tree_leaves(a), tree_leaves(c), strict=True)
+    )
+
+
+@both
+def test_step_keeps_shapes_and_leaves_its_input_alone(algo, problem):
+    e = small(algo, problem)
+    first = steps(e, 0)[0]
+    before = [torch.as_tensor(leaf).clone() for leaf in tree_leaves(first)]
+    second = e.algorithm.step(first, e.problem, e.federation.at(0))
+    close(tree_leaves(first), before, rtol=0)
+    for a, b in zip(before, tree_leaves(second), strict=True):
+        b = torch.as_tensor(b)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert not b.requires_grad
+
+
+def arranged(e, order):
+    """The same experiment with its clients in another order, or the same one several times; everything takes part."""
+    splits = {name: Ragged([split[i] for i in order]) for name, split in e.original.splits.items()}
+    per_client = {name: rows[torch.tensor(order)] for name, rows in e.original.per_client.items()}
+    for problem in (e.original, e.problem):  # one and the same where nothing is reduced
+        problem.splits, problem.per_client = splits, per_client
+    fed = type(e.federation)(e.problem, e.federation.engine, e.federation.seed)
+    return dataclasses.replace(e, federation=fed)
+
+
+def of_server(state):
+    """Without what an algorithm keeps of single clients."""
+    return [value for value in state if not isinstance(value, Memory)]
+
+
+@both
+def test_order_of_clients_does_not_matter(algo, problem):
+    order = [3, 0, 5, 1, 4, 2]
+    one = last(arranged(small(algo, problem, *without_chance(algo)), range(6)))
+    other = last(arranged(small(algo, problem, *without_chance(algo)), order))
+    close(of_server(one), of_server(other))
+    for mine, theirs in zip(one, other, strict=True):
+        if isinstance(mine, Memory):
+            close(mine.tensor()[order], theirs.tensor())
+
+
+@both
+def test_equal_clients_are_one_client(algo, problem):
+    one = last(arranged(small(algo, problem, *without_chance(algo)), [2]))
+    many = last(arranged(small(algo, problem, *without_chance(algo)), [2] * 5))
+    close(of_server(one), of_server(many))
+
+
+@both
+def test_metric_improves(algo, problem):
+    """With the tuned values, in at most 100 rounds, by a fifth: the objective, or the loss that is minimised; where the solution is
+    known, the distance or the hypergradient; of a problem of one's own, the first metric that it declares. Of fedopt's algorithms
+    there, whose steps are tuned for other problems, this is not asked unless contract.yaml gives the pair some."""
+    e = tuned(algo, problem, "participation.cohort=6")
+    states = iterate(e, 100)
+    before = e.problem.evaluate(*e.algorithm.output(next(states)))
+    usual = ("hypergradient_norm", "distance", "train_loss", "objective")
+    metric = min(e.problem.metrics, key=lambda m: usual.index(m.name) if m.name in usual else len(usual))
+    was, sign = before[metric.name], 1 if metric.better == "higher" else -1
+    every_tenth = (e.problem.evaluate(*e.algorithm.output(s))[metric.name] for s in islice(states, 9, None, 10))
+    improves = any(sign * (now - was) > 0.2 * abs(was) for now in every_tenth)
+    if not improves and is_ours("algo", algo) and not is_ours("problem", problem) and f"{algo} {problem}" not in OWN:
+        pytest.skip(
+            f"the default steps of {algo} are none for {problem}: give '{algo} {problem}' some in contract.yaml"
+        )
+    assert improves, (
+        f"{metric.name} does not get a fifth better: is a sign wrong? Else give '{algo} {problem}' other steps in contract.yaml"
+    )
+
+
+def solution(e):
+    """All variables of a problem with equal clients and a known solution, at it: those that `start` gives, and FedMSA's v."""
+    problem, (x,) = e.problem, [e.problem.optimum]
+    xi = problem.sample(0, {name: weighted(split[0], x) for name, split in problem.splits.items()})
+    if isinstance(problem, classes.MinimaxAsBilevel | classes.Minimax):  # grad_y f is linear in y, and zero at y*
+        f_y = torch.func.grad(lambda y: getattr(problem, "original", problem).f(x, y, xi))
+        zero = torch.zeros_like(problem.start()[1])
+        return x, -torch.linalg.solve(torch.func.jacrev(f_y)(zero), f_y(zero))
+    if isinstance(problem, classes.TwoLevelAsBilevel):
+        return x, problem.original.level(0, x, xi)
+    if isinstance(problem, classes.MinimisationAsBilevel):
+        return x, problem.start()[1]
+    if isinstance(problem, classes.Bilevel):
+        y = problem.inner_solution(x)
+        hessian = torch.func.jacrev(torch.func.grad(lambda y: problem.g(x, y, xi)))(y)
+        return x, y, torch.linalg.solve(hessian, torch.func.grad(lambda y: problem.f(x, y, xi))(y))
+    if isinstance(problem, classes.Compositional):
+        return x, *(problem.level(n, x, xi) for n in range(len(problem.dims) - 1))
+    return (x,)
+
+
+def weighted(rows, like):
+    return torch.from_numpy(rows), torch.full((len(rows),), 1 / len(rows)).to(like)
+
+
+CLOSED = (
+    "quadratic_bilevel",
+    "quadratic_compositional",
+    "quadratic_minimax",
+    "quadratic_minimisation",
+    "saddle",
+    "implicit_toy",
+)
+
+
+@pytest.mark.parametrize(("algo", "problem"), [pair for pair in PAIRS if pair[1] in CLOSED])
+def test_solution_is_a_fixed_point(algo, problem):
+    """Where clients are equal; with the inverse of the Hessian to rounding, where it is estimated by products, but for one's own
+    algorithms, of which contract.yaml says how far an approximate one may lead."""
+    exact = {"N": 8, "inverse": "cg"} if "inverse" in node("algo", algo) else {"Q": 400, "theta": 1.0}
+    exact = exact if is_ours("algo", algo) else {}
+    words = [f"algo.{key}={value}" for key, value in exact.items() if key in node("algo", algo)]
+    if words and problem != "quadratic_bilevel":
+        words = []  # no product is taken
+    words += [f"problem.{key}=0" for key in ("heterogeneity", "noise", "s", "t_max") if key in node("problem", problem)]
+    e = tuned(algo, problem, *without_chance(algo), *words, "participation.cohort=6")
+    at = solution(e)
+    e.problem.start = lambda: at[: 2 if isinstance(e.problem, classes.Bilevel | classes.Minimax) else 1]
+    first = e.algorithm.init(e.problem)
+    if "u" in first._fields:  # FedMSA has more variables than the problem
+        u = type(first.u)(at[: len(first.u)])
+        first = first._replace(u=u, u_prev=u, u_drawn=u)
+    state = first
+    for r in range(3):
+        state = e.algorithm.step(state, e.problem, e.federation.at(r))
+    hint = (
+        f"where the inverse is approximate, 'approximate: {{{algo}: 0.01}}' in contract.yaml says how far it may lead"
+    )
+    for now, known in zip(e.algorithm.output(state), at, strict=False):
+        torch.testing.assert_close(
+            now, known, rtol=0, atol=APPROXIMATE.get(algo, 1e-9), msg=lambda said: f"{said}\n{hint}"
+        )
+
+
+@pytest.mark.parametrize("algo", names("algo"))
+def test_yaml_keys_are_the_fields(algo):
+    declared, cls = read("algo", algo), class_at("algo", algo)
+    assert [k for k in node("algo", algo) if not k.startswith("_")] == [f.name for f in dataclasses.fields(cls)]
+    assert set(declared.get("_solves_", covered(cls.solves))) == covered(cls.solves)
+
+
+@pytest.mark.parametrize("problem", names("problem"))
+def test_problem_yaml_keys_are_the_fields(problem):
+    declared, cls = read("problem", problem), class_at("problem", problem)
+    keys = [k for k in node("problem", problem) if not k.startswith("_")]
+    assert ["world", *keys] == [f.name for f in dataclasses.fields(cls)]
+    assert declared.get("_class_", name(class_of(cls))) == name(class_of(cls))
+
+
+A_PAIR = [next(pair for pair in PAIRS if pair[1] == problem) for problem in names("problem")]
+
+
+@pytest.mark.parametrize(("algo", "problem"), A_PAIR)
+def test_problem_measures_what_it_says(algo, problem):
+    """Its metrics, at any point; they are not changed by the order of clients; its weights sum to one."""
+    e = small(algo, problem)
+    point = [v + 0.1 for v in e.original.start()]
+    values = e.original.evaluate(*point)
+    assert {metric.name for metric in e.original.metrics} == set(values)
+    assert len(e.original.metrics) == len(values)
+    no_floats = [name for name, value in values.items() if not isinstance(value, float)]
+    assert not no_floats, f"evaluate gives other than a float as {', '.join(no_floats)}: write float(...)"
+    assert e.original.weights.sum() == pytest.approx(1)
+    assert len(e.original.weights) == e.original.clients
+    of_fit = ("objective", "personal_accuracy", "worst_personal_accuracy", "personal_distance")
+    drawn = of_fit if "fit" in node("problem", problem) else ()
+    other = arranged(e, [3, 0, 5, 1, 4, 2]).original.evaluate(*point)
+    for metric in set(values) - {*drawn}:  # what is found by chance depends on which client has which draws
+        assert other[metric] == pytest.approx(values[metric], rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(("algo", "problem"), A_PAIR)
+def test_own_derivatives_are_those_of_the_functions(algo, problem):
+    """Those that a problem computes by itself, against automatic differentiation."""
+    p = small(algo, problem).original
+    xi = p.sample(1, {split: weighted(rows[1], p.start()[0]) for split, rows in p.splits.items()})
+    point = [v + 0.1 * torch.sin(torch.arange(v.numel())) for v in p.start()]
+    if isinstance(p, classes.Minimisation):
+        (x,) = point
+        own, automatic = p.gradient(x, xi), torch.func.grad(lambda x: p.f(x, xi))(x)
+    elif isinstance(p, classes.Bilevel):
+        x, y = point
+        own, automatic = p.inner_gradient(x, y, xi), torch.func.grad(lambda y: p.g(x, y, xi))(y)
+    elif isinstance(p, classes.Hierarchical):
+        (x,) = point
+        y = x + 0.1
+        own = p.h_gradients(x[None], y[None], xi)
+        automatic = torch.func.grad(lambda y: p.h(x, y, xi))(y)[None]
+    else:
+        pytest.skip("problems of this class never write their derivatives by hand: there is nothing to compare")
+    if own is not None:
+        close(own, automatic)
+
+
+@pytest.mark.parametrize("group", ["partitioner", "hardware", "dataset", "logger"])
+def test_groups_have_files_that_can_be_built(group):
+    for option in names(group):
+        missing = {"npz": ["path"], "csv": ["path", "label"], "images": ["path"]}.get(option, [])
+        node = config(f"{group}={option}", *(f"{group}.{key}=x" for key in missing))[group]
+        if group == "hardware":
+            build(Hardware, node, group)
+        elif node["_target_"] is not None:
+            build_target(node, group)

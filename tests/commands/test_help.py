@@ -1,0 +1,294 @@
+"""What `fedopt --help` says, words that the shell completes, and JSON schemas for editors."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+from omegaconf import OmegaConf
+from support.command import ROOT, fedopt
+from support.harness import config
+
+from fedopt.commands.help import _tree, comments, completions, keys
+from fedopt.commands.schema import schema
+from fedopt.config.files import CONF, options
+
+# Keys
+
+
+def row(result, key):
+    """The columns that help shows for a key."""
+    (line,) = (line for line in result.out.splitlines() if line.split()[:1] == [key])
+    return [column.strip() for column in line.split("  ") if column.strip()]
+
+
+def test_keys_of_a_run(monkeypatch, capsys):
+    """Default, tuned value, type and meaning, of the algorithm's keys and of those that every run has."""
+    result = fedopt(monkeypatch, capsys, "--help", "algo=fedmsa", "problem=mco")
+    assert row(result, "algo.alpha") == ["algo.alpha", "0.05", "0.0001", "step size", "step of x"]
+    assert row(result, "algo.rho")[:3] == ["algo.rho", "0.5", "number from 0 to 1"]
+    assert row(result, "algo.anchor")[2] == "all | cohort"
+    assert row(result, "problem.x0")[2] == "number from -1e+30 to 1e+30"
+    assert row(result, "partitioner.clients")[1:3] == ["2", "whole number from 1"]
+    assert row(result, "from")[2] == "text | null"
+    assert row(result, "budget.bytes")[2] == "whole number from 0 | null"
+    assert row(result, "eval.metric")[1:4] == ["null", "distance", "text | null"]
+    assert "step size: a number from 0, or a schedule" in result.out
+    assert "tuned values: preset/fedmsa/mco" in result.out
+    untuned = fedopt(monkeypatch, capsys, "--help", "algo=fednest", "problem=quadratic_minimax")
+    assert "no tuned values for fednest on quadratic_minimax" in untuned.out
+
+
+def test_keys_of_a_group(monkeypatch, capsys):
+    """Those that a variant inherits, with its own defaults, and the problems that it has tuned values for."""
+    result = fedopt(monkeypatch, capsys, "--help", "algo=lfednest")
+    assert row(result, "algo.inner")[1:3] == ["sgd", "svrg | sgd"]
+    assert row(result, "algo.tau_in")[2] == "local work"
+    assert "problem.d" not in result.out
+    assert "budget.rounds" not in result.out
+    assert result.out.splitlines()[-1].startswith("tuned values: for problem=classification|fair_classification|")
+    model = row(fedopt(monkeypatch, capsys, "--help", "problem=robust_nn"), "problem.norm")
+    assert model[1:3] == ["l2", "l1 | l2 | linf"]
+    wrong = fedopt(monkeypatch, capsys, "--help", "algo=fedmas")
+    assert (wrong.code, "did you mean fedmsa" in wrong.err) == (2, True)
+
+
+def test_defaults_of_every_run(monkeypatch, capsys):
+    """Not those that a problem's file sets."""
+    assert row(fedopt(monkeypatch, capsys, "--help"), "participation.cohort")[1] == "null"
+
+
+def test_every_key_has_a_meaning_and_a_type():
+    """Of every algorithm and problem, and of all data sets, partitioners and machines."""
+    chosen = [[f"algo={name}"] for name in options("algo")]
+    chosen += [[f"{group}={name}"] for group in ("dataset", "partitioner", "hardware") for name in options(group)]
+    for words in [[f"problem={name}"] for name in options("problem")] + chosen:
+        lacking = [key for key, said in keys(words, [])[0].items() if not (said.meaning and said.type)]
+        assert not lacking, words
+
+
+OWN = """
+from dataclasses import dataclass
+from typing import Annotated, Literal
+from pydantic import Field
+import nothing.that_is_there
+raise SystemExit("help must not run this")
+Share = Annotated[float, Field(gt=0, le=1)]
+
+@dataclass
+class Base:
+    share: Share
+
+@dataclass
+class Own(Base):
+    how: Literal["this", "that"] | None
+"""
+
+
+def test_own_files(tmp_path, monkeypatch, capsys):
+    """Of a config folder of one's own: options, meanings and types, and nothing of it is run."""
+    (tmp_path / "conf" / "algo").mkdir(parents=True)
+    text = "# My algorithm\n_target_: own_help.Own\nshare: 0.5 # of all # that there is\nhow: this\n"
+    (tmp_path / "conf" / "algo" / "mine.yaml").write_text(text)
+    (tmp_path / "own_help.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = ["--config-dir", str(tmp_path / "conf")]
+    assert any(
+        line.split() == ["mine", "My", "algorithm"]
+        for line in fedopt(monkeypatch, capsys, "--help", *folder).out.splitlines()
+    )
+    result = fedopt(monkeypatch, capsys, "--help", *folder, "algo=mine")
+    assert row(result, "algo.share")[1:] == ["0.5", "number above 0 to 1", "of all # that there is"]
+    assert row(result, "algo.how")[1:] == ["this", "this | that | null"]
+    assert "own_help" not in sys.modules
+
+
+def test_own_problem_without_data(tmp_path, monkeypatch, capsys):
+    """Groups that it does not need are not chosen; help of the whole run says so by leaving their name out."""
+    (tmp_path / "problem").mkdir()
+    (tmp_path / "problem" / "mine.yaml").write_text("# My problem\n_target_: own_help.Own\nwidth: 3 # how wide\n")
+    result = fedopt(monkeypatch, capsys, "--help", "--config-dir", str(tmp_path), "algo=fedmsa", "problem=mine")
+    assert (result.code, row(result, "problem.width")[-1]) == (0, "how wide")
+
+
+@pytest.mark.parametrize("source", ["class Own(\n", "class Own(Own): pass\n", "Own = Own\n", "x = '\\0'\n", "\udcff"])
+def test_own_files_that_are_no_use(source, tmp_path, monkeypatch, capsys):
+    """Types are those of the values then."""
+    (tmp_path / "conf" / "algo").mkdir(parents=True)
+    (tmp_path / "conf" / "algo" / "mine.yaml").write_text("_target_: own_broken.Own\nshare: 0.5 # of all\n")
+    (tmp_path / "own_broken.py").write_bytes(source.encode(errors="surrogateescape"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("fedopt.commands.help._tree", cache(_tree.__wrapped__))
+    result = fedopt(monkeypatch, capsys, "--help", "--config-dir", str(tmp_path / "conf"), "algo=mine")
+    assert row(result, "algo.share")[1:] == ["0.5", "number", "of all"]
+
+
+def test_comments(tmp_path):
+    """Beside values of all kinds, and none from inside a text."""
+    path = tmp_path / "some.yaml"
+    path.write_text(
+        "# head\na: 'x # y' # of a\nb: # of b\n  c: [1, 2] # of c\n  d:\n    - 1\n    - 2\ne: {f: 1} # of e\ng: 1\n"
+    )
+    assert comments(path) == {"a": "of a", "b": "of b", "b.c": "of c", "e": "of e"}
+
+
+def test_help_is_quick(tmp_path):
+    """It loads none of the packages that take seconds."""
+    slow = {"torch", "torchvision", "pandas", "matplotlib", "scipy", "PIL"}
+    code = f"import sys\nfrom fedopt.commands.run import main\nmain()\nassert not {slow} & sys.modules.keys()\n"
+    env, words = {**os.environ, "PYTHONPATH": str(ROOT)}, ["--help", "algo=fednest", "problem=saddle"]
+    subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, env=env, check=True, capture_output=True)
+
+
+# Completion
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("fedopt al", {"algo.", "algo="}),
+        ("fedopt algo=fedav", {"algo=fedavg", "algo=fedavg_s"}),
+        ("fedopt -m algo=fedmsa,fedn", {"algo=fedmsa,fednest", "algo=fedmsa,fednest_sgd"}),
+        ("fedopt algo=fednest algo.in", {"algo.inner=", "algo.inverse="}),
+        ("fedopt algo=fednest algo.inner=", {"algo.inner=svrg", "algo.inner=sgd"}),
+        ("fedopt problem=mco problem.d", {"problem.d=", "problem.delta="}),
+        ("fedopt budget.r", {"budget.rounds="}),
+        ("fedopt hardware.device=", {"hardware.device=cpu"}),
+        ("fedopt preset=fedmsa/m", {"preset=fedmsa/mco"}),
+        ("fedopt algo=nothing_that_is problem=m", {"problem=mco"}),
+    ],
+)
+def test_completions(line, words):
+    assert set(completions(line)) == words
+
+
+def test_own_options_are_completed(tmp_path):
+    (tmp_path / "algo").mkdir()
+    (tmp_path / "algo" / "mine.yaml").write_text("_target_: nobody.Knows\nown_key: 1\n")
+    assert completions(f"fedopt --config-dir {tmp_path} algo=mi") == ["algo=mine"]
+    assert completions(f"fedopt --config-dir={tmp_path} algo=mine algo.") == ["algo.own_key="]
+
+
+# What asks for the words that the tab key shows
+TAB = {
+    "bash": """
+    eval "$(fedopt -sc install=bash)"
+    COMP_LINE="fedopt algo=fedmsa algo.an" COMP_POINT=25 COMP_CWORD=2
+    $(complete -p fedopt | sed 's/.*-F \\([^ ]*\\) .*/\\1/')
+    echo "${COMPREPLY[@]}"
+    """,
+    "fish": """
+    fedopt -sc install=fish | source
+    complete -C "fedopt algo=fedmsa algo.an"
+    """,
+}
+
+
+@pytest.mark.parametrize("shell", TAB)
+def test_shells_complete(shell, tmp_path):
+    """As the tab key does it: the script that is installed, the function that it names, and the words that come out."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
+    program = tmp_path / "fedopt"
+    program.write_text(f"#!{sys.executable}\nfrom fedopt.__main__ import main\nmain()\n")
+    program.chmod(0o755)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([shell, "-c", TAB[shell]], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("algo.anchor=\n", "")
+
+
+@pytest.mark.parametrize("words", [[], ["install"], ["install=tcsh"], ["remove=bash"]])
+def test_completion_of_no_shell(words, monkeypatch, capsys):
+    result = fedopt(monkeypatch, capsys, "-sc", *words)
+    assert (result.code, result.err) == (
+        2,
+        "fedopt: -sc: goes with install, uninstall or query =bash, zsh or fish, such as install=bash\n",
+    )
+
+
+# Schemas
+
+
+def plain_file(path):
+    """As JSON holds it, whose keys are texts; interpolations stay."""
+    return json.loads(json.dumps(OmegaConf.to_container(OmegaConf.load(path))))
+
+
+@pytest.fixture(scope="module")
+def validators():
+    jsonschema = pytest.importorskip("jsonschema")
+    schemas = {kind: schema(kind) for kind in ("config", "experiment", "dataset", "partitioner", "algo")}
+    for said in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(said)
+    return {kind: jsonschema.Draft202012Validator(said) for kind, said in schemas.items()}
+
+
+def test_files_of_conf_keep_to_their_schema(validators):
+    files = {"experiment": [CONF / "experiment" / f"{name}.yaml" for name in options("experiment") if name != "none"]}
+    files["config"] = [CONF / g / f"{name}.yaml" for g in ("algo", "problem", "preset") for name in options(g)]
+    files |= {g: [CONF / g / f"{name}.yaml" for name in options(g)] for g in ("dataset", "partitioner")}
+    for kind, paths in files.items():
+        wrong = {path.name: [e.message for e in validators[kind].iter_errors(plain_file(path))] for path in paths}
+        assert not {name: messages for name, messages in wrong.items() if messages}
+
+
+def test_a_run_keeps_to_the_schema(validators):
+    """Its config.yaml has every key."""
+    assert not list(validators["config"].iter_errors(config("algo=zo_hfl", "problem=hierarchical")))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (("budgt",), {"rounds": 1}),
+        (("budget", "rouns"), 1),
+        (("algo", "alhpa"), 1),
+        (("algo", "K"), "many"),
+        (("algo", "alpha"), -1),
+        (("algo", "alpha"), {"kind": "cosine"}),
+        (("experiment", "liens"), {}),
+        (("experiment", "minutes"), "long"),
+        (("experiment", "claims", 0, "mesure"), "x"),
+        (("hardware", "engine"), "fast"),
+    ],
+)
+def test_mistakes_do_not_keep_to_the_schema(wrong, words, validators):
+    content = plain_file(CONF / "experiment" / "fedmsa" / "fig2.yaml")
+    *inside, last = wrong
+    node = content
+    for key in inside:
+        node = node.setdefault(key, {}) if isinstance(node, dict) else node[key]
+    node[last] = words
+    assert not validators["experiment"].is_valid(content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "right"),
+    [
+        ("algo", {"_target_": "fedopt.algorithms.fedavg.FedAvg", "tau": "2epochs"}, True),
+        ("dataset", {"path": "a.csv", "label": "outcome"}, True),
+        ("dataset", {"path": "a.csv", "lable": "outcome"}, False),
+        ("partitioner", {"alpha": 0.5}, True),
+        ("partitioner", {"alpha": "much"}, False),
+    ],
+)
+def test_files_of_one_node(kind, content, right, validators):
+    """Which hold an algorithm, a data set or a partitioner and no more."""
+    assert validators[kind].is_valid(content) == right
+
+
+def test_the_command_writes_a_schema(monkeypatch, capsys, tmp_path):
+    """With the classes of one's own files."""
+    (tmp_path / "conf" / "algo").mkdir(parents=True)
+    (tmp_path / "conf" / "algo" / "mine.yaml").write_text("_target_: own_schema.Own\nown_key: 1\n")
+    source = "from dataclasses import dataclass\nfrom fedopt.algorithms.fedavg import FedAvg\n"
+    (tmp_path / "own_schema.py").write_text(source + "@dataclass(frozen=True)\nclass Own(FedAvg):\n    own_key: int\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = fedopt(monkeypatch, capsys, "--schema", "config", "--config-dir", str(tmp_path / "conf"))
+    said = json.loads(result.out)
+    assert said["properties"]["seed"]["anyOf"][0]["minimum"] == 0
+    assert said["$defs"]["Own"]["properties"]["own_key"]["anyOf"][0] == {"title": "Own Key", "type": "integer"}
+    assert "experiment" not in said["properties"]

@@ -1,0 +1,922 @@
+"""fedopt-compare on run folders made by hand."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+import yaml
+from support.command import ROOT, code_of
+from support.records import FEDAVG, FEDMSA, MCO, record
+
+from fedopt.commands import compare
+from fedopt.comparing import comparison, curves, groups, paired, recorded, tables
+from fedopt.errors import UserError
+from fedopt.metrics import TRAIN_LOSS, Metric
+from fedopt.results import figures
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Runs fedopt-compare; gives the exit code, compare.csv as a table (None without one), stdout and stderr."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedopt-compare", *map(str, arguments), "--out", str(tmp_path / "out")])
+        code = code_of(compare.main)
+        csv = tmp_path / "out" / "compare.csv"
+        return code, pd.read_csv(csv) if csv.exists() else None, *capsys.readouterr()
+
+    return run
+
+
+def test_means_and_deviations_over_seeds(tmp_path, command):
+    for seed, values in enumerate([(10, 95, 80), (20, 60, 90), (30, 70, 100)]):
+        record(tmp_path / "runs" / "deep" / f"m{seed}", values, seed)
+    record(tmp_path / "runs" / "a0", (10, 20, 40), algo=FEDAVG)
+    code, csv, out, err = command(tmp_path / "runs")
+    assert (code, err) == (0, "")
+    assert list(csv["algo"]) == ["FedAvg", "FedMSA"]
+    fedavg, fedmsa = csv.to_dict("records")
+    assert (fedmsa["runs"], fedmsa["seeds"], fedmsa["status"]) == (3, 3, "3 finished")
+    assert fedmsa["final_test_accuracy_mean"] == pytest.approx(90)  # of 80, 90, 100
+    assert fedmsa["final_test_accuracy_std"] == pytest.approx(10)
+    assert fedmsa["best_test_accuracy_mean"] == pytest.approx(95)  # of 95, 90, 100
+    assert fedmsa["best_test_accuracy_std"] == pytest.approx(5)
+    assert fedavg["final_test_accuracy_mean"] == 40
+    assert np.isnan(fedavg["final_test_accuracy_std"])
+    assert "90 ± 10" in out
+    assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_equal_values_have_no_deviation():
+    """Not even by the rounding of a sum."""
+    assert tables.moments([0.1] * 3) == (0.1, 0)
+    assert tables.moments([0.1, 0.3]) == pytest.approx((0.2, 0.02**0.5))
+
+
+@pytest.mark.parametrize(
+    ("x", "mean", "std"),
+    [  # reached in rounds 10 and 20; of 40 and 20, 30 ± sqrt(200)
+        ("round", 15, 50**0.5),
+        ("comm_rounds", 30, 200**0.5),
+        ("bytes", 150 * 15, 150 * 50**0.5),
+        ("seconds", 7.5, 0.5 * 50**0.5),
+    ],
+)
+def test_what_the_target_took(tmp_path, command, x, mean, std):
+    record(tmp_path / "runs" / "0", (10, 85, 80), 0)  # reached once counts
+    record(tmp_path / "runs" / "1", (10, 60, 90), 1)
+    record(tmp_path / "runs" / "2", (10, 60, 84.9), 2)
+    _, csv, out, _ = command(tmp_path / "runs", "--target", 85, "--x", x)
+    (row,) = csv.to_dict("records")
+    assert row["reached"] == 2
+    assert row[f"{x}_to_target_mean"] == pytest.approx(mean)
+    assert row[f"{x}_to_target_std"] == pytest.approx(std)
+    assert "2 of 3" in out
+    assert f"{figures.COSTS[x][1]} to 85" in out
+
+
+def test_distances_go_down(tmp_path, command):
+    record(tmp_path / "runs" / "0", (4, 1, 2), metric="distance")
+    _, csv, _, _ = command(tmp_path / "runs", "--target", 2)
+    (row,) = csv.to_dict("records")
+    assert (row["final_distance_mean"], row["best_distance_mean"]) == (2, 1)
+    assert (row["comm_rounds_to_target_mean"], row["reached"]) == (20, 1)
+    _, csv, out, _ = command(tmp_path / "runs", "--target", 0.5)
+    assert (csv["reached"][0], np.isnan(csv["comm_rounds_to_target_mean"][0])) == (0, True)
+    assert "0 of 1" in out
+    record(tmp_path / "zero" / "0", (4, 0), metric="distance")
+    _, csv, _, _ = command(tmp_path / "zero", "--target", 0)
+    assert csv["comm_rounds_to_target_mean"][0] == 20
+
+
+def test_who_ends_worse_than_they_began_is_said(tmp_path, command):
+    for seed, values in enumerate(((10, 80, 5), (10, 80, 90), (10, 20, 9))):
+        record(tmp_path / "runs" / str(seed), values, seed)
+    assert command(tmp_path / "runs")[3] == (
+        "fedopt: FedMSA: 2 of 3 runs end with a worse test_accuracy than they began with: are the steps too long?\n"
+    )
+
+
+@pytest.mark.parametrize(("last", "said"), [(19, ""), (21, "1 of 1 runs end with a train_loss of more than 10 times")])
+def test_a_loss_that_has_grown_many_times_is_said(last, said, tmp_path, command):
+    """Where the metric that is compared does not show it."""
+    folder = record(tmp_path / "runs" / "0", (10, 12), 0)
+    table = pd.read_csv(folder / "metrics.csv").assign(train_loss=[2, last])
+    table.to_csv(folder / "metrics.csv", index=False)
+    err = command(tmp_path / "runs")[3]
+    assert said in err
+    assert bool(err) == bool(said)
+
+
+def test_default_metric(tmp_path):
+    """The one that the first run's problem names first; a run without it is skipped, and named."""
+    runs = [recorded.read(record(tmp_path / m, (1, 2), metric=m), "round") for m in ("distance", "test_accuracy")]
+    assert groups.default_metric(runs) == "distance"
+    assert groups.default_metric(runs[::-1]) == "test_accuracy"
+
+
+def test_groups_by_what_differs(tmp_path):
+    def keys(*configs):
+        runs = []
+        for j, config in enumerate(configs):
+            folder = record(tmp_path / f"{len(list(tmp_path.iterdir()))}", (1, 2), seed=j, **config)
+            runs.append(recorded.read(folder, "round"))
+        return groups.default_keys(runs)
+
+    apart = [{"hardware": {"threads": j}, "logger": {"_target_": f"l{j}"}, "resume": bool(j)} for j in range(2)]
+    assert keys(*apart) == ["algo"]
+    assert keys({}, {"algo": FEDAVG}) == ["algo"]  # and not K and eta, which only one of them has
+    assert keys({}, {"algo": {**FEDMSA, "K": 1}}) == ["algo.K"]
+    assert keys({"algo": FEDAVG}, {}, {"algo": {**FEDMSA, "K": 1}}) == ["algo", "algo.K"]
+    assert keys({}, {"problem": {**MCO, "d": 20, "_class_": "other"}}) == ["problem.d"]
+    assert keys({"partitioner": {"clients": 2}}, {"partitioner": {"clients": 2.0}}) == ["algo"]
+    assert keys({"participation": {"cohort": None}}, {"participation": {"cohort": 3}}) == ["participation.cohort"]
+    clients = [{"partitioner": {"clients": n}} for n in (2, 3)]
+    assert keys(*clients) == ["partitioner.clients"]
+
+
+def test_chosen_groups(tmp_path, command):
+    for K in (10, 5, 1):
+        for seed in range(2):
+            record(tmp_path / "runs" / f"{K}-{seed}", (1, K + seed), seed, algo={**FEDMSA, "K": K})
+    _, csv, _, _ = command(tmp_path / "runs", "--group-by", "algo.K,problem")
+    assert list(csv["algo.K"]) == [1, 5, 10]  # by size and not by name
+    assert list(csv["problem"]) == ["Mco"] * 3
+    assert list(csv["final_test_accuracy_mean"]) == [1.5, 5.5, 10.5]
+    _, csv, _, _ = command(tmp_path / "runs", "--group-by", "algo")
+    assert list(csv["runs"]) == [6]
+    assert list(csv["seeds"]) == [2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--group-by", "algo.k"], "--group-by=algo.k: no run's config has this key, did you mean algo.K?"),
+        (["--group-by", "problm"], "did you mean problem?"),
+        (["--metric", "test_acuracy"], "--metric=test_acuracy: no run has it, did you mean test_accuracy?"),
+        (["--x", "hours"], "invalid choice: 'hours'"),
+        (["--target", "high"], "high is not a finite number"),
+        (["nowhere"], "nowhere: there is no such folder"),
+        (["--names", "fedmas"], "--names=fedmas: must be OLD=NEW with OLD one of FedMSA"),
+        (["--columns", "to_target"], "--columns=to_target: has values with --target alone"),
+        (
+            ["--columns", "finl"],
+            "finl: there are runs, seeds, status, spent, final, best, to_target, reached, did you mean",
+        ),
+        (["--decimals", "-1"], "--decimals: invalid choice: -1 (choose from 0, 1,"),
+        (["--at", "-1"], "has its first evaluation at 0"),
+        (["--format", "png,gif"], "gif: there are png, pdf, svg"),
+        (["--table", "latx"], "latx: there are csv, latex, markdown, did you mean latex?"),
+        (["--smooth", "0"], "0 is not an odd number"),
+        (["--smooth", "4"], "4 is not an odd number"),
+        (["--ylim", "5,1"], "5,1 is not LOW,HIGH with LOW below HIGH"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(tmp_path, command, arguments, said):
+    record(tmp_path / "runs" / "0", (1, 2))
+    code, csv, out, err = command(tmp_path / "runs", *arguments)
+    assert (code, csv, out) == (2, None, "")
+    assert err.startswith("fedopt: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_full_error(tmp_path, command, monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(UserError, match="no such folder"):
+        command(tmp_path / "nowhere")
+
+
+def test_a_terminal_without_unicode(tmp_path):
+    record(tmp_path / "runs" / "0", (1, 2))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    program = [sys.executable, "-c", "from fedopt import __main__; __main__.compare()", "runs"]
+    result = subprocess.run(program, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_an_unfinished_row_is_not_read(tmp_path, command):
+    folder = record(tmp_path / "runs" / "0", (10, 50, 97), status="running")
+    whole = (folder / "metrics.csv").read_text()
+    (folder / "metrics.csv").write_text(whole[:-2])  # 9 in place of 97
+    code, csv, out, err = command(tmp_path / "runs")
+    assert (code, csv["final_test_accuracy_mean"][0]) == (0, 50)
+    assert "not finished: FedMSA (1 of 1 interrupted): the table has their values so far" in err
+    assert "1 interrupted" in out
+    (folder / "summary.json").unlink()
+    assert "1 unknown" in command(tmp_path / "runs")[2]
+
+
+def test_broken_runs_are_skipped(tmp_path, command):
+    runs = tmp_path / "runs"
+    record(runs / "good", (10, 50))
+    record(runs / "no_rows", ())
+    (record(runs / "no_table", (1,)) / "metrics.csv").unlink()
+    (record(runs / "no_config", (1,)) / "config.yaml").unlink()
+    (record(runs / "empty", (1,)) / "metrics.csv").write_bytes(b"")
+    (record(runs / "bytes", (1,)) / "metrics.csv").write_bytes(b"\xff\xfe\n\x00\n")
+    (record(runs / "ragged", (1,)) / "metrics.csv").write_text("round,comm_rounds,test_accuracy\n0,0,1\n1,2,3,4\n")
+    (record(runs / "no_x", (1,)) / "metrics.csv").write_text("round,test_accuracy\n0,1\n")
+    (record(runs / "short", (1,)) / "metrics.csv").write_text("round,test_accuracy,comm_rounds\n0,1\n")
+    (record(runs / "no_yaml", (1,)) / "config.yaml").write_text("seed: [1\n")
+    (record(runs / "no_dict", (1,)) / "config.yaml").write_text("- 1\n")
+    record(runs / "other", (1, 2), 1, metric="distance")
+    code, csv, _, err = command(runs, runs / "good")
+    assert (code, list(csv["runs"])) == (0, [1])
+    one, other = err.splitlines()
+    assert one.startswith("fedopt: 10 folders skipped: ")
+    for folders, why in [
+        (("empty", "no_rows"), "metrics.csv has no rows"),
+        (("no_table",), "no metrics.csv"),
+        (("no_config",), "no config.yaml"),
+        (("no_x",), "metrics.csv has no column comm_rounds"),
+        (("short",), "metrics.csv has rows without comm_rounds"),
+    ]:
+        assert f"{', '.join(str(runs / folder) for folder in folders)} ({why})" in one
+    assert other.endswith(
+        "1 folder skipped: " + f"{runs / 'other'} (has no metric test_accuracy, but distance, train_loss)"
+    )
+
+
+def test_a_hundred_skipped_folders_take_one_line(tmp_path, command):
+    record(tmp_path / "good", (1, 2))
+    for j in range(100):
+        record(tmp_path / "bad" / f"{j:02}", ())
+    err = command(tmp_path)[3]
+    assert err.count("\n") == 1
+    assert "100 folders skipped: " in err
+    assert "02 and 97 more (metrics.csv has no rows)" in err
+
+
+def test_nothing_to_compare(tmp_path, command):
+    (record(tmp_path / "runs" / "0", (1,)) / "metrics.csv").unlink()
+    (tmp_path / "empty").mkdir()
+    code, csv, _, err = command(tmp_path / "runs", tmp_path / "empty")
+    assert (code, csv) == (2, None)
+    skipped, last = err.splitlines()
+    assert "2 folders skipped" in skipped
+    assert f"{tmp_path / 'runs' / '0'} (no metrics.csv)" in skipped
+    assert f"{tmp_path / 'empty'} (no run in it)" in skipped
+    assert last.startswith("fedopt: no run to compare in ")
+
+
+def test_a_diverged_run_is_not_left_out_of_the_mean(tmp_path, command):
+    record(tmp_path / "runs" / "0", (4, 2), 0, metric="distance")
+    record(tmp_path / "runs" / "1", (4, "inf"), 1, metric="distance", status="diverged")
+    _, csv, out, _ = command(tmp_path / "runs", "--target", 3)
+    (row,) = csv.to_dict("records")
+    assert np.isnan(row["final_distance_mean"])
+    assert (row["best_distance_mean"], row["reached"]) == (3, 1)  # of 2 and 4
+    assert "1 diverged, 1 finished" in out
+
+
+def curve(*runs, **options):
+    return [list(part) for part in curves.curve([recorded.read(run, "round") for run in runs], "distance", **options)]
+
+
+def test_curve_on_the_union_of_x(tmp_path):
+    tens = record(tmp_path / "0", (0, 10, 40), metric="distance")  # in rounds 0, 10, 20
+    fives = record(tmp_path / "1", (2, 1, 10), metric="distance", every=5)  # in rounds 0, 5, 10
+    cost, mean, low, high = curve(tens, fives)
+    assert cost == [0, 5, 10]  # fives has finished: tens alone is no mean of both
+    assert mean == [1, 3, 10]  # of 0, 5, 10 and 2, 1, 10
+    assert np.subtract(high, mean) == pytest.approx([2**0.5, 8**0.5, 0])
+    assert np.subtract(mean, low) == pytest.approx([2**0.5, 8**0.5, 0])
+    assert curve(tens) == [[0, 10, 20], *[[0, 10, 40]] * 3]
+    table = (fives / "metrics.csv").read_text().splitlines()
+    (fives / "metrics.csv").write_text("\n".join([table[0], *table[2:]]) + "\n")  # in rounds 5, 10
+    assert curve(tens, fives)[:2] == [[5, 10], [3, 10]]
+
+
+def test_runs_that_end_elsewhere(tmp_path, command):
+    """The table's last values are then not those at the end of the line, which is said."""
+    for seed, values in enumerate([(0, 10), (0, 10, 40)]):
+        record(tmp_path / "runs" / str(seed), values, seed)
+    of_one = "FedMSA between 20 communication rounds and 40 communication rounds; a line ends where the first of its runs does"
+    assert f"fedopt: runs of one group end apart: {of_one}" in command(tmp_path / "runs")[-1]
+    assert command(tmp_path / "runs", "--x", "seconds")[-1] == ""
+    for seed, values in enumerate([(0, 10), (0, 10, 40, 50)]):
+        record(tmp_path / "runs" / f"b{seed}", values, seed, algo=FEDAVG)
+    of_two = f"FedAvg between 20 communication rounds and 60 communication rounds; {of_one}"
+    assert f"fedopt: runs of one group end apart: {of_two}" in command(tmp_path / "runs")[-1]
+
+
+def test_evaluations_at_other_intervals_are_said(tmp_path, command):
+    record(tmp_path / "runs" / "a", (10, 20, 50), eval={"every": 1})
+    record(tmp_path / "runs" / "b", (10, 20, 50), algo=FEDAVG, eval={"every": 5})
+    said = "evaluated every 5 rounds (FedAvg); 1 rounds (FedMSA): best values, and what a target took, are of these rounds alone"
+    assert command(tmp_path / "runs")[-1] == f"fedopt: {said}\n"
+    assert "evaluated" not in command(tmp_path / "runs", "--group-by", "algo,eval.every")[-1]
+
+
+@pytest.mark.parametrize(("each", "said"), [(20, False), (30, True)])
+def test_evaluations_at_other_intervals_of_what_is_spent_are_said(each, said, tmp_path, command):
+    """The rounds of an algorithm may have several exchanges."""
+    record(tmp_path / "runs" / "a", (10, 20, 50, 60), eval={"every": 5})
+    record(tmp_path / "runs" / "b", (10, 20, 50), algo=FEDAVG, every=each, eval={"every": 5})
+    line = (
+        f"FedAvg is evaluated every {2 * each} communication rounds, FedMSA every 20 communication rounds: best values"
+    )
+    assert (line in command(tmp_path / "runs")[-1]) == said
+    assert "evaluated" not in command(tmp_path / "runs", "--x", "seconds")[-1]
+
+
+@pytest.mark.parametrize("old", ["fednest", "algo=fednest"])
+def test_a_method_by_its_word_on_the_command_line(old, tmp_path, command):
+    for algo in ("fednest", "fedmsa"):
+        named(tmp_path / "runs" / algo, algo, 1, 2)
+    _, csv, _, err = command(tmp_path / "runs", "--names", f"{old}=N")
+    assert (set(csv["label"]), err) == ({"N", "fedmsa"}, "")
+
+
+def test_another_label_of_the_metric(tmp_path, command, drawn):
+    record(tmp_path / "runs" / "0", (10, 90))
+    assert "final acc. [%]" in command(tmp_path / "runs", "--label", "acc. [%]")[2]
+    assert drawn[0].axes[0].get_ylabel() == "acc. [%]"
+
+
+def test_problems_have_pictures_of_their_own(tmp_path, command, drawn):
+    """With a scale of its own."""
+    record(tmp_path / "runs" / "a", (1e-3, 1), metric="distance")
+    record(tmp_path / "runs" / "b", (5, 6), metric="distance", problem={"_target_": "fedopt.problems.saddle.Saddle"})
+    command(tmp_path / "runs", "--title", "both", "--target", 2)
+    one, other = drawn[0].axes
+    assert [one.get_title(), other.get_title()] == ["Mco", "Saddle"]
+    assert [one.get_yscale(), other.get_yscale()] == ["log", "linear"]
+    assert [list(axes.lines[0].get_ydata()) for axes in (one, other)] == [pytest.approx([1e-3, 1]), [5, 6]]
+    assert all(axes.lines[1].get_label() == "target 2" for axes in (one, other))
+    assert drawn[0].get_suptitle() == "both"
+
+
+def test_pairs_that_differ_by_the_same_have_no_p(tmp_path, command):
+    for name, values in {"a": (80, 90, 85), "b": (80, 90, 85), "c": (70, 82, 76)}.items():
+        for seed, value in enumerate(values):
+            named(tmp_path / "runs" / f"{name}{seed}", name, 1, value, seed=seed)
+    out = command(tmp_path / "runs", "--table", "csv")[2]
+    tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv", index_col="pair")
+    assert tested["p"].isna().tolist() == [True, False, False]
+    p = scipy.stats.ttest_rel((80, 90, 85), (70, 82, 76)).pvalue
+    assert tested["p (Holm)"].iloc[1:].tolist() == pytest.approx([2 * p, 2 * p])
+    assert re.search(r"a - b +│ +0\.00? +│ +3 +│ +- +│ +-", out)
+
+
+def test_equal_spends(tmp_path, command, drawn):
+    """Unequal spends are said; --at compares at one x, and draws all there is."""
+    record(tmp_path / "runs" / "a", (10, 20, 50), 0)  # to 40 exchanges
+    record(tmp_path / "runs" / "b", (10, 30, 40, 90, 60), 0, algo=FEDAVG)  # to 80
+    err = command(tmp_path / "runs")[-1]
+    said = "fedopt: unequal spends: FedMSA ends at 40 communication rounds, FedAvg at 80 communication rounds; "
+    said += "the table has last values"
+    assert err == f"{said}, --x comm_rounds --at 40 those of equal spends\n"
+    assert command(tmp_path / "runs", "--group-by", "algo", "--x", "bytes")[-1].count("unequal spends") == 1
+    _, csv, out, err = command(tmp_path / "runs", "--at", 45)
+    assert err == "fedopt: --at=45: runs of FedMSA end earlier, and have their last values in the table\n"
+    _, csv, out, err = command(tmp_path / "runs", "--at", 40)
+    assert err == ""
+    assert csv["final_test_accuracy_mean"].tolist() == [40, 50]
+    assert csv["best_test_accuracy_mean"].tolist() == [40, 50]
+    assert (csv["spent_comm_rounds_mean"].tolist(), csv["at"].tolist()) == ([40, 40], [40, 40])
+    assert "at 40 communication rounds: test accuracy (%)" in out
+    assert drawn[-1].axes[0].lines[0].get_xdata().max() == 80
+    record(tmp_path / "runs" / "c", (10, 20, 30, 40), 1, algo=FEDAVG, every=18)  # at 36, not 40
+    record(tmp_path / "runs" / "d", (10, 20, 30, 40), 2, algo=FEDAVG, every=15)  # at 30
+    err = command(tmp_path / "runs", "--at", 40)[-1]
+    said = "--at=40: the last evaluation by then is at 35.33 communication rounds for FedAvg, at 40 communication rounds for FedMSA"
+    assert said in err
+
+
+def test_problems_are_not_pooled(tmp_path, command):
+    """Nor tested against each other, nor is one the best of both."""
+    for seed in range(3):
+        for target, value in (("Mco", 90), ("Other", 50)):
+            for algo in (FEDMSA, FEDAVG):
+                name = f"{target}-{algo['_target_'].rpartition('.')[2]}{seed}"
+                better = value + seed * (1 + (algo is FEDMSA)) + (algo is FEDMSA)
+                record(tmp_path / "runs" / name, (1, better), seed, algo=algo, problem={**MCO, "_target_": target})
+    _, csv, _, err = command(tmp_path / "runs", "--group-by", "algo", "--table", "csv,markdown")
+    assert err == "fedopt: --group-by=algo: the runs have more than one problem, which are told apart too\n"
+    assert csv["runs"].tolist() == [3] * 4
+    tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
+    assert tested["pair"].tolist() == ["FedAvg, Mco - FedMSA, Mco", "FedAvg, Other - FedMSA, Other"]
+    rows = (tmp_path / "out" / "compare.md").read_text().splitlines()[2:]
+    assert [("**" in row) for row in rows] == [False, False, True, True]
+
+
+def test_runs_left_out(tmp_path, command, drawn):
+    for seed, status in enumerate(["finished", "finished", "interrupted"]):
+        record(tmp_path / "runs" / f"seed={seed}", (10, 90), seed, status=status)
+    _, csv, _, err = command(tmp_path / "runs")
+    assert "not finished: FedMSA (1 of 3 interrupted)" in err
+    assert drawn[0].legends[0].get_texts()[0].get_text() == "FedMSA (1 of 3 interrupted)"
+    _, csv, _, err = command(tmp_path / "runs", "--exclude", "*=2", "--exclude", "nothing")
+    assert csv["runs"][0] == 2
+    assert err.splitlines() == [
+        "fedopt: --exclude=*=2: 1 of 3 folders are left out",
+        "fedopt: --exclude=nothing: 0 of 2 folders are left out",
+    ]
+
+
+def test_curve_with_a_run_on_its_way(tmp_path):
+    tens = record(tmp_path / "0", (0, 10, 40), metric="distance")
+    running = record(tmp_path / "1", (2, 1, 10), metric="distance", every=5, status="running")
+    cost, mean, _, high = curve(tens, running)
+    assert (cost, mean) == ([0, 5, 10, 20], [1, 3, 10, 40])
+    assert np.subtract(high, mean) == pytest.approx([2**0.5, 8**0.5, 0, 0])
+    alone = record(tmp_path / "2", (0, 6), metric="distance", status="running")
+    assert curve(alone, running)[:2] == [[0, 5, 10], [1, 2, 8]]
+
+
+def test_geometric_means_on_a_logarithmic_axis(tmp_path):
+    """Of 1 and 100: 10, and a deviation of the logarithm of log(100) / sqrt(2)."""
+    runs = [record(tmp_path / str(j), (value, 1), metric="distance") for j, value in enumerate((1, 100))]
+    _, mean, low, high = curve(*runs, log=True)
+    assert mean == pytest.approx([10, 1])
+    factor = 100 ** (2**-0.5)
+    assert (low[0], high[0]) == (pytest.approx(10 / factor), pytest.approx(10 * factor))
+    assert (low[1], high[1]) == (pytest.approx(1), pytest.approx(1))
+    reached = record(tmp_path / "2", (4, 0), metric="distance")
+    assert curve(reached, log=True)[1] == [pytest.approx(4), pytest.approx(np.nan, nan_ok=True)]
+
+
+def test_smoothing(tmp_path):
+    """Centred means, which begin and end where the run does; what is not finite stays so."""
+    run = record(tmp_path / "0", (0, 4, 14, "inf", 2), metric="distance")
+    assert curve(run, smooth=3)[1] == pytest.approx([0, 6, 9, np.nan, 2], nan_ok=True)
+    powers = record(tmp_path / "1", (1, 10, 10_000), metric="distance")
+    assert curve(powers, smooth=3, log=True)[1] == pytest.approx([1, 10 ** (5 / 3), 10_000])
+
+
+def test_a_straight_line_stays_one_when_evaluations_are_not_spaced_evenly(tmp_path):
+    run = record(tmp_path / "0", (0, 10, 20, 30, 40, 50, 60), metric="distance")  # in rounds 0, 10, ...
+    lines = (run / "metrics.csv").read_text().splitlines()
+    (run / "metrics.csv").write_text("\n".join([*lines[:3], *lines[5:]]) + "\n")  # in rounds 0, 10, 40, 50, 60
+    x, mean, *_ = curve(run, smooth=3)
+    assert x == pytest.approx(mean)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are drawn."""
+    kept, save = [], figures.Figure.savefig
+
+    def saved(figure, *arguments, **options):
+        kept.append(figure)
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(figures.Figure, "savefig", saved)
+    return kept
+
+
+def test_picture(tmp_path, drawn):
+    run = recorded.read(record(tmp_path / "0", (100, 1), metric="distance"), "bytes")
+    two = {"FedMSA, algo.K=5": [run], "FedAvg": [run]}
+    comparison.Comparison(pd.DataFrame(), [], two, "distance", "bytes", 2.0).draw(tmp_path / "a.png")
+    (figure,) = drawn
+    (axes,) = figure.axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("communication", "distance to the solution")
+    assert axes.xaxis.get_major_formatter()(1500) == "1.5 kB"
+    assert axes.get_yscale() == "log"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedMSA, algo.K=5", "FedAvg", "target 2"]
+    assert list(axes.lines[0].get_xdata()) == [0, 1500]
+    assert list(axes.lines[2].get_ydata()) == [2, 2]  # the target
+    assert figure.get_size_inches()[0] == figures.WIDTH
+    assert len({figures.look(j)["color"] for j in range(7)}) == 7
+    assert len({tuple(figures.look(j).values()) for j in range(28)}) == 28
+
+
+@pytest.mark.pictures
+@pytest.mark.parametrize(("n", "rows", "columns"), [(1, 1, 1), (3, 1, 3), (4, 2, 2), (5, 2, 3)])
+def test_metrics_of_a_run_leave_no_more_than_one_place_empty(n, rows, columns, tmp_path, drawn):
+    described = [Metric(f"m{j}", f"metric {j}") for j in range(n)]
+    table = pd.DataFrame({"comm_rounds": [0, 2], **{metric.name: [1, 2] for metric in described}})
+    table.to_csv(tmp_path / "metrics.csv", index=False)
+    figures.metrics(tmp_path / "metrics.png", tmp_path / "metrics.csv", described)
+    layout = drawn[0].axes[0].get_gridspec()
+    assert (layout.nrows, layout.ncols, len(drawn[0].axes)) == (rows, columns, n)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([(90, 80), (92, 85)], "lines: mean of 2 seeds; bands: ± one standard deviation"),
+        ([(1000, 10), (1000, 1)], "lines: geometric mean of 2 seeds; bands: ± one standard deviation of the logarithm"),
+        ([(90, 80)], "lines: 1 seed"),
+    ],
+)
+def test_the_legend_says_what_is_drawn(values, said, tmp_path, command, drawn):
+    for seed, of in enumerate(values):
+        record(tmp_path / "runs" / str(seed), of, seed, metric="distance")
+    command(tmp_path / "runs")
+    note = drawn[0].legends[0].get_title().get_text()
+    assert note.replace("\n", " ") == said
+    command(tmp_path / "runs", "--no-logy", "--smooth", 3, "--title", "T", "--ylim=-1,5")
+    (axes,) = drawn[1].axes
+    assert (axes.get_yscale(), axes.get_title(), axes.get_ylim()) == ("linear", "T", (-1, 5))
+    assert drawn[1].legends[0].get_title().get_text().replace("\n", " ").endswith("means of 3 evaluations, centred")
+
+
+# Names that were chosen, and what may be pooled
+
+
+def named(folder, choice, *values, seed=0, preset="none", **config):
+    """A run whose card says which options were chosen; FedNest and LFedNest are of one class."""
+    record(folder, values, seed, **config)
+    card = json.loads((folder / "run.json").read_text())
+    card["chosen"] = {"algo": choice, "problem": "mco", "dataset": "None", "preset": preset}
+    (folder / "run.json").write_text(json.dumps(card))
+
+
+def test_tuned_values_of_another_model_are_said(tmp_path, command):
+    """By what a run's card says of them, where it has some."""
+    for algo, preset in (("fednest", "fednest/mco"), ("fedmsa", "fedmsa/mco"), ("fedavg", "none")):
+        named(tmp_path / "runs" / algo, algo, 1, 2, preset=preset)
+        path = tmp_path / "runs" / algo / "run.json"
+        said = f"tuned values: preset/{preset}, which were found without dataset=digits problem.widths=[9]"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"overrides": [], "tuned": said}))
+    said = (
+        "fedopt: the tuned values of fedmsa, fednest were found without dataset=digits problem.widths=[9]: they may be"
+    )
+    assert said in command(tmp_path / "runs")[-1]
+
+
+def test_percentages_have_the_ends_of_percentages(tmp_path, command, drawn):
+    """Also where a band goes beyond them; what is no percentage, and --ylim, are left alone."""
+    for seed, values in enumerate([(0, 99), (8, 1)]):
+        record(tmp_path / "runs" / f"a{seed}", values, seed)
+        record(tmp_path / "other" / f"a{seed}", values, seed, metric="gap")
+    command(tmp_path / "runs")
+    command(tmp_path / "other", "--metric", "gap", "--no-logy")
+    command(tmp_path / "runs", "--ylim=-50,200")
+    limits = [figure.axes[0].get_ylim() for figure in drawn]
+    assert limits[0] == (-3, 103)
+    assert limits[1][0] < -10
+    assert limits[1][1] > 110
+    assert limits[2] == (-50, 200)
+
+
+@pytest.mark.parametrize("group", ["algo", "problem"])
+def test_a_config_without_a_group(group, tmp_path, command):
+    """Of a folder that somebody sent."""
+    named(tmp_path / "runs" / "0", "fednest", 1, 2, preset="fednest/mco")
+    path = tmp_path / "runs" / "0" / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({key: value for key, value in config.items() if key != group}))
+    assert command(tmp_path / "runs")[0] == 0
+
+
+def test_groups_go_by_the_names_that_were_chosen(tmp_path, command, drawn):
+    for algo, inner, value in (("fednest", "svrg", 90), ("lfednest", "sgd", 70)):
+        for seed in range(3):
+            named(
+                tmp_path / "runs" / f"{algo}{seed}", algo, 1, value + seed, seed=seed, algo={**FEDMSA, "inner": inner}
+            )
+    for arguments in ([], ["--group-by", "algo"]):
+        _, csv, _, err = command(tmp_path / "runs", *arguments)
+        assert err == ""
+        assert list(csv["algo"]) == list(csv["label"]) == ["fednest", "lfednest"]
+        assert list(csv["final_test_accuracy_mean"]) == [91, 71]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["fednest", "lfednest"]
+    assert "dataset" not in csv  # the config has none
+
+
+def test_labels_have_no_empty_values(tmp_path, command):
+    named(tmp_path / "runs" / "a", "fedmsa", 1, 2)
+    named(tmp_path / "runs" / "b", "fedavg", 1, 3, algo=FEDAVG)
+    _, csv, _, _ = command(tmp_path / "runs", "--group-by", "algo,algo.K")
+    assert list(csv["label"]) == ["fedavg", "fedmsa, algo.K=5"]
+
+
+def test_a_config_and_seed_count_once(tmp_path, command):
+    for copy in range(3):
+        record(tmp_path / "runs" / str(copy), (1, 80), seed=0, hardware={"threads": copy})
+    record(tmp_path / "runs" / "begun", (1,), seed=0, status="interrupted")
+    record(tmp_path / "runs" / "other", (1, 90), seed=1)
+    _, csv, _, err = command(tmp_path / "runs")
+    assert (csv["runs"][0], csv["seeds"][0], csv["final_test_accuracy_mean"][0]) == (2, 2, 85)
+    assert csv["status"][0] == "2 finished"
+    assert err == "fedopt: 3 copies of runs are left out: a config with a seed counts once\n"
+    for folder in ("failed", "failed again"):
+        record(tmp_path / "runs" / folder, (1, 80), seed=0, status="failed")
+    assert command(tmp_path / "runs")[3] == (
+        f"fedopt: 2 runs that failed are left out: others of the same config and seed count\n{err}"
+    )
+
+
+def test_keys_that_differ_besides_the_data_set_are_named(tmp_path, command):
+    for name, alpha in (("mnist", 0.1), ("fashion", 5)):
+        config = {"dataset": {"_target_": f"x.{name}", "path": name}, "partitioner": {"alpha": alpha}}
+        record(tmp_path / "runs" / name, (1, 80), **config)
+    assert command(tmp_path / "runs", "--group-by", "dataset")[3] == (
+        "fedopt: the groups differ in partitioner.alpha as well\n"
+    )
+    assert command(tmp_path / "runs", "--group-by", "dataset,partitioner.alpha")[3] == ""
+
+
+def test_when_one_looks_is_no_property_of_a_method(tmp_path, command):
+    for seed, every in enumerate((1, 10)):
+        record(tmp_path / "runs" / str(seed), (1, 80), seed, eval={"every": every})
+    record(tmp_path / "runs" / "again", (1, 2, 80), 0, eval={"every": 5})
+    _, csv, _, err = command(tmp_path / "runs")
+    assert list(csv["runs"]) == [2]
+    assert err.startswith("fedopt: 1 copy of a run is left out: a config with a seed counts once\n")
+
+
+def test_labels_have_few_digits_and_the_order_of_the_names(tmp_path, command):
+    for alpha in (0.002706822739555228, 0.01, 0.08765318047105343):
+        record(tmp_path / "runs" / str(alpha), (1, 80), algo={**FEDMSA, "alpha": alpha})
+    _, csv, _, _ = command(tmp_path / "runs")
+    assert list(csv["label"]) == ["algo.alpha=0.002707", "algo.alpha=0.01", "algo.alpha=0.08765"]
+    names = ["algo.alpha=0.08765=large", "algo.alpha=0.002706822739555228=tuned"]
+    _, csv, _, err = command(tmp_path / "runs", *(word for name in names for word in ("--names", name)))
+    assert list(csv["label"]) == ["large", "tuned", "algo.alpha=0.01"]
+    assert "no line is called so" not in err
+
+
+def test_a_target_that_few_runs_reach(tmp_path, command):
+    """The mean is over those alone, which the table says."""
+    for seed, last in enumerate((90, 70, 95)):
+        record(tmp_path / "runs" / str(seed), (1, 2, last), seed)
+    assert "40 ± 0 (2 of 3)" in command(tmp_path / "runs", "--target", "80")[2]
+
+
+def test_limits_and_logarithm_of_x(tmp_path, command, drawn):
+    record(tmp_path / "runs" / "a", (1, 2, 3))
+    command(tmp_path / "runs", "--xlim", "5,20", "--logx")
+    axes = drawn[-1].axes[0]
+    assert (axes.get_xscale(), axes.get_xlim()) == ("log", (5, 20))
+    result = command(tmp_path / "runs", "--xlim", "0,20", "--logx")
+    assert "--xlim: a logarithmic axis begins above 0; --no-logx makes it linear" in result[-1]
+
+
+def test_a_legend_leaves_room_for_the_lines(tmp_path, command, drawn):
+    """Also one of many long labels, and one of two columns."""
+    for j in range(14):
+        record(tmp_path / "runs" / str(j), (1, 2, 3), algo={**FEDMSA, "rule": f"{'a long word ' * 8}{j}"})
+    command(tmp_path / "runs")
+    record(tmp_path / "few" / "a", (1, 2, 3))
+    figure = drawn[-1]
+    figure.canvas.draw()
+    assert figure.axes[0].get_window_extent().height > 100  # dots, of 2.3 inches at 100
+    assert not figure.legends[0].get_window_extent().overlaps(figure.axes[0].get_window_extent())
+
+
+def test_pooled_runs_are_named(tmp_path, command):
+    for seed in (0, 1):
+        for rounds in (5, 50):
+            dtype = {"dtype": "float64"} if rounds == 5 else {"dtype": "float32"}
+            record(tmp_path / "runs" / f"{seed}-{rounds}", (1, rounds), seed, budget={"rounds": rounds}, hardware=dtype)
+    _, csv, _, err = command(tmp_path / "runs", "--group-by", "algo")
+    assert csv["runs"][0] == 4
+    assert err.count("\n") == 1
+    assert "runs that differ in hardware.dtype, budget.rounds count as one group" in err
+    again = "algo,hardware.dtype,budget.rounds"
+    assert f"--group-by {again} tells them apart" in err
+    assert command(tmp_path / "runs", "--group-by", again)[3] == ""
+
+
+def test_unequal_tuning_is_said(tmp_path, command):
+    named(tmp_path / "runs" / "a", "fednest", 1, 2, preset="fednest/mco")
+    named(tmp_path / "runs" / "b", "fedmsa", 1, 3)
+    err = command(tmp_path / "runs")[3]
+    assert err.count("\n") == 1
+    assert "mco: fednest ran with tuned values (a preset), fedmsa without" in err
+    named(tmp_path / "same" / "a", "fednest", 1, 2)
+    named(tmp_path / "same" / "b", "fedmsa", 1, 3)
+    assert command(tmp_path / "same")[3] == ""
+
+
+# For a paper
+
+
+def test_files_for_a_paper(tmp_path, command):
+    for seed in (0, 1):
+        named(tmp_path / "runs" / f"a{seed}", "fedmsa", 1, 90 + seed, seed=seed)
+        named(tmp_path / "runs" / f"b{seed}", "fedavg", 1, 80 + 5 * seed, seed=seed, algo=FEDAVG)
+    names = [
+        "--names",
+        "fedmsa=FedMSA (ours, K=5) 100% | _",
+        "--format",
+        "pdf,svg,png",
+        "--table",
+        "latex,markdown,csv",
+    ]
+    code, csv, out, err = command(tmp_path / "runs", *names, "--x", "grad_calls", "--target", 90)
+    assert (code, err) == (0, "")
+    assert set(csv["label"]) == {"FedMSA (ours, K=5) 100% | _", "fedavg"}
+    assert csv["grad_calls_to_target_mean"].dropna().tolist() == [70]  # 7 a round
+    made = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert made["compare.pdf"].startswith(b"%PDF")
+    assert b"<svg" in made["compare.svg"]
+    assert made["compare.png"].startswith(b"\x89PNG")
+    assert all(name in out for name in made)
+    tex = made["compare.tex"].decode()
+    assert tex.startswith("\\begin{tabular}{lrrrrr}\n\\toprule\n")
+    assert r"FedMSA (ours, K=5) 100\% | \_ & 2 & \textbf{90.50 $\pm$ 0.71} & \textbf{90.50 $\pm$ 0.71} & " in tex
+    head, rule, first, second = made["compare.md"].decode().splitlines()
+    assert head.startswith("| method | seeds | final test accuracy (%) |")
+    assert first.startswith(r"| FedMSA (ours, K=5) 100% \| _ | 2 |") or second.startswith(r"| FedMSA (ours")
+    assert {line.replace(r"\|", "").count("|") for line in (head, rule, first, second)} == {7}
+
+
+def test_columns_and_bold_ties(tmp_path, command):
+    for name, values in {"a": (90.1, 90.9), "b": (90.102, 90.902), "c": (80, 80.1)}.items():
+        for seed, value in enumerate(values):
+            named(tmp_path / "runs" / f"{name}{seed}", name, 1, value, seed=seed)
+    command(tmp_path / "runs", "--table", "markdown", "--columns", "best,seeds")
+    head, _, *rows = (tmp_path / "out" / "compare.md").read_text().splitlines()
+    assert head == "| method | best test accuracy (%) | seeds |"
+    assert [row.count("**") for row in rows] == [2, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("decimals", "cells", "bold"), [("1", ["90.5 ± 0.6", "80.0"], [2, 2, 0]), ("0", ["91 ± 1", "80"], [2, 2, 0])]
+)
+def test_decimals(decimals, cells, bold, tmp_path, command):
+    for name, values in {"a": (90.11, 90.95), "b": (90.13, 90.95), "c": (80.04,)}.items():
+        for seed, value in enumerate(values):
+            named(tmp_path / "runs" / f"{name}{seed}", name, 1, value, seed=seed)
+    _, csv, _, _ = command(tmp_path / "runs", "--table", "markdown,csv", "--decimals", decimals)
+    _, _, *rows = (tmp_path / "out" / "compare.md").read_text().splitlines()
+    assert [row.count("**") // 2 for row in rows] == bold
+    assert cells[0] in rows[0]
+    assert f"| {cells[1]} |" in rows[2]
+    assert csv["final_test_accuracy_mean"].tolist() == pytest.approx([90.53, 90.54, 80.04])  # all digits
+
+
+def test_colours_stay_with_names(tmp_path, command, drawn):
+    """In the order of --names, also where some have no line; lines of the same name have other dashes."""
+    for algo in ("a", "b", "c"):
+        for K in (1, 5):
+            named(tmp_path / "runs" / f"{algo}{K}", algo, 1, 2, algo={**FEDMSA, "K": K})
+    names = ["--names", "c=C", "--names", "gone=G", "--names", "b=B"]
+    _, _, _, err = command(tmp_path / "runs", "--group-by", "algo,algo.K", *names)
+    assert "--names=gone=G: no line is called so; there are a, algo.K=1" in err
+    turned = command(tmp_path / "runs", "--group-by", "algo,algo.K", "--names", "C=c")
+    assert (turned[0], "OLD=NEW, and the line is called c: c=C" in turned[3]) == (2, True)
+    lines = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in drawn[0].axes[0].lines}
+    colours = figures.OKABE_ITO
+    assert lines["C, algo.K=1"] == (colours[0], "-")
+    assert lines["C, algo.K=5"] == (colours[0], "--")
+    assert lines["B, algo.K=1"] == (colours[2], "-")
+    assert len(set(lines.values())) == 6
+    command(tmp_path / "runs" / "b1", *names)
+    assert drawn[1].axes[0].lines[0].get_color() == colours[2]
+    assert len({line.get_marker() for line in drawn[0].axes[0].lines}) > 3
+
+
+@pytest.mark.parametrize("place", ["inside", "none"])
+def test_legends_elsewhere(place, tmp_path, command, drawn):
+    record(tmp_path / "runs" / "0", (10, 90))
+    out = command(tmp_path / "runs", "--legend", place)[2]
+    assert "figure: lines: 1 seed" in out
+    assert (drawn[0].axes[0].get_legend() is not None) == (place == "inside")
+    assert not drawn[0].legends
+    assert drawn[0].get_size_inches()[1] == figures.HEIGHT
+
+
+def test_curves_as_drawn(tmp_path, command):
+    for seed, value in enumerate((90, 92)):
+        record(tmp_path / "runs" / str(seed), (10, value), seed)
+    command(tmp_path / "runs")
+    drawn = pd.read_csv(tmp_path / "out" / "compare_curves.csv")
+    assert list(drawn.columns) == ["line", "comm_rounds", "test_accuracy", "low", "high"]
+    assert drawn.iloc[1].tolist() == ["FedMSA", 20, 91, pytest.approx(91 - 2**0.5), pytest.approx(91 + 2**0.5)]
+
+
+def test_paired_tests(tmp_path, command):
+    """Differences 8, 9, 13: t = 10 / (sqrt(7) / sqrt(3)) with 2 degrees of freedom; p = 1 - t / sqrt(t^2 + 2) there."""
+    for seed, (a, b) in enumerate([(90, 82), (92, 83), (94, 81)]):
+        named(tmp_path / "runs" / f"a{seed}", "fedmsa", 1, a, seed=seed)
+        named(tmp_path / "runs" / f"b{seed}", "fedavg", 1, b, seed=seed, algo=FEDAVG)
+    named(tmp_path / "runs" / "more", "fedavg", 1, 10, seed=7, algo=FEDAVG)  # a seed that fedmsa does not have
+    _, _, out, err = command(tmp_path / "runs", "--table", "csv,latex")
+    assert "fedavg - fedmsa: tested on the 3 seeds that both have; the table has all seeds of each" in err
+    tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
+    assert list(tested.columns) == ["pair", "difference of test accuracy (percentage points)", "seeds", "p", "p (Holm)"]
+    text = (tmp_path / "out" / "compare_tests.tex").read_text()
+    assert "pair & difference & seeds & p & p (Holm)" in text
+    assert "fedavg -- fedmsa & $-$10.0 & 3 & " in text
+    t = 10 / (7 / 3) ** 0.5
+    (row,) = [line.split("│")[1:-1] for line in out.splitlines() if "fedavg - fedmsa" in line]
+    _, difference, seeds, p, _ = (cell.strip() for cell in row)
+    assert (float(difference), int(seeds)) == (-10, 3)
+    assert float(p) == pytest.approx(1 - t / (t**2 + 2) ** 0.5, rel=5e-3)
+    assert "two-sided paired t-test" in out
+
+
+def test_holm():
+    """The smallest times 4, the next times 3, none smaller than one before it, none above 1."""
+    assert paired.holm(np.array([0.9, 0.01, 0.02, 0.021])) == pytest.approx([0.9, 0.04, 0.06, 0.06])
+    assert paired.holm(np.array([0.8, 0.9])) == pytest.approx([1, 1])
+    assert paired.holm(np.array([])).size == 0
+
+
+def test_no_test_without_pairs(tmp_path, command):
+    named(tmp_path / "runs" / "a", "fedmsa", 1, 90)
+    named(tmp_path / "runs" / "b", "fedavg", 1, 80, algo=FEDAVG)
+    assert "t-test" not in command(tmp_path / "runs")[2]
+    runs = {label: [recorded.read(tmp_path / "runs" / folder, "round")] for label, folder in (("A", "a"), ("B", "b"))}
+    assert paired.tests(runs, "test_accuracy").empty
+    ratios = {}
+    for label, values in {"A": (1, 10, 100), "B": (4, 10, 300)}.items():
+        folders = [record(tmp_path / label / str(s), (1000, v), s, metric="distance") for s, v in enumerate(values)]
+        ratios[label] = [recorded.read(folder, "round") for folder in folders]
+    (row,) = paired.tests(ratios, "distance").to_dict("records")
+    assert row["pair"] == "A / B"
+    assert row["ratio of distance to the solution"] == pytest.approx((1 / 12) ** (1 / 3))
+
+
+def test_numbers_for_people(tmp_path):
+    table = pd.DataFrame(
+        {"a": [91.97999999999966, 1e-12 / 3, 123456789.0, np.nan, np.inf], "b": [1, None, "x", 2.0, 3]}
+    )
+    tables.write_table(tmp_path / "t.csv", table)
+    cells = [line.split(",") for line in (tmp_path / "t.csv").read_text().splitlines()[1:]]
+    assert [a for a, _ in cells] == ["91.98", "3.333333e-13", "123456789", "", "inf"]
+    assert [b for _, b in cells] == ["1", "", "x", "2", "3"]
+    assert tables.in_bytes(2.5e6, 1e5) == "2.50 ± 0.10 MB"
+    assert tables.in_bytes(12, float("nan")) == "12 B"
+    assert tables.unit_of_bytes([6.2e4, 1.7e6, float("nan")]) == "kB"
+    assert tables.unit_of_bytes([6.2e4, 1.7e9]) == "MB"
+    assert tables.in_bytes(6.2e4, 1e3, "MB") == "0.0620 ± 0.0010 MB"
+    assert tables.alike([90.0, 83.95, 75.2], 4) == ["90.00", "83.95", "75.20"]
+    assert tables.alike([-0.1, 0.0275], 3) == ["-0.100", "0.0275"]
+    assert tables.alike([12.5, 3e-9, 1500], 3) == ["12.5", "3.00e-09", "1.50e+03"]
+    small = [tables.plus_minus(0.001021, 9.4e-5), tables.plus_minus(0.0008, 2e-4), tables.plus_minus(4e-24, 1.3e-24)]
+    assert small == ["0.001021 ± 0.000094", "0.00080 ± 0.00020", "(4.0 ± 1.3)e-24"]
+    assert r"(4.0 $\pm$ 1.3) $\times 10^{-24}$" in tables.latex(pd.DataFrame({"a": small}))
+    plain = tables.latex(pd.DataFrame({"a": ["eta=1e-05"], "b": ["-1.73e-05"], "c": ["2e+06 ± 3e-07"]}))
+    assert r"eta=1e-05 & $-1.73 \times 10^{-5}$ & $2 \times 10^{6}$ $\pm$ $3 \times 10^{-7}$" in plain
+    assert tables.plus_minus(123456.7, 0.00001) == "1.235e+05 ± 1e-05"
+    assert [tables.plus_minus(-0.004, 3.4), tables.plus_minus(-0.004, 3.4, 1)] == ["0.0 ± 3.4"] * 2
+    mathematics = tables.latex(pd.DataFrame({"a_b": ["50 %"], r"to $x^\star_1$": ["c"]}))
+    assert r"a\_b & to $x^\star_1$ \\" in mathematics
+    assert r"50 \%" in mathematics
+    assert r"5 \$ \textasciitilde" in tables.latex(pd.DataFrame({"a": ["5 $ ~"]}))
+
+
+def test_better_and_reached():
+    """By what a metric says of itself, whatever its name."""
+    auc, nll, nan = Metric("auc", "AUC", better="higher"), Metric("nll", "loss"), float("nan")
+    assert (auc.best([1, 2]), nll.best([1, 2])) == (2, 1)
+    assert nll.best([nan, 2]) == nll.best([2, float("-inf")]) == 2
+    assert np.isnan(nll.best([nan]))
+    assert (auc.reached(2, 2), auc.reached(1.9, 2)) == (True, False)
+    assert (nll.reached(2, 2), nll.reached(2.1, 2)) == (True, False)
+    assert not nll.reached(nan, 2)
+    assert (auc.worst, nll.worst) == (-np.inf, np.inf)
+    assert np.isnan(Metric("weight", "weight", better="neither").best([1, 2]))
+    assert (Metric("a", "A", "%").title, nll.title) == ("A (%)", "loss")
+
+
+def test_a_metric_that_is_no_goal(tmp_path, command, capsys):
+    """No value of it is the best, none is bold, no run ends with a worse one, and no target is reached."""
+    weight = Metric("weight", "weight of a class", better="neither")
+    for seed in (0, 1):
+        for K in (1, 2):
+            values = (K, K + seed + K / 10)
+            folder = record(tmp_path / "runs" / f"{seed}-{K}", values, seed, metric="weight", algo=FEDMSA | {"K": K})
+            (folder / "run.json").write_text(json.dumps({"metrics": [asdict(weight)]}))
+    code, csv, _, err = command(tmp_path / "runs", "--table", "csv,latex")
+    assert (code, err) == (0, "")
+    assert "final_weight_mean" in csv
+    assert "best_weight_mean" not in csv
+    assert "textbf" not in (tmp_path / "out" / "compare.tex").read_text()
+    for asked in ("--columns=best", "--target=2"):
+        code, _, _, err = command(tmp_path / "runs", *asked.split("="))
+        assert code == 2
+        assert "weight is no goal: its problem says that neither more nor less of it is better" in err
+
+
+def test_a_users_metric_is_taken_as_it_says(tmp_path, command):
+    """No name decides: the best AUC is the largest, and it is the default since its problem names it first."""
+    auc = Metric("auc", "area under the curve", better="higher")
+    for seed, values in enumerate([(0.5, 0.9, 0.7), (0.5, 0.6, 0.8)]):
+        folder = record(tmp_path / "runs" / str(seed), values, seed, metric="auc")
+        (folder / "run.json").write_text(json.dumps({"metrics": [asdict(auc), asdict(TRAIN_LOSS)]}))
+    _, csv, _, err = command(tmp_path / "runs", "--target", 0.8)
+    (row,) = csv.to_dict("records")
+    assert err == ""
+    assert row["best_auc_mean"] == pytest.approx(0.85)
+    assert row["reached"] == 2
+
+
+def test_other_budgets_and_precisions_are_other_runs(tmp_path, command):
+    for seed in (0, 1):
+        for rounds in (5, 50):
+            record(tmp_path / f"{seed}-{rounds}", (1, rounds), seed, budget={"rounds": rounds})
+        record(
+            tmp_path / f"{seed}-f64", (1, 7), seed, budget={"rounds": 5}, hardware={"dtype": "float64", "threads": seed}
+        )
+    _, csv, _, _ = command(tmp_path)
+    assert sorted(csv["final_test_accuracy_mean"]) == [5, 7, 50]
+    assert set(csv["seeds"]) == {2}
+    assert {"budget.rounds", "hardware.dtype"} <= set(csv.columns)
+    assert "hardware.threads" not in csv.columns

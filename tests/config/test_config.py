@@ -1,0 +1,222 @@
+"""What the config files compose to: tuned values, clients, participation; and what is refused before torch is imported."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from support.command import ROOT, fedopt
+from support.harness import config, names, node
+
+from fedopt.config.compose import composed, resolve
+from fedopt.config.files import CONF, options
+from fedopt.config.settings import Participation
+from fedopt.config.tuned import tuned
+from fedopt.config.words import flat
+from fedopt.errors import UserError
+from fedopt.running.assemble import assemble
+
+# Tuned values
+
+
+@cache
+def family(algo):
+    """Whose tuned values an algorithm takes up."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        choices = compose("config", overrides=[f"algo={algo}"], return_hydra_config=True).hydra.runtime.choices
+    return choices["preset"].removesuffix("/mco")
+
+
+@pytest.mark.parametrize("preset", options("preset"))
+def test_presets_have_values_and_belong_to_a_pair(preset):
+    name, problem = preset.split("/")
+    assert yaml.safe_load((CONF / "preset" / f"{preset}.yaml").read_text())
+    members = [algo for algo in options("algo") if family(algo) == name]
+    assert any(node("problem", problem)["_class_"] in node("algo", algo)["_solves_"] for algo in members)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "values"),
+    [
+        (["algo=fednest", "problem=saddle"], {"algo.T": 3, "algo.inner": "svrg", "budget.rounds": 200}),
+        (["algo=lfednest", "problem=saddle"], {"algo.T": 3, "algo.inner": "sgd", "algo.alternating": True}),
+        (["algo=lfednest_nonalt", "problem=saddle"], {"algo.T": 3, "algo.inner": "sgd", "algo.alternating": False}),
+        (["algo=fednest", "problem=saddle", "preset=none"], {"algo.T": 1, "algo.tau_out": 1}),
+        (["algo=fednest_sgd", "problem=robust_nn", "preset=fednest/saddle"], {"algo.T": 3, "algo.inner": "sgd"}),
+        (["algo=fednest", "problem=saddle", "algo.T=2"], {"algo.T": 2, "algo.tau_out": 15}),
+        (["algo=local_sgda_plus", "problem=robust_nn"], {"algo.eta_x": 0.1, "algo.rho": 0.0, "budget.rounds": 30}),
+        (["algo=local_sgda_plus_m", "problem=robust_nn"], {"algo.eta_x": 0.01, "algo.S": 5, "budget.rounds": 30}),
+        (["algo=local_sgda_m", "problem=saddle", "preset=fed_norm_sgda/saddle"], {"algo.eta_x": 0.01, "algo.rho": 0.9}),
+        (["algo=fedprox", "problem=classification"], {"algo.mu": 0.1, "eval.target": 95.0}),
+        (["algo=localbsgvrm", "problem=quadratic_compositional"], {"algo.Q": 10, "algo.S": 5, "algo.rho2": 0.4}),
+    ],
+)
+def test_tuned_values(overrides, values):
+    found = flat(config(*overrides))
+    assert {key: found[key] for key in values} == values
+
+
+def test_own_algorithms_and_families(tmp_path, monkeypatch, capsys):
+    """A variant inherits its family; an algorithm of one's own brings a family, or has none."""
+    (tmp_path / "algo").mkdir()
+    (tmp_path / "preset" / "own").mkdir(parents=True)
+    (tmp_path / "algo" / "variant.yaml").write_text("defaults: [fednest, _self_]\nN: 7\n")
+    text = "# @package _global_\ndefaults: [fedmsa, _self_, override /preset: 'own/${problem}']\nalgo: {K: 3}\n"
+    (tmp_path / "algo" / "own.yaml").write_text(text)
+    (tmp_path / "preset" / "own" / "mco.yaml").write_text("# @package _global_\nalgo: {alpha: 0.25}\nseed: 5\n")
+    (tmp_path / "algo" / "plain.yaml").write_text("_target_: fedopt.algorithms.fedmsa.FedMSA\nK: 4\n")
+
+    def algo(*overrides):
+        return composed(overrides, [tmp_path])["algo"]
+
+    assert (algo("algo=variant", "problem=saddle").T, algo("algo=variant", "problem=saddle").N) == (3, 7)
+    assert (algo("algo=own").alpha, algo("algo=own").K) == (0.25, 3)
+    assert algo("algo=own", "problem=quadratic_bilevel").alpha == 0.05  # the algorithm's own
+    assert algo("algo=own", "preset=fedmsa/mco").alpha == 1e-4
+    assert composed(["preset=own/mco"], [tmp_path]).seed == 5
+    assert algo("algo=plain") == {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "K": 4}
+    with pytest.raises(UserError, match=r"preset=own/moc: there is no such preset, did you mean own/mco\?"):
+        composed(["preset=own/moc"], [tmp_path])
+    result = fedopt(monkeypatch, capsys, "--help", f"--config-dir={tmp_path}", "algo=plain")
+    assert result.out.endswith("no tuned values for any problem\n")
+    assert composed(["algo=plain", "preset=none"], [tmp_path]) == composed(["algo=plain"], [tmp_path])
+    result = fedopt(monkeypatch, capsys, f"--config-dir={tmp_path}", "algo=plain", "preset=fedmsa/mco")
+    assert result.err.startswith("fedopt: preset: neither the algorithm's nor the problem's file names one")
+
+
+def test_fields_that_an_own_file_leaves_out(tmp_path, monkeypatch, capsys):
+    """The message says how to set one; what is misspelt is said to be."""
+    (tmp_path / "partitioner").mkdir()
+    (tmp_path / "partitioner" / "mine.yaml").write_text("_target_: fedopt.data.partitioners.Dirichlet\nalpha: 1.0\n")
+    words = [f"--config-dir={tmp_path}", "algo=fedavg", "problem=classification", "partitioner=mine"]
+    result = fedopt(monkeypatch, capsys, *words, "partitioner.min_size=2")
+    assert result.code == 2
+    assert (
+        "partitioner.min_size: the file of partitioner=mine has no such key; +partitioner.min_size=2 sets" in result.err
+    )
+    assert "min_size: 2" in fedopt(monkeypatch, capsys, *words, "+partitioner.min_size=2", "--cfg", "job").out
+    assert "did you mean partitioner.alpha?" in fedopt(monkeypatch, capsys, *words, "partitioner.alhpa=2").err
+    assert "did you mean partitioner.clients?" in fedopt(monkeypatch, capsys, *words, "partitioner.cleints=2").err
+
+
+def test_a_key_of_another_name_lists_those_there_are(monkeypatch, capsys):
+    words = ["algo=fednest", "problem=quadratic_bilevel"]
+    assert "no such key; algo has alpha, beta, T, tau_in, " in fedopt(monkeypatch, capsys, *words, "algo.eta_x=1").err
+    assert "no such key, did you mean algo.tau_in?" in fedopt(monkeypatch, capsys, *words, "algo.tau_inn=1").err
+    assert "no such key; eval has every, " in fedopt(monkeypatch, capsys, *words, "eval.interval=1").err
+
+
+def test_a_preset_whose_values_are_all_overridden():
+    keys = ["alpha", "beta", "T", "tau_in", "tau_out", "B", "B_out", "anchor"]
+    words = [f"algo.{key}=1" for key in keys]
+    assert tuned("fednest/saddle", words)
+    assert not tuned("fednest/saddle", [*words, "budget.rounds=2"])
+    assert not tuned("none", [])
+    assert tuned("of_somebody/else", [])
+
+
+def test_misspelt_preset_in_a_sweep(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = fedopt(monkeypatch, capsys, "-m", "preset=none,fedmsa/mcoo")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.err.startswith("fedopt: preset=fedmsa/mcoo: there is no such preset, did you mean fedmsa/mco?")
+    assert not list(tmp_path.iterdir())
+
+
+# Clients and participation
+
+
+@pytest.mark.parametrize("problem", names("problem"))
+def test_numbers_of_clients(problem):
+    """The problem's number holds for every partitioner, but in one place there is one client, and some data have clients."""
+    usual = config(f"problem={problem}")["partitioner"]
+    for partitioner in names("partitioner"):
+        chosen = config(f"problem={problem}", f"partitioner={partitioner}")["partitioner"]
+        assert chosen["clients"] == {"centralized": 1, "by_column": None}.get(partitioner, usual["clients"])
+    assert config(f"problem={problem}", "partitioner=iid", "partitioner.clients=3")["partitioner"]["clients"] == 3
+
+
+def test_clients_of_an_own_problem(tmp_path):
+    """It is divided evenly unless its file says otherwise."""
+    (tmp_path / "problem").mkdir()
+    (tmp_path / "problem" / "own.yaml").write_text("_target_: own.Own\n_class_: minimisation\n")
+    partitioner = composed(["problem=own"], [tmp_path])["partitioner"]
+    assert partitioner == {"_target_": "fedopt.data.partitioners.Iid", "clients": 10}
+
+
+def test_participation_has_independent_values():
+    """config.yaml lists all fields with their defaults; a problem sets the cohort alone."""
+    listed = yaml.safe_load((CONF / "config.yaml").read_text())["participation"]
+    assert listed == dataclasses.asdict(Participation())
+    values = {"dropout": 0.1, "stragglers": 0.5, "cohort": 2}
+    for key, value in values.items():
+        assert config(f"participation.{key}={value}")["participation"] == {**listed, "cohort": 1, key: value}
+
+
+def test_one_client_takes_part_alone():
+    e = assemble(config("algo=fednest", "problem=quadratic_bilevel", "partitioner=centralized"))
+    assert (e.problem.clients, e.federation.at(0).cohort_size) == (1, 1)
+
+
+# Checks
+
+
+def test_checks_import_no_torch(tmp_path):
+    """Mistakes at the top level, in a preset's name and in a pair are answered before torch is imported."""
+    code = """
+import sys
+from fedopt.commands import run as cli
+for words in ["resume=maybe"], ["+nonsense=1"], ["seed=abc"], ["output_dir=[1]"], ["preset=no"], ["algo=fedavg"], ["eval.at=x"]:
+    sys.argv = ["fedopt", *words]
+    try:
+        cli.main()
+    except SystemExit as stop:
+        assert stop.code == 2, words
+    else:
+        raise AssertionError(words)
+assert "torch" not in sys.modules
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["fedopt"] * 7
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_values_that_are_right(value):
+    resolved = resolve(composed([f"resume={value}", "seed=9223372036854775807", "output_dir=a/b", "budget.rounds=0"]))
+    assert (resolved["resume"], resolved["seed"]) == (value == "true", 2**63 - 1)
+    assert "experiment" not in resolved
+
+
+@pytest.mark.parametrize("problem", ["fair_classification", "robust_nn"])
+@pytest.mark.parametrize(("overrides", "count"), [([], 1437), (["problem.examples=200"], 200)])
+def test_examples_are_at_most_those_that_there_are(problem, overrides, count):
+    """The default is more than the digits have."""
+    small = ["dataset=digits", "partitioner=iid", "problem.model=linear", "hardware.threads=1"]
+    e = assemble(config("algo=local_sgda", f"problem={problem}", *small, *overrides))
+    assert sum(len(rows) for rows in e.problem.splits["train"]) == len(e.original.train) == count
+
+
+def test_flat():
+    nested = {"a": 1, "b": {"c": [1, {"d": 2}], "e": {}, "f": {"g": None}}}
+    assert flat(nested) == {"a": 1, "b.c": [1, {"d": 2}], "b.e": {}, "b.f.g": None}
+    assert flat({}) == {}
+
+
+def test_where_an_own_option_is(monkeypatch, capsys, tmp_path):
+    """A config folder that was not named on the command line."""
+    monkeypatch.chdir(tmp_path)
+    for option in ("algo/extra", "experiment/mine/steps"):
+        path = tmp_path / "myconf" / f"{option}.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+        group, _, name = option.partition("/")
+        for words in ([f"{group}={name}"], ["-m", f"{group}={name}", "seed=0,1"]):
+            said = f"{group}={name}: is in myconf/{option}.yaml, which is found with --config-dir myconf\n"
+            assert fedopt(monkeypatch, capsys, *words).err.endswith(said)

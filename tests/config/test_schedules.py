@@ -1,0 +1,139 @@
+"""Step sizes against their formulas, built as a config's are."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from fedopt.config.build import build
+from fedopt.config.schedules import LocalWork, Schedule
+from fedopt.errors import UserError
+
+
+@dataclass(frozen=True)
+class Keys:
+    alpha: Schedule
+    tau: LocalWork
+
+
+def schedule(node):
+    return build(Keys, {"alpha": node, "tau": 1}, "algo").alpha
+
+
+def local_work(node):
+    return build(Keys, {"alpha": 0, "tau": node}, "algo").tau
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (0.05, {0: 0.05, 1: 0.05, 999: 0.05}),
+        (0, {0: 0.0, 7: 0.0}),
+        ("1e-3", {0: 0.001, 5: 0.001}),  # YAML reads 1e-3 as text
+        ({"kind": "constant", "value": 2}, {0: 2.0, 3: 2.0}),
+        ({"kind": "inverse_power", "initial": 3.0}, {0: 3.0, 1: 1.5, 2: 1.0, 5: 0.5}),
+        ({"kind": "inverse_power", "initial": 3.0, "power": 0.5}, {0: 3.0, 3: 1.5, 8: 1.0}),
+        ({"kind": "inverse_power", "initial": 8.0, "power": 2.0, "delay": 10.0}, {0: 8.0, 10: 2.0, 30: 0.5}),
+        ({"kind": "inverse_power", "initial": 3.0, "power": 0.0}, {0: 3.0, 50: 3.0}),
+        ({"kind": "exponential", "initial": 4.0, "decay": 0.5}, {0: 4.0, 1: 2.0, 4: 0.25}),
+        ({"kind": "exponential", "initial": 4.0, "decay": 1.0}, {0: 4.0, 100: 4.0}),
+        ({"kind": "piecewise", "values": [3.0, 2.0, 1.0], "boundaries": [2, 5]}, {0: 3, 1: 3, 2: 2, 4: 2, 5: 1, 99: 1}),
+        ({"kind": "piecewise", "values": [3.0], "boundaries": []}, {0: 3.0, 99: 3.0}),
+    ],
+)
+def test_values(node, expected):
+    alpha = schedule(node)
+    assert {r: alpha(r) for r in expected} == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (-0.1, r"^algo\.alpha=-0\.1: .*greater than or equal to 0"),
+        ("fast", r"^algo\.alpha=fast: must be a number, or a schedule such as"),
+        (float("nan"), "nan"),
+        (None, r"^algo\.alpha=None"),
+        ([0.1], r"^algo\.alpha=\[0\.1\]"),
+        ({}, "kind"),
+        ({"kind": "cosine", "initial": 1.0}, "cosine.*inverse_power"),
+        ({"kind": "constant", "value": -1.0}, r"-1\.0"),
+        ({"kind": "inverse_power"}, r"^algo\.alpha\.initial: is missing"),
+        ({"kind": "inverse_power", "initial": 1.0, "dealy": 3}, r"^algo\.alpha\.dealy: there is no such key"),
+        ({"kind": "inverse_power", "initial": 1.0, "delay": 0}, r"^algo\.alpha\.delay=0"),
+        ({"kind": "inverse_power", "initial": 1.0, "power": -1}, r"^algo\.alpha\.power=-1"),
+        ({"kind": "exponential", "initial": 1.0, "decay": 0.0}, r"^algo\.alpha\.decay=0\.0"),
+        ({"kind": "exponential", "initial": 1.0, "decay": 1.1}, r"^algo\.alpha\.decay=1\.1"),
+        ({"kind": "exponential", "initial": -1.0, "decay": 0.5}, r"^algo\.alpha\.initial=-1\.0"),
+        ({"kind": "piecewise", "values": [1.0, 2.0], "boundaries": [1, 2]}, "one value more"),
+        ({"kind": "piecewise", "values": [1.0, 2.0, 3.0], "boundaries": [2, 1]}, "increasing"),
+        ({"kind": "piecewise", "values": [1.0, 2.0, 3.0], "boundaries": [2, 2]}, "increasing"),
+        ({"kind": "piecewise", "values": [1.0, 2.0], "boundaries": [0]}, r"boundaries\.0=0"),
+        ({"kind": "piecewise", "values": [1.0, -2.0], "boundaries": [1]}, r"values\.1=-2\.0"),
+    ],
+)
+def test_bad_values_name_the_key(node, message):
+    with pytest.raises(UserError, match=message) as caught:
+        schedule(node)
+    assert str(caught.value).startswith("algo.alpha")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("node", "unit", "value"),
+    [
+        (5, "steps", 5),
+        ("5", "steps", 5),
+        ("5 steps", "steps", 5),
+        ("1 step", "steps", 1),
+        ("5 epochs", "epochs", 5),
+        ("5epochs", "epochs", 5),
+        ("1 epoch", "epochs", 1),
+        ({"kind": "constant", "value": 5}, "steps", 5),
+    ],
+)
+def test_local_work(node, unit, value):
+    work = local_work(node)
+    assert work.unit == unit
+    assert [work(r, 4) for r in (0, 7)] == [value, value]
+
+
+def test_growing_local_work():
+    """ceil(tau (r + 1)^power) steps, tau of each client's own where there is a list, and from the first again."""
+    work = local_work({"kind": "growing", "tau": 20})
+    assert work.unit == "steps"
+    assert [work(r, 4) for r in (0, 1, 499)] == [20, 29, 448]
+    assert local_work({"kind": "growing", "tau": 0.3, "power": 0})(99, 4) == 1
+    own = local_work({"kind": "growing", "tau": [1, 2.5, 7]})(1, 5)
+    assert own.dtype == np.int64
+    np.testing.assert_array_equal(own, np.ceil(np.sqrt(2) * np.array([1, 2.5, 7, 1, 2.5])))
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (0, r"^algo\.tau=0: must be a number of steps"),
+        ("0 epochs", r"^algo\.tau=0 epochs: must be a number of steps"),
+        (
+            2.5,
+            r"^algo\.tau=2\.5: must be a number of steps such as 5, of epochs such as '5 epochs', or a schedule of steps$",
+        ),
+        ("2.5 epochs", r"^algo\.tau=2\.5 epochs: must be a number of steps"),
+        (-1, r"^algo\.tau=-1: must be a number of steps"),
+        ("5 passes", r"^algo\.tau=5 passes: must be a number of steps"),
+        ("epochs", r"^algo\.tau=epochs: must be"),
+        ("5 epochs 3", r"^algo\.tau=5 epochs 3: must be"),
+        (True, r"^algo\.tau=True: must be"),
+        (None, r"^algo\.tau=None: must be"),
+        ([5], r"^algo\.tau=\[5\]: must be"),
+        ({}, r"^algo\.tau\.kind: must be given$"),
+        ({"kind": "constant", "value": "5 epochs"}, r"^algo\.tau=5 epochs: .*integer"),
+        ({"kind": "growing", "tau": []}, r"^algo\.tau\.tau=\[\]: .*at least 1"),
+        ({"kind": "growing", "tau": 0}, r"^algo\.tau\.tau=0: .*greater than 0"),
+        ({"kind": "growing", "tau": 2, "powr": 1}, r"^algo\.tau\.powr: there is no such key"),
+        ({"kind": "shrinking", "tau": 1}, r"^algo\.tau\.kind=shrinking: must be 'constant', 'growing'$"),
+    ],
+)
+def test_bad_local_work_names_the_key(node, message):
+    with pytest.raises(UserError, match=message) as caught:
+        local_work(node)
+    assert "\n" not in str(caught.value)

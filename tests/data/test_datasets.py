@@ -1,0 +1,683 @@
+"""Files of images: layouts, normalisation, broken files, torchvision's own, and the long tail.
+
+Tests of the real data need the environment variable FEDOPT_DATA.
+"""
+
+import json
+import os
+import socket
+from pathlib import Path
+from urllib.error import URLError
+from zipfile import ZipFile
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from support.command import fedopt
+from support.harness import real, small
+
+from fedopt.data.datasets import KEYS, Digits, LabelledData, Npz, Torchvision, data_folder, read_npz
+from fedopt.data.folders import Folder
+from fedopt.data.partitioners import ByColumn, Iid
+from fedopt.data.tables import Csv
+from fedopt.data.world import World
+from fedopt.errors import UserError
+from fedopt.networks.torchvision_import import torchvision
+from fedopt.problems.imbalanced_mnist import long_tail
+from fedopt.problems.supervised import Examples
+
+
+def random_arrays(shape, dtype, n=(12, 5)):
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for split, count in zip(("train", "test"), n, strict=True):
+        pixels = rng.uniform(0, 256, (count, *shape))
+        arrays[f"x_{split}"] = np.floor(pixels).astype(dtype) if dtype == np.uint8 else (pixels / 256).astype(dtype)
+        arrays[f"y_{split}"] = rng.permutation(np.arange(count) % 4)
+    return arrays
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Writes <name>.npz, some of whose arrays may be replaced or (None) left out."""
+
+    def save(name="images", **changes):
+        arrays = {**random_arrays((4, 3), np.uint8), **changes}
+        path = tmp_path / f"{name}.npz"
+        np.savez_compressed(path, **{key: value for key, value in arrays.items() if value is not None})
+        return path
+
+    return save
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """No download succeeds, and none is tried."""
+
+    def fail(*args, **kwargs):
+        raise URLError("Temporary failure in name resolution")
+
+    for module in (torchvision.datasets.mnist, torchvision.datasets.cifar):
+        monkeypatch.setattr(module, "download_and_extract_archive", fail)
+
+
+# npz
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
+@pytest.mark.parametrize(("shape", "channels"), [((4, 3), 1), ((4, 3, 2), 2)])
+def test_layouts(saved, shape, channels, dtype):
+    arrays = random_arrays(shape, dtype)
+    data = Npz(str(saved(**arrays))).load()
+    for split in ("train", "test"):
+        x, expected = getattr(data, f"x_{split}"), arrays[f"x_{split}"]
+        assert x.dtype == dtype
+        assert x.shape[1] == channels
+        assert x.flags.c_contiguous
+        for channel in range(channels):
+            plane = expected[..., channel] if channels > 1 else expected
+            np.testing.assert_array_equal(x[:, channel].reshape(plane.shape), plane)
+        y = getattr(data, f"y_{split}")
+        np.testing.assert_array_equal(y, arrays[f"y_{split}"])
+        assert y.dtype == np.int64
+    assert data.classes == 4
+
+    pixels = arrays["x_train"].astype(np.float64)
+    axes = (0, 1, 2) if channels > 1 else None
+    mean, std = data.normalisation()
+    np.testing.assert_allclose(mean, np.atleast_1d(pixels.mean(axes)), rtol=1e-6)
+    np.testing.assert_allclose(std, np.atleast_1d(pixels.std(axes)), rtol=1e-6)
+
+
+def test_columns_of_a_table_have_their_own_scale(saved):
+    """Each column of what models see has mean 0 and variance 1, and a constant one is 0, also where it is large."""
+    rng = np.random.default_rng(0)
+    year, age, tall, same = (
+        rng.integers(1990, 2020, 12),
+        rng.normal(40, 9, 12),
+        rng.normal(1.7, 1e-3, 12),
+        np.full(12, 0.1),
+    )
+    x = np.stack([1e6 * year, age, tall, same], 1)
+    path = saved(x_train=x, x_test=x[:5] + np.array([0, 9, 0, 2]))
+    data = Npz(str(path)).load()
+    assert data.x_train.shape == (12, 4)
+    mean, std = data.normalisation()
+    np.testing.assert_allclose(mean, x.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(std, [*x[:, :3].std(0), 1], rtol=1e-12)
+    seen = Examples(data.x_train, data.y_train, data, World(0, Iid(2))).x.numpy()
+    np.testing.assert_allclose(seen, np.c_[(x[:, :3] - x[:, :3].mean(0)) / x[:, :3].std(0), 0 * same], atol=1e-5)
+    tests = Examples(data.x_test, data.y_test, data, World(0, Iid(2))).x.numpy()
+    np.testing.assert_allclose(tests[:, 1], (x[:5, 1] + 9 - x[:, 1].mean()) / x[:, 1].std(), atol=1e-5)
+    np.testing.assert_allclose(tests[:, 3], 2, rtol=1e-6)
+    _, largest = Npz(str(path), pixels="unit").load().normalisation()
+    np.testing.assert_allclose(largest, np.abs(x).max(0))
+
+
+def test_channels_first(saved):
+    arrays = random_arrays((3, 8, 6), np.uint8)
+    first = Npz(str(saved(**arrays)), channels="first").load()
+    np.testing.assert_array_equal(first.x_train, arrays["x_train"])
+    last = Npz(str(saved(**arrays)), channels="last").load()
+    np.testing.assert_array_equal(last.x_train, arrays["x_train"].transpose(0, 3, 1, 2))
+
+
+def test_token_ids_are_not_normalised(saved):
+    rng = np.random.default_rng(0)
+    x, x_test = rng.integers(0, 300, (12, 5)).astype(np.uint16), rng.integers(0, 300, (5, 5)).astype(np.uint16)
+    data = Npz(str(saved(x_train=x, x_test=x_test)), tokens=True).load()
+    assert data.tokens
+    seen = Examples(data.x_test, data.y_test, data, World(0, Iid(2))).batch(torch.tensor([3, 1]), torch.ones(2)).x
+    assert seen.tolist() == x_test[[3, 1]].tolist()
+    for wrong in (x.astype(float), x[:, 0], -x.astype(int)):
+        with pytest.raises(UserError, match=r"x_train must be \[n, length\] whole numbers"):
+            Npz(str(saved(x_train=wrong)), tokens=True).load()
+
+
+# CSV files
+
+ROWS = "age,city,income,label,hospital\n" + "".join(
+    f"{20 + i},{i % 4},{i * i},{'ba'[i % 2]},h{i % 3}\n" for i in range(20)
+)
+
+
+WIDE = ",".join([*(f"c{j}" for j in range(70)), "label"]) + "\n" + ",".join(["1"] * 71) + "\n"
+
+
+def csv(tmp_path, text=ROWS, **fields):
+    (tmp_path / "own.csv").write_text(text)
+    return Csv(str(tmp_path / "own.csv"), "label", **fields)
+
+
+def test_csv(tmp_path):
+    data = csv(tmp_path, client="hospital", test=0.25).load()
+    assert (data.x_train.shape, data.x_test.shape, data.classes) == ((15, 3), (5, 3), 2)
+    rows = np.concatenate([data.x_train, data.x_test])[:, 0].astype(int) - 20
+    assert sorted(rows) == list(range(20))
+    for x, y, owners, of in (
+        (data.x_train, data.y_train, data.owners, rows[:15]),
+        (data.x_test, data.y_test, data.owners_test, rows[15:]),
+    ):
+        np.testing.assert_array_equal(x, np.stack([20 + of, of % 4, of**2], 1))
+        np.testing.assert_array_equal(y, (of + 1) % 2)  # a is 0, b is 1
+        assert owners.tolist() == [f"h{i % 3}" for i in of]
+    again, other = (csv(tmp_path, features=["age", "income"], test=0.25, split_seed=seed).load() for seed in (0, 1))
+    np.testing.assert_array_equal(again.x_train[:, 0], data.x_train[:, 0])
+    assert set(other.x_test[:, 0]) != set(data.x_test[:, 0])
+
+
+def test_data_say_what_is_for_validation(saved, tmp_path):
+    """In a column or an array; problems that validate get it, and others train without."""
+    text = ROWS.replace("city", "part").replace(",0,", ",test,").replace(",1,", ",val,")
+    table = csv(tmp_path, text.replace(",2,", ",train,").replace(",3,", ",train,"), split="part", client="hospital")
+    ages, of = table.load().x_train[:, 0], table.load().validates
+    assert ages[of].tolist() == [21, 25, 29, 33, 37]
+    whole, left = (World(0, ByColumn(), table).load(validation) for validation in (True, False))
+    np.testing.assert_array_equal(whole.validates, of)
+    assert left.x_train[:, 0].tolist() == ages[~of].tolist() == [22, 23, 26, 27, 30, 31, 34, 35, 38, 39]
+    assert left.owners.tolist() == whole.owners[~of].tolist()
+    splits = World(0, ByColumn(), table).split(15, None, of, whole.owners)
+    for i, name in enumerate(["h0", "h1", "h2"]):
+        for split, wanted in (("val", of), ("train", ~of)):
+            assert splits[split][i].tolist() == np.flatnonzero(wanted & (whole.owners == name)).tolist()
+    with pytest.raises(UserError, match="client h0 has no examples in the split val"):
+        World(0, ByColumn(), table).split(15, None, of & (whole.owners != "h0"), whole.owners)
+    arrays = random_arrays((4, 3), np.uint8)
+    marked = np.arange(len(arrays["y_train"])) % 2
+    np.testing.assert_array_equal(Npz(str(saved(**arrays, val_train=marked))).load().validates, marked == 1)
+    for wrong in (marked[1:], marked + 1, marked * 0, marked.astype(str)):
+        with pytest.raises(UserError, match="val_train must be"):
+            Npz(str(saved(**arrays, val_train=wrong))).load()
+
+
+def test_csv_says_what_is_for_testing(tmp_path):
+    text = ROWS.replace("city", "part").replace(",0,", ",test,").replace(",1,", ",train,")
+    text = text.replace(",2,", ",train,").replace(",3,", ",train,")
+    data = csv(tmp_path, text, split="part", client="hospital").load()
+    assert data.x_test[:, 0].tolist() == [20, 24, 28, 32, 36]
+    assert data.x_train.shape == (15, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "message"),
+    [
+        (ROWS, {"client": "clinic"}, "dataset.client=clinic: .*no such column; .*age, city, income, label, hospital"),
+        (ROWS, {"client": "hopsital"}, "did you mean hospital"),
+        (ROWS, {"client": "HOSPITAL"}, r"did you mean hospital\?"),
+        (ROWS.replace(",", ";"), {"client": "hospital"}, "has semicolons between its columns"),
+        (ROWS, {}, "decimals have a point"),
+        (WIDE, {"client": "x"}, r"c0, .*, c7, \.\.\. \(71 in all\)$"),
+        (ROWS, {"features": ["age", "size"]}, "dataset.features=size"),
+        (ROWS, {}, r"hospital \(such as h0\): not numbers, .*dataset.client=COLUMN"),
+        (
+            ROWS.replace("24,0,", ",0,"),
+            {"client": "hospital"},
+            "row 5 below the names has nothing, or NA, in the column age",
+        ),
+        (
+            ROWS.replace(",a,", ",,"),
+            {"client": "hospital"},
+            "row 2 below the names has nothing, or NA, in the column label",
+        ),
+        (ROWS.replace(",a,", ",1.5,").replace(",b,", ",2,"), {"client": "hospital"}, "dataset.label=label: .*1.5"),
+        (ROWS, {"client": "hospital", "split": "city"}, "dataset.split=city: says 0"),
+        (ROWS, {"client": "hospital", "test": 0.01}, "dataset.test=0.01 of 20 examples"),
+        ("label\na\nb\n", {}, "no column besides label"),
+        ("age,label\n", {}, "has no rows"),
+        ("", {}, "is no CSV"),
+        ("a,b\n1,2,3\n1\n1,2,3,4\n", {}, "line 4 has 4 fields, and 3 are named"),
+        (
+            "age,label\n1,0\ninf,1\n2,0\n3,1\ninf,0\n",
+            {},
+            r"row 2 .* says inf in the column age, .*\(and 1 more rows\)",
+        ),
+        (
+            ROWS.replace("24,0,", "<5,0,"),
+            {"client": "hospital"},
+            "row 5 below the names says <5 in the column age, which is no finite number",
+        ),
+        (ROWS, {"features": ["age", "label"]}, "dataset: label is named twice"),
+        (ROWS, {"features": ["age", "city", "age"]}, "dataset: age is named twice"),
+        (ROWS, {"client": "city", "features": ["age", "city"]}, "dataset: city is named twice"),
+        (ROWS.replace("city", "age"), {"client": "hospital"}, "two columns have the name age"),
+        (ROWS.replace("age", ""), {"client": "hospital"}, "column 1 has no name"),
+        (
+            ROWS.replace(",a,", ",a ,", 1),
+            {"client": "hospital"},
+            "the column label says 'a ' and 'a', .*write them alike",
+        ),
+        (ROWS.replace(",h0", ",H0", 1), {"client": "hospital"}, "the column hospital says 'H0' and 'h0'"),
+    ],
+)
+def test_wrong_csv(text, fields, message, tmp_path):
+    with pytest.raises(UserError, match=message) as caught:
+        csv(tmp_path, text, **fields).load()
+    assert "\n" not in str(caught.value)
+
+
+def test_csv_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match="there is no such file"):
+        Csv(str(tmp_path / "no.csv"), "label").load()
+
+
+# Folders of images
+
+
+def pictures(folder, names=("cat", "dog"), count=5, shape=(4, 6), colours=False):
+    """Returns the images of each class."""
+    rng, made = np.random.default_rng(0), {}
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        made[name] = rng.integers(0, 256, (count, *shape, *([3] if colours else [])), dtype=np.uint8)
+        for i, image in enumerate(made[name]):
+            Image.fromarray(image).save(folder / name / f"{i}.png")
+    return made
+
+
+@pytest.mark.parametrize("colours", [False, True])
+def test_folder_of_images(colours, tmp_path):
+    made = pictures(tmp_path, colours=colours)
+    data = Folder(str(tmp_path), test=0.3).load()
+    assert (len(data.y_train), len(data.y_test), data.classes) == (7, 3, 2)
+    assert data.x_train.shape[1:] == (3 if colours else 1, 4, 6)
+    expected = np.concatenate([made["cat"], made["dog"]]).reshape(10, 4, 6, -1).transpose(0, 3, 1, 2)
+    found, labels = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test])
+    place = [next(i for i, image in enumerate(expected) if (image == x).all()) for x in found]
+    assert sorted(place) == list(range(10))
+    assert [i // 5 for i in place] == labels.tolist()
+
+
+def test_folders_for_training_and_testing(tmp_path):
+    made, _ = pictures(tmp_path / "train"), pictures(tmp_path / "test", ("dog",), 2)
+    data = Folder(str(tmp_path)).load()
+    np.testing.assert_array_equal(data.x_train[:, 0], np.concatenate([made["cat"], made["dog"]]))
+    assert data.y_test.tolist() == [1, 1]
+    pictures(tmp_path / "test", ("fox",), 1)
+    with pytest.raises(UserError, match="the class fox is not in"):
+        Folder(str(tmp_path)).load()
+
+
+def test_images_of_several_sizes(tmp_path):
+    pictures(tmp_path)
+    pictures(tmp_path, ("fox",), 2, (8, 8), True)
+    with pytest.raises(UserError, match=r"fox/0.png: has 8 x 8 pixels.* 4 x 6; dataset.size=N"):
+        Folder(str(tmp_path)).load()
+    assert Folder(str(tmp_path), 5).load().x_train.shape[1:] == (3, 5, 5)
+    assert Folder(str(tmp_path), [2, 3]).load().x_train.shape[1:] == (3, 2, 3)
+
+
+def test_folders_without_images(tmp_path):
+    with pytest.raises(UserError, match="has no folders"):
+        Folder(str(tmp_path)).load()
+    pictures(tmp_path)
+    (tmp_path / "fox").mkdir()
+    with pytest.raises(UserError, match="fox: has no images"):
+        Folder(str(tmp_path)).load()
+    (tmp_path / "fox" / "x.png").write_text("hello")
+    with pytest.raises(UserError, match="is no image"):
+        Folder(str(tmp_path)).load()
+    with pytest.raises(UserError, match="there is no such folder"):
+        Folder(str(tmp_path / "nowhere")).load()
+
+
+def test_classes_of_the_test_examples_count(saved):
+    assert read_npz(saved(y_test=np.array([0, 1, 6, 2, 3], dtype=np.uint8))).classes == 7
+
+
+def test_constant_images_normalise_without_a_warning():
+    x, y = np.full((7, 1, 3, 3), 201, dtype=np.uint8), np.zeros(7, dtype=np.int64)
+    mean, std = LabelledData(x, y, x, y).normalisation()
+    assert (mean.tolist(), std.tolist()) == ([201.0], [0.0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y_test": None}, "y_test missing"),
+        ({"x_train": None, "y_train": None}, "x_train, y_train missing"),
+        ({"x_train": np.array([[1], [2, 3]], dtype=object)}, "x_train holds Python objects"),
+        ({"y_train": np.zeros(11, dtype=int)}, "x_train has 12 examples and y_train 11"),
+        ({"x_test": np.zeros((0, 4, 3), dtype=np.uint8), "y_test": np.zeros(0, dtype=int)}, "x_test has 0 examples"),
+        ({"y_train": np.arange(12) - 1}, "y_train must be .* from 0 on"),
+        ({"y_train": np.zeros(12)}, "y_train must be .* whole numbers"),
+        ({"y_train": np.zeros((12, 1), dtype=int)}, "y_train must be"),
+        ({"x_train": np.zeros((12, 4, 3), dtype=np.int64)}, "x_train must be uint8 or floating point"),
+        ({"x_test": np.full((5, 4, 3), np.nan)}, r"x_test\[0\] has values .* in 4 more examples"),
+        (
+            {"x_test": np.pad(np.full((2, 4, 3), np.nan), ((3, 0), (0, 0), (0, 0)))},
+            r"x_test\[3\] .* in 1 more examples",
+        ),
+        ({"x_train": np.zeros(12, dtype=np.uint8)}, "x_train must be .*n, h, w"),
+        ({"x_train": np.zeros((12, 4, 3, 1, 1), dtype=np.uint8)}, "x_train must be .*n, h, w"),
+        ({"x_train": np.zeros((12, 4, 4), dtype=np.uint8)}, "different shapes"),
+        ({"x_train": np.zeros((12, 4, 0), dtype=np.uint8)}, "x_train has images without pixels"),
+        ({"y_train": np.full(12, 10**9)}, "y_train goes up to 1000000000"),
+        ({"y_test": np.full(5, 2**63, dtype=np.uint64)}, "y_test goes up to 9223372036854775808"),
+        ({"x_train": np.full((12, 4, 3), np.inf, dtype="f2")}, "no finite numbers"),
+        ({"x_train": np.full((12, 4, 3), 1e300)}, "beyond 1e.15"),
+        ({"x_train": np.full((12, 4, 3), np.longdouble(10) ** 4000)}, "beyond 1e.15"),
+        ({"x_test": np.zeros((5, 4, 3))}, "x_train is uint8 and x_test float64"),
+        ({"x_train": np.zeros((12, 3, 8, 6), np.uint8)}, r"x_train is \[12, 3, 8, 6\].*dataset.channels=first"),
+        ({"x_train": np.zeros((12, 7), np.int64)}, "x_train is int64: dataset.tokens=true"),
+        ({"client_train": np.zeros(11, int)}, "client_train must be .* each of the 12 examples, not int64 .11."),
+        ({"client_train": np.zeros(12)}, "client_train must be .* whole numbers or texts"),
+    ],
+)
+def test_wrong_arrays_are_refused(saved, changes, message):
+    assert_refused(saved(**changes), message)
+
+
+@pytest.mark.parametrize("dtype", ["<f2", ">f4", ">f8", "<f4"])
+def test_other_kinds_of_floating_point(saved, dtype):
+    """Half precision and another byte order: pixels are standardised as those of float64 are."""
+    rng = np.random.default_rng(0)
+    arrays = {key: rng.integers(0, 65_000, (n, 4, 3)).astype("f2") for key, n in (("x_train", 12), ("x_test", 5))}
+    found = read_npz(saved(**{key: x.astype(dtype) for key, x in arrays.items()}))
+    assert found.x_train.dtype in (np.float32, np.float64)
+    assert found.x_train.dtype.isnative
+    mean, std = found.normalisation()
+    np.testing.assert_allclose(mean, arrays["x_train"].astype("f8").mean(), rtol=1e-5)
+    np.testing.assert_allclose(std, arrays["x_train"].astype("f8").std(), rtol=1e-4)
+
+
+def test_an_entry_that_is_no_array(saved, tmp_path):
+    with ZipFile(saved()) as archive, ZipFile(tmp_path / "odd.npz", "w") as odd:
+        for name in archive.namelist():
+            odd.writestr(name, b"hello" if name == "x_test.npy" else archive.read(name))
+    assert_refused(tmp_path / "odd.npz", "x_test missing, or no array")
+
+
+def test_labels_of_another_byte_order(saved):
+    found = read_npz(saved(y_train=np.arange(12).astype(">u8")))
+    assert found.y_train.tolist() == list(range(12))
+
+
+def test_more_than_the_memory(saved, monkeypatch):
+    """An archive says how large its arrays are before they are unpacked."""
+    path = saved()
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 2}.__getitem__)
+    assert_refused(path, "too large for the .* of memory here")
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def corrupted(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 4] ^= 0xFF
+    path.write_bytes(content)
+
+
+def pickled(path):
+    np.array([{}], dtype=object).dump(path)
+
+
+def npy(path):
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncated, "not a readable .npz"),
+        (corrupted, "not a readable .npz"),
+        (lambda path: path.write_bytes(b""), "not a readable .npz"),
+        (lambda path: path.write_text("x_train, y_train"), "not a readable .npz"),
+        (pickled, "not a readable .npz"),
+        (npy, "not a readable .npz"),
+        (Path.unlink, "there is no such file"),
+        (lambda path: (path.unlink(), path.mkdir()), "not a readable .npz"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "not a readable .npz"),
+        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "not a readable .npz"),
+    ],
+)
+def test_broken_files_are_refused(saved, damage, message):
+    path = saved()
+    damage(path)
+    assert_refused(path, message)
+
+
+def assert_refused(path, message):
+    with pytest.raises(UserError, match=message) as caught:
+        Npz(str(path)).load()
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# Where data sets are looked for
+
+
+def test_data_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("FEDOPT_DATA", raising=False)
+    assert data_folder(None) == tmp_path / ".cache" / "fedopt"
+    monkeypatch.setenv("FEDOPT_DATA", "/from/environment")
+    assert data_folder(None) == Path("/from/environment")
+    assert data_folder("~/mine") == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+def test_npz_comes_first(saved, offline, monkeypatch, name):
+    path = saved(name)
+    monkeypatch.setenv("FEDOPT_DATA", str(path.parent))
+    np.testing.assert_array_equal(Torchvision(name).load().x_train, read_npz(path).x_train)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+def test_missing_data_without_network(offline, tmp_path, name):
+    timeout = socket.getdefaulttimeout()
+    with pytest.raises(UserError) as caught:
+        Torchvision(name, root=str(tmp_path / "data")).load()
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (f"dataset={name} ", str(tmp_path / "data"), f"{name}.npz", "FEDOPT_DATA"):
+        assert part in message
+    assert socket.getdefaulttimeout() == timeout
+
+
+def write_idx(folder, name, array):
+    folder.mkdir(parents=True, exist_ok=True)
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    (folder / name).write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+def raw_layout(root):
+    arrays = random_arrays((4, 3), np.uint8)
+    raw = root / "MNIST" / "raw"
+    for split, prefix in (("train", "train"), ("test", "t10k")):
+        write_idx(raw, f"{prefix}-images-idx3-ubyte", arrays[f"x_{split}"])
+        write_idx(raw, f"{prefix}-labels-idx1-ubyte", arrays[f"y_{split}"])
+    return arrays, raw
+
+
+def test_torchvision_layout(offline, tmp_path):
+    arrays, _ = raw_layout(tmp_path)
+    data = Torchvision("mnist", root=str(tmp_path)).load()
+    for key in ("x_train", "x_test"):
+        np.testing.assert_array_equal(getattr(data, key)[:, 0], arrays[key])
+    for key in ("y_train", "y_test"):
+        np.testing.assert_array_equal(getattr(data, key), arrays[key])
+
+
+@pytest.mark.parametrize("left", [0.0, 0.6])
+def test_broken_torchvision_layout(offline, tmp_path, left):
+    _, raw = raw_layout(tmp_path)
+    file = raw / "train-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes()[: int(left * file.stat().st_size)])
+    with pytest.raises(UserError, match="dataset=mnist") as caught:
+        Torchvision("mnist", root=str(tmp_path)).load()
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# Digits and the long tail
+
+
+def test_digits():
+    from sklearn.datasets import load_digits
+
+    data, bunch = Digits().load(), load_digits()
+    assert (len(data.x_train), len(data.x_test), data.classes) == (1437, 360, 10)
+    assert data.x_train.shape[1:] == (1, 8, 8)
+    assert data.x_train.dtype == np.uint8
+    np.testing.assert_array_equal(data.x_test[:, 0], bunch.images[::5])
+    np.testing.assert_array_equal(data.x_train[:4, 0], bunch.images[1:5])
+    np.testing.assert_array_equal(data.y_test, bunch.target[::5])
+    np.testing.assert_array_equal(data.y_train[4:8], bunch.target[6:10])
+
+
+def test_long_tail():
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6500))
+    kept = long_tail(labels, 6000, 0.01)
+    # 6000 * 0.01^(c/9), rounded; the second is named in FedNest, Sec. 4.2.
+    assert np.bincount(labels[kept]).tolist() == [6000, 3597, 2156, 1293, 775, 465, 278, 167, 100, 60]
+    assert np.all(np.diff(kept) > 0)
+    for c in range(10):  # the first ones of each class
+        mine = kept[labels[kept] == c]
+        np.testing.assert_array_equal(mine, np.flatnonzero(labels == c)[: len(mine)])
+
+
+def test_long_tail_of_small_classes():
+    labels = np.repeat([0, 1, 2], [30, 200, 200])
+    kept = long_tail(labels, 100, 0.25)
+    assert np.bincount(labels[kept]).tolist() == [30, 50, 25]
+    assert len(long_tail(labels, 1000, 1.0)) == 430
+
+
+def test_long_tail_of_data_that_say_what_is_for_validation(saved):
+    """The rare class loses training examples, and none of those to validate on."""
+    rng = np.random.default_rng(0)
+    y, validates = np.arange(300) % 3, np.arange(300) % 5 == 0
+    x, x_test = rng.normal(size=(300, 2)), rng.normal(size=(9, 2))
+    path = saved(x_train=x, y_train=y, x_test=x_test, y_test=y[:9], val_train=validates)
+    words = [
+        "dataset=npz",
+        f"dataset.path={path}",
+        "partitioner=iid",
+        "partitioner.clients=1",
+        "participation.cohort=null",
+    ]
+    problem = small("fedmsa", "imbalanced_mnist", *words, "problem.largest=64", "problem.imbalance=0.25").original
+    sizes = {split: np.bincount(problem.labels[of.rows]).tolist() for split, of in problem.splits.items()}
+    assert sizes == {"train": [64, 32, 16], "val": [20, 20, 20]}
+    assert problem.remark == (
+        "112 training, 9 test, 60 validation examples; problem.largest and problem.imbalance keep 112 of 240 training examples"
+    )
+
+
+def test_arrays_that_nothing_reads_are_said(saved):
+    """Such as `val` where `val_train` was meant."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 2)), np.arange(60) % 3
+    path = saved(x_train=x, y_train=y, x_test=x[:9], y_test=y[:9], val=y > 1)
+    words = [
+        "dataset=npz",
+        f"dataset.path={path}",
+        "partitioner=iid",
+        "partitioner.clients=2",
+        "participation.cohort=2",
+    ]
+    said = small("fedavg", "classification", *words).original.remark
+    assert "; nothing reads the arrays val; those known are x_train, y_train, x_test, y_test, client_train, " in said
+
+
+# The real data
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "std"),
+    [
+        ("mnist", [0.1307], [0.3081]),
+        ("fashion_mnist", [0.2860], [0.3530]),
+        ("cifar10", [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]),
+    ],
+)
+def test_pixel_statistics(name, mean, std):
+    root = real(f"{name}.npz")
+    data = Torchvision(name, root=str(root)).load()
+    n = 50000 if name == "cifar10" else 60000
+    assert (len(data.x_train), len(data.x_test), data.classes) == (n, 10000, 10)
+    for got, published in zip(data.normalisation(), (mean, std), strict=True):
+        np.testing.assert_allclose(got / 255, published, atol=6e-5)
+
+
+def test_mnist_in_torchvision_layout(offline, tmp_path):
+    root = real("MNIST/raw/train-images-idx3-ubyte")
+    (tmp_path / "MNIST").mkdir()
+    (tmp_path / "MNIST" / "raw").symlink_to(root / "MNIST" / "raw")
+    data = Torchvision("mnist", root=str(tmp_path)).load()
+    assert (data.x_train.shape, data.x_test.shape) == ((60000, 1, 28, 28), (10000, 1, 28, 28))
+    # The sizes of the classes as published.
+    assert np.bincount(data.y_train).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    np.testing.assert_allclose(data.normalisation()[0] / 255, 0.1307, atol=6e-5)
+    if (root / "mnist.npz").exists():
+        npz = read_npz(root / "mnist.npz")
+        assert all(np.array_equal(getattr(data, key), getattr(npz, key)) for key in KEYS)
+
+
+def test_unit_pixels():
+    """From 0 to 1: nothing subtracted, divided by the largest training pixel."""
+    x = np.array([0, 51, 255], np.uint8).reshape(3, 1, 1, 1)
+    y = np.arange(3)
+    shift, scale = LabelledData(x, y, x, y, "unit").normalisation()
+    np.testing.assert_array_equal((x[:, 0, 0, 0] - shift) / scale, [0, 0.2, 1])
+    assert Digits(pixels="unit").load().normalisation()[1] == 16
+    assert LabelledData(-x.astype(float), y, x, y, "unit").normalisation()[1] == 255
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1, 1), (3, 1)])
+def test_raw_values(shape):
+    x, y = np.array([7, 51, 255.0]).reshape(shape), np.arange(3)
+    shift, scale = LabelledData(x, y, x, y, "raw").normalisation()
+    assert (shift.tolist(), scale.tolist()) == ([0], [1])
+
+
+# As a user sees them
+
+
+def test_a_table_with_clients_of_its_own(monkeypatch, capsys, tmp_path):
+    """As many clients as the column has names, of unequal sizes, none of whom takes part without being asked."""
+    rng = np.random.default_rng(0)
+    hospital = rng.choice(["north", "south", "east"], 120, p=[0.6, 0.3, 0.1])
+    x = rng.normal(size=(120, 2)) * [1e5, 1e-3] + [3e6, 0]
+    rows = [f"{a},{b},{'yes' if b > 0 else 'no'},{h}" for (a, b), h in zip(x, hospital, strict=True)]
+    (tmp_path / "own.csv").write_text("\n".join(["a,b,ill,hospital", *rows]))
+    words = ["algo=fedavg", "problem=classification", "problem.model=linear", "dataset=csv", "dataset.label=ill"]
+    words += [f"dataset.path={tmp_path / 'own.csv'}", "dataset.client=hospital", "partitioner=by_column"]
+    words += ["budget.rounds=20", "algo.eta=1.0", "hardware.threads=1"]
+    refused = fedopt(monkeypatch, capsys, *words, f"output_dir={tmp_path / 'run'}")
+    assert refused.code == 2
+    assert "participation.cohort=10" in refused.err
+    result = fedopt(monkeypatch, capsys, *words, "participation.cohort=null", f"output_dir={tmp_path / 'run'}")
+    assert result.code == 0, result.err
+    table = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert table["test_accuracy"].iloc[-1] > 90  # column b alone tells the classes apart
+    card = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (card["clients"], card["classes"]) == (["east", "north", "south"], ["no", "yes"])
+    assert card["features"] == ["a", "b"]
+    assert result.err.splitlines()[0].endswith("; 96 training, 24 test examples of 2 features")
+    others = [*words[:-4], "partitioner=iid", "partitioner.clients=3", "participation.cohort=null", "budget.rounds=1"]
+    unused = fedopt(monkeypatch, capsys, *others, f"output_dir={tmp_path / 'other'}").err.splitlines()[0]
+    assert unused.endswith("; whose each row is goes unused, which partitioner=by_column divides by")
+    bytes_of_a_model = 4 * (2 * 2 + 2)
+    assert table["bytes_up"].iloc[-1] == 20 * len({*hospital}) * bytes_of_a_model
+
+
+def test_a_text_of_token_ids(monkeypatch, capsys, tmp_path, saved):
+    """A network that embeds them learns which word was there; those that see numbers are refused."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 30, (200, 7))
+    path = saved(x_train=x, y_train=x[:, -1] % 10, x_test=x[:50], y_test=x[:50, -1] % 10)
+    words = ["algo=fedavg", "problem=classification", "dataset=npz", f"dataset.path={path}", "dataset.tokens=true"]
+    words += ["partitioner=iid", "partitioner.clients=4", "participation.cohort=null", "hardware.threads=1"]
+    words += ["budget.rounds=10", "algo.eta=2.0", "algo.B=10", f"output_dir={tmp_path / 'run'}"]
+    refused = fedopt(monkeypatch, capsys, *words)
+    assert "problem.model=mlp: sees numbers" in refused.err
+    own = "problem.model={_target_: networks.Words, dropout: 0.1}"
+    assert fedopt(monkeypatch, capsys, *words, own).code == 0
+    table = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert table["train_loss"].iloc[-1] < 0.8 * table["train_loss"].iloc[0]

@@ -1,0 +1,433 @@
+"""Draws, the exchange, its fence and its ledger, with client functions written for the test."""
+
+from array import array
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from timeit import timeit
+
+import numpy as np
+import pytest
+import torch
+from support.harness import rows_of, small
+
+from fedopt.config.settings import Participation
+from fedopt.errors import UserError
+from fedopt.federation import fence
+from fedopt.federation.draws import Epochs, Full, Steps, draw
+from fedopt.federation.engines import STEP_OVERHEAD, OneByOne, Vectorised, equally_busy
+from fedopt.federation.memory import Memory
+from fedopt.federation.round import Federation
+from fedopt.randomness import Purpose, keyed_rng
+
+ENGINES = [OneByOne(), Vectorised(), Vectorised(2)]
+
+
+def rng_of(client):
+    return keyed_rng(7, Purpose.SAMPLES, round=3, exchange=1, client=client)
+
+
+LIKE = torch.zeros(1, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    """Ragged: clients with very different numbers of digits."""
+    return small("fedavg", "classification", "partitioner=dirichlet", "partitioner.alpha=0.3").problem
+
+
+def test_keys_do_not_share_streams():
+    keys = [
+        {"purpose": p, "round": r, "exchange": x, "client": c}
+        for p in (3, 5)
+        for r in (0, 1)
+        for x in (0, 1)
+        for c in (0, 1)
+    ]
+    streams = np.array([keyed_rng(1, **{**key, "purpose": Purpose(key["purpose"])}).random(1000) for key in keys])
+    assert len(np.unique(streams)) == streams.size
+    again = np.array([keyed_rng(1, **{**key, "purpose": Purpose(key["purpose"])}).random(1000) for key in keys])
+    np.testing.assert_array_equal(streams, again)
+
+
+def rows(problem, wanted, clients):
+    """Rows [clients, samples, B] of the training split and their weights, and the steps of each client."""
+    whole, drawn = draw({"local": wanted}, problem.splits, clients, rng_of, LIKE)
+    return *rows_of(whole, drawn["local"], "train"), drawn["local"].steps
+
+
+def test_draws_do_not_depend_on_company(problem):
+    alone = rows(problem, Steps(3, 5), np.array([4]))[:2]
+    together = rows(problem, Steps(3, 5), np.array([1, 4, 0]))[:2]
+    for a, b in zip(alone, together, strict=True):
+        width = a.shape[-1]
+        assert torch.equal(a[0], b[1, :, :width])
+
+
+@pytest.mark.parametrize(("B", "E", "k"), [(4, None, 3), (None, None, 1), (7, 2, 1), (None, 2, 1), (10**6, 1, 1)])
+def test_samples(problem, B, E, k):
+    """Own rows only, no repeats within a sample, weights 1/b; an epoch sees every example once."""
+    clients = np.arange(problem.clients)
+    sizes = problem.sizes()
+    index, weights, steps = rows(problem, Steps(k, B) if E is None else Epochs(E, B), clients)
+    index, weights = index.numpy(), weights.numpy()
+    for i in clients:
+        n = sizes[i]
+        taken = [index[i, s][weights[i, s] > 0] for s in range(index.shape[1])]
+        taken = [t for t in taken if len(t)]
+        assert len(steps) == len(clients)
+        assert steps[i] == (k if E is None else E if B is None else E * -(-n // B))
+        for t in taken:
+            assert set(t) <= set(problem.splits["train"][i])
+            assert len(set(t)) == len(t)
+        if E is None:
+            assert all(len(t) == min(B or n, n) for t in taken)
+        elif B is not None:
+            assert sorted(np.concatenate(taken)) == sorted(np.tile(problem.splits["train"][i], E))
+        for s, t in enumerate(taken):
+            np.testing.assert_allclose(weights[i, s][weights[i, s] > 0], 1 / len(t))
+
+
+def test_samples_with_replacement(problem):
+    """Own rows only, B of them however few there are, each uniform."""
+    wanted = Steps(np.array([0, 3, 2000, 1, 2, 3]), 5, replace=True)
+    index, weights, steps = rows(problem, wanted, np.arange(problem.clients))
+    index, weights = index.numpy(), weights.numpy()
+    assert index.shape == (6, 2000, 5)
+    for i, k in enumerate(steps):
+        assert set(index[i, :k].ravel()) <= set(problem.splits["train"][i])
+        np.testing.assert_allclose(weights[i, :k], 1 / 5)
+    n = int(problem.sizes()[2])
+    counts = np.unique(index[2], return_counts=True)[1]
+    assert len(counts) == n
+    assert abs(counts - 10_000 / n).max() < 6 * np.sqrt(10_000 / n)
+
+
+def test_samples_are_uniform(problem):
+    """Each example of a client is in a batch of B with probability B / n."""
+    n, B, steps_drawn = int(problem.sizes()[0]), 5, 4000
+    index, *_ = rows(problem, Steps(steps_drawn, B), np.array([0]))
+    _, counts = np.unique(index.numpy(), return_counts=True)
+    mean = steps_drawn * B / n
+    assert len(counts) == n
+    assert abs(counts - mean).max() < 6 * np.sqrt(mean)
+
+
+def test_names_are_drawn_in_their_order():
+    """One after the other from each client's own stream, split by split, as far as a name draws from a split."""
+    problem = small("fednest", "hyper_representation").problem
+    wanted = {"outer": Steps(2, 3, samples=2), "inner": Epochs(1, 4, split="train"), "all": Full("val")}
+    whole, drawn = draw(wanted, problem.splits, np.array([4]), rng_of, LIKE)
+    rng = rng_of(4)
+    for split in ("train", "val"):
+        own = problem.splits[split][4]
+        outer = np.stack([own[rng.choice(len(own), 3, replace=False, shuffle=False)] for _ in range(4)])
+        np.testing.assert_array_equal(rows_of(whole, drawn["outer"], split)[0][0], outer)
+        if split == "train":
+            order = rng.permutation(len(own))
+            index, weight = (t[0].numpy() for t in rows_of(whole, drawn["inner"], split))
+            np.testing.assert_array_equal(index[weight > 0], own[order])
+    assert set(drawn["inner"].positions) == {"train"}
+    assert drawn["all"].positions == {}
+    assert drawn["all"].splits == ("val",)
+    assert [name.steps.tolist() for name in drawn.values()] == [[2], [-(-len(problem.splits["train"][4]) // 4)], [1]]
+
+
+def count_examples(client, message):
+    """Sum over the client's steps of (sum of labels, 1), over unpadded examples."""
+
+    def step(carry, sample):
+        batch = sample["train"]
+        real = (batch.weight > 0).to(message.dtype)
+        return carry[0] + (batch.y * real).sum(), carry[1] + 1
+
+    return client.scan("local", step, (message[0], message[1]))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ragged_clients(problem, engine):
+    """Different numbers of examples and steps: the weighted sum of what each client alone counts."""
+    fed = Federation(problem, engine, 0)
+    cohort, weights = np.array([5, 0, 3]), np.array([0.5, 2.0, 1.0])
+    message = torch.zeros(2, dtype=torch.float64)
+    labels, steps_taken = fed.at(0).exchange(count_examples, message, cohort, weights=weights, local=Epochs(2, 7))
+    y, sizes = problem.train.y.numpy(), problem.sizes()
+    expected = sum(w * 2 * y[problem.splits["train"][i]].sum() for i, w in zip(cohort, weights, strict=True))
+    assert float(labels) == pytest.approx(expected, rel=1e-12)
+    assert float(steps_taken) == pytest.approx(
+        sum(w * 2 * -(-sizes[i] // 7) for i, w in zip(cohort, weights, strict=True))
+    )
+
+
+def test_clients_wait_for_each_other_only_where_it_is_cheaper():
+    """A stack takes (overhead + clients) x the steps of its busiest: cut to the least of all, tried out."""
+    rng = np.random.default_rng(0)
+
+    def cost(steps, cuts):
+        return sum(group[0] * (STEP_OVERHEAD + len(group)) for group in np.split(steps, cuts))
+
+    for _ in range(20):
+        steps = np.sort(rng.integers(1, 40, 8) ** 2)[::-1]
+        every = (cuts for count in range(8) for cuts in combinations(range(1, 8), count))
+        best = min(cost(steps, list(cuts)) for cuts in every)
+        assert cost(steps, equally_busy(steps)) <= 1.05 * best
+    assert equally_busy(np.full(100, 7)) == []
+    assert equally_busy(np.array([5])) == []
+    uneven = np.repeat([5, 4, 3, 2], 50)
+    assert equally_busy(uneven) == [50, 100, 150]
+    stacks = Vectorised(40).stacks(np.arange(200), uneven, 8)
+    assert [len(stack) for stack in stacks] == [25] * 8
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("B", [2, None])
+def test_stragglers_take_no_step(problem, engine, B):
+    """Next to others, and where there are only stragglers."""
+    fed = Federation(problem, engine, 0, Participation(stragglers=0.5)).at(0)
+    for steps in (fed.work(3), np.zeros(6, dtype=np.int64)):
+        start, local = torch.zeros(2, dtype=torch.float64), Steps(steps, B, replace=True)
+        _, taken = fed.exchange(count_examples, start, fed.everyone(), weights=np.ones(6), local=local)
+        assert float(taken) == steps.sum()
+
+
+def test_stragglers_are_drawn_anew(problem):
+    fed = Federation(problem, OneByOne(), 0, Participation(least=2, stragglers=1 / 3))
+    late = np.zeros(6)
+    for r in range(600):
+        work = fed.at(r).work(4)
+        assert sorted(work)[:2] == [0, 0] < sorted(work)[2:3]
+        late += work == 0
+    assert abs(late - 200).max() < 5 * np.sqrt(200 * 2 / 3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_part_of_the_message_for_each_alone(problem, engine):
+    """Clients of a cohort in any order; it is billed."""
+    fed = Federation(problem, engine, 0)
+    cohort = np.array([4, 1, 3])
+    own = torch.tensor([[4.0, 0], [1, 0], [3, 0]], dtype=torch.float64)
+    x = torch.zeros(3, dtype=torch.float64)
+    weights = np.array([100.0, 10, 1])
+    answer = fed.at(0).exchange(lambda client, x: client.own * 2 + client.index, x, cohort, weights=weights, own=own)
+    torch.testing.assert_close(answer, torch.tensor([3 * 413.0, 413.0], dtype=torch.float64))
+    np.testing.assert_array_equal(fed.ledger.down, [0, 40, 0, 40, 40, 0])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ledger_bills_bytes_per_client(problem, engine):
+    fed = Federation(problem, engine, 0)
+    message = (torch.zeros(3, dtype=torch.float64), torch.zeros(2, dtype=torch.float32))
+    fed.at(0).exchange(lambda client, m: m[1], message, np.array([1, 4]))
+    fed.at(1).exchange(lambda client, m: m[0], message, np.array([4]))
+    assert fed.ledger.comm_rounds == 2
+    np.testing.assert_array_equal(fed.ledger.down, [0, 32, 0, 0, 64, 0])
+    np.testing.assert_array_equal(fed.ledger.up, [0, 8, 0, 0, 8 + 24, 0])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_mean_and_memory(problem, engine):
+    """A client adds the message to its own row; others keep theirs."""
+    fed = Federation(problem, engine, 0).at(0)
+    before = torch.arange(6.0, dtype=torch.float64)[:, None] * torch.ones(2, dtype=torch.float64)
+    memory = Memory(before.clone())
+
+    def add(client, message):
+        return client.memory * 10, client.memory + message
+
+    message, cohort, half = torch.ones(2, dtype=torch.float64), np.array([2, 5]), np.full(2, 0.5)
+    mean, after = fed.exchange(add, message, cohort, weights=half, memory=memory)
+    assert torch.equal(memory.tensor(), before)
+    torch.testing.assert_close(mean, torch.full((2,), 35.0, dtype=torch.float64))
+    torch.testing.assert_close(after.tensor()[:, 0], torch.tensor([0.0, 1, 3, 3, 4, 6], dtype=torch.float64))
+
+
+def test_cohorts_are_uniform_and_new_each_time(problem):
+    fed = Federation(problem, OneByOne(), 0, Participation(cohort=2))
+    counts = np.zeros(6)
+    for r in range(600):
+        of_round = fed.at(r)
+        first, second = of_round.cohort(), of_round.cohort()
+        assert len(set(first)) == 2
+        counts[first] += 1
+        counts[second] += 1
+    assert abs(counts - 400).max() < 5 * np.sqrt(400 * 2 / 3)
+    np.testing.assert_array_equal(fed.at(5).cohort(), fed.at(5).cohort())
+
+
+def test_oracle_calls_of_finished_clients_are_not_counted(problem):
+    def local(client, x):
+        return client.scan("local", lambda x, xi: x - client.gradient(x, xi), x)
+
+    for engine in ENGINES:
+        fed = Federation(problem, engine, 0)
+        fed.at(0).exchange(local, *problem.start(), np.arange(6), local=Epochs(1, 7))
+        assert fed.ledger.calls.grad == sum(-(-problem.sizes() // 7))
+
+
+def test_mean_has_the_problems_weights(problem):
+    """p_i, divided by their sum over the cohort."""
+    fed, cohort = Federation(problem, OneByOne(), 0), np.array([5, 0, 3])
+    x, p = torch.zeros(1, dtype=torch.float64), problem.sizes()[cohort] / problem.sizes().sum()
+    mean = fed.at(0).exchange(lambda client, x: x + client.index, x, cohort)
+    assert float(mean) == pytest.approx(p @ cohort / p.sum(), rel=1e-12)
+
+
+def test_a_round_is_a_value(problem):
+    """The same exchanges, made again, draw the same; another round or another exchange does not."""
+    fed = Federation(problem, OneByOne(), 0, Participation(cohort=2))
+
+    def first_labels(r):
+        of_round, x = fed.at(r), torch.zeros(5, dtype=torch.float64)
+        answers = [
+            of_round.exchange(lambda client, x: x + client.sample("xi")["train"].y, x, np.array([2]), xi=Steps(1, 5))
+            for _ in range(2)
+        ]
+        return torch.cat(answers).tolist()
+
+    assert first_labels(3) == first_labels(3) != first_labels(4)
+    assert first_labels(3)[:5] != first_labels(3)[5:]
+
+
+def test_another_name_than_those_of_the_exchange(problem):
+    """Is answered with those that there are."""
+    fed, x = Federation(problem, OneByOne(), 0).at(0), torch.zeros(1, dtype=torch.float64)
+    for asks in (lambda client, x: x * client.own_steps("lokal"), lambda client, x: client.scan("lokal", torch.add, x)):
+        with pytest.raises(UserError, match=r"'lokal'; the exchange draws local, outer"):
+            fed.exchange(asks, x, np.arange(2), local=Steps(1, 2), outer=Full())
+    with pytest.raises(UserError, match=r"'xi'; the exchange draws nothing"):
+        fed.exchange(lambda client, x: client.sample("xi"), x, np.arange(2))
+
+
+# The fence
+
+X = torch.ones(3)
+
+
+@dataclass(frozen=True)
+class Holder:
+    held: object
+
+    def method(self, client, message):
+        return message + len(str(self.held))
+
+
+def offenders():
+    """Client functions that carry what they were not sent, each with the variable that has it."""
+    x, rows, state = torch.ones(3), np.arange(6), {"deep": [(torch.ones(2),)]}
+    rng, generator = np.random.default_rng(0), torch.Generator()
+    helper = lambda: x  # noqa: E731
+    yield "x", lambda client, message: message + x
+    yield "rows", lambda client, message: message + rows[client.index]
+    yield "state", lambda client, message: message + state["deep"][0][0]
+    yield "rng", lambda client, message: message + rng.random()
+    yield "generator", lambda client, message: message + torch.rand(3, generator=generator)
+    yield "helper", lambda client, message: message + helper()
+    yield "more", lambda client, message, more=x: message + more
+    yield "again", lambda client, message, *, again=(x,): message + again[0]
+    yield "X", lambda client, message: message + X
+    yield "uses_global", lambda client, message: uses_global(message)
+    yield "self", Holder(x).method
+    yield "partial", partial(lambda x, client, message: message + x, x)
+    yield "add", (lambda add: lambda client, message: add(message))(x.add)
+    yield "held", marked
+    yield "AtClass", lambda client, message: message + AtClass.held
+    yield "weights", (lambda weights: lambda client, message: message + weights[0])(array("d", [1.0]))
+    iterator = iter([x])
+    yield "iterator", lambda client, message: message + next(iterator)
+
+
+def uses_global(message):
+    return message + X
+
+
+def marked(client, message):
+    return message + marked.held
+
+
+marked.held = X
+
+
+class AtClass:
+    held = X
+
+
+@pytest.mark.parametrize(("variable", "client_fn"), [pytest.param(v, f, id=v) for v, f in offenders()])
+def test_fence_refuses_what_was_not_sent(problem, variable, client_fn):
+    """Before anything is billed, and with a message that names the variable."""
+    fed = Federation(problem, OneByOne(), 0)
+    with pytest.raises(UserError, match=rf"variable \w* ?\w* ?{variable}\b"):
+        fed.at(0).exchange(client_fn, torch.ones(3), np.arange(6))
+    assert fed.ledger.comm_rounds == 0
+
+
+@pytest.mark.parametrize(
+    "message", [Holder(X), {X}, X.numpy(), (X, [lambda: X])], ids=["object", "set", "array", "function"]
+)
+def test_fence_refuses_what_is_hidden_in_a_message(problem, message):
+    """It would cost nothing."""
+    fed = Federation(problem, OneByOne(), 0)
+    with pytest.raises(UserError, match="a message is tensors"):
+        fed.at(0).exchange(lambda client, message: torch.zeros(1), message, np.arange(2))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_message_is_not_written_over(problem, engine):
+    """It is the server's, and all clients'."""
+    with pytest.raises(UserError, match="wrote over its message"):
+        Federation(problem, engine, 0).at(0).exchange(
+            lambda client, x: x.sub_(1) * client.index, torch.ones(3), np.arange(6)
+        )
+
+
+def test_fence_refuses_answers_that_go_another_way(problem):
+    """A client's gradient in a list of the server's is no message."""
+    box = []
+    fed = Federation(problem, OneByOne(), 0)
+    with pytest.raises(UserError, match="variable box"):
+        fed.at(0).exchange(lambda client, x: box.append(x) or x[:1], *problem.start(), np.arange(2))
+
+
+def test_what_a_scan_returns_is_not_written_over(problem):
+    """By the steps of the next one."""
+
+    def local(client, x):
+        step = lambda x, xi: client.gradient_step_(x, xi, 0.1)  # noqa: E731
+        a = client.scan("local", step, x)
+        kept = a.clone()
+        client.scan("local", step, a)
+        return (a - kept).abs().max()
+
+    for engine in ENGINES:
+        fed = Federation(problem, engine, 0)
+        assert float(fed.at(0).exchange(local, *problem.start(), np.arange(6), local=Steps(3, 4))) == 0
+
+
+def test_whole_numbers_have_a_mean_too(problem):
+    """Also in a carry of clients with unequal steps."""
+    count = lambda client, x: client.scan("local", lambda n, xi: n + 1, torch.tensor(0))  # noqa: E731
+    for engine in ENGINES:
+        fed, steps = Federation(problem, engine, 0), np.array([1, 2, 3, 5, 0, 1])
+        mean = fed.at(0).exchange(count, torch.zeros(1), np.arange(6), weights=np.full(6, 1 / 6), local=Steps(steps, 4))
+        assert float(mean) == pytest.approx(2)
+
+
+def test_fence_refuses_the_problem_and_the_round(problem):
+    fed = Federation(problem, OneByOne(), 0)
+    of_round = fed.at(0)
+    for client_fn in (lambda client, m: m + problem.clients, lambda client, m: m + of_round.r):
+        with pytest.raises(UserError, match=r"variable (problem|of_round)"):
+            of_round.exchange(client_fn, torch.ones(3), np.arange(6))
+
+
+def test_fence_admits_hyperparameters_and_takes_microseconds(problem):
+    eta, betas, names = 0.1, [0.1, 0.2], {"a": (1, "b")}
+    settings = Holder((eta, betas))
+
+    def inner(x):
+        return eta * x + sum(betas)
+
+    def client_fn(client, message):
+        return torch.sin(inner(message)) * settings.held[0] + len(names) + np.pi
+
+    fence.check(client_fn)
+    assert timeit(lambda: fence.check(client_fn), number=1000) < 0.2  # 200 microseconds each, on a busy machine too

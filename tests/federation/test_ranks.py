@@ -1,0 +1,90 @@
+"""Ranks of which one is killed or fails, and ranks whose torchrun is killed."""
+
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.command import ROOT, Result, fedopt, start_ranks
+
+from fedopt.results.folder import RunFolder
+
+LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=60", "eval.every=3", "hardware.threads=1"]
+HURT = ROOT / "tests" / "support" / "hurt_ranks.py"
+BUILDING, ROUND, EVALUATION = (
+    "fedopt.running.loop.assemble",
+    "fedopt.federation.ranks.total",
+    "fedopt.running.loop.Run._evaluate",
+)
+DRAWING = "fedopt.results.figures.metrics"
+
+
+def assert_goes_on(monkeypatch, capsys, path: Path, rounds: int) -> None:
+    """To the metrics.csv of an undisturbed run, on one rank."""
+    for name, more in (("run", ["resume=true"]), ("whole", [])):
+        arguments = [*LONG, f"budget.rounds={rounds}", f"output_dir={path / name}", *more]
+        assert fedopt(monkeypatch, capsys, *arguments).code == 0
+    run, whole = (pd.read_csv(path / name / "metrics.csv").drop(columns="train_seconds") for name in ("run", "whole"))
+    np.testing.assert_allclose(run, whole, rtol=1e-5, atol=1e-12)
+
+
+def hurt(how: str, rank: int, where: str, calls: int, cwd: Path) -> tuple[Result, list[str]]:
+    """What comes of it, and the lines that fedopt says."""
+    process = start_ranks(HURT, how, str(rank), where, str(calls), *LONG, "output_dir=run", cwd=cwd)
+    out, err = process.communicate(timeout=60)
+    assert "bug" not in err
+    assert "in execute" not in err  # a traceback
+    return Result(process.returncode, out, err), [line for line in err.splitlines() if line.startswith("fedopt: ")]
+
+
+@pytest.mark.parametrize(("rank", "where", "calls"), [(1, ROUND, 70), (0, EVALUATION, 9), (0, DRAWING, 1)])
+def test_killed_rank(monkeypatch, capsys, rank, where, calls, tmp_path):
+    """Another says so in one line, and the run goes on from its checkpoint."""
+    result, said = hurt("kill", rank, where, calls, tmp_path)
+    assert result.code == 1
+    assert len(said) == 1
+    assert "another process of the run ended" in said[0]
+    assert "resume=true" in said[0]
+    assert RunFolder(tmp_path / "run").status() == ("finished" if where == DRAWING else "failed" if rank else "running")
+    assert_goes_on(monkeypatch, capsys, tmp_path, 60)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_killed_while_it_builds(rank, tmp_path):
+    result, said = hurt("kill", rank, BUILDING, 1, tmp_path)
+    assert result.code == 1
+    assert len(said) <= 1  # torchrun may have ended the other before it noticed
+
+
+def test_rank_that_fails_alone_says_why(tmp_path):
+    result, said = hurt("fail", 1, ROUND, 70, tmp_path)
+    assert result.code == 1
+    assert len(said) == 1
+    assert said[0].endswith(": this rank cannot")
+    assert RunFolder(tmp_path / "run").status() == "failed"
+
+
+def test_ranks_are_interrupted_when_torchrun_is_killed(monkeypatch, capsys, tmp_path):
+    process = start_ranks("-m", "fedopt", *LONG, "budget.rounds=100000", "output_dir=run", cwd=tmp_path)
+    while not (tmp_path / "run" / "metrics.csv").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    out, err = process.communicate(timeout=20)  # until no rank is left
+    assert "interrupted after" in out
+    assert "fedopt: " not in err
+    summary = RunFolder(tmp_path / "run").summary()
+    assert summary["status"] == "interrupted"
+    assert_goes_on(monkeypatch, capsys, tmp_path, summary["round"] + 6)
+
+
+@pytest.mark.parametrize(("how", "where"), [("wait", BUILDING), ("hang", ROUND)])
+def test_no_rank_outlives_torchrun(how, where, tmp_path):
+    """Not one that builds, nor one that does not come to the end of a round."""
+    process = start_ranks(HURT, how, "1", where, "1", *LONG, "output_dir=run", cwd=tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waits\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=10)  # until no rank is left

@@ -1,0 +1,994 @@
+"""fedopt-reproduce: experiments in a config folder of the test's own, and measures on run folders made by hand."""
+
+import json
+import math
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from support.command import ROOT, Result, code_of, fedopt
+from support.records import FEDAVG, record
+
+from fedopt.commands import reproduce
+from fedopt.comparing import recorded
+from fedopt.comparing.tables import plus_minus
+from fedopt.config.build import build, checked, target
+from fedopt.config.settings import Budget, Evaluation, Participation
+from fedopt.data.ragged import Ragged
+from fedopt.errors import UserError
+from fedopt.papers import claims, published
+from fedopt.papers import figure as report
+from fedopt.papers import marks as papers
+from fedopt.results import figures, identity
+from fedopt.results.folder import RunFolder
+
+TINY = {"problem": {"examples": 40}, "budget": {"rounds": 4}, "eval": {"every": 1}, "hardware": {"threads": 1}}
+FEDMSA = {"paper": "Test", "title": "a test", "minutes": 1, "seeds": 2, "y": "distance", "lines": {"FedMSA": []}}
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    """Writes conf/experiment/test/<name>.yaml with the node `experiment`, on mco."""
+
+    def write(name, common=(), **node):
+        path = tmp_path / "conf" / "experiment" / "test" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        defaults = [{"override /problem": "mco"}, {"override /algo": "fedmsa"}]
+        content = {"defaults": defaults, **TINY, **dict(common), "experiment": {**FEDMSA, **node}}
+        path.write_text("# @package _global_\n" + yaml.safe_dump(content, sort_keys=False))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Runs fedopt-reproduce in tmp_path with its config folder."""
+
+    def run(*arguments):
+        (tmp_path / "conf").mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+        monkeypatch.setattr(sys, "argv", ["fedopt-reproduce", "--config-dir", "conf", *map(str, arguments)])
+        capsys.readouterr()
+        return Result(code_of(reproduce.main), *capsys.readouterr())
+
+    return run
+
+
+def measures(runs, metric="test_accuracy", x="round", points=None, point=None):
+    """runs: label -> run folder."""
+    read = {label: recorded.read(folder, x) for label, folder in runs.items()}
+    return claims.Measures(read, x, metric, points or {}, point or {})
+
+
+# Running
+
+
+def test_figures_share_runs(tmp_path, experiment, command):
+    slow, fast = "algo.alpha=1e-4", ["algo.alpha=2e-4"]
+    experiment("one", lines={"slow": slow, "fast": fast})
+    claim = {"says": "it moves", "measure": "at('fast', 0) - final('fast')", "at_least": -1e3, "paper": "yes"}
+    experiment("two", lines={"fast": fast, "cold": "algo.warm_up=0 algo.alpha=1e-9"}, claims=[claim])
+    result = command("test/one", "test/two", "--jobs", 2)
+    assert result.code == 0, result.err
+    runs = sorted((tmp_path / "outputs" / "reproduce" / "runs").iterdir())
+    assert len(runs) == 6  # 2 seeds of slow, fast, cold
+    assert all(run.name.startswith("fedmsa_mco-") for run in runs)
+    assert result.out.count(" finished  ") == 6
+    assert "[6/6] finished " in result.out
+    table = pd.read_csv(tmp_path / "outputs/reproduce/test/two/figure.csv")
+    assert list(table.columns) == ["line", "seed", "comm_rounds", "distance"]
+    assert len(table) == 2 * 2 * 5
+    (row,) = pd.read_csv(tmp_path / "outputs/reproduce/test/two/claims.csv").to_dict("records")
+    of = table[table["line"] == "fast"].pivot(index="comm_rounds", columns="seed", values="distance")
+    moved = of.iloc[0] - of.iloc[-1]
+    assert row["mean"] == pytest.approx(moved.mean())
+    assert row["std"] == pytest.approx(moved.std())
+    assert (row["seeds"], row["holds"]) == (2, "holds")
+    assert "holds                   it moves: " in result.out
+    for name in ("one", "two"):
+        picture = tmp_path / "outputs/reproduce/test" / name / "figure.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+    config = yaml.safe_load((runs[0] / "config.yaml").read_text())
+    assert "experiment" not in config
+    assert config["algo"]["beta"] == 0.9  # of the preset
+    assert config["budget"]["rounds"] == 4  # of the experiment, which wins over it
+    again = command("test/one", "test/two")
+    assert again.code == 0
+    assert "6 of 6 runs are there already" in again.out
+    assert " finished  " not in again.out
+    listed = command("--list", "test").out
+    assert [row.split()[-2] for row in listed.splitlines() if " test/" in row] == ["done", "done"]
+    (runs[0] / "summary.json").unlink()
+    assert "3/4 runs" in command("--list", "test").out
+
+
+def test_fedopt_composes_an_experiment(tmp_path, experiment, monkeypatch, capsys):
+    experiment("one")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--config-dir", "conf", "experiment=test/one", "algo.K=2", "output_dir=run"]
+    assert fedopt(monkeypatch, capsys, *arguments).code == 0
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (config["algo"]["K"], config["problem"]["examples"]) == (2, 40)
+    assert "experiment" not in config
+    assert fedopt(monkeypatch, capsys, *arguments, "resume=true").code == 0
+    unknown = fedopt(monkeypatch, capsys, "experiment=fedmsa/fig22")
+    assert unknown.code == 2
+    assert unknown.err.startswith(
+        "fedopt: experiment=fedmsa/fig22: there is no such experiment, did you mean fedmsa/fig2?"
+    )
+
+
+def test_quick(tmp_path, experiment, command):
+    claim = {"says": "it moves", "measure": "final('FedMSA')", "at_least": 0}
+    experiment("one", common={"budget": {"rounds": 4000}}, quick="budget.rounds=2", claims=[claim])
+    result = command("test/one", "--quick", "--format", "pdf")
+    assert result.code == 0
+    assert "(a few rounds, no result)\n(no claim is checked)" in result.out
+    assert "it moves" not in result.out
+    results = tmp_path / "outputs/reproduce/quick/test/one"
+    assert (results / "figure.pdf").exists()
+    assert (results / "figure.png").exists()
+    assert f"results: {results.relative_to(tmp_path)}" in result.out
+    assert sorted(pd.read_csv(results / "figure.csv")["comm_rounds"]) == [0, 2, 4]
+    assert not (tmp_path / "outputs/reproduce/test").exists()
+
+
+def test_quick_run_of_a_published_experiment(tmp_path, command):
+    name = "fedmsa/fig2"
+    result = command(name, "--quick")
+    assert result.code == 0, result.err
+    results = tmp_path / "outputs/reproduce/quick" / name
+    lines = published.load(name).lines
+    assert set(pd.read_csv(results / "runs.csv")["line"]) == set(lines)
+    assert not (results / "claims.csv").exists()
+    assert (results / "figure.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(("how", "times"), [(signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGKILL, 1)])
+def test_an_interrupted_run_goes_on(how, times, tmp_path, experiment, command):
+    """Its process ends with the command, also when that is killed, or sent the signal twice, as `timeout` does."""
+    experiment("one", common={"budget": {"rounds": 2000}, "eval": {"every": 10}}, seeds=1)
+    arguments = ["-m", "fedopt.commands.reproduce", "--config-dir", "conf", "test/one"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "FEDOPT_CHECKPOINT_SECONDS": "0"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, *arguments], cwd=tmp_path, env=environment, **pipes)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("outputs/reproduce/runs/*/checkpoint.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for _ in range(times):
+        process.send_signal(how)
+        time.sleep(0.05)
+    _, err = process.communicate(timeout=60)  # until no process of it is left
+    said = "fedopt: stopped; the same command goes on from here\n"
+    assert (process.returncode, err) == ((-signal.SIGKILL, "") if how == signal.SIGKILL else (130, said))
+    (run,) = (tmp_path / "outputs/reproduce/runs").iterdir()
+    assert RunFolder(run).seen() == "interrupted"
+    result = command("test/one")
+    assert result.code == 0, result.err
+    assert RunFolder(run).status() == "finished"
+    assert "resumed" in (run / "log.txt").read_text()
+    assert list(pd.read_csv(run / "metrics.csv")["round"]) == [*range(0, 2001, 10)]
+
+
+def test_a_failed_run_is_named_and_the_others_are_judged(tmp_path, experiment, command):
+    claim = {"says": "it ends", "measure": "final('good') - final('bad')", "at_most": 0}
+    experiment("one", lines={"good": [], "bad": "algo.beta=[0.1]"}, claims=[claim], seeds=1)
+    for _ in range(2):  # it is tried again
+        result = command("test/one")
+        assert result.code == 1
+        assert "failed    bad  seed 0" in result.out
+        assert "not measured            it ends: bad has no run that ended (seed 0)" in result.out
+        assert result.err.count("algo.beta: 1 step sizes") == 1
+    assert len(pd.read_csv(tmp_path / "outputs/reproduce/test/one/figure.csv")) == 5
+
+
+# Claims
+
+
+def test_words(tmp_path):
+    a = record(tmp_path / "a", (10, 85, 91, 80, 84))  # in rounds 0, 10, 20, 30, 40
+    b = record(tmp_path / "b", (4, 1, 2), metric="distance", status="diverged")
+    c = record(tmp_path / "c", (4, 1, "nan"), metric="distance", status="diverged")
+    of = measures({"A": a, "B": b, "C": c}).evaluate
+    assert of("final('A')") == 84
+    assert of("final('B', 'distance')") == 2
+    assert of("final('C', 'distance')") == math.inf
+    assert of("best('C', 'distance')") == 1
+    assert of("best('A') - best('B', 'distance')") == 90
+    assert of("at('A', 29.9)") == 91
+    assert of("at('A', 40, x='comm_rounds')") == 91
+    assert of("first('A', 85)") == 10
+    assert (of("first('A', 99)"), of("first('A', 99, or_end=True)")) == (math.inf, 40)
+    assert of("first('A', 90, x='bytes')") == 20 * 150
+    assert (of("first('A', 85, n=2)"), of("first('A', 50, n=3)"), of("first('A', 86, n=4)")) == (20, 20, math.inf)
+    assert of("first('B', 1, metric='distance')") == 10
+    assert of("first('A', 99) >= 5 * first('A', 90)") == 1
+    assert of("smooth('A', 2)") == 82
+    assert of("smooth('A')") == 85
+    assert of("noise('A', 4)") == pytest.approx(np.std([6, -11, 4], ddof=1))
+    assert of("smooth('A', 2, until=20)") == 88
+    assert of("rate('B', 0, 20, 'distance')") == pytest.approx(np.log10(2 / 4) / 20)
+    with pytest.raises(claims.Unmeasurable, match="fewer than two"):
+        of("rate('B', 15, 20, 'distance')")
+    assert of("first_mean_square('B', 7.5, metric='distance')") == 20
+    assert of("mean_square('B', 2, 'distance')") == pytest.approx((1 + 4) / 2)
+    assert of("per_round('A', 'comm_rounds')") == 2
+    assert (of("diverged('A')"), of("diverged('B')")) == (0, 1)
+    assert of("abs(min(1, -3)) + log10(100)") == 5
+
+
+def test_points_and_their_slope(tmp_path):
+    runs = {f"n={n}": record(tmp_path / str(n), (16, 8 / n), metric="distance") for n in (1, 2, 4)}
+    of = measures(runs, "distance", points={"s": {n: f"n={n}" for n in (1, 2, 4)}}, point={"s": "x * final(line)"})
+    assert of.points("s") == {1: 8, 2: 8, 4: 8}
+    assert of.evaluate("fit('s')") == pytest.approx(0)
+    of = measures(runs, "distance", points={"s": {n: f"n={n}" for n in (1, 2, 4)}}, point={"s": "final(line)"})
+    assert of.points("s") == {1: 8, 2: 4, 4: 2}
+    assert of.evaluate("fit('s')") == pytest.approx(-1)
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "holds"),
+    [
+        ({"at_least": 3}, 3, True),
+        ({"at_least": 3}, 2.9, False),
+        ({"at_most": 3}, 3.1, False),
+        ({"within": 1}, -1, True),
+        ({"within": 1}, -1.1, False),
+        ({"within": 0.7, "of": 91.5}, 92.1, True),
+        ({"within": 0.7, "of": 91.5}, 92.3, False),
+        ({"within": 0.7, "of": 91.5}, 90.7, False),
+        ({"equals": 0.3}, 0.1 + 0.2, True),
+        ({"equals": 0.3}, 0.3001, False),
+        ({"at_least": 3}, math.inf, True),
+    ],
+)
+def test_bounds(bound, value, holds):
+    """Of two seeds with the same value."""
+    assert claims.Claim("x", "1", **bound).verdict(value, 0.0, 2) == ("holds" if holds else "does not hold")
+
+
+# Mean -+ t std / sqrt(n), with t = 6.3138, 2.9200, 1.8331 of a printed table for 95 % and 1, 2, 9 degrees of freedom
+@pytest.mark.parametrize(
+    ("bound", "mean", "std", "n", "said"),
+    [
+        ({"at_least": 0}, 6.32, 2**0.5, 2, "holds"),
+        ({"at_least": 0}, 6.31, 2**0.5, 2, "undecided with 2 seeds"),
+        ({"at_most": 0}, -2.93, 3**0.5, 3, "holds"),
+        ({"at_most": 0}, -2.91, 3**0.5, 3, "undecided with 3 seeds"),
+        ({"at_most": 0}, 2.91, 3**0.5, 3, "undecided with 3 seeds"),
+        ({"at_most": 0}, 2.93, 3**0.5, 3, "does not hold"),
+        ({"within": 3, "of": 90}, 91.1, 10**0.5, 10, "holds"),  # 92.93 and less
+        ({"within": 3, "of": 90}, 91.2, 10**0.5, 10, "undecided with 10 seeds"),
+        ({"within": 1.8, "of": 90}, 90, 10**0.5, 10, "undecided with 10 seeds"),  # the interval is wider than the band
+        ({"within": 3, "of": 90}, 94.9, 10**0.5, 10, "does not hold"),  # 93.07 and more
+        ({"at_least": 0}, 9, math.nan, 1, "undecided with 1 seed"),
+        ({"at_least": 0, "exact": True}, 9, math.nan, 1, "holds"),
+        ({"equals": 3, "exact": True}, 4, math.nan, 1, "does not hold"),
+        ({"equals": 0}, 0, 0, 3, "holds"),
+        ({"equals": 0}, 1 / 3, 3**-0.5, 3, "does not hold"),
+        ({"at_most": 9}, math.inf, math.inf, 3, "undecided with 3 seeds"),
+        ({"at_most": 9}, math.nan, math.nan, 3, "not measured"),
+    ],
+)
+def test_t_interval(bound, mean, std, n, said):
+    assert claims.Claim("x", "1", **bound).verdict(mean, std, n) == said
+
+
+def test_verdicts(tmp_path):
+    seeds = {}
+    for seed, (a, b) in enumerate([(90, 80), (92, 85), (94, 84)]):
+        folders = {"A": record(tmp_path / f"a{seed}", (10, a), seed), "B": record(tmp_path / f"b{seed}", (10, b), seed)}
+        seeds[seed] = measures(folders)
+    row = claims.judge(claims.Claim("A beats B", "final('A') - final('B')", "9", at_least=6), seeds)
+    assert (row["mean"], row["std"], row["seeds"], row["holds"]) == (9, pytest.approx(3**0.5), 3, "holds")
+    assert row["values"] == "0:10 1:7 2:10"
+    assert claims.sentence(row) == "holds                   A beats B: 9.0 ± 1.7 (3 seeds), asked >= 6, paper 9"
+    why = claims.Claim("A wins", "final('A') - final('B')", at_least=12, why="B is good.")
+    assert claims.sentence(claims.judge(why, seeds)).endswith(", asked >= 12. B is good.")
+    assert claims.judge(replace(why, at_least=6), seeds)["why"] == ""
+
+    seeds[1] = measures({"A": tmp_path / "a1"})
+    (tmp_path / "b2" / "summary.json").write_text('{"status": "diverged"}')
+    seeds[2] = measures({"A": tmp_path / "a2", "B": tmp_path / "b2"})
+    row = claims.judge(claims.Claim("A beats B", "final('A') - final('B')", at_least=9), seeds)
+    assert (row["mean"], row["seeds"], row["values"]) == (10, 2, "0:10 2:10")
+    assert row["note"] == "B has no run that ended (seed 1); B diverged (seed 2)"
+    row = claims.judge(claims.Claim("never", "first('A', 99) / first('B', 99)", at_least=1), {0: seeds[0]})
+    assert claims.sentence(row) == "not measured            never: not a number (seed 0)"
+    row = claims.judge(claims.Claim("never", "first('A', 99)", at_least=1), seeds)
+    assert (row["mean"], row["std"], row["holds"]) == (math.inf, 0, "holds")
+    row = claims.judge(claims.Claim("not all", "first('A', 93)", at_most=30), seeds)
+    assert (row["values"], row["mean"], row["holds"]) == ("0:inf 1:inf 2:10", math.inf, "undecided with 3 seeds")
+    row = claims.judge(claims.Claim("typo", "final('A', 'test_acuracy')", at_least=1), {0: seeds[0]})
+    assert row["note"] == "A has no test_acuracy, did you mean test_accuracy? (seed 0)"
+    row = claims.judge(claims.Claim("nothing", "1 / diverged('A')", at_least=1), {0: seeds[0]})
+    assert row["note"] == "a division by zero (seed 0)"
+    row = claims.judge(claims.Claim("odd", "'abc'[10]", at_least=1), {0: seeds[0]})
+    assert row["note"] == "string index out of range (seed 0)"
+
+
+@pytest.mark.parametrize(
+    ("measure", "said"),
+    [
+        ("final('FedMS')", "final('FedMS'): there is no such label, did you mean FedMSA?"),
+        ("finl('FedMSA')", "there is no finl(), did you mean final?"),
+        ("first('FedMSA')", "first(): missing a required argument: 'target'"),
+        ("final(FedMSA)", "final(): its first argument must be a label in quotes"),
+        ("final('FedMSA'", "is no expression"),
+        ("fit('FedMSA')", "fit('FedMSA'): there is no such label"),
+        ("__import__('os')", "there is no __import__()"),
+        ("(1).real.bit_length()", "there is no 1 .real.bit_length()"),
+        ("+".join(["1"] * 3000), "is no expression: it has too many terms"),
+    ],
+)
+def test_measures_that_could_never_work(measure, said, experiment, command):
+    experiment("one", claims=[{"says": "it", "measure": measure, "at_least": 0}])
+    result = command("test/one")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("fedopt: experiment/test/one.yaml: claim 'it': ")
+    assert said in result.err
+    assert result.err.count("\n") == 1
+
+
+# Pictures
+
+
+def test_curves(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    runs = {
+        label: [
+            recorded.read(record(tmp_path / f"{label}{s}", (s + 1, 4), s, metric="distance"), "round") for s in (0, 1)
+        ]
+        for label in "ABC"
+    }
+    node = {**FEDMSA, "lines": {label: [] for label in "ABC"}, "y": ["distance", "train_loss"], "x": "round"}
+    node |= {"panels": {"left": ["A", "C"], "right": ["B", "C"]}, "horizontal": ["C"], "transform": "square"}
+    node["constants"] = {"published": 3.0}
+    described = build(published.Published, {**node, "scale": "log"}, "experiment")
+    report.draw_curves(tmp_path / "a.png", described, runs)
+    monkeypatch.undo()
+    (figure,) = kept
+    assert [axes.get_title() for axes in figure.axes] == ["left", "left", "right", "right"]
+    first = figure.axes[0]
+    assert (first.get_yscale(), first.get_xlabel()) == ("log", "rounds")
+    assert first.get_ylabel() == "distance to the solution, squared"
+    assert list(first.lines[0].get_ydata()) == pytest.approx([2, 16])  # geometric means of 1, 4 and 16, 16
+    assert list(first.lines[1].get_ydata()) == [16, 16]  # C
+    assert list(first.lines[2].get_ydata()) == [3, 3]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "C (last value)", "3, published", "B"]
+    assert "geometric mean of 2 seeds" in figure.legends[0].get_title().get_text()
+
+
+def test_a_line_says_that_a_run_diverged(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    runs = {
+        "A": [recorded.read(record(tmp_path / f"a{s}", (1, 2), s, metric="distance"), "round") for s in (0, 1)],
+        "B": [
+            recorded.read(record(tmp_path / "b0", (1, 3, 2), 0, metric="distance"), "round"),
+            recorded.read(record(tmp_path / "b1", (1, 9), 1, metric="distance", status="diverged"), "round"),
+        ],
+    }
+    node = {**FEDMSA, "lines": {"A": [], "B": []}, "y": "distance", "x": "round", "scale": "linear"}
+    report.draw_curves(tmp_path / "a.png", build(published.Published, node, "experiment"), runs)
+    monkeypatch.undo()
+    (axes,) = kept[0].axes
+    (end,) = [line for line in axes.lines if line.get_marker() == "X" and len(line.get_xdata())]
+    line = next(line for line in axes.lines if line.get_label() == "B")
+    assert (end.get_color(), *end.get_xydata()[0]) == (line.get_color(), line.get_xdata()[-1], 6)
+    assert "the first of the line's runs diverges here" in [text.get_text() for text in kept[0].legends[0].get_texts()]
+    kept[0].draw_without_rendering()
+    assert (
+        axes.get_position().height * kept[0].get_figheight() > 0.6 * figures.HEIGHT
+    )  # the legend took no room from it
+
+
+@pytest.mark.parametrize(("y_from", "bottom"), [(1.5, 1.5), (50, None)])
+def test_panels(y_from, bottom, tmp_path, monkeypatch):
+    """Lines are called, and look, as what tells them apart in their panels. An axis does not begin above all values."""
+    kept = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    labels = [f"{method}, q = {q}" for q in (1, 2, 3) for method in "AB"]
+    runs = {label: [recorded.read(record(tmp_path / label, (1, 4), 0, metric="distance"), "round")] for label in labels}
+    panels = {f"q = {q}": [f"A, q = {q}", f"B, q = {q}"] for q in (1, 2, 3)}
+    node = {**FEDMSA, "lines": {label: [] for label in labels}, "panels": panels, "x": "round", "y_from": y_from}
+    node["y_label"] = "a label that is much longer than the axis that it belongs to"
+    report.draw_curves(tmp_path / "a.png", build(published.Published, node, "experiment"), runs)
+    monkeypatch.undo()
+    (figure,) = kept
+    assert [axes.get_title() for axes in figure.axes] == list(panels)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "B"]
+    assert len({tuple(line.get_color() for line in axes.lines) for axes in figure.axes}) == 1
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        assert low < high
+        assert low == bottom or bottom is None
+        heights = [text.get_window_extent().height for text in (axes.yaxis.label, axes)]
+        assert heights[0] <= heights[1]
+
+
+def test_no_picture_of_nothing(tmp_path, experiment, command):
+    """A figure of which no run has ended is not drawn."""
+    experiment("one", lines={"A": ["problem.x0=-1e38", "algo.alpha=1e300"]})
+    assert command("test/one").code == 1
+    assert not (tmp_path / "outputs/reproduce/test/one/figure.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "ticks"),
+    [
+        ([], None),
+        (["north", "south"], ["north", "south"]),
+        (["of a very long name", "a$b$"], ["of a very long na…", r"a\$b\$"]),
+        ([f"h{i}" for i in range(60)], None),
+    ],
+)
+def test_clients_have_names_or_whole_numbers(names, ticks, tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    split = Ragged(np.split(np.arange(120), [3, *range(5, 5 + max(0, len(names) - 2))]), names)
+    figures.partition(tmp_path / "a.png", split, np.arange(120) % 3)
+    monkeypatch.undo()
+    (axes,) = kept[0].axes
+    shown = [text.get_text() for text in axes.get_xticklabels()]
+    assert shown == ticks or ticks is None
+    assert not set(shown) & {*names} or ticks is not None
+    assert all(tick == round(tick) for tick in axes.get_xticks())
+    assert ("run.json" in axes.get_xlabel()) == (len(names) > 40)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(("clients", "classes", "bars"), [(3, 2, True), (3, 100, False), (300, 2, False)])
+def test_bars_are_as_high_as_the_counts(clients, classes, bars, tmp_path, monkeypatch):
+    """Bars on each other, one colour a class, or the same counts as an image."""
+    kept = []
+    monkeypatch.setattr(figures, "_save", lambda figure, *_: kept.append(figure))
+    labels = np.arange(3 * clients * classes + 1) % classes
+    split = Ragged(np.array_split(np.arange(len(labels)), clients))
+    figures.partition(tmp_path / "a.png", split, labels)
+    counts = np.array([np.bincount(labels[rows], minlength=classes) for rows in split])
+    axes = kept[0].axes[0]
+    if bars:
+        drawn = [patch.get_data() for patch in axes.patches]
+        np.testing.assert_array_equal([(of.values - of.baseline)[::2] for of in drawn], counts.T)
+        np.testing.assert_array_equal([of.values[::2] for of in drawn], counts.cumsum(1).T)
+    else:
+        np.testing.assert_array_equal(axes.images[0].get_array(), counts.T)
+
+
+def test_points(tmp_path, experiment, command, monkeypatch):
+    lines = {f"K = {K}": f"algo.K={K}" for K in (1, 2)}
+    point = {"points": {"s": {K: f"K = {K}" for K in (1, 2)}}, "point": "per_round(line, 'grad_calls')"}
+    claim = {"says": "slope", "measure": "fit('s')", "at_least": 0}
+    experiment("one", lines=lines, **point, x_label="K", y_label="calls", scale="log", claims=[claim])
+    kept = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    assert command("test/one").code == 0
+    table = pd.read_csv(tmp_path / "outputs/reproduce/test/one/figure.csv")
+    assert list(table.columns) == ["series", "x", "seed", "y"]
+    assert (len(table), list(table["x"].unique())) == (4, [1, 2])
+    y = table.groupby("x")["y"].mean()
+    (row,) = pd.read_csv(tmp_path / "outputs/reproduce/test/one/claims.csv").to_dict("records")
+    assert row["mean"] == pytest.approx(math.log(y[2] / y[1]) / math.log(2))
+    (axes,) = kept[0].axes
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_xscale()) == ("K", "calls", "log")
+    monkeypatch.undo()
+
+
+def test_table(tmp_path, experiment, command):
+    """Measured beside what the paper has, where it has something; cells may be missing."""
+    table = {"slow": {"K = 1": ["one", 0.5], "K = 2": ["two", None]}, "fast": {"K = 2": ["two", 9]}}
+    lines = {"one": "algo.K=1", "two": "algo.K=2"}
+    experiment("one", lines=lines, table=table, cell="per_round(line, 'grad_calls')")
+    result = command("test/one")
+    assert result.code == 0, result.err
+    cells = pd.read_csv(tmp_path / "outputs/reproduce/test/one/table.csv").set_index(["row", "column"])
+    assert list(cells.columns) == ["paper", "mean", "std", "seeds"]
+    one, two = cells.loc[("slow", "K = 1")], cells.loc[("fast", "K = 2")]
+    assert two["mean"] > one["mean"] > 0
+    assert (one["std"], one["seeds"], one["paper"]) == (0, 2, 0.5)
+    shown = [line for line in result.out.splitlines() if "slow" in line or "fast" in line]
+    assert f"{one['mean']:.4g} ± 0 (0.5)" in shown[0]
+    assert f"{two['mean']:.4g} ± 0 (9)" in shown[1]
+    assert shown[0].count("(") == shown[1].count("(") == 1
+    assert not (tmp_path / "outputs/reproduce/test/one/figure.png").exists()
+    experiment("two", table={"row": {"column": ["three", 1]}})
+    assert "three: there is no such line" in command("test/two").err
+
+
+@pytest.mark.parametrize(
+    ("measure", "paper", "x", "y"),
+    [
+        ("at('A', 500)", "about 91.5", (500, 500), (91.5, 91.5)),
+        ("at('A', 500, x='round') - 87.5", "87.5", (500, 500), (87.5, 87.5)),
+        ("best('A')", "91 to 92", (), (91, 92)),
+        ("smooth('A', 3, 'distance')", "-1 (tuned)", (), (-1, -1)),
+        ("first('A', 90)", "about 250", (250, 250), (90, 90)),
+    ],
+)
+def test_what_the_paper_has_is_on_the_axes(measure, paper, x, y):
+    claim = {"says": "a", "measure": measure, "at_least": 0, "paper": paper}
+    node = {**FEDMSA, "lines": {"A": []}, "x": "round", "claims": [claim]}
+    (mark,) = papers.marks(build(published.Published, node, "experiment"))
+    assert (mark.label, mark.metric, mark.x, mark.y) == ("A", "distance", x, y)
+
+
+@pytest.mark.parametrize(
+    ("measure", "paper"),
+    [
+        ("final('A')", "above"),
+        ("final('A')", "87.5 against 91"),
+        ("final('A') - 3", "87.5"),  # a difference, not the value
+        ("final('A') - final('B')", "4"),
+        ("first('A', 90, x='bytes')", "250"),  # another axis
+        ("per_round('A', 'comm_rounds')", "3"),
+        ("log10(final('A'))", "3"),
+    ],
+)
+def test_what_is_on_no_axis_is_not_drawn(measure, paper):
+    claim = {"says": "a", "measure": measure, "at_least": 0, "paper": paper}
+    node = {**FEDMSA, "lines": {"A": [], "B": []}, "x": "round", "claims": [claim]}
+    assert papers.marks(build(published.Published, node, "experiment")) == []
+
+
+def test_the_papers_numbers_are_drawn(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    runs = {label: [recorded.read(record(tmp_path / label, (10, 90, 94)), "round")] for label in "AB"}
+    numbers = {"at('A', 10)": "91", "best('B')": "92 to 93"}
+    stated = [{"says": "a", "measure": m, "at_least": 0, "paper": p} for m, p in numbers.items()]
+    node = {**FEDMSA, "lines": {"A": [], "B": []}, "x": "round", "y": "test_accuracy", "claims": stated}
+    report.draw_curves(tmp_path / "a.png", build(published.Published, node, "experiment"), runs)
+    monkeypatch.undo()
+    (axes,) = kept[0].axes
+    (star,) = [line for line in axes.lines if line.get_marker() == "*" and len(line.get_xdata())]
+    assert (star.get_xdata()[0], star.get_ydata()[0]) == (10, 91)
+    assert star.get_color() == axes.lines[0].get_color()
+    (band,) = axes.patches
+    assert (band.get_y(), band.get_height()) == (92, 1)
+    entries = [text.get_text() for text in kept[0].legends[0].get_texts()]
+    assert entries[-1] == "the paper's numbers, in the line's colour"
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "scale"),
+    [("distance", (100, 1), "log"), ("distance", (4, 1), "linear"), ("test_accuracy", (0.1, 90), "linear")],
+)
+def test_values_that_span_decades_are_drawn_on_a_logarithmic_axis(metric, values, scale, tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    runs = {"A": [recorded.read(record(tmp_path / "a", values, metric=metric), "round")]}
+    node = {**FEDMSA, "lines": {"A": []}, "x": "round", "y": metric}
+    for said, expected in (("auto", scale), ("linear", "linear"), ("log", "log")):
+        described = build(published.Published, {**node, "scale": said}, "experiment")
+        report.draw_curves(tmp_path / "a.png", described, runs)
+        assert kept[-1].axes[0].get_yscale() == expected
+    monkeypatch.undo()
+
+
+def test_the_list_counts_the_seeds_that_an_experiment_asks_for(experiment, command):
+    experiment("one", seeds=3)
+    assert command("test/one", "--seeds", 1).code == 0
+    assert "1/3 runs" in command("--list", "test").out
+    experiment("one", seeds=1)
+    assert "done" in command("--list", "test").out
+
+
+def test_the_list_says_what_is_for_a_gpu(command):
+    lines = command("--list", "fednormsgda/fig8", "fednormsgda/fig8_small").out.splitlines()
+    assert [" on a GPU" in line for line in lines if "fig8" in line] == [True, False]
+
+
+def test_the_list_says_which_experiment_is_broken(experiment, command):
+    experiment("one", {"hardware": "abc"})
+    assert command("--list", "test").err == (
+        "fedopt: experiment/test/one.yaml: hardware=abc: is set by its keys, hardware.KEY=VALUE\n"
+    )
+
+
+# Lines that are said once
+
+WHERE = {"K": [1, 2, 4], "q": ["a", 0.5], "s(q)": [3, 7], "least(K, q)": {1: [0.1, 0.2], 2: {"a": 0.3, 0.5: None}}}
+
+
+def test_what_refers_to_lines_names_their_axes(experiment, tmp_path):
+    """In keys, texts and lists; the axis that is given first varies slowest."""
+    experiment(
+        "one",
+        where=WHERE,
+        lines={"K = {K}, {q}": "algo.K={K} seed={s}", "all": ["algo.K=1"], "of {q}": ["seed={s}"]},
+        panels={"to {q} ({s})": ["all", "K = {K}, {q}"]},
+        horizontal=["of {q}"],
+        points={"p {q}": {"{K}": "K = {K}, {q}"}},
+        point={"p {q}": "final(line) - {s}"},
+        table={"{q}": {"({K})": ["K = {K}, {q}", "{K}.5"]}, "all": {"(2)": ["all", None]}},
+        claims=[
+            {"says": "least", "for": {"q": "a"}, "measure": {"min": ["final('K = {K}, {q}')"]}, "at_most": "{s}"},
+            {
+                "for": ["q"],
+                "claims": [
+                    {"says": "{K}", "for": {"K": [2, 1]}, "measure": "final('K = {K}, {q}')", "within": 1},
+                    {"says": "of {q}", "measure": "final('of {q}') - {s}", "equals": 0, "paper": "{s}"},
+                ],
+            },
+            {"says": "{least}", "for": {"K": 1}, "measure": "1", "equals": 1},
+        ],
+    )
+    found = published.load("test/one", [tmp_path / "conf"])
+    labels = [f"K = {K}, {q}" for K in (1, 2, 4) for q in ("a", 0.5)]
+    assert list(found.lines) == [*labels, "all", "of a", "of 0.5"]
+    assert (found.lines["K = 2, 0.5"], found.lines["of a"]) == (["algo.K=2", "seed=7"], ["seed=3"])
+    assert found.panels == {f"to {q} ({s})": ["all", *labels[i::2]] for i, (q, s) in enumerate([("a", 3), (0.5, 7)])}
+    assert found.horizontal == ["of a", "of 0.5"]
+    assert found.points == {f"p {q}": {K: f"K = {K}, {q}" for K in (1, 2, 4)} for q in ("a", 0.5)}
+    assert found.measured == {"p a": "final(line) - 3", "p 0.5": "final(line) - 7"}
+    assert found.table["0.5"] == {f"({K})": (f"K = {K}, 0.5", K + 0.5) for K in (1, 2, 4)}
+    assert found.table["all"] == {"(2)": ("all", None)}
+    least, *grouped, first, second = found.claims
+    assert least.measure == "min(final('K = 1, a'), final('K = 2, a'), final('K = 4, a'))"
+    assert least.bound == "<= 3"
+    assert [claim.says for claim in grouped] == ["2", "1", "of a", "2", "1", "of 0.5"]
+    assert [claim.measure for claim in grouped[2:4]] == ["final('of a') - 3", "final('K = 2, 0.5')"]
+    assert (grouped[2].paper, first.says, second.says) == ("3", "0.1", "0.2")
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ({"lines": {"A {qq}": []}}, "{qq}: where has no such name, did you mean q?"),
+        ({"lines": {"A": "algo.K={K}"}}, "'algo.K={K}': {K}: K may be 1, 2, 4 here"),
+        ({"lines": {"A": ["algo.K={K}"]}}, "'algo.K={K}': {K}: K may be 1, 2, 4 here"),
+        ({"lines": {"A {K} {q}": "algo.alpha={least}"}}, "{least}: has no value for K = 4"),
+        ({"lines": {"A {K}": [], "A 1": []}}, "A 1: is given twice"),
+        ({"panels": {"{q}": ["FedMSA {q}"]}}, "FedMSA a: there is no such line, did you mean FedMSA?"),
+        ({"where": 3}, "where: must give values to names"),
+        ({"where": {"K": 3}}, "where.K: must be a list of values"),
+        ({"where": {"K": []}}, "where.K: must be a list of values"),
+        ({"where": {"a b": [3]}}, "where.a b: must be a name, or a name with its axes, name(axis, axis)"),
+        ({"where": {"K": [1], "p(KK)": [3]}}, "where.p: KK: there is no such axis, did you mean K?"),
+        ({"where": {"K": [1], "K(K)": [3]}}, "where.K: is given twice"),
+        ({"where": {"K": [1], "p(K)": [3, 4]}}, "where.p: has 2 values for 1 of K"),
+        ({"where": {"K": [1], "p(K)": 3}}, "where.p=3: must be a list or a mapping over K"),
+        ({"where": {"K": [1], "p(K)": [[3]]}}, "where.p=[3]: must be one value"),
+        ({"claims": {"says": "a"}}, "claims: must be a list of claims"),
+        ({"claims": [{"for": ["q"], "claims": 3}]}, "claims: must be a list of claims"),
+        ({"claims": [{"says": "a", "claims": []}]}, "claims: says: a group has no such key"),
+        ({"claims": [{"for": 3, "says": "a"}]}, "for=3: must be a list of axes, or map axes to some of their values"),
+        ({"claims": [{"for": ["qq"], "claims": []}]}, "for: qq: there is no such axis, did you mean q?"),
+        ({"claims": [{"for": {"K": [3]}, "says": "a"}]}, "for.K=3: there is no such value; there are 1, 2, 4"),
+        ({"claims": [{"for": {"K": []}, "says": "a"}]}, "for.K: must be a list of values"),
+        (
+            {"claims": [{"says": "a", "measure": "final('{K}')", "at_least": 0}]},
+            "'final('{K}')': {K}: K may be 1, 2, 4",
+        ),
+        ({"claims": [{"says": "a", "measure": {"mean": ["1"]}, "at_least": 0}]}, "claim 'a': there is no mean()"),
+        ({"claims": [{"says": "a", "measure": {"min": "1"}, "at_least": 0}]}, "experiment.claims.0.measure"),
+    ],
+)
+def test_mistakes_in_names(node, said, experiment, command):
+    experiment("one", **{"where": WHERE, **node})
+    result = command("test/one")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith("fedopt: experiment/test/one.yaml: ")
+    assert said in result.err
+
+
+# What there is
+
+
+def test_points_without_a_value(tmp_path, experiment, command):
+    """Nothing can be drawn on a logarithmic scale then."""
+    point = {"points": {"s": {1: "FedMSA"}}, "point": "first(line, 0)", "scale": "log", "seeds": 1}
+    experiment("one", **point)
+    assert command("test/one").code == 0
+    assert math.isinf(pd.read_csv(tmp_path / "outputs/reproduce/test/one/figure.csv")["y"][0])
+
+
+def test_claims_as_markdown(experiment, command):
+    claim = {"says": "small | step", "measure": "final('FedMSA')", "at_most": 100, "paper": "small"}
+    experiment("one", claims=[claim], seeds=1)
+    result = command("test/one", "--seeds", 2)
+    assert result.code == 0, result.err
+    experiment("two")
+    head, rule, row, _, absent = command("--claims", "test").out.splitlines()
+    assert head.count("|") == rule.count("|") == 8
+    assert row.startswith("| test/one | small \\| step | <= 100 | small | ")
+    assert row.endswith(" | holds |  |")
+    assert absent == "Not run yet: test/two."
+
+
+# Seeds that are added
+
+
+def test_undecided_claims_get_more_seeds(tmp_path, experiment, command, monkeypatch):
+    """The seed itself is measured: 0 and 1, then 0 to 3, whose mean is 1.5."""
+    monkeypatch.setattr(reproduce, "MOST_SEEDS", 4)
+    doubtful = {"says": "doubtful", "measure": "setting('one', 'seed')", "at_least": 0.5}
+    clear = {"says": "clear", "measure": "setting('two', 'seed') + setting('one', 'seed')", "at_most": 1e3}
+    experiment("one", lines={"one": "algo.K=1", "two": "algo.K=2"}, claims=[doubtful, clear])
+    folder = tmp_path / "outputs/reproduce/test/one"
+    for more in ("2 runs more, with up to 4 seeds, for claims that are undecided", "6 of 6 runs are there already"):
+        result = command("test/one")
+        assert result.code == 0, result.err
+        assert more in result.out
+        first, second = pd.read_csv(folder / "claims.csv").to_dict("records")
+        assert (first["values"], first["mean"]) == ("0:0 1:1 2:2 3:3", 1.5)
+        assert first["holds"] == "undecided with 4 seeds"  # 1.5 - 2.353 * 1.291 / 2 is -0.02
+        assert (second["values"], second["holds"]) == ("0:0 1:2", "holds")
+        assert pd.isna(second["note"])  # nothing is missing of what was asked for
+    seeds = pd.read_csv(folder / "runs.csv").groupby("line")["seed"].nunique()
+    assert dict(seeds) == {"one": 4, "two": 2}
+    asked = command("test/one", "--seeds", 2)
+    assert "runs more" not in asked.out
+    monkeypatch.setattr(report, "SHORT", 0.0)
+    long = command("test/one")
+    assert "runs more" not in long.out
+    assert "undecided with 2 seeds" in long.out
+
+
+# What is kept
+
+
+def test_what_is_kept(tmp_path, experiment, command):
+    claim = {"says": "far", "measure": "final('FedMSA')", "at_least": 1e3, "why": "It is solved."}
+    other = {"says": "seeds", "measure": "setting('FedMSA', 'seed')", "within": 0.1}
+    experiment("one", claims=[claim, other], common={"budget": {"rounds": 240}})
+    result = command("test/one", "--seeds", 2, "--keep", "kept")
+    assert result.code == 0, result.err
+    kept = tmp_path / "kept" / "test" / "one"
+    assert sorted(file.name for file in kept.iterdir()) == ["claims.csv", "curves.csv", "figure.png", "runs.csv"]
+    assert (kept / "figure.png").stat().st_size < (tmp_path / "outputs/reproduce/test/one/figure.png").stat().st_size
+    curves, whole = pd.read_csv(kept / "curves.csv"), pd.read_csv(tmp_path / "outputs/reproduce/test/one/curves.csv")
+    assert list(curves.columns) == ["line", "metric", "comm_rounds", "mean", "low", "high"]
+    assert (len(whole), len(curves)) == (241, 100)
+    assert list(curves["comm_rounds"].iloc[[0, -1]]) == list(whole["comm_rounds"].iloc[[0, -1]]) == [0, 480]
+    at = whole.set_index("comm_rounds").loc[list(curves["comm_rounds"])]
+    np.testing.assert_allclose(curves["mean"], at["mean"], rtol=1e-4)
+    row = pd.read_csv(kept / "claims.csv").iloc[0]
+    assert [part.split(":")[0] for part in row["values"].split()] == ["0", "1"]
+    card = json.loads(next(tmp_path.glob("outputs/reproduce/runs/*/run.json")).read_text())
+    assert (row["date"], row["machine"]) == (card["started"][:10], card["machine"]["platform"])
+    assert row["commit"] == card["commit"] or card["commit"] is None
+
+    # Judged anew without runs: another bound, another measure, other runs
+    for outputs in tmp_path.glob("outputs/*"):
+        shutil.rmtree(outputs)
+    text = command("--claims", "test", "--keep", "kept").out
+    assert "| does not hold | It is solved. |" in text
+    experiment("one", claims=[{**claim, "at_least": -1}, {**other, "measure": "1"}], common={"budget": {"rounds": 240}})
+    first, second = command("--claims", "test", "--keep", "kept").out.splitlines()[2:]
+    assert first.endswith(f"| {plus_minus(row['mean'], row['std'])} (2) | holds |  |")
+    assert second.endswith("|  | not measured | [not run yet] |")
+    assert list(pd.read_csv(kept / "claims.csv")["holds"]) == ["holds", "not measured"]
+    experiment("one", claims=[claim], common={"budget": {"rounds": 200}})
+    assert command("--claims", "test", "--keep", "kept").out.endswith(
+        "|  | not measured | [its runs are others now] |\n"
+    )
+
+
+def test_points_that_are_kept(tmp_path, experiment, command):
+    point = {"points": {"s": {1: "FedMSA"}}, "point": "final(line)", "seeds": 1}
+    experiment("one", **point)
+    assert command("test/one", "--keep", "kept").code == 0
+    kept, whole = tmp_path / "kept/test/one/curves.csv", tmp_path / "outputs/reproduce/test/one/figure.csv"
+    assert kept.read_bytes() == whole.read_bytes()
+
+
+def test_results_in_the_docs_are_small():
+    files = [file for file in (ROOT / "docs" / "results").rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) <= 8e6
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a,b\n1,2\n", b"run,says,mean,std\n1,2,x,y\n"])
+def test_tables_that_are_broken(content, tmp_path, experiment, command):
+    experiment("one")
+    folder = tmp_path / "outputs" / "reproduce" / "test" / "one"
+    folder.mkdir(parents=True)
+    (folder / "claims.csv").write_bytes(content)
+    (folder / "runs.csv").write_bytes(content)
+    for asked in ("--claims", "--list"):
+        result = command(asked, "test")
+        if asked == "--claims" or not content.startswith(b"run"):
+            assert (result.code, result.err.count("\n")) == (2, 1)
+            assert "cannot be read" in result.err
+
+
+def test_labels_that_are_no_formula(tmp_path, experiment, command):
+    """Dollars, and scripts that the font lacks."""
+    texts = {"title": r"$\frac{$", "x_label": "$ 5", "y_label": "$\\alpha$ 中文", "lines": {r"a $\nope{$ b": []}}
+    experiment("one", seeds=1, **texts)
+    result = command("test/one")
+    assert (result.code, result.err) == (0, "")
+    assert (tmp_path / "outputs/reproduce/test/one/figure.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fedmsa/fig22"], "fedmsa/fig22: there is no such experiment, did you mean fedmsa/fig2?; --list shows them"),
+        (["fedmas"], "fedmas: there is no such experiment, did you mean fedmsa?; --list shows them"),
+        ([], "which experiment? fedopt-reproduce --list shows them"),
+        (["--jbos"], "unrecognized arguments: --jbos; fedopt-reproduce --help lists the options"),
+        (["fedmsa/fig2", "--seeds", "0"], "argument --seeds: 0 is not a whole number from 1 on"),
+        (["fedmsa/fig2", "--hardware", "tpu"], "hardware=tpu: there is no such hardware"),
+        (["fedmsa/fig22", "--list"], "fedmsa/fig22: there is no such experiment"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(command, arguments, said):
+    result = command(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("fedopt: ")
+    assert said in result.err
+    assert result.err.count("\n") == 1
+
+
+GLOBAL = "# @package _global_\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GLOBAL + "experiment: [1", "cannot be read: one.yaml, line 3: "),
+        (GLOBAL + "experiment: {<<: *x}", "cannot be read: one.yaml, line 2: found undefined alias"),
+        (GLOBAL + "budget: {rounds: 3}", "has no node experiment"),
+        (GLOBAL + "experiment: 3", "has no node experiment"),
+        ("experiment: {paper: A}", "must begin with the line '# @package _global_'"),
+        (GLOBAL + "experiment: {paper: A}", "experiment.title: is missing"),
+        (
+            GLOBAL + "experiment: {paper: A, title: B, minutes: 1, y: c, lines: {d: []}, lnies: {}}",
+            "lnies: there is no such key",
+        ),
+        (GLOBAL + "defaults: [{override /algo: fedmas}]", "algo=fedmas: there is no such algo, did you mean fedmsa?"),
+    ],
+)
+def test_broken_files(text, said, experiment, command):
+    experiment("one").write_text(text + "\n")
+    result = command("test/one")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.err.startswith("fedopt: experiment/test/one.yaml: ")
+    assert said in result.err
+
+
+def test_a_broken_file_in_the_list(experiment, command):
+    experiment("one").write_text(GLOBAL + "experiment: [1\n")
+    result = command("--list")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.err.startswith("fedopt: experiment/test/one.yaml: the config cannot be read: one.yaml, line 3: ")
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ({"lines": {"A": "algo=fedmas"}}, "line 'A': algo=fedmas: there is no such algo, did you mean fedmsa?"),
+        ({"lines": {"A": "seed=3"}}, "line 'A': seed=3: a line does not say this"),
+        ({"lines": {"A": "output_dir=x"}}, "line 'A': output_dir=x: a line does not say this"),
+        ({"lines": {"A": "hydra.run.dir=x"}}, "line 'A': hydra.run.dir: is not for users"),
+        ({"lines": {"A": "algo.Q=3"}}, "line 'A': algo.Q: there is no such key"),
+        ({"lines": {"A": "algo=fedavg"}}, "line 'A': algo and problem do not fit"),
+        ({"horizontal": ["B"]}, "B: there is no such line"),
+        ({"points": {"s": {1: "FedMSA"}}}, "points and point go together"),
+        ({"claims": [{"says": "a", "measure": "1"}]}, "give one of at_least, at_most, within, equals"),
+        ({"claims": [{"says": "a", "measure": "1", "at_least": 1, "of": 3}]}, "of goes with within"),
+    ],
+)
+def test_mistakes_in_files(node, said, experiment, command):
+    experiment("one", **node)
+    result = command("test/one")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith("fedopt: experiment/test/one.yaml: ")
+    assert said in result.err
+
+
+@pytest.mark.parametrize("name", published.names())
+def test_published_experiments_compose(name):
+    """Each line, also a quick one, gives a config that can be built."""
+    described = published.load(name)
+    lines = published.tasks(name, described, 1)
+    for task in [*lines, *published.tasks(name, described, 1, described.quick)]:
+        config = task.config
+        for cls, key in ((Budget, "budget"), (Evaluation, "eval"), (Participation, "participation")):
+            build(cls, config[key], key)
+        for group in ("algo", "problem", "partitioner"):
+            checked(*target(config[group], group), group, *(["world"] if group == "problem" else []))
+    assert len({task.folder for task in lines}) == len(lines)
+
+
+def test_file_that_builds_on_another(experiment, tmp_path):
+    """As Hydra merges them: runs and what is measured of them agree."""
+    experiment("one", claims=[{"says": "a", "measure": "1", "at_least": 0}])
+    node = {"title": "another", "lines": {"more": "algo.K=3"}}
+    content = {"defaults": ["test/one", "_self_"], "participation": {"least": 2}, "experiment": node}
+    experiment("two").write_text("# @package _global_\n" + yaml.safe_dump(content))
+    folders = [tmp_path / "conf"]
+    one, two = (published.load(f"test/{name}", folders) for name in ("one", "two"))
+    assert two == replace(one, title="another", lines={**one.lines, "more": ["algo.K=3"]})
+    (first,), (same, more) = (
+        published.tasks(f"test/{name}", of, 1, (), folders) for name, of in (("one", one), ("two", two))
+    )
+    assert (same.config["participation"]["least"], more.config["algo"]["K"]) == (2, 3)
+    assert same.config["budget"] == first.config["budget"]
+    content["defaults"][0] = "test/three"
+    experiment("two").write_text("# @package _global_\n" + yaml.safe_dump(content))
+    with pytest.raises(UserError, match=r"test/two\.yaml: experiment=test/three: there is no such experiment"):
+        published.load("test/two", folders)
+
+
+def test_identity_is_what_the_numbers_depend_on():
+    (task,) = published.tasks("fedmsa/fig2", one_line("fedmsa/fig2"), 1)
+    same = {**task.config, "output_dir": "x", "resume": True, "logger": {"_target_": "y"}}
+    same["hardware"] = {**task.config["hardware"], "threads": 3, "engine": "one_by_one"}
+    same["algo"] = {**task.config["algo"], "_solves_": ["bilevel"]}
+    assert identity.digits(same) == identity.digits(task.config)
+    longer = {"budget": {**task.config["budget"], "rounds": 3}}
+    for other in ({"seed": 1}, longer, {"hardware": {**task.config["hardware"], "dtype": "float64"}}, {"algo": FEDAVG}):
+        assert identity.digits({**task.config, **other}) != identity.digits(task.config)
+
+
+def one_line(name):
+    described = published.load(name)
+    label = next(iter(described.lines))
+    return build(published.Published, {**FEDMSA, "lines": {label: described.lines[label]}}, "experiment")
+
+
+def test_starts_without_torch():
+    check = "import sys, fedopt.commands.reproduce; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
+
+
+def test_full_error(command, monkeypatch):
+    monkeypatch.setattr(reproduce, "_arguments", lambda: (_ for _ in ()).throw(UserError("no")))
+    monkeypatch.setattr(os, "environ", {**os.environ, "HYDRA_FULL_ERROR": "1"})
+    with pytest.raises(UserError, match="no"):
+        reproduce.main()
+
+
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "mutants"))
+
+
+CONTROLS = {  # claims about a variant that the theorem does not admit, which a wrong method need not fail
+    "noise, that slope with the directions of one client alone (at 0 it gains nothing)",
+    "tau = 1 to 15 with the same steps for all, share of seeds that diverge",
+    "unlike work without normalisation, log10 of the distance at the end",
+    "slope of log squared distance against log H with a constant local step, which Proposition 1 does not admit",
+    "LocalBSGM at the step of LocalBSGVRM, the floor is at least eps = 0.3 (the same mean)",
+    "LocalBSGM, K = 1 at the step of K = 8, the floor is at least eps = 1 (the same mean)",
+}
+
+
+def test_mutants_fail_claims():
+    """docs/results/mutants.csv: each mutant fails a claim, each claim but the controls fails for a mutant, and the right method is
+    the one whose results are kept."""
+    rows = pd.read_csv(ROOT / "docs/results/mutants.csv", keep_default_na=False, dtype=str)
+    failed = rows[rows["verdict"].isin([claims.FAILS, claims.UNMEASURED])]
+    assert set(failed["mutant"]) == set(rows["mutant"]) == set(SCRIPT["MUTANTS"])
+    assert set(rows["claim"]) - set(failed["claim"]) == CONTROLS
+    for experiment, of in rows.groupby("experiment"):
+        kept_claims = pd.read_csv(ROOT / f"docs/results/{experiment}/claims.csv", keep_default_na=False)
+        right = {row["says"]: plus_minus(row["mean"], row["std"]) for _, row in kept_claims.iterrows()}
+        assert of.set_index("claim")["right"].to_dict().items() <= right.items()
+
+
+@pytest.mark.parametrize("name", SCRIPT["MUTANTS"])
+def test_mutants_can_be_made(name, tmp_path):
+    """The text that a mutant changes is in the method once, and what stands there instead can be read."""
+    mutant = SCRIPT["MUTANTS"][name]
+    copy = shutil.copytree(ROOT / "fedopt" / "algorithms", tmp_path / "algorithms") / f"{mutant.file}.py"
+    SCRIPT["mutate"](mutant, tmp_path)
+    compile(copy.read_text(), str(copy), "exec")
+    assert mutant.experiment in published.names()
+    with pytest.raises(SystemExit, match="0 times, not once"):
+        SCRIPT["mutate"](mutant._replace(right="nowhere"), tmp_path)

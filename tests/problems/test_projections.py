@@ -1,0 +1,90 @@
+"""Projections against their definition, and where algorithms apply them."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from support.harness import pairs, small, steps
+
+from fedopt.problems.projections import ball, box, simplex
+
+TIGHT = {"rtol": 1e-9, "atol": 1e-9}
+RADIUS = 1.5
+SETS = {
+    "simplex": (simplex, lambda z: bool((z >= 0).all()) and abs(float(z.sum()) - 1) < 1e-9),
+    "scaled simplex": (
+        lambda y: simplex(y, RADIUS),
+        lambda z: bool((z >= 0).all()) and abs(float(z.sum()) - RADIUS) < 1e-9,
+    ),
+    "box": (lambda y: box(y, -0.5, 2.0), lambda z: bool(((z >= -0.5) & (z <= 2)).all())),
+    **{
+        f"{norm} ball": (
+            lambda y, norm=norm: ball(y, RADIUS, norm),
+            lambda z, p=p: float(torch.linalg.vector_norm(z, p)) <= RADIUS + 1e-9,
+        )
+        for norm, p in (("l1", 1), ("l2", 2), ("linf", float("inf")))
+    },
+}
+points = arrays(np.float64, st.integers(1, 7), elements=st.floats(-10, 10))
+
+
+def members(name, d, rng, count=200):
+    """Points of a set, its corners among them."""
+    u = rng.standard_normal((count, d)) * rng.choice([0.1, 1, 10], (count, 1))
+    corners = np.concatenate([np.eye(d), -np.eye(d), np.zeros((1, d)), np.ones((1, d)), -np.ones((1, d))]) * RADIUS
+    u = torch.from_numpy(np.concatenate([u, corners]))
+    if "simplex" in name:
+        total = RADIUS if "scaled" in name else 1.0
+        return torch.cat([torch.softmax(u, 1), torch.eye(d, dtype=u.dtype)]) * total
+    if name == "box":
+        return u.clamp(-0.5, 2)
+    p = {"l1": 1, "l2": 2, "linf": float("inf")}[name.split()[0]]
+    return u * (RADIUS / torch.linalg.vector_norm(u, p, dim=1, keepdim=True).clamp(min=RADIUS))
+
+
+@pytest.mark.parametrize("name", SETS)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(y=points)
+def test_nearest_point(name, y):
+    """z is in the set, and (y - z)'(w - z) <= 0 for all w in it, which makes it the nearest."""
+    project, inside = SETS[name]
+    y = torch.from_numpy(y)
+    z = project(y)
+    assert inside(z)
+    w = members(name, len(y), np.random.default_rng(0))
+    assert float(((w - z) @ (y - z)).max()) <= 1e-8
+    torch.testing.assert_close(project(z), z, **TIGHT)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_stacked_clients_project_each_their_own(name):
+    project, _ = SETS[name]
+    y = torch.from_numpy(np.random.default_rng(1).normal(0, 2, (6, 5)))
+    torch.testing.assert_close(torch.func.vmap(project)(y), torch.stack([project(row) for row in y]), **TIGHT)
+
+
+MINIMAX = [a for a, p in pairs() if p == "quadratic_minimax"]
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
+@pytest.mark.parametrize("algo", MINIMAX)
+def test_every_algorithm_stays_in_the_set(algo, engine, monkeypatch):
+    """At every gradient and in what it gives out; the start is inside."""
+    e = small(algo, "quadratic_minimax", f"hardware.engine={engine}")
+    minimax, seen = e.original, []
+    f = type(minimax).f
+
+    def spy(self, x, y, sample):
+        seen.append(float(torch.linalg.vector_norm(y.detach()))) if engine == "one_by_one" else None
+        return f(self, x, y, sample)
+
+    monkeypatch.setattr(type(minimax), "f", spy)
+    monkeypatch.setattr(type(minimax), "project", lambda self, y: ball(y, 1e-3))
+    start = minimax.start()
+    monkeypatch.setattr(type(minimax), "start", lambda self: (start[0], torch.zeros_like(start[1])))
+    _, y = e.algorithm.output(steps(e, 4)[-1])[:2]
+    assert 2e-4 < float(y.norm()) < 1e-3 + 1e-12  # clients are at the boundary, their mean is near it
+    assert max(seen, default=0) < 1e-3 + 1e-12
+    assert seen or engine == "vectorised"

@@ -1,0 +1,218 @@
+"""What a checkpoint costs, that what it counts comes back, and runs that begin at the checkpoint of another."""
+
+import json
+import os
+import shutil
+import signal
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support.command import TINY, fedopt, one_line, without_time
+from support.harness import small, steps
+
+from fedopt.errors import UserError
+from fedopt.federation import round as of_round
+from fedopt.federation.memory import Memory
+from fedopt.randomness import keyed_rng
+from fedopt.results import checkpoint, figures, journal
+from fedopt.results.journal import Journal
+
+SCAFFOLD = ["algo=scaffold", "problem=classification", "dataset=digits", "problem.model=linear", "hardware.threads=1"]
+
+
+# Memories
+
+
+def test_a_memory_is_a_value():
+    """Another one has other rows for the clients named; the first keeps its own, and all others are shared."""
+    before = Memory(torch.zeros(5, 2))
+    after = before.replaced(np.array([3, 1]), torch.tensor([[3.0, 3.0], [1.0, 1.0]]))
+    assert before.tensor().tolist() == [[0, 0]] * 5
+    assert after.tensor()[:, 0].tolist() == [0, 1, 0, 3, 0]
+    assert after.rows(np.array([3, 0])).tolist() == [[3, 3], [0, 0]]
+    assert after.changed(before).tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
+def test_a_round_writes_the_rows_of_its_cohort_alone(engine):
+    e = small("scaffold", "classification", f"hardware.engine={engine}", "participation.cohort=2")
+    first, *_, last = steps(e, 3)
+    cohorts = [e.federation.at(r).cohort() for r in range(3)]
+    assert last.memory.changed(first.memory).tolist() == sorted({int(i) for S in cohorts for i in S})
+
+
+@pytest.mark.parametrize("uneven", ["participation.least=1", "participation.stragglers=0.5"])
+def test_uneven_work_is_drawn_for_the_cohort_alone(uneven, monkeypatch):
+    asked = []
+
+    def counting(seed, purpose, *key, **of):
+        asked.append(purpose)
+        return keyed_rng(seed, purpose, *key, **of)
+
+    e = small("fedavg", "classification", "partitioner.clients=50", "participation.cohort=3", "algo.tau=4", uneven)
+    state = e.algorithm.init(e.problem)
+    monkeypatch.setattr(of_round, "keyed_rng", counting)
+    e.algorithm.step(state, e.problem, e.federation.at(0))
+    assert len(asked) < 20
+
+
+# The journal
+
+
+def written(memory: Memory, rng: np.random.Generator, cohort: int) -> Memory:
+    clients = rng.choice(len(memory), cohort, replace=False)
+    return memory.replaced(clients, torch.from_numpy(rng.standard_normal((cohort, 30))))
+
+
+@pytest.mark.parametrize(("clients", "cohort"), [(20, 20), (300, 5)])
+def test_a_journal_gives_back_what_was_counted(clients, cohort, tmp_path, monkeypatch):
+    """After any number of checkpoints, of which each costs what changed, in a file that does not grow without end."""
+    monkeypatch.setattr(journal, "SPARE", 2000)
+    rng, initial = np.random.default_rng(0), Memory(torch.zeros(clients, 30, dtype=torch.float64))
+    memory, file, most = initial, Journal(tmp_path, [initial]), 0
+    for number in range(60):
+        memory = written(memory, rng, cohort)
+        said = file.append([memory])
+        file.tidy()
+        most = max(most, said["size"])
+        if number % 7 == 0:  # as after a kill, with a part of the next checkpoint on the disk
+            with (tmp_path / said["file"]).open("ab") as torn:
+                torn.write(b"torn")
+            file = Journal(tmp_path, [initial])
+            (restored,) = file.restore(said)
+            torch.testing.assert_close(restored.tensor(), memory.tensor(), rtol=0, atol=0)
+    assert most <= 4 * (clients * 30 * 8 + 2000)
+    assert [path.name for path in tmp_path.iterdir()] == [said["file"]]
+
+
+def test_a_checkpoint_costs_what_the_cohort_does(tmp_path):
+    rng, initial = np.random.default_rng(0), Memory(torch.zeros(5000, 30, dtype=torch.float64))
+    file = Journal(tmp_path, [initial])
+    memory = written(initial, rng, 10)
+    before = file.append([memory])["size"]
+    after = file.append([written(memory, rng, 10)])["size"]
+    assert after - before == 4 * 8 + 10 * 8 + 10 * 30 * 8
+
+
+def test_a_journal_that_is_not_whole(tmp_path):
+    initial = Memory(torch.zeros(4, 30, dtype=torch.float64))
+    said = Journal(tmp_path, [initial]).append([written(initial, np.random.default_rng(0), 2)])
+    path = tmp_path / said["file"]
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], b"", whole[:50] + bytes([whole[50] ^ 1]) + whole[51:]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="not those that the checkpoint counts"):
+            Journal(tmp_path, [initial]).restore(said)
+    with pytest.raises(UserError, match="not those that the checkpoint counts"):
+        Journal(tmp_path, [initial]).restore({**said, "file": "../elsewhere"})
+
+
+def test_a_damaged_journal_is_refused_at_the_door(monkeypatch, capsys, tmp_path):
+    arguments = [*SCAFFOLD, "budget.rounds=2", f"output_dir={tmp_path / 'run'}"]
+    assert fedopt(monkeypatch, capsys, *arguments).code == 0
+    (path,) = (tmp_path / "run").glob("memory.*")
+    path.write_bytes(path.read_bytes()[:-1])
+    before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
+    result = fedopt(monkeypatch, capsys, *arguments, "budget.rounds=4", "resume=true")
+    one_line(result, path.name, "delete checkpoint.safetensors")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()} == before
+
+
+# from=DIR
+
+
+@pytest.fixture
+def old(monkeypatch, capsys, tmp_path):
+    """The folder of a run of SCAFFOLD with three rounds, and a command that begins there."""
+
+    def begin(name, *more):
+        return fedopt(
+            monkeypatch, capsys, *SCAFFOLD, f"from={tmp_path / 'old'}", f"output_dir={tmp_path / name}", *more
+        )
+
+    arguments = [*SCAFFOLD, "algo.eta=0.1", "budget.rounds=3", f"output_dir={tmp_path / 'old'}", "eval.every=1"]
+    assert fedopt(monkeypatch, capsys, *arguments).code == 0
+    return tmp_path / "old", begin
+
+
+def test_a_run_goes_on_with_other_values_as_a_new_one(old, monkeypatch, capsys, tmp_path):
+    """As if the step size had changed after three rounds; rounds and bytes count on, and the old run stays as it was."""
+    folder, begin = old
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert begin("new", "budget.rounds=6", "eval.every=1", "algo.eta=0.3").code == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+    eta = "algo.eta={kind: piecewise, values: [0.1, 0.3], boundaries: [3]}"
+    words = [*SCAFFOLD, "budget.rounds=6", "eval.every=1", eta, f"output_dir={tmp_path / 'whole'}"]
+    assert fedopt(monkeypatch, capsys, *words).code == 0
+    new, whole = (without_time(tmp_path / name / "metrics.csv") for name in ("new", "whole"))
+    assert new == [whole[0], *whole[4:]]
+
+
+def test_a_new_run_does_not_need_the_old_one_any_more(old, monkeypatch, capsys, tmp_path):
+    folder, begin = old
+    assert begin("whole", "budget.rounds=8").code == 0
+    assert begin("new", "budget.rounds=6").code == 0
+    shutil.rmtree(folder)
+    assert begin("new", "budget.rounds=8", "resume=true").code == 0
+    new, whole = (without_time(tmp_path / name / "metrics.csv") for name in ("new", "whole"))
+    assert new[-1] == whole[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "fragments"),
+    [
+        (["algo=fedavg", "budget.rounds=6"], ["a run of Scaffold, whose state does not fit"]),
+        (["partitioner.clients=20", "budget.rounds=6"], ["checkpoint.safetensors", "number of clients"]),
+        (["problem.model=mlp", "budget.rounds=6"], ["checkpoint.safetensors", "the model"]),
+        (["budget.rounds=3"], ["budget", "after 3 rounds", "count on"]),
+        (["from=nowhere"], ["from=nowhere", "no run"]),
+        (["from=3"], ["from=3", "string"]),
+    ],
+)
+def test_what_cannot_be_gone_on_from(words, fragments, old, tmp_path):
+    _, begin = old
+    one_line(begin("new", *words), *fragments)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_last_good_state_is_that_of_the_last_good_row(monkeypatch, capsys, tmp_path):
+    """Not an older one that the clock chose, nor the state that diverged: a run with smaller steps begins there."""
+    words = [
+        "algo=local_sgda",
+        "problem=quadratic_minimax",
+        "problem.examples=64",
+        "hardware.threads=1",
+        "eval.every=2",
+    ]
+    arguments = [*words, "algo.eta_x=0.9", "algo.eta_y=0.9", "budget.rounds=50"]
+    result = fedopt(monkeypatch, capsys, *arguments, f"output_dir={tmp_path / 'run'}")
+    assert result.code == 3
+    assert f"from='{tmp_path / 'run'}'" in result.out
+    rounds = pd.read_csv(tmp_path / "run" / "metrics.csv")["round"].tolist()
+    progress = checkpoint.read(tmp_path / "run" / "checkpoint.safetensors")[1]
+    assert progress["round"] == rounds[-2] > 0
+    again = [*words, "budget.rounds=40", f"from={tmp_path / 'run'}", f"output_dir={tmp_path / 'new'}"]
+    assert fedopt(monkeypatch, capsys, *again).code == 0
+    assert pd.read_csv(tmp_path / "new" / "metrics.csv")["round"].iloc[0] == rounds[-2]
+
+
+# Ends
+
+
+@pytest.mark.pictures
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_while_the_last_figure_is_drawn(number, monkeypatch, capsys, tmp_path):
+    """All is recorded by then: the run ends as it would have."""
+    draw = figures.metrics
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), number)
+        draw(*arguments)
+
+    monkeypatch.setattr(figures, "metrics", interrupted)
+    assert fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path / 'run'}").code == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
+    assert (tmp_path / "run" / "metrics.png").exists()

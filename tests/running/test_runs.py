@@ -1,0 +1,713 @@
+"""Runs as a user sees them: folders, resuming, sweeps, ranks, help."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from safetensors import safe_open
+from support import harness
+from support.command import ROOT, TINY, fedopt, run, start, torchrun
+
+from fedopt.config.compose import composed_of, resolve
+from fedopt.config.tuned import Asked, differences
+from fedopt.config.words import quoted
+from fedopt.errors import cores
+from fedopt.results.folder import RunFolder
+from fedopt.running.place import slug, slug_before
+from fedopt.running.progress import Display
+
+LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=300", "eval.every=3", "hardware.threads=1"]
+
+
+def without_time(folder: Path) -> pd.DataFrame:
+    return pd.read_csv(folder / "metrics.csv", dtype=str).drop(columns="train_seconds")
+
+
+def checkpointed_round(folder: Path) -> int:
+    with safe_open(folder / "checkpoint.safetensors", "np") as file:
+        return json.loads(bytes(file.get_tensor("progress")))["round"]
+
+
+def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = fedopt(monkeypatch, capsys, *TINY, "seed=3")
+    assert result.code == 0
+    folder = tmp_path / "outputs" / "fedmsa_mco" / "budget.rounds=4,hardware.threads=1,problem.examples=40,seed=3"
+    assert str(folder.relative_to(tmp_path)) in result.out
+    present = {path.name for path in folder.iterdir()}
+    expected = {"config.yaml", "metrics.csv", "run.json", "summary.json", "checkpoint.safetensors", "log.txt"}
+    assert present == expected | {"partition.png", "metrics.png", ".lock"}
+    table = pd.read_csv(folder / "metrics.csv")
+    first = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls", "train_seconds"]
+    assert list(table.columns) == [*first, "distance", "objective", "suboptimality"]
+    assert table["round"].tolist() == [0, 1, 2, 3, 4]
+    assert table["comm_rounds"].tolist() == [0, 2, 4, 6, 8]
+    assert checkpointed_round(folder) == 4
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["final"]["distance"] == pytest.approx(table["distance"].iloc[-1])
+    assert summary["best"]["distance"] == pytest.approx(table["distance"].min())
+    card = json.loads((folder / "run.json").read_text())
+    assert card["seed"] == 3
+    assert "seed=3" in card["overrides"]
+
+    assert fedopt(monkeypatch, capsys, *TINY, "seed=3").code == 0  # the same again gets a folder of its own
+    assert without_time(folder).equals(without_time(folder.with_name(folder.name + ".2")))
+    assert "finished" in fedopt(monkeypatch, capsys, *TINY, "seed=3", "resume=true").out
+
+
+@pytest.mark.pictures
+@pytest.mark.parametrize("problem", harness.names("problem"))
+def test_pictures_of_every_problem(problem, monkeypatch, capsys, tmp_path):
+    """Neither is blank."""
+    algo = next(algo for algo, of in harness.pairs() if of == problem)
+    words = [
+        f"algo={algo}",
+        f"problem={problem}",
+        *(w for name in (problem, algo) for w in harness.SMALL.get(name, [])),
+    ]
+    result = fedopt(
+        monkeypatch, capsys, *words, *harness.FEDERATION, "budget.rounds=1", f"output_dir={tmp_path / 'run'}"
+    )
+    assert (result.code, result.err.count("Warning")) == (0, 0), result.err
+    for name in ("partition.png", "metrics.png"):
+        assert np.ptp(plt.imread(tmp_path / "run" / name)) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "threads", "spin"), [({}, None, "3000"), ({"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "7"}, 3, "7")]
+)
+def test_threads(given, threads, spin, tmp_path):
+    """The user's own settings of OpenMP hold, and the log says how many threads there are."""
+    code = "import os, sys, fedopt; assert 'torch' not in sys.modules; print(os.environ['GOMP_SPINCOUNT'])"
+    own = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    env = {key: value for key, value in os.environ.items() if key not in own} | given
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=env | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert (said.stdout.strip(), said.stderr) == (spin, "")
+    assert run(*TINY[:2], "output_dir=run", cwd=tmp_path, env={"OMP_NUM_THREADS": "", **given}).code == 0
+    assert f"started with {threads or cores()} threads" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_killed_runs_resume_exactly(monkeypatch, capsys, tmp_path):
+    """kill -9 at random moments, then resume=true until it is done: the undisturbed metrics.csv."""
+    assert fedopt(monkeypatch, capsys, *LONG, f"output_dir={tmp_path / 'whole'}").code == 0
+    rng = np.random.default_rng(0)
+    kills = 0
+    for _attempt in range(30):
+        process = start(*LONG, "output_dir=run", "resume=true", cwd=tmp_path, env={"FEDOPT_CHECKPOINT_SECONDS": "0"})
+        metrics = tmp_path / "run" / "metrics.csv"
+        before = metrics.stat().st_size if metrics.exists() else 0
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if kills < 3 and metrics.exists() and metrics.stat().st_size != before:
+                time.sleep(rng.uniform(0, 0.3))
+                process.kill()
+                kills += 1
+                break
+            time.sleep(0.005)
+        process.communicate()
+        if process.returncode == 0:
+            break
+    assert kills == 3
+    assert RunFolder(tmp_path / "run").status() == "finished"
+    pd.testing.assert_frame_equal(without_time(tmp_path / "run"), without_time(tmp_path / "whole"))
+
+
+def test_ctrl_c(monkeypatch, capsys, tmp_path):
+    """Checkpoints and says how to go on; going on gives the undisturbed result."""
+    process = start(*LONG, "budget.rounds=100000", "output_dir=run", cwd=tmp_path)
+    metrics = tmp_path / "run" / "metrics.csv"
+    while not metrics.exists() or metrics.read_text().count("\n") < 5:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out.endswith("fedopt resume=true output_dir=run\n")
+    assert "Traceback" not in err
+    summary = RunFolder(tmp_path / "run").summary()
+    assert summary["status"] == "interrupted"
+    assert checkpointed_round(tmp_path / "run") == summary["round"]
+    rounds = int(summary["round"]) + 6
+    for name, more in (("run", ["resume=true"]), ("whole", [])):
+        arguments = [*LONG, f"budget.rounds={rounds}", f"output_dir={tmp_path / name}", *more]
+        assert fedopt(monkeypatch, capsys, *arguments).code == 0
+    pd.testing.assert_frame_equal(without_time(tmp_path / "run"), without_time(tmp_path / "whole"))
+    assert RunFolder(tmp_path / "run").summary()["best"] == RunFolder(tmp_path / "whole").summary()["best"]
+
+
+def test_the_last_word_of_a_key_counts(monkeypatch, capsys, tmp_path):
+    """Also in the folder's name, in what is said of tuned values, and in a sweep."""
+    monkeypatch.chdir(tmp_path)
+    words = ["algo=fedmsa", "problem=mco", *TINY, "seed=3", "algo=fedmsa", "seed=4", "budget.rounds=1"]
+    assert fedopt(monkeypatch, capsys, *words).code == 0
+    (folder,) = (path.parent for path in Path("outputs").rglob("summary.json"))
+    assert "seed=4" in folder.name
+    assert "seed=3" not in folder.name
+    assert json.loads((folder / "run.json").read_text())["overrides"].count("algo=fedmsa") == 1
+    digits = ["algo=fedavg", "problem=classification", "dataset=fashion_mnist", "dataset=digits", "budget.rounds=1"]
+    assert "without dataset=digits;" in fedopt(monkeypatch, capsys, "-m", *digits, "seed=1,2", "seed=5").err
+
+
+def test_no_words_are_answered_by_help(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    alone, asked = fedopt(monkeypatch, capsys), fedopt(monkeypatch, capsys, "--help")
+    assert (alone.code, alone.out) == (0, asked.out)
+    assert not list(tmp_path.iterdir())
+
+
+def test_divergence(monkeypatch, capsys, tmp_path):
+    result = fedopt(monkeypatch, capsys, *LONG, "algo.alpha=50", f"output_dir={tmp_path / 'run'}")
+    assert result.code == 3
+    assert "diverged" in result.out
+    assert RunFolder(tmp_path / "run").status() == "diverged"
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.parametrize(("key", "limit"), [("comm_rounds", 7), ("bytes", 30_000), ("seconds", 0.05)])
+def test_budgets(monkeypatch, capsys, tmp_path, key, limit):
+    overrides = [*LONG, "budget.rounds=null", f"budget.{key}={limit}", f"output_dir={tmp_path / 'run'}"]
+    assert fedopt(monkeypatch, capsys, *overrides).code == 0
+    summary = RunFolder(tmp_path / "run").summary()
+    per_round = summary[key] / summary["round"]
+    assert limit <= summary[key]
+    if key != "seconds":
+        assert summary[key] < limit + 1.01 * per_round
+
+
+def test_evaluation_schedule(monkeypatch, capsys, tmp_path):
+    overrides = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=11", "eval.every=5", "eval.at=[1,7]"]
+    assert fedopt(monkeypatch, capsys, *overrides, f"output_dir={tmp_path / 'run'}").code == 0
+    assert pd.read_csv(tmp_path / "run" / "metrics.csv")["round"].tolist() == [0, 1, 5, 7, 10, 11]
+
+
+@pytest.mark.parametrize(("rounds", "shown"), [(4, range(5)), (30, [*range(10), 30])])
+def test_evaluations_that_are_shown(rounds, shown, monkeypatch, capsys, tmp_path):
+    """All where there are few; else the last line says how many are missing."""
+    monkeypatch.setattr("fedopt.running.progress.SECONDS", 1e9)
+    words = [*TINY, f"budget.rounds={rounds}", "eval.every=1", f"output_dir={tmp_path / 'run'}"]
+    lines = [line for line in fedopt(monkeypatch, capsys, *words).err.splitlines() if line.startswith("round ")]
+    assert [int(line.split()[1]) for line in lines] == list(shown)
+    assert [line for line in lines if "more before it" in line] == lines[len(lines) - (rounds > 10) :]
+    assert ("(20 more before it in metrics.csv)" in lines[-1]) == (rounds > 10)
+
+
+def test_plain_lines_have_an_eta(monkeypatch, capsys):
+    """At the speed since this process began, which a resumed run does in the middle; none at the end."""
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    display = Display("fedavg on digits", ["loss"])
+    for done, wait in ((0.5, 0.0), (0.6, 60.0), (0.9, 60.0), (1.0, 1.0)):
+        now += wait
+        display.round(done, 0)
+        display.row({"round": 0, "comm_rounds": 0, "loss": 1.0})
+    display.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition("eta ")[2] for line in lines] == ["", "0:04:00", "0:00:30", ""]
+
+
+SWEEP = ["-m", "algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=3", "seed=0,1", "algo.beta=[1],0.05"]
+
+
+def test_sweep(monkeypatch, capsys, tmp_path):
+    """A failed run is a row with its traceback in its own folder; the others go on; done runs are skipped."""
+    monkeypatch.chdir(tmp_path)
+    result = fedopt(monkeypatch, capsys, *SWEEP, "output_dir=sweep", "eval.metric=distance", "eval.target=1e6")
+    assert result.code == 1
+    head, fine, wrong = (
+        re.findall(r"[^┃│]*[^┃│ ]", line) for line in result.out.splitlines() if "┃" in line or "│" in line
+    )
+    assert [cell.strip() for cell in head] == ["algo.beta", "runs", "status", "final distance"]
+    assert [cell.strip() for cell in fine[:3]] == ["0.05", "2", "2 finished"]
+    assert re.fullmatch(r" *[\d.]+ ± [\d.]+", fine[3])
+    assert [cell.strip() for cell in wrong] == ["[1]", "2", "2 failed", "-"]
+    table = pd.read_csv("sweep/sweep.csv")
+    assert table["status"].value_counts().to_dict() == {"finished": 2, "failed": 2}
+    values = [(seed, value) for seed in range(2) for value in ("0.05", "[1]")]
+    assert sorted(zip(table["seed"], table["algo.beta"], strict=True)) == values
+    done = table[table["status"] == "finished"]
+    assert (done["target_round"] == 0).all()
+    assert done["final_distance"].notna().all()
+    for name, status in zip(table["run"], table["status"], strict=True):
+        assert (Path("sweep") / name / "traceback.txt").exists() == (status == "failed")
+    stamps = {name: (Path("sweep") / name / "metrics.csv").stat().st_mtime_ns for name in done["run"]}
+    again = fedopt(monkeypatch, capsys, *SWEEP, "output_dir=sweep", "eval.metric=distance", "eval.target=1e6")
+    assert again.code == 1
+    assert stamps == {name: (Path("sweep") / name / "metrics.csv").stat().st_mtime_ns for name in stamps}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algo=fedmsa,fedvag"], "did you mean fedavg"),
+        (["algo=fedmsa,fednest", "algo.alpha=0.1,-1"], "algo=fedmsa: algo.alpha=-1: input should be greater"),
+        (["algo=fedmsa", "seed=0,1", "algo.B=0"], "seed=0: algo.B=0: input"),
+        (["algo=fedmsa", "partitioner.clients=5,0"], "fedopt: partitioner.clients=0: input"),
+        (["algo=fedmsa", "partitioner.clients=5,20", "participation.cohort=9"], "partitioner.clients=5\n"),
+        (["algo=fedmsa", "problem.dx=2,some"], "fedopt: problem.dx=some: input"),
+    ],
+)
+def test_a_sweep_with_a_wrong_combination_runs_nothing(words, said, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = fedopt(monkeypatch, capsys, "-m", "problem=quadratic_bilevel", *words)
+    assert result.code == 2
+    assert said in result.err
+    assert result.err.count("\n") == 1
+    assert not Path("outputs").exists()
+
+
+def test_sweep_resumes_interrupted_runs(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    sweep = ["-m", *LONG, "seed=0,1", "output_dir=sweep"]
+    process = start(*sweep, cwd=tmp_path)
+    while not list(tmp_path.glob("sweep/*/metrics.csv")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    assert fedopt(monkeypatch, capsys, *sweep).code == 0
+    assert set(pd.read_csv("sweep/sweep.csv")["status"]) == {"finished"}
+    assert fedopt(monkeypatch, capsys, *LONG, "seed=0", "output_dir=alone").code == 0
+    (of_sweep,) = (path.parent for path in tmp_path.glob("sweep/*/metrics.csv") if "seed=0" in path.parent.name)
+    pd.testing.assert_frame_equal(without_time(of_sweep), without_time(tmp_path / "alone"))
+
+
+def test_a_sweep_that_is_stopped_says_how_it_goes_on(monkeypatch, capsys, tmp_path):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedopt.running.loop.execute", stopped)
+    result = fedopt(monkeypatch, capsys, "-m", *TINY, "seed=0,1", "output_dir=sweep")
+    assert (result.code, result.err) == (130, "fedopt: stopped; the same command goes on from here\n")
+
+
+SMALL = ["budget.rounds=2", "problem.examples=40", "hardware.threads=1"]
+
+
+def runs_of(tmp_path):
+    """Each run of the sweeps in a folder, by its path, with the time at which it was written."""
+    return {str(path.parent.relative_to(tmp_path)): path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.csv")}
+
+
+def test_a_longer_sweep_finds_its_runs(monkeypatch, capsys, tmp_path):
+    """In any order of the words, with or without the first seed; folders have names that can be read."""
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, "-m", "algo=fedmsa", "problem=mco", *SMALL, "algo.K=1,2").code == 0
+    before = runs_of(tmp_path)
+    sweep = "outputs/multirun/fedmsa_mco,algo.K,budget.rounds=2,hardware.threads=1,problem.examples=40"
+    assert set(before) == {f"{sweep}/fedmsa_mco,seed=0,algo.K={K}" for K in (1, 2)}
+    assert fedopt(monkeypatch, capsys, "-m", "seed=0,1", *SMALL[::-1], "algo.K=2,1", "problem=mco").code == 0
+    after = runs_of(tmp_path)
+    assert set(after) == {f"{sweep}/fedmsa_mco,seed={seed},algo.K={K}" for seed in (0, 1) for K in (1, 2)}
+    assert {path: after[path] for path in before} == before
+    assert sorted(pd.read_csv(f"{sweep}/sweep.csv")["run"]) == sorted(Path(path).name for path in after)
+
+
+def test_the_table_has_what_runs_were_not_given(monkeypatch, capsys, tmp_path):
+    """From an option or a preset, in a folder of sweeps that were given other keys."""
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, "-m", "algo=fedmsa", "problem=mco", *SMALL, "output_dir=here").code == 0
+    (usual,) = (yaml.safe_load(path.read_text())["algo"]["K"] for path in tmp_path.rglob("config.yaml"))
+    words = ["algo=fedmsa", "problem=mco", *SMALL, "output_dir=here", f"algo.K={usual + 1}"]
+    assert fedopt(monkeypatch, capsys, "-m", *words).code == 0
+    assert sorted(pd.read_csv("here/sweep.csv")["algo.K"]) == [usual, usual + 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["seed=3", "+a_=3_"], "+a_=3_,seed=3"),
+        (["dataset.path=/home/someone/projects/data/patients.csv"], "dataset.path=patients.csv-"),
+        (["problem.model={_target_: mynets.Net, width: 64}"], "problem.model=target_mynets.Net_width_64-"),
+        (["eval.at=[1,2]", "~x", "preset=fednest/saddle"], "eval.at=1_2,preset=fednest_saddle,_x-"),
+        (["dataset.path=" + "x" * 300, "seed=1"], "dataset.path,seed=1-"),
+        ([f"a.key{i}=value{i}" for i in range(9)], ",".join(f"a.key{i}=value{i}" for i in range(8)) + "-"),
+    ],
+)
+def test_names_of_folders_can_be_read(words, name):
+    """Words are whole; a hash stands for what was left out."""
+    made = slug(words)
+    assert re.fullmatch(re.escape(name) + "[0-9a-f]{8}" * name.endswith("-"), made)
+    assert len(made) <= 120
+    assert slug(words[::-1]) == made
+
+
+def test_folders_that_earlier_versions_named_are_gone_on_with(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    word = "algo.alpha={kind: inverse_power, initial: 0.01}"
+    with monkeypatch.context() as patch:
+        patch.setattr("fedopt.results.folder.slug", slug_before)
+        assert fedopt(monkeypatch, capsys, *SMALL, word).code == 0
+        assert fedopt(monkeypatch, capsys, "-m", *SMALL, word, "algo.K=1,2").code == 0
+        assert fedopt(monkeypatch, capsys, "-m", *SMALL, f"{word},0.1", "output_dir=here").code == 0
+    before = runs_of(tmp_path)
+    assert len([path for path in before if "=_kind_" in path]) == 4
+    assert fedopt(monkeypatch, capsys, *SMALL, word, "resume=true").code == 0
+    assert fedopt(monkeypatch, capsys, "-m", *SMALL, word, "algo.K=2,1,3").code == 0
+    assert fedopt(monkeypatch, capsys, "-m", *SMALL, word.replace("=", "=0.1,", 1), "output_dir=here").code == 0
+    after = runs_of(tmp_path)
+    assert len(after) == len(before) + 1
+    assert {path: after[path] for path in before} == before
+    assert fedopt(monkeypatch, capsys, *SMALL, word).code == 0
+    assert len([path for path in runs_of(tmp_path) if path.endswith(".2")]) == 1
+
+
+def test_sweeps_in_one_folder_keep_apart(monkeypatch, capsys, tmp_path):
+    """hydra.sweep.dir is output_dir; there, all words name a run."""
+    monkeypatch.chdir(tmp_path)
+    for word in ("algo.K=1", "algo.K=2"):
+        assert fedopt(monkeypatch, capsys, "-m", *SMALL, word, "hydra.sweep.dir=here/there").code == 0
+    shared = "budget.rounds=2,hardware.threads=1,problem.examples=40"
+    assert set(runs_of(tmp_path)) == {f"here/there/fedmsa_mco,seed=0,algo.K={K},{shared}" for K in (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (["budget.rounds=2"], "finished after 2 rounds ("),
+        (["budget.rounds=2", "budget.comm_rounds=1000"], "finished after 2 rounds, by budget.rounds=2 ("),
+        (["budget.rounds=9", "budget.comm_rounds=4"], "finished after 2 rounds, by budget.comm_rounds=4 ("),
+        (["budget.rounds=9", "budget.bytes=str(1)"], "finished after 1 rounds, by budget.bytes=1 ("),
+    ],
+)
+def test_the_limit_that_ended_a_run_is_said(limits, said, monkeypatch, capsys, tmp_path):
+    """Where it has several."""
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, *SMALL, *limits).out.startswith(said)
+
+
+def test_a_longer_sweep_in_one_folder_is_one_row(monkeypatch, capsys, tmp_path):
+    """Its folder is there by then."""
+    monkeypatch.chdir(tmp_path)
+    for seeds, runs in (("0,1", "2"), ("0,1,2", "3")):
+        out = fedopt(monkeypatch, capsys, "-m", *SMALL, "algo.K=1", f"seed={seeds}", "output_dir=here").out
+        head, *rows = (re.findall(r"[^┃│]*[^┃│ ]", line) for line in out.splitlines() if "┃" in line or "│" in line)
+        assert head[0].strip() == "runs"
+        assert [row[0].strip() for row in rows] == [runs]
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("out", "out"),
+        ("a/b-c.d", "a/b-c.d"),
+        ("2024", "'2024'"),
+        ("1e5", "'1e5'"),
+        ("null", "'null'"),
+        ("a b", "'a b'"),
+        ("a,b=c", "'a,b=c'"),
+        ("it's", r"'it\'s'"),
+    ],
+)
+def test_quotes_stand_where_they_are_needed(name, word, monkeypatch, tmp_path):
+    assert quoted(name) == word
+    assert composed_of(["algo=fedmsa", "problem=mco", f"output_dir={word}"])[0].output_dir == name
+
+
+def test_failures_are_said_when_they_happen(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = fedopt(monkeypatch, capsys, "-m", *SMALL, "algo.beta=[1],0.1", "output_dir=sweep")
+    lines = result.err.splitlines()
+    (failed,) = (n for n, line in enumerate(lines) if line.startswith("fedopt: sweep/fedmsa_mco,seed=0,algo.beta="))
+    (begun,) = (n for n, line in enumerate(lines) if line.startswith("fedmsa on mco, in sweep/"))
+    assert failed < begun
+    assert "algo.beta" in lines[failed].partition(": ")[2]
+
+
+def test_what_sweepers_optimise(monkeypatch, capsys, tmp_path):
+    """The last value of eval.metric, of the problem's first metric without one; the worst where the run diverged."""
+    monkeypatch.chdir(tmp_path)
+    returned = {}
+
+    def jobs(*words):
+        from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+
+        launch = BasicLauncher.launch
+
+        def launched(self, overrides, initial_job_idx):
+            done = launch(self, overrides, initial_job_idx)
+            returned.update(zip(map(",".join, overrides), [job.return_value for job in done], strict=True))
+            return done
+
+        with monkeypatch.context() as patch:
+            patch.setattr(BasicLauncher, "launch", launched)
+            return fedopt(monkeypatch, capsys, "-m", *SMALL, "output_dir=sweep", *words)
+
+    jobs("algo.K=1,2", "eval.metric=objective", "eval.target=0")
+    table = pd.read_csv("sweep/sweep.csv")
+    assert sorted(returned.values()) == pytest.approx(sorted(table["final_objective"]))
+    returned.clear()
+    jobs("eval.diverged=1e-9,1e6", "eval.metric=null", "eval.target=null")
+    ended = [RunFolder(path).summary() for path in Path("sweep").glob("*eval.diverged=*")]
+    final = {summary["status"]: summary["final"]["distance"] for summary in ended}
+    assert final.keys() == {"finished", "diverged"}
+    assert sorted(returned.values()) == [final["finished"], math.inf]
+    returned.clear()
+    assert jobs("algo.beta=[1],[2]", "eval.metric=null", "eval.target=null").code == 1
+    assert list(returned.values()) == [None, None]
+
+
+def test_a_sweep_over_algorithms_with_a_key_of_theirs(monkeypatch, capsys, tmp_path):
+    """Which the default algorithm does not have."""
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "problem=classification",
+        "dataset=digits",
+        "problem.widths=[4]",
+        "partitioner.clients=4",
+        "hardware.threads=1",
+    ]
+    words += [
+        "participation.cohort=null",
+        "budget.rounds=1",
+        "eval.metric=null",
+        "eval.target=null",
+        "algo.tau='2 epochs'",
+    ]
+    result = fedopt(monkeypatch, capsys, "-m", "algo=fedavg,scaffold", *words)
+    assert result.code == 0, result.err
+    configs = [yaml.safe_load(path.read_text()) for path in tmp_path.rglob("config.yaml")]
+    assert sorted(config["algo"]["_target_"].rpartition(".")[2] for config in configs) == ["FedAvg", "Scaffold"]
+    assert {config["algo"]["tau"] for config in configs} == {"2 epochs"}
+    assert all(config["problem"]["widths"] == [4] for config in configs)
+    wrong = fedopt(monkeypatch, capsys, "-m", "algo=fedavg,scaffold", *words, "algo.prox=0.1")
+    assert (wrong.code, "algo.prox" in wrong.err) == (2, True)
+
+
+def test_a_target_of_another_metric_falls_away(monkeypatch, capsys, tmp_path):
+    """A preset's target is of its own metric; also in a sweep."""
+    monkeypatch.chdir(tmp_path)
+    pair = ["algo=fedavg", "problem=classification", "dataset=digits"]
+    assert composed_of(pair)[0].eval.target is not None
+    assert composed_of([*pair, "eval.metric=test_accuracy"])[0].eval.target is not None
+    assert composed_of([*pair, "eval.metric=test_loss", "eval.target=0.5"])[0].eval.target == 0.5
+    for word in ("eval.metric=test_loss", "eval.metric=null"):
+        assert composed_of([*pair, word])[0].eval.target is None
+    words = [*pair, "eval.metric=test_loss", "budget.rounds=1", "hardware.threads=1", "output_dir=sweep"]
+    assert fedopt(monkeypatch, capsys, "-m", *words).code == 0
+    (summary,) = (json.loads(path.read_text()) for path in tmp_path.rglob("summary.json"))
+    assert summary["to_target"] is None
+
+
+@pytest.mark.filterwarnings("ignore")  # of Optuna's
+def test_a_sweep_without_tuned_values(monkeypatch, capsys, tmp_path):
+    """Also of an algorithm that has none."""
+    (tmp_path / "conf" / "algo").mkdir(parents=True)
+    own = "_target_: fedopt.algorithms.fedavg.FedAvg\nmomentum: 0.0\n"
+    own += "eta: 0.1\ngamma: 1.0\ntau: 1 epochs\nB: 32\nmu: 0.0\n"
+    (tmp_path / "conf" / "algo" / "own.yaml").write_text(own)
+    words = ["algo=own,fedavg", "problem=classification", "dataset=digits", "budget.rounds=1", "preset=none"]
+    given = [*words, f"output_dir={tmp_path / 'sweep'}", "hardware.threads=1"]
+    result = fedopt(monkeypatch, capsys, "-m", f"--config-dir={tmp_path / 'conf'}", *given)
+    assert result.code == 0, result.err
+    runs = [RunFolder(path.parent) for path in (tmp_path / "sweep").glob("*/config.yaml")]
+    own, fedavg = sorted((run.config() for run in runs), key=lambda config: config["algo"]["B"])
+    assert own["algo"] | {"_solves_": 0} == fedavg["algo"] | {"_solves_": 0}
+    assert "preset=none" in (runs[0].path / "log.txt").read_text()
+
+
+def test_another_sweeper(monkeypatch, capsys, tmp_path):
+    """Optuna's chooses values from an interval; both ends of it are checked first."""
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    monkeypatch.chdir(tmp_path)
+    words = ["-m", *SMALL, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1"]
+    wrong = fedopt(monkeypatch, capsys, *words, "budget.seconds=interval(-1.0, 9.0)")
+    assert (wrong.code, wrong.err.startswith("fedopt: budget.seconds=-1.0: ")) == (2, True)
+    assert not list(tmp_path.iterdir())
+    assert fedopt(monkeypatch, capsys, *words, "algo.alpha=interval(0.0001, 0.001)").code == 0
+    assert len(runs_of(tmp_path)) == 3
+    table = pd.read_csv(next(tmp_path.rglob("sweep.csv")))
+    best = yaml.safe_load(next(tmp_path.rglob("optimization_results.yaml")).read_text())
+    assert best["best_value"] == table["final_distance"].min()
+
+
+def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
+    """At the start of a run and in its log; of a sweep, where its runs differ in them or in the budget."""
+    monkeypatch.chdir(tmp_path)
+    quadratic = ["problem=quadratic_bilevel", "hardware.threads=1", "problem.examples=40", "algo.B=null"]
+    for algo, said in (
+        ("fedmsa", "; tuned values: preset/fedmsa/quadratic_bilevel"),
+        ("fednest", "; no tuned values for fednest on quadratic_bilevel: what the command does not say is a default"),
+    ):
+        words = [f"algo={algo}", *quadratic, "budget.rounds=1", f"output_dir={algo}"]
+        assert fedopt(monkeypatch, capsys, *words).err.splitlines()[0].endswith(said)
+        assert said in Path(algo, "log.txt").read_text().splitlines()[0]
+    digits = ["algo=fedavg", "problem=classification", "dataset=digits", "budget.rounds=1", "hardware.threads=1"]
+    said = fedopt(monkeypatch, capsys, *digits, "problem.model=softmax").err.splitlines()[0]
+    assert (
+        "; tuned values: preset/fedavg/classification, which were found without dataset=digits problem.model=so" in said
+    )
+    usual = ["algo=fedavg", "problem=classification", "dataset=mnist", "problem.model=mlp", "problem.widths=[200, 200]"]
+    asked = Asked(usual, composed_of(usual)[1])
+    assert asked.tuned == "tuned values: preset/fedavg/classification"
+    fedopt(monkeypatch, capsys, *digits, "output_dir=first")
+    fedopt(monkeypatch, capsys, "output_dir=first", "resume=true", "budget.rounds=2")
+    *_, resumed, _ = Path("first", "log.txt").read_text().splitlines()
+    assert "resumed" in resumed
+    assert "which were found without dataset=digits" in resumed
+    sweep = ["-m", "algo=fedmsa,localbsgm,fednest", *quadratic, "output_dir=sweep"]
+    config = ["algo=fedmsa,localbsgm,fednest", "problem=quadratic_bilevel"]
+    runs = [composed_of([f"algo={algo}", config[1]]) for algo in ("fedmsa", "localbsgm", "fednest")]
+    told = differences([(resolve(config), chosen) for config, chosen in runs], {"algo"})
+    assert "tuned values on quadratic_bilevel: preset (fedmsa, localbsgm), none (fednest)" in told
+    assert "budget.rounds on quadratic_bilevel: 400 (fedmsa), 200 (localbsgm, fednest)" in told
+    assert "eval.every on quadratic_bilevel: 10 (fedmsa), 5 (localbsgm), 1 (fednest)" in told
+    said = fedopt(monkeypatch, capsys, *sweep, "budget.rounds=1", "eval.every=1").err.splitlines()[0]
+    assert "preset (fedmsa, localbsgm), none (fednest)" in said
+    assert "budget" not in said
+    assert "eval" not in said
+    alike = fedopt(monkeypatch, capsys, "-m", *SMALL, "seed=0,1", "output_dir=alike")
+    assert "differ" not in alike.err
+
+
+def test_going_on_with_what_is_there(monkeypatch, capsys, tmp_path):
+    """resume=true output_dir=DIR alone takes the config that is in DIR; further values go on top, and choices are made anew."""
+    monkeypatch.chdir(tmp_path)
+    words = ["problem=quadratic_bilevel", "problem.examples=40", "algo.K=2", "hardware.threads=1", "eval.every=1"]
+    assert fedopt(monkeypatch, capsys, *words, "budget.rounds=2", "output_dir=run").code == 0
+    assert fedopt(monkeypatch, capsys, *words, "budget.rounds=4", "output_dir=whole").code == 0
+    Path("run").rename("a=1,b=2")  # which needs no quotes
+    assert fedopt(monkeypatch, capsys, "resume=true", "output_dir=a=1,b=2", "budget.rounds=4").code == 0
+    Path("a=1,b=2").rename("run")
+    on = ["resume=true", "output_dir=run"]
+    pd.testing.assert_frame_equal(without_time(Path("run")), without_time(Path("whole")))
+    assert "tuned values: preset/fedmsa/quadratic_bilevel" in Path("run", "log.txt").read_text().splitlines()[-2]
+    for words, said in (
+        (["algo.K=3"], "was begun with algo.K=2, not 3"),
+        (["problem=mco"], "was begun with"),
+        (
+            ["participation.cohort=null"],
+            "cohort=3, not null; give the same value, or begin a new run: in another",
+        ),
+        (["budgt.rounds=5"], "budgt.rounds: the run that goes on has no such key, did you mean budget.rounds?"),
+        (["+algo.new=5"], "algo.new: the run that goes on has no such key"),
+        (["~algo.K"], "algo.K: the run that goes on has no such key"),
+    ):
+        result = fedopt(monkeypatch, capsys, *on, *words)
+        assert (result.code, said in result.err, result.err.count("\n")) == (2, True, 1)
+    shown = fedopt(monkeypatch, capsys, *on, "--cfg", "job").out
+    assert yaml.safe_load(shown)["problem"] == RunFolder(Path("run")).config()["problem"]
+
+
+def test_parallel_sweep(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    result = run(*SWEEP[:-1], "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "output_dir=sweep", cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert set(pd.read_csv(tmp_path / "sweep" / "sweep.csv")["status"]) == {"finished"}
+
+
+TWO_RANKS = {
+    "mco": ["algo=fedmsa", "problem.examples=200"],
+    "imbalanced_mnist": [
+        "algo=fedmsa",
+        "dataset=digits",
+        "problem.largest=140",
+        "problem.widths=[16]",
+        "partitioner.clients=20",
+        "participation.cohort=5",
+    ],
+    "classification": [
+        "algo=fedavg",
+        "dataset=digits",
+        "problem.widths=[16]",
+        "partitioner.clients=7",
+        "participation.cohort=3",
+    ],
+    "classification_with_server": ["algo=scaffold", "dataset=digits", "algo.tau=5", "participation.cohort=3"],
+    "hierarchical": [
+        "algo=zo_hfl",
+        "dataset=digits",
+        "algo.tau={kind: growing, tau: [2, 5]}",
+        "participation.stragglers=0.1",
+        "problem.fit=5",
+    ],
+}
+
+
+@pytest.mark.parametrize("problem", TWO_RANKS)
+def test_engines_and_two_ranks_agree(monkeypatch, capsys, problem, tmp_path):
+    """One by one, vectorised, and torchrun with two gloo ranks: metrics to 1e-5, ledger columns exactly."""
+    overrides = [
+        f"problem={problem}",
+        *TWO_RANKS[problem],
+        "budget.rounds=6",
+        "budget.comm_rounds=null",
+        "eval.every=1",
+    ]
+    for engine in ("one_by_one", "vectorised"):
+        arguments = [*overrides, f"hardware.engine={engine}", f"output_dir={tmp_path / engine}"]
+        assert fedopt(monkeypatch, capsys, *arguments).code == 0
+    done = torchrun("-m", "fedopt", *overrides, "hardware.threads=1", "output_dir=ranks", cwd=tmp_path)
+    assert done.out.count("results:") == 1
+    one = pd.read_csv(tmp_path / "one_by_one" / "metrics.csv")
+    ledger = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls"]
+    metrics = one.columns[8:]
+    assert len(one) == 7
+    for name in ("vectorised", "ranks"):
+        other = pd.read_csv(tmp_path / name / "metrics.csv")
+        pd.testing.assert_frame_equal(one[ledger], other[ledger])
+        np.testing.assert_allclose(other[metrics], one[metrics], rtol=1e-5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads in /proc")
+def test_ranks_leave_no_thread_behind(tmp_path):
+    """One of gloo's that outlives the group can abort a process that exits."""
+    script = tmp_path / "leave.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "import torch\n"
+        "from fedopt.federation import ranks\n"
+        "def threads():\n"
+        "    return {name.read_text().strip() for name in Path('/proc/self/task').glob('*/comm')}\n"
+        "ranks.start()\n"
+        "torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(2, 2))\n"
+        "assert ranks.agree(ranks.rank() == 1, torch.device('cpu'))\n"
+        "assert any('gloo' in name for name in threads())\n"
+        "ranks.stop()\n"
+        "assert not any('gloo' in name for name in threads()), threads()\n"
+    )
+    torchrun(script, cwd=tmp_path)
+
+
+def test_help_names_everything(monkeypatch, capsys):
+    result = fedopt(monkeypatch, capsys, "--help")
+    assert result.code == 0
+    for word in ("fedmsa", "fedavg", "mco", "imbalanced_mnist", "dirichlet", "digits", "budget.rounds", "resume"):
+        assert word in result.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--help", "algo=fedmsa", "problem=mco"],
+        ["algo.alhpa=1"],
+        ["algo=fedavg", "problem=mco"],
+        ["algo=fedmsb"],
+    ],
+)
+def test_answers_do_not_import_torch(arguments, tmp_path):
+    """Which is what takes the time."""
+    code = (
+        "import sys\nfrom fedopt.commands.run import main\n"
+        f"sys.argv = ['fedopt', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "assert 'torch' not in sys.modules and 'pandas' not in sys.modules\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

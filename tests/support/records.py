@@ -1,0 +1,32 @@
+"""Folders of runs, written without running anything."""
+
+import json
+from dataclasses import asdict
+
+import yaml
+
+from fedopt.metrics import DISTANCE, TEST_ACCURACY, TRAIN_LOSS, Metric
+
+FEDMSA = {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "_solves_": ["bilevel", "minimisation"], "K": 5}
+
+
+FEDAVG = {"_target_": "fedopt.algorithms.fedavg.FedAvg", "_solves_": ["minimisation"], "eta": 0.1}
+
+
+MCO = {"_target_": "fedopt.problems.mco.Mco", "d": 10}
+
+
+def record(folder, values, seed=0, metric="test_accuracy", every=10, status="finished", algo=FEDMSA, **config):
+    """A run with an evaluation each `every` rounds: 2 exchanges, 100 bytes down, 50 up and half a second a round."""
+    folder.mkdir(parents=True)
+    config = {"seed": seed, "name": "a_b", "algo": algo, "problem": MCO, "output_dir": str(folder), **config}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    lines = [f"round,comm_rounds,bytes_down,bytes_up,grad_calls,train_seconds,train_loss,{metric}"]
+    for r, value in zip(range(0, 10_000, every), values, strict=False):
+        lines.append(f"{r},{2 * r},{100 * r},{50 * r},{7 * r},{0.5 * r},0.25,{value}")
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    described = {"test_accuracy": TEST_ACCURACY, "distance": DISTANCE}.get(metric, Metric(metric, metric))
+    card = {"metrics": [asdict(described), asdict(TRAIN_LOSS)]}
+    (folder / "run.json").write_text(json.dumps(card))
+    (folder / "summary.json").write_text(json.dumps({"status": status}))
+    return folder

@@ -1,0 +1,21 @@
+"""Started by torchrun: two rounds of each ALGO:PROBLEM, shared by the ranks. python two_ranks.py FILE ALGO:PROBLEM..."""
+
+import sys
+
+import torch
+from support.harness import leaves, small, steps
+
+from fedopt.federation import ranks
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    ranks.start()
+    found = {}
+    for pair in sys.argv[2:]:
+        e = small(*pair.split(":"))
+        state = steps(e, 2)[-1]
+        found[pair] = [*leaves(state), torch.tensor(list(e.federation.ledger.columns().values()))]
+    if ranks.rank() == 0:
+        torch.save(found, sys.argv[1])
+    ranks.finish()
+    ranks.stop()
