@@ -14,8 +14,7 @@ from fedopt.comparing.curves import curve, draw_line, explained
 from fedopt.comparing.recorded import Recorded, read
 from fedopt.comparing.tables import beside_paper, moments, print_table, write_table
 from fedopt.papers import claims
-from fedopt.papers.claims import Measures, Unmeasurable
-from fedopt.papers.marks import Mark, marks, slopes
+from fedopt.papers.measure import Mark, Measure, SeedRuns, Unmeasurable
 from fedopt.papers.published import Published, Task
 from fedopt.results.figures import describe, grid, look, percent, plt, save_with_legend, spans_decades, styled
 from fedopt.results.figures import marks as marks_of
@@ -51,7 +50,7 @@ def judged(published: Published, needed: Sequence[Task], ended: Ended) -> list[d
     seeds = _measures(published, ended)
     rows = []
     for claim in published.claims:
-        lines = claims.lines_of(claim, published.points)
+        lines = claim.measure.lines(published.points)
         of = {seed: measures for seed, measures in seeds.items() if all((line, seed) in asked for line in lines)}
         made = _made([ended[seed][line].folder for seed in of for line in lines if line in ended[seed]])
         rows.append(claims.judge(claim, of) | made)
@@ -75,7 +74,7 @@ def undecided(published: Published, needed: Sequence[Task], ended: Ended) -> lis
     """The lines of the claims that are undecided, where all runs of these lines were short."""
     found: dict[str, None] = {}
     for claim, row in zip(published.claims, judged(published, needed, ended), strict=True):
-        lines = claims.lines_of(claim, published.points)
+        lines = claim.measure.lines(published.points)
         seconds = [of[line].table["train_seconds"].iloc[-1] for of in ended.values() for line in lines if line in of]
         if row["holds"].startswith(claims.UNDECIDED) and max(seconds, default=SHORT) < SHORT:
             found |= dict.fromkeys(lines)
@@ -117,9 +116,9 @@ def report(
     write_table(folder / "figure.csv", table)
 
 
-def _measures(published: Published, ended: Ended) -> dict[int, Measures]:
+def _measures(published: Published, ended: Ended) -> dict[int, SeedRuns]:
     return {
-        seed: Measures(lines, published.x, published.y[0], published.points, published.measured)
+        seed: SeedRuns(lines, published.x, published.y[0], published.points, published.point)
         for seed, lines in ended.items()
     }
 
@@ -133,27 +132,27 @@ def _curves(published: Published, lines: Mapping[str, Sequence[Recorded]]) -> pd
     return pd.concat(parts) if parts else pd.DataFrame(columns=["line", "seed", published.x, *published.y])
 
 
-def _measured(seeds: Mapping[int, Measures], expression: str, **names: str | float) -> dict[int, float]:
-    """The values of an expression in those of the seeds in which it can be measured."""
+def _measured(seeds: Mapping[int, SeedRuns], measure: Measure, **names: str | float) -> dict[int, float]:
+    """seed -> value, for the seeds in which the measure has one."""
     values = {}
-    for seed, measures in seeds.items():
+    for seed, runs in seeds.items():
         with suppress(Unmeasurable):
-            values[seed] = measures.evaluate(expression, **names)
+            values[seed] = measure.value(runs, **names)
     return values
 
 
-def _points(published: Published, seeds: Mapping[int, Measures]) -> pd.DataFrame:
+def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
     """A row for each point and seed whose run has ended, with the columns series, x, seed, y; y is nan where it cannot be
     measured."""
     rows = []
     for series, points in published.points.items():
         for x, label in points.items():
-            values = _measured(seeds, published.measured[series], x=x, line=label)
+            values = _measured(seeds, published.point[series], x=x, line=label)
             rows += [(series, x, seed, values.get(seed, np.nan)) for seed, of in seeds.items() if label in of.runs]
     return pd.DataFrame(rows, columns=["series", "x", "seed", "y"])
 
 
-def _table(published: Published, seeds: Mapping[int, Measures]) -> pd.DataFrame:
+def _table(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
     """A row for each cell of the paper's table, over the seeds that can be measured."""
     rows = []
     for row, cells in published.table.items():
@@ -176,7 +175,7 @@ def draw_curves(
     looks = {name: look(j) for j, name in enumerate(dict.fromkeys(names.values()))}
     figure, axes = grid(-(-len(pictures) // columns), columns)
     figure.suptitle(fill(f"{published.paper}: {published.title}", 54 * columns))
-    papers, logs, ends = marks(published), set(), []
+    marks, logs, ends = _marks(published), set(), []
     for axis, (title, labels, metric) in zip(axes.flat, pictures, strict=False):
         drawn = {label: _of(published, lines.get(label, []), metric) for label in labels}
         drawn = {label: runs for label, runs in drawn.items() if runs}
@@ -195,7 +194,7 @@ def draw_curves(
                     ends.append((axis, x, published.y_from if below else y, looks[names[label]]["color"]))
         for name, level in published.constants.items():
             axis.axhline(level, color="black", linestyle=":", linewidth=0.8, label=f"{level:g}, {name}")
-        for mark in papers:
+        for mark in marks:
             if mark.label in drawn and mark.metric == metric:
                 _draw_mark(axis, mark, looks[names[mark.label]]["color"])
         titles = [runs[0].metric(metric).title for runs in drawn.values()] or [metric]
@@ -255,6 +254,12 @@ def _logarithmic(published: Published, runs: Sequence[Recorded], metric: str) ->
     return spans_decades(runs[0].metric(metric), np.concatenate([run.values(metric) for run in runs]))
 
 
+def _marks(published: Published) -> list[Mark]:
+    """The paper's numbers on the axes of the figure."""
+    marks = (claim.measure.mark(claim.paper, published.y[0], published.x) for claim in published.claims)
+    return [mark for mark in marks if mark and published.transform == "none"]
+
+
 def _draw_mark(axis: plt.Axes, mark: Mark, colour: str) -> None:
     """A star at the x that the paper's number belongs to; else dotted lines over the whole picture, a band between two of them."""
     if mark.x:
@@ -269,7 +274,7 @@ def _draw_mark(axis: plt.Axes, mark: Mark, colour: str) -> None:
 @styled()
 def draw_points(path: Path, published: Published, table: pd.DataFrame, formats: Sequence[str] = ("png",)) -> None:
     """Draw the mean and the standard deviation of each point, over its finite values; on a logarithmic axis, of the logarithm."""
-    paper = slopes(published)
+    slopes = dict(filter(None, (claim.measure.slope(claim.paper) for claim in published.claims)))
     figure, ((axes,),) = grid(1, 1)
     figure.suptitle(fill(f"{published.paper}: {published.title}", 54))
     finite = table[np.isfinite(table["y"])]
@@ -281,9 +286,9 @@ def draw_points(path: Path, published: Published, table: pd.DataFrame, formats: 
         low, high = mean - std, mean + std
         mean, low, high = (np.exp(part) if log["y"] else part for part in (mean, low, high))
         axes.errorbar(mean.index, mean, [mean - low, high - mean], label=series, marker="o", capsize=3, **look(j))
-        if series in paper and len(mean) and log["x"] and log["y"]:
-            line = mean.iloc[0] * (mean.index / mean.index[0]) ** paper[series]
-            label = f"{series}: slope {paper[series]:g}, in the paper"
+        if series in slopes and len(mean) and log["x"] and log["y"]:
+            line = mean.iloc[0] * (mean.index / mean.index[0]) ** slopes[series]
+            label = f"{series}: slope {slopes[series]:g}, in the paper"
             axes.plot(mean.index, line, label=label, color=look(j)["color"], linestyle=":")
     describe(axes, published.x_label, published.y_label)
     if len(finite):

@@ -72,16 +72,16 @@ def judged_again(name: str, folders: Sequence[Path], folder: Path) -> list[dict[
     published = load(name, folders)
     recorded = {row["measure"]: row for row in rows_of(folder / "claims.csv", (*claims.COLUMNS, *claims.MADE))}
     made = {(row["line"], row["seed"]): row["run"] for row in rows_of(folder / "runs.csv", ("line", "seed", "run"))}
-    lines = {line for claim in published.claims for line in claims.lines_of(claim, published.points)}
+    lines = {line for claim in published.claims for line in claim.measure.lines(published.points)}
     seeds = max((seed for _, seed in made), default=0) + 1
     now = {(task.line, task.seed): task.folder for task in tasks(name, published, seeds, (), folders, list(lines))}
     rows = []
     for claim in published.claims:
-        of = claims.lines_of(claim, published.points)
+        of = claim.measure.lines(published.points)
         same = all(any(key[0] == line for key in made) for line in of) and all(
             made[key] == now[key] for key in made if key[0] in of
         )
-        row = recorded.get(claim.measure)
+        row = recorded.get(claim.measure.text)
         if row is None or not same:
             note = "not run yet" if row is None else "its runs are others now"
             rows.append(claims.row(claim, np.nan, np.nan, 0, note, "") | dict.fromkeys(claims.MADE, ""))

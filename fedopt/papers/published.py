@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
 
 from fedopt.config.build import build
@@ -17,7 +26,8 @@ from fedopt.config.files import options
 from fedopt.config.sent import refuse_hydra
 from fedopt.config.tuned import Asked
 from fedopt.errors import UserError, nearest
-from fedopt.papers.claims import Claim, check
+from fedopt.papers.claims import Claim
+from fedopt.papers.measure import Measure, parsed
 from fedopt.papers.where import filled
 from fedopt.results.identity import digits
 
@@ -74,40 +84,40 @@ class Published:
     horizontal: list[str] = Field(default_factory=list)
     constants: dict[str, float] = Field(default_factory=dict)
     points: dict[str, Annotated[dict[float, str], Field(min_length=1)]] = Field(default_factory=dict)
-    point: str | dict[str, str] = Field(default_factory=dict)
+    point: dict[str, Annotated[Measure, parsed("line", "x")]] = Field(default_factory=dict)
     table: dict[str, dict[str, Cell]] = Field(default_factory=dict)
-    cell: str = "final(line)"
+    cell: Annotated[Measure, parsed("line")] = Field(default_factory=lambda: Measure.parse("final(line)", "line"))
     x_label: str = ""
     y_label: str = ""
     quick: Words = Field(default_factory=lambda: ["budget.rounds=4", "eval.every=1"])
     claims: list[Claim] = Field(default_factory=list)
 
-    @property
-    def measured(self) -> dict[str, str]:
-        """series -> its `point`."""
-        return self.point if isinstance(self.point, dict) else dict.fromkeys(self.points, self.point)
+    @field_validator("point", mode="before", json_schema_input_type=str | dict[str, str])
+    @classmethod
+    def _for_each_series(cls, point: Any, info: ValidationInfo) -> Any:
+        return point if isinstance(point, dict) else dict.fromkeys(info.data.get("points") or [""], point)
 
     @model_validator(mode="after")
     def _points_are_measured(self) -> "Published":
-        if set(self.points) != set(self.measured) or (self.point and not self.points):
+        if set(self.points) != set(self.point):
             raise ValueError("points and point go together")
         return self
 
     def check_labels(self) -> None:
-        """Check that all labels are those of lines, and that runs could give all measures a value. Raises UserError."""
-        named = [*self.horizontal, *chain(*self.panels.values())]
-        named += [label for row in self.table.values() for label, _ in row.values()]
-        named += [label for series in self.points.values() for label in series.values()]
-        for label in named:
+        """Raises UserError for a label that is not of a line, or in `fit` of a series."""
+        labels = [*self.horizontal, *chain(*self.panels.values())]
+        labels += [label for row in self.table.values() for label, _ in row.values()]
+        labels += [label for series in self.points.values() for label in series.values()]
+        for label in labels:
             if label not in self.lines:
                 raise UserError(f"{label}: there is no such line{nearest(label, list(self.lines))}")
-        for claim in self.claims:
-            try:
-                check(claim.measure, self.lines, self.points)
-            except UserError as error:
-                raise UserError(f"claim '{claim.says}': {error}") from None
-        for expression in (*self.measured.values(), self.cell):
-            check(expression, self.lines, self.points, line=True)
+        measures = [(f"claim '{claim.says}'", claim.measure) for claim in self.claims]
+        measures += [("cell", self.cell), *(("point", measure) for measure in self.point.values())]
+        for where, word in ((where, word) for where, measure in measures for word in measure.words):
+            labels = list(self.points if word.name == "fit" else self.lines)
+            if word.label and word.label not in labels:
+                near = nearest(word.label, labels)
+                raise UserError(f"{where}: {word.name}({word.label!r}): there is no such label{near}")
 
 
 @dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))

@@ -14,7 +14,7 @@ from fedopt.comparing.recorded import read
 from fedopt.errors import UserError
 from fedopt.federation.draws import Steps, draw
 from fedopt.papers import published
-from fedopt.papers.claims import Measures, lines_of
+from fedopt.papers.measure import SeedRuns
 from fedopt.running.assemble import assemble
 
 THETA, Q, P, RHO1, RHO2 = 0.7, 3, 2, 0.2, 0.5
@@ -255,9 +255,9 @@ def kept(tmp_path, name, line, *further):
     described = published.load(name)
     (task,) = published.tasks(name, described, 1, further, lines=[line])
     fedopt.run([*task.asked.overrides, f"output_dir={tmp_path}"])
-    of = Measures({line: read(tmp_path, described.x)}, described.x, described.y[0], {}, {})
-    about = [claim for claim in described.claims if lines_of(claim, described.points) == [line]]
-    return [replace(claim, exact=True).verdict(of.evaluate(claim.measure), math.nan, 1) == "holds" for claim in about]
+    runs = SeedRuns({line: read(tmp_path, described.x)}, described.x, described.y[0], {}, {})
+    about = [claim for claim in described.claims if claim.measure.lines(described.points) == [line]]
+    return [replace(claim, exact=True).verdict(claim.measure.value(runs), math.nan, 1) == "holds" for claim in about]
 
 
 EIGHT, ONE = "LocalBSGM, K = 8", "LocalBSGM, K = 1 at the step of K = 8"
