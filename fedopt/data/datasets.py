@@ -9,6 +9,7 @@ import os
 import socket
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal, Protocol
 from zipfile import ZipFile, is_zipfile
@@ -70,6 +71,16 @@ class LabelledData:
         owners = None if self.owners is None else self.owners[rows]
         x, y, left_out = self.x_train[rows], self.y_train[rows], len(self.y_train) - len(rows)
         return replace(self, x_train=x, y_train=y, owners=owners, validates=None, left_out=left_out)
+
+    def digest(self) -> str:
+        """The same for the same data: examples, labels, owners, marks and names; not for arrays that nothing reads."""
+        digest = sha256()
+        for part in (name for name in self.__dataclass_fields__ if name != "unread"):
+            array = np.asarray(getattr(self, part))
+            array = np.ascontiguousarray(array.astype(str) if array.dtype == object else array)
+            digest.update(f"{part} {array.dtype.str} {array.shape} ".encode())
+            digest.update(array.reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()[:32]
 
     @property
     def classes(self) -> int:

@@ -1,6 +1,6 @@
 """What a problem is built with: data, their division among clients, a seed, and where and how numbers are held."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class World:
     """seed: of every draw made while building; dataset: where images come from, None for problems that make their own data;
-    autocast: the type of the products and convolutions of networks, None for dtype."""
+    autocast: the type of the products and convolutions of networks, None for dtype.
+    read: digests of the data that were loaded."""
 
     seed: int
     partitioner: Partitioner
@@ -28,6 +29,7 @@ class World:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    read: set[str] = field(default_factory=set, compare=False)
 
     @property
     def clients(self) -> int:
@@ -57,6 +59,7 @@ class World:
             )
         data = self.dataset.load()
         data = self.partitioner.named(data) if isinstance(self.partitioner, ByColumn) else data
+        self.read.add(data.digest())
         return data if validation else data.without_validation()
 
     def split(

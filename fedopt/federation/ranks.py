@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from threading import Event, Thread
@@ -22,6 +22,7 @@ from fedopt.errors import UserError, first_line, number_of
 T = TypeVar("T")
 
 PATIENCE = timedelta(hours=2)  # a rank may wait while another evaluates
+MOST_TOLD = 5  # differences in a message
 GRACE = 30  # seconds from SIGTERM to SIGKILL, as torchrun has it
 
 _store: dist.Store | None = None  # by which the ranks find each other
@@ -133,6 +134,24 @@ def agree(flag: bool, device: torch.device) -> bool:
     with _reaching_others():
         dist.all_reduce(vote)
     return bool(vote)
+
+
+def refuse_different(facts: Mapping[str, Any]) -> None:
+    """Raises UserError, on every rank, where the ranks differ in one of these facts."""
+    if count() == 1:
+        return
+    gathered: list[Any] = [None] * count()
+    with _reaching_others():
+        dist.all_gather_object(gathered, {key: str(value) for key, value in facts.items()})
+    told = []
+    for key in dict.fromkeys(key for of_rank in gathered for key in of_rank):
+        if len(values := dict.fromkeys(of_rank.get(key, "none") for of_rank in gathered)) > 1:
+            told.append(f"{key} ({', '.join(values)})")
+    if told:
+        more = f" and {len(told) - MOST_TOLD} more" * (len(told) > MOST_TOLD)
+        raise UserError(
+            f"the processes of this run differ in {', '.join(told[:MOST_TOLD])}{more}; all need the same words, data and versions"
+        )
 
 
 def from_main(decide: Callable[[], T]) -> T:

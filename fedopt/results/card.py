@@ -25,6 +25,7 @@ from fedopt.errors import UserError
 from fedopt.problems.classes import Problem
 from fedopt.results.files import read_json
 from fedopt.results.folder import RunFolder
+from fedopt.results.identity import identity
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "torchvision", "pandas", "pydantic", "safetensors")
 
@@ -50,11 +51,7 @@ def run_card(asked: Asked, config: dict[str, Any], problem: Problem) -> dict[str
         "division": division(problem),
         "commit": _commit(),
         "sources": sources(config),
-        "versions": {
-            "fedopt": fedopt.__version__,
-            "python": platform.python_version(),
-            **{name: _version(name) for name in PACKAGES},
-        },
+        "versions": _versions(),
         "machine": {
             "platform": platform.platform(),
             "processor": platform.processor() or platform.machine(),
@@ -80,6 +77,22 @@ def division(problem: Problem) -> str:
     for array in [*arrays, problem.labels]:
         of.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
     return of.hexdigest()
+
+
+def facts(config: dict[str, Any], problem: Problem, data: str | None) -> dict[str, Any]:
+    """What all ranks of a run must have in common. data: the digest of the data set."""
+    versions = {
+        name: version for name, version in _versions().items() if name in ("fedopt", "python", "torch", "numpy")
+    }
+    return identity(config) | sources(config) | versions | {"the data": data, "their division": division(problem)}
+
+
+def _versions() -> dict[str, str | None]:
+    return {
+        "fedopt": fedopt.__version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+    }
 
 
 def _version(package: str) -> str | None:

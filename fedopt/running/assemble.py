@@ -24,7 +24,7 @@ from fedopt.running import hardware as machine
 class Experiment:
     """An algorithm on a problem: `problem` as the algorithm sees it, after any reduction; `original` as it was named.
 
-    keep: as of `Settings`.
+    keep: as of `Settings`; data: the digest of the data set, None for problems that make their own data.
     """
 
     algorithm: Algorithm
@@ -35,6 +35,7 @@ class Experiment:
     evaluation: Evaluation
     keep: Literal["last", "best"]
     device: torch.device
+    data: str | None
 
 
 def parts(config: dict[str, Any]) -> tuple[Settings, Algorithm, Any, Any]:
@@ -77,7 +78,10 @@ def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
         known[wanted].check_goal("keep=best")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
     federation = Federation(problem, engine, settings.seed, participation)
-    return Experiment(algorithm, original, problem, federation, settings.budget, evaluation, settings.keep, device)
+    data = "+".join(sorted(world.read)) or None
+    return Experiment(
+        algorithm, original, problem, federation, settings.budget, evaluation, settings.keep, device, data
+    )
 
 
 def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:

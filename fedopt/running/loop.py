@@ -30,7 +30,7 @@ from fedopt.federation.ledger import Ledger
 from fedopt.metrics import Metric
 from fedopt.problems.classes import named
 from fedopt.results import checkpoint, figures, journal
-from fedopt.results.card import changed, division, run_card
+from fedopt.results.card import changed, division, facts, run_card
 from fedopt.results.files import read_json
 from fedopt.results.folder import RunFolder, described
 from fedopt.results.identity import digits, numbers, refuse_other
@@ -151,6 +151,7 @@ class Run:
             naming_files(self.asked),
         ):
             e = assemble(self.config, self.jobs)
+            ranks.refuse_different(facts(self.config, e.original, e.data))
             started = time.perf_counter()
             state = first_state(e.algorithm, e.problem)
         self.at.seconds = time.perf_counter() - started

@@ -19,6 +19,7 @@ BUILDING, ROUND, EVALUATION = (
     "fedopt.running.loop.Run._evaluate",
 )
 DRAWING = "fedopt.results.figures.metrics"
+UNLIKE = HURT.with_name("unlike_ranks.py")
 
 
 def assert_goes_on(monkeypatch, capsys, path: Path, rounds: int) -> None:
@@ -88,3 +89,31 @@ def test_no_rank_outlives_torchrun(how, where, tmp_path):
     assert process.stdout.readline() == "waits\n"
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=10)  # until no rank is left
+
+
+def test_ranks_with_other_words_are_refused(tmp_path):
+    other = ["seed=1", "algo.alpha=0.001", "partitioner.clients=4", "budget.rounds=61", "hardware.dtype=float32"]
+    assert_refused(("", " ".join(other)), LONG, [word.partition("=")[0] for word in other], tmp_path)
+
+
+def test_ranks_with_other_data_are_refused(tmp_path):
+    """The same path, on machines with files of their own."""
+    for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
+        x, y = np.arange(24.0).reshape(12, 2), np.arange(12) % 2
+        x[-1, -1] += rank
+        np.savez(tmp_path / str(rank) / "data.npz", x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
+    words = ["algo=fedavg", "problem=classification", "dataset=npz", "dataset.path=data.npz", "problem.model=softmax"]
+    words += ["partitioner=iid", "partitioner.clients=2", "participation.cohort=2", "budget.rounds=2"]
+    assert_refused(("", ""), [*words, "hardware.threads=1"], ["the data"], tmp_path)
+
+
+def assert_refused(words, shared, differ, cwd):
+    """By all ranks, in one line, before the folder is made."""
+    process = start_ranks(UNLIKE, *words, *shared, "output_dir=run", cwd=cwd)
+    _, err = process.communicate(timeout=120)
+    said = [line for line in err.splitlines() if line.startswith("fedopt: ")]
+    assert len(said) == 1, err
+    assert all(part in said[0] for part in ("differ in", *differ)), said
+    assert [(cwd / f"code.{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
+    assert not list(cwd.rglob("run"))
