@@ -5,7 +5,7 @@ experiment that needs the same ones; nothing here imports torch but the processe
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +16,9 @@ from fedopt.comparing.tables import print_table, write_table
 from fedopt.console.say import say
 from fedopt.errors import UserError, cores
 from fedopt.jobs.local import run_all
-from fedopt.papers.figure import ended_runs, report, undecided
 from fedopt.papers.kept import claims_markdown, judged_again, keep, rows_of
-from fedopt.papers.published import Published, Task, chosen, load, names, takes, tasks
+from fedopt.papers.published import chosen, load, names, takes
+from fedopt.papers.report import Plan, report
 from fedopt.results.figures import FORMATS
 from fedopt.results.folder import ENDED, RunFolder
 
@@ -33,21 +33,19 @@ def main() -> None:
 
 def _main() -> int:
     given = _arguments()
-    folders, output = given.folders, given.output
-    if given.list or given.claims:
-        asked = chosen(given.names or names(folders), folders)
+    wanted = chosen(given.names or names(given.folders), given.folders)
     if given.list:
-        show(asked, folders, output)
+        show(wanted, given.folders, given.output)
         return 0
     if given.claims:
-        print(claims_table(asked, folders, given.keep or output))
+        print(claims_table(wanted, given.folders, given.keep or given.output))
         return 0
     if not given.names:
         raise UserError("which experiment? fedopt-reproduce --list shows them")
-    lock = RunFolder(output)
+    lock = RunFolder(given.output)
     lock.open()
     try:
-        return reproduce(given)
+        return reproduce([_plan(name, given) for name in wanted], given.jobs, ["png", *given.format], given.keep)
     except KeyboardInterrupt:
         say("stopped; the same command goes on from here")
         return 130
@@ -88,59 +86,51 @@ def _positive(text: str) -> int:
 # Running
 
 
-def reproduce(given: argparse.Namespace) -> int:
-    """Run what is not done yet, then draw and judge each experiment. Returns 1 when a run failed, else 0. Raises UserError."""
-    plans: dict[str, tuple[Published, list[Task], Path]] = {}
-    hardware = [f"hardware={given.hardware}"] if given.hardware else []
-    for name in chosen(given.names, given.folders):
-        published = load(name, given.folders)
-        if given.quick:
-            published = replace(published, title=f"{published.title} (a few rounds, no result)")
-        further = [*hardware, *published.quick] if given.quick else hardware
-        seeds = given.seeds or (1 if given.quick else published.seeds)
-        folder = given.output / "quick" / name if given.quick else given.output / name
-        plans[name] = published, tasks(name, published, seeds, further, given.folders), folder
-    runs = given.output / RUNS
-    failed = _run_plans(plans, runs, given.jobs)
-    if not (given.quick or given.seeds):  # once more, with the seeds that undecided claims get
-        added = []
-        for name, (published, needed, _) in plans.items():
-            lines = undecided(published, needed, ended_runs(published, needed, runs))
-            known = {(task.line, task.seed) for task in needed}
-            more = tasks(name, published, MOST_SEEDS, hardware, given.folders, lines)
-            added += (more := [task for task in more if (task.line, task.seed) not in known])
-            needed += more
-        if added:
-            print(f"{len(added)} runs more, with up to {MOST_SEEDS} seeds, for claims that are undecided")
-            failed |= _run_plans(plans, runs, given.jobs)
-    for name, (published, needed, folder) in plans.items():
-        print(f"\n{name}: {published.paper}, {published.title}")
-        if given.quick:
+def _plan(name: str, given: argparse.Namespace) -> Plan:
+    """Raises UserError for an experiment whose file is broken."""
+    published, words = load(name, given.folders), [f"hardware={given.hardware}"] if given.hardware else []
+    results, seeds = given.output / name, given.seeds or published.seeds
+    if given.quick:
+        published = replace(published, title=f"{published.title} (a few rounds, no result)")
+        words += published.quick
+        results, seeds = given.output / "quick" / name, given.seeds or 1
+    most = 0 if given.quick or given.seeds else MOST_SEEDS
+    plan = Plan(name, published, given.folders, words, given.output / RUNS, results, most, not given.quick)
+    plan.add(seeds)
+    return plan
+
+
+def reproduce(plans: Sequence[Plan], jobs: int, formats: Sequence[str], kept: Path | None = None) -> int:
+    """Run what is not done yet, then draw and judge each experiment. Returns 1 if a run failed, else 0. Raises UserError.
+
+    jobs: runs at a time. formats: of figures. kept: the folder in which `papers.kept.keep` keeps the results; None keeps none.
+    """
+    failed = _run(plans, jobs)
+    if more := sum(plan.add_undecided() for plan in plans):
+        print(f"{more} runs more, with up to {MOST_SEEDS} seeds, for claims that are undecided")
+        failed |= _run(plans, jobs)
+    for plan in plans:
+        print(f"\n{plan.name}: {plan.published.paper}, {plan.published.title}")
+        if not plan.with_claims:
             print("(no claim is checked)")
-        report(
-            published,
-            needed,
-            runs,
-            folder,
-            with_claims=not given.quick,
-            formats=list(dict.fromkeys(["png", *given.format])),
-        )
-        print(f"results: {folder}")
-        if given.keep:
-            keep(folder, given.keep / name)
-            print(f"kept: {given.keep / name}")
-    for run, why in failed.items():
-        say(f"{given.output / RUNS / run}: {why}")
+        report(plan, list(dict.fromkeys(formats)))
+        print(f"results: {plan.results}")
+        if kept:
+            keep(plan.results, kept / plan.name)
+            print(f"kept: {kept / plan.name}")
+    for folder, why in failed.items():
+        say(f"{folder}: {why}")
     return 1 if failed else 0
 
 
-def _run_plans(plans: Mapping[str, tuple[Published, list[Task], Path]], runs: Path, jobs: int) -> dict[str, str]:
-    """Do what has not ended of all plans' runs, each of which is named in the plan's runs.csv. Returns what `run_all` does."""
-    for _, needed, folder in plans.values():
-        table = pd.DataFrame([{"line": task.line, "seed": task.seed, "run": task.folder} for task in needed])
-        write_table(folder / "runs.csv", table)
-    different = {task.folder: task for _, needed, _ in plans.values() for task in needed}
-    return run_all(list(different.values()), runs, jobs)
+def _run(plans: Sequence[Plan], jobs: int) -> dict[Path, str]:
+    """Write runs.csv of each plan and do the runs that have not ended. Returns folder -> why its run failed."""
+    for plan in plans:
+        table = pd.DataFrame([{"line": task.line, "seed": task.seed, "run": task.folder} for task in plan.tasks])
+        write_table(plan.results / "runs.csv", table)
+    runs = plans[0].runs
+    different = {task.folder: task for plan in plans for task in plan.tasks}
+    return {runs / name: why for name, why in run_all(list(different.values()), runs, jobs).items()}
 
 
 # What there is

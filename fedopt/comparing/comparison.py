@@ -14,7 +14,7 @@ import pandas as pd
 from pydantic import AfterValidator, ConfigDict, FiniteFloat
 from pydantic.dataclasses import dataclass as validated
 
-from fedopt.comparing.curves import draw_line, explained
+from fedopt.comparing.curves import curve, draw_line, explained
 from fedopt.comparing.groups import (
     amount,
     default_keys,
@@ -166,9 +166,10 @@ class Comparison:
         lines = []
         for j, (label, runs) in enumerate(self.groups.items()):
             slot, problem = self.slots.get(label, j), runs[0].problem
-            style = look(slot) | marks(slot, j, len(self.groups))
-            drawn = draw_line(pictures[problem], labels[j], runs, self.metric, style, logs[problem], how.smooth)
-            lines.append(drawn.assign(line=label))
+            points = curve(runs, self.metric, logs[problem], how.smooth)
+            draw_line(pictures[problem], labels[j], points, look(slot) | marks(slot, j, len(self.groups)))
+            cells = dict(zip((self.x, self.metric, "low", "high"), points, strict=True))
+            lines.append(pd.DataFrame({"line": label, **cells}))
             title = how.title if len(logs) == 1 else ", ".join(part for part in problem if part not in (ABSENT, "none"))
             describe(pictures[problem], self.x, runs[0].metric(self.metric).title, title)
         for problem, axes in pictures.items():

@@ -5,7 +5,6 @@ from textwrap import fill
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from fedopt.comparing.recorded import Recorded
 from fedopt.results.figures import plt
@@ -55,20 +54,11 @@ def _smoothed(cost: np.ndarray, values: np.ndarray, n: int, log: bool) -> tuple[
     return np.array([cost[w].mean() for w in windows]), np.exp(means) if log else means
 
 
-def draw_line(
-    axes: plt.Axes,
-    label: str,
-    runs: Sequence[Recorded],
-    metric: str,
-    style: dict[str, Any],
-    log: bool = False,
-    smooth: int = 1,
-) -> pd.DataFrame:
-    """Draw what `curve` gives, and return it with the columns line, the runs' x, the metric, low, high."""
-    x, mean, low, high = curve(runs, metric, log, smooth)
+def draw_line(axes: plt.Axes, label: str, points: Sequence[np.ndarray], style: dict[str, Any]) -> None:
+    """Draw a line and its band. points: what `curve` gives."""
+    x, mean, low, high = points
     axes.plot(x, mean, label=label, **{"marker": "o" if len(x) == 1 else None, **style})
     axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
-    return pd.DataFrame({"line": label, runs[0].x: x, metric: mean, "low": low, "high": high})
 
 
 def explained(lines: Sequence[Sequence[Recorded]], logs: set[bool], smooth: int = 1) -> str:

@@ -17,8 +17,8 @@ from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable, parsed
 HOLDS, FAILS, UNDECIDED, UNMEASURED = "holds", "does not hold", "undecided", "not measured"
 LEVEL = 0.9  # of the two-sided t-interval
 EXACT = 1e-9  # relative, of `equals`
-COLUMNS = ("says", "measure", "bound", "paper", "mean", "std", "seeds", "holds", "why", "note", "values")
-MADE = ("date", "commit", "machine")  # of the runs; the last columns of claims.csv
+MADE = ("date", "commit", "machine")  # of the runs
+COLUMNS = ("says", "measure", "bound", "paper", "mean", "std", "seeds", "holds", "why", "note", "values", *MADE)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
@@ -89,7 +89,7 @@ def half_width(std: float, n: int, exact: bool = False) -> float:
 
 
 def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
-    """A row of claims.csv, by COLUMNS. `note` says why seeds are left out, and which runs diverged; these count."""
+    """A row of claims.csv, without the columns MADE. `note` says why seeds are left out, and which runs diverged; these count."""
     values: dict[int, float] = {}
     notes: dict[str, list[str]] = {}  # note -> its seeds
     for seed, runs in seeds.items():
@@ -116,11 +116,11 @@ def _moments(claim: Claim, values: Sequence[float]) -> tuple[float, float]:
 
 
 def row(claim: Claim, mean: float, std: float, n: int, note: str, values: str) -> dict[str, Any]:
-    """A row of claims.csv. values: the measure of each seed, as seed:value."""
+    """A row of claims.csv, without MADE. values: the measure of each seed, as seed:value."""
     verdict = claim.verdict(mean, std, n)
     why = claim.why if verdict == FAILS else ""
     cells = (claim.says, claim.measure.text, claim.bound, claim.paper, mean, std, n, verdict, why, note, values)
-    return dict(zip(COLUMNS, cells, strict=True))
+    return dict(zip(COLUMNS, cells, strict=False))
 
 
 def sentence(row: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from io import BytesIO, StringIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ HEAD = {
 
 
 def keep(folder: Path, into: Path) -> None:
-    """Copy an experiment's results, the figure at half the size and the curves with up to `POINTS` points, values to five digits.
+    """Copy an experiment's results: the figure at half the size, curves with up to `POINTS` points and values to five digits.
 
-    Curves that are points against a setting are figure.csv as it is. What a former version left is replaced.
+    For points against a setting, figure.csv is copied as it is. Files of an earlier copy are replaced.
     """
     into.mkdir(parents=True, exist_ok=True)
     for name in (*WHOLE, "curves.csv", "figure.png"):
@@ -55,40 +56,39 @@ def thinned(curves: pd.DataFrame) -> pd.DataFrame:
     if "line" not in curves:
         return curves
     parts = []
-    for _, of in curves.groupby(["line", "metric"], sort=False):
-        chosen = np.unique(np.linspace(0, len(of) - 1, POINTS).round().astype(int))
-        parts.append(of.iloc[chosen])
-    values = ["mean", "low", "high"]
-    found = pd.concat(parts) if parts else curves
-    return found.assign(**{name: found[name].map(lambda value: float(f"{value:.5g}")) for name in values})
+    for _, points in curves.groupby(["line", "metric"], sort=False):
+        parts.append(points.iloc[np.unique(np.linspace(0, len(points) - 1, POINTS).round().astype(int))])
+    thin = pd.concat(parts) if parts else curves
+    return thin.assign(
+        **{name: thin[name].map(lambda value: float(f"{value:.5g}")) for name in ("mean", "low", "high")}
+    )
 
 
 def judged_again(name: str, folders: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
-    """The rows of claims.csv, which is written anew: the claims as the experiment has them now, by what the folder has of their
-    measures. A claim whose measure or whose runs are others now is not measured. Raises UserError.
+    """Write claims.csv anew, with the experiment's present claims and the folder's values of their measures; returns its rows.
 
-    folders: of configs; folder: of the results, with runs.csv beside claims.csv.
+    A claim with another measure or other runs than before is not measured. folders: of configs. folder: of the results, with
+    claims.csv and runs.csv. Raises UserError.
     """
     published = load(name, folders)
-    recorded = {row["measure"]: row for row in rows_of(folder / "claims.csv", (*claims.COLUMNS, *claims.MADE))}
+    measured = {row["measure"]: row for row in rows_of(folder / "claims.csv", claims.COLUMNS)}
     made = {(row["line"], row["seed"]): row["run"] for row in rows_of(folder / "runs.csv", ("line", "seed", "run"))}
-    lines = {line for claim in published.claims for line in claim.measure.lines(published.points)}
+    about = [claim.measure.lines(published.points) for claim in published.claims]
     seeds = max((seed for _, seed in made), default=0) + 1
-    now = {(task.line, task.seed): task.folder for task in tasks(name, published, seeds, (), folders, list(lines))}
+    needed = tasks(name, published, seeds, (), folders, [*chain(*about)])
+    now = {(task.line, task.seed): task.folder for task in needed}
     rows = []
-    for claim in published.claims:
-        of = claim.measure.lines(published.points)
-        same = all(any(key[0] == line for key in made) for line in of) and all(
-            made[key] == now[key] for key in made if key[0] in of
-        )
-        row = recorded.get(claim.measure.text)
-        if row is None or not same:
-            note = "not run yet" if row is None else "its runs are others now"
-            rows.append(claims.row(claim, np.nan, np.nan, 0, note, "") | dict.fromkeys(claims.MADE, ""))
-        else:
+    for claim, lines in zip(published.claims, about, strict=True):
+        runs = {key: run for key, run in made.items() if key[0] in lines}
+        same = {line for line, _ in runs} == {*lines} and runs.items() <= now.items()
+        row = measured.get(claim.measure.text)
+        if row and same:
             again = claims.row(claim, row["mean"], row["std"], row["seeds"], row["note"], row["values"])
             rows.append(again | {column: row[column] for column in claims.MADE})
-    write_table(folder / "claims.csv", pd.DataFrame(rows, columns=[*claims.COLUMNS, *claims.MADE]))
+        else:
+            note = "its runs are others now" if row else "not run yet"
+            rows.append(claims.row(claim, np.nan, np.nan, 0, note, "") | dict.fromkeys(claims.MADE, ""))
+    write_table(folder / "claims.csv", pd.DataFrame(rows, columns=claims.COLUMNS))
     return rows
 
 
@@ -104,9 +104,9 @@ def claims_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def page(results: Path, name: str, title: str, link: str) -> str:
-    """What is kept of an experiment as a section of a Markdown page. link: from the page to the folder of all results."""
+    """A section of a Markdown page with what is kept of an experiment. link: from the page to the folder of all results."""
     folder, at = results / name, f"{link}/{name}"
-    rows = rows_of(folder / "claims.csv", (*claims.COLUMNS, *claims.MADE))
+    rows = rows_of(folder / "claims.csv", claims.COLUMNS)
     parts = [f"### {name}: {title}"]
     if (folder / "figure.png").exists():
         parts.append(f"![{title}]({at}/figure.png)")
@@ -116,14 +116,14 @@ def page(results: Path, name: str, title: str, link: str) -> str:
     parts.append(claims_markdown(rows))
     made = {column: [text for row in rows for text in str(row[column]).split(", ") if text] for column in claims.MADE}
     made["commit"] = [re.sub(r"^([0-9a-f]{12})[0-9a-f]+", r"\1", commit) for commit in made["commit"]]
-    said = "; ".join(f"{column} {', '.join(dict.fromkeys(texts))}" for column, texts in made.items() if texts)
+    runs = "; ".join(f"{column} {', '.join(dict.fromkeys(texts))}" for column, texts in made.items() if texts)
     files = [f"[{file.stem}]({at}/{file.name})" for file in sorted(folder.glob("*.csv")) if file.stem != "table"]
-    parts.append(f"Data: {', '.join(files)}. Runs: {said or 'their date, commit and machine are not recorded'}.")
+    parts.append(f"Data: {', '.join(files)}. Runs: {runs or 'their date, commit and machine are not recorded'}.")
     return "\n\n".join(parts)
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Of one of fedopt-reproduce's own tables; none where there is none. Raises UserError for one that is broken."""
+    """The rows of a table that fedopt-reproduce wrote; none if there is no table. Raises UserError if it is broken."""
     if not path.exists():
         return []
     try:

@@ -25,8 +25,8 @@ from fedopt.config.build import build, checked, target
 from fedopt.config.settings import Budget, Evaluation, Participation
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
-from fedopt.papers import claims, published
-from fedopt.papers import figure as report
+from fedopt.papers import claims, published, report
+from fedopt.papers.figure import draw_curves
 from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable
 from fedopt.results import figures, identity
 from fedopt.results.folder import RunFolder
@@ -373,7 +373,7 @@ def test_curves(tmp_path, monkeypatch):
     node |= {"panels": {"left": ["A", "C"], "right": ["B", "C"]}, "horizontal": ["C"], "transform": "square"}
     node["constants"] = {"published": 3.0}
     described = build(published.Published, {**node, "scale": "log"}, "experiment")
-    report.draw_curves(tmp_path / "a.png", described, runs)
+    draw_curves([tmp_path / "a.png"], described, runs)
     monkeypatch.undo()
     (figure,) = kept
     assert [axes.get_title() for axes in figure.axes] == ["left", "left", "right", "right"]
@@ -398,7 +398,7 @@ def test_a_line_says_that_a_run_diverged(tmp_path, monkeypatch):
         ],
     }
     node = {**FEDMSA, "lines": {"A": [], "B": []}, "y": "distance", "x": "round", "scale": "linear"}
-    report.draw_curves(tmp_path / "a.png", build(published.Published, node, "experiment"), runs)
+    draw_curves([tmp_path / "a.png"], build(published.Published, node, "experiment"), runs)
     monkeypatch.undo()
     (axes,) = kept[0].axes
     (end,) = [line for line in axes.lines if line.get_marker() == "X" and len(line.get_xdata())]
@@ -421,7 +421,7 @@ def test_panels(y_from, bottom, tmp_path, monkeypatch):
     panels = {f"q = {q}": [f"A, q = {q}", f"B, q = {q}"] for q in (1, 2, 3)}
     node = {**FEDMSA, "lines": {label: [] for label in labels}, "panels": panels, "x": "round", "y_from": y_from}
     node["y_label"] = "a label that is much longer than the axis that it belongs to"
-    report.draw_curves(tmp_path / "a.png", build(published.Published, node, "experiment"), runs)
+    draw_curves([tmp_path / "a.png"], build(published.Published, node, "experiment"), runs)
     monkeypatch.undo()
     (figure,) = kept
     assert [axes.get_title() for axes in figure.axes] == list(panels)
@@ -575,7 +575,7 @@ def test_the_papers_numbers_are_drawn(tmp_path, monkeypatch):
     numbers = {"at('A', 10)": "91", "best('B')": "92 to 93"}
     stated = [{"says": "a", "measure": m, "at_least": 0, "paper": p} for m, p in numbers.items()]
     node = {**FEDMSA, "lines": {"A": [], "B": []}, "x": "round", "y": "test_accuracy", "claims": stated}
-    report.draw_curves(tmp_path / "a.png", build(published.Published, node, "experiment"), runs)
+    draw_curves([tmp_path / "a.png"], build(published.Published, node, "experiment"), runs)
     monkeypatch.undo()
     (axes,) = kept[0].axes
     (star,) = [line for line in axes.lines if line.get_marker() == "*" and len(line.get_xdata())]
@@ -598,7 +598,7 @@ def test_values_that_span_decades_are_drawn_on_a_logarithmic_axis(metric, values
     node = {**FEDMSA, "lines": {"A": []}, "x": "round", "y": metric}
     for said, expected in (("auto", scale), ("linear", "linear"), ("log", "log")):
         described = build(published.Published, {**node, "scale": said}, "experiment")
-        report.draw_curves(tmp_path / "a.png", described, runs)
+        draw_curves([tmp_path / "a.png"], described, runs)
         assert kept[-1].axes[0].get_yscale() == expected
     monkeypatch.undo()
 

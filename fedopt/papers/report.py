@@ -1,0 +1,162 @@
+"""What comes of a published experiment's runs: its claims, its table and the points of its figure."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedopt.comparing.recorded import Recorded, read
+from fedopt.comparing.tables import beside_paper, moments, print_table, write_table
+from fedopt.papers import claims
+from fedopt.papers.figure import draw_curves, draw_points
+from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable
+from fedopt.papers.published import Published, Task, tasks
+from fedopt.results.folder import ENDED, RunFolder, read_json
+
+SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds
+
+
+@dataclass
+class Plan:
+    """An experiment as one command runs it: which runs it needs, and where its results go.
+
+    name: <paper>/<name>. folders: config folders besides fedopt's. words: overrides that win over those of lines.
+    runs: the folder of all runs. results: the folder of its results. most_seeds: of the lines of undecided claims, 0 for no more
+    than all have. with_claims: whether claims are judged. tasks: the runs that it needs so far.
+    """
+
+    name: str
+    published: Published
+    folders: Sequence[Path]
+    words: Sequence[str]
+    runs: Path
+    results: Path
+    most_seeds: int
+    with_claims: bool
+    tasks: list[Task] = field(default_factory=list)
+
+    def add(self, seeds: int, lines: Sequence[str] | None = None) -> int:
+        """Add runs of the lines, by default of all, with seeds 0, 1, ...; returns how many are new. Raises UserError."""
+        there = {(task.line, task.seed) for task in self.tasks}
+        needed = tasks(self.name, self.published, seeds, self.words, self.folders, lines)
+        new = [task for task in needed if (task.line, task.seed) not in there]
+        self.tasks += new
+        return len(new)
+
+    def add_undecided(self) -> int:
+        """Add seeds to the lines of undecided claims, if all runs of these lines were short; returns the number of runs."""
+        if not self.most_seeds:
+            return 0
+        seeds, lines = self.ended(), []
+        for claim, row in zip(self.published.claims, judged(self, seeds), strict=True):
+            about = claim.measure.lines(self.published.points)
+            ended = [runs.runs[line] for runs in seeds.values() for line in about if line in runs.runs]
+            longest = max((run.table["train_seconds"].iloc[-1] for run in ended), default=SHORT)
+            if row["holds"].startswith(claims.UNDECIDED) and longest < SHORT:
+                lines += about
+        return self.add(self.most_seeds, lines)
+
+    def ended(self) -> dict[int, SeedRuns]:
+        """seed -> its runs that have ended, for all seeds that a task has."""
+        ended: dict[int, dict[str, Recorded]] = {task.seed: {} for task in self.tasks}
+        for task in self.tasks:
+            if RunFolder(self.runs / task.folder).status() in ENDED:
+                ended[task.seed][task.line] = read(self.runs / task.folder, self.published.x)
+        defaults = self.published.x, self.published.y[0], self.published.points, self.published.point
+        return {seed: SeedRuns(runs, *defaults) for seed, runs in ended.items()}
+
+
+def report(plan: Plan, formats: Sequence[str]) -> None:
+    """Write the results of a plan, and print its table and its claims.
+
+    The files: figure.csv; table.csv, or the figure in the formats; curves.csv if curves are drawn; claims.csv `with_claims`.
+    """
+    published, seeds = plan.published, plan.ended()
+    pictures = [plan.results / f"figure.{name}" for name in formats]
+    if published.table:
+        cells = _table(published, seeds)
+        write_table(plan.results / "table.csv", cells)
+        print_table(beside_paper(cells), caption="measured (paper)")
+    if plan.with_claims:
+        rows = judged(plan, seeds)
+        for row in rows:
+            print(claims.sentence(row))
+        write_table(plan.results / "claims.csv", pd.DataFrame(rows, columns=claims.COLUMNS))
+    if published.points:
+        values = _points(published, seeds)
+        if np.isfinite(values["y"].astype(float)).any():
+            draw_points(pictures, published, values)
+    else:
+        lines = {label: [its.runs[label] for its in seeds.values() if label in its.runs] for label in published.lines}
+        lines = {label: runs for label, runs in lines.items() if runs}
+        values = _evaluations(published, lines)
+        if lines and not published.table:
+            write_table(plan.results / "curves.csv", draw_curves(pictures, published, lines))
+    write_table(plan.results / "figure.csv", values)
+
+
+def judged(plan: Plan, seeds: Mapping[int, SeedRuns]) -> list[dict[str, Any]]:
+    """A row of claims.csv for each claim, over the seeds that all its lines have. seeds: as of `Plan.ended`."""
+    asked = {(task.line, task.seed) for task in plan.tasks}
+    rows = []
+    for claim in plan.published.claims:
+        lines = claim.measure.lines(plan.published.points)
+        its = {seed: runs for seed, runs in seeds.items() if all((line, seed) in asked for line in lines)}
+        made = _made([runs.runs[line].folder for runs in its.values() for line in lines if line in runs.runs])
+        rows.append(claims.judge(claim, its) | made)
+    return rows
+
+
+def _made(folders: Sequence[Path]) -> dict[str, str]:
+    """When, by which commits and on which machines runs were made."""
+    cards = [read_json(folder / "run.json") for folder in folders]
+    machines = [card.get("machine", {}) for card in cards]
+    values = (
+        [max((card.get("started", "") for card in cards), default="")[:10]],
+        [card.get("commit") for card in cards],
+        [machine.get("gpu") or machine.get("platform") for machine in machines],
+    )
+    texts = (", ".join(dict.fromkeys(str(value) for value in column if value)) for column in values)
+    return dict(zip(claims.MADE, texts, strict=True))
+
+
+def _evaluations(published: Published, lines: Mapping[str, Sequence[Recorded]]) -> pd.DataFrame:
+    """A row for each evaluation, with the columns line, seed, the figure's x and its metrics y."""
+    parts = []
+    for label, run in ((label, run) for label, runs in lines.items() for run in runs):
+        y = {metric: run.values(metric) for metric in published.y if metric in run.table}
+        parts.append(pd.DataFrame({"line": label, "seed": run.keys["seed"], published.x: run.cost(), **y}))
+    return pd.concat(parts) if parts else pd.DataFrame(columns=["line", "seed", published.x, *published.y])
+
+
+def _measured(seeds: Mapping[int, SeedRuns], measure: Measure, **names: str | float) -> dict[int, float]:
+    """seed -> value, for the seeds in which the measure has one."""
+    values = {}
+    for seed, runs in seeds.items():
+        with suppress(Unmeasurable):
+            values[seed] = measure.value(runs, **names)
+    return values
+
+
+def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
+    """A row for each point and seed whose run has ended: series, x, seed, y, which is nan if it cannot be measured."""
+    rows = []
+    for series, points in published.points.items():
+        for x, label in points.items():
+            values = _measured(seeds, published.point[series], x=x, line=label)
+            rows += [(series, x, seed, values.get(seed, np.nan)) for seed, its in seeds.items() if label in its.runs]
+    return pd.DataFrame(rows, columns=["series", "x", "seed", "y"])
+
+
+def _table(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
+    """A row for each cell of the paper's table, over the seeds that can be measured."""
+    rows = []
+    for row, cells in published.table.items():
+        for column, (label, paper) in cells.items():
+            values = list(_measured(seeds, published.cell, line=label).values())
+            rows.append((row, column, paper, *moments(values), len(values)))
+    return pd.DataFrame(rows, columns=["row", "column", "paper", "mean", "std", "seeds"])
