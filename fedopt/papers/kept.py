@@ -1,6 +1,5 @@
 """What is kept of an experiment without its runs: a small figure, its curves, and the claims with the values of each seed."""
 
-import re
 from collections.abc import Mapping, Sequence
 from io import BytesIO, StringIO
 from itertools import chain
@@ -11,7 +10,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from fedopt.comparing.tables import beside_paper, markdown, plus_minus, write_table
+from fedopt.comparing.tables import markdown, plus_minus, write_table
 from fedopt.errors import UserError, first_line
 from fedopt.papers import claims
 from fedopt.papers.published import load, tasks
@@ -101,25 +100,6 @@ def claims_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         cells.append({**row, "measured": measured, "why": why})
     head = {"experiment": "experiment"} | HEAD if any("experiment" in row for row in rows) else HEAD
     return markdown(pd.DataFrame(cells, columns=list(head)).rename(columns=head))
-
-
-def page(results: Path, name: str, title: str, link: str) -> str:
-    """A section of a Markdown page with what is kept of an experiment. link: from the page to the folder of all results."""
-    folder, at = results / name, f"{link}/{name}"
-    rows = rows_of(folder / "claims.csv", claims.COLUMNS)
-    parts = [f"### {name}: {title}"]
-    if (folder / "figure.png").exists():
-        parts.append(f"![{title}]({at}/figure.png)")
-    if (folder / "table.csv").exists():
-        parts.append(f"Measured, and the paper's numbers in brackets ([table.csv]({at}/table.csv)):")
-        parts.append(markdown(beside_paper(pd.read_csv(folder / "table.csv"))))
-    parts.append(claims_markdown(rows))
-    made = {column: [text for row in rows for text in str(row[column]).split(", ") if text] for column in claims.MADE}
-    made["commit"] = [re.sub(r"^([0-9a-f]{12})[0-9a-f]+", r"\1", commit) for commit in made["commit"]]
-    runs = "; ".join(f"{column} {', '.join(dict.fromkeys(texts))}" for column, texts in made.items() if texts)
-    files = [f"[{file.stem}]({at}/{file.name})" for file in sorted(folder.glob("*.csv")) if file.stem != "table"]
-    parts.append(f"Data: {', '.join(files)}. Runs: {runs or 'their date, commit and machine are not recorded'}.")
-    return "\n\n".join(parts)
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:

@@ -8,16 +8,7 @@ from typing import Annotated, Any, Literal
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationInfo, model_validator
 from pydantic.dataclasses import dataclass
 
 from fedopt.config.build import build
@@ -42,6 +33,12 @@ Names = Annotated[
     Field(min_length=1),
 ]
 
+
+def _each_series(point: Any, info: ValidationInfo) -> Any:
+    return point if isinstance(point, dict) else dict.fromkeys(info.data.get("points") or [""], point)
+
+
+EachSeries = BeforeValidator(_each_series, json_schema_input_type=str | dict[str, str])
 OF_THE_COMMAND = ("seed", "output_dir", "resume", "from", "experiment")  # keys that no line sets
 Cell = tuple[str, float | None]
 
@@ -61,7 +58,7 @@ class Published:
     their last values. constants: name -> a number of the published figure that no run gives, drawn as a dotted line.
 
     points: series -> {x: label}, drawn as one picture of `point` against x instead of the lines' curves. point: a measure that
-    may use the names `line` and `x`, one for all series or one for each.
+    may use the names `line` and `x`, one for all series or one for each: series -> measure.
 
     table: row -> {column: [label, the number in the paper's table or None]}, printed with the measure `cell` of each line; no
     curves are drawn then.
@@ -84,18 +81,13 @@ class Published:
     horizontal: list[str] = Field(default_factory=list)
     constants: dict[str, float] = Field(default_factory=dict)
     points: dict[str, Annotated[dict[float, str], Field(min_length=1)]] = Field(default_factory=dict)
-    point: dict[str, Annotated[Measure, parsed("line", "x")]] = Field(default_factory=dict)
+    point: Annotated[dict[str, Annotated[Measure, parsed("line", "x")]], EachSeries] = Field(default_factory=dict)
     table: dict[str, dict[str, Cell]] = Field(default_factory=dict)
     cell: Annotated[Measure, parsed("line")] = Field(default_factory=lambda: Measure.parse("final(line)", "line"))
     x_label: str = ""
     y_label: str = ""
     quick: Words = Field(default_factory=lambda: ["budget.rounds=4", "eval.every=1"])
     claims: list[Claim] = Field(default_factory=list)
-
-    @field_validator("point", mode="before", json_schema_input_type=str | dict[str, str])
-    @classmethod
-    def _for_each_series(cls, point: Any, info: ValidationInfo) -> Any:
-        return point if isinstance(point, dict) else dict.fromkeys(info.data.get("points") or [""], point)
 
     @model_validator(mode="after")
     def _points_are_measured(self) -> "Published":
@@ -122,7 +114,7 @@ class Published:
 
 @dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))
 class Task:
-    """A run that a line needs. asked: how; config: resolved; folder: the run's name among all runs, which equal configs share."""
+    """A run that a line needs. asked: its command. config: resolved. folder: its name among all runs; equal configs share it."""
 
     line: str
     seed: int
@@ -137,17 +129,16 @@ def names(folders: Sequence[Path] = ()) -> list[str]:
 
 
 def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
-    """The experiments that are named, one by one or by their paper, each once. Raises UserError for an unknown name."""
-    meant: dict[str, list[str]] = {}
+    """Experiments by their names or by their papers, each once. Raises UserError for an unknown name."""
+    groups: dict[str, list[str]] = {}
     for experiment in names(folders):
         for name in (experiment, experiment.partition("/")[0]):
-            meant.setdefault(name, []).append(experiment)
-    found: dict[str, None] = {}
-    for name in wanted:
-        if name.strip("/") not in meant:
-            raise UserError(f"{name}: there is no such experiment{nearest(name, list(meant))}; --list shows them")
-        found.update(dict.fromkeys(meant[name.strip("/")]))
-    return list(found)
+            groups.setdefault(name, []).append(experiment)
+    if unknown := [name for name in wanted if name.strip("/") not in groups]:
+        raise UserError(
+            f"{unknown[0]}: there is no such experiment{nearest(unknown[0], list(groups))}; --list shows them"
+        )
+    return list(dict.fromkeys(chain(*(groups[name.strip("/")] for name in wanted))))
 
 
 def load(name: str, folders: Sequence[Path] = ()) -> Published:
@@ -161,7 +152,7 @@ def load(name: str, folders: Sequence[Path] = ()) -> Published:
 
 
 def takes(name: str, published: Published, folders: Sequence[Path] = ()) -> str:
-    """The minutes of an experiment in words, with the GPU where its file asks for one. Raises UserError."""
+    """The minutes that an experiment takes, as text; it names the GPU if the file asks for one. Raises UserError."""
     try:
         device = resolve(composed([f"experiment={name}"], folders))["hardware"]["device"]
     except UserError as error:
@@ -196,7 +187,7 @@ def tasks(
 
     further: overrides that win over a line's.
     """
-    found = []
+    needed = []
     for line, words in published.lines.items():
         if lines is not None and line not in lines:
             continue
@@ -211,7 +202,7 @@ def tasks(
                 resolved = resolve(config)
                 module = {group: resolved[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
                 folder = f"{module['algo']}_{module['problem']}-{digits(resolved)}"
-                found.append(Task(line, seed, Asked([*overrides, f"seed={seed}"], chosen), resolved, folder))
+                needed.append(Task(line, seed, Asked([*overrides, f"seed={seed}"], chosen), resolved, folder))
         except (UserError, HydraException, OmegaConfBaseException) as error:
             raise UserError(f"experiment/{name}.yaml: line '{line}': {explain(error, overrides)}") from None
-    return found
+    return needed

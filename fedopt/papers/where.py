@@ -1,4 +1,4 @@
-"""Names in the texts of an experiment file, so that a line is said once and panels, table and claims refer to it.
+"""Names in the texts of an experiment file: each line is written once; panels, table and claims refer to it.
 
 The node `where` of the file gives values to names:
 
@@ -12,13 +12,13 @@ The node `where` of the file gives values to names:
     panels:
       alpha = {alpha}: ["{method}, alpha = {alpha}"]
 
-A key that names axes stands for a key for each combination of their values, which the names then have in everything under the key:
-four lines here and two panels. A text in a list that names further axes stands for as many texts: each panel has both methods.
-Combinations are in the order of `where`; the axis that is given first varies slowest.
+A key that names axes stands for one key for each combination of their values: four lines here, and two panels. Everything under
+the key has these values. A text in a list that names further axes stands for as many texts: each panel has both methods.
+Combinations are in the order of `where`; the first axis varies slowest.
 
-A claim whose `says` names axes stands for a claim for each combination. Its `for` maps axes to those of their values that the claim
-is about. A node with `for` and `claims` is a group: all its claims for the first combination of the axes in `for`, a mapping or a
-list of axes, then all for the next.
+A claim whose `says` names axes stands for one claim for each combination. Its `for` maps axes to the values that it is about.
+A node with `for` and `claims` is a group: all its claims for the first combination of the axes in `for`, a mapping or a list of
+axes, then all for the next.
 """
 
 import re
@@ -35,10 +35,10 @@ _KEY = re.compile(r"(\w+)(?:\(([^()]+)\))?")  # name, or name(axis, axis)
 
 @dataclass(frozen=True)
 class Where:
-    """The values that names have at some place of a file.
+    """The values of names at one place of a file, all texts.
 
-    axes: the values that each axis may have there; functions: the axes of each name and its values, in nested mappings from
-    the values of these axes. An axis is a function of itself. All values are texts.
+    axes: the values that each axis may have there. functions: name -> its axes, and its values in nested mappings from
+    the values of these axes. An axis is a function of itself.
     """
 
     axes: Mapping[str, list[str]]
@@ -46,7 +46,7 @@ class Where:
 
     @classmethod
     def read(cls, node: Any) -> "Where":
-        """From the node `where`. Raises UserError for a key or a value that makes no sense."""
+        """From the node `where`. Raises UserError for a key or a value that cannot be."""
         if not isinstance(node, dict):
             raise UserError("where: must give values to names")
         axes: dict[str, list[str]] = {}
@@ -59,38 +59,38 @@ class Where:
             if name in functions:
                 raise UserError(f"where.{name}: is given twice")
             if depends:
-                known = [_known(axis.strip(), axes, f"where.{name}") for axis in depends]
-                functions[name] = known, _by_value(node[key], known, axes, f"where.{name}")
+                depends = [_axis(axis.strip(), axes, f"where.{name}") for axis in depends]
+                functions[name] = depends, _by_value(node[key], depends, axes, f"where.{name}")
             else:
                 axes[name] = _texts(node[key], f"where.{name}")
                 functions[name] = [name], {value: value for value in axes[name]}
         return cls(axes, functions)
 
     def only(self, chosen: Any) -> "Where":
-        """With fewer values of some axes. chosen: axis -> one of its values or a list of them, or a list of axes, which keep all.
+        """With fewer values of some axes. chosen: axis -> one value or a list of them; or a list of axes, which keep all values.
 
-        Raises UserError for an axis or a value that there is not.
+        Raises UserError for an unknown axis or value.
         """
         if not isinstance(chosen, dict | list):
             raise UserError(f"for={chosen}: must be a list of axes, or map axes to some of their values")
         narrowed = dict(self.axes)
         for axis in chosen:
-            known = self.axes[_known(axis, self.axes, "for")]
-            values = chosen[axis] if isinstance(chosen, dict) else known
+            every = self.axes[_axis(axis, self.axes, "for")]
+            values = chosen[axis] if isinstance(chosen, dict) else every
             narrowed[axis] = _texts(values if isinstance(values, list) else [values], f"for.{axis}")
-            if wrong := [value for value in narrowed[axis] if value not in known]:
-                raise UserError(f"for.{axis}={wrong[0]}: there is no such value; there are {', '.join(known)}")
+            if unknown := [value for value in narrowed[axis] if value not in every]:
+                raise UserError(f"for.{axis}={unknown[0]}: there is no such value; there are {', '.join(every)}")
         return replace(self, axes=narrowed)
 
     def each(self, names: Sequence[str]) -> Iterator["Where"]:
-        """One for each combination of values of the axes that are named, or that the functions named depend on."""
+        """One for each combination of values of the axes that the names are, or depend on."""
         depends = {axis for name in names for axis in self._function(name)[0]}
         varied = [axis for axis in self.axes if axis in depends]
         for values in product(*([[value] for value in self.axes[axis]] for axis in varied)):
             yield replace(self, axes={**self.axes, **dict(zip(varied, values, strict=True))})
 
     def keyed(self, node: Mapping[Any, Any]) -> Iterator[tuple[str, Any, "Where"]]:
-        """The keys that those of a node stand for, their values as they are written, and what the names are there."""
+        """For each key that the node's keys stand for: the key, its value as written, and the names' values there."""
         seen = set()
         for key, value in node.items():
             for here in self.each(_names_in(key)):
@@ -111,7 +111,7 @@ class Where:
     def text(self, template: str) -> str:
         """The template with values in place of names. Raises UserError for a name without one value."""
         try:
-            return _IN_TEXT.sub(lambda found: self._value(found[1]), template)
+            return _IN_TEXT.sub(lambda match: self._value(match[1]), template)
         except UserError as error:
             raise UserError(f"'{template}': {error}") from None
 
@@ -133,32 +133,32 @@ class Where:
 
 
 def filled(node: dict[str, Any]) -> dict[str, Any]:
-    """The node `experiment` of a file without `where`, whose values stand in place of the names. Raises UserError."""
+    """The node `experiment` of a file, without `where` and with values in place of names. Raises UserError."""
     where = Where.read(node.get("where", {}))
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in node.items():
         if key == "lines" and isinstance(value, dict):
-            found[key] = {
+            result[key] = {
                 label: [here.text(str(word)) for word in words] if isinstance(words, list) else here.filled(words)
                 for label, words, here in where.keyed(value)
             }
         elif key == "claims":
-            found[key] = list(_claims(value, where))
+            result[key] = list(_claims(value, where))
         elif key != "where":
-            found[key] = where.filled(value)
-    return found
+            result[key] = where.filled(value)
+    return result
 
 
 def _claims(nodes: Any, where: Where) -> Iterator[dict[str, Any]]:
     if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
         raise UserError("claims: must be a list of claims, or of groups of claims")
     for node in nodes:
-        among = node.get("for", [])
-        here = where.only(among)
+        axes = node.get("for", [])
+        here = where.only(axes)
         if "claims" in node:
             if unknown := node.keys() - {"for", "claims"}:
                 raise UserError(f"claims: {min(unknown)}: a group has no such key; it has for and claims")
-            for each in here.each(list(among)):
+            for each in here.each(list(axes)):
                 yield from _claims(node["claims"], each)
         else:
             claim = {key: value for key, value in node.items() if key != "for"}
@@ -166,11 +166,11 @@ def _claims(nodes: Any, where: Where) -> Iterator[dict[str, Any]]:
 
 
 def _names_in(text: Any) -> list[str]:
-    """The names in the curly brackets of a text; none for what is no text."""
+    """The names in curly brackets; none if it is no text."""
     return _IN_TEXT.findall(text) if isinstance(text, str) else []
 
 
-def _known(axis: Any, axes: Mapping[str, Any], where: str) -> str:
+def _axis(axis: Any, axes: Mapping[str, Any], where: str) -> str:
     if axis not in axes:
         raise UserError(f"{where}: {axis}: there is no such axis{nearest(str(axis), list(axes))}")
     return str(axis)
@@ -183,7 +183,7 @@ def _texts(values: Any, where: str) -> list[str]:
 
 
 def _by_value(node: Any, depends: Sequence[str], axes: Mapping[str, list[str]], where: str) -> Any:
-    """Nested mappings from the values of the axes; a list has its values in the order of an axis, and None is an empty text."""
+    """Nested mappings from the values of the axes. In a node, a list is in the order of an axis; None is an empty text."""
     if not depends:
         if isinstance(node, dict | list):
             raise UserError(f"{where}={node}: must be one value")
@@ -195,4 +195,4 @@ def _by_value(node: Any, depends: Sequence[str], axes: Mapping[str, list[str]], 
         node = dict(zip(axes[axis], node, strict=True))
     if not isinstance(node, dict):
         raise UserError(f"{where}={node}: must be a list or a mapping over {axis}")
-    return {str(value): _by_value(of, rest, axes, where) for value, of in node.items()}
+    return {str(value): _by_value(inner, rest, axes, where) for value, inner in node.items()}
