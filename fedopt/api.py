@@ -23,7 +23,7 @@ from fedopt.console.say import say
 from fedopt.errors import UserError, first_line
 from fedopt.results.files import read_json
 from fedopt.results.folder import RunFolder, described, numbers_of
-from fedopt.results.identity import digits, numbers
+from fedopt.results.identity import stamp
 from fedopt.results.metrics_file import whole_rows
 from fedopt.running.place import configured, place
 
@@ -145,10 +145,9 @@ class Result:
 
     def _restored(self, config: dict[str, Any], folder: RunFolder) -> "tuple[dict[str, Tensor], nn.Module | None]":
         from fedopt.problems.classes import named
-        from fedopt.results.checkpoint import Checkpoint
+        from fedopt.results.checkpoint import Checkpoint, refuse_foreign
         from fedopt.running.assemble import assemble
         from fedopt.running.hardware import restored
-        from fedopt.running.loop import refuse_foreign
 
         with _mistakes_said(), restored():
             e = assemble(
@@ -156,8 +155,8 @@ class Result:
             )
             initial = e.algorithm.init(e.problem)
             checkpoint = Checkpoint(folder.checkpoint, initial)
-            state, said = checkpoint.restore(e.federation.ledger)
-        refuse_foreign(folder, said, digits(config, numbers))
+            state, metadata = checkpoint.restore(e.federation.ledger)
+        refuse_foreign(folder.checkpoint, metadata, stamp(config)["run"])
         point = named(e.problem, e.algorithm.output(state))
         if self.which == "best":
             if not checkpoint.best:
@@ -217,8 +216,8 @@ def run(
         refuse_hydra(overrides)
         config, chosen = configured(overrides, own)
         resolved, asked = resolve(config), Asked(overrides, chosen, own)
-        from fedopt.running.failure import execute
         from fedopt.running.hardware import restored
+        from fedopt.running.lifecycle import execute
 
         with restored():
             status, folder = execute(resolved, lambda: place(resolved, asked), asked, on_eval=on_eval, quiet=quiet)

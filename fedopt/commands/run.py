@@ -99,7 +99,7 @@ def _complete(words: list[str]) -> None:
 def _single(resolved: dict[str, Any], asked: Asked) -> int:
     with ending_at_once():
         from fedopt.federation.ranks import rank
-        from fedopt.running.failure import execute
+        from fedopt.running.lifecycle import execute
 
     status, folder = execute(resolved, lambda: place(resolved, asked), asked)
     if rank() == 0:

@@ -17,9 +17,9 @@ def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, asked
     resolved: gives the config, and raises UserError where it is wrong, which is a failure of this job alone.
     """
     with ending_at_once():
-        from fedopt.results.card import changed
-        from fedopt.running.failure import execute, record_failure
-        from fedopt.running.loop import OF_OLD_CODE
+        from fedopt.results.card import say_changed
+        from fedopt.running.failure import record_failure
+        from fedopt.running.lifecycle import execute
 
     before = folder.status()
     try:
@@ -27,8 +27,7 @@ def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, asked
             config = {**resolved(), "resume": folder.used}
         if before in ENDED:
             refuse_other(folder.path, identity(folder.config()), identity(config))
-            if modules := changed(folder, config):
-                say(OF_OLD_CODE.format(folder.path, modules))
+            say_changed(folder, config, done=True)
             return before
         return execute(config, lambda: folder.path, asked, jobs)[0]
     except Exception as error:

@@ -31,7 +31,7 @@ def run_all(needed: Sequence[Task], runs: Path, jobs: int) -> dict[str, str]:
     jobs = max(1, min(jobs, len(waiting)))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["fedopt.running.failure", "torch._dynamo"]
+        ["fedopt.running.lifecycle", "torch._dynamo"]
     )  # once, not once a run, of which vmap takes the latter
     failed: dict[str, str] = {}
     running: dict[Any, tuple[BaseProcess, Task, float]] = {}  # by sentinel

@@ -1,7 +1,7 @@
 """What every problem is held to once, before a run: flat vectors, objectives that are one number, functions that leave no state
 behind."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -60,6 +60,21 @@ def check(problem: Problem) -> None:
                 f"{name}.{key}: its buffer {of} changes when it is used, and clients would share it; use nn.GroupNorm in place of "
                 "BatchNorm"
             )
+
+
+def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> dict[str, float]:
+    """The values of the metrics at a point of a problem, in the order in which `metrics` names them.
+
+    original: the problem before any reduction, whose `evaluate` is named in messages. Raises UserError where it does not give one
+    number for each metric.
+    """
+    values, names = problem.evaluate(*point), [metric.name for metric in problem.metrics]
+    if not isinstance(values, dict) or set(values) != set(names):
+        given = values if isinstance(values, dict) else [str(values)]
+        raise UserError(f"{called(original.evaluate)} gives {', '.join(given)}, and its metrics are {', '.join(names)}")
+    if several := [name for name, value in values.items() if np.ndim(value) != 0]:
+        raise UserError(f"{called(original.evaluate)} gives more than one number as {several[0]}")
+    return {name: float(values[name]) for name in names}
 
 
 def _start(problem: Problem) -> tuple[Tensor, ...]:

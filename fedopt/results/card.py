@@ -21,6 +21,7 @@ from fedopt.blame import is_own
 from fedopt.config.build import imported
 from fedopt.config.tuned import Asked
 from fedopt.config.words import flat
+from fedopt.console.say import say
 from fedopt.errors import UserError
 from fedopt.problems.classes import Problem
 from fedopt.results.files import read_json
@@ -61,13 +62,17 @@ def run_card(asked: Asked, config: dict[str, Any], problem: Problem) -> dict[str
     }
 
 
-def changed(folder: RunFolder, config: dict[str, Any]) -> str:
-    """The modules of one's own that are others now than those that the run in a folder began with, by name; empty where none is."""
-    known = read_json(folder.path / "run.json").get("sources")
-    if not known or not isinstance(known, dict):
-        return ""  # nothing is imported for a run without code of one's own
+def say_changed(folder: RunFolder, config: dict[str, Any], done: bool) -> None:
+    """Say which of your modules are others now than those that the run in a folder began with. done: nothing is left to run."""
+    begun = read_json(folder.path / "run.json").get("sources")
+    if not begun or not isinstance(begun, dict):
+        return  # nothing is imported for a run without code of yours
     now = sources(config)
-    return ", ".join(name for name in now if now[name] != known.get(name, now[name]))
+    if modules := ", ".join(name for name in now if now[name] != begun.get(name, now[name])):
+        old = (
+            f"is a run from before {modules} changed" if done else f"goes on with another {modules} than it began with"
+        )
+        say(f"{folder.path}: {old}; delete the folder to run it anew")
 
 
 def division(problem: Problem) -> str:

@@ -110,6 +110,14 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise _unreadable(path, error) from None
 
 
+def refuse_foreign(path: Path, metadata: Mapping[str, Any], run: str) -> None:
+    """Raises UserError where the checkpoint at a path is not of the run with these digits (`identity.stamp`)."""
+    if metadata.get("run") != run:
+        raise UserError(
+            f"{path}: it belongs to a run with other values; put back this run's own, or delete it to start over"
+        )
+
+
 def _flat(state: Any) -> tuple[list[Any], Any]:
     return tree_flatten(state, is_leaf=lambda value: isinstance(value, Memory))
 

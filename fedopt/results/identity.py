@@ -34,6 +34,11 @@ def digits(config: dict[str, Any], of: Callable[[dict[str, Any]], dict[str, Any]
     return hashlib.sha256(json.dumps(of(config), sort_keys=True).encode()).hexdigest()[:10]
 
 
+def stamp(config: dict[str, Any]) -> dict[str, str]:
+    """What a checkpoint says of its config: `run`, the digits of what its rows depend on; `length`, those with the budget."""
+    return {"run": digits(config, numbers), "length": digits(config)}
+
+
 def refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises UserError where the run in a folder was begun with other values than those that are now asked for.
 

@@ -18,7 +18,7 @@ from support.command import ROOT, TINY, fedopt, one_line, run, without_time
 import fedopt as api
 from fedopt.config.compose import compose as config
 from fedopt.results.folder import RunFolder
-from fedopt.running.loop import Run
+from fedopt.results.metrics_file import MetricsFile
 from fedopt.running.place import name_in_sweep, slug
 
 DIGITS = ["problem=classification", "algo=fedavg", "dataset=digits", "problem.model=linear", "budget.rounds=1"]
@@ -497,11 +497,11 @@ def test_a_sweep_writes_through_no_link(name, monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize("how", ["replaced", "emptied", "gone"])
 def test_rows_that_another_program_takes_away(how, monkeypatch, capsys, tmp_path):
     """The run ends in one line instead of writing where nobody reads."""
-    evaluate, csv = Run._evaluate, tmp_path / "run" / "metrics.csv"
+    append, csv = MetricsFile.append, tmp_path / "run" / "metrics.csv"
 
-    def meddled(self, *arguments):
-        evaluate(self, *arguments)
-        if self.at.round == 2:
+    def meddled(self, row):
+        append(self, row)
+        if row["round"] == 2:
             content = csv.read_bytes()
             if how == "emptied":
                 os.truncate(csv, 0)
@@ -510,7 +510,7 @@ def test_rows_that_another_program_takes_away(how, monkeypatch, capsys, tmp_path
             if how == "replaced":
                 csv.write_bytes(content)
 
-    monkeypatch.setattr(Run, "_evaluate", meddled)
+    monkeypatch.setattr(MetricsFile, "append", meddled)
     result = fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path / 'run'}")
     assert result.code == 2
     assert "another program" in result.err.splitlines()[-1]
@@ -599,21 +599,21 @@ def test_ctrl_c_that_omegaconf_loses(words, monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize("how", ["moved", "removed"])
 def test_a_folder_that_another_program_takes_away(how, monkeypatch, capsys, tmp_path):
     """One line, and no new folder with half a run in it."""
-    evaluate, folder = Run._evaluate, tmp_path / "run"
+    append, folder = MetricsFile.append, tmp_path / "run"
 
-    def meddled(self, *arguments):
-        evaluate(self, *arguments)
-        if self.at.round == 2:
+    def meddled(self, row):
+        append(self, row)
+        if row["round"] == 2:
             folder.rename(tmp_path / "moved")
             if how == "removed":
                 shutil.rmtree(tmp_path / "moved")
 
-    monkeypatch.setattr(Run, "_evaluate", meddled)
+    monkeypatch.setattr(MetricsFile, "append", meddled)
     result = fedopt(monkeypatch, capsys, *TINY, f"output_dir={folder}")
     assert result.code == 2
     assert "moved or removed" in result.err.splitlines()[-1]
     assert not folder.exists()
-    monkeypatch.setattr(Run, "_evaluate", evaluate)
+    monkeypatch.setattr(MetricsFile, "append", append)
     if how == "moved":
         assert fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path / 'moved'}", "resume=true").code == 0
 
@@ -762,6 +762,7 @@ def test_files_that_could_not_be_used(name, content, said, monkeypatch, capsys, 
     one_line(result, said)
 
 
+@pytest.mark.pictures
 def test_a_folder_named_like_a_home(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert fedopt(monkeypatch, capsys, *TINY, "output_dir='~/x'").code == 0

@@ -411,7 +411,7 @@ def test_a_direct_part_that_is_denied(monkeypatch, capsys, tmp_path):
 
 def test_a_mistake_of_ours_is_ours(monkeypatch, capsys, tmp_path):
     """Where nothing of the user's was at work."""
-    monkeypatch.setattr("fedopt.running.loop.figures.metrics", lambda *_: [][0])
+    monkeypatch.setattr("fedopt.running.lifecycle.costs", lambda *_: [][0])
     monkeypatch.setattr("fedopt.blame.is_own", lambda path: path.startswith(str(tmp_path)))
     result = fedopt(monkeypatch, capsys, "problem.examples=40", "budget.rounds=1", f"output_dir={tmp_path / 'run'}")
     assert result.code == 1

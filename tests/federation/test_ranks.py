@@ -14,9 +14,9 @@ from fedopt.results.folder import RunFolder
 LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=60", "eval.every=3", "hardware.threads=1"]
 HURT = ROOT / "tests" / "support" / "hurt_ranks.py"
 BUILDING, ROUND, EVALUATION = (
-    "fedopt.running.loop.assemble",
+    "fedopt.running.lifecycle.assemble",
     "fedopt.federation.ranks.total",
-    "fedopt.running.loop.Run._evaluate",
+    "fedopt.running.loop.evaluate",
 )
 DRAWING = "fedopt.results.figures.metrics"
 UNLIKE = HURT.with_name("unlike_ranks.py")

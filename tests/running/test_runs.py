@@ -24,8 +24,8 @@ from fedopt.config.tuned import Asked, differences
 from fedopt.config.words import quoted
 from fedopt.errors import cores
 from fedopt.results.folder import RunFolder
+from fedopt.running.display import Display
 from fedopt.running.place import slug, slug_before
-from fedopt.running.progress import Display
 
 LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=300", "eval.every=3", "hardware.threads=1"]
 
@@ -39,6 +39,7 @@ def checkpointed_round(folder: Path) -> int:
         return json.loads(bytes(file.get_tensor("progress")))["round"]
 
 
+@pytest.mark.pictures
 def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     result = fedopt(monkeypatch, capsys, *TINY, "seed=3")
@@ -197,7 +198,7 @@ def test_evaluation_schedule(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(("rounds", "shown"), [(4, range(5)), (30, [*range(10), 30])])
 def test_evaluations_that_are_shown(rounds, shown, monkeypatch, capsys, tmp_path):
     """All where there are few; else the last line says how many are missing."""
-    monkeypatch.setattr("fedopt.running.progress.SECONDS", 1e9)
+    monkeypatch.setattr("fedopt.running.display.SECONDS", 1e9)
     words = [*TINY, f"budget.rounds={rounds}", "eval.every=1", f"output_dir={tmp_path / 'run'}"]
     lines = [line for line in fedopt(monkeypatch, capsys, *words).err.splitlines() if line.startswith("round ")]
     assert [int(line.split()[1]) for line in lines] == list(shown)
@@ -290,7 +291,7 @@ def test_a_sweep_that_is_stopped_says_how_it_goes_on(monkeypatch, capsys, tmp_pa
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedopt.running.loop.execute", stopped)
+    monkeypatch.setattr("fedopt.running.lifecycle.execute", stopped)
     result = fedopt(monkeypatch, capsys, "-m", *TINY, "seed=0,1", "output_dir=sweep")
     assert (result.code, result.err) == (130, "fedopt: stopped; the same command goes on from here\n")
 

@@ -105,7 +105,7 @@ def warm() -> None:
     torch.set_num_threads(1)  # threads do not outlive a fork
     for name in (
         *MODULES.values(),
-        "fedopt.running.loop",
+        "fedopt.running.lifecycle",
         "fedopt.results.figures",
         "matplotlib.figure",
         "matplotlib.backends.backend_agg",

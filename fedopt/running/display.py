@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedopt.running.loop import Moment
+
 SHOWN = 4  # metrics, of those that a problem names first
 FEW, SECONDS = 10, 2  # evaluations that each get a plain line, and between lines from then on
 
@@ -23,7 +25,7 @@ def announced(what: str, quiet: bool = False) -> Iterator[None]:
 
 
 class Display:
-    """metrics: the names of the problem's; quiet: show nothing (ranks other than 0); row: what plain lines begin with."""
+    """A sink. metrics: the names of the problem's; quiet: show nothing; row: what plain lines begin with."""
 
     def __init__(self, title: str, metrics: Sequence[str], quiet: bool = False, row: str = ""):
         self._shown, self._row = metrics[:SHOWN], row
@@ -31,7 +33,7 @@ class Display:
         self._console = Console(stderr=True, quiet=quiet)
         self._last_line = 0.0
         self._metrics = self._kept = ""  # of the latest evaluation
-        self._rows = self._told = 0  # how many there were, and were when a line was written
+        self._rows = self._lined = 0  # how many there were, and were when a line was written
         self._began: tuple[float, float] | None = None  # the time, and the fraction of the budget that was spent then
         self._done = 0.0
         name, text = TextColumn(title, markup=False), TextColumn("{task.fields[text]}", markup=False)
@@ -40,6 +42,11 @@ class Display:
         self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._on)
         self._task = self._bar.add_task(title, total=1.0, text="")
         self._bar.start()
+
+    def __call__(self, moment: Moment) -> None:
+        self.round(moment.spent, moment.round)
+        if moment.row is not None:
+            self.row(moment.row)
 
     def round(self, done: float, round: int) -> None:
         """done: the fraction of the budget that is spent."""
@@ -58,10 +65,10 @@ class Display:
 
     def _line_of_row(self) -> None:
         """The latest evaluation, and how many before it were not shown, unless there is a bar."""
-        if not self._on and self._rows > self._told:
-            left_out = self._rows - self._told - 1
+        if not self._on and self._rows > self._lined:
+            left_out = self._rows - self._lined - 1
             self.line(self._kept + self._eta() + f"  ({left_out} more before it in metrics.csv)" * (left_out > 0))
-        self._told, self._last_line = self._rows, time.monotonic()
+        self._lined, self._last_line = self._rows, time.monotonic()
 
     def _eta(self) -> str:
         """The time to the end at the speed so far, if a second or more."""

@@ -1,0 +1,208 @@
+"""One run in its folder: begin or go on, follow the loop, end.
+
+The loop is in `loop`, how a run goes on in `resume`, checkpoints in `keep`, what a failure leaves in `failure`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import torch
+import yaml
+
+from fedopt.config.build import build_target
+from fedopt.config.files import file_of, options
+from fedopt.config.tuned import Asked
+from fedopt.console import say as console
+from fedopt.console.interrupts import interruptible
+from fedopt.console.say import say
+from fedopt.errors import UserError, WrongKeys
+from fedopt.federation import ranks
+from fedopt.results import journal
+from fedopt.results.card import facts, run_card
+from fedopt.results.checkpoint import Checkpoint
+from fedopt.results.files import read_json
+from fedopt.results.folder import RunFolder, described
+from fedopt.results.identity import stamp
+from fedopt.results.metrics_file import MetricsFile
+from fedopt.running import resume, sinks
+from fedopt.running.assemble import Experiment, assemble
+from fedopt.running.display import Display, announced
+from fedopt.running.failure import mistakes_named, recorded
+from fedopt.running.keep import Keeper
+from fedopt.running.loop import Progress, begin, costs, loop
+
+
+def execute(
+    config: dict[str, Any],
+    locate: Callable[[], Path],
+    asked: Asked,
+    jobs: int = 1,
+    on_eval: sinks.OnEval | None = None,
+    quiet: bool = False,
+) -> tuple[str, RunFolder]:
+    """Run, or go on, in the folder that `locate` gives, as `Run` says. Returns the status and the folder.
+
+    Raises UserError, what on_eval raises, and other exceptions for mistakes of fedopt's. A run that fails after it began leaves
+    its traceback in the folder. Of several ranks, the first that fails is the one that speaks.
+    """
+    try:
+        ranks.start()
+        folder = RunFolder(ranks.from_main(locate))
+        run = Run(config, folder, asked, jobs, on_eval, quiet)
+        with closing(folder), recorded(run), mistakes_named(run.callback):
+            status = run()
+            ranks.finish()
+        return status, folder
+    except BaseException:
+        console.speaks = ranks.first()  # where it is, the others fail because this one does
+        raise
+    finally:
+        ranks.stop()
+
+
+class Run:
+    """One run in its folder. config: resolved; asked: how; jobs: processes that share the machine; quiet: show no progress.
+
+    on_eval: called with each row of metrics.csv; where it returns true, the run stops as after Ctrl-C.
+    writing: whether a failure is to be recorded in the folder; untouched: whether no round was begun since the run began anew.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        folder: RunFolder,
+        asked: Asked,
+        jobs: int = 1,
+        on_eval: sinks.OnEval | None = None,
+        quiet: bool = False,
+    ):
+        self.config, self.folder, self.asked, self.jobs, self.quiet = config, folder, asked, jobs, quiet
+        self.interrupt = Event()
+        self.callback = sinks.Callback(on_eval, self.interrupt)
+        self.main = ranks.rank() == 0  # only this rank writes and shows anything
+        self.writing = False
+        self.progress = Progress()
+        self.first: int | None = None  # the round that it begins anew with
+        self.keeper: Keeper | None = None  # of the main rank
+
+    @property
+    def untouched(self) -> bool:
+        return self.progress.round == self.first
+
+    def __call__(self) -> str:
+        """To the end. Returns the status. Raises UserError, and OSError when the disk is full or gone."""
+        entry = ranks.from_main(lambda: resume.enter(self.folder, self.config))
+        if entry == "done":
+            ranks.from_main(self._draw_again)
+            return "finished"
+        node = self.config["logger"]
+        logger = build_target(node, "logger") if self.main and node.get("_target_") else None
+        with (
+            announced("reading the data and setting up the problem", quiet=not self.main),
+            naming_files(self.asked),
+        ):
+            e = assemble(self.config, self.jobs)
+            ranks.refuse_different(facts(self.config, e.original, e.data))
+            state, self.progress = begin(e)
+        checkpoint, rows_size = Checkpoint(self.folder.checkpoint, state), None
+        if entry != "anew":
+            state, self.progress, rows_size = resume.restored(self.folder, checkpoint, e, entry == "longer")
+        elif (source := self.config["from"]) is not None:
+            state, self.progress = resume.taken_from(Path(source), self.config["algo"], state, e)
+        self.first = self.progress.round if entry == "anew" else None
+        with (
+            interruptible(self.interrupt),
+            ExitStack() as opened,
+        ):  # figures too: a library that is interrupted may lose it
+            ranks.from_main(lambda: self._begin(e, resuming=entry != "anew"))
+            taking = self._sinks(opened, e, checkpoint, rows_size, logger) if self.main else []
+            for moment in loop(e, state, self.progress, self.interrupt.is_set):
+                for sink in taking:
+                    sink(moment)
+            status = moment.status or ("stopped" if self.callback.stopped else "interrupted")
+            if self.keeper is not None:
+                self.keeper.end(moment)
+                self._summary(status, e)
+        self.writing = False
+        return status
+
+    def _begin(self, e: Experiment, resuming: bool) -> None:
+        """Take the folder, and write down what the run is. Raises UserError where another run has begun there by now."""
+        if not self.folder.held:
+            self.folder.open()
+            if self.folder.used:  # since `resume.enter`
+                resume.refuse_used(self.folder)
+            if self.config["resume"] and not self.quiet:
+                say(f"resume=true: there is no run in {self.folder.path} yet, so one begins")
+        self.writing = True
+        self.folder.write_text("config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
+        if not resuming:
+            for stale in (self.folder.metrics, self.folder.checkpoint, *(self.folder.path / n for n in journal.NAMES)):
+                stale.unlink(missing_ok=True)
+            self.folder.write_json("run.json", run_card(self.asked, self.config, e.original))
+        (self.folder.path / "traceback.txt").unlink(missing_ok=True)
+        self.folder.write_json("summary.json", {"status": "running"})
+        how = f"{'resumed' if resuming else 'started'} with {torch.get_num_threads()} threads"
+        self.folder.log("; ".join(filter(None, [how, self._tuned(), e.original.remark])))
+
+    def _sinks(
+        self, opened: ExitStack, e: Experiment, checkpoint: Checkpoint, rows_size: int | None, logger: Any
+    ) -> list[sinks.Sink]:
+        """Who takes each moment, in this order. `opened` closes them, the pictures last.
+
+        rows_size: the bytes of metrics.csv to go on from, None for a run that begins; logger: builds the tracker, None for none.
+        """
+        begun, new = (e.original, 0) if rows_size is None else (None, self.progress.round + 1)
+        opened.enter_context(sinks.pictures(self.folder, e.problem.metrics, self.config["from"], begun))
+        rows = opened.enter_context(closing(MetricsFile(self.folder.metrics, rows_size)))
+        tracker = opened.enter_context(sinks.tracker(logger, self.folder.path, new))
+        display = opened.enter_context(closing(self._display(e)))
+        self.keeper = Keeper(e, self.progress, checkpoint, rows, stamp(self.config))
+        return [sinks.on_rows(rows.append), tracker, display, sinks.on_rows(self.callback), self.keeper]
+
+    def _display(self, e: Experiment) -> Display:
+        """On the terminal: what runs, and where."""
+        chosen = self.asked.chosen
+        algo, problem = chosen.get("algo", type(e.algorithm).__name__), chosen.get("problem", type(e.original).__name__)
+        title = f"{algo} on {problem}"
+        row = f"{self.folder.path.name}: " if self.jobs > 1 else ""  # whose rows come between those of others
+        display = Display(title, [metric.name for metric in e.problem.metrics], self.quiet, row)
+        display.line("; ".join(filter(None, [f"{title}, in {self.folder.path}", self._tuned(), e.original.remark])))
+        return display
+
+    def _tuned(self) -> str:
+        """Which tuned values apply, by the words that the run was begun with: one that goes on need not be given them again."""
+        words = read_json(self.folder.path / "run.json").get("overrides")
+        begun = map(str, words) if isinstance(words, list) else ()
+        return replace(self.asked, overrides=[*dict.fromkeys([*begun, *self.asked.overrides])]).tuned
+
+    def _summary(self, status: str, e: Experiment) -> None:
+        ledger, progress = e.federation.ledger, self.progress
+        largest = {f"bytes_{way}_per_client_max": int(getattr(ledger, way).max()) for way in ("down", "up")}
+        values = {"final": progress.final, "best": progress.best, "to_target": progress.to_target}
+        summary = {"status": status, **costs(e, progress), **ledger.columns(), **largest, **values}
+        self.folder.write_json("summary.json", summary)
+        self.folder.log(f"{status} after {progress.round} rounds")
+
+    def _draw_again(self) -> None:
+        """metrics.png of a run that was killed when all but this was done."""
+        metrics = described(self.folder.path)
+        if not (self.folder.path / "metrics.png").exists() and metrics:
+            with suppress(KeyError, ValueError), sinks.pictures(self.folder, metrics, self.config["from"], None):
+                pass  # KeyError, ValueError: of somebody's own metrics.csv
+
+
+@contextmanager
+def naming_files(asked: Asked) -> Iterator[None]:
+    """Add to a UserError on the keys of a config group the file that they stand in."""
+    try:
+        yield
+    except WrongKeys as error:
+        group, option = error.group, asked.chosen.get(error.group)
+        known = option in options(group, asked.folders)  # not where a run goes on, whose keys are in its config.yaml
+        where = f"; they stand in {file_of(group, option, asked.folders)}" if option and known else ""
+        raise UserError(f"{error}{where}") from error

@@ -1,0 +1,127 @@
+"""What is in a run's folder already, and how a run goes on: at its own checkpoint, or at another run's."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from fedopt.console.say import say
+from fedopt.errors import UserError
+from fedopt.results.card import division, say_changed
+from fedopt.results.checkpoint import Checkpoint, read, refuse_foreign
+from fedopt.results.files import read_json
+from fedopt.results.folder import RunFolder
+from fedopt.results.identity import numbers, refuse_other, stamp
+from fedopt.results.metrics_file import rows_hash
+from fedopt.running.assemble import Experiment
+from fedopt.running.loop import Progress, share_spent
+
+START_OVER = "put back a good copy, or delete checkpoint.safetensors to start this run over with resume=true"
+
+
+@contextmanager
+def advising(advice: str) -> Iterator[None]:
+    """Add to a UserError what can be done."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{error}; {advice}") from error
+
+
+def enter(folder: RunFolder, config: dict[str, Any]) -> Literal["anew", "resume", "longer", "done"]:
+    """How a run with this config begins in a folder: anew, at its checkpoint, there with another budget, or not at all.
+
+    A folder that holds a run is locked. Raises UserError where the run is another one, or is not as it was left.
+    """
+    if not folder.used:
+        return "anew"
+    if config["resume"] or folder.status() == "running":  # or else it was killed
+        folder.open()
+    if not config["resume"]:
+        refuse_used(folder)
+    refuse_other(folder.path, numbers(folder.config()), numbers(config))
+    if not os.path.lexists(folder.checkpoint):
+        if folder.metrics.exists():
+            say(f"{folder.path}: there is no checkpoint, so the run starts over")
+        return "anew"
+    with advising(START_OVER):
+        _, metadata = read(folder.checkpoint)
+        progress_of(metadata)
+    here, rows_size = stamp(config), metadata.get("rows_size")
+    refuse_foreign(folder.checkpoint, metadata, here["run"])
+    if not isinstance(rows_size, int) or rows_hash(folder.metrics, rows_size) != metadata.get("rows"):
+        raise UserError(f"{folder.metrics}: its rows are not those that the checkpoint counts; {START_OVER}")
+    longer = metadata.get("length") != here["length"]
+    done = not longer and folder.status() == "finished" and folder.metrics.stat().st_size == rows_size
+    say_changed(folder, config, done)
+    return "longer" if longer else "done" if done else "resume"
+
+
+def refuse_used(folder: RunFolder) -> None:
+    """Raises UserError: there is a run in the folder, or somebody else's files."""
+    if not os.path.lexists(folder.path / "config.yaml"):
+        raise UserError(f"output_dir={folder.path} holds files of the names of a run's: choose another one")
+    raise UserError(
+        f"output_dir={folder.path} holds a run already ({folder.status()}): resume=true goes on with it, another output_dir "
+        "starts anew"
+    )
+
+
+def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: bool) -> tuple[Any, Progress, int]:
+    """The state and the progress of the run's checkpoint, and the bytes of metrics.csv that it counts. The ledger is set.
+
+    longer: with another budget. Raises UserError where the checkpoint, the data or the budget do not fit.
+    """
+    with advising(START_OVER):
+        state, metadata = checkpoint.restore(e.federation.ledger)
+    begun = read_json(folder.path / "run.json").get("division")
+    if isinstance(begun, str) and begun != division(e.original):
+        raise UserError(
+            f"{folder.path}: the run began with other data, or with another division of them among clients: bring these back, or "
+            "begin anew in another output_dir"
+        )
+    progress = progress_of(metadata)
+    if longer and share_spent(e, progress) > 1:
+        raise UserError(f"budget: the run in {folder.path} is past it, after {progress.round} rounds")
+    return state, progress, metadata["rows_size"]
+
+
+def taken_from(source: Path, algo: Mapping[str, Any], initial: Any, e: Experiment) -> tuple[Any, Progress]:
+    """The state of another run's checkpoint, from which on rounds, bytes and seconds count on. The ledger is set.
+
+    algo: the config's node; initial: the algorithm's first state. Raises UserError where the checkpoint does not fit.
+    """
+    folder = RunFolder(source)
+    if not folder.checkpoint.is_file():
+        raise UserError(f"from={source}: there is no run with a checkpoint in it")
+    node = folder.config().get("algo")
+    theirs = node.get("_target_") if isinstance(node, dict) else None
+    if theirs != algo["_target_"]:
+        before, here = (str(path).rpartition(".")[2] for path in (theirs or "no algorithm", algo["_target_"]))
+        raise UserError(
+            f"from={source}: it is a run of {before}, whose state does not fit {here}; from takes over no values: algo= and "
+            "problem= are given again"
+        )
+    with advising(
+        f"from={source} goes with the algorithm's options, the model and the number of clients that are there"
+    ):
+        state, metadata = Checkpoint(folder.checkpoint, initial).restore(e.federation.ledger)
+    there = progress_of(metadata)
+    progress = Progress(round=there.round, seconds=there.seconds)
+    if share_spent(e, progress) >= 1:
+        raise UserError(
+            f"budget: from={source} has spent it, after {progress.round} rounds; its rounds and bytes count on"
+        )
+    return state, progress
+
+
+def progress_of(metadata: Mapping[str, Any]) -> Progress:
+    """What a checkpoint says of the progress. Raises UserError for a wrong type or a negative number."""
+    try:
+        values = {name: value for name, value in metadata.items() if name in Progress.__dataclass_fields__}
+        return TypeAdapter(Progress).validate_python(values)
+    except ValueError as error:
+        raise UserError(f"the checkpoint says what cannot be: {' '.join(str(error).split())}") from None
