@@ -1,0 +1,77 @@
+"""The loop as a script calls it: no folder, no config file, rows as they come."""
+
+import copy
+
+import pytest
+from support.harness import small
+
+from fedopt.running.loop import begin, loop
+
+WORDS = ["budget.rounds=7", "eval.every=3", "eval.at=[1]"]
+
+
+def experiment(*more):
+    return small("fedmsa", "quadratic_bilevel", *WORDS, *more)
+
+
+def without_time(row):
+    return {key: value for key, value in row.items() if key != "train_seconds"}
+
+
+def rows_of(moments):
+    return [without_time(moment.row) for moment in moments if moment.row is not None]
+
+
+def test_rows_without_a_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    e = experiment()
+    moments = list(loop(e, *begin(e)))
+    assert [moment.round for moment in moments] == list(range(8))
+    assert [row["round"] for row in rows_of(moments)] == [0, 1, 3, 6, 7]
+    assert [moment.status for moment in moments] == [None] * 7 + ["finished"]
+    assert moments[-1].spent == 1
+    assert rows_of(moments)[-1]["comm_rounds"] == e.federation.ledger.comm_rounds > 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("at", range(8))
+def test_going_on_at_any_moment_gives_the_same_rows(at):
+    first = experiment()
+    state, progress = begin(first)
+    rows, moments = [], loop(first, state, progress)
+    for moment in moments:
+        rows += rows_of([moment])
+        if moment.round == at:
+            break
+    second = experiment()
+    second.federation.ledger = copy.deepcopy(first.federation.ledger)
+    rows += rows_of(loop(second, moment.state, copy.deepcopy(progress)))
+    whole = experiment()
+    assert rows == rows_of(loop(whole, *begin(whole)))
+
+
+def test_an_interrupted_loop_ends_after_its_round():
+    e = experiment()
+    seen = []
+    for moment in loop(e, *begin(e), lambda: len(seen) == 3):
+        seen.append(moment)
+    assert [moment.round for moment in seen] == [0, 1, 2]
+    assert seen[-1].status is None
+
+
+def test_a_loop_that_diverges_ends_with_that_row():
+    e = experiment("eval.diverged=1e-300")  # the first row may exceed it, another one not
+    moments = list(loop(e, *begin(e)))
+    assert [moment.status for moment in moments] == [None, "diverged"]
+    assert [row["round"] for row in rows_of(moments)] == [0, 1]
+
+
+def test_the_best_evaluation_and_what_the_target_took():
+    e = experiment("eval.metric=distance", "eval.target=1e9")
+    state, progress = begin(e)
+    moments = list(loop(e, state, progress))
+    values = [moment.row["distance"] for moment in moments if moment.row]
+    improved = [moment.row["distance"] for moment in moments if moment.improved]
+    assert improved == [value for n, value in enumerate(values) if all(value < other for other in values[:n])]
+    assert progress.best["distance"] == min(values)
+    assert progress.to_target["round"] == 0
