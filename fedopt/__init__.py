@@ -19,7 +19,7 @@ __version__ = "0.2.0"
 _NAMES = {
     "algorithms": ("Algorithm",),
     "api": ("Result", "compare", "load", "run"),
-    "config.compose": ("composed", "resolve"),
+    "config.compose": ("Composed", "compose"),
     "data.world": ("World",),
     "errors": ("UserError",),
     "running.assemble": ("Experiment", "assemble"),

@@ -3,8 +3,8 @@ from fedopt.api import Result as Result
 from fedopt.api import compare as compare
 from fedopt.api import load as load
 from fedopt.api import run as run
-from fedopt.config.compose import composed as composed
-from fedopt.config.compose import resolve as resolve
+from fedopt.config.compose import Composed as Composed
+from fedopt.config.compose import compose as compose
 from fedopt.config.schedules import LocalWork as LocalWork
 from fedopt.config.schedules import Schedule as Schedule
 from fedopt.data.world import World as World

@@ -14,13 +14,12 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedopt.config.compose import explain, is_mistake, resolve
+from fedopt.config.compose import recorded
 from fedopt.config.sent import refuse_hydra
-from fedopt.config.tuned import Asked
 from fedopt.config.words import last_of_each, of_folder, quoted
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say
-from fedopt.errors import UserError, first_line
+from fedopt.errors import UserError, first_line, mistake
 from fedopt.results.files import read_json
 from fedopt.results.folder import RunFolder, described, numbers_of
 from fedopt.results.identity import stamp
@@ -150,9 +149,8 @@ class Result:
         from fedopt.running.hardware import restored
 
         with _mistakes_said(), restored():
-            e = assemble(
-                config | {"hardware": {**config.get("hardware", {}), "device": "cpu"}, "dataset": self._dataset(config)}
-            )
+            nodes = {"hardware": {**config.get("hardware", {}), "device": "cpu"}, "dataset": self._dataset(config)}
+            e = assemble(recorded(config | nodes))
             initial = e.algorithm.init(e.problem)
             checkpoint = Checkpoint(folder.checkpoint, initial)
             state, metadata = checkpoint.restore(e.federation.ledger)
@@ -214,13 +212,12 @@ def run(
     own = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     with _mistakes_said([*overrides, *(f"--config-dir={folder}" for folder in own)]):
         refuse_hydra(overrides)
-        config, chosen = configured(overrides, own)
-        resolved, asked = resolve(config), Asked(overrides, chosen, own)
+        composed = configured(overrides, own)
         from fedopt.running.hardware import restored
         from fedopt.running.lifecycle import execute
 
         with restored():
-            status, folder = execute(resolved, lambda: place(resolved, asked), asked, on_eval=on_eval, quiet=quiet)
+            status, folder = execute(composed, lambda: place(composed), on_eval=on_eval, quiet=quiet)
     if status == "interrupted":
         say(f"interrupted after {folder.summary().get('round')} rounds, in {folder.path}; resume=true goes on")
     return Result(folder.path)
@@ -292,9 +289,7 @@ def _mistakes_said(arguments: Sequence[str] = ()) -> Iterator[None]:
         with ctrl_c_kept():
             yield
     except Exception as error:
-        if not is_mistake(error):
+        line = mistake(error, arguments)
+        if not line or isinstance(error, UserError) or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        said = error if isinstance(error, UserError) else UserError(explain(error, arguments))
-        raise said from None
+        raise UserError(line) from None

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -78,3 +79,19 @@ def cores() -> int:
 def memory() -> int:
     """The bytes of memory that the machine has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def mistake(error: BaseException, words: Iterable[str] = ()) -> str:
+    """The line that answers a mistake that a user can mend; empty for a bug. words: of the command."""
+    if isinstance(error, UserError):
+        return str(error)
+    if too_large(error):
+        numbers = [word for word in words if re.fullmatch(r"[\w.]+=-?(\d{4,}|\d[\d.]*e\+?\d+)", word)]
+        largest = max(
+            numbers, key=lambda word: abs(float(word.partition("=")[2])), default="a dimension or another number"
+        )
+        return f"{largest}: is too large for the memory or the precision here ({first_line(error)})"
+    if isinstance(error, OSError):
+        elsewhere = "choose another place: output_dir=DIR, or --output DIR or --out DIR of the sister commands"
+        return f"{error.filename or 'output'}: {error.strerror or error}; mend that, or {elsewhere}"
+    return ""

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from typing import NoReturn
 
-from fedopt.config.compose import explain, is_mistake
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say
-from fedopt.errors import UserError, first_line, nearest
+from fedopt.errors import UserError, first_line, mistake, nearest
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,6 +32,13 @@ def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
     return read
 
 
+def positive(text: str) -> int:
+    """For argparse: a whole number from 1 on."""
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
+
+
 def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> None:
     """Do the work and exit with the code that it returns, if any; with 2 for a mistake of the user's, 130 for Ctrl-C and 1 for a
     bug, and one line about it. With HYDRA_FULL_ERROR=1 they are raised instead.
@@ -49,8 +55,8 @@ def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> Non
     except Exception as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        if is_mistake(error):
-            say(explain(error, arguments))
+        if line := mistake(error, arguments):
+            say(line)
             code = 2
         else:
             say(f"{type(error).__name__}: {first_line(error)} (this is a bug: HYDRA_FULL_ERROR=1 shows where)")

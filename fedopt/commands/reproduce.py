@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedopt.commands.answer import Parser, answer, some_of
+from fedopt.commands.answer import Parser, answer, positive, some_of
 from fedopt.comparing.tables import print_table, write_table
 from fedopt.console.say import say
 from fedopt.errors import UserError, cores
+from fedopt.jobs.job import Job
 from fedopt.jobs.local import run_all
 from fedopt.papers.kept import claims_markdown, judged_again, keep, rows_of
 from fedopt.papers.published import chosen, load, names, takes
@@ -65,22 +66,16 @@ def _arguments() -> argparse.Namespace:
         "keep a small figure, its curves and the claims in DIR/<paper>/<name>; with --claims: judge what is kept there"
     )
     add("--keep", type=Path, metavar="DIR", help=small)
-    add("--seeds", type=_positive, metavar="N", help="seeds 0 to N-1 of each line (default: what the experiment says)")
+    add("--seeds", type=positive, metavar="N", help="seeds 0 to N-1 of each line (default: what the experiment says)")
     add("--quick", action="store_true", help="a few rounds and one seed, to see that everything runs")
     beside = f"of the figure, beside png: {', '.join(FORMATS)}"
     add("--format", type=some_of(FORMATS), default=[], metavar="NAME,...", help=beside)
-    add("--jobs", type=_positive, default=cores(), metavar="J", help="runs at a time (default: one a core)")
+    add("--jobs", type=positive, default=cores(), metavar="J", help="runs at a time (default: one a core)")
     add("--hardware", metavar="NAME", help="cpu or cuda (default: what the experiment says)")
     add("--output", type=Path, default=Path("outputs/reproduce"), metavar="DIR", help="default: outputs/reproduce")
     own = "a config folder of your own, with experiment/<paper>/<name>.yaml"
     add("--config-dir", dest="folders", nargs=1, type=Path, default=[], metavar="DIR", help=own)
     return parser.parse_args()
-
-
-def _positive(text: str) -> int:
-    if not (text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
-    return int(text)
 
 
 # Running
@@ -128,9 +123,12 @@ def _run(plans: Sequence[Plan], jobs: int) -> dict[Path, str]:
     for plan in plans:
         table = pd.DataFrame([{"line": task.line, "seed": task.seed, "run": task.folder} for task in plan.tasks])
         write_table(plan.results / "runs.csv", table)
-    runs = plans[0].runs
-    different = {task.folder: task for plan in plans for task in plan.tasks}
-    return {runs / name: why for name, why in run_all(list(different.values()), runs, jobs).items()}
+    tasks = {plan.runs / task.folder: task for plan in plans for task in plan.tasks}
+    waiting = {folder: task for folder, task in tasks.items() if RunFolder(folder).status() not in ENDED}
+    if there := len(tasks) - len(waiting):
+        print(f"{there} of {len(tasks)} runs are there already")
+    todo = [Job(folder, task.composed, f"{task.line}  seed {task.seed}") for folder, task in waiting.items()]
+    return {job.folder: why for job, why in run_all(todo, jobs).items()}
 
 
 # What there is

@@ -13,18 +13,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf
 
 import fedopt
-from fedopt.commands.answer import Parser, answer
+from fedopt.commands.answer import Parser, answer, positive
 from fedopt.config.build import INTERFACES, build
-from fedopt.config.compose import resolve
+from fedopt.config.compose import Composed
 from fedopt.config.files import CONF
 from fedopt.config.sent import refuse_hydra
 from fedopt.config.settings import Budget
-from fedopt.config.tuned import Asked
 from fedopt.config.words import last_of_each, of_folder, quoted
 from fedopt.console.interrupts import ending_at_once
 from fedopt.errors import UserError
@@ -51,13 +50,14 @@ def _dispatch(arguments: list[str]) -> int:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[])
     parser.add_argument("--cfg", choices=["job"])
+    parser.add_argument("--jobs", "-j", type=positive, default=1)
     parser.add_argument("--schema", choices=["config", "experiment", *INTERFACES])
-    for flags in (("--help", "-h"), ("--version",), ("--multirun", "-m"), ("--resolve",), ("-sc",)):
+    for flags in (("--help", "-h"), ("--version",), ("--multirun", "-m"), ("-sc",)):
         parser.add_argument(*flags, action="store_true")
     given = parser.parse_intermixed_args(arguments)
     given.overrides = last_of_each(map(of_folder, given.overrides))
-    if given.resolve and not given.cfg:
-        raise UserError("--resolve goes with --cfg job")
+    if given.jobs > 1 and not given.multirun:
+        raise UserError("--jobs goes with -m, a sweep")
     if given.schema:
         from fedopt.commands.schema import schema
 
@@ -71,13 +71,13 @@ def _dispatch(arguments: list[str]) -> int:
     elif given.version:
         print(f"fedopt {fedopt.__version__}")
     elif given.multirun and not given.cfg:
-        return sweep(given.overrides, given.folders)
+        return sweep(given.overrides, given.folders, given.jobs)
     else:
         refuse_hydra(given.overrides)
-        config, chosen = configured(given.overrides, given.folders)
+        composed = configured(given.overrides, given.folders)
         if not given.cfg:
-            return _single(resolve(config), Asked(given.overrides, chosen, given.folders))
-        print(OmegaConf.to_yaml(config, resolve=given.resolve).rstrip())
+            return _single(composed)
+        print(yaml.safe_dump(dict(composed.nodes), sort_keys=False, allow_unicode=True).rstrip())
     return 0
 
 
@@ -96,12 +96,12 @@ def _complete(words: list[str]) -> None:
         hydra.shell_completion(None, words)
 
 
-def _single(resolved: dict[str, Any], asked: Asked) -> int:
+def _single(composed: Composed) -> int:
     with ending_at_once():
         from fedopt.federation.ranks import rank
         from fedopt.running.lifecycle import execute
 
-    status, folder = execute(resolved, lambda: place(resolved, asked), asked)
+    status, folder = execute(composed, lambda: place(composed))
     if rank() == 0:
         print(_last_line(status, folder))
     return EXIT[status]

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedopt.config.build import INTERFACES, target, typed
-from fedopt.config.compose import composed
+from fedopt.config.compose import merge
 from fedopt.config.files import options
 from fedopt.config.settings import Budget, Evaluation, Hardware, Participation, Settings
 from fedopt.papers.claims import Claim
@@ -17,7 +17,7 @@ PARTIAL = [cls.__name__ for cls in (Settings, Budget, Evaluation, Hardware, Part
 
 
 def schema(kind: str, folders: Iterable[str] = ()) -> dict[str, Any]:
-    """Of files of whole configs, whose first line is `# @package _global_`: of one's own algorithms, problems and presets, and of a
+    """Of files of whole configs, whose first line is `# @package _global_`: of your algorithms and problems, and of a
     run's config.yaml; of experiment/<paper>/<name>.yaml; or of files without that line, which hold one algorithm, data set, ...
     Any key may be left out, and none added.
 
@@ -59,7 +59,7 @@ def _classes(group: str, folders: list[str]) -> list[type]:
     """Those that the options of a group name, in the order of their names."""
     found = {}
     for name in options(group, folders):
-        node = composed([f"{group}={name}"], folders)[group]
+        node = merge([f"{group}={name}"], folders).nodes[group]
         if node.get("_target_"):
             cls = target({"_target_": node["_target_"]}, group)[0]
             found[cls.__qualname__] = cls

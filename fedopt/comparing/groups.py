@@ -155,7 +155,7 @@ def warn(
     _warn_of_evaluations(by, groups, runs[0].x)
     _warn_of_worse_ends(groups, metric)
     _warn_of_versions(runs)
-    _warn_of_presets(runs)
+    _warn_of_tuned(runs)
 
 
 def _warn_of_worse_ends(groups: Mapping[str, Sequence[Recorded]], metric: str) -> None:
@@ -183,12 +183,12 @@ def _warn_of_versions(runs: Sequence[Recorded]) -> None:
             say(f"the runs are of {len(several)} versions of {module}: delete the older ones to run them anew")
 
 
-def _warn_of_presets(runs: Sequence[Recorded]) -> None:
+def _warn_of_tuned(runs: Sequence[Recorded]) -> None:
     """Say, for each problem, which algorithms ran with tuned values and which without, and whose are of another model or data."""
     tuned: dict[str, dict[str, bool]] = {}
     elsewhere: dict[str, dict[str, None]] = {}
     for run in runs:
-        if {"algo", "problem", "preset"} <= run.keys.keys():  # a config that somebody sent may lack them
+        if {"algo", "problem"} <= run.keys.keys():  # a config that somebody sent may lack them
             of = tuned.setdefault(run.keys["problem"], {})
             of[run.keys["algo"]] = of.get(run.keys["algo"], False) or run.tuned
             if run.tuned and run.elsewhere:
@@ -196,11 +196,9 @@ def _warn_of_presets(runs: Sequence[Recorded]) -> None:
     for problem, of in tuned.items():
         if len(set(of.values())) > 1:
             with_, without = (", ".join(algo for algo in of if of[algo] is yes) for yes in (True, False))
-            say(
-                f"{problem}: {with_} ran with tuned values (a preset), {without} without: budgets and step sizes may be unequal"
-            )
+            say(f"{problem}: {with_} ran with tuned values, {without} without: budgets and step sizes may be unequal")
     for words, algos in elsewhere.items():
-        say(f"the tuned values of {', '.join(algos)} were found without {words}: they may be far from the best here")
+        say(f"the tuned values of {', '.join(algos)} are for runs without {words}: they may be far from the best here")
 
 
 def _worse(run: Recorded, metric: str) -> bool:

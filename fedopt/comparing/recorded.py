@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from fedopt.config.tuned import FOUND_WITHOUT, tuned
-from fedopt.config.words import flat
+from fedopt.config.files import flat
+from fedopt.config.tuned import Tuned
 from fedopt.console.say import say
 from fedopt.errors import UserError, first_line
 from fedopt.metrics import Metric
@@ -36,7 +36,7 @@ class Recorded:
 
     keys: dotted config keys, values as text, and the names of the options that were chosen (of the class, in runs that do not say);
     apart: the keys in which another run with other numbers differs, but for the seed; digits: the same in runs of the same numbers.
-    metrics: what they say of themselves, by name; tuned: whether a preset gave the run a value.
+    metrics: what they say of themselves, by name; tuned: whether a tuned value took effect.
     x: what is spent, of `COSTS`; table: metrics.csv; sources: a hash of each module of the user's own.
     elsewhere: the choices of model or data without which its tuned values were found.
     """
@@ -175,11 +175,12 @@ def read(folder: Path, x: str) -> Recorded:
     same = {key: value for key, value in config.items() if key != "eval"}  # when one looks is no property of a method
     apart = [key for key in _keys(identity(same)) if key != "seed"]
     keys = _keys(flat(config))
-    keys |= _names(card.get("chosen"), keys)
+    tuned = Tuned.read(card.get("tuned"))
+    keys |= _names(card.get("chosen"), keys) | {"tuned": tuned.name or "none"}
     status = RunFolder(folder).seen() or "unknown"
     sources = {str(name): str(value) for name, value in _mapping(card.get("sources")).items()}
     run = Recorded(
-        folder, keys, apart, digits(same), metrics, status, x, table, _tuned(card), sources, _elsewhere(card)
+        folder, keys, apart, digits(same), metrics, status, x, table, tuned.effective, sources, " ".join(tuned.beside)
     )
     if not np.isfinite(run.cost()).all():
         raise UserError(f"metrics.csv has rows without {' or '.join(columns)}")
@@ -192,22 +193,8 @@ def _mapping(said: Any) -> dict[Any, Any]:
 
 
 def _names(chosen: Any, keys: Mapping[str, str]) -> dict[str, str]:
-    """The options that run.json says were chosen, from the groups that the config has, and the preset."""
-    return {
-        group: str(name)
-        for group, name in _mapping(chosen).items()
-        if group == "preset" or (group in CHOSEN and group in keys)
-    }
-
-
-def _elsewhere(card: Mapping[str, Any]) -> str:
-    return str(card.get("tuned", "")).partition(FOUND_WITHOUT)[2]
-
-
-def _tuned(card: Mapping[str, Any]) -> bool:
-    chosen, words = card.get("chosen"), card.get("overrides")
-    preset = _mapping(chosen).get("preset", "none")
-    return tuned(str(preset), map(str, words) if isinstance(words, list) else ())
+    """The options that run.json says were chosen, from the groups that the config has."""
+    return {group: str(name) for group, name in _mapping(chosen).items() if group in CHOSEN and group in keys}
 
 
 def _keys(config: dict[str, Any]) -> dict[str, str]:

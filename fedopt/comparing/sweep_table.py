@@ -1,7 +1,8 @@
 """The jobs of a sweep, and its table: one row per run."""
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pandas as pd
 
 from fedopt.comparing.tables import moments, plus_minus, print_table, write_table
-from fedopt.config.words import flat
+from fedopt.config.compose import Composed
+from fedopt.config.files import GROUPS, flat
 from fedopt.errors import UserError
 from fedopt.results.files import read_json
 from fedopt.results.folder import RunFolder, described, numbers_of
@@ -39,7 +41,9 @@ def report(folder: Path) -> int:
         rows.append({**row, "error": summary.get("error")})
         configs.append(_config_of(path))
         metrics.append(_metric_of(configs[-1], card))
-    for row, config in zip(rows, configs, strict=True):  # what a run was not given, it has from an option or a preset
+    for row, config in zip(
+        rows, configs, strict=True
+    ):  # what a run was not given, it has from an option or a tuned value
         row |= {key: config[key] for key in swept if key in config and key not in row}
     write_table(folder / "sweep.csv", pd.DataFrame(rows))
     finals = finals_of(rows, metrics, [key for key in swept if len({row.get(key) for row in rows}) > 1])
@@ -107,3 +111,26 @@ def finals_of(rows: Sequence[dict[str, Any]], metrics: Sequence[str], swept: Seq
     if len(named) == 1:
         return table.drop(columns="metric").rename(columns={"final": f"final {named[0]}"})
     return table
+
+
+def differences(runs: Sequence[Composed], swept: Container[str]) -> str:
+    """A line on what the runs of a sweep on the same problem differ in though nobody swept it: whether there are tuned values for
+    them, the budget, and when to evaluate. Empty where they do not.
+
+    swept: the keys and groups that the sweep gives several values.
+    """
+    names: dict[tuple[str, str], dict[str, dict[str, None]]] = {}  # problem, key -> value -> runs
+    for run in runs:
+        name = " ".join(run.chosen[group] for group in GROUPS if group in swept and group != "problem")
+        values = {"tuned values": "some" if run.tuned.effective else "none"}
+        for node, keys in (("budget", run.nodes["budget"]), ("eval", ("every", "at"))):
+            values |= {f"{node}.{key}": json.dumps(run.nodes[node][key]) for key in keys}
+        for key in values:
+            names.setdefault((run.chosen["problem"], key), {}).setdefault(values[key], {})[name] = None
+    lines = [
+        f"{key} on {problem}: " + ", ".join(f"{value} ({', '.join(some)})" for value, some in values.items())
+        for (problem, key), values in names.items()
+        if len(values) > 1 and key not in swept
+    ]
+    remedy = ". preset=none leaves tuned values out for all" * any(line.startswith("tuned values") for line in lines)
+    return f"the runs differ in what is not swept: {'. '.join(lines)}{remedy}" if lines else ""

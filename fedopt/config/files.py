@@ -1,42 +1,70 @@
 """Where the configs are: folders, groups, and the text of a file."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from fedopt.errors import UserError
 
 _inside, _beside = Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf"
-
-
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
+GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "experiment")
+MOST_ALIASES = 20  # in a YAML file: each may double what it stands for
+
+Folders = Iterable[str | Path]  # config folders besides fedopt's
 
 
-NO_PRESET = "preset=none"
-MOST_ALIASES = 20  # of a YAML file: each may double what it stands for
-
-
-GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "preset", "experiment")
-
-
-def options(group: str, folders: Iterable[str | Path] = ()) -> list[str]:
-    """What can be chosen from a config group. folders: config folders besides fedopt's."""
+def options(group: str, folders: Folders = ()) -> list[str]:
+    """What can be chosen from a config group."""
     roots = [Path(folder) / group for folder in (CONF, *folders)]
-    found = {path.relative_to(root).with_suffix("") for root in roots for path in root.rglob("*.yaml")}
-    return sorted(path.as_posix() for path in found)
+    names = {path.relative_to(root).with_suffix("") for root in roots for path in root.rglob("*.yaml")}
+    return sorted(path.as_posix() for path in names)
 
 
-def file_of(group: str, option: str, folders: Iterable[str | Path] = ()) -> Path:
-    """The file of an option of a config group, as `options`."""
+def file_of(group: str, option: str, folders: Folders = ()) -> Path:
+    """The file of an option of a config group."""
     paths = (Path(folder) / group / f"{option}.yaml" for folder in (CONF, *folders))
     return next(path for path in paths if path.exists())
 
 
+def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
+    """An option, after those of its own group that its file builds on."""
+    listed = content(file_of(group, option, folders)).get("defaults") or []
+    names = [name.removeprefix(f"/{group}/") for name in listed if isinstance(name, str)]
+    bases = [name for name in names if name in options(group, folders)]
+    return [*(name for base in bases for name in chain(group, base, folders)), option]
+
+
+def keys_set_by(group: str, option: str, folders: Folders = ()) -> list[str]:
+    """The dotted keys of the whole config that the file of an option sets."""
+    node = content(file_of(group, option, folders))
+    inside = "" if "@package _global_" in config_text(file_of(group, option, folders)) else f"{group}."
+    return [f"{inside}{key}" for key in flat(node)]
+
+
+def content(path: Path) -> dict[str, Any]:
+    """A YAML file as a dict, empty where it holds something else. Raises OSError, UserError and yaml.YAMLError."""
+    state = path.stat()
+    return deepcopy(_content(path, state.st_mtime_ns, state.st_size))
+
+
+@lru_cache(maxsize=1000)
+def _content(path: Path, *version: int) -> dict[str, Any]:
+    read = yaml.safe_load(config_text(path))
+    return read if isinstance(read, dict) else {}
+
+
 def config_text(path: Path) -> str:
-    """Of a YAML file that somebody else may have written. Raises OSError, and UserError for what no config is: other than a file,
-    more than a megabyte, or so many aliases that few lines stand for gigabytes."""
+    """The text of a YAML file that somebody else may have written.
+
+    Raises OSError, and UserError for what is no config: no file, more than a megabyte, or so many aliases that few lines stand for
+    gigabytes.
+    """
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: is no file")
     if path.stat().st_size > 2**20:
@@ -49,3 +77,12 @@ def config_text(path: Path) -> str:
         if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)) > MOST_ALIASES:
             raise UserError(f"{path}: has more than {MOST_ALIASES} aliases")
     return text
+
+
+def flat(node: Mapping[Any, Any]) -> dict[str, Any]:
+    """The values of a nested dict by their dotted keys. Lists and empty dicts are values."""
+    leaves: dict[str, Any] = {}
+    for key, value in node.items():
+        inner = flat(value) if isinstance(value, dict) else {}
+        leaves |= {f"{key}.{name}": leaf for name, leaf in inner.items()} or {str(key): value}
+    return leaves

@@ -38,7 +38,7 @@ def check_folders(folders: Iterable[str | Path]) -> None:
             if path.is_dir() and path.is_symlink():
                 raise UserError(f"{path}: is a link; put the folder itself there")
             if path.suffix == ".yaml" and not path.is_dir():
-                if (CONF / path.relative_to(folder)).exists():
+                if path.parent.name != "tuned" and (CONF / path.relative_to(folder)).exists():
                     raise UserError(
                         f"{path}: fedopt has a file of this name, which counts instead; choose another name"
                     )
@@ -67,7 +67,7 @@ def check_headers(files: Iterable[tuple[str, Path]]) -> None:
         with suppress(OSError, yaml.YAMLError):
             content = yaml.safe_load(text := config_text(path))
             inside = isinstance(content, dict) and isinstance(content.get(group), dict)
-            if (inside or group in ("preset", "experiment")) and "@package" not in text:
+            if (inside or group == "experiment") and "@package" not in text:
                 raise UserError(
                     f"{path}: is the first line missing? The file must begin with the line '# @package _global_', since its "
                     "keys are those of the whole config"

@@ -56,7 +56,7 @@ class Evaluation:
     def _target_of_metric(self) -> "Evaluation":
         if self.metric is None and self.target is not None:
             raise ValueError(
-                "eval.target goes with eval.metric: set both, or eval.target=null, also where a preset has one"
+                "eval.target goes with eval.metric: set both, or eval.target=null, also where a tuned value is one"
             )
         return self
 
@@ -127,6 +127,7 @@ class Settings:
     seed: of all random draws; resume: go on with the run in output_dir; output_dir: of the run, None for a folder under outputs/
     named by the overrides; source: the key `from`, the folder of a run at whose checkpoint a new one begins, None for the start.
     algo, problem, partitioner, dataset, logger: the nodes that `build_target` makes objects of.
+    preset: which tuned values apply: auto, none, or those of a pair, <algorithm>/<problem>.
     keep: of which evaluation the checkpoint has the variables, besides the last state: none, or the best one by eval.metric.
     """
 
@@ -144,6 +145,7 @@ class Settings:
     dataset: dict[str, Any]
     logger: dict[str, Any]
     keep: Literal["last", "best"] = "last"
+    preset: str = "auto"
 
     @model_validator(mode="after")
     def _best_by_metric(self) -> "Settings":

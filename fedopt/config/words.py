@@ -1,10 +1,10 @@
 """The words of a command: reading, quoting and comparing overrides."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -18,6 +18,11 @@ def parsed(words: Iterable[str]) -> list[Override]:
         return OverridesParser.create().parse_overrides(list(words))
     except (ValueError, RecursionError) as error:
         raise UserError(f"a value cannot be read: {first_line(error)}") from None
+
+
+def key_of(override: str) -> str:
+    """The key, or the config group, of an override."""
+    return override.lstrip("+~").partition("=")[0]
 
 
 def quoted(text: str) -> str:
@@ -47,10 +52,7 @@ def last_of_each(words: Iterable[str]) -> list[str]:
     return list({word.partition("=")[0].lstrip("+"): word for word in words}.values())
 
 
-def flat(node: Mapping[Any, Any]) -> dict[str, Any]:
-    """The values of a nested dict by their dotted keys. Lists and empty dicts are values."""
-    found: dict[str, Any] = {}
-    for key, value in node.items():
-        inner = flat(value) if isinstance(value, dict) else {}
-        found |= {f"{key}.{name}": leaf for name, leaf in inner.items()} or {str(key): value}
-    return found
+def extra_folders(arguments: Sequence[str]) -> list[str]:
+    """The config folders that a command names with --config-dir."""
+    joined = [word.removeprefix("--config-dir=") for word in arguments if word.startswith("--config-dir=")]
+    return joined + [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]

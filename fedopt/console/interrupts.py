@@ -5,11 +5,13 @@ import signal
 import sys
 import time
 from _thread import interrupt_main, start_new_thread
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from threading import Event, current_thread, main_thread
+from threading import Event, Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any, NoReturn
+
+GRACE = 30  # seconds from SIGTERM to SIGKILL, as torchrun has it
 
 
 @contextmanager
@@ -84,3 +86,22 @@ def interruptible(requested: Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def end_with(alive: Callable[[], bool]) -> Event:
+    """From now on, end this process when the one that it serves is gone: with SIGTERM, and SIGKILL where it does not end in time.
+
+    Until the event is set that this returns.
+    """
+    left = Event()
+
+    def watch() -> None:
+        while alive():
+            if left.wait(0.5):
+                return
+        os.kill(os.getpid(), signal.SIGTERM)
+        if not left.wait(GRACE):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Thread(target=watch, daemon=True).start()
+    return left

@@ -1,11 +1,10 @@
 """torch.distributed, where there are several ranks; the same functions do nothing where there is one."""
 
 import os
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from threading import Event, Thread
+from threading import Event
 from typing import Any, TypeVar
 
 import torch
@@ -17,16 +16,16 @@ import torch.distributed.nn.functional
 from torch import Tensor
 
 import fedopt
+from fedopt.console.interrupts import end_with
 from fedopt.errors import UserError, first_line, number_of
 
 T = TypeVar("T")
 
 PATIENCE = timedelta(hours=2)  # a rank may wait while another evaluates
 MOST_TOLD = 5  # differences in a message
-GRACE = 30  # seconds from SIGTERM to SIGKILL, as torchrun has it
 
 _store: dist.Store | None = None  # by which the ranks find each other
-_left = Event()
+_left = Event()  # set when this process no longer depends on torchrun
 
 
 def start() -> None:
@@ -34,11 +33,11 @@ def start() -> None:
 
     Until `finish` or `stop`, this process ends when torchrun does. Raises UserError when the others cannot be reached.
     """
-    global _store
+    global _store, _left
     if number_of("WORLD_SIZE", 1) <= 1 or dist.is_initialized():
         return
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        end_when(lambda: os.getppid() != fedopt.PARENT)
+        _left = end_with(lambda: os.getppid() == fedopt.PARENT)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     with _reaching_others():
         # Where torchrun was killed already there is nobody to reach
@@ -60,22 +59,6 @@ def stop() -> None:
         dist.destroy_process_group()
     _store = None
     _left.set()
-
-
-def end_when(orphaned: Callable[[], bool]) -> None:
-    """From now on to `finish` or `stop`, interrupt this process when the one that started it was killed, and kill it, as torchrun
-    does, where it does not end."""
-
-    def watch() -> None:
-        while not orphaned():
-            if _left.wait(0.5):
-                return
-        os.kill(os.getpid(), signal.SIGTERM)
-        if not _left.wait(GRACE):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    _left.clear()
-    Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

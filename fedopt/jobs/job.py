@@ -1,41 +1,56 @@
-"""One job of many: skipped when it is done, resumed when it was interrupted."""
+"""One job of many: a folder and a config. It is skipped when it is done and resumed when it was interrupted."""
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
-from fedopt.config.tuned import Asked
-from fedopt.console.interrupts import ctrl_c_kept, ending_at_once
+from fedopt.config.compose import Composed
+from fedopt.console.interrupts import ending_at_once
 from fedopt.console.say import say
 from fedopt.errors import UserError
 from fedopt.results.folder import ENDED, RunFolder, described, numbers_of
 from fedopt.results.identity import identity, refuse_other
 
 
-def job_of_many(resolved: Callable[[], dict[str, Any]], folder: RunFolder, asked: Asked, jobs: int) -> str:
-    """Skips what is done and resumes what was interrupted. Returns the status; a failure is recorded in the folder.
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A run that shall be done in a folder. title: what its line of progress says."""
 
-    resolved: gives the config, and raises UserError where it is wrong, which is a failure of this job alone.
-    """
-    with ending_at_once():
-        from fedopt.results.card import say_changed
-        from fedopt.running.failure import record_failure
-        from fedopt.running.lifecycle import execute
+    folder: Path
+    composed: Composed
+    title: str
 
-    before = folder.status()
-    try:
-        with ctrl_c_kept():
-            config = {**resolved(), "resume": folder.used}
-        if before in ENDED:
-            refuse_other(folder.path, identity(folder.config()), identity(config))
-            say_changed(folder, config, done=True)
+    def do(self, processes: int) -> str:
+        """Run, or go on, to the end, unless it is done. Returns the status: that of the run, or refused; a failure is recorded.
+
+        processes: how many share the machine.
+        """
+        with ending_at_once():
+            from fedopt.results.card import say_changed
+            from fedopt.running.failure import record_failure
+            from fedopt.running.lifecycle import execute
+
+        folder = RunFolder(self.folder)
+        before = folder.status()
+        composed = self.composed.changed(resume=folder.used)
+        try:
+            if before not in ENDED:
+                return execute(composed, lambda: self.folder, processes)[0]
+            refuse_other(self.folder, identity(folder.config()), identity(composed.nodes))
+            say_changed(folder, composed.nodes, done=True)
             return before
-        return execute(config, lambda: folder.path, asked, jobs)[0]
-    except Exception as error:
-        if before in ENDED or (before is not None and isinstance(error, UserError)):  # what is there stays as it is
-            say(str(error))
-            return "refused"
-        record_failure(folder, error, asked)
-        return "failed"
+        except Exception as error:
+            if before in ENDED or (before is not None and isinstance(error, UserError)):  # what is there stays as it is
+                say(str(error))
+                return "refused"
+            record_failure(folder, error, composed)
+            return "failed"
+
+    def values(self) -> str:
+        """The last values of its metrics, or what went wrong, as a text."""
+        summary = RunFolder(self.folder).summary()
+        if summary.get("status") == "failed":
+            return str(summary.get("error"))
+        return "  ".join(f"{name} {value:.4g}" for name, value in numbers_of(summary.get("final")).items())
 
 
 def optimised(folder: RunFolder, wanted: str | None) -> float | None:

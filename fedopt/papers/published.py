@@ -3,19 +3,16 @@
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationInfo, model_validator
 from pydantic.dataclasses import dataclass
 
 from fedopt.config.build import build
-from fedopt.config.compose import composed, composed_of, explain, resolve
+from fedopt.config.compose import Composed, compose
 from fedopt.config.files import options
 from fedopt.config.sent import refuse_hydra
-from fedopt.config.tuned import Asked
+from fedopt.config.words import key_of
 from fedopt.errors import UserError, nearest
 from fedopt.papers.claims import Claim
 from fedopt.papers.measure import Measure, parsed
@@ -112,14 +109,12 @@ class Published:
                 raise UserError(f"{where}: {word.name}({word.label!r}): there is no such label{near}")
 
 
-@dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))
-class Task:
-    """A run that a line needs. asked: its command. config: resolved. folder: its name among all runs; equal configs share it."""
+class Task(NamedTuple):
+    """A run that a line needs. folder: its name among all runs; equal configs share it."""
 
     line: str
     seed: int
-    asked: Asked
-    config: dict[str, Any]
+    composed: Composed
     folder: str
 
 
@@ -154,7 +149,7 @@ def load(name: str, folders: Sequence[Path] = ()) -> Published:
 def takes(name: str, published: Published, folders: Sequence[Path] = ()) -> str:
     """The minutes that an experiment takes, as text; it names the GPU if the file asks for one. Raises UserError."""
     try:
-        device = resolve(composed([f"experiment={name}"], folders))["hardware"]["device"]
+        device = compose([f"experiment={name}"], folders).settings.hardware.device
     except UserError as error:
         raise UserError(f"experiment/{name}.yaml: {error}") from None
     return f"{published.minutes:g}" + ("" if device == "cpu" else " on a GPU")
@@ -162,17 +157,12 @@ def takes(name: str, published: Published, folders: Sequence[Path] = ()) -> str:
 
 def _node(name: str, folders: Sequence[Path]) -> dict[str, Any]:
     """The node `experiment` of the config that the file composes to. Raises UserError."""
-    overrides = [f"experiment={name}"]
-    try:
-        node = composed(overrides, folders).get("experiment")
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(explain(error, overrides)) from None
-    read = OmegaConf.to_container(node) if isinstance(node, DictConfig) else None
-    if not isinstance(read, dict) or not read:
+    node = compose([f"experiment={name}"], folders).experiment
+    if not node:
         raise UserError("has no node experiment")
-    if "experiment" in read:
+    if "experiment" in node:
         raise UserError("must begin with the line '# @package _global_'")
-    return {str(key): value for key, value in read.items()}
+    return {str(key): value for key, value in node.items()}
 
 
 def tasks(
@@ -191,18 +181,16 @@ def tasks(
     for line, words in published.lines.items():
         if lines is not None and line not in lines:
             continue
-        overrides = [f"experiment={name}", *words, *further]
         try:
-            refuse_hydra(overrides)
-            if taken := [word for word in words if word.lstrip("+~").partition("=")[0] in OF_THE_COMMAND]:
+            refuse_hydra([*words, *further])
+            if taken := [word for word in words if key_of(word) in OF_THE_COMMAND]:
                 raise UserError(f"{taken[0]}: a line does not say this; fedopt-reproduce does")
-            config, chosen = composed_of(overrides, folders)
-            for seed in range(seeds):
-                config.seed = seed
-                resolved = resolve(config)
-                module = {group: resolved[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
-                folder = f"{module['algo']}_{module['problem']}-{digits(resolved)}"
-                needed.append(Task(line, seed, Asked([*overrides, f"seed={seed}"], chosen), resolved, folder))
-        except (UserError, HydraException, OmegaConfBaseException) as error:
-            raise UserError(f"experiment/{name}.yaml: line '{line}': {explain(error, overrides)}") from None
+            composed = compose([f"experiment={name}", *words, *further], folders)
+        except UserError as error:
+            raise UserError(f"experiment/{name}.yaml: line '{line}': {error}") from None
+        module = {group: composed.nodes[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
+        for seed in range(seeds):
+            seeded = composed.changed(seed=seed)
+            folder = f"{module['algo']}_{module['problem']}-{digits(seeded.nodes)}"
+            needed.append(Task(line, seed, seeded, folder))
     return needed

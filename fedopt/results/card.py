@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -19,8 +20,8 @@ import torch
 import fedopt
 from fedopt.blame import is_own
 from fedopt.config.build import imported
-from fedopt.config.tuned import Asked
-from fedopt.config.words import flat
+from fedopt.config.compose import Composed
+from fedopt.config.files import flat
 from fedopt.console.say import say
 from fedopt.errors import UserError
 from fedopt.problems.classes import Problem
@@ -31,7 +32,13 @@ from fedopt.results.identity import identity
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "torchvision", "pandas", "pydantic", "safetensors")
 
 
-def run_card(asked: Asked, config: dict[str, Any], problem: Problem) -> dict[str, Any]:
+def how(composed: Composed) -> dict[str, Any]:
+    """How a run was asked for, as its card has it."""
+    words, folders = list(composed.words), list(composed.folders)
+    return {"overrides": words, "chosen": dict(composed.chosen), "folders": folders, "tuned": asdict(composed.tuned)}
+
+
+def run_card(composed: Composed, problem: Problem) -> dict[str, Any]:
     """How the run was asked for and where, seed, what the problem's metrics say of themselves, the names of its clients, classes
     and features, whose data they are, versions, machine, the commit of the code where it is a git checkout, and hashes of the
     modules of one's own."""
@@ -43,15 +50,14 @@ def run_card(asked: Asked, config: dict[str, Any], problem: Problem) -> dict[str
     return {
         "command": " ".join(sys.argv),
         "directory": os.getcwd(),
-        **asdict(asked),
-        "tuned": asked.tuned,
-        "seed": config["seed"],
+        **how(composed),
+        "seed": composed.settings.seed,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "metrics": [asdict(metric) for metric in problem.metrics],
         **{key: list(names) for key, names in named.items() if len(names)},
         "division": division(problem),
         "commit": _commit(),
-        "sources": sources(config),
+        "sources": sources(composed.nodes),
         "versions": _versions(),
         "machine": {
             "platform": platform.platform(),
@@ -62,7 +68,7 @@ def run_card(asked: Asked, config: dict[str, Any], problem: Problem) -> dict[str
     }
 
 
-def say_changed(folder: RunFolder, config: dict[str, Any], done: bool) -> None:
+def say_changed(folder: RunFolder, config: Mapping[str, Any], done: bool) -> None:
     """Say which of your modules are others now than those that the run in a folder began with. done: nothing is left to run."""
     begun = read_json(folder.path / "run.json").get("sources")
     if not begun or not isinstance(begun, dict):
@@ -119,7 +125,7 @@ def _commit() -> str | None:
         return None
 
 
-def sources(config: dict[str, Any]) -> dict[str, str]:
+def sources(config: Mapping[str, Any]) -> dict[str, str]:
     """A hash of each module of one's own that a config names a class of, and of those that they take anything from, by name.
 
     Modules that cannot be imported are left out.

@@ -2,34 +2,33 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedopt.config.words import flat
+from fedopt.config.files import flat
 from fedopt.errors import UserError
 
-PLACE = ("output_dir", "resume", "logger", "keep")  # where a run goes, how it starts, and what is left of it
+PLACE = ("output_dir", "resume", "logger", "keep", "preset")  # where a run goes, how it starts, and what is left of it
 LENGTH = "budget"  # a run may be made longer, and is another one then
 PRECISION = ("hardware.dtype", "hardware.autocast", "hardware.tf32")  # what numbers depend on of the machine
 
 
-def numbers(config: dict[str, Any]) -> dict[str, Any]:
+def numbers(config: Mapping[str, Any]) -> dict[str, Any]:
     """The dotted keys and values of a resolved config that the rows of metrics.csv depend on, but for how many there are."""
     return {
         key: value
         for key, value in flat(config).items()
-        if key in PRECISION
-        or not (key.partition(".")[0] in (*PLACE, LENGTH, "hardware") or key.endswith(("._solves_", "._class_")))
+        if key in PRECISION or key.partition(".")[0] not in (*PLACE, LENGTH, "hardware")
     }
 
 
-def identity(config: dict[str, Any]) -> dict[str, Any]:
+def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """The dotted keys and values that all runs with the same metrics.csv share: `numbers`, and the budget."""
     return numbers(config) | {key: value for key, value in flat(config).items() if key.partition(".")[0] == LENGTH}
 
 
-def digits(config: dict[str, Any], of: Callable[[dict[str, Any]], dict[str, Any]] = identity) -> str:
+def digits(config: Mapping[str, Any], of: Callable[[Mapping[str, Any]], dict[str, Any]] = identity) -> str:
     """Ten hexadecimal digits that runs of the same identity, or of the same `numbers`, share."""
     return hashlib.sha256(json.dumps(of(config), sort_keys=True).encode()).hexdigest()[:10]
 

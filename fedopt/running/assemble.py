@@ -1,15 +1,16 @@
 """From a resolved config to the objects of a run."""
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 
 from fedopt.algorithms import Algorithm
 from fedopt.blame import place, seeded
-from fedopt.config.build import build, build_target, checked, target
-from fedopt.config.settings import Budget, Evaluation, Participation, Settings
+from fedopt.config.build import build_target
+from fedopt.config.compose import Composed
+from fedopt.config.settings import Budget, Evaluation, Participation
 from fedopt.data.partitioners import Centralized
 from fedopt.data.world import World
 from fedopt.errors import UserError, nearest
@@ -38,32 +39,38 @@ class Experiment:
     data: str | None
 
 
-def parts(config: dict[str, Any]) -> tuple[Settings, Algorithm, Any, Any]:
-    """The settings, the algorithm, the partitioner and the data set, None where the problem has none: all but the problem, of whose
-    values the types are checked, before data are read. Raises UserError for values that one of them does not take."""
-    settings = build(Settings, config)
-    algorithm: Algorithm = build_target(config["algo"], "algo")
-    partitioner = build_target(config["partitioner"], "partitioner")
-    dataset = build_target(config["dataset"], "dataset") if config["dataset"].get("_target_") else None
-    checked(*target(config["problem"], "problem"), "problem", "world")
+def check_parts(composed: Composed) -> None:
+    """Check what can be without data. Raises UserError for values that the algorithm, partitioner or data set does not take."""
+    try:
+        participation_of(composed)
+    except UserError:
+        raise
+    except Exception:  # of the user's code: its run says the line
+        return
+
+
+def participation_of(composed: Composed) -> Participation:
+    """Who takes part in a round. Raises UserError where that does not fit the algorithm, or the partitioner's number of clients."""
+    partitioner, participation = composed.parts["partitioner"], composed.settings.participation
     if isinstance(partitioner, Centralized):
-        settings = build(Settings, config | {"participation": config["participation"] | {"cohort": None}})
+        participation = replace(participation, cohort=None)
     if (clients := getattr(partitioner, "clients", None)) is not None:
-        check_participation(settings.participation, algorithm, clients)
-    return settings, algorithm, partitioner, dataset
+        check_participation(participation, composed.parts["algo"], clients)
+    return participation
 
 
-def assemble(config: dict[str, Any], jobs: int = 1) -> Experiment:
+def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     """Check all values, load the data and build everything. Raises UserError for whatever a user can mend."""
-    settings, algorithm, partitioner, dataset = parts(config)
-    participation, hardware, evaluation = settings.participation, settings.hardware, settings.eval
+    settings, parts, participation = composed.settings, composed.parts, participation_of(composed)
+    algorithm, partitioner, dataset = parts["algo"], parts["partitioner"], parts.get("dataset")
+    hardware, evaluation = settings.hardware, settings.eval
     clients = getattr(partitioner, "clients", None)
 
     device = machine.configure(hardware, jobs)
     autocast = hardware.autocast and getattr(torch, hardware.autocast)
     world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
     with seeded():
-        original: Problem = build_target(config["problem"], "problem", world=world)
+        original: Problem = build_target(composed.nodes["problem"], "problem", world=world)
     if clients is None:
         check_participation(participation, algorithm, original.clients)
     if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):

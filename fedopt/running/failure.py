@@ -4,13 +4,13 @@ import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from fedopt.blame import blamed
-from fedopt.config.tuned import Asked
+from fedopt.config.compose import Composed
 from fedopt.errors import UserError, first_line
 from fedopt.federation import ranks
+from fedopt.results.card import how
 from fedopt.results.folder import RunFolder
 from fedopt.running.sinks import Callback
 
@@ -46,7 +46,7 @@ def recorded(run: "Run") -> Iterator[None]:
             raise UserError(
                 f"{folder.path}: another program moved or removed this folder while the run was writing"
             ) from error
-        record_failure(folder, error, run.asked, run.untouched and not isinstance(error, OSError))
+        record_failure(folder, error, run.composed, run.untouched and not isinstance(error, OSError))
         if not isinstance(error, OSError):
             raise
         raise UserError(
@@ -55,7 +55,7 @@ def recorded(run: "Run") -> Iterator[None]:
         ) from error
 
 
-def record_failure(folder: RunFolder, error: Exception, asked: Asked, vacate: bool = False) -> None:
+def record_failure(folder: RunFolder, error: Exception, composed: Composed, vacate: bool = False) -> None:
     """The traceback and the status, as far as the disk takes them, and where no other process is writing.
 
     vacate: leave nothing else, since nothing was computed.
@@ -67,7 +67,7 @@ def record_failure(folder: RunFolder, error: Exception, asked: Asked, vacate: bo
         folder.write_json("summary.json", {**folder.summary(), "status": "failed", "error": line})
         folder.log(f"failed: {line}")
         if not (folder.path / "run.json").exists():
-            folder.write_json("run.json", asdict(asked))
+            folder.write_json("run.json", how(composed))
         if vacate:
             folder.vacate()
     folder.close()

@@ -5,7 +5,6 @@ The loop is in `loop`, how a run goes on in `resume`, checkpoints in `keep`, wha
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -14,8 +13,9 @@ import torch
 import yaml
 
 from fedopt.config.build import build_target
+from fedopt.config.compose import Composed
 from fedopt.config.files import file_of, options
-from fedopt.config.tuned import Asked
+from fedopt.config.tuned import Tuned
 from fedopt.console import say as console
 from fedopt.console.interrupts import interruptible
 from fedopt.console.say import say
@@ -37,9 +37,8 @@ from fedopt.running.loop import Progress, begin, costs, loop
 
 
 def execute(
-    config: dict[str, Any],
+    composed: Composed,
     locate: Callable[[], Path],
-    asked: Asked,
     jobs: int = 1,
     on_eval: sinks.OnEval | None = None,
     quiet: bool = False,
@@ -52,7 +51,7 @@ def execute(
     try:
         ranks.start()
         folder = RunFolder(ranks.from_main(locate))
-        run = Run(config, folder, asked, jobs, on_eval, quiet)
+        run = Run(composed, folder, jobs, on_eval, quiet)
         with closing(folder), recorded(run), mistakes_named(run.callback):
             status = run()
             ranks.finish()
@@ -65,7 +64,7 @@ def execute(
 
 
 class Run:
-    """One run in its folder. config: resolved; asked: how; jobs: processes that share the machine; quiet: show no progress.
+    """One run in its folder. jobs: processes that share the machine; quiet: show no progress.
 
     on_eval: called with each row of metrics.csv; where it returns true, the run stops as after Ctrl-C.
     writing: whether a failure is to be recorded in the folder; untouched: whether no round was begun since the run began anew.
@@ -73,14 +72,14 @@ class Run:
 
     def __init__(
         self,
-        config: dict[str, Any],
+        composed: Composed,
         folder: RunFolder,
-        asked: Asked,
         jobs: int = 1,
         on_eval: sinks.OnEval | None = None,
         quiet: bool = False,
     ):
-        self.config, self.folder, self.asked, self.jobs, self.quiet = config, folder, asked, jobs, quiet
+        self.composed, self.folder, self.jobs, self.quiet = composed, folder, jobs, quiet
+        self.config = dict(composed.nodes)
         self.interrupt = Event()
         self.callback = sinks.Callback(on_eval, self.interrupt)
         self.main = ranks.rank() == 0  # only this rank writes and shows anything
@@ -103,9 +102,9 @@ class Run:
         logger = build_target(node, "logger") if self.main and node.get("_target_") else None
         with (
             announced("reading the data and setting up the problem", quiet=not self.main),
-            naming_files(self.asked),
+            naming_files(self.composed),
         ):
-            e = assemble(self.config, self.jobs)
+            e = assemble(self.composed, self.jobs)
             ranks.refuse_different(facts(self.config, e.original, e.data))
             state, self.progress = begin(e)
         checkpoint, rows_size = Checkpoint(self.folder.checkpoint, state), None
@@ -143,7 +142,7 @@ class Run:
         if not resuming:
             for stale in (self.folder.metrics, self.folder.checkpoint, *(self.folder.path / n for n in journal.NAMES)):
                 stale.unlink(missing_ok=True)
-            self.folder.write_json("run.json", run_card(self.asked, self.config, e.original))
+            self.folder.write_json("run.json", run_card(self.composed, e.original))
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
         how = f"{'resumed' if resuming else 'started'} with {torch.get_num_threads()} threads"
@@ -166,7 +165,7 @@ class Run:
 
     def _display(self, e: Experiment) -> Display:
         """On the terminal: what runs, and where."""
-        chosen = self.asked.chosen
+        chosen = self.composed.chosen
         algo, problem = chosen.get("algo", type(e.algorithm).__name__), chosen.get("problem", type(e.original).__name__)
         title = f"{algo} on {problem}"
         row = f"{self.folder.path.name}: " if self.jobs > 1 else ""  # whose rows come between those of others
@@ -175,10 +174,9 @@ class Run:
         return display
 
     def _tuned(self) -> str:
-        """Which tuned values apply, by the words that the run was begun with: one that goes on need not be given them again."""
-        words = read_json(self.folder.path / "run.json").get("overrides")
-        begun = map(str, words) if isinstance(words, list) else ()
-        return replace(self.asked, overrides=[*dict.fromkeys([*begun, *self.asked.overrides])]).tuned
+        """Which tuned values apply: those that the run was begun with, since one that goes on need not name them again."""
+        begun = read_json(self.folder.path / "run.json").get("tuned")
+        return str(self.composed.tuned if begun is None else Tuned.read(begun))
 
     def _summary(self, status: str, e: Experiment) -> None:
         ledger, progress = e.federation.ledger, self.progress
@@ -197,12 +195,12 @@ class Run:
 
 
 @contextmanager
-def naming_files(asked: Asked) -> Iterator[None]:
+def naming_files(composed: Composed) -> Iterator[None]:
     """Add to a UserError on the keys of a config group the file that they stand in."""
     try:
         yield
     except WrongKeys as error:
-        group, option = error.group, asked.chosen.get(error.group)
-        known = option in options(group, asked.folders)  # not where a run goes on, whose keys are in its config.yaml
-        where = f"; they stand in {file_of(group, option, asked.folders)}" if option and known else ""
+        group, option = error.group, composed.chosen.get(error.group)
+        known = option in options(group, composed.folders)  # not where a run goes on, whose keys are in its config.yaml
+        where = f"; they stand in {file_of(group, option, composed.folders)}" if option and known else ""
         raise UserError(f"{error}{where}") from error

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from fedopt import assemble, composed, resolve
+from fedopt import assemble, compose
 
 CHOSEN = "algo=my_sgd problem=classification dataset=digits"
 PRECISE = ["hardware.dtype=float64", "hardware.threads=1"]
@@ -11,7 +11,7 @@ PRECISE = ["hardware.dtype=float64", "hardware.threads=1"]
 
 def run(*overrides, rounds=30):
     """The problem's first metric before and after, and the last point."""
-    e = assemble(resolve(composed([*CHOSEN.split(), *PRECISE, *overrides], [Path(__file__).parent / "myconf"])))
+    e = assemble(compose([*CHOSEN.split(), *PRECISE, *overrides], [Path(__file__).parent / "myconf"]))
     metric, state = e.problem.metrics[0], e.algorithm.init(e.problem)
     before = e.problem.evaluate(*e.algorithm.output(state))[metric.name]
     for r in range(rounds):

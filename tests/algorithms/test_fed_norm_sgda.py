@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from support.harness import config, iterate, real, small, steps
+from support.harness import composed, config, iterate, real, small, steps
 
 from fedopt.config.settings import Participation
 from fedopt.errors import UserError
@@ -420,7 +420,7 @@ def test_dropout():
 )
 def test_mistakes(overrides, words):
     with pytest.raises(UserError) as error:
-        steps(assemble(config("algo=fed_norm_sgda", "problem=quadratic_minimax", *overrides)), 1)
+        steps(assemble(composed("algo=fed_norm_sgda", "problem=quadratic_minimax", *overrides)), 1)
     assert all(word in str(error.value) for word in words), error.value
 
 
@@ -429,7 +429,7 @@ def test_vgg11_on_cifar10():
     """Two rounds of the published set-up at full size, but for the number of examples."""
     real("cifar10.npz")
     few = ["problem.examples=96", "partitioner.clients=3", "algo.tau=2epochs", "hardware=cpu", "hardware.threads=1"]
-    e = assemble(config("experiment=fednormsgda/fig3", *few))
+    e = assemble(composed("experiment=fednormsgda/fig3", *few))
     states = steps(e, 2)
     for before, after in zip(states[1:], states[:-1], strict=True):
         for a, b in zip(before[:2], after[:2], strict=True):

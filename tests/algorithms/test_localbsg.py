@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.harness import config, rows_of, sampling, small, steps
+from support.harness import composed, rows_of, sampling, small, steps
 
 import fedopt
 from fedopt.algorithms import localbsg
@@ -208,7 +208,7 @@ def test_weights_beyond_one(algo, key):
 
 
 def saddle(*overrides):
-    return assemble(config("algo=fedavg_s", "problem=saddle", "hardware.threads=1", *overrides))
+    return assemble(composed("algo=fedavg_s", "problem=saddle", "hardware.threads=1", *overrides))
 
 
 def test_golden_numbers_of_fedavg_s():
@@ -254,7 +254,7 @@ def kept(tmp_path, name, line, *further):
     """Whether the claims that are about this line alone hold on one seed, in the order of the file."""
     described = published.load(name)
     (task,) = published.tasks(name, described, 1, further, lines=[line])
-    fedopt.run([*task.asked.overrides, f"output_dir={tmp_path}"])
+    fedopt.run([*task.composed.words, f"output_dir={tmp_path}"])
     runs = SeedRuns({line: read(tmp_path, described.x)}, described.x, described.y[0], {}, {})
     about = [claim for claim in described.claims if claim.measure.lines(described.points) == [line]]
     return [replace(claim, exact=True).verdict(claim.measure.value(runs), math.nan, 1) == "holds" for claim in about]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from support.harness import config, small, steps
+from support.harness import composed, small, steps
 from support.softmax import examples, gradient, loss
 
 from fedopt.algorithms.zo_hfl import State
@@ -187,7 +187,7 @@ def test_axes_give_the_gradient():
 
 
 def end_of_toy(x0):
-    e = assemble(config("algo=zo_hfl", "problem=implicit_toy", f"problem.x0={x0}", "hardware.threads=1"))
+    e = assemble(composed("algo=zo_hfl", "problem=implicit_toy", f"problem.x0={x0}", "hardware.threads=1"))
     return e.problem.evaluate(*e.algorithm.output(steps(e, 200)[-1]))
 
 

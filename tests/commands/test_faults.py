@@ -119,16 +119,16 @@ WRONG = {
     "model that is no network": ([*DIGITS, "problem.model=os.system"], ["problem.model=os.system", "torch.nn.Module"]),
     "wrong argument of a model": (
         [*DIGITS, "problem.model={_target_: networks.Normed, wdith: 3}"],
-        ["problem.model=networks.Normed", "wdith", "it takes", "width"],
+        ["problem.model=support.networks.Normed", "wdith", "it takes", "width"],
     ),
     "model with a running mean": (
-        [*DIGITS, "problem.model=networks.Running"],
+        [*DIGITS, "problem.model=support.networks.Running"],
         ["2.running_mean", "BatchNorm1d", "GroupNorm"],
     ),
-    "model of other classes": ([*DIGITS, "problem.model=networks.FiveClasses"], ["[2, 5]", "10 classes"]),
+    "model of other classes": ([*DIGITS, "problem.model=support.networks.FiveClasses"], ["[2, 5]", "10 classes"]),
     "a number for a model": ([*DIGITS, "problem.model=5"], ["problem.model=5"]),
     "stacks of what vmap cannot run": (
-        [*DIGITS, "problem.model=networks.Branch", "hardware.engine=vectorised"],
+        [*DIGITS, "problem.model=support.networks.Branch", "hardware.engine=vectorised"],
         ["hardware.engine=vectorised", "hardware.engine=one_by_one"],
     ),
     "csv without a label": ([*DIGITS, "dataset=csv", "dataset.path=x.csv"], ["dataset.label"]),

@@ -246,7 +246,7 @@ def test_what_the_config_says_is_no_line_to_blame(monkeypatch, capsys, tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     words = ["--config-dir", str(tmp_path), "algo=fednest", "problem=my_weights", "output_dir=out"]
     for word, said in (
-        ("problem.model=networks.Nobody", "fedopt: problem.model=networks.Nobody cannot be imported"),
+        ("problem.model=support.networks.Nobody", "fedopt: problem.model=support.networks.Nobody cannot be imported"),
         ("dataset=npz dataset.path=no.npz", "fedopt: no.npz: there is no such file"),
     ):
         result = fedopt(monkeypatch, capsys, *words, *word.split())

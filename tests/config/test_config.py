@@ -4,39 +4,30 @@ import dataclasses
 import os
 import subprocess
 import sys
-from functools import cache
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
-from support.command import ROOT, fedopt
-from support.harness import config, names, node
+from support.command import ROOT, fedopt, one_line
+from support.harness import composed, config, names
 
-from fedopt.config.compose import composed, resolve
-from fedopt.config.files import CONF, options
+from fedopt.config.compose import compose, merge
+from fedopt.config.files import CONF, flat
 from fedopt.config.settings import Participation
-from fedopt.config.tuned import tuned
-from fedopt.config.words import flat
+from fedopt.config.tuned import tuned_names
 from fedopt.errors import UserError
 from fedopt.running.assemble import assemble
 
 # Tuned values
 
 
-@cache
-def family(algo):
-    """Whose tuned values an algorithm takes up."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        choices = compose("config", overrides=[f"algo={algo}"], return_hydra_config=True).hydra.runtime.choices
-    return choices["preset"].removesuffix("/mco")
-
-
-@pytest.mark.parametrize("preset", options("preset"))
-def test_presets_have_values_and_belong_to_a_pair(preset):
-    name, problem = preset.split("/")
-    assert yaml.safe_load((CONF / "preset" / f"{preset}.yaml").read_text())
-    members = [algo for algo in options("algo") if family(algo) == name]
-    assert any(node("problem", problem)["_class_"] in node("algo", algo)["_solves_"] for algo in members)
+@pytest.mark.parametrize("name", tuned_names())
+def test_tuned_values_belong_to_a_pair_that_fits(name):
+    """They have values, say where these come from, and are those of their algorithm."""
+    algo, problem = name.split("/")
+    composed = compose([f"algo={algo}", f"problem={problem}", *(["dataset=digits"] if "mnist" in problem else [])])
+    assert (composed.tuned.name, composed.tuned.effective) == (name, True)
+    written = yaml.safe_load((CONF / "tuned" / f"{algo}.yaml").read_text())
+    assert written.get(problem, {"source": written.get("like")})["source"]
 
 
 @pytest.mark.parametrize(
@@ -61,31 +52,55 @@ def test_tuned_values(overrides, values):
 
 
 def test_own_algorithms_and_families(tmp_path, monkeypatch, capsys):
-    """A variant inherits its family; an algorithm of one's own brings a family, or has none."""
+    """A variant takes the tuned values of the file it builds on; your own algorithm brings some, or has none."""
     (tmp_path / "algo").mkdir()
-    (tmp_path / "preset" / "own").mkdir(parents=True)
+    (tmp_path / "tuned").mkdir()
     (tmp_path / "algo" / "variant.yaml").write_text("defaults: [fednest, _self_]\nN: 7\n")
-    text = "# @package _global_\ndefaults: [fedmsa, _self_, override /preset: 'own/${problem}']\nalgo: {K: 3}\n"
-    (tmp_path / "algo" / "own.yaml").write_text(text)
-    (tmp_path / "preset" / "own" / "mco.yaml").write_text("# @package _global_\nalgo: {alpha: 0.25}\nseed: 5\n")
+    (tmp_path / "algo" / "faster.yaml").write_text("defaults: [fedmsa, _self_]\nalpha: 3.0\n")
+    (tmp_path / "algo" / "mine.yaml").write_text("# @package _global_\ndefaults: [fedmsa, _self_]\nalgo: {K: 3}\n")
+    (tmp_path / "tuned" / "mine.yaml").write_text("mco: {source: by hand, algo: {alpha: 0.25}, budget: {rounds: 5}}\n")
     (tmp_path / "algo" / "plain.yaml").write_text("_target_: fedopt.algorithms.fedmsa.FedMSA\nK: 4\n")
 
-    def algo(*overrides):
-        return composed(overrides, [tmp_path])["algo"]
+    def nodes(*words):
+        return merge(words, [tmp_path]).nodes
 
-    assert (algo("algo=variant", "problem=saddle").T, algo("algo=variant", "problem=saddle").N) == (3, 7)
-    assert (algo("algo=own").alpha, algo("algo=own").K) == (0.25, 3)
-    assert algo("algo=own", "problem=quadratic_bilevel").alpha == 0.05  # the algorithm's own
-    assert algo("algo=own", "preset=fedmsa/mco").alpha == 1e-4
-    assert composed(["preset=own/mco"], [tmp_path]).seed == 5
-    assert algo("algo=plain") == {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "K": 4}
-    with pytest.raises(UserError, match=r"preset=own/moc: there is no such preset, did you mean own/mco\?"):
-        composed(["preset=own/moc"], [tmp_path])
+    assert {key: nodes("algo=variant", "problem=saddle")["algo"][key] for key in "TN"} == {"T": 3, "N": 7}
+    faster = nodes("algo=faster", "problem=mco")["algo"]  # what a file changes is not tuned away
+    assert (faster["alpha"], faster["beta"]) == (3.0, 0.9)
+    mine = nodes("algo=mine")
+    assert (mine["algo"]["alpha"], mine["algo"]["K"], mine["budget"]["rounds"]) == (0.25, 3, 5)
+    assert nodes("algo=mine", "problem=quadratic_bilevel")["algo"]["beta"] == 0.3  # of fedmsa, which it builds on
+    assert nodes("algo=mine", "preset=fedmsa/mco")["algo"]["alpha"] == 1e-4
+    assert nodes("preset=mine/mco")["budget"]["rounds"] == 5
+    assert nodes("algo=plain")["algo"] == {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "K": 4}
+    with pytest.raises(UserError, match=r"preset=mine/moc: there is no such preset, did you mean mine/mco\?"):
+        merge(["preset=mine/moc"], [tmp_path])
     result = fedopt(monkeypatch, capsys, "--help", f"--config-dir={tmp_path}", "algo=plain")
     assert result.out.endswith("no tuned values for any problem\n")
-    assert composed(["algo=plain", "preset=none"], [tmp_path]) == composed(["algo=plain"], [tmp_path])
-    result = fedopt(monkeypatch, capsys, f"--config-dir={tmp_path}", "algo=plain", "preset=fedmsa/mco")
-    assert result.err.startswith("fedopt: preset: neither the algorithm's nor the problem's file names one")
+    assert nodes("algo=plain", "preset=none")["algo"] == nodes("algo=plain")["algo"]
+
+
+@pytest.mark.parametrize(
+    "text", ["mco: 3\n", "mco: {seed: 5}\n", "- mco\n", "like: mine\n", "like: [nothing]\n", "mco: {\n"]
+)
+def test_a_tuned_file_that_is_none(text, monkeypatch, capsys, tmp_path):
+    (tmp_path / "algo").mkdir()
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "algo" / "mine.yaml").write_text("defaults: [fedmsa, _self_]\n")
+    (tmp_path / "tuned" / "mine.yaml").write_text(text)
+    result = fedopt(monkeypatch, capsys, f"--config-dir={tmp_path}", "algo=mine", "problem=mco", "--cfg", "job")
+    if (
+        text != "- mco\n" and "nothing" not in text
+    ):  # an empty file, and a file that builds on nothing, have no tuned values
+        one_line(result, "mine.yaml")
+
+
+def test_an_experiment_wins_over_tuned_values(tmp_path):
+    (tmp_path / "experiment" / "mine").mkdir(parents=True)
+    text = "# @package _global_\ndefaults: [override /algo: fednest, override /problem: saddle]\nalgo: {T: 9}\n"
+    (tmp_path / "experiment" / "mine" / "steps.yaml").write_text(text)
+    nodes = merge(["experiment=mine/steps", "algo.tau_in=2"], [tmp_path]).nodes
+    assert {key: nodes["algo"][key] for key in ("T", "tau_in", "tau_out")} == {"T": 9, "tau_in": 2, "tau_out": 15}
 
 
 def test_fields_that_an_own_file_leaves_out(tmp_path, monkeypatch, capsys):
@@ -110,13 +125,12 @@ def test_a_key_of_another_name_lists_those_there_are(monkeypatch, capsys):
     assert "no such key; eval has every, " in fedopt(monkeypatch, capsys, *words, "eval.interval=1").err
 
 
-def test_a_preset_whose_values_are_all_overridden():
-    keys = ["alpha", "beta", "T", "tau_in", "tau_out", "B", "B_out", "anchor"]
-    words = [f"algo.{key}=1" for key in keys]
-    assert tuned("fednest/saddle", words)
-    assert not tuned("fednest/saddle", [*words, "budget.rounds=2"])
-    assert not tuned("none", [])
-    assert tuned("of_somebody/else", [])
+def test_tuned_values_that_are_all_overridden():
+    keys = ["alpha", "beta", "T", "tau_in", "tau_out", "B", "B_out"]
+    words = ["algo=fednest", "problem=saddle", "algo.anchor=all", *(f"algo.{key}=1" for key in keys)]
+    assert compose(words).tuned.keys == ("budget.rounds",)
+    assert not compose([*words, "budget.rounds=2"]).tuned.effective
+    assert not compose(["algo=fednest", "problem=quadratic_bilevel"]).tuned.effective
 
 
 def test_misspelt_preset_in_a_sweep(monkeypatch, capsys, tmp_path):
@@ -143,8 +157,8 @@ def test_numbers_of_clients(problem):
 def test_clients_of_an_own_problem(tmp_path):
     """It is divided evenly unless its file says otherwise."""
     (tmp_path / "problem").mkdir()
-    (tmp_path / "problem" / "own.yaml").write_text("_target_: own.Own\n_class_: minimisation\n")
-    partitioner = composed(["problem=own"], [tmp_path])["partitioner"]
+    (tmp_path / "problem" / "own.yaml").write_text("_target_: own.Own\n")
+    partitioner = merge(["problem=own"], [tmp_path]).nodes["partitioner"]
     assert partitioner == {"_target_": "fedopt.data.partitioners.Iid", "clients": 10}
 
 
@@ -158,7 +172,7 @@ def test_participation_has_independent_values():
 
 
 def test_one_client_takes_part_alone():
-    e = assemble(config("algo=fednest", "problem=quadratic_bilevel", "partitioner=centralized"))
+    e = assemble(composed("algo=fednest", "problem=quadratic_bilevel", "partitioner=centralized"))
     assert (e.problem.clients, e.federation.at(0).cohort_size) == (1, 1)
 
 
@@ -189,9 +203,10 @@ assert "torch" not in sys.modules
 
 @pytest.mark.parametrize("value", ["true", "false"])
 def test_values_that_are_right(value):
-    resolved = resolve(composed([f"resume={value}", "seed=9223372036854775807", "output_dir=a/b", "budget.rounds=0"]))
-    assert (resolved["resume"], resolved["seed"]) == (value == "true", 2**63 - 1)
-    assert "experiment" not in resolved
+    composed = compose([f"resume={value}", "seed=9223372036854775807", "output_dir=a/b", "budget.rounds=0"])
+    for values in (vars(composed.settings), composed.nodes):
+        assert (values["resume"], values["seed"]) == (value == "true", 2**63 - 1)
+    assert "experiment" not in composed.nodes
 
 
 @pytest.mark.parametrize("problem", ["fair_classification", "robust_nn"])
@@ -199,7 +214,7 @@ def test_values_that_are_right(value):
 def test_examples_are_at_most_those_that_there_are(problem, overrides, count):
     """The default is more than the digits have."""
     small = ["dataset=digits", "partitioner=iid", "problem.model=linear", "hardware.threads=1"]
-    e = assemble(config("algo=local_sgda", f"problem={problem}", *small, *overrides))
+    e = assemble(composed("algo=local_sgda", f"problem={problem}", *small, *overrides))
     assert sum(len(rows) for rows in e.problem.splits["train"]) == len(e.original.train) == count
 
 

@@ -167,6 +167,6 @@ def test_config_files_that_have_no_end(kind, monkeypatch, capsys, tmp_path):
 def test_a_preset_that_a_file_names(monkeypatch, capsys, tmp_path):
     path = tmp_path / "own" / "experiment" / "mine.yaml"
     path.parent.mkdir(parents=True)
-    path.write_text("# @package _global_\ndefaults:\n  - override /preset: fedmsa/nope\n")
+    path.write_text("# @package _global_\npreset: fedmsa/nope\n")
     words = ["--config-dir", str(tmp_path / "own"), "experiment=mine", f"output_dir={tmp_path / 'run'}"]
     one_line(fedopt(monkeypatch, capsys, *words), "preset=fedmsa/nope", "fedmsa/mco")

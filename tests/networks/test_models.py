@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
-from fedopt import assemble, composed, resolve
+from fedopt import assemble, compose
 from fedopt.errors import UserError
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.networks import flat as models
@@ -451,7 +451,7 @@ OF_MLP = [("fednest", "hyper_representation", None), ("fedmsa", "imbalanced_mnis
 )
 def test_engines_agree_on_networks_that_drop(algo, problem, name, B):
     """All at once = one by one, dropout included; another seed drops otherwise. name: of the own network, or mlp's own dropout."""
-    network = [f"problem.model=networks.{name}"] if name else ["problem.dropout=0.5", "problem.norms=0.05"]
+    network = [f"problem.model=support.networks.{name}"] if name else ["problem.dropout=0.5", "problem.norms=0.05"]
     setting = [*network, *(["algo.B=" + B] if algo != "zo_hfl" else [])]
     states = []
     for engine in (Vectorised(), OneByOne(), Vectorised(2)):
@@ -471,7 +471,7 @@ def test_dropout_is_drawn_anew_in_every_step(monkeypatch):
     monkeypatch.setattr(
         modules.Dropout, "__init__", lambda self, key: vars(self).update(key=key, drawn=0) or seen.append(key)
     )
-    e = small("fedavg", "classification", "problem.model=networks.Dropped", "algo.B=null", "algo.tau=2")
+    e = small("fedavg", "classification", "problem.model=support.networks.Dropped", "algo.B=null", "algo.tau=2")
     seen.clear()
     e.federation.engine = OneByOne()
     steps(e, 2)
@@ -479,11 +479,11 @@ def test_dropout_is_drawn_anew_in_every_step(monkeypatch):
 
 
 def test_a_network_that_vmap_cannot_run():
-    e = small("fedavg", "classification", "problem.model=networks.Branch")
+    e = small("fedavg", "classification", "problem.model=support.networks.Branch")
     assert isinstance(e.federation.engine, OneByOne)
     steps(e, 1)
     with pytest.raises(UserError, match=r"hardware.engine=vectorised: .*hardware.engine=one_by_one"):
-        small("fedavg", "classification", "problem.model=networks.Branch", "hardware.engine=vectorised")
+        small("fedavg", "classification", "problem.model=support.networks.Branch", "hardware.engine=vectorised")
 
 
 # What is no network here
@@ -530,23 +530,21 @@ def test_a_class_of_test_examples_alone_is_named(tmp_path):
     images = np.zeros((6, 8, 8), np.uint8)
     arrays = {"x_train": images, "y_train": np.arange(6) % 5, "x_test": images, "y_test": np.arange(6)}
     np.savez(tmp_path / "own.npz", **arrays)
-    words = ["dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", "problem.model=networks.FiveClasses"]
+    words = ["dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", "problem.model=support.networks.FiveClasses"]
     with pytest.raises(UserError, match=r"must give .* 6 classes.*; y_train has classes up to 4, y_test up to 5"):
         assemble(
-            resolve(
-                composed(
-                    ["algo=fedavg", "problem=classification", "partitioner.clients=2", "participation.cohort=2", *words]
-                )
+            compose(
+                ["algo=fedavg", "problem=classification", "partitioner.clients=2", "participation.cohort=2", *words]
             )
         )
 
 
 def test_probabilities_are_remarked():
-    words = ("fedavg", "classification", "problem.model=networks.{}")
+    words = ("fedavg", "classification", "problem.model=support.networks.{}")
     said, silent = (small(*words[:2], words[2].format(name)).problem.remark for name in ("Probabilities", "Normed"))
     assert said == f"{silent}; the model gives probabilities where losses take logits; leave out its last softmax"
 
 
 def test_a_network_whose_last_layer_nobody_can_split_off():
     with pytest.raises(UserError, match=r"nn.Sequential that ends with nn.Linear"):
-        small("fednest", "hyper_representation", "problem.model=networks.Normed")
+        small("fednest", "hyper_representation", "problem.model=support.networks.Normed")

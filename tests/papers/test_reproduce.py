@@ -927,7 +927,7 @@ def test_published_experiments_compose(name):
     described = published.load(name)
     lines = published.tasks(name, described, 1)
     for task in [*lines, *published.tasks(name, described, 1, described.quick)]:
-        config = task.config
+        config = task.composed.nodes
         for cls, key in ((Budget, "budget"), (Evaluation, "eval"), (Participation, "participation")):
             build(cls, config[key], key)
         for group in ("algo", "problem", "partitioner"):
@@ -957,13 +957,18 @@ def test_file_that_builds_on_another(experiment, tmp_path):
 
 def test_identity_is_what_the_numbers_depend_on():
     (task,) = published.tasks("fedmsa/fig2", one_line("fedmsa/fig2"), 1)
-    same = {**task.config, "output_dir": "x", "resume": True, "logger": {"_target_": "y"}}
-    same["hardware"] = {**task.config["hardware"], "threads": 3, "engine": "one_by_one"}
-    same["algo"] = {**task.config["algo"], "_solves_": ["bilevel"]}
-    assert identity.digits(same) == identity.digits(task.config)
-    longer = {"budget": {**task.config["budget"], "rounds": 3}}
-    for other in ({"seed": 1}, longer, {"hardware": {**task.config["hardware"], "dtype": "float64"}}, {"algo": FEDAVG}):
-        assert identity.digits({**task.config, **other}) != identity.digits(task.config)
+    same = {**task.composed.nodes, "output_dir": "x", "resume": True, "logger": {"_target_": "y"}}
+    same["hardware"] = {**task.composed.nodes["hardware"], "threads": 3, "engine": "one_by_one"}
+    same["preset"] = "none"
+    assert identity.digits(same) == identity.digits(task.composed.nodes)
+    longer = {"budget": {**task.composed.nodes["budget"], "rounds": 3}}
+    for other in (
+        {"seed": 1},
+        longer,
+        {"hardware": {**task.composed.nodes["hardware"], "dtype": "float64"}},
+        {"algo": FEDAVG},
+    ):
+        assert identity.digits({**task.composed.nodes, **other}) != identity.digits(task.composed.nodes)
 
 
 def one_line(name):

@@ -10,9 +10,8 @@ import pytest
 from safetensors import safe_open
 from support.command import TINY, fedopt, start
 
-from fedopt.config.tuned import Asked
-from fedopt.errors import UserError
-from fedopt.jobs.job import job_of_many
+from fedopt.config.compose import compose
+from fedopt.jobs.job import Job
 from fedopt.results.folder import FILES, RunFolder
 
 LONGER = ["budget.rounds=8", "resume=true"]
@@ -66,13 +65,11 @@ def test_a_second_sweep_leaves_a_running_job_alone(ended):
     writer.write_json("summary.json", {"status": "running"})
     before = contents(folder)
 
-    def failing():
-        raise UserError("whatever goes wrong")
-
-    assert job_of_many(failing, RunFolder(folder), Asked(), 1) == "refused"
+    job = Job(folder, compose(TINY), "job")
+    assert job.do(1) == "refused"
     (folder / "summary.json").unlink()
     (folder / "config.yaml").unlink()  # as if the other had only just locked it
-    job_of_many(failing, RunFolder(folder), Asked(), 1)
+    job.do(1)
     assert "traceback.txt" not in contents(folder)
     assert contents(folder).items() <= before.items()
 

@@ -19,13 +19,13 @@ from safetensors import safe_open
 from support import harness
 from support.command import ROOT, TINY, fedopt, run, start, torchrun
 
-from fedopt.config.compose import composed_of, resolve
-from fedopt.config.tuned import Asked, differences
+from fedopt.comparing.sweep_table import differences
+from fedopt.config.compose import compose
 from fedopt.config.words import quoted
 from fedopt.errors import cores
 from fedopt.results.folder import RunFolder
 from fedopt.running.display import Display
-from fedopt.running.place import slug, slug_before
+from fedopt.running.place import slug
 
 LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=300", "eval.every=3", "hardware.threads=1"]
 
@@ -347,26 +347,6 @@ def test_names_of_folders_can_be_read(words, name):
     assert slug(words[::-1]) == made
 
 
-def test_folders_that_earlier_versions_named_are_gone_on_with(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    word = "algo.alpha={kind: inverse_power, initial: 0.01}"
-    with monkeypatch.context() as patch:
-        patch.setattr("fedopt.results.folder.slug", slug_before)
-        assert fedopt(monkeypatch, capsys, *SMALL, word).code == 0
-        assert fedopt(monkeypatch, capsys, "-m", *SMALL, word, "algo.K=1,2").code == 0
-        assert fedopt(monkeypatch, capsys, "-m", *SMALL, f"{word},0.1", "output_dir=here").code == 0
-    before = runs_of(tmp_path)
-    assert len([path for path in before if "=_kind_" in path]) == 4
-    assert fedopt(monkeypatch, capsys, *SMALL, word, "resume=true").code == 0
-    assert fedopt(monkeypatch, capsys, "-m", *SMALL, word, "algo.K=2,1,3").code == 0
-    assert fedopt(monkeypatch, capsys, "-m", *SMALL, word.replace("=", "=0.1,", 1), "output_dir=here").code == 0
-    after = runs_of(tmp_path)
-    assert len(after) == len(before) + 1
-    assert {path: after[path] for path in before} == before
-    assert fedopt(monkeypatch, capsys, *SMALL, word).code == 0
-    assert len([path for path in runs_of(tmp_path) if path.endswith(".2")]) == 1
-
-
 def test_sweeps_in_one_folder_keep_apart(monkeypatch, capsys, tmp_path):
     """hydra.sweep.dir is output_dir; there, all words name a run."""
     monkeypatch.chdir(tmp_path)
@@ -416,7 +396,7 @@ def test_a_longer_sweep_in_one_folder_is_one_row(monkeypatch, capsys, tmp_path):
 )
 def test_quotes_stand_where_they_are_needed(name, word, monkeypatch, tmp_path):
     assert quoted(name) == word
-    assert composed_of(["algo=fedmsa", "problem=mco", f"output_dir={word}"])[0].output_dir == name
+    assert compose(["algo=fedmsa", "problem=mco", f"output_dir={word}"]).settings.output_dir == name
 
 
 def test_failures_are_said_when_they_happen(monkeypatch, capsys, tmp_path):
@@ -493,11 +473,11 @@ def test_a_target_of_another_metric_falls_away(monkeypatch, capsys, tmp_path):
     """A preset's target is of its own metric; also in a sweep."""
     monkeypatch.chdir(tmp_path)
     pair = ["algo=fedavg", "problem=classification", "dataset=digits"]
-    assert composed_of(pair)[0].eval.target is not None
-    assert composed_of([*pair, "eval.metric=test_accuracy"])[0].eval.target is not None
-    assert composed_of([*pair, "eval.metric=test_loss", "eval.target=0.5"])[0].eval.target == 0.5
+    assert compose(pair).settings.eval.target is not None
+    assert compose([*pair, "eval.metric=test_accuracy"]).settings.eval.target is not None
+    assert compose([*pair, "eval.metric=test_loss", "eval.target=0.5"]).settings.eval.target == 0.5
     for word in ("eval.metric=test_loss", "eval.metric=null"):
-        assert composed_of([*pair, word])[0].eval.target is None
+        assert compose([*pair, word]).settings.eval.target is None
     words = [*pair, "eval.metric=test_loss", "budget.rounds=1", "hardware.threads=1", "output_dir=sweep"]
     assert fedopt(monkeypatch, capsys, "-m", *words).code == 0
     (summary,) = (json.loads(path.read_text()) for path in tmp_path.rglob("summary.json"))
@@ -517,7 +497,7 @@ def test_a_sweep_without_tuned_values(monkeypatch, capsys, tmp_path):
     assert result.code == 0, result.err
     runs = [RunFolder(path.parent) for path in (tmp_path / "sweep").glob("*/config.yaml")]
     own, fedavg = sorted((run.config() for run in runs), key=lambda config: config["algo"]["B"])
-    assert own["algo"] | {"_solves_": 0} == fedavg["algo"] | {"_solves_": 0}
+    assert own["algo"] == fedavg["algo"]
     assert "preset=none" in (runs[0].path / "log.txt").read_text()
 
 
@@ -541,34 +521,34 @@ def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     quadratic = ["problem=quadratic_bilevel", "hardware.threads=1", "problem.examples=40", "algo.B=null"]
     for algo, said in (
-        ("fedmsa", "; tuned values: preset/fedmsa/quadratic_bilevel"),
-        ("fednest", "; no tuned values for fednest on quadratic_bilevel: what the command does not say is a default"),
+        ("fedmsa", "; tuned values: fedmsa/quadratic_bilevel"),
+        (
+            "fednest",
+            "; no tuned values for fednest on quadratic_bilevel: what the command does not set has its default",
+        ),
     ):
         words = [f"algo={algo}", *quadratic, "budget.rounds=1", f"output_dir={algo}"]
         assert fedopt(monkeypatch, capsys, *words).err.splitlines()[0].endswith(said)
         assert said in Path(algo, "log.txt").read_text().splitlines()[0]
     digits = ["algo=fedavg", "problem=classification", "dataset=digits", "budget.rounds=1", "hardware.threads=1"]
     said = fedopt(monkeypatch, capsys, *digits, "problem.model=softmax").err.splitlines()[0]
-    assert (
-        "; tuned values: preset/fedavg/classification, which were found without dataset=digits problem.model=so" in said
-    )
+    assert "; tuned values: fedavg/classification, tuned without dataset=digits problem.model=so" in said
     usual = ["algo=fedavg", "problem=classification", "dataset=mnist", "problem.model=mlp", "problem.widths=[200, 200]"]
-    asked = Asked(usual, composed_of(usual)[1])
-    assert asked.tuned == "tuned values: preset/fedavg/classification"
+    assert str(compose(usual).tuned) == "tuned values: fedavg/classification"
     fedopt(monkeypatch, capsys, *digits, "output_dir=first")
     fedopt(monkeypatch, capsys, "output_dir=first", "resume=true", "budget.rounds=2")
     *_, resumed, _ = Path("first", "log.txt").read_text().splitlines()
     assert "resumed" in resumed
-    assert "which were found without dataset=digits" in resumed
+    assert "tuned without dataset=digits" in resumed
     sweep = ["-m", "algo=fedmsa,localbsgm,fednest", *quadratic, "output_dir=sweep"]
     config = ["algo=fedmsa,localbsgm,fednest", "problem=quadratic_bilevel"]
-    runs = [composed_of([f"algo={algo}", config[1]]) for algo in ("fedmsa", "localbsgm", "fednest")]
-    told = differences([(resolve(config), chosen) for config, chosen in runs], {"algo"})
-    assert "tuned values on quadratic_bilevel: preset (fedmsa, localbsgm), none (fednest)" in told
+    runs = [compose([f"algo={algo}", config[1]]) for algo in ("fedmsa", "localbsgm", "fednest")]
+    told = differences(runs, {"algo"})
+    assert "tuned values on quadratic_bilevel: some (fedmsa, localbsgm), none (fednest)" in told
     assert "budget.rounds on quadratic_bilevel: 400 (fedmsa), 200 (localbsgm, fednest)" in told
     assert "eval.every on quadratic_bilevel: 10 (fedmsa), 5 (localbsgm), 1 (fednest)" in told
     said = fedopt(monkeypatch, capsys, *sweep, "budget.rounds=1", "eval.every=1").err.splitlines()[0]
-    assert "preset (fedmsa, localbsgm), none (fednest)" in said
+    assert "some (fedmsa, localbsgm), none (fednest)" in said
     assert "budget" not in said
     assert "eval" not in said
     alike = fedopt(monkeypatch, capsys, "-m", *SMALL, "seed=0,1", "output_dir=alike")
@@ -586,7 +566,7 @@ def test_going_on_with_what_is_there(monkeypatch, capsys, tmp_path):
     Path("a=1,b=2").rename("run")
     on = ["resume=true", "output_dir=run"]
     pd.testing.assert_frame_equal(without_time(Path("run")), without_time(Path("whole")))
-    assert "tuned values: preset/fedmsa/quadratic_bilevel" in Path("run", "log.txt").read_text().splitlines()[-2]
+    assert "tuned values: fedmsa/quadratic_bilevel" in Path("run", "log.txt").read_text().splitlines()[-2]
     for words, said in (
         (["algo.K=3"], "was begun with algo.K=2, not 3"),
         (["problem=mco"], "was begun with"),

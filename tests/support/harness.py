@@ -13,7 +13,7 @@ import yaml
 from torch.utils._pytree import tree_leaves
 
 from fedopt.config.build import imported
-from fedopt.config.compose import composed, plain
+from fedopt.config.compose import Composed, compose, merge
 from fedopt.config.files import CONF
 from fedopt.errors import UserError
 from fedopt.federation.draws import Drawn
@@ -117,8 +117,13 @@ def pairs() -> list[tuple[str, str]]:
     ]
 
 
-def config(*overrides: str) -> dict[str, Any]:
-    return plain(composed(overrides, FOLDERS[1:]))
+def composed(*words: str) -> Composed:
+    return compose(words, FOLDERS[1:])
+
+
+def config(*words: str) -> dict[str, Any]:
+    """The values that words compose to, checked or not."""
+    return dict(merge(words, FOLDERS[1:]).nodes)
 
 
 def own_words(algo: str, problem: str) -> list[str]:
@@ -134,7 +139,7 @@ def small(algo: str, problem: str, *overrides: str) -> Experiment:
 def tuned(algo: str, problem: str, *overrides: str, less: Sequence[str] = ()) -> Experiment:
     """With the values of the preset, but for `less`, and those of contract.yaml."""
     usual = [*SMALL.get(problem, []), *FEDERATION, *less, *own_words(algo, problem)]
-    return assemble(config(f"algo={algo}", f"problem={problem}", *usual, *overrides))
+    return assemble(composed(f"algo={algo}", f"problem={problem}", *usual, *overrides))
 
 
 def rows_of(whole: dict[str, Any], drawn: Drawn, split: str) -> tuple[torch.Tensor, torch.Tensor]:

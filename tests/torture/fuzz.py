@@ -13,8 +13,7 @@ from forked import Command, Ended
 from support import harness
 from torture import LONGEST, ODD, Failure
 
-from fedopt.config.files import GROUPS
-from fedopt.config.words import flat
+from fedopt.config.files import GROUPS, flat
 
 VALUES = ODD["numbers"] + ODD["texts"] + ODD["nodes"] + ODD["special"] + ["\udcff", "x" * 300, "9" * 5000, "[" * 300]
 WORDS = [*ODD["words"], "\udcff"]
