@@ -2,10 +2,9 @@
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -28,47 +27,43 @@ class Display:
     """A sink. metrics: the names of the problem's; quiet: show nothing; row: what plain lines begin with."""
 
     def __init__(self, title: str, metrics: Sequence[str], quiet: bool = False, row: str = ""):
-        self._shown, self._row = metrics[:SHOWN], row
+        self._shown, self._prefix = metrics[:SHOWN], row
         quiet = quiet or sys.stderr is None  # closed by whoever started this process
         self._console = Console(stderr=True, quiet=quiet)
         self._last_line = 0.0
-        self._metrics = self._kept = ""  # of the latest evaluation
-        self._rows = self._lined = 0  # how many there were, and were when a line was written
+        self._metrics = self._latest = ""  # texts of the latest evaluation
+        self._rows = self._rows_shown = 0  # evaluations so far, and when the last line was written
         self._began: tuple[float, float] | None = None  # the time, and the fraction of the budget that was spent then
         self._done = 0.0
         name, text = TextColumn(title, markup=False), TextColumn("{task.fields[text]}", markup=False)
         columns = (name, BarColumn(), TaskProgressColumn(), text, TimeElapsedColumn(), "eta", TimeRemainingColumn())
-        self._on = not quiet and sys.stderr.isatty()
-        self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._on)
+        self._has_bar = not quiet and sys.stderr.isatty()
+        self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._has_bar)
         self._task = self._bar.add_task(title, total=1.0, text="")
         self._bar.start()
 
     def __call__(self, moment: Moment) -> None:
-        self.round(moment.spent, moment.round)
-        if moment.row is not None:
-            self.row(moment.row)
-
-    def round(self, done: float, round: int) -> None:
-        """done: the fraction of the budget that is spent."""
-        self._done = done
-        self._began = self._began or (time.monotonic(), done)
-        if self._on:
-            self._bar.update(self._task, completed=done, text=f"round {round}  {self._metrics}")
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        """An evaluation; as plain lines the first ones, then at most one every two seconds, and the last."""
-        self._metrics = "  ".join(f"{name} {row[name]:.4g}" for name in self._shown)
-        self._kept = f"{self._row}round {row['round']:>6}  comm_rounds {row['comm_rounds']:>6}  {self._metrics}"
-        self._rows += 1
-        if self._rows <= FEW or time.monotonic() - self._last_line > SECONDS:
-            self._line_of_row()
+        """Move the bar. As plain lines: the first evaluations, then at most one every two seconds, and the last."""
+        self._done = moment.spent
+        self._began = self._began or (time.monotonic(), moment.spent)
+        if self._has_bar:
+            text = f"round {moment.round}  {self._metrics}"
+            self._bar.update(self._task, completed=moment.spent, text=text)
+        if (row := moment.row) is not None:
+            self._metrics = "  ".join(f"{name} {row[name]:.4g}" for name in self._shown)
+            self._latest = (
+                f"{self._prefix}round {row['round']:>6}  comm_rounds {row['comm_rounds']:>6}  {self._metrics}"
+            )
+            self._rows += 1
+            if self._rows <= FEW or time.monotonic() - self._last_line > SECONDS:
+                self._line_of_row()
 
     def _line_of_row(self) -> None:
         """The latest evaluation, and how many before it were not shown, unless there is a bar."""
-        if not self._on and self._rows > self._lined:
-            left_out = self._rows - self._lined - 1
-            self.line(self._kept + self._eta() + f"  ({left_out} more before it in metrics.csv)" * (left_out > 0))
-        self._lined, self._last_line = self._rows, time.monotonic()
+        if not self._has_bar and self._rows > self._rows_shown:
+            left_out = self._rows - self._rows_shown - 1
+            self.line(self._latest + self._eta() + f"  ({left_out} more before it in metrics.csv)" * (left_out > 0))
+        self._rows_shown, self._last_line = self._rows, time.monotonic()
 
     def _eta(self) -> str:
         """The time to the end at the speed so far, if a second or more."""
@@ -85,5 +80,5 @@ class Display:
 
     def close(self) -> None:
         self._line_of_row()
-        if self._on:
+        if self._has_bar:
             self._bar.stop()

@@ -100,6 +100,23 @@ class Run:
             return "finished"
         node = self.config["logger"]
         logger = build_target(node, "logger") if self.main and node.get("_target_") else None
+        e, state, checkpoint, rows_size = self._set_up(entry)
+        # Sinks too are interruptible: a library that Ctrl-C comes down in, such as one that draws, may lose it
+        with interruptible(self.interrupt), ExitStack() as opened:
+            ranks.from_main(lambda: self._begin(e, resuming=entry != "anew"))
+            taking = self._sinks(opened, e, checkpoint, rows_size, logger) if self.main else []
+            for moment in loop(e, state, self.progress, self.interrupt.is_set):
+                for sink in taking:
+                    sink(moment)
+            status = moment.status or ("stopped" if self.callback.stopped else "interrupted")
+            if self.keeper is not None:
+                self.keeper.end(moment)
+                self._summary(status, e)
+        self.writing = False
+        return status
+
+    def _set_up(self, entry: resume.Entry) -> tuple[Experiment, Any, Checkpoint, int | None]:
+        """The experiment, the state to begin with, the checkpoint's file, and the bytes of metrics.csv to go on from, if any."""
         with (
             announced("reading the data and setting up the problem", quiet=not self.main),
             naming_files(self.composed),
@@ -113,21 +130,7 @@ class Run:
         elif (source := self.config["from"]) is not None:
             state, self.progress = resume.taken_from(Path(source), self.config["algo"], state, e)
         self.first = self.progress.round if entry == "anew" else None
-        with (
-            interruptible(self.interrupt),
-            ExitStack() as opened,
-        ):  # figures too: a library that is interrupted may lose it
-            ranks.from_main(lambda: self._begin(e, resuming=entry != "anew"))
-            taking = self._sinks(opened, e, checkpoint, rows_size, logger) if self.main else []
-            for moment in loop(e, state, self.progress, self.interrupt.is_set):
-                for sink in taking:
-                    sink(moment)
-            status = moment.status or ("stopped" if self.callback.stopped else "interrupted")
-            if self.keeper is not None:
-                self.keeper.end(moment)
-                self._summary(status, e)
-        self.writing = False
-        return status
+        return e, state, checkpoint, rows_size
 
     def _begin(self, e: Experiment, resuming: bool) -> None:
         """Take the folder, and write down what the run is. Raises UserError where another run has begun there by now."""

@@ -19,6 +19,8 @@ from fedopt.results.metrics_file import rows_hash
 from fedopt.running.assemble import Experiment
 from fedopt.running.loop import Progress, share_spent
 
+# A run begins anew, at its checkpoint, there with another budget, or not at all
+Entry = Literal["anew", "resume", "longer", "done"]
 START_OVER = "put back a good copy, or delete checkpoint.safetensors to start this run over with resume=true"
 
 
@@ -31,8 +33,8 @@ def advising(advice: str) -> Iterator[None]:
         raise UserError(f"{error}; {advice}") from error
 
 
-def enter(folder: RunFolder, config: dict[str, Any]) -> Literal["anew", "resume", "longer", "done"]:
-    """How a run with this config begins in a folder: anew, at its checkpoint, there with another budget, or not at all.
+def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
+    """How a run with this config begins in a folder.
 
     A folder that holds a run is locked. Raises UserError where the run is another one, or is not as it was left.
     """

@@ -25,6 +25,7 @@ from fedopt.config.words import quoted
 from fedopt.errors import cores
 from fedopt.results.folder import RunFolder
 from fedopt.running.display import Display
+from fedopt.running.loop import Moment
 from fedopt.running.place import slug
 
 LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=300", "eval.every=3", "hardware.threads=1"]
@@ -213,8 +214,7 @@ def test_plain_lines_have_an_eta(monkeypatch, capsys):
     display = Display("fedavg on digits", ["loss"])
     for done, wait in ((0.5, 0.0), (0.6, 60.0), (0.9, 60.0), (1.0, 1.0)):
         now += wait
-        display.round(done, 0)
-        display.row({"round": 0, "comm_rounds": 0, "loss": 1.0})
+        display(Moment(0, None, done, {"round": 0, "comm_rounds": 0, "loss": 1.0}, False, None))
     display.close()
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition("eta ")[2] for line in lines] == ["", "0:04:00", "0:00:30", ""]
