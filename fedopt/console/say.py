@@ -4,7 +4,7 @@ import os
 import re
 import sys
 
-# Of several ranks the main one; `running.failure.execute` chooses another when one fails
+# Of several ranks the main one; `running.lifecycle.execute` chooses another when one fails
 speaks = os.environ.get("RANK", "0") == "0" or "WORLD_SIZE" not in os.environ
 
 
