@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 import fedopt
 from fedopt.commands.answer import Parser, answer, positive
-from fedopt.config.build import INTERFACES, build
+from fedopt.config.build import INTERFACES
 from fedopt.config.compose import Composed
 from fedopt.config.files import CONF
 from fedopt.config.sent import refuse_hydra
@@ -103,14 +103,14 @@ def _single(composed: Composed) -> int:
 
     status, folder = execute(composed, lambda: place(composed))
     if rank() == 0:
-        print(_last_line(status, folder))
+        print(_last_line(status, folder, composed.settings.budget))
     return EXIT[status]
 
 
-def _last_line(status: str, folder: RunFolder) -> str:
+def _last_line(status: str, folder: RunFolder, budget: Budget) -> str:
     summary = folder.summary()
     values = "  ".join(f"{name} {value:.5g}" for name, value in numbers_of(summary.get("final")).items())
-    line = f"{status} after {summary.get('round')} rounds{_limit(folder, summary)} ({summary.get('seconds')} s)"
+    line = f"{status} after {summary.get('round')} rounds{_limit(budget, summary)} ({summary.get('seconds')} s)"
     line += f": {values}" if values else ""
     line += f"\nresults: {folder.path}"
     if status == "interrupted":
@@ -120,10 +120,9 @@ def _last_line(status: str, folder: RunFolder) -> str:
     return line
 
 
-def _limit(folder: RunFolder, summary: Mapping[str, Any]) -> str:
+def _limit(budget: Budget, summary: Mapping[str, Any]) -> str:
     """Which limit ended the run, where it has several."""
-    budget = asdict(build(Budget, folder.config()["budget"], "budget"))
-    limits = {key: limit for key, limit in budget.items() if limit is not None}
+    limits = {key: limit for key, limit in asdict(budget).items() if limit is not None}
     spent = {"rounds": summary.get("round")} | {key: summary.get(key) for key in ("comm_rounds", "bytes", "seconds")}
     reached = [f"budget.{key}={limit}" for key, limit in limits.items() if (spent[key] or 0) >= limit]
     return f", by {' and '.join(reached)}" if summary.get("status") == "finished" and len(limits) > 1 else ""

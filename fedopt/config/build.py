@@ -1,8 +1,8 @@
 """The parts of a config that every run has, and how a config node becomes an object: types and ranges are checked here."""
 
 import dataclasses
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, NotRequired, TypeVar, get_type_hints
 
@@ -29,19 +29,33 @@ def build(cls: type[T], node: Any, where: str = "", **given: Any) -> T:
     where: the node's dotted key, empty for the whole config. given: fields that have no key. Raises UserError, which names the key,
     the value and what is allowed.
     """
+    return _made(cls, _values(cls, node, where, *given), where, **given)
+
+
+def build_target(node: dict[str, Any], where: str) -> Any:
+    """An object of the class that the node's `_target_` names. Raises UserError, as `target` and `build`."""
+    return build(*target(node, where), where)
+
+
+def builder(node: dict[str, Any], where: str, *given: str) -> Callable[..., Any]:
+    """As `build_target`, in two steps: values are checked now, and the object is built when the given fields are."""
+    cls, keys = target(node, where)
+    return partial(_made, cls, _values(cls, keys, where, *given), where)
+
+
+def _values(cls: Any, node: Any, where: str, *given: str) -> Any:
     values = checked(cls, node, where, *given)
     _refuse_odd_numbers(node, values, where)
+    return values
+
+
+def _made(cls: type[T], values: Any, where: str, **given: Any) -> T:
     if isinstance(values, cls):
         return values
     try:
         return cls(**given, **values)
     except ValueError as error:
         raise UserError(f"{where}: {error}") from error
-
-
-def build_target(node: dict[str, Any], where: str, **given: Any) -> Any:
-    """An object of the class that the node's `_target_` names. given: as of `build`. Raises UserError, as `target` and `build`."""
-    return build(*target(node, where), where, **given)
 
 
 # What a class must define to be built for a key: nothing else that a sent file names is ever called

@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedopt.config.build import build, build_target, checked, target
+from fedopt.config.build import build, build_target, builder
 from fedopt.config.explain import explain
 from fedopt.config.files import CONF, GROUPS, Folders, chain, content, file_of, flat, keys_set_by, options
 from fedopt.config.sent import check_folders, check_headers
@@ -52,10 +52,11 @@ class Composed:
 
     @cached_property
     def parts(self) -> dict[str, Any]:
-        """The objects that need no data, by group: algo, partitioner, and dataset where the problem has one. Raises UserError."""
-        checked(*target(self.nodes["problem"], "problem"), "problem", "world")
+        """The objects that need no data, by group: algo, partitioner, dataset where the problem has one, and problem, a function
+        of its world. Raises UserError."""
         groups = [group for group in ("algo", "partitioner", "dataset") if self.nodes[group].get("_target_")]
-        return {group: build_target(self.nodes[group], group) for group in groups}
+        problem = builder(self.nodes["problem"], "problem", "world")
+        return {group: build_target(self.nodes[group], group) for group in groups} | {"problem": problem}
 
     def changed(self, **values: Any) -> "Composed":
         """With other values of keys at the top level that need no check: seed, resume, output_dir."""
@@ -63,7 +64,11 @@ class Composed:
         for key, value in values.items():
             object.__setattr__(settings, key, value)
         words = (*(word for word in self.words if key_of(word) not in values), *(f"{k}={v}" for k, v in values.items()))
-        return replace(self, settings=settings, nodes={**self.nodes, **values}, words=words)
+        changed = replace(self, settings=settings, nodes={**self.nodes, **values}, words=words)
+        changed.__dict__.update(
+            {"parts": self.parts} if "parts" in self.__dict__ else {}
+        )  # which have none of these keys
+        return changed
 
 
 def compose(words: Sequence[str] = (), folders: Folders = ()) -> Composed:

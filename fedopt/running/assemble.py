@@ -8,7 +8,6 @@ import torch
 
 from fedopt.algorithms import Algorithm
 from fedopt.blame import place, seeded
-from fedopt.config.build import build_target
 from fedopt.config.compose import Composed
 from fedopt.config.settings import Budget, Evaluation, Participation
 from fedopt.data.partitioners import Centralized
@@ -70,7 +69,7 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     autocast = hardware.autocast and getattr(torch, hardware.autocast)
     world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
     with seeded():
-        original: Problem = build_target(composed.nodes["problem"], "problem", world=world)
+        original: Problem = parts["problem"](world=world)
     if clients is None:
         check_participation(participation, algorithm, original.clients)
     if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):

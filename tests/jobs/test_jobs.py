@@ -1,0 +1,88 @@
+"""Many runs: each config is composed and checked once, and no process outlives its command."""
+
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from support.command import TINY, fedopt, start
+
+from fedopt.config import build, compose
+from fedopt.jobs import sweep
+
+
+@pytest.fixture
+def checks(monkeypatch):
+    """How often values are held against the types of a class, by its name."""
+    counts = Counter()
+    original = build.checked
+
+    def counted(cls, *arguments):
+        counts[cls.__name__] += 1
+        return original(cls, *arguments)
+
+    monkeypatch.setattr(build, "checked", counted)
+    return counts
+
+
+def test_a_run_checks_its_config_once(checks, monkeypatch, capsys, tmp_path):
+    assert fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path / 'run'}").code == 0
+    assert checks == {"Settings": 1, "FedMSA": 1, "Mco": 1, "Iid": 1}
+
+
+def test_a_sweep_composes_and_checks_each_job_once(checks, monkeypatch, capsys, tmp_path):
+    composed = []
+    monkeypatch.setattr(sweep, "compose", lambda *words: composed.append(words) or compose.compose(*words))
+    monkeypatch.chdir(tmp_path)
+    result = fedopt(monkeypatch, capsys, "-m", *TINY, "budget.rounds=1", f"seed={','.join(map(str, range(50)))}")
+    assert result.code == 0, result.err
+    assert len(list(tmp_path.rglob("metrics.csv"))) == len(composed) == 50
+    assert set(checks.values()) == {50}
+
+
+LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=1000000", "eval.every=100000", "hardware.threads=1"]
+LAUNCHERS = {
+    "in turn": [],
+    "two processes": ["--jobs", "2"],
+    "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
+}
+
+
+def computing(folder: Path) -> list[int]:
+    """The processes whose working directory is this folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if process.joinpath("cwd").resolve() == folder and process.joinpath("cmdline").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP], ids=lambda how: how.name)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_no_process_outlives_its_sweep(launcher, how, tmp_path):
+    if launcher == "joblib":
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    command = start("-m", *LONG, "seed=0,1,2", "output_dir=sweep", *LAUNCHERS[launcher], cwd=tmp_path)
+    try:
+        wait_for(lambda: list(tmp_path.glob("sweep/*/metrics.csv")), 90)
+        os.kill(command.pid, how)
+        command.wait(60)
+        wait_for(lambda: not computing(tmp_path), 60)
+    finally:
+        for process in computing(tmp_path):
+            os.kill(process, signal.SIGKILL)
+        for pipe in (command.stdout, command.stderr):
+            pipe.close()
+
+
+def wait_for(condition, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
