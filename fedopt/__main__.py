@@ -12,7 +12,7 @@ with suppress(FileNotFoundError):  # a working directory that was removed
     if sys.path[0] in ("", os.getcwd()) and Path(__file__).parents[1] != Path.cwd():
         del sys.path[0]  # the working directory, where a file that was sent may lie
 
-from fedopt.console.interrupts import ctrl_c_again, ending_at_once
+from fedopt.console.interrupts import ending_at_once
 
 
 def main(module: str = "commands.run") -> None:
@@ -20,7 +20,6 @@ def main(module: str = "commands.run") -> None:
     os.environ["MPLBACKEND"] = "Agg"  # whatever there is for windows and notebooks
     with ending_at_once():
         command = import_module(f"fedopt.{module}").main
-    ctrl_c_again()
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # when all is done
     command()
 

@@ -2,13 +2,15 @@
 
 import os
 import re
+import sysconfig
 from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T", int, float)
+PACKAGE, STANDARD = Path(__file__).parent, Path(sysconfig.get_path("stdlib"))
 MOST_NAMED = 30  # options in a message
 
 
@@ -22,6 +24,39 @@ class WrongKeys(UserError):
     def __init__(self, said: str, group: str):
         super().__init__(said)
         self.group = group
+
+
+class WrongFunction(UserError):
+    """Of a user's function or class, or what it is called in a message, which begins with its name. said: what it does.
+
+    `blame` adds the file and the line.
+    """
+
+    def __init__(self, function: Any, said: str):
+        function = getattr(function, "func", function)  # of a partial
+        super().__init__(f"{getattr(function, '__qualname__', function)} {said}")
+        self.function = function
+
+
+def gives(function: Any, given: Any, wanted: str) -> WrongFunction:
+    """For a function that gives something else than what is wanted."""
+    what = f"a tensor of shape {list(given.shape)}" if hasattr(given, "shape") else f"a {type(given).__name__}"
+    what = "None (is its return missing?)" if given is None else what
+    return WrongFunction(function, f"gives {what}; it must give {wanted}")
+
+
+def is_own(path: str) -> bool:
+    """Whether a file of Python is neither fedopt's, nor a library's, nor Python's own."""
+    file = Path(path)
+    ours = file.is_relative_to(PACKAGE) or file.is_relative_to(STANDARD)
+    return not ours and not {"site-packages", "dist-packages"} & set(file.parts) and file.is_file()
+
+
+def line_of(path: str, line: int | None) -> str:
+    """`file.py:12`, from the working directory where that is shorter."""
+    with suppress(OSError, ValueError):  # no working directory any more, another drive
+        path = min(os.path.relpath(path), path, key=len)
+    return f"{path}:{line}"
 
 
 def number_of(variable: str, default: T) -> T:

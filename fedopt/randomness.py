@@ -5,13 +5,20 @@ high words of its counter, so that two keys never share a stream and no draw dep
 Users name their streams: a hash of the name takes the purpose's place, in a range that has no purposes.
 """
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
-from fedopt.errors import UserError
+from fedopt.errors import UserError, WrongFunction
+
+DRAWING = 'draw from self.world.rng("NAME"), fed.rng("NAME") or the generator that is given'
 
 
 class Purpose(IntEnum):
@@ -79,3 +86,27 @@ def torch_seed(seed: int, purpose: Purpose) -> int:
 def normal(rng: np.random.Generator, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Standard normal numbers as a tensor."""
     return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
+
+
+@contextmanager
+def untouched(function: Any, given: Any, instead: str = DRAWING) -> Iterator[None]:
+    """Raises WrongFunction where a call of a user's function writes over a tensor of what it is given, or draws from a generator
+    that the whole program shares: those of torch, `numpy.random` and `random`. instead: what to draw from."""
+    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    before, drawn = [tensor._version for tensor in tensors], _shared_generators()
+    yield
+    if before != [tensor._version for tensor in tensors]:
+        raise WrongFunction(function, "writes over what it is given: write x = x - 1 in place of x -= 1")
+    for library, state in _shared_generators().items():
+        if state != drawn[library]:
+            raise WrongFunction(
+                function, f"draws random numbers from {library}, which do not follow the seed: {instead}"
+            )
+
+
+def _shared_generators() -> dict[str, Any]:
+    """Their states."""
+    numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    of_numpy = numpy["state"]["key"].tobytes(), numpy["state"]["pos"]
+    of_torch = torch.get_rng_state().numpy().tobytes()
+    return {"torch": of_torch, "numpy.random": of_numpy, "random": random.getstate()}

@@ -6,10 +6,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_structure
 
 from fedopt.algorithms import Algorithm
-from fedopt.blame import called, untouched, wrong
-from fedopt.errors import UserError
+from fedopt.errors import WrongFunction, gives
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Problem
+from fedopt.randomness import untouched
 
 
 def first_state(algorithm: Algorithm, problem: Problem) -> Any:
@@ -17,19 +17,19 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
     with untouched(algorithm.init, ()):
         state = algorithm.init(problem)
     if not hasattr(state, "_fields"):
-        raise wrong(algorithm.init, state, "a NamedTuple of tensors")
+        raise gives(algorithm.init, state, "a NamedTuple of tensors")
     point, start = algorithm.output(state), problem.start()
     for name, leaf in _named(state):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dtype != start[0].dtype:
-            raise UserError(
-                f"{called(algorithm.init)}: {name} is of {leaf.dtype}, and hardware.dtype is {start[0].dtype}: torch.zeros_like(x) "
-                "and x.new_zeros(n) have that of x"
+            raise WrongFunction(
+                algorithm.init,
+                f"gives {name} of {leaf.dtype}, and hardware.dtype is {start[0].dtype}: torch.zeros_like(x) has that of x",
             )
     if not isinstance(point, tuple) or not all(isinstance(v, Tensor) for v in point):
-        raise wrong(algorithm.output, point, "a tuple of tensors, such as (s.x,)")
+        raise gives(algorithm.output, point, "a tuple of tensors, such as (s.x,)")
     for v, variable in zip(point, start, strict=False):
         if v.shape != variable.shape:
-            raise wrong(algorithm.output, v, f"a point of the problem, whose variable has shape {list(variable.shape)}")
+            raise gives(algorithm.output, v, f"a point of the problem, whose variable has shape {list(variable.shape)}")
     return state
 
 
@@ -38,14 +38,15 @@ def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -
     with untouched(algorithm.step, state):
         new = algorithm.step(state, problem, fed)
     if tree_structure(new) != tree_structure(state):
-        raise wrong(algorithm.step, new, f"a {type(state).__name__} of the structure and the shapes that init gives it")
+        raise gives(algorithm.step, new, f"a {type(state).__name__} of the structure and the shapes that init gives it")
     for (name, was), now in zip(_named(state), tree_leaves(new), strict=True):
         if not isinstance(now, Tensor | int | float):
-            raise wrong(algorithm.step, now, f"tensors: a state must hold tensors and numbers alone, {name} too")
+            raise gives(algorithm.step, now, f"tensors: a state must hold tensors and numbers alone, {name} too")
         if _kind(was) != _kind(now):
-            raise UserError(
-                f"{called(algorithm.step)}: {name} was {_kind(was)} and becomes {_kind(now)}; a state must keep the structure "
-                "and the shapes that init gives it"
+            raise WrongFunction(
+                algorithm.step,
+                f"changes {name}: it was {_kind(was)} and becomes {_kind(now)}; a state must keep the structure and the "
+                "shapes that init gives it",
             )
     return new
 

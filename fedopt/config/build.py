@@ -1,6 +1,7 @@
 """The parts of a config that every run has, and how a config node becomes an object: types and ranges are checked here."""
 
 import dataclasses
+import traceback
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib import import_module
@@ -14,8 +15,7 @@ from pydantic import (
 from pydantic.dataclasses import is_pydantic_dataclass
 from typing_extensions import TypedDict
 
-from fedopt.blame import classes_in, is_own_class, not_imported, place
-from fedopt.errors import UserError, WrongKeys, nearest
+from fedopt.errors import UserError, WrongKeys, first_line, is_own, line_of, nearest
 
 MOST = 10**9  # of whole numbers, but for a seed and what a budget counts: the product of two fits into 64 bits
 
@@ -92,17 +92,22 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
 def imported(path: Any, said: str) -> Any:
     """What a dotted path names in a module that is installed or on PYTHONPATH. said: the key and the path, for messages."""
     module, _, name = str(path).rpartition(".")
+    if "__main__" in module.split("."):
+        raise UserError(f"{said} cannot be imported: it is a program, which importing it would run")
     try:
-        if "__main__" in module.split("."):
-            raise UserError(f"{said}: is a program, which importing it would run")
         found = import_module(module)
         if hasattr(found, name):
             return getattr(found, name)
     except (Exception, SystemExit) as error:
-        raise UserError(f"{said} cannot be imported: {not_imported(module, error)}") from None
-    known = classes_in(found)
-    has = f"its classes are {', '.join(known)}" if known else "it has no classes"
-    raise UserError(f"{said} cannot be imported: {module} has no {name}{nearest(name, known)}; {has}")
+        if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+            why = f"there is no module {error.name}, installed or in a folder of PYTHONPATH: type PYTHONPATH=. before the "
+            why += f"command where {error.name}.py lies here"
+        else:
+            own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+            why = "".join(f"{line_of(frame.filename, frame.lineno)}: " for frame in own[-1:])
+            why += f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{said} cannot be imported: {why}") from None
+    raise UserError(f"{said} cannot be imported: {module} has no {name}{nearest(name, dir(found))}")
 
 
 def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
@@ -116,12 +121,14 @@ def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
         errors = error.errors(include_url=False)
         fields = [f.name for f in dataclasses.fields(cls) if f.init and f.name not in given]
         said = "; ".join(_message(e, where, fields) for e in errors[:3])
-        wrong_keys = any(e["type"] in KEYS and len(e["loc"]) == 1 for e in errors[:3])
-        if wrong_keys and is_own_class(cls):
-            keys = f"the keys are the fields of {cls.__name__} ({place(cls)}), {', '.join(fields) or 'none'}"
-            raise WrongKeys(f"{said}; {keys}", where) from None
-        if wrong_keys and "did you mean" not in said:
-            said += f"; the keys are {', '.join(fields) or 'none'}"
+        if any(e["type"] in KEYS and len(e["loc"]) == 1 for e in errors[:3]):
+            keys = ", ".join(fields) or "none"
+            if not cls.__module__.startswith("fedopt."):  # a user's
+                raise WrongKeys(
+                    f"{said}; the keys are the fields of {cls.__module__}.{cls.__name__}, {keys}", where
+                ) from None
+            if "did you mean" not in said:
+                said += f"; the keys are {keys}"
         raise UserError(said) from None
 
 

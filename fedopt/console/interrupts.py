@@ -3,13 +3,11 @@
 import os
 import signal
 import sys
-import time
-from _thread import interrupt_main, start_new_thread
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import Event, Thread, current_thread, main_thread
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 GRACE = 30  # seconds from SIGTERM to SIGKILL, as torchrun has it
 
@@ -28,26 +26,6 @@ def ending_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def ctrl_c_again() -> None:
-    """From now on Ctrl-C comes again, a moment later, where it came in what cannot raise, such as the removal of a weak reference:
-    Python alone prints a traceback there and goes on."""
-    before = sys.unraisablehook
-
-    def hook(lost: Any) -> None:
-        if not issubclass(lost.exc_type, KeyboardInterrupt):
-            before(lost)
-            return
-        with suppress(RuntimeError):  # the interpreter is ending, and starts no thread
-            start_new_thread(_interrupt, ())  # threading's threads are waited for, in which it would be lost again
-
-    sys.unraisablehook = hook
-
-
-def _interrupt() -> None:
-    time.sleep(0.05)
-    interrupt_main()
 
 
 @contextmanager

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fedopt.blame import untouched
 from fedopt.data.datasets import DatasetSource, LabelledData
 from fedopt.data.partitioners import ByColumn, Partitioner, check_division
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError, memory
-from fedopt.randomness import Part, Purpose, keyed_rng
+from fedopt.randomness import Part, Purpose, keyed_rng, untouched
 
 BYTES_AN_EXAMPLE = 100  # at least, while examples are divided and a problem is made
 

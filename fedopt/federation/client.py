@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from fedopt.blame import wrong
-from fedopt.errors import UserError
+from fedopt.errors import UserError, gives
 from fedopt.federation.draws import Drawn, Weighted
 from fedopt.federation.oracles import Calls, Oracles, of
 from fedopt.problems.classes import Bilevel, Hierarchical, Minimax, Problem
@@ -90,7 +89,7 @@ class Client(Oracles):
             finished = counts[k] < everyone  # somebody has, whose carry no step may be written over
             new = step(tree_map(_detached, carry) if finished else carry, *taken)
             if k == skip and not _carried_on(carry, new):
-                raise wrong(step, new, "what the next step begins with, as it is given it as its first argument")
+                raise gives(step, new, "what the next step begins with, as it is given it as its first argument")
             if finished:
                 active = self._share["active"][name][k]
                 carry = tree_map(lambda a, b, active=active: torch.where(active, a, b), new, carry)

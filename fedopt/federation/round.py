@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from fedopt.blame import place
 from fedopt.config.schedules import Work
 from fedopt.config.settings import Participation
-from fedopt.errors import UserError
+from fedopt.errors import UserError, WrongFunction, gives
 from fedopt.federation import fence, ranks
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Amount, Epochs, Steps, draw
@@ -168,7 +167,7 @@ class Round:
         """
         fence.check(client_fn, message)
         if not isinstance(memory, Memory | None):
-            raise UserError(f"{place(client_fn)}: memory= of its exchange must be a fedopt.Memory, of [clients, d]")
+            raise WrongFunction(client_fn, "has an exchange whose memory= is no fedopt.Memory, of [clients, d]")
         versions = _versions(message)
         problem = self.problem
         exchange = next(self._exchanges)
@@ -207,9 +206,7 @@ class Round:
         self._federation.ledger.count(Calls() if idle else calls, like.device)
         fence.check(client_fn)  # again: a client may have put its answer where only the server looks
         if versions != _versions(message):
-            raise UserError(
-                f"{place(client_fn)}: a client function wrote over its message: write x = x - 1 in place of x -= 1"
-            )
+            raise WrongFunction(client_fn, "writes over its message: write x = x - 1 in place of x -= 1")
         dtypes = [leaf.dtype if leaf.is_floating_point() else like.dtype for leaf in leaves]
         sums = [total.to(dtype) for total, dtype in zip(ranks.total(sums), dtypes, strict=True)]
         mean = tree_unflatten(sums, structure)
@@ -225,13 +222,10 @@ def _answer(client_fn: ClientFn, pairs: bool, client: Client, message: Any) -> A
     """Raises UserError for an answer that is anything but tensors, or no pair where `pairs` are asked for."""
     answer = client_fn(client, message)
     if pairs and not (isinstance(answer, tuple) and len(answer) == 2):
-        raise UserError(f"{place(client_fn)}: in an exchange with memory=, this gives (answer, new row of its memory)")
+        raise gives(client_fn, answer, "(answer, new row of its memory) in an exchange with memory=")
     for leaf in tree_leaves(answer):
         if not isinstance(leaf, Tensor):
-            what = "None: is its return missing?" if leaf is None else f"a {type(leaf).__name__}"
-            raise UserError(
-                f"{place(client_fn)}: this client function gives tensors, or tuples of them, and not {what}"
-            )
+            raise gives(client_fn, leaf, "tensors, or tuples of them, as every client function")
     return answer
 
 

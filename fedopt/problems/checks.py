@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fedopt.blame import called, place, untouched, wrong
-from fedopt.errors import UserError
+from fedopt.errors import UserError, WrongFunction, first_line, gives
 from fedopt.problems.classes import Bilevel, Compositional, Hierarchical, Minimax, Minimisation, Problem
+from fedopt.randomness import untouched
 
 Call = tuple[
     Callable[..., Any], tuple[Any, ...], tuple[int, ...]
@@ -26,9 +26,9 @@ def check(problem: Problem) -> None:
     that do not follow the seed, and for a network whose buffers change: clients that are run one by one would share them.
     """
     if "train" not in getattr(problem, "splits", ()):
-        raise UserError(
-            f"{place(type(problem))}: {type(problem).__name__} does not say whose each example is: self.splits = "
-            "self.world.split(EXAMPLES) in __post_init__"
+        raise WrongFunction(
+            type(problem),
+            "does not say whose each example is: self.splits = self.world.split(EXAMPLES) in __post_init__",
         )
     if isinstance(problem, Bilevel):
         _check_splits(problem)
@@ -38,7 +38,7 @@ def check(problem: Problem) -> None:
     with untouched(problem.sample, weighted):
         sample = problem.sample(0, weighted)
     if arrays := [leaf for leaf in tree_leaves(sample) if isinstance(leaf, np.ndarray)]:
-        raise wrong(problem.sample, arrays[0], "tensors: self.world.tensor(array) makes them")
+        raise gives(problem.sample, arrays[0], "tensors: self.world.tensor(array) makes them")
     if problem.random:
         sample = problem.keyed(sample, torch.zeros((), dtype=torch.int64, device=start[0].device))
     networks = {key: value for key, value in vars(problem).items() if isinstance(value, nn.Module)}
@@ -49,11 +49,17 @@ def check(problem: Problem) -> None:
                 found = function(*arguments)
             if not isinstance(found, Tensor) or found.shape != shape:
                 wanted = f"of shape {list(shape)}" if shape else "of one number, [], such as a mean over the examples"
-                raise wrong(function, found, f"a tensor {wanted}")
+                raise gives(function, found, f"a tensor {wanted}")
             if problem.world.autocast is None:
                 _check_type(function, found, problem.world.dtype)
+            if not isinstance(problem, Hierarchical):  # whose methods take none of most of its functions
+                _gradient(function, arguments)
     if isinstance(problem, Bilevel) and not problem.direct:
-        _check_direct(problem, start, sample)
+        gradient = _gradient(problem.f, (*start, sample))
+        if gradient is not None and gradient.any():
+            raise WrongFunction(
+                problem.f, "depends on x, and the class says direct = False: take that line out, or x out of f"
+            )
     for (key, of), buffer in before.items():
         if not torch.equal(networks[key].get_buffer(of), buffer):
             raise UserError(
@@ -71,9 +77,9 @@ def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> di
     values, names = problem.evaluate(*point), [metric.name for metric in problem.metrics]
     if not isinstance(values, dict) or set(values) != set(names):
         given = values if isinstance(values, dict) else [str(values)]
-        raise UserError(f"{called(original.evaluate)} gives {', '.join(given)}, and its metrics are {', '.join(names)}")
+        raise WrongFunction(original.evaluate, f"gives {', '.join(given)}, and its metrics are {', '.join(names)}")
     if several := [name for name, value in values.items() if np.ndim(value) != 0]:
-        raise UserError(f"{called(original.evaluate)} gives more than one number as {several[0]}")
+        raise WrongFunction(original.evaluate, f"gives more than one number as {several[0]}")
     return {name: float(values[name]) for name in names}
 
 
@@ -83,9 +89,9 @@ def _start(problem: Problem) -> tuple[Tensor, ...]:
     count = 2 if isinstance(problem, Bilevel | Minimax) else 1
     tensors = isinstance(start, tuple) and all(isinstance(v, Tensor) for v in start)
     if tensors and (shaped := [v for v in start if v.ndim != 1]):
-        raise wrong(problem.start, shaped[0], "flat vectors: v.flatten() is one, and v.view(shape) undoes it in f")
+        raise gives(problem.start, shaped[0], "flat vectors: v.flatten() is one, and v.view(shape) undoes it in f")
     if not tensors or len(start) != count:
-        raise wrong(problem.start, start, "(x, y), two vectors" if count == 2 else "(x,), a tuple of one vector")
+        raise gives(problem.start, start, "(x, y), two vectors" if count == 2 else "(x,), a tuple of one vector")
     for vector in start:
         _check_type(problem.start, vector, problem.world.dtype)
     return start
@@ -96,21 +102,26 @@ def _check_splits(problem: Bilevel) -> None:
     for function, split in (("f", problem.f_split), ("g", problem.g_split)):
         if split not in problem.splits:
             known = list(problem.splits)
-            raise UserError(
-                f"{place(type(problem))}: {type(problem).__name__}.{function} is taken on the split {split}, and self.splits has "
-                f"{', '.join(known)}: write {function}_split = {known[0]!r} in the class, or add the split"
+            raise WrongFunction(
+                type(problem),
+                f"takes {function} on the split {split}, and self.splits has {', '.join(known)}: write {function}_split = "
+                f"{known[0]!r} in the class, or add the split",
             )
 
 
-def _check_direct(problem: Bilevel, start: tuple[Tensor, ...], sample: Any) -> None:
-    """Raises UserError where f has a gradient in x, though the problem says that it has none."""
-    x, y = start[0].detach().requires_grad_(), start[1].detach()
-    value = problem.f(x, y, sample)
-    (gradient,) = torch.autograd.grad(value, x, allow_unused=True) if value.requires_grad else (None,)
-    if gradient is not None and gradient.any():
-        raise UserError(
-            f"{called(problem.f)} depends on x, and the class says direct = False: take that line out, or x out of f"
-        )
+def _gradient(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Tensor | None:
+    """In the first argument, of the sum of what a function gives; None where it does not depend on it.
+
+    Raises WrongFunction where torch has none, such as where a tensor that it needs is written over.
+    """
+    *points, sample = arguments
+    with torch.enable_grad():
+        points = [v.detach().requires_grad_() for v in points]
+        value = function(*points, sample).sum()
+        try:
+            return torch.autograd.grad(value, points, allow_unused=True)[0] if value.requires_grad else None
+        except RuntimeError as error:
+            raise WrongFunction(function, f"has no derivative: {first_line(error)}") from error
 
 
 def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator[Call]:
@@ -131,7 +142,8 @@ def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator
 
 def _check_type(function: Callable[..., Any], found: Tensor, dtype: torch.dtype) -> None:
     if found.dtype != dtype:
-        raise UserError(
-            f"{called(function)} gives {found.dtype}, and hardware.dtype is {dtype}: self.world.tensor(array) makes tensors of "
-            "that type, torch.zeros_like(x) has that of x"
+        raise WrongFunction(
+            function,
+            f"gives {found.dtype}, and hardware.dtype is {dtype}: self.world.tensor(array) makes tensors of that type, "
+            "torch.zeros_like(x) has that of x",
         )

@@ -18,12 +18,11 @@ import numpy as np
 import torch
 
 import fedopt
-from fedopt.blame import is_own
 from fedopt.config.build import imported
 from fedopt.config.compose import Composed
 from fedopt.config.files import flat
 from fedopt.console.say import say
-from fedopt.errors import UserError
+from fedopt.errors import UserError, is_own
 from fedopt.problems.classes import Problem
 from fedopt.results.files import read_json
 from fedopt.results.folder import RunFolder

@@ -89,7 +89,7 @@ class Checkpoint:
         begin = f"{self.path}: the state in it does not fit: "
         expected = _tensors(self._initial)
         if {name for name in stored if name.startswith("state.")} != expected.keys():
-            raise UserError(f"{begin}it is of another algorithm, of other options, or of a fedopt before 0.2")
+            raise UserError(f"{begin}it is of another algorithm, or of other options")
         for name, tensor in expected.items():
             if stored[name].shape != tensor.shape:
                 shape, here = (list(of.shape) for of in (stored[name], tensor))

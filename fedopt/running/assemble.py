@@ -7,12 +7,11 @@ import numpy as np
 import torch
 
 from fedopt.algorithms import Algorithm
-from fedopt.blame import place, seeded
 from fedopt.config.compose import Composed
 from fedopt.config.settings import Budget, Evaluation, Participation
 from fedopt.data.partitioners import Centralized
 from fedopt.data.world import World
-from fedopt.errors import UserError, nearest
+from fedopt.errors import UserError, WrongFunction, nearest
 from fedopt.federation import engines
 from fedopt.federation.round import Federation
 from fedopt.problems.checks import check
@@ -68,8 +67,7 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     device = machine.configure(hardware, jobs)
     autocast = hardware.autocast and getattr(torch, hardware.autocast)
     world = World(settings.seed, partitioner, dataset, device, getattr(torch, hardware.dtype), autocast)
-    with seeded():
-        original: Problem = parts["problem"](world=world)
+    original: Problem = parts["problem"](world=world)
     if clients is None:
         check_participation(participation, algorithm, original.clients)
     if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):
@@ -94,7 +92,7 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
     """Raises UserError where participation does not fit the number of clients, or the algorithm's local work."""
     who, key = participation, getattr(algorithm, "uneven", None)
     if key is not None and not hasattr(algorithm, key):
-        raise UserError(f"{place(type(algorithm))}: uneven: {type(algorithm).__name__} has no field {key}")
+        raise WrongFunction(type(algorithm), f"has uneven = {key!r}, and no field {key}")
     if who.cohort is not None and who.cohort > clients:
         raise UserError(f"participation.cohort={who.cohort}: must be at most partitioner.clients={clients}")
     if who.stragglers and not round(who.stragglers * clients):

@@ -118,7 +118,7 @@ WRONG = {
     ),
     "model that is no network": ([*DIGITS, "problem.model=os.system"], ["problem.model=os.system", "torch.nn.Module"]),
     "wrong argument of a model": (
-        [*DIGITS, "problem.model={_target_: networks.Normed, wdith: 3}"],
+        [*DIGITS, "problem.model={_target_: support.networks.Normed, wdith: 3}"],
         ["problem.model=support.networks.Normed", "wdith", "it takes", "width"],
     ),
     "model with a running mean": (
@@ -545,37 +545,6 @@ def test_ctrl_c_while_python_imports(module, seconds, tmp_path):
     assert "Traceback" not in out + err
     assert "bug" not in err
     assert err.count("\n") <= 1
-
-
-LOSING = """
-import signal, time, weakref
-from fedopt import __main__
-from fedopt.commands import run as cli
-
-def work(arguments):
-    thing = type("Thing", (), {})()
-    kept = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
-    del thing
-    time.sleep(20)
-    return 0
-
-cli._dispatch = work
-__main__.main()
-"""
-
-
-def test_ctrl_c_that_python_loses(tmp_path):
-    """In what is called when an object is gone, and cannot raise: it comes again."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOSING],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        text=True,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "fedopt: stopped\n")
 
 
 @pytest.mark.parametrize("words", [["--cfg", "job"], [*TINY, "output_dir=run"], ["-m", *TINY, "seed=0,1"]])

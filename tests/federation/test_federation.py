@@ -373,7 +373,7 @@ def test_fence_refuses_what_is_hidden_in_a_message(problem, message):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_message_is_not_written_over(problem, engine):
     """It is the server's, and all clients'."""
-    with pytest.raises(UserError, match="wrote over its message"):
+    with pytest.raises(UserError, match="writes over its message"):
         Federation(problem, engine, 0).at(0).exchange(
             lambda client, x: x.sub_(1) * client.index, torch.ones(3), np.arange(6)
         )
