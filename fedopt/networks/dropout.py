@@ -1,24 +1,37 @@
 """Dropout whose masks are functions of a key."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 GOLDEN, FIRST, SECOND = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_attention = F.scaled_dot_product_attention
+
+_multi_head: Any = F.multi_head_attention_forward
 
 
-class Dropout:
-    """What replaces torch's dropout: masks that are functions of a key, the same for one client and for a stack of them.
+class Dropout(TorchFunctionMode):
+    """Inside `with Dropout(key)`, torch's dropout draws masks that are functions of the key, in one client as in a stack of them.
 
+    It covers `F.dropout`, `F.dropout1d` to `F.dropout3d`, `F.scaled_dot_product_attention`, and the modules that call them.
     The first dimension must be the batch: padding it changes no other example's mask. drawn: how many masks there were.
     """
 
     def __init__(self, key: Tensor):
         self.key, self.drawn = key, 0
+        self._keyed: dict[Any, Callable[..., Any]] = {
+            F.dropout: self.of_numbers,
+            **dict.fromkeys((F.dropout1d, F.dropout2d, F.dropout3d), self.of_channels),
+            F.scaled_dot_product_attention: self.attention,
+            _multi_head: self.multi_head_attention,
+        }
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._keyed.get(function, function)(*args, **(kwargs or {}))
 
     def of_numbers(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return self._dropped(input, p, input.shape) if training and p else input
@@ -35,18 +48,28 @@ class Dropout:
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
+        **options: Any,
     ) -> Tensor:
-        if not dropout_p or enable_gqa:
-            return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        scores = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if attn_mask is not None:
-            allowed = attn_mask.dtype == torch.bool
-            scores = scores.masked_fill(~attn_mask, -torch.inf) if allowed else scores + attn_mask
-        return self.of_numbers(torch.softmax(scores, -1), dropout_p) @ value
+        """As of torch, on a batch; with dropout, torch's weights are what it gives for the unit vectors as values."""
+        if not dropout_p:
+            return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, **options)
+        unit = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device).expand(*key.shape[:-1], -1)
+        weights = F.scaled_dot_product_attention(query, key, unit, attn_mask, 0.0, is_causal, **options)
+        return self.of_numbers(weights, dropout_p) @ value
+
+    def multi_head_attention(self, *given: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """As of torch, on a batch; with dropout, of its weights [batch, heads, to, from], what follows them is done again."""
+        *inputs, p, out, out_bias = given
+        value, dim, heads, weight, bias = (inputs[i] for i in (2, 3, 4, 5, 6))
+        if not p or not options["training"]:
+            return _multi_head(*given, **options)
+        whole = options | {"need_weights": True, "average_attn_weights": False}
+        weights = self.of_numbers(_multi_head(*inputs, 0.0, out, out_bias, **whole)[1], p)
+        of_value = options["v_proj_weight"] if options["use_separate_proj_weight"] else weight[-dim:]
+        values = F.linear(value, of_value, None if bias is None else bias[-dim:])  # [from, batch, dim]
+        mixed = weights @ values.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)  # [batch, heads, to, dim / heads]
+        mean = weights.mean(1) if options["average_attn_weights"] else weights
+        return F.linear(mixed.permute(2, 0, 1, 3).flatten(-2), out, out_bias), mean if options["need_weights"] else None
 
     def kept(self, shape: Sequence[int], p: float, device: torch.device) -> Tensor:
         """The next mask: False with probability p."""

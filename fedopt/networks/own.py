@@ -6,14 +6,13 @@ one, and gives it numbers; a text could name a file or an address, and is taken 
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from importlib import import_module
 from types import FunctionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -21,9 +20,11 @@ from fedopt.config.build import imported
 from fedopt.errors import UserError, first_line
 from fedopt.networks.dropout import Dropout
 from fedopt.networks.flat import FlatModel
-from fedopt.randomness import Purpose, torch_seed
+from fedopt.randomness import Purpose, torch_seed, untouched
 
 REMEDY = "a network here keeps nothing and takes each example by itself: nn.GroupNorm in place of BatchNorm"
+DROPPING = "use nn.Dropout, or F.dropout(x, p, self.training)"
+REMARK = "the model gives probabilities where losses take logits; leave out its last softmax"
 
 
 class FlatModule(FlatModel):
@@ -46,7 +47,7 @@ class FlatModule(FlatModel):
         for name, value in self._constants.items():
             values[name] = value.to(flat.device, flat.dtype if value.is_floating_point() else value.dtype)
         module = self.module if key is None else self._dropping
-        with differentiable(module, None if key is None else Dropout(key)):
+        with differentiable(module), nullcontext() if key is None else Dropout(key):
             return torch.func.functional_call(module, values, (x.reshape(-1, *self.input_shape),))
 
     def split_last(self) -> tuple[FlatModel, FlatModel]:
@@ -62,17 +63,11 @@ class FlatModule(FlatModel):
 
 
 @contextmanager
-def differentiable(module: nn.Module, dropout: Dropout | None = None) -> Iterator[None]:
-    """Those of torch's kernels that have second derivatives, and its functions of dropout replaced by those that are given."""
-    ours: dict[str, Callable[..., Tensor]] = {}
-    if dropout is not None:
-        channels = dict.fromkeys(("dropout1d", "dropout2d", "dropout3d"), dropout.of_channels)
-        ours = {"dropout": dropout.of_numbers, **channels, "scaled_dot_product_attention": dropout.attention}
-    theirs, fast = {name: getattr(F, name) for name in ours}, torch.backends.mha.get_fastpath_enabled()
+def differentiable(module: nn.Module) -> Iterator[None]:
+    """Those of torch's kernels that have second derivatives."""
+    fast = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
-        for name, function in ours.items():
-            setattr(F, name, function)
         with ExitStack() as without:
             without.enter_context(sdpa_kernel(SDPBackend.MATH))
             if any(isinstance(inner, nn.RNNBase) for inner in module.modules()):
@@ -81,8 +76,6 @@ def differentiable(module: nn.Module, dropout: Dropout | None = None) -> Iterato
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-        for name, function in theirs.items():
-            setattr(F, name, function)
 
 
 def build(
@@ -105,14 +98,13 @@ def build(
     arguments = {str(key): value for key, value in node.items() if not str(key).startswith("_")}
     make = _factory(node["_target_"], said)
     _check_arguments(make, arguments, said)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _telling(said):
         torch.manual_seed(torch_seed(seed, Purpose.MODEL))
-        module = _tried(lambda: make(**arguments), said)
-    if not isinstance(module, nn.Module):
-        raise UserError(f"{said}: gives {type(module).__name__}, not a torch.nn.Module")
-    _check_parameters(module, said)
-    net = FlatModule(module, input_shape, autocast)
-    with torch.random.fork_rng(devices=[]):
+        module = make(**arguments)
+        if not isinstance(module, nn.Module):
+            raise UserError(f"{said}: gives {type(module).__name__}, not a torch.nn.Module")
+        _check_parameters(module, said)
+        net = FlatModule(module, input_shape, autocast)
         net.random, net.remark = _check_outputs(module, examples.detach().cpu().view(-1, *input_shape), classes, said)
     net.alone = _why_alone(net, examples)
     return net
@@ -167,10 +159,11 @@ def _listed(make: Callable[..., Any], key: str) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
-def _tried(run: Callable[[], Any], said: str) -> Any:
-    """What it returns. Raises UserError for whatever it raises."""
+@contextmanager
+def _telling(said: str) -> Iterator[None]:
+    """Raises UserError for whatever is raised."""
     try:
-        return run()
+        yield
     except UserError:
         raise
     except Exception as error:
@@ -178,11 +171,8 @@ def _tried(run: Callable[[], Any], said: str) -> Any:
 
 
 def _check_parameters(module: nn.Module, said: str) -> None:
-    for name, p in module.named_parameters():
-        if isinstance(p, nn.parameter.UninitializedParameter):
-            raise UserError(f"{said}: the parameter {name} has no size yet; give lazy layers their sizes")
-        if not p.is_floating_point():
-            raise UserError(f"{said}: the parameter {name} is {p.dtype}; parameters must be real numbers, float32")
+    if complex_ones := [name for name, p in module.named_parameters() if p.is_complex()]:
+        raise UserError(f"{said}: the parameter {complex_ones[0]} is complex; parameters must be real numbers, float32")
     if not any(p.requires_grad for p in module.parameters()):
         raise UserError(f"{said}: has no parameters to train")
 
@@ -194,39 +184,34 @@ def _check_outputs(module: nn.Module, x: Tensor, classes: int, said: str) -> tup
     for other randomness than dropout's."""
     probe = deepcopy(module).float()
     x = x.float() if x.is_floating_point() else x
-    said_x = f"{said} on a batch {list(x.shape)}"
+    batch = f"{said} on a batch {list(x.shape)}"
     before = {name: value.clone() for name, value in probe.named_buffers()}
-    random = torch.get_rng_state()
+    dropout = Dropout(torch.zeros((), dtype=torch.int64))
 
-    def run(x: Tensor, training: bool) -> tuple[Tensor, bool]:
-        dropout = Dropout(torch.zeros((), dtype=torch.int64)) if training else None
-        given = x.clone()
-        with torch.no_grad(), differentiable(probe, dropout):
-            out = _tried(lambda: probe.train(training)(given), said_x)
-        if not torch.equal(given, x):
-            raise UserError(f"{said}: writes over its input; write x = x - 1 in place of x -= 1")
-        if not isinstance(out, Tensor) or out.shape != (len(x), classes) or not out.is_floating_point():
+    def run(given: Tensor, training: bool) -> Tensor:
+        dropout.drawn = 0
+        drop, wanted = dropout if training else nullcontext(), [len(given), classes]
+        with torch.no_grad(), differentiable(probe), drop, untouched(said, given, DROPPING), _telling(batch):
+            out = probe.train(training)(given)
+        if not isinstance(out, Tensor) or list(out.shape) != wanted or not out.is_floating_point():
             shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise UserError(
-                f"{said_x} gives {shape}; it must give the logits of the {classes} classes, {[len(x), classes]}"
-            )
-        return out, dropout is not None and dropout.drawn > 0
+            raise UserError(f"{batch} gives {shape}; it must give the logits of the {classes} classes, {wanted}")
+        for name, value in probe.named_buffers():
+            if not torch.equal(value, before.get(name, value)):
+                owner = type(probe.get_submodule(name.rpartition(".")[0])).__name__
+                raise UserError(f"{said}: the buffer {name} of {owner} changes with every batch; {REMEDY}")
+        return out
 
-    out, drops = run(x, True)
-    for name, value in probe.named_buffers():
-        if not torch.equal(value, before.get(name, value)):
-            owner = type(probe.get_submodule(name.rpartition(".")[0])).__name__
-            raise UserError(f"{said}: the buffer {name} of {owner} changes with every batch; {REMEDY}")
-    again, (alone, _), (evaluated, _) = run(x, True)[0], run(x[[0, 0]], True), run(x, False)
-    if not torch.equal(torch.get_rng_state(), random) or not torch.equal(again, out):
-        raise UserError(
-            f"{said}: draws random numbers that a run could not repeat; use nn.Dropout, or F.dropout(x, p, self.training)"
-        )
-    for one, other in ((out, alone), (evaluated, run(x[[0, 0]], False)[0])):
-        if not torch.allclose(one[0], other[0], rtol=1e-3, atol=1e-3 * float(one.abs().max())):
-            raise UserError(f"{said}: the logits of an example depend on the others in its batch; {REMEDY}")
-    probabilities = bool((evaluated >= 0).all()) and torch.allclose(evaluated.sum(1), torch.ones(len(x)))
-    return drops, "the model gives probabilities where losses take logits; leave out its last softmax" * probabilities
+    drawn = 0
+    for training in (True, False):
+        out, other = run(x, training), run(x[[0, 0]], training)
+        drawn += dropout.drawn
+        if not torch.allclose(out[0], other[0], rtol=1e-3, atol=1e-3 * float(out[0].abs().max())):
+            raise UserError(
+                f"{said}: the logits of an example depend on the others in its batch, or on chance; {REMEDY}"
+            )
+    probabilities = bool((out >= 0).all()) and torch.allclose(out.sum(1), torch.ones(len(x)))
+    return drawn > 0, REMARK * probabilities
 
 
 def _why_alone(net: FlatModule, examples: Tensor) -> str:

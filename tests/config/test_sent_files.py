@@ -90,8 +90,8 @@ def test_only_classes_of_the_right_kind_are_built(group, target, trap):
         "{_target_: sent.Touch, width: 3}",
         "torch.hub.load",
         "torch.jit.load",
-        "{_target_: networks.Normed, width: {_target_: sent.touch}}",
-        "{_target_: networks.Normed, width: mine.pt}",
+        "{_target_: support.networks.Normed, width: {_target_: sent.touch}}",
+        "{_target_: support.networks.Normed, width: mine.pt}",
     ],
 )
 def test_only_networks_are_built_and_from_numbers(model, monkeypatch, capsys, tmp_path, trap):

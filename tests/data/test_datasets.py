@@ -677,7 +677,7 @@ def test_a_text_of_token_ids(monkeypatch, capsys, tmp_path, saved):
     words += ["budget.rounds=10", "algo.eta=2.0", "algo.B=10", f"output_dir={tmp_path / 'run'}"]
     refused = fedopt(monkeypatch, capsys, *words)
     assert "problem.model=mlp: sees numbers" in refused.err
-    own = "problem.model={_target_: networks.Words, dropout: 0.1}"
+    own = "problem.model={_target_: support.networks.Words, dropout: 0.1}"
     assert fedopt(monkeypatch, capsys, *words, own).code == 0
     table = pd.read_csv(tmp_path / "run" / "metrics.csv")
     assert table["train_loss"].iloc[-1] < 0.8 * table["train_loss"].iloc[0]

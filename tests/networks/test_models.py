@@ -276,7 +276,7 @@ def some(shape, *clients):
 
 def own(name, x=None, shape=IMAGES, **arguments):
     x = some(shape) if x is None else x
-    return modules.build({"_target_": f"networks.{name}", **arguments}, x[:2], shape, 10, seed=0)
+    return modules.build({"_target_": f"support.networks.{name}", **arguments}, x[:2], shape, 10, seed=0)
 
 
 def plain(cls, net, flat, shape, x, v):
@@ -328,7 +328,9 @@ def test_derivatives_of_an_own_network(cls, shape):
 
 
 def test_an_own_network_begins_where_its_seed_says():
-    first, again, other = (modules.build("networks.Normed", some(IMAGES), IMAGES, 10, seed) for seed in (4, 4, 5))
+    first, again, other = (
+        modules.build("support.networks.Normed", some(IMAGES), IMAGES, 10, seed) for seed in (4, 4, 5)
+    )
     assert torch.equal(first.initial, again.initial)
     assert not torch.equal(first.initial, other.initial)
     assert first.dim == 64 * 6 + 6 + 6 + 6 + 60 + 10
@@ -345,7 +347,7 @@ def test_frozen_parameters_stay():
 
 def test_autocast_of_an_own_network():
     x = some(IMAGES).float()
-    net = modules.build("networks.Normed", x[:2], IMAGES, 10, 0, torch.bfloat16)
+    net = modules.build("support.networks.Normed", x[:2], IMAGES, 10, 0, torch.bfloat16)
     cast, exact = net(net.initial, x), own("Normed")(net.initial, x)
     assert cast.dtype == torch.float32
     assert 1e-5 < (cast - exact).norm() / exact.norm() < 0.05
@@ -391,6 +393,29 @@ def test_dropout_of_attention(causal):
     assert ((draws.mean(0) - expected).abs() <= 5 * draws.std(0) / math.sqrt(2000) + 1e-6).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"kdim": 3, "vdim": 5}, {"bias": False}])
+def test_dropout_of_multi_head_attention(options):
+    """As of attention, for torch's module, with its mask and its weights."""
+    generator = torch.Generator().manual_seed(0)
+    module = nn.MultiheadAttention(8, 2, 1e-9, batch_first=True, **options)
+    sizes = ((3, 8), (4, options.get("kdim", 8)), (4, options.get("vdim", 8)))
+    given = [torch.randn(2, *size, generator=generator) for size in sizes]
+    mask = torch.rand(3, 4, generator=generator) > 0.7
+    for asked in (True, False):
+        expected, weights = module.eval()(*given, need_weights=asked, attn_mask=mask)
+        with modules.Dropout(torch.tensor(0)):
+            nearly, same = module.train()(*given, need_weights=asked, attn_mask=mask)
+        torch.testing.assert_close(nearly, expected)
+        torch.testing.assert_close(same, weights)
+    module.dropout, draws = 0.4, []
+    for i in range(1000):
+        with torch.no_grad(), modules.Dropout(torch.tensor(i)):
+            draws.append(module(*given, attn_mask=mask)[0])
+    of_key = torch.stack(draws)
+    assert (of_key.std(0) > 0.02).all()
+    assert ((of_key.mean(0) - expected).abs() <= 5 * of_key.std(0) / math.sqrt(1000) + 1e-6).all()
+
+
 @pytest.mark.parametrize(("name", "arguments"), [("Dropped", {}), ("Attention", {"dropout": 0.5}), ("layers", {})])
 def test_an_own_network_drops_by_its_key(name, arguments):
     net, x = own(name, **arguments), some(IMAGES)
@@ -403,8 +428,6 @@ def test_an_own_network_drops_by_its_key(name, arguments):
     torch.testing.assert_close(calm, net(flat, x))
     stacked = torch.func.vmap(net, (None, None, 0))(flat, x, keys)
     torch.testing.assert_close(stacked, torch.stack([net(flat, x, key) for key in keys]))
-    functions = nn.functional.dropout, nn.functional.scaled_dot_product_attention
-    assert all(not function.__module__.startswith("fedopt") for function in functions)  # torch's own are back
 
 
 def test_hidden_units_of_mlp_are_dropped():
@@ -468,9 +491,8 @@ def test_engines_agree_on_networks_that_drop(algo, problem, name, B):
 def test_dropout_is_drawn_anew_in_every_step(monkeypatch):
     """Of every client, round and local step, with full batches too."""
     seen = []
-    monkeypatch.setattr(
-        modules.Dropout, "__init__", lambda self, key: vars(self).update(key=key, drawn=0) or seen.append(key)
-    )
+    begin = modules.Dropout.__init__
+    monkeypatch.setattr(modules.Dropout, "__init__", lambda self, key: seen.append(key) or begin(self, key))
     e = small("fedavg", "classification", "problem.model=support.networks.Dropped", "algo.B=null", "algo.tau=2")
     seen.clear()
     e.federation.engine = OneByOne()
@@ -489,26 +511,32 @@ def test_a_network_that_vmap_cannot_run():
 # What is no network here
 
 REFUSED = [
-    ({"_target_": "networks.Running"}, "buffer 2.running_mean of BatchNorm1d changes .*GroupNorm"),
-    ({"_target_": "networks.Running", "track": False}, "depend on the others in its batch.*GroupNorm"),
-    ({"_target_": "networks.Noisy"}, "draws random numbers .*nn.Dropout"),
-    ({"_target_": "networks.AlwaysDropped"}, "draws random numbers .*self.training"),
-    ({"_target_": "networks.InPlace"}, "writes over its input"),
-    ({"_target_": "networks.FiveClasses"}, r"gives \[2, 5\]; .*10 classes, \[2, 10\]"),
-    ({"_target_": "networks.Two"}, "gives tuple"),
-    ({"_target_": "networks.Nothing"}, "no parameters"),
-    ({"_target_": "networks.Complex"}, "w is torch.complex64; .*real"),
-    ({"_target_": "networks.Lazy"}, "1.weight has no size"),
-    ({"_target_": "networks.Fails"}, "KeyError: 'no such thing'"),
-    ({"_target_": "networks.Words"}, "on a batch .2, 1, 8, 8.: "),
-    ({"_target_": "networks.Normed", "wdith": 3}, "unexpected keyword argument 'wdith'; it takes .*width"),
-    ({"_target_": "networks.Normed", "width": "/etc/passwd"}, "problem.model.width=/etc/passwd: must be a number"),
-    ({"_target_": "networks.Normed", "activation": "gelu"}, "problem.model.activation=gelu: .*one of relu, tanh"),
-    ({"_target_": "networks.Normed", "width": {"_target_": "os.getcwd"}}, "must be a number"),
-    ({"_target_": "networks.of_another_kind"}, "gives int, not a torch.nn.Module"),
-    ("networks.unannotated", "no torch.nn.Module class"),
-    ("networks.NOT_A_NETWORK", "no torch.nn.Module class"),
-    ("networks.Nobody", "cannot be imported"),
+    ({"_target_": "support.networks.Running"}, "buffer 2.running_mean of BatchNorm1d changes .*GroupNorm"),
+    ({"_target_": "support.networks.Running", "track": False}, "depend on the others in its batch.*GroupNorm"),
+    ({"_target_": "support.networks.Noisy"}, "draws random numbers .*nn.Dropout"),
+    ({"_target_": "support.networks.AlwaysDropped"}, "draws random numbers .*self.training"),
+    ({"_target_": "support.networks.InPlace"}, "writes over what it is given"),
+    ({"_target_": "support.networks.FiveClasses"}, r"gives \[2, 5\]; .*10 classes, \[2, 10\]"),
+    ({"_target_": "support.networks.Two"}, "gives tuple"),
+    ({"_target_": "support.networks.Nothing"}, "no parameters"),
+    ({"_target_": "support.networks.Complex"}, "parameter w is complex"),
+    ({"_target_": "support.networks.Lazy"}, "uninitialized parameter"),
+    ({"_target_": "support.networks.Fails"}, "KeyError: 'no such thing'"),
+    ({"_target_": "support.networks.Words"}, "on a batch .2, 1, 8, 8.: "),
+    ({"_target_": "support.networks.Normed", "wdith": 3}, "unexpected keyword argument 'wdith'; it takes .*width"),
+    (
+        {"_target_": "support.networks.Normed", "width": "/etc/passwd"},
+        "problem.model.width=/etc/passwd: must be a number",
+    ),
+    (
+        {"_target_": "support.networks.Normed", "activation": "gelu"},
+        "problem.model.activation=gelu: .*one of relu, tanh",
+    ),
+    ({"_target_": "support.networks.Normed", "width": {"_target_": "os.getcwd"}}, "must be a number"),
+    ({"_target_": "support.networks.of_another_kind"}, "gives int, not a torch.nn.Module"),
+    ("support.networks.unannotated", "no torch.nn.Module class"),
+    ("support.networks.NOT_A_NETWORK", "no torch.nn.Module class"),
+    ("support.networks.Nobody", "cannot be imported"),
     ("no_such_package.Net", "cannot be imported"),
     ("os.system", "no torch.nn.Module class"),
     ("builtins.dict", "no torch.nn.Module class"),
