@@ -18,6 +18,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
+from fedopt.algorithms.vectors import Tensors
 from fedopt.config.schedules import LocalWork, Schedule, values
 from fedopt.federation.client import Client
 from fedopt.federation.round import Round
@@ -26,7 +27,6 @@ from fedopt.randomness import Purpose
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(gt=0, le=1)]
-Vectors = tuple[Tensor, ...]
 
 
 class State(NamedTuple):
@@ -34,8 +34,8 @@ class State(NamedTuple):
 
     x: Tensor
     y: Tensor
-    x_hat: Vectors
-    drawn: Vectors
+    x_hat: Tensors
+    drawn: Tensors
 
 
 class Solver(NamedTuple):
@@ -108,7 +108,7 @@ class FedNormSgda:
         eta_x, eta_y = self.eta_x(fed.r), self.eta_y(fed.r)
         normalised = self.aggregation == "normalised"
 
-        def local_steps(client: Client, message: Vectors) -> Vectors:
+        def local_steps(client: Client, message: Tensors) -> Tensors:
             of_x, of_y, y_i = self._solve(client, message, eta_x, eta_y)
             if not normalised:
                 return eta_x * of_x.G, y_i - message[1]  # x - x_i, y_i - y
@@ -130,14 +130,14 @@ class FedNormSgda:
         drawn = (x, y) if self.iterate == "random" and self._replaces(fed) else s.drawn
         return State(x, y, x_hat, drawn)
 
-    def output(self, s: State) -> Vectors:
+    def output(self, s: State) -> Tensors:
         return (s.x, s.y) if self.iterate == "last" else s.drawn
 
     def _replaces(self, fed: Round) -> bool:
         """The draw of line 22, round by round: whether the iterate that this round ends with, number r + 1, is the drawn one."""
         return bool(fed.rng(Purpose.OUTPUT).random() * (fed.r + 1) < 1)
 
-    def _solve(self, client: Client, message: Vectors, eta_x: float, eta_y: float) -> tuple[Sums, Sums, Tensor]:
+    def _solve(self, client: Client, message: Tensors, eta_x: float, eta_y: float) -> tuple[Sums, Sums, Tensor]:
         """A client's local steps: G and |a_i|_1 of x and of y, and y_i."""
         x, y = message[:2]
         x_hat = message[-1] if len(message) > 2 else x  # in the round of a snapshot they are one; unused without "+"
@@ -157,7 +157,7 @@ class FedNormSgda:
         none = [Sums(0 * v, 0 * v, v.new_zeros(()), v.new_zeros(())) for v in (x, y)]
         return client.scan("local", step, (*none, y), lambda k: k)
 
-    def _message(self, s: State, r: int) -> tuple[Vectors, Vectors]:
+    def _message(self, s: State, r: int) -> tuple[Tensors, Tensors]:
         """(what is sent, x_hat of this round): every S rounds x_hat = x, which is not sent twice."""
         if self.S is None:
             return (s.x, s.y), ()

@@ -11,10 +11,11 @@ Notation
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
-from torch.utils._pytree import SequenceKey, register_pytree_node
 
+from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import Schedule
 from fedopt.errors import UserError
 from fedopt.federation.client import Client
@@ -22,27 +23,6 @@ from fedopt.federation.draws import Steps
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Bilevel, Compositional
 from fedopt.randomness import Purpose
-
-
-class Vectors(tuple[Tensor, ...]):
-    """Variables of different sizes, as u; sums and differences are taken one by one."""
-
-    def __add__(self, other: "Vectors") -> "Vectors":  # type: ignore[override]
-        return Vectors(a + b for a, b in zip(self, other, strict=True))
-
-    def __sub__(self, other: "Vectors") -> "Vectors":
-        return Vectors(a - b for a, b in zip(self, other, strict=True))
-
-    def __rmul__(self, factor: float) -> "Vectors":  # type: ignore[override]
-        return Vectors(factor * a for a in self)
-
-
-register_pytree_node(
-    Vectors,
-    lambda v: (list(v), None),
-    lambda leaves, _: Vectors(leaves),
-    flatten_with_keys_fn=lambda v: ([(SequenceKey(n), part) for n, part in enumerate(v)], None),
-)
 
 
 class State(NamedTuple):
@@ -91,8 +71,8 @@ class FedMSA:
         rho, K = (self.rho, self.K) if fed.r else (1.0, 1)
         step_sizes, bilevel = self._step_sizes(fed.r, len(s.u) - 1), isinstance(problem, Bilevel)
 
-        def F(client: Client, u: Vectors, xi: Any) -> Vectors:
-            return Vectors(client.msa_maps(u, xi, self.damping))
+        def F(client: Client, u: Vectors, xi: list[Any]) -> Vectors:
+            return bilevel_maps(client, u, xi[0], self.damping) if bilevel else chain_maps(client, u, xi)
 
         def descend(client: Client, u: Vectors, d: Vectors) -> Vectors:
             u = Vectors(u_n.sub(d_n, alpha=alpha) for u_n, d_n, alpha in zip(u, d, step_sizes, strict=True))
@@ -104,9 +84,12 @@ class FedMSA:
 
         def local_steps(client: Client, message: tuple[Vectors, Vectors]) -> tuple[Any, Any]:
             u_prev, d = message
-            u, drawn = descend(client, u_prev, d), u_prev  # k = 1: x^0 = x^1, so that h and q stay
+            u, drawn, known = descend(client, u_prev, d), u_prev, None  # k = 1: x^0 = x^1, so that h and q stay
             for k, xi in enumerate(client.steps("xi"), start=2):
-                d = F(client, u, xi) + (d - F(client, u_prev, xi))  # eq. 6
+                # With full local batches the samples are those of the last step, which has computed F(u_prev; xi)
+                F_prev = known[0] if known and same(known[1], xi) else F(client, u_prev, xi)
+                F_u = F(client, u, xi)
+                d, known = F_u + (d - F_prev), (F_u, xi)  # eq. 6
                 drawn = u if k == k_drawn else drawn
                 u_prev, u = u, descend(client, u, d)
             return u, drawn if self.iterate == "random" else ()
@@ -136,3 +119,43 @@ class FedMSA:
         """The draw of line 19, round by round: whether u_drawn is replaced, and by which of this round's iterates k = 1, ..., K."""
         rng = fed.rng(Purpose.OUTPUT)
         return bool(rng.random() < K / (1 + fed.r * self.K)), int(rng.integers(1, K + 1))
+
+
+def bilevel_maps(client: Client, u: Vectors, xi: Any, damping: float = 0.0) -> Vectors:
+    """(P, S^w, S^v) at u = (x, w, v), zero exactly at the stationary points, each of the shape of its variable [eq. 2, 10].
+
+    P = grad_x f - grad^2_xw g v,  S^w = grad_w g,  S^v = (grad^2_ww g + damping I) v - grad_w f (eq. 10a prints grad_x f).
+    Where u = (x, w), P is grad_x f. Two gradient calls and one product of each kind.
+    """
+    x, w, *v = u
+    if not v:
+        return Vectors((client.outer_gradient_x(x, w, xi), client.inner_gradient(x, w, xi)))
+
+    # The second derivatives of g along v and the gradients of -f are one backward pass through one graph
+    def inner_gradient_and_outer_value(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return client.grad(client.g, x, w, xi), client.f(x, w, xi)
+
+    (s_w, f), product = client.vjp(inner_gradient_and_outer_value, x, w, grad=2, hvp=1, jvp=1)
+    minus_p, s_v = product((*v, -torch.ones_like(f)))
+    return Vectors((-minus_p, s_w, s_v.add(*v, alpha=damping) if damping else s_v))
+
+
+def chain_maps(client: Client, u: Vectors, xi: list[Any]) -> Vectors:
+    """(P, S^1, ..., S^N) of a composition at u = (x, z^1, ..., z^N) [eq. 3, 11]. One gradient call, N Jacobian-vector products.
+
+    P = J f^0(x)' J f^1(z^1)' ... grad f^N(z^N),  S^n = z^n - f^{n-1}(z^{n-1}).
+    xi: a sample for each level, since the product of two levels of one sample is biased.
+    """
+    N, s = len(u) - 1, list[Tensor]()
+    value, product = client.vjp(lambda z: client.level(N, z, xi[N]), u[N], grad=1)
+    (p,) = product(torch.ones_like(value))
+    for n in reversed(range(N)):  # from the last level back: no Jacobian is formed
+        value, product = client.vjp(lambda z, n=n: client.level(n, z, xi[n]), u[n], jvp=1)
+        (p,) = product(p)
+        s.insert(0, u[n + 1] - value)
+    return Vectors((p, *s))
+
+
+def same(some: list[Any], others: list[Any]) -> bool:
+    """Whether they are the same samples."""
+    return all(one is other for one, other in zip(some, others, strict=True))

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
+from fedopt.algorithms.vectors import Tensors
 from fedopt.config.schedules import LocalWork, Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
@@ -29,8 +30,6 @@ from fedopt.federation.oracles import moved
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Bilevel
 from fedopt.randomness import Purpose
-
-Vectors = tuple[Tensor, ...]
 
 
 class State(NamedTuple):
@@ -92,18 +91,18 @@ class FedNest:
         x = self.fed_out(x, y, problem, fed) if self.outer == "svrg" else self.lfed_out(x, y, problem, fed)
         return State(x, y)
 
-    def output(self, s: State) -> Vectors:
+    def output(self, s: State) -> Tensors:
         return s.x, s.y
 
     def fed_inn(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
         """Alg. 4: y after local inner steps with SVRG."""
         beta = self.step_of("inner", self.beta(fed.r))
 
-        def q_i(client: Client, message: Vectors) -> Tensor:
+        def q_i(client: Client, message: Tensors) -> Tensor:
             x, y = message
             return client.inner_gradient(x, y, client.sample("anchor"))
 
-        def local_steps(client: Client, message: Vectors) -> Tensor:
+        def local_steps(client: Client, message: Tensors) -> Tensor:
             (x, y, q), beta_i = message, beta(client)
             client = client.hold(x)  # what depends on x alone is computed once
 
@@ -122,7 +121,7 @@ class FedNest:
         """Alg. 6: y after local inner steps with SGD."""
         beta = self.step_of("inner", self.beta(fed.r))
 
-        def local_steps(client: Client, message: Vectors) -> Tensor:
+        def local_steps(client: Client, message: Tensors) -> Tensor:
             x, y = message
             return sgd(client, x, y, beta(client))
 
@@ -133,12 +132,12 @@ class FedNest:
         """Alg. 2: x after local outer steps with SVRG."""
         alpha, direct = self.step_of("outer", self.alpha(fed.r)), problem.direct
 
-        def h_i(client: Client, message: Vectors) -> Tensor:
+        def h_i(client: Client, message: Tensors) -> Tensor:
             (x, y, *p), xi = message, client.sample("anchor")
             f_x = client.outer_gradient_x(x, y, xi)
             return f_x - client.cross_product(x, y, p[0], xi) if p else f_x
 
-        def local_steps(client: Client, message: Vectors) -> Tensor:
+        def local_steps(client: Client, message: Tensors) -> Tensor:
             (x, y, h), alpha_i = message, alpha(client)
 
             def step(x_i: Tensor, xi: Any) -> Tensor:
@@ -158,11 +157,11 @@ class FedNest:
     def fed_ihgp(self, x: Tensor, y: Tensor, S: Any, problem: Bilevel, fed: Round) -> Tensor:
         """Alg. 3: p. The clients send H_i p_{n-1}; the server takes p_n = p_{n-1} - mean H_i p_{n-1} / l (lines 13, 15)."""
 
-        def gradient(client: Client, message: Vectors) -> Tensor:
+        def gradient(client: Client, message: Tensors) -> Tensor:
             x, y = message
             return client.outer_gradient_y(x, y, client.sample("xi"))
 
-        def product(client: Client, message: Vectors) -> Tensor:
+        def product(client: Client, message: Tensors) -> Tensor:
             x, y, p = message
             return client.inner_hessian(x, y, client.sample("zeta"))(p)
 
@@ -185,7 +184,7 @@ class FedNest:
         alpha, products = self.step_of("outer", self.alpha(fed.r)), self._products(problem, fed)
         inverse = self._inverse(products)
 
-        def local_steps(client: Client, message: Vectors) -> Tensor:
+        def local_steps(client: Client, message: Tensors) -> Tensor:
             x, y = message
             return hypergradient_descent(client, x, y, alpha(client), inverse)
 
@@ -193,13 +192,13 @@ class FedNest:
         outer = fed.local(self.tau_out, self.B_out, samples=samples, over=problem.f_split)
         return fed.exchange(local_steps, (x, y), fed.cohort(), outer=outer)
 
-    def lfednest_non_alt(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Vectors:
+    def lfednest_non_alt(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensors:
         """LFedNest-NonAlt [App. H.1]."""
         alpha, beta = self.step_of("outer", self.alpha(fed.r)), self.step_of("inner", self.beta(fed.r))
         products = self._products(problem, fed)
         inverse = self._inverse(products)
 
-        def local_steps(client: Client, message: Vectors) -> Vectors:
+        def local_steps(client: Client, message: Tensors) -> Tensors:
             x, y = message
             y_i = sgd(client, x, y, beta(client))
             return hypergradient_descent(client, x, y_i, alpha(client), inverse), y_i

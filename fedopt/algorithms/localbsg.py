@@ -19,6 +19,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
+from fedopt.algorithms.vectors import Tensors
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.inverse import neumann_sum
@@ -26,39 +27,19 @@ from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Bilevel
 
-Vectors = tuple[Tensor, ...]
-
-
-def start(problem: Bilevel) -> Vectors:
-    """(x, y, u, v), without momentum."""
-    x, y = problem.start()
-    return x, y, torch.zeros_like(x), torch.zeros_like(y)
-
-
-def samples(problem: Bilevel, B: int | None, Q: int, iterations: int) -> Steps:
-    """The draws of that many iterations."""
-    products = Q if problem.indirect and not problem.identity else 0
-    return Steps(iterations, B, problem.hypergradient_samples(products))
-
-
-def estimates(client: Client, x: Tensor, y: Tensor, xi: list[Any], theta: float, Q: int) -> tuple[Tensor, Tensor]:
-    """(D, G)."""
-    inverse = partial(neumann_sum, N=Q, l=1 / theta)
-    return client.hypergradient(x, y, xi, inverse), client.inner_gradient(x, y, xi[0])
-
 
 class State(NamedTuple):
     """z: the averages of (x_t, y_t, u_{t-1}, v_{t-1}). LocalBSGVRM also has (x_{t-1}, y_{t-1}), as previous: the averages, where
     the cohort changes, and as memory: each client's own, where all take part; [dim x + dim y] each."""
 
-    z: Vectors
+    z: Tensors
     previous: Any = ()
     memory: Any = ()
 
 
 @dataclass(frozen=True)
-class LocalBSGM:
-    """rho1, rho2: steps of x and y in units of eta; alpha, beta: weights of the newest D and G in units of 1 / eta."""
+class Momentum:
+    """What both have: rho1, rho2: steps of x and y in units of eta_t; eta: eta_t where it is constant."""
 
     rho1: PositiveFloat
     rho2: PositiveFloat
@@ -71,6 +52,29 @@ class LocalBSGM:
     B: PositiveInt | None
 
     solves: ClassVar = (Bilevel,)
+
+    def start(self, problem: Bilevel) -> Tensors:
+        """(x, y, u, v), without momentum."""
+        x, y = problem.start()
+        return x, y, torch.zeros_like(x), torch.zeros_like(y)
+
+    def samples(self, problem: Bilevel, iterations: int) -> Steps:
+        """The draws of that many iterations."""
+        products = self.Q if problem.indirect and not problem.identity else 0
+        return Steps(iterations, self.B, problem.hypergradient_samples(products))
+
+    def estimates(self, client: Client, x: Tensor, y: Tensor, xi: list[Any]) -> tuple[Tensor, Tensor]:
+        """(D, G)."""
+        inverse = partial(neumann_sum, N=self.Q, l=1 / self.theta)
+        return client.hypergradient(x, y, xi, inverse), client.inner_gradient(x, y, xi[0])
+
+    def output(self, s: State) -> Tensors:
+        return s.z[:2]
+
+
+@dataclass(frozen=True)
+class LocalBSGM(Momentum):
+    """rho1, rho2: steps of x and y in units of eta; alpha, beta: weights of the newest D and G in units of 1 / eta."""
 
     def __post_init__(self) -> None:
         for name, weight in (("alpha", self.alpha), ("beta", self.beta)):
@@ -78,28 +82,25 @@ class LocalBSGM:
                 raise ValueError(f"{name} * eta must be less than 1, and is {weight:g} * {self.eta:g}")
 
     def init(self, problem: Bilevel) -> State:
-        return State(start(problem))
+        return State(self.start(problem))
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
         eta, first = self.eta, fed.r * self.p
 
-        def iterations(client: Client, z: Vectors) -> Vectors:
+        def iterations(client: Client, z: Tensors) -> Tensors:
             x, y, u, v = z
             for t, xi in enumerate(client.steps("xi"), first):
-                D, G = estimates(client, x, y, xi, self.theta, self.Q)
+                D, G = self.estimates(client, x, y, xi)
                 a, b = (self.alpha * eta, self.beta * eta) if t else (1.0, 1.0)
                 u, v = (1 - a) * u + a * D, (1 - b) * v + b * G  # eq. 3.4
                 x, y = x - self.rho1 * eta * u, client.project(y - self.rho2 * eta * v)  # eq. 3.5
             return x, y, u, v  # u_t, v_t: line 12 has u_{t+1}, v_{t+1}, which are not computed yet
 
-        return State(fed.exchange(iterations, s.z, fed.cohort(), xi=samples(problem, self.B, self.Q, self.p)))
-
-    def output(self, s: State) -> Vectors:
-        return s.z[:2]
+        return State(fed.exchange(iterations, s.z, fed.cohort(), xi=self.samples(problem, self.p)))
 
 
 @dataclass(frozen=True)
-class LocalBSGVRM:
+class LocalBSGVRM(Momentum):
     """rho1, rho2: steps of x and y in units of eta_t; alpha, beta: weights of the newest D and G in units of 1 / eta_t^2.
 
     eta_t = eta where step_size is constant, else Theorem 2's, with L its constant L-hat.
@@ -107,22 +108,11 @@ class LocalBSGVRM:
     warm_up: rounds at the start in which x stays, so that y comes near y*(x_1), where the paper starts.
     """
 
-    rho1: PositiveFloat
-    rho2: PositiveFloat
     step_size: Literal["constant", "theorem"]
-    eta: PositiveFloat
     L: PositiveFloat
     L_Phi: PositiveFloat
-    alpha: PositiveFloat
-    beta: PositiveFloat
-    theta: PositiveFloat
-    Q: NonNegativeInt
-    p: PositiveInt
-    B: PositiveInt | None
     S: PositiveInt
     warm_up: NonNegativeInt
-
-    solves: ClassVar = (Bilevel,)
 
     def __post_init__(self) -> None:
         largest = self.eta if self.step_size == "constant" else 1 / max(self.L * self.p, 2 * self.rho1 * self.L_Phi)
@@ -139,7 +129,7 @@ class LocalBSGVRM:
         return K ** (2 / 3) / self.L / w_plus_t ** (1 / 3)
 
     def init(self, problem: Bilevel) -> State:
-        z = start(problem)
+        z = self.start(problem)
         point = torch.cat(z[:2])
         return State(z, point, Memory([point] * problem.clients))
 
@@ -150,18 +140,18 @@ class LocalBSGVRM:
 
         # After a communication x_t, y_t, u_{t-1}, v_{t-1} are averages, and x_{t-1}, y_{t-1} still the client's own: they are
         # not replaced. Where cohorts change, a client that joins has none of its own: their averages are sent with the rest.
-        def iterations(client: Client, message: Vectors) -> tuple[Vectors, Tensor]:
+        def iterations(client: Client, message: Tensors) -> tuple[Tensors, Tensor]:
             x, y, u, v, *averaged = message
             x_prev, y_prev = (averaged[0] if averaged else client.memory).split([len(x), len(y)])
             xis = client.steps("xi")
             for t in range(first, first + self.p):
                 eta, now = self.eta_t(t, K), [next(xis) for _ in range(S if t == 0 else 1)]
-                new = [estimates(client, x, y, xi, self.theta, self.Q) for xi in now]
+                new = [self.estimates(client, x, y, xi) for xi in now]
                 D, G = (sum(part) / len(part) for part in zip(*new, strict=True))
                 if t == 0:
                     u, v = D, G
                 else:
-                    D_prev, G_prev = estimates(client, x_prev, y_prev, now[0], self.theta, self.Q)  # the same xi
+                    D_prev, G_prev = self.estimates(client, x_prev, y_prev, now[0])  # the same xi
                     a, b = (weight * self.eta_t(t - 1, K) ** 2 for weight in (self.alpha, self.beta))
                     u, v = (1 - a) * (u - D_prev) + D, (1 - b) * (v - G_prev) + G  # eq. 3.8
                 x_prev, y_prev = x, y
@@ -169,12 +159,9 @@ class LocalBSGVRM:
             return (x, y, u, v), torch.cat([x_prev, y_prev])
 
         # Averaged after p iterations, where Alg. 2, which counts from 1, first does so after p - 1
-        draws = samples(problem, self.B, self.Q, S - 1 + self.p)
+        draws = self.samples(problem, S - 1 + self.p)
         if fed.complete:
             z, memory = fed.exchange(iterations, s.z, fed.cohort(), memory=s.memory, xi=draws)
             return State(z, s.previous, memory)
         z, previous = fed.exchange(iterations, (*s.z, s.previous), fed.cohort(), xi=draws)
         return State(z, previous, s.memory)
-
-    def output(self, s: State) -> Vectors:
-        return s.z[:2]

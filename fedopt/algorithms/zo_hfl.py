@@ -58,10 +58,10 @@ class ZoHfl:
             z = torch.cat([x + eta * v, x - eta * v])  # the points of Alg. 1, line 5, [2 D, n], are worked on together
 
             def step(y: Tensor, zeta: Any, gamma: float) -> Tensor:  # Alg. 2, with the same zeta at all points z
-                return client.project(z, y.sub(client.local_gradients(z, y, zeta), alpha=gamma), zeta)
+                return client.project(z, y.sub(client.gradients(client.h, z, y, zeta), alpha=gamma), zeta)
 
-            y = client.scan("local", step, z, self.gamma_local)
-            plus, minus = client.personal_objectives(z, y, client.sample("outer")).chunk(2)
+            y, xi = client.scan("local", step, z, self.gamma_local), client.sample("outer")
+            plus, minus = client.at_each(lambda z, y: client.f2(z, y, xi), z, y).chunk(2)
             return n / (2 * eta * len(v)) * (plus - minus) @ v
 
         S = fed.cohort()

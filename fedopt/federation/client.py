@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from fedopt.errors import UserError, gives
+from fedopt.federation.derivatives import Calls
 from fedopt.federation.draws import Drawn, Weighted
-from fedopt.federation.oracles import Calls, Oracles, of
+from fedopt.federation.oracles import Oracles, for_problems
 from fedopt.problems.classes import Bilevel, Hierarchical, Minimax, Problem
 
 SMALL, AT_ONCE = 8, 256  # a stack fetches several batches of fewer than SMALL examples in one go, which saves overhead
@@ -98,17 +99,22 @@ class Client(Oracles):
         self._counted, self._iterate = everyone, None  # what is returned is not written over
         return carry
 
-    @of(Bilevel, Minimax, Hierarchical)
+    @for_problems(Bilevel, Minimax, Hierarchical)
     def project(self, *point: Any) -> Any:
         """The nearest point that the problem's constraint admits."""
         return self._problem.project(*point)
 
     def hold(self, x: Tensor) -> "Client":
-        """This client while x stays fixed: what all its samples then share is computed once. Derivatives in x are lost."""
+        """This client while x stays fixed: what all its samples then share is computed once. Derivatives in x are lost.
+
+        A problem may have `hold(x, sample)`, which computes what depends on x alone; its functions take that in place of a sample.
+        And `pick(held, rows)`, some of the examples of what `hold` gave.
+        """
+        if (hold := getattr(self._problem, "hold", None)) is None:
+            return self
         held = copy(self)
-        whole = self._problem.sample(self.index, self._share["whole"])
-        held._held = self._problem.hold(x, self._keyed(whole, len(self._drawn)))
-        held._samples = {}
+        all_examples = self._problem.sample(self.index, self._share["whole"])
+        held._held, held._samples = hold(x, self._keyed(all_examples, len(self._drawn))), {}
         return held
 
     def _taken(self, name: str) -> list[int]:

@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_map
 
 from fedopt.errors import UserError
 from fedopt.federation.client import Client
+from fedopt.federation.derivatives import Calls
 from fedopt.federation.draws import Drawn, Weighted
-from fedopt.federation.oracles import Calls
 from fedopt.problems.classes import Problem
 
 # Messages in a stack: bounds memory; larger stacks gain nothing more (scripts/bench stacks)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fedopt.federation import ranks
-from fedopt.federation.oracles import Calls
+from fedopt.federation.derivatives import Calls
 
 
 def size_in_bytes(message: object) -> int:

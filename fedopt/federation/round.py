@@ -15,11 +15,12 @@ from fedopt.config.settings import Participation
 from fedopt.errors import UserError, WrongFunction, gives
 from fedopt.federation import fence, ranks
 from fedopt.federation.client import Client
+from fedopt.federation.derivatives import Calls
 from fedopt.federation.draws import Amount, Epochs, Steps, draw
 from fedopt.federation.engines import ClientFn, Engine, Stack
 from fedopt.federation.ledger import Ledger, size_in_bytes
 from fedopt.federation.memory import Memory
-from fedopt.federation.oracles import Calls, Oracles
+from fedopt.federation.oracles import Oracles
 from fedopt.problems.classes import Hierarchical, Problem
 from fedopt.randomness import Purpose, keyed_rng
 
@@ -140,7 +141,7 @@ class Round:
                 f"fed.server_gradient is for hierarchical problems, and {type(self.problem).__name__} is none"
             )
         xi = self.problem.server_sample(self.rng(Purpose.SERVER), B)
-        return Oracles(self.problem).server_gradient(x, xi)
+        return Oracles(self.problem).grad(self.problem.f1, x, xi)
 
     def exchange(
         self,

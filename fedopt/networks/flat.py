@@ -102,15 +102,13 @@ class FlatModel:
 
     def gradient(
         self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning = None, key: Tensor | None = None
-    ) -> Tensor | None:
-        """The gradient of sum_j weight_j CE(scale logits_j + shift, y_j), backpropagation written out; None unless `dense`.
+    ) -> Tensor:
+        """The gradient of sum_j weight_j CE(scale logits_j + shift, y_j), backpropagation written out, of a `dense` model.
 
         The same as autograd's; on small batches autograd's bookkeeping takes as long as the matrix products.
         flat: [dim], or several points [P, dim], which share the first products; the gradient has its shape.
         x: [B, features]; y, weight: [B]; tuning: (scale, shift), none by default; key: as of `__call__`.
         """
-        if not self.dense:
-            return None
         pieces: list[Tensor] = []
         for _, b, a, delta in self._backpropagation(flat, x, y, weight, tuning, self._kept(x, key)):
             pieces = [(delta @ a).flatten(-2), *([] if b is None else [delta.sum(-1)]), *pieces]
@@ -127,14 +125,12 @@ class FlatModel:
         tuning: Tuning = None,
         key: Tensor | None = None,
         anchor: Tensor | None = None,
-    ) -> Tensor | None:
-        """flat - eta (gradient - that at the anchor + plus), written over flat [dim] and returned; None unless `dense`.
+    ) -> Tensor:
+        """flat - eta (gradient - that at the anchor + plus), written over flat [dim] and returned, of a `dense` model.
 
         The matrix products add to the weights: no gradient is formed.
         plus, anchor: [dim], None for no such term; the others as those of `gradient`. Under vmap flat must be one of each client.
         """
-        if not self.dense:
-            return None
         batch = x, y, weight, tuning, self._kept(x, key)
         layers = self._backpropagation(flat, *batch)
         if anchor is not None:

@@ -1,4 +1,4 @@
-"""The five problem classes, and the reductions between them.
+"""The five problem classes.
 
 A problem says what *one* client computes on one sample of its own data, on flat vectors. Problems are dataclasses whose fields
 are the keys of `conf/problem/<name>.yaml`, and `world`, which brings the data; `__post_init__` prepares what they compute with.
@@ -8,25 +8,17 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedopt.data.ragged import Ragged
 from fedopt.data.world import World
-from fedopt.errors import UserError
 from fedopt.metrics import Metric
 
 Rows = Mapping[str, tuple[Tensor, Tensor]]  # by split: numbers of examples [B], and their weights [B]
 Weighting = Literal["samples", "uniform"]
-WRITTEN_FOR = {  # faster ways, by the function that they belong to
-    "f": ("gradient", "descend", "hold"),
-    "g": ("inner_gradient", "inner_descend", "hold"),
-    "f1": ("f1_gradient",),
-    "h": ("h_gradients",),
-}
 
 
 @dataclass(eq=False)
@@ -69,15 +61,6 @@ class Problem(_InWorld, ABC):
     random: bool = False
     alone: str = ""
 
-    def __init_subclass__(cls, **further: Any) -> None:
-        """A function of a subclass has none of the faster ways that were written for the one that it overrides."""
-        super().__init_subclass__(**further)
-        own = vars(cls)
-        for name in (name for function in WRITTEN_FOR.keys() & own.keys() for name in WRITTEN_FOR[function]):
-            if name not in own and hasattr(cls, name):
-                general = next(base for base in reversed(cls.__mro__) if name in vars(base))
-                setattr(cls, name, vars(general)[name])
-
     @property
     def clients(self) -> int:
         """The number of clients M."""
@@ -109,15 +92,6 @@ class Problem(_InWorld, ABC):
         """The sample with a key, one whole number, for the random numbers that its functions draw."""
         raise NotImplementedError(f"{type(self).__name__} is random and does not say how a sample gets its key")
 
-    def hold(self, x: Tensor, sample: Any) -> Any:
-        """A sample with all that depends on x alone computed, such as the features of a frozen layer, or None where there is
-        nothing. The problem's functions take it in place of the sample; they are then constant in x."""
-        return None
-
-    def pick(self, held: Any, rows: Rows) -> Any:
-        """Some of the examples of what `hold` gave. rows: for each split, (positions among them [B], their weights [B])."""
-        raise NotImplementedError(f"{type(self).__name__} holds samples and does not say how to pick from them")
-
     @abstractmethod
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """The value of each of `metrics` at a point, by name. point: the variables; further ones are ignored."""
@@ -138,17 +112,6 @@ class Minimisation(Problem):
     @abstractmethod
     def f(self, x: Tensor, sample: Any) -> Tensor:
         """f_i(x), a scalar."""
-
-    def gradient(self, x: Tensor, sample: Any) -> Tensor | None:
-        """grad f_i(x) where the problem has a faster way to it than automatic differentiation, else None."""
-        return None
-
-    def descend(self, x: Tensor, sample: Any, eta: float, plus: Tensor | None) -> Tensor | None:
-        """x - eta (grad f_i(x) + plus), written over x, where the problem has a faster way to it than the gradient, else None.
-
-        plus: [d], None for zero.
-        """
-        return None
 
 
 class Bilevel(Problem):
@@ -185,19 +148,6 @@ class Bilevel(Problem):
     @abstractmethod
     def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """The inner objective g_i(x, y), a scalar."""
-
-    def inner_gradient(self, x: Tensor, y: Tensor, sample: Any) -> Tensor | None:
-        """grad_y g_i(x, y) where the problem has a faster way to it than automatic differentiation, else None."""
-        return None
-
-    def inner_descend(
-        self, x: Tensor, y: Tensor, sample: Any, beta: float, plus: Tensor | None, anchor: Tensor | None
-    ) -> Tensor | None:
-        """y - beta (grad_y g_i(x, y) - grad_y g_i(x, anchor) + plus), written over y, as `Minimisation.descend`.
-
-        plus, anchor: [dy], None for no such term.
-        """
-        return None
 
     def project(self, y: Tensor) -> Tensor:
         """The point of Y nearest to y; Y is everything unless `indirect` is False, since y*(x) must be differentiable."""
@@ -251,14 +201,6 @@ class Hierarchical(Problem):
     def f1(self, x: Tensor, sample: Any) -> Tensor:
         """The server's own objective, on the server's data."""
 
-    def f1_gradient(self, x: Tensor, sample: Any) -> Tensor | None:
-        """grad f1(x) where the problem has a faster way to it than automatic differentiation, else None."""
-        return None
-
-    def h_gradients(self, x: Tensor, y: Tensor, sample: Any) -> Tensor | None:
-        """grad_y h_i at several points, [P, d], as `f1_gradient`. x, y: [P, d]."""
-        return None
-
     @abstractmethod
     def f2(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """The client's part of the outer objective."""
@@ -275,115 +217,6 @@ class Hierarchical(Problem):
 CLASSES: tuple[type[Problem], ...] = (Minimisation, Bilevel, Minimax, TwoLevel, Compositional, Hierarchical)
 
 
-class _Reduced(Problem):
-    """A problem seen as one of another class; data, weights, samples and metrics are those of the original."""
-
-    source: ClassVar[type[Problem]]
-
-    def __init__(self, original: Any):
-        super().__init__(original.world)
-        self.original = original
-        for name in ("splits", "per_client", "metrics", "labels", "optimum", "convolutional", "random", "alone"):
-            setattr(self, name, getattr(original, name))
-
-    @property
-    def weights(self) -> np.ndarray:
-        return self.original.weights
-
-    def start(self) -> tuple[Tensor, ...]:
-        return self.original.start()
-
-    def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        return self.original.sample(client, rows)
-
-    def keyed(self, sample: Any, key: Tensor) -> Any:
-        return self.original.keyed(sample, key)
-
-    def evaluate(self, *point: Tensor) -> dict[str, float]:
-        return self.original.evaluate(*point)
-
-    def network(self, *point: Tensor) -> nn.Module | None:
-        return self.original.network(*point)
-
-
-class MinimaxAsBilevel(_Reduced, Bilevel):
-    """g_i = -f_i: the direct part of the hypergradient is all of it."""
-
-    source = Minimax
-    indirect = False
-    f_split = "train"
-
-    def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        return self.original.f(x, y, sample)
-
-    def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        return -self.original.f(x, y, sample)
-
-    def project(self, y: Tensor) -> Tensor:
-        return self.original.project(y)
-
-
-class TwoLevelAsBilevel(_Reduced, Bilevel):
-    """Two levels: f_i(y) = f_i^1(y), g_i(x, y) = 1/2 |y - f_i^0(x)|^2, so that y*(x) = F^0(x)."""
-
-    source = TwoLevel
-    direct = False
-    identity = True
-    f_split = "train"
-
-    def start(self) -> tuple[Tensor, ...]:
-        (x,) = self.original.start()
-        return x, x.new_zeros(self.original.dims[1])
-
-    def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        return self.original.level(1, y, sample)
-
-    def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        return 0.5 * torch.sum((y - self.original.level(0, x, sample)) ** 2)
-
-
-class MinimisationAsCompositional(_Reduced, Compositional):
-    """One level, f_i^0 = f_i."""
-
-    source = Minimisation
-    dims = property(lambda self: (self.original.start()[0].numel(),))
-
-    def level(self, n: int, z: Tensor, sample: Any) -> Tensor:
-        return self.original.f(z, sample)
-
-
-class MinimisationAsBilevel(_Reduced, Bilevel):
-    """f_i(x), and y of dimension 0, so that the outer part is all of an algorithm [FedNest Sec. 3.3]."""
-
-    source = Minimisation
-    variables = ("x",)
-    indirect = False
-    nested = False
-    f_split = "train"
-
-    def start(self) -> tuple[Tensor, ...]:
-        (x,) = self.original.start()
-        return x, x.new_zeros(0)
-
-    def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        return self.original.f(x, sample)
-
-    def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        return torch.sum(y)
-
-    def evaluate(self, *point: Tensor) -> dict[str, float]:
-        return self.original.evaluate(point[0])
-
-
-# Where an algorithm solves both classes, the first of two reductions is taken
-REDUCTIONS: tuple[type[_Reduced], ...] = (
-    MinimaxAsBilevel,
-    TwoLevelAsBilevel,
-    MinimisationAsCompositional,
-    MinimisationAsBilevel,
-)
-
-
 def name(cls: type[Problem]) -> str:
     """`two_level` for TwoLevel: the class of a problem as configs and messages have it."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
@@ -393,25 +226,3 @@ def class_of(problem: type[Problem] | Problem) -> type[Problem]:
     """Which of the classes a problem belongs to."""
     kind = problem if isinstance(problem, type) else type(problem)
     return next(c for c in CLASSES if issubclass(kind, c))
-
-
-def covered(solves: tuple[type[Problem], ...]) -> set[str]:
-    """The names of the classes that an algorithm for `solves` covers, itself or through a reduction."""
-    reduced = {name(reduction.source) for reduction in REDUCTIONS if issubclass(reduction, solves)}
-    return reduced | {name(c) for c in CLASSES if issubclass(c, solves)}
-
-
-def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
-    """The problem itself if it is of one of the classes in `solves`, else its reduction to one of them.
-
-    Raises UserError where there is none.
-    """
-    if isinstance(problem, solves):
-        return problem
-    for reduction in REDUCTIONS:
-        if isinstance(problem, reduction.source) and issubclass(reduction, solves):
-            return reduction(problem)
-    raise UserError(
-        f"the algorithm solves {', '.join(sorted(covered(solves)))} problems, and {type(problem).__name__} is "
-        f"{name(class_of(problem))}"
-    )

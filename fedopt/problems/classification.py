@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedopt.metrics import PERSONAL_ACCURACY, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_PERSONAL_ACCURACY
 from fedopt.problems.classes import Minimisation, Weighting
+from fedopt.problems.function import function
 from fedopt.problems.supervised import Batches, Fraction, Pretraining, Share, Supervised, cross_entropy
 
 
@@ -33,15 +34,18 @@ class Classification(Supervised, Minimisation):
         personal = () if self._own is None else (PERSONAL_ACCURACY, WORST_PERSONAL_ACCURACY)
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, *personal)
 
+    @function(where=lambda problem: problem.net.dense)
     def f(self, x: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
         return cross_entropy(self.net(x, batch.x, *batch.keys), batch)
 
-    def gradient(self, x: Tensor, sample: Batches) -> Tensor | None:
+    @f.gradient
+    def f(self, x: Tensor, sample: Batches) -> Tensor:
         return self.net.gradient(x, *sample["train"][:3])
 
-    def descend(self, x: Tensor, sample: Batches, eta: float, plus: Tensor | None) -> Tensor | None:
-        return self.net.descend(x, *sample["train"][:3], eta, plus)
+    @f.step
+    def f(self, x: Tensor, sample: Batches, eta: float, plus: Tensor | None, anchor: Tensor | None) -> Tensor:
+        return self.net.descend(x, *sample["train"][:3], eta, plus, anchor=anchor)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """personal_accuracy, worst_personal_accuracy: of x on the clients' own test examples, where they have some."""

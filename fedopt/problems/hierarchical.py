@@ -17,6 +17,7 @@ from torch import Tensor
 from fedopt.metrics import OBJECTIVE, PERSONAL_ACCURACY, TEST_ACCURACY, TEST_LOSS, WORST_PERSONAL_ACCURACY, Metric
 from fedopt.problems import classes
 from fedopt.problems.classes import Rows, Weighting
+from fedopt.problems.function import function
 from fedopt.problems.projections import ball
 from fedopt.problems.supervised import Batch, Fraction, Pretraining, Supervised, cross_entropy
 from fedopt.randomness import Part
@@ -86,23 +87,26 @@ class Hierarchical(Supervised, classes.Hierarchical):
     def server_sample(self, rng: np.random.Generator, size: int | None) -> Batch:
         return self.server_batch(rng, size)
 
+    @function(where=lambda problem: problem.net.dense)
     def f1(self, x: Tensor, sample: Batch) -> Tensor:
         return cross_entropy(self.net(x, sample.x, *sample.keys), sample)
 
-    def f1_gradient(self, x: Tensor, sample: Batch) -> Tensor | None:
+    @f1.gradient
+    def f1(self, x: Tensor, sample: Batch) -> Tensor:
         return self.net.gradient(x, *sample[:3])
 
     def f2(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         return 0.5 * self.lam * torch.sum((x - y) ** 2)
 
+    @function(where=lambda problem: problem.net.dense)
     def h(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         return cross_entropy(self.net(y, sample.batch.x, *sample.batch.keys), sample.batch) + 0.5 * self.mu * torch.sum(
             (x - y) ** 2
         )
 
-    def h_gradients(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor | None:
-        gradient = self.net.gradient(y, *sample.batch[:3])
-        return None if gradient is None else gradient.add_(y - x, alpha=self.mu)
+    @h.gradients
+    def h(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
+        return self.net.gradient(y, *sample.batch[:3]).add_(y - x, alpha=self.mu)
 
     def project(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         if self.constraint == "ball":
@@ -118,8 +122,9 @@ class Hierarchical(Supervised, classes.Hierarchical):
 
         def step(y: Tensor, rows: Tensor, radius: Tensor, size: float) -> Tensor:
             sample = Sample(self.train.batch(rows, weight), radius)
-            gradient = self.h_gradients(z, y[None], sample)
-            if gradient is None:
+            if self.net.dense:
+                gradient = self.h.gradients(z, y[None], sample)
+            else:
                 gradient = torch.func.grad(lambda y: self.h(x, y, sample))(y)[None]
             return self.project(z, y - size * gradient, sample)[0]
 

@@ -1,12 +1,14 @@
 """Learning a representation for all clients: the hidden layers outside, the output layer inside [FedNest Sec. 4.1]."""
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
-from fedopt.networks.flat import FlatModel
+from fedopt.networks.flat import Tuning
 from fedopt.problems.classes import Rows
+from fedopt.problems.function import written_for
 from fedopt.problems.supervised import Batch, Batches, SupervisedBilevel, cross_entropy
 
 
@@ -18,19 +20,12 @@ class Features(Batch):
 class HyperRepresentation(SupervisedBilevel):
     """x: the parameters of all layers but the last; y: those of the last, which is linear."""
 
+    inner_net = property(attrgetter("head"))
+
     def __post_init__(self) -> None:
         self.set_up(self.world.load(validation=True), held_out=self.validation, dropout=self.dropout)
         self.body, self.head = self.net.split_last()
         self._start = tuple(part.initial.to(self._start[0]) for part in (self.body, self.head))
-
-    def hold(self, x: Tensor, sample: Batches) -> dict[str, Features]:
-        return {split: self._behind(x, batch) for split, batch in sample.items()}
-
-    def pick(self, held: dict[str, Features], rows: Rows) -> dict[str, Features]:
-        def picked(batch: Features, at: Tensor, weight: Tensor) -> Features:
-            return Features(batch.x[at], batch.y[at], weight, batch.rows[at])
-
-        return {split: picked(held[split], *of_split) for split, of_split in rows.items()}
 
     def _behind(self, x: Tensor, batch: Batch) -> Features:
         if isinstance(batch, Features):
@@ -41,8 +36,21 @@ class HyperRepresentation(SupervisedBilevel):
         batch = self._behind(x, sample["val"])
         return cross_entropy(self.head(y, batch.x), batch)
 
-    def inner(self, x: Tensor, batch: Batch) -> tuple[FlatModel, Batch, None]:
-        return self.head, self._behind(x, batch), None
+    def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
+        return self._behind(x, batch), None
+
+    @written_for(f, SupervisedBilevel.g)
+    def hold(self, x: Tensor, sample: Batches) -> dict[str, Features]:
+        """A sample with its features computed, which are then constant in x: f and g take it in place of the sample."""
+        return {split: self._behind(x, batch) for split, batch in sample.items()}
+
+    def pick(self, held: dict[str, Features], rows: Rows) -> dict[str, Features]:
+        """Some of the examples of what `hold` gave. rows: for each split, (positions among them [B], their weights [B])."""
+
+        def picked(batch: Features, at: Tensor, weight: Tensor) -> Features:
+            return Features(batch.x[at], batch.y[at], weight, batch.rows[at])
+
+        return {split: picked(held[split], *of_split) for split, of_split in rows.items()}
 
     def parameters(self, *point: Tensor) -> Tensor:
         return torch.cat(point[:2])

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fedopt.networks.flat import FlatModel, Tuning
+from fedopt.networks.flat import Tuning
 from fedopt.problems.supervised import Batch, Batches, SupervisedBilevel, cross_entropy, tuned
 
 
@@ -55,8 +55,8 @@ class ImbalancedMnist(SupervisedBilevel):
         batch = sample["val"]
         return cross_entropy(self.net(y, batch.x, *batch.keys), batch, self.class_weight)
 
-    def inner(self, x: Tensor, batch: Batch) -> tuple[FlatModel, Batch, Tuning]:
-        return self.net, batch, self._tuning(x)
+    def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
+        return batch, self._tuning(x)
 
     def parameters(self, *point: Tensor) -> Tensor:
         return point[1]

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedopt.networks import flat as models
 from fedopt.networks import own as modules
 from fedopt.networks.flat import FlatModel, Normalised, Tuning
 from fedopt.problems.classes import Bilevel, Minimax, Problem, Rows, Weighting
+from fedopt.problems.function import function
 from fedopt.randomness import Part
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -228,8 +230,9 @@ class Supervised(Problem):
         (x,), rng = self._start, self.world.rng(Part.PRETRAINING)
         for _ in range(steps):
             batch = self.server_batch(rng, PRETRAIN_BATCH)
-            gradient = self.net.gradient(x, *batch[:3])
-            if gradient is None:
+            if self.net.dense:
+                gradient = self.net.gradient(x, *batch[:3])
+            else:
                 loss = lambda x, batch=batch: cross_entropy(self.net(x, batch.x, *batch.keys), batch)  # noqa: E731
                 gradient = torch.func.grad(loss)(x)
             x = x - size * gradient
@@ -321,35 +324,43 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS)
 
+    inner_net = property(attrgetter("net"))  # the network whose parameters are y
+
     @abstractmethod
-    def inner(self, x: Tensor, batch: Batch) -> tuple[FlatModel, Batch, Tuning]:
-        """The network of y, what it takes of a batch, and the scale and shift of its logits, None for none."""
+    def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
+        """What the network of y takes of a batch, and the scale and shift of its logits, None for none."""
 
+    @function(where=lambda problem: problem.inner_net.dense)
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
-        net, batch, tuning = self.inner(x, sample["train"])
-        loss = cross_entropy(tuned(net(y, batch.x, *batch.keys), tuning), batch)
+        batch, tuning = self.inner(x, sample["train"])
+        loss = cross_entropy(tuned(self.inner_net(y, batch.x, *batch.keys), tuning), batch)
         loss = loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
-        return loss + self.norms * sum(map(torch.linalg.vector_norm, y.split(net.sizes))) if self.norms else loss
+        return (
+            loss + self.norms * sum(map(torch.linalg.vector_norm, y.split(self.inner_net.sizes)))
+            if self.norms
+            else loss
+        )
 
-    def inner_gradient(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor | None:
-        net, batch, tuning = self.inner(x, sample["train"])
-        gradient = net.gradient(y, *batch[:3], tuning, *batch.keys)
-        return None if gradient is None else self._penalised(net, y, gradient)
+    @g.gradient
+    def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
+        batch, tuning = self.inner(x, sample["train"])
+        return self._penalised(y, self.inner_net.gradient(y, *batch[:3], tuning, *batch.keys))
 
-    def inner_descend(
+    @g.step
+    def g(
         self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None, anchor: Tensor | None
-    ) -> Tensor | None:
-        net, batch, tuning = self.inner(x, sample["train"])
-        if anchor is not None and (less := self._penalised(net, anchor, None)) is not None:
+    ) -> Tensor:
+        batch, tuning = self.inner(x, sample["train"])
+        if anchor is not None and (less := self._penalised(anchor, None)) is not None:
             plus = -less if plus is None else plus - less
-        plus, key = self._penalised(net, y, plus), next(iter(batch.keys), None)
-        return net.descend(y, *batch[:3], beta, plus, tuning, key, anchor)
+        plus, key = self._penalised(y, plus), next(iter(batch.keys), None)
+        return self.inner_net.descend(y, *batch[:3], beta, plus, tuning, key, anchor)
 
-    def _penalised(self, net: FlatModel, y: Tensor, plus: Tensor | None) -> Tensor | None:
+    def _penalised(self, y: Tensor, plus: Tensor | None) -> Tensor | None:
         """The sum of a vector, None for zero, and the gradient of g's penalties; None where they are zero too."""
         if self.ridge:
             plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
         if self.norms:
-            directions = torch.cat([F.normalize(part, dim=0) for part in y.split(net.sizes)])
+            directions = torch.cat([F.normalize(layer, dim=0) for layer in y.split(self.inner_net.sizes)])
             plus = self.norms * directions if plus is None else plus.add(directions, alpha=self.norms)
         return plus

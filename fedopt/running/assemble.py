@@ -15,7 +15,8 @@ from fedopt.errors import UserError, WrongFunction, nearest
 from fedopt.federation import engines
 from fedopt.federation.round import Federation
 from fedopt.problems.checks import check
-from fedopt.problems.classes import Problem, reduce
+from fedopt.problems.classes import Problem
+from fedopt.problems.reductions import reduce
 from fedopt.running import hardware as machine
 
 

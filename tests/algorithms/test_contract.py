@@ -32,8 +32,9 @@ from fedopt.data.ragged import Ragged
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
-from fedopt.problems import classes
-from fedopt.problems.classes import class_of, covered, name
+from fedopt.problems import classes, reductions
+from fedopt.problems.classes import class_of, name
+from fedopt.problems.reductions import covered
 from fedopt.results.checkpoint import Checkpoint
 
 PAIRS = pairs()
@@ -178,8 +179,7 @@ def arranged(e, order):
     """The same experiment with its clients in another order, or the same one several times; everything takes part."""
     splits = {name: Ragged([split[i] for i in order]) for name, split in e.original.splits.items()}
     per_client = {name: rows[torch.tensor(order)] for name, rows in e.original.per_client.items()}
-    for problem in (e.original, e.problem):  # one and the same where nothing is reduced
-        problem.splits, problem.per_client = splits, per_client
+    e.original.splits, e.original.per_client = splits, per_client
     fed = type(e.federation)(e.problem, e.federation.engine, e.federation.seed)
     return dataclasses.replace(e, federation=fed)
 
@@ -233,13 +233,13 @@ def solution(e):
     """All variables of a problem with equal clients and a known solution, at it: those that `start` gives, and FedMSA's v."""
     problem, (x,) = e.problem, [e.problem.optimum]
     xi = problem.sample(0, {name: weighted(split[0], x) for name, split in problem.splits.items()})
-    if isinstance(problem, classes.MinimaxAsBilevel | classes.Minimax):  # grad_y f is linear in y, and zero at y*
+    if isinstance(problem, reductions.MinimaxAsBilevel | classes.Minimax):  # grad_y f is linear in y, and zero at y*
         f_y = torch.func.grad(lambda y: getattr(problem, "original", problem).f(x, y, xi))
         zero = torch.zeros_like(problem.start()[1])
         return x, -torch.linalg.solve(torch.func.jacrev(f_y)(zero), f_y(zero))
-    if isinstance(problem, classes.TwoLevelAsBilevel):
+    if isinstance(problem, reductions.TwoLevelAsBilevel):
         return x, problem.original.level(0, x, xi)
-    if isinstance(problem, classes.MinimisationAsBilevel):
+    if isinstance(problem, reductions.MinimisationAsBilevel):
         return x, problem.start()[1]
     if isinstance(problem, classes.Bilevel):
         y = problem.inner_solution(x)
@@ -336,21 +336,16 @@ def test_own_derivatives_are_those_of_the_functions(algo, problem):
     p = small(algo, problem).original
     xi = p.sample(1, {split: weighted(rows[1], p.start()[0]) for split, rows in p.splits.items()})
     point = [v + 0.1 * torch.sin(torch.arange(v.numel())) for v in p.start()]
-    if isinstance(p, classes.Minimisation):
-        (x,) = point
-        own, automatic = p.gradient(x, xi), torch.func.grad(lambda x: p.f(x, xi))(x)
-    elif isinstance(p, classes.Bilevel):
-        x, y = point
-        own, automatic = p.inner_gradient(x, y, xi), torch.func.grad(lambda y: p.g(x, y, xi))(y)
-    elif isinstance(p, classes.Hierarchical):
-        (x,) = point
-        y = x + 0.1
-        own = p.h_gradients(x[None], y[None], xi)
-        automatic = torch.func.grad(lambda y: p.h(x, y, xi))(y)[None]
-    else:
-        pytest.skip("problems of this class never write their derivatives by hand: there is nothing to compare")
-    if own is not None:
-        close(own, automatic)
+    for function in (getattr(p, letter) for letter in "fgh" if hasattr(p, letter)):
+        *fixed, last = [*point, point[0] + 0.1] if isinstance(p, classes.Hierarchical) else point
+        automatic = torch.func.grad(lambda v, function=function, fixed=fixed: function(*fixed, v, xi))(last)
+        if hasattr(function, "gradient"):
+            close(function.gradient(*fixed, last, xi), automatic)
+        if hasattr(function, "gradients"):
+            several = [torch.stack([v, v]) for v in (*fixed, last)]
+            close(function.gradients(*several, xi), torch.stack([automatic] * 2))
+        if hasattr(function, "step"):
+            close(function.step(*fixed, last.clone(), xi, 0.5, None, None), last - 0.5 * automatic)
 
 
 @pytest.mark.parametrize("group", ["partitioner", "hardware", "dataset", "logger"])

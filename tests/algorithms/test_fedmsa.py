@@ -7,12 +7,12 @@ import pytest
 import torch
 from support.harness import config, rows_of, sampling, small, steps
 
+from fedopt.algorithms import fedmsa
 from fedopt.algorithms.fedmsa import FedMSA
 from fedopt.config.schedules import Constant
 from fedopt.config.settings import Participation
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
-from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps, draw
 from fedopt.federation.engines import Vectorised
 from fedopt.federation.round import Federation
@@ -144,13 +144,13 @@ def test_wrong_number_of_betas():
 def test_levels_have_samples_of_their_own(monkeypatch):
     """Three levels, three local steps: 3 samples for the directions, and 2 x 3 for the steps after the first, each used at the
     newest iterate and at the one before."""
-    asked, msa_maps = [], Client.msa_maps
+    asked, chain_maps = [], fedmsa.chain_maps
 
-    def spy(client, u, samples, damping):
+    def spy(client, u, samples):
         asked.append([tuple(b.tolist()) for _, b, _ in samples])
-        return msa_maps(client, u, samples, damping)
+        return chain_maps(client, u, samples)
 
-    monkeypatch.setattr(Client, "msa_maps", spy)
+    monkeypatch.setattr(fedmsa, "chain_maps", spy)
     e = small("fedmsa", "mco", "algo.K=3", "algo.B=4", "hardware.engine=one_by_one")
     steps(e, 2)
     clients = e.problem.clients

@@ -16,7 +16,8 @@ from fedopt.federation.draws import Steps, draw
 from fedopt.federation.inverse import conjugate_gradients, neumann_sum, neumann_term
 from fedopt.federation.oracles import Oracles
 from fedopt.federation.round import Round
-from fedopt.problems.classes import TwoLevel, TwoLevelAsBilevel
+from fedopt.problems.classes import TwoLevel
+from fedopt.problems.reductions import TwoLevelAsBilevel
 from fedopt.randomness import Purpose, keyed_rng
 
 F64 = torch.float64
@@ -300,7 +301,7 @@ def test_penalty_by_norms_and_dropout():
     assert float(p.f(x, y, sample)) == float(q.f(x, y, sample)) != float(p.f(x, y, plain))
     slope = torch.func.grad(lambda y: p.g(x, y, sample))(y)
     torch.testing.assert_close(Oracles(p).inner_gradient(x, y, sample), slope)
-    torch.testing.assert_close(p.inner_descend(x, y.clone(), sample, 0.1, None, None), y - 0.1 * slope)
+    torch.testing.assert_close(p.g.step(x, y.clone(), sample, 0.1, None, None), y - 0.1 * slope)
 
 
 TABLE_2 = [

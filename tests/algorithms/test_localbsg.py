@@ -266,13 +266,13 @@ SHORT = "budget.rounds=60"
 
 
 def wrong(factor, monkeypatch):
-    right = localbsg.estimates
+    right = localbsg.Momentum.estimates
 
     def estimates(*args):
         D, G = right(*args)
         return factor * D, G
 
-    monkeypatch.setattr(localbsg, "estimates", estimates)
+    monkeypatch.setattr(localbsg.Momentum, "estimates", estimates)
 
 
 def test_the_step_of_eight_clients_is_too_noisy_for_one(tmp_path):

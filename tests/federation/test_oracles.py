@@ -11,31 +11,37 @@ from support.derivatives import F64, central_differences, normal, quadratic, two
 from support.harness import pairs, small, steps
 from torch.autograd.functional import hessian, jacobian
 
+from fedopt.algorithms import fedmsa
+from fedopt.algorithms.fedmsa import bilevel_maps, chain_maps
 from fedopt.errors import UserError
-from fedopt.federation import inverse, oracles
+from fedopt.federation import inverse
 from fedopt.federation.client import Client
+from fedopt.federation.derivatives import Calls
 from fedopt.federation.draws import Steps
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.federation.memory import Memory
-from fedopt.federation.oracles import Calls, Oracles
+from fedopt.federation.oracles import Oracles
 from fedopt.federation.round import Federation
 from fedopt.problems.classes import (
     Bilevel,
     Compositional,
     Hierarchical,
     Minimax,
-    MinimaxAsBilevel,
     Minimisation,
+    TwoLevel,
+    class_of,
+)
+from fedopt.problems.function import function
+from fedopt.problems.hyper_representation import HyperRepresentation
+from fedopt.problems.imbalanced_mnist import ImbalancedMnist
+from fedopt.problems.reductions import (
+    MinimaxAsBilevel,
     MinimisationAsBilevel,
     MinimisationAsCompositional,
-    TwoLevel,
     TwoLevelAsBilevel,
-    class_of,
     covered,
     reduce,
 )
-from fedopt.problems.hyper_representation import HyperRepresentation
-from fedopt.problems.imbalanced_mnist import ImbalancedMnist
 from fedopt.problems.supervised import SupervisedBilevel
 
 # Reductions
@@ -172,7 +178,7 @@ def test_minimisation_as_one_level():
     a, x = normal(3, seed=1), normal(3, seed=2)
     assert p.dims == (3,)
     assert float(p.level(0, x, a)) == pytest.approx(float(np.sum(a.numpy() * x.numpy() ** 3)))
-    (gradient,) = Oracles(p).msa_maps((x,), [a])
+    (gradient,) = chain_maps(Oracles(p), (x,), [a])
     torch.testing.assert_close(gradient, 3 * a * x**2)
 
 
@@ -312,7 +318,7 @@ def dense_bilevel(p, x, w, sample):
 @pytest.mark.parametrize(("p", "dx", "dw", "first", "second"), BILEVEL)
 def test_msa_maps_of_bilevel_problems(p, dx, dw, first, second, damping):
     def maps(client, x, w, v, *sample):
-        return client.msa_maps((x, w, v), [sample], damping)
+        return tuple(bilevel_maps(client, (x, w, v), sample, damping))
 
     def dense(x, w, v, *sample):
         f_x, f_w, g_w, cross, ww = dense_bilevel(p, x, w, sample)
@@ -394,7 +400,7 @@ def test_msa_maps_of_chains(N):
     p = Chain(N)
 
     def maps(client, b, *u):
-        return client.msa_maps(u, tuple(b))
+        return tuple(chain_maps(client, u, list(b)))
 
     def dense(b, *u):
         product = jacobian(lambda z: p.level(N, z, b[N]), u[N])
@@ -418,16 +424,25 @@ def test_msa_maps_of_a_consistent_chain_are_the_chain_rule(N):
             x = p.level(n, x, b)
         return x
 
-    gradient, *consistency = Oracles(p).msa_maps(u, [b] * (N + 1))
+    gradient, *consistency = chain_maps(Oracles(p), u, [b] * (N + 1))
     np.testing.assert_allclose(gradient, central_differences(composed, x), rtol=1e-6, atol=1e-8)
     assert all(not s.any() for s in consistency)
 
 
 class OwnGradient(Minimised):
-    """Has a gradient of its own, which is twice that of f so that it shows."""
+    """Has a gradient of its own, which is twice that of f so that it shows, and a step, which is three times as long."""
 
-    def gradient(self, x, sample):
+    @function
+    def f(self, x, sample):
+        return super().f(x, sample)
+
+    @f.gradient
+    def f(self, x, sample):
         return 6 * sample * x**2
+
+    @f.step
+    def f(self, x, sample, eta, plus, anchor):
+        return x.sub_(9 * sample * x**2, alpha=eta)
 
 
 class Constant(Minimised):
@@ -454,17 +469,48 @@ def test_a_function_that_is_overridden_loses_what_was_written_for_it():
     class SumToo(Sum):
         pass
 
-    class Weighted(ImbalancedMnist):
+    class Decorated(OwnGradient):
+        @function
+        def f(self, x, sample):
+            return sample @ x
+
+    class OtherGradient(OwnGradient):
+        @OwnGradient.f.gradient
+        def f(self, x, sample):
+            return a[0]
+
+    class Half(HyperRepresentation):
+        def f(self, x, y, sample):
+            return 0.5 * HyperRepresentation.f(self, x, y, sample)
+
+    class Weighted(HyperRepresentation):
         def g(self, x, y, sample):
             return x[0] * super().g(x, y, sample)
 
     a, x = normal(STACK, 3, seed=1), normal(STACK, 3, seed=2)
-    for p in (Sum(), SumToo()):
-        assert torch.equal(Oracles(p).gradient(x[0], a[0]), a[0])
-    assert Weighted.inner_gradient is Bilevel.inner_gradient
-    assert Weighted.inner_descend is Bilevel.inner_descend
-    assert ImbalancedMnist.inner_gradient is SupervisedBilevel.inner_gradient
-    assert HyperRepresentation.hold is not Bilevel.hold
+    for p in (Sum(), SumToo(), Decorated(), OtherGradient()):
+        client = Oracles(p)
+        assert torch.equal(client.gradient(x[0], a[0]), a[0])
+        if not isinstance(p, OtherGradient):
+            client.gradient_step_(client.gradient_step_(x[0], a[0], 1.0), a[0], 1.0)
+            torch.testing.assert_close(client._iterate, x[0] - 2 * a[0])
+    torch.testing.assert_close(Oracles(OwnGradient()).gradient(x[0], a[0]), 6 * a[0] * x[0] ** 2)
+    p = small("fednest", "hyper_representation").problem
+    assert all(hasattr(p.g, form) for form in ("gradient", "step"))
+    assert hasattr(p, "hold")
+    assert HyperRepresentation.g is ImbalancedMnist.g is SupervisedBilevel.g
+    for cls, kept in ((Half, True), (Weighted, False)):
+        p.__class__ = cls
+        assert hasattr(p.g, "gradient") == hasattr(p.g, "step") == kept
+        assert not hasattr(p, "hold")
+        (x, y), rows = p.start(), {name: whole(split[0]) for name, split in p.splits.items()}
+        client, sample = (
+            Client(p, Calls(), {}, {"index": 0, "whole": rows, "positions": {}, "active": {}}),
+            p.sample(0, rows),
+        )
+        assert client.hold(x) is client
+        automatic = torch.func.grad(lambda y, p=p, x=x, sample=sample: p.g(x, y, sample))(y)
+        torch.testing.assert_close(client.inner_gradient(x, y, sample), automatic)
 
 
 @pytest.mark.parametrize("plus", [None, 0.3])
@@ -541,47 +587,84 @@ def test_entries_of_a_list_go_round_the_clients(engine):
     assert seen.tensor().tolist() == [[0, 0, 0], [2, 1, 0.9], [7, 3, 0.9], [0.5, 1, 0.9]]
 
 
-# The memory of msa_maps
+# General derivatives
 
 
-@pytest.mark.parametrize("p", [Network(), Chain(1)])
-def test_msa_maps_remembers_values(p):
-    """What is asked for again at the same point on the same samples is not computed again; all else is."""
-    calls = Calls()
-    client = Oracles(p, calls)
-    if isinstance(p, Network):
-        points = [(normal(3, seed=k), normal(16, seed=k + 1), normal(16, seed=k + 2)) for k in range(4)]
-        samples, others = ([(normal(6, 3, seed=k), normal(6, seed=k))] for k in (8, 9))
-    else:
-        points = [(normal(3, seed=k), normal(4, seed=k + 1)) for k in range(4)]
-        samples, others = ([normal(1, seed=k), normal(1, seed=k + 1)] for k in (8, 9))
+@pytest.mark.parametrize("stack", [None, STACK])
+def test_general_derivatives(stack):
+    """Of any function; nested, also by another variable, where they are parts of one derivative."""
+    p, calls = Network(), Calls()
+    client, n = Oracles(p, calls, stack), stack or 1
+    x, w, v, sample = (
+        normal(3, seed=1),
+        normal(16, seed=2),
+        normal(16, seed=3),
+        (normal(6, 3, seed=4), normal(6, seed=5)),
+    )
+    f_x, f_w, g_w, cross, ww = dense_bilevel(p, x, w, sample)
 
-    def ask(u, samples, known, damping=0.0):
-        before = calls.jvp
-        value = client.msa_maps(u, samples, damping)
-        assert (calls.jvp == before) == known
-        for got, computed in zip(value, Oracles(p).msa_maps(u, samples, damping), strict=True):
-            assert torch.equal(got, computed)
+    def counted(**expected):
+        found, calls.grad, calls.hvp, calls.jvp = Calls(calls.grad, calls.hvp, calls.jvp), 0, 0, 0
+        return found == Calls(**{name: n * count for name, count in expected.items()})
 
-    a, b, c, d = points
-    ask(a, samples, False)
-    ask(a, samples, True)
-    ask(list(a), tuple(samples), True)  # the tensors count, not what holds them
-    ask(b, samples, False)
-    ask(a, samples, True)
-    ask(b, samples, True)
-    ask((a[0], *b[1:]), samples, False)  # a point of which only a part was seen
-    ask(tuple(v.clone() for v in a), samples, False)
-    ask(b, samples, True)
-    ask(b, others, False)
-    ask(b, others, True)
-    ask(b, samples, False)  # samples that are back after others
-    for u in (c, d, a):
-        ask(u, samples, False)
-    ask(b, samples, False)  # more than three points ago
-    if isinstance(p, Network):
-        ask(b, samples, False, damping=0.5)
-        ask(b, samples, True, damping=0.5)
+    torch.testing.assert_close(client.grad(client.g, x, w, sample), g_w)
+    torch.testing.assert_close(client.grad(lambda x, xi: client.f(x, w, xi), x, sample), f_x)
+    assert counted(grad=2)
+    value, product = client.vjp(lambda x, w: client.f(x, w, sample), x, w, grad=1)
+    torch.testing.assert_close(value, p.f(x, w, sample))
+    for factor in (1.0, 2.0):
+        torch.testing.assert_close(product(factor * torch.ones_like(value)), (factor * f_x, factor * f_w))
+    assert counted(grad=2)
+
+    def slope(x, xi):
+        return client.grad(client.g, x, w, xi) @ v
+
+    torch.testing.assert_close(client.grad(slope, x, sample), cross @ v)
+    _, product = client.vjp(lambda w: client.grad(client.g, x, w, sample), w, hvp=3, jvp=1)
+    torch.testing.assert_close(product(v)[0], ww @ v)
+    assert counted(grad=1, hvp=3, jvp=1)
+
+    def pulled(x, xi):  # a vjp inside of a gradient, by another variable
+        value, product = client.vjp(lambda w: client.g(x, w, xi), w, grad=1)
+        return product(torch.ones_like(value))[0] @ v
+
+    torch.testing.assert_close(client.grad(pulled, x, sample), cross @ v)
+    assert counted(grad=1)
+
+    points = torch.stack([x, 2 * x, -x]), torch.stack([w, w, 3 * w])
+    expected = torch.stack([dense_bilevel(p, *point, sample)[2] for point in zip(*points, strict=True)])
+    torch.testing.assert_close(client.gradients(client.g, *points, sample), expected)
+    assert counted(grad=3)
+    values = client.at_each(lambda x, w: client.f(x, w, sample), *points)
+    torch.testing.assert_close(values, torch.stack([p.f(*point, sample) for point in zip(*points, strict=True)]))
+    assert counted()
+
+
+class OwnGradients(Minimised):
+    """Its gradient at several points at once is four times that of f, so that it shows; it has it where `own` is true."""
+
+    own = True
+
+    @function(where=lambda problem: problem.own)
+    def f(self, x, sample):
+        return super().f(x, sample)
+
+    @f.gradients
+    def f(self, x, sample):
+        return 12 * sample * x**2
+
+
+def test_where_a_function_has_its_forms():
+    p, calls = OwnGradients(), Calls()
+    a, x = normal(3, seed=1), normal(2, 3, seed=2)
+    torch.testing.assert_close(Oracles(p, calls).gradients(p.f, x, a), 12 * a * x**2)
+    p.own = False
+    assert not hasattr(p.f, "gradients")
+    torch.testing.assert_close(Oracles(p, calls).gradients(p.f, x, a), 3 * a * x**2)
+    assert calls == Calls(grad=4)
+
+
+# What FedMSA does not compute twice
 
 
 @pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
@@ -594,7 +677,7 @@ def test_fedmsa_with_and_without_memory(problem, B, known, engine, monkeypatch):
     runs = []
     for forget in (False, True):
         if forget:
-            monkeypatch.setattr(oracles, "_same", lambda a, b: False)
+            monkeypatch.setattr(fedmsa, "same", lambda a, b: False)
         e = small("fedmsa", problem, *settings)
         runs.append((steps(e, 2)[-1], e.federation.ledger.calls.grad))
     (with_memory, calls), (without, all_calls) = runs
@@ -611,7 +694,7 @@ def test_oracles_of_a_problem_under_vmap():
     x, w, v = normal(3, seed=1), normal(4, 5, seed=2), normal(4, 5, seed=3)
 
     def one(client, w, v, rows):
-        return Oracles(p, stack=4).msa_maps((x, w, v), [p.sample(client, rows)])
+        return bilevel_maps(Oracles(p, stack=4), (x, w, v), p.sample(client, rows))
 
     stacked = torch.func.vmap(one)(torch.arange(4), w, v, rows)
     for i in range(4):
@@ -625,11 +708,6 @@ ASKED = {  # each oracle that a client has, on a problem, with its arguments; P 
     "gradient": ("classification", lambda c, x, y, xi: c.gradient(x, xi)),
     "gradient_step_": ("classification", lambda c, x, y, xi: c.gradient_step_(x, xi, 0.1)),
     "inner_step_": ("quadratic_bilevel", lambda c, x, y, xi: c.inner_step_(x, y, xi, 0.1)),
-    "local_gradients": ("quadratic_hierarchical", lambda c, x, y, xi: c.local_gradients(x[None], x[None], xi)),
-    "personal_objectives": (
-        "quadratic_hierarchical",
-        lambda c, x, y, xi: c.personal_objectives(x[None], x[None], xi),
-    ),
     "outer_gradients": ("quadratic_bilevel", lambda c, x, y, xi: c.outer_gradients(x, y, xi)),
     "outer_gradient_x": ("quadratic_bilevel", lambda c, x, y, xi: c.outer_gradient_x(x, y, xi)),
     "outer_gradient_y": ("quadratic_minimax", lambda c, x, y, xi: c.outer_gradient_y(x, y, xi)),
@@ -641,13 +719,10 @@ ASKED = {  # each oracle that a client has, on a problem, with its arguments; P 
         "quadratic_bilevel",
         lambda c, x, y, xi: c.hypergradient(x, y, [xi, xi], partial(inverse.neumann_sum, N=1, l=1.0)),
     ),
-    "msa_maps": ("quadratic_bilevel", lambda c, x, y, xi: c.msa_maps((x, y, y), [xi])),
     "project": ("quadratic_bilevel", lambda c, x, y, xi: c.project(y)),
 }
 COUNTED = {
     "one gradient call, one jacobian-vector product and the products of the inverse": Calls(1, 1, 1),
-    "two gradient calls and one product of each kind in bilevel problems": Calls(2, 1, 1),
-    "p gradient calls": Calls(1),
     "one gradient call": Calls(1),
     "each use is one hessian-vector product": Calls(hvp=1),
     "one jacobian-vector product": Calls(jvp=1),

@@ -17,10 +17,10 @@ from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.federation.oracles import Oracles
 from fedopt.problems.checks import check
-from fedopt.problems.classes import MinimisationAsCompositional
 from fedopt.problems.classification import Classification
 from fedopt.problems.imbalanced_mnist import ImbalancedMnist
 from fedopt.problems.mco import Mco
+from fedopt.problems.reductions import MinimisationAsCompositional
 from fedopt.problems.saddle import Saddle
 
 # mco
@@ -355,7 +355,7 @@ def test_loss_tuning(images, ridge, norms):
     anchor = y + 0.2 * normal(len(y), seed=8)
     less = central_differences(lambda y: p.g(x, y, sample), anchor)
     for plus, at in product((None, normal(len(y), seed=9)), (None, anchor)):  # written over y, by the problem's own way
-        found = p.inner_descend(x, y.clone(), sample, 0.1, plus, at)
+        found = p.g.step(x, y.clone(), sample, 0.1, plus, at)
         expected = y.numpy() - 0.1 * (slope - (0 if at is None else less) + (0 if plus is None else plus.numpy()))
         np.testing.assert_allclose(found, expected, atol=1e-8)
 

@@ -17,7 +17,9 @@ from fedopt.config.compose import Composed, compose, merge
 from fedopt.config.files import CONF
 from fedopt.errors import UserError
 from fedopt.federation.draws import Drawn
-from fedopt.problems import classes as classes_of
+from fedopt.problems.classes import class_of
+from fedopt.problems.classes import name as class_name
+from fedopt.problems.reductions import covered
 from fedopt.randomness import Purpose, keyed_rng
 from fedopt.running.assemble import Experiment, assemble
 
@@ -108,12 +110,9 @@ def is_ours(group: str, name: str) -> bool:
 
 def pairs() -> list[tuple[str, str]]:
     """Every algorithm with every problem of a class that it covers."""
-    classes = {p: classes_of.name(classes_of.class_of(class_at("problem", p))) for p in names("problem")}
+    classes = {p: class_name(class_of(class_at("problem", p))) for p in names("problem")}
     return [
-        (a, p)
-        for a in names("algo")
-        for p in names("problem")
-        if classes[p] in classes_of.covered(class_at("algo", a).solves)
+        (a, p) for a in names("algo") for p in names("problem") if classes[p] in covered(class_at("algo", a).solves)
     ]
 
 

@@ -34,14 +34,11 @@ class Tapped:
         self.own = 0  # gradients that the problem computes, or steps along, by itself
         for name in ("f", "g", "h"):
             if hasattr(problem, name):
-                self.tap(problem, name, 1 if name == "f" and not hasattr(problem, "g") else 2)
+                self.tap(problem, name)
         if hasattr(problem, "level"):
             self.tap_levels(problem)
-        for name in ("gradient", "descend", "inner_gradient", "inner_descend", "h_gradients"):
-            if hasattr(problem, name):
-                self.tap_own(problem, name)
 
-    def tap(self, problem, name, variables):
+    def tap(self, problem, name):
         function = getattr(problem, name)
 
         def tapped(*arguments):
@@ -50,7 +47,21 @@ class Tapped:
             self.seen.append((name, events))
             return function(*(Tap.apply(v, e) for v, e in zip(point, events, strict=True)), sample)
 
+        for form in ("gradient", "gradients", "step"):
+            if hasattr(function, form):
+                setattr(tapped, form, self.counted(form, getattr(function, form)))
         setattr(problem, name, tapped)
+
+    def counted(self, form, function):
+        """A faster form of a function, which is none of the derivatives that taps see."""
+
+        def tapped(*arguments):
+            value = function(*arguments)
+            anchored = form == "step" and arguments[-1] is not None
+            self.own += len(value) if form == "gradients" else 1 + anchored
+            return value
+
+        return tapped
 
     def tap_levels(self, problem):
         function, last = problem.level, len(problem.dims) - 1
@@ -61,18 +72,6 @@ class Tapped:
             return function(n, Tap.apply(z, events), sample)
 
         problem.level = tapped
-
-    def tap_own(self, problem, name):
-        function = getattr(problem, name)
-
-        def tapped(*arguments):
-            value = function(*arguments)
-            if value is not None:
-                anchored = name == "inner_descend" and arguments[-1] is not None
-                self.own += len(value) if name == "h_gradients" else 1 + anchored
-            return value
-
-        setattr(problem, name, tapped)
 
     def calls(self) -> Counter:
         """Gradients, Hessian-vector products and Jacobian-vector products so far."""

@@ -1,0 +1,132 @@
+"""Derivatives of functions of tensors, counted, for one client or for a stack of clients at once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Calls:
+    """Oracle calls so far: gradients, Hessian-vector products, Jacobian-vector products, each client's counted.
+
+    A Jacobian-vector product is a cross derivative times a vector in bilevel problems, and a vector times the Jacobian of
+    one level in compositional ones.
+    """
+
+    grad: int = 0
+    hvp: int = 0
+    jvp: int = 0
+
+
+class Derivatives:
+    """Derivatives of any function, and what they are counted as.
+
+    calls: what the calls are added to. stack: of how many clients points and samples are under torch.func.vmap, where derivatives
+        come from torch.func; None for one client by itself, where plain automatic differentiation has less overhead.
+    """
+
+    def __init__(self, calls: Calls | None = None, stack: int | None = None):
+        self._calls = calls or Calls()
+        self._stacked = stack is not None
+        self._counted = stack or 1  # clients that an oracle call counts for
+        self._depth = 0  # derivatives that are being taken of what is computed now
+
+    def grad(self, fn: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """The gradient of fn(..., x, sample), a scalar, in x, [d]. One gradient call.
+
+        fn: a function of the problem, such as client.f, or any other. In a function that is itself differentiated this is a part of
+        that derivative, and not counted.
+        """
+        self._count(grad=1)
+        if self._depth == 0 and (gradient := getattr(fn, "gradient", None)) is not None:
+            return gradient(*arguments)
+        *fixed, x, sample = arguments
+        return self._grad(lambda x: fn(*fixed, x, sample), x)
+
+    def gradients(self, fn: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """The gradient of fn(..., x, sample) in x at each of P points, [P, d]; all variables are [P, d]. P gradient calls."""
+        *points, sample = arguments
+        if (gradients := getattr(fn, "gradients", None)) is not None:
+            self._count(grad=len(points[0]))
+            return gradients(*arguments)
+        return self.at_each(lambda *point: self.grad(fn, *point, sample), *points)
+
+    def vjp(
+        self, fn: Callable[..., Any], *primals: Tensor, grad: int = 0, hvp: int = 0, jvp: int = 0
+    ) -> tuple[Any, Callable[[Any], tuple[Tensor, ...]]]:
+        """fn(*primals), and the map from cotangents v to v'J, one vector a primal. Each use of the map counts for so many calls.
+
+        fn returns a tensor or a tuple of tensors, and v is of the same kind.
+        """
+        value, pull = self._vjp(fn, *primals)
+
+        def product(cotangents: Any) -> tuple[Tensor, ...]:
+            self._count(grad, hvp, jvp)
+            return pull(cotangents)
+
+        return value, product
+
+    def at_each(self, fn: Callable[..., Tensor], *points: Tensor) -> Tensor:
+        """fn at each of P points, [P, ...]: all at once in a stack of clients, else in turn. What fn counts, counts P times."""
+        if not self._stacked:
+            return torch.stack([fn(*point) for point in zip(*points, strict=True)])
+        clients = self._counted
+        self._counted = clients * len(points[0])
+        values = torch.func.vmap(fn)(*points)
+        self._counted = clients
+        return values
+
+    def _count(self, grad: int = 0, hvp: int = 0, jvp: int = 0) -> None:
+        if self._depth == 0:
+            self._calls.grad += grad * self._counted
+            self._calls.hvp += hvp * self._counted
+            self._calls.jvp += jvp * self._counted
+
+    def _inside(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """fn, while a derivative of it is taken."""
+
+        def inside(*arguments: Any) -> Any:
+            self._depth += 1
+            try:
+                return fn(*arguments)
+            finally:
+                self._depth -= 1
+
+        return inside
+
+    def _vjp(self, fn: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[[Any], tuple[Tensor, ...]]]:
+        fn = self._inside(fn)
+        if self._stacked:
+            value, pull_back = torch.func.vjp(fn, *primals)[:2]
+            return value, pull_back
+        nested = self._depth > 0 or any(
+            p.requires_grad for p in primals
+        )  # another derivative is taken through this one
+        primals = tuple(p if p.requires_grad else p.detach().requires_grad_() for p in primals)
+        value = fn(*primals)
+
+        def pull(cotangents: Any) -> tuple[Tensor, ...]:
+            values, cots = (value, cotangents) if isinstance(value, tuple) else ((value,), (cotangents,))
+            live = [(v, c) for v, c in zip(values, cots, strict=True) if v.requires_grad]
+            if not live:
+                return tuple(torch.zeros_like(p) for p in primals)
+            v, c = zip(*live, strict=True)
+            return torch.autograd.grad(v, primals, c, create_graph=nested, retain_graph=True, materialize_grads=True)
+
+        detached = value if nested else tuple(v.detach() for v in value) if isinstance(value, tuple) else value.detach()
+        return detached, pull
+
+    def _grad(self, fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        fn = self._inside(fn)
+        if self._stacked:
+            return torch.func.grad(fn)(x)
+        nested = self._depth > 0 or x.requires_grad  # another derivative is taken through this one
+        if not x.requires_grad:
+            x = x.detach().requires_grad_()
+        value = fn(x)
+        if not value.requires_grad:  # constant in x
+            return torch.zeros_like(x)
+        return torch.autograd.grad(value, x, create_graph=nested, materialize_grads=True)[0]

@@ -1,0 +1,64 @@
+"""A function of a problem with what was written by hand to go with it, which a subclass that overrides the function drops."""
+
+from collections.abc import Callable
+from functools import partial, partialmethod, update_wrapper
+from types import MethodType
+from typing import Any
+
+
+class function:
+    """A function of a problem that owns its faster forms, as a `property` owns its setter.
+
+        @function
+        def f(self, x, sample): ...  # f_i(x): all that is needed
+
+        @f.gradient
+        def f(self, x, sample): ...  # grad f_i(x), faster than automatic differentiation
+
+    The value is `problem.f(x, sample)`, and the gradient `problem.f.gradient(x, sample)`, in the last variable of the point.
+    `@function(where=condition)`: problems have the forms only where condition(problem) is true. The forms are:
+
+    gradient: the gradient, [d], of the same arguments.
+    gradients: the gradients at several points at once, [P, d]; each variable is [P, d] too.
+    step: x - eta (gradient - gradient at the anchor + plus), [d], written over x, of the same arguments and (eta, plus, anchor);
+        plus, anchor: [d], None for no such term.
+    """
+
+    def __init__(self, value: Any = None, where: Callable[[Any], bool] = lambda problem: True, **forms: Any):
+        self._value, self._where, self._forms = value, where, forms
+        if value is not None:
+            update_wrapper(self, value)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The value, of a problem and its arguments; of `@function(where=...)`, the function that it decorates."""
+        return function(arguments[0], self._where) if self._value is None else self._value(*arguments)
+
+    def __get__(self, problem: Any, owner: type) -> Any:
+        if problem is None:
+            return self
+        bound: Any = partial(self._value, problem)
+        for name, form in self._forms.items() if self._where(problem) else ():
+            setattr(bound, name, partial(form, problem))
+        return bound
+
+    def _with(self, name: str, form: Callable[..., Any]) -> "function":
+        return function(self._value, self._where, **{**self._forms, name: form})
+
+    gradient, gradients = partialmethod(_with, "gradient"), partialmethod(_with, "gradients")
+    step = partialmethod(_with, "step")
+
+
+class written_for:
+    """A method that goes with some functions of a class: a subclass that overrides one of them has no such method."""
+
+    def __init__(self, *functions: Any):
+        self._functions = functions
+
+    def __call__(self, method: Callable[..., Any]) -> "written_for":
+        self._method = method
+        return self
+
+    def __get__(self, problem: Any, owner: type) -> Any:
+        if overridden := [f.__name__ for f in self._functions if getattr(owner, f.__name__) is not f]:
+            raise AttributeError(f"{owner.__name__} overrides {overridden[0]}, and has no {self._method.__name__}")
+        return self if problem is None else MethodType(self._method, problem)

@@ -1,0 +1,137 @@
+"""The reductions between the classes of problems."""
+
+from abc import update_abstractmethods
+from operator import attrgetter
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedopt.errors import UserError
+from fedopt.problems.classes import (
+    CLASSES,
+    Bilevel,
+    Compositional,
+    Minimax,
+    Minimisation,
+    Problem,
+    TwoLevel,
+    class_of,
+    name,
+)
+
+
+class _Reduced(Problem):
+    """A problem seen as one of another class: all that every problem has is the original's, except what a reduction says itself."""
+
+    source: ClassVar[type[Problem]]
+
+    def __init__(self, original: Any):
+        self.original = original
+
+
+# What the variables are is the class's to say
+for _name in {*vars(Problem), *Problem.__annotations__, "world"} - {"variables"}:
+    if not _name.startswith("_"):
+        setattr(_Reduced, _name, property(attrgetter(f"original.{_name}")))
+update_abstractmethods(_Reduced)  # type: ignore[type-abstract]
+
+
+class MinimaxAsBilevel(_Reduced, Bilevel):
+    """g_i = -f_i: the direct part of the hypergradient is all of it."""
+
+    source = Minimax
+    indirect = False
+    f_split = "train"
+
+    def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        return self.original.f(x, y, sample)
+
+    def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        return -self.original.f(x, y, sample)
+
+    def project(self, y: Tensor) -> Tensor:
+        return self.original.project(y)
+
+
+class TwoLevelAsBilevel(_Reduced, Bilevel):
+    """Two levels: f_i(y) = f_i^1(y), g_i(x, y) = 1/2 |y - f_i^0(x)|^2, so that y*(x) = F^0(x)."""
+
+    source = TwoLevel
+    direct = False
+    identity = True
+    f_split = "train"
+
+    def start(self) -> tuple[Tensor, ...]:
+        (x,) = self.original.start()
+        return x, x.new_zeros(self.original.dims[1])
+
+    def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        return self.original.level(1, y, sample)
+
+    def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        return 0.5 * torch.sum((y - self.original.level(0, x, sample)) ** 2)
+
+
+class MinimisationAsCompositional(_Reduced, Compositional):
+    """One level, f_i^0 = f_i."""
+
+    source = Minimisation
+    dims = property(lambda self: (self.original.start()[0].numel(),))
+
+    def level(self, n: int, z: Tensor, sample: Any) -> Tensor:
+        return self.original.f(z, sample)
+
+
+class MinimisationAsBilevel(_Reduced, Bilevel):
+    """f_i(x), and y of dimension 0, so that the outer part is all of an algorithm [FedNest Sec. 3.3]."""
+
+    source = Minimisation
+    variables = ("x",)
+    indirect = False
+    nested = False
+    f_split = "train"
+
+    def start(self) -> tuple[Tensor, ...]:
+        (x,) = self.original.start()
+        return x, x.new_zeros(0)
+
+    def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        return self.original.f(x, sample)
+
+    def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
+        return torch.sum(y)
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        return self.original.evaluate(point[0])
+
+
+# Where an algorithm solves both classes, the first of two reductions is taken
+REDUCTIONS: tuple[type[_Reduced], ...] = (
+    MinimaxAsBilevel,
+    TwoLevelAsBilevel,
+    MinimisationAsCompositional,
+    MinimisationAsBilevel,
+)
+
+
+def covered(solves: tuple[type[Problem], ...]) -> set[str]:
+    """The names of the classes that an algorithm for `solves` covers, itself or through a reduction."""
+    reduced = {name(reduction.source) for reduction in REDUCTIONS if issubclass(reduction, solves)}
+    return reduced | {name(c) for c in CLASSES if issubclass(c, solves)}
+
+
+def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
+    """The problem itself if it is of one of the classes in `solves`, else its reduction to one of them.
+
+    Raises UserError where there is none.
+    """
+    if isinstance(problem, solves):
+        return problem
+    for reduction in REDUCTIONS:
+        if isinstance(problem, reduction.source) and issubclass(reduction, solves):
+            return reduction(problem)
+    raise UserError(
+        f"the algorithm solves {', '.join(sorted(covered(solves)))} problems, and {type(problem).__name__} is "
+        f"{name(class_of(problem))}"
+    )
