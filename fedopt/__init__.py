@@ -29,6 +29,7 @@ _NAMES = {
     "federation.round": ("Federation", "Round"),
     "metrics": ("Metric",),
     "problems.classes": ("Bilevel", "Compositional", "Hierarchical", "Minimax", "Minimisation", "Problem", "TwoLevel"),
+    "problems.function": ("function",),
     "problems.supervised": ("Supervised", "cross_entropy"),
     "config.schedules": ("LocalWork", "Schedule"),
 }

@@ -24,6 +24,7 @@ from fedopt.problems.classes import Minimax as Minimax
 from fedopt.problems.classes import Minimisation as Minimisation
 from fedopt.problems.classes import Problem as Problem
 from fedopt.problems.classes import TwoLevel as TwoLevel
+from fedopt.problems.function import function as function
 from fedopt.problems.supervised import Supervised as Supervised
 from fedopt.problems.supervised import cross_entropy as cross_entropy
 from fedopt.running.assemble import Experiment as Experiment

@@ -9,6 +9,7 @@ import sys
 from collections import namedtuple
 from functools import partial
 from importlib import import_module, invalidate_caches
+from textwrap import indent
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +24,7 @@ from fedopt.data.partitioners import Iid
 from fedopt.errors import UserError
 from fedopt.federation.draws import Steps
 from fedopt.federation.memory import Memory
+from fedopt.problems.function import function
 from fedopt.results.card import sources
 from fedopt.results.folder import LEFT_OVER
 
@@ -71,7 +73,7 @@ IN_ALGORITHM = {
     "an oracle of another class": (
         GRADIENT,
         "return client.inner_gradient(x, x, client.sample('xi'))",
-        "is for bilevel problems, and Classification is minimisation here, which offers client.gradient, ",
+        "is for bilevel problems, and Classification is minimisation here, which offers client.f, client.gradient, ",
         None,
     ),
     "a server's gradient": (
@@ -456,11 +458,42 @@ def test_pieces_of_a_step_on_the_page(pair):
     state = SimpleNamespace(x=start[0], y=start[-1])
     kinds = {"np": np, "torch": torch, "Steps": Steps, "self": SimpleNamespace(B=4, eta=lambda r: 0.1)}
     names = {**kinds, "problem": e.problem, "fed": e.federation.at(0), "s": state}
-    vectors, random = re.findall(r"```python\n(# in step: .*?)```", PAGE, re.DOTALL)
+    vectors, _, random = re.findall(r"```python\n(# in step: .*?)```", PAGE, re.DOTALL)
     exec(vectors if "bilevel" in pair[1] else random, names)
     found = names["y"] if "bilevel" in pair[1] else names["g"]
     assert found.shape == start[-1].shape
     assert found.norm() > 0
+
+
+def test_general_derivatives_on_the_page():
+    e = small("fednest", "quadratic_bilevel")
+    x, y = e.problem.start()
+    fed = e.federation.at(0)
+    names = {
+        "torch": torch,
+        "Steps": Steps,
+        "self": SimpleNamespace(B=None),
+        "fed": fed,
+        "s": SimpleNamespace(x=x, y=y),
+    }
+    exec(re.search(r"```python\n(# in step: the gradient in x .*?)```", PAGE, re.DOTALL)[1], names)
+    expected, cohort = 0 * x, e.federation.at(0).cohort()
+    for i in cohort:
+        m = {name: rows[i] for name, rows in e.problem.per_client.items()}
+        slope = m["A"] @ y - m["B"] @ x - m["c"]
+        expected += (m["D"] @ x - m["d"] + m["G"] @ y - 0.2 * m["B"].T @ slope) / len(cohort)
+    torch.testing.assert_close(names["d"], expected)
+    assert (e.federation.ledger.calls.grad, e.federation.ledger.calls.jvp) == (len(cohort), len(cohort))
+
+
+def test_the_gradient_that_a_function_owns_on_the_page():
+    block = re.search(r"```python\n# in the class, with [^\n]*\n(.*?)```", PAGE, re.DOTALL)[1]
+    names = {"function": function}
+    exec("class Faster:\n" + indent(block, "    "), names)
+    p, generator = names["Faster"](), torch.Generator().manual_seed(0)
+    a, b, weight, x = (torch.rand(*shape, generator=generator) for shape in ((5, 3), (5,), (5,), (3,)))
+    automatic = torch.func.grad(p.f)(x, (a, b, weight))
+    torch.testing.assert_close(p.f.gradient(x, (a, b, weight)), automatic)
 
 
 def test_the_memory_on_the_page():
