@@ -22,7 +22,7 @@ from fedopt.console.say import say
 from fedopt.errors import UserError, first_line, mistake
 from fedopt.results.files import read_json
 from fedopt.results.folder import RunFolder, described, numbers_of
-from fedopt.results.identity import stamp
+from fedopt.results.identity import refuse_other_data, stamp
 from fedopt.results.metrics_file import whole_rows
 from fedopt.running.place import configured, place
 
@@ -155,6 +155,7 @@ class Result:
             checkpoint = Checkpoint(folder.checkpoint, initial)
             state, metadata = checkpoint.restore(e.federation.ledger)
         refuse_foreign(folder.checkpoint, metadata, stamp(config)["run"])
+        refuse_other_data(folder.path, metadata, e.data)
         point = named(e.problem, e.algorithm.output(state))
         if self.which == "best":
             if not checkpoint.best:

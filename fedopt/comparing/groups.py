@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedopt.comparing.recorded import ABSENT, CHOSEN, Recorded, by_problem, say_skipped
+from fedopt.comparing.recorded import ABSENT, CHOSEN, DATA, Recorded, by_problem, say_skipped
 from fedopt.comparing.tables import in_bytes, plus_minus
 from fedopt.console.say import say
 from fedopt.errors import UserError, nearest
@@ -54,6 +54,10 @@ def differing(runs: Sequence[Recorded]) -> list[str]:
         for key in dict.fromkeys(key for run in runs for key in run.apart)
         if key not in CHOSEN and len({run.group([*chosen, key]) for run in runs}) > apart
     ]
+    noted = [run for run in runs if DATA in run.keys]
+    named, and_data = ({run.group([*chosen, *others, *more]) for run in noted} for more in ([], [DATA]))
+    if len(and_data) > len(named):
+        others.append(DATA)
     rest = [key for key in others if key != "from"]  # another start alone is no name for a line where more differs
     return [*chosen, *(rest if chosen or rest else others)]
 
@@ -229,6 +233,8 @@ def _besides(by: Sequence[str], groups: Mapping[str, Sequence[Recorded]]) -> lis
         for key in keys:
             if not {key, key.partition(".")[0]} & brings and len({run.group([key]) for run in runs}) > 1:
                 found[key] = None
+        if not {DATA, "dataset"} & brings and len({run.keys[DATA] for run in runs if DATA in run.keys}) > 1:
+            found[DATA] = None
     return list(found)
 
 

@@ -26,6 +26,7 @@ from fedopt.results.metrics_file import whole_rows
 
 CHOSEN = ("algo", "problem", "dataset", "partitioner")  # config groups that stand for the option chosen from them
 PROBLEM = ("problem", "dataset")
+DATA = "data"  # the key of the data set's digest
 ABSENT = "-"  # the value of a key that a run does not have
 NAMED = 3  # of the folders that are skipped for one reason
 
@@ -34,7 +35,8 @@ NAMED = 3  # of the folders that are skipped for one reason
 class Recorded:
     """A run as its folder has it.
 
-    keys: dotted config keys, values as text, and the names of the options that were chosen (of the class, in runs that do not say);
+    keys: dotted config keys, values as text, the names of the options that were chosen (of the class, in runs that do not say), and
+        the first digits of the data set's digest, `data`, in runs that note it;
     apart: the keys in which another run with other numbers differs, but for the seed; digits: the same in runs of the same numbers.
     metrics: what they say of themselves, by name; tuned: whether a tuned value took effect.
     x: what is spent, of `COSTS`; table: metrics.csv; sources: a hash of each module of the user's own.
@@ -78,6 +80,15 @@ class Recorded:
         """Problem and data set: metrics of runs in which they differ have nothing to do with each other."""
         return self.group(PROBLEM)
 
+    def agrees(self, other: "Recorded") -> bool:
+        """Whether the rows of the rounds that both have are equal, in all columns except times."""
+        if {*self.table} != {*other.table}:
+            return False
+        columns = [name for name in self.table if name not in COSTS["seconds"][0]]
+        shared = np.intersect1d(self.table["round"], other.table["round"])
+        rows, others = (run.table.loc[run.table["round"].isin(shared), columns] for run in (self, other))
+        return np.array_equal(rows, others, equal_nan=True)
+
     def until(self, cost: float) -> "Recorded":
         """With the evaluations up to this x alone. Raises UserError where there is none."""
         reached = self.cost() <= cost
@@ -95,7 +106,8 @@ def by_problem(groups: Mapping[str, Sequence[Recorded]]) -> dict[tuple[str, ...]
 
 
 def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[Recorded]:
-    """All runs that can be read, one of each config and seed; what is left out is said on stderr.
+    """All runs that can be read, without copies: runs of one config, seed and data whose rows are equal. What is left out, and runs
+    that should be copies and have other rows, are said on stderr.
 
     exclude: patterns as of a shell, of which none may match a folder's path or the name of one of its folders. Raises UserError
     where no run is left.
@@ -117,8 +129,12 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
         where = ", ".join(map(str, paths))
         raise UserError(f"no run to compare in {where}: a run's folder has config.yaml and metrics.csv")
     longest = sorted(runs, key=lambda run: (run.status in OVER, len(run.table)))
-    once = {(run.digits, run.group(CHOSEN)): run for run in longest}.values()
-    counted = {id(run) for run in once}
+    once: dict[tuple[Any, ...], list[Recorded]] = {}
+    for run in reversed(longest):
+        same = once.setdefault((run.digits, run.group([*CHOSEN, DATA])), [])
+        if not same or (run.status != "failed" and not any(run.agrees(other) for other in same)):
+            same.append(run)
+    counted = {id(run) for same in once.values() for run in same}
     others = [run for run in runs if id(run) not in counted]
     if failed := sum(run.status == "failed" for run in others):
         said = "runs that failed are" if failed > 1 else "run that failed is"
@@ -126,6 +142,12 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
     if copies := len(others) - failed:
         said = "copies of runs are" if copies > 1 else "copy of a run is"
         say(f"{copies} {said} left out: a config with a seed counts once")
+    if unlike := next((same for same in once.values() if len(same) > 1), []):
+        where = ", ".join(str(run.folder) for run in unlike[:NAMED])
+        say(
+            f"the same config, seed and data gave other rows in {where}, and all of them count: was the code, a version or the "
+            "engine another one? --exclude leaves runs out"
+        )
     return [run for run in runs if id(run) in counted]
 
 
@@ -177,6 +199,8 @@ def read(folder: Path, x: str) -> Recorded:
     keys = _keys(flat(config))
     tuned = Tuned.read(card.get("tuned"))
     keys |= _names(card.get("chosen"), keys) | {"tuned": tuned.name or "none"}
+    if isinstance(card.get(DATA), str):
+        keys[DATA] = card[DATA][:8]
     status = RunFolder(folder).seen() or "unknown"
     sources = {str(name): str(value) for name, value in _mapping(card.get("sources")).items()}
     run = Recorded(

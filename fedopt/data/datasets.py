@@ -284,10 +284,16 @@ class Torchvision:
     root: str | None = None
     pixels: Pixels = "standardised"
 
-    def load(self) -> LabelledData:
+    @property
+    def path(self) -> str:
+        """The file, or the folder of torchvision's, that it is read from, or will be."""
         folder = data_folder(self.root)
-        npz = folder / f"{self.name}.npz"
-        return replace(read_npz(npz) if npz.exists() else self._torchvision(folder), pixels=self.pixels)
+        npz, own = folder / f"{self.name}.npz", {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
+        return str(npz if npz.exists() else folder / own.get(self.name, "cifar-10-batches-py"))
+
+    def load(self) -> LabelledData:
+        folder, path = data_folder(self.root), Path(self.path)
+        return replace(read_npz(path) if path.suffix else self._torchvision(folder), pixels=self.pixels)
 
     def _torchvision(self, folder: Path) -> LabelledData:
         from fedopt.networks.torchvision_import import torchvision

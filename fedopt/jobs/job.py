@@ -7,6 +7,7 @@ from fedopt.config.compose import Composed
 from fedopt.console.interrupts import ending_at_once
 from fedopt.console.say import say
 from fedopt.errors import UserError
+from fedopt.results.files import read_json
 from fedopt.results.folder import ENDED, RunFolder, described, numbers_of
 from fedopt.results.identity import identity, refuse_other
 
@@ -26,6 +27,7 @@ class Job:
         """
         with ending_at_once():
             from fedopt.results.card import say_changed
+            from fedopt.running.assemble import refuse_changed_data
             from fedopt.running.failure import record_failure
             from fedopt.running.lifecycle import execute
 
@@ -36,6 +38,7 @@ class Job:
             if before not in ENDED:
                 return execute(composed, lambda: self.folder, processes)[0]
             refuse_other(self.folder, identity(folder.config()), identity(composed.nodes))
+            refuse_changed_data(self.folder, read_json(self.folder / "run.json"), composed.nodes)
             say_changed(folder, composed.nodes, done=True)
             return before
         except Exception as error:

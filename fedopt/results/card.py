@@ -37,9 +37,9 @@ def how(composed: Composed) -> dict[str, Any]:
     return {"overrides": words, "chosen": dict(composed.chosen), "folders": folders, "tuned": asdict(composed.tuned)}
 
 
-def run_card(composed: Composed, problem: Problem) -> dict[str, Any]:
+def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None]) -> dict[str, Any]:
     """How the run was asked for and where, seed, what the problem's metrics say of themselves, the names of its clients, classes
-    and features, whose data they are, versions, machine, the commit of the code where it is a git checkout, and hashes of the
+    and features, the digests of its data, versions, machine, the commit of the code where it is a git checkout, and hashes of the
     modules of one's own."""
     named = {
         "clients": problem.splits["train"].names,
@@ -54,7 +54,7 @@ def run_card(composed: Composed, problem: Problem) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "metrics": [asdict(metric) for metric in problem.metrics],
         **{key: list(names) for key, names in named.items() if len(names)},
-        "division": division(problem),
+        **data,
         "commit": _commit(),
         "sources": sources(composed.nodes),
         "versions": _versions(),
@@ -89,12 +89,12 @@ def division(problem: Problem) -> str:
     return of.hexdigest()
 
 
-def facts(config: dict[str, Any], problem: Problem, data: str | None) -> dict[str, Any]:
-    """What all ranks of a run must have in common. data: the digest of the data set."""
+def facts(config: dict[str, Any], data: Mapping[str, str | None]) -> dict[str, Any]:
+    """What all ranks of a run must have in common. data: the digests of its data."""
     versions = {
         name: version for name, version in _versions().items() if name in ("fedopt", "python", "torch", "numpy")
     }
-    return identity(config) | sources(config) | versions | {"the data": data, "their division": division(problem)}
+    return identity(config) | sources(config) | versions | {**data}
 
 
 def _versions() -> dict[str, str | None]:

@@ -38,6 +38,22 @@ def stamp(config: dict[str, Any]) -> dict[str, str]:
     return {"run": digits(config, numbers), "length": digits(config)}
 
 
+def refuse_other_data(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises UserError where the run in a folder began with other data, or with another division of them among clients.
+
+    before: what the run has noted; now: what to compare of it.
+    """
+    if missing := [key for key in now if key not in before]:
+        raise UserError(
+            f"{folder}: the run has not noted its {missing[0]}, being of a fedopt before 0.3; begin anew in another output_dir"
+        )
+    if any(before[key] != value for key, value in now.items()):
+        raise UserError(
+            f"{folder}: the run began with other data, or with another division of them among clients: bring these "
+            "back, or begin anew in another output_dir"
+        )
+
+
 def refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises UserError where the run in a folder was begun with other values than those that are now asked for.
 

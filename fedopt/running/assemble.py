@@ -1,7 +1,11 @@
 """From a resolved config to the objects of a run."""
 
+import json
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -9,6 +13,7 @@ import torch
 from fedopt.algorithms import Algorithm
 from fedopt.config.compose import Composed
 from fedopt.config.settings import Budget, Evaluation, Participation
+from fedopt.data.datasets import expanded
 from fedopt.data.partitioners import Centralized
 from fedopt.data.world import World
 from fedopt.errors import UserError, WrongFunction, nearest
@@ -17,6 +22,8 @@ from fedopt.federation.round import Federation
 from fedopt.problems.checks import check
 from fedopt.problems.classes import Problem
 from fedopt.problems.reductions import reduce
+from fedopt.results.card import division
+from fedopt.results.identity import refuse_other_data
 from fedopt.running import hardware as machine
 
 
@@ -24,7 +31,7 @@ from fedopt.running import hardware as machine
 class Experiment:
     """An algorithm on a problem: `problem` as the algorithm sees it, after any reduction; `original` as it was named.
 
-    keep: as of `Settings`; data: the digest of the data set, None for problems that make their own data.
+    keep: as of `Settings`; digest: of the data set, None for problems that make their own data.
     """
 
     algorithm: Algorithm
@@ -35,7 +42,12 @@ class Experiment:
     evaluation: Evaluation
     keep: Literal["last", "best"]
     device: torch.device
-    data: str | None
+    digest: str | None
+
+    @property
+    def data(self) -> dict[str, str | None]:
+        """What tells data apart: the digest of the data set, and a hash of whose each example is."""
+        return {"data": self.digest, "division": division(self.original)}
 
 
 def check_parts(composed: Composed) -> None:
@@ -83,10 +95,36 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
         known[wanted].check_goal("keep=best")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
     federation = Federation(problem, engine, settings.seed, participation)
-    data = "+".join(sorted(world.read)) or None
+    read = "+".join(sorted(world.read)) or None
     return Experiment(
-        algorithm, original, problem, federation, settings.budget, evaluation, settings.keep, device, data
+        algorithm, original, problem, federation, settings.budget, evaluation, settings.keep, device, read
     )
+
+
+def refuse_changed_data(folder: Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Raises UserError where the data set of a run that has ended is another one now. before: what the run has noted.
+
+    Data that are gone, and of which nothing is noted, are not compared.
+    """
+    if before.get("data") is None or not config["dataset"].get("_target_"):
+        return
+    nodes = {group: config[group] for group in ("dataset", "partitioner")}
+    dataset, partitioner = (build_target(node, group) for group, node in nodes.items())
+    given = getattr(dataset, "path", None), getattr(partitioner, "file", None)
+    paths = [expanded(path).absolute() for path in given if isinstance(path, str)]
+    if all(path.exists() for path in paths):
+        files = sorted(file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]))
+        stats = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+        refuse_other_data(folder, before, {"data": _digest(json.dumps(nodes), stats)})
+
+
+@lru_cache(maxsize=64)
+def _digest(nodes: str, files: Hashable) -> str:
+    """Of the data set that these nodes of a config give, read once while its files are the same ones."""
+    dataset, partitioner = (build_target(node, group) for group, node in json.loads(nodes).items())
+    world = World(0, partitioner, dataset)
+    world.load()
+    return next(iter(world.read))
 
 
 def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:

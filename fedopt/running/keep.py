@@ -23,7 +23,7 @@ CHECKPOINT_SHARE = 20  # and at least so many times what one takes
 class Keeper:
     """A sink that writes checkpoints. It comes after those that take the row, so that no checkpoint counts a row that one lacks.
 
-    progress: the loop's; rows: metrics.csv, open; stamp: what the checkpoint says of its config (`identity.stamp`).
+    progress: the loop's; rows: metrics.csv, open; stamp: what the checkpoint says of its config (`identity.stamp`) and its data.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Keeper:
         progress: Progress,
         checkpoint: Checkpoint,
         rows: MetricsFile,
-        stamp: Mapping[str, str],
+        stamp: Mapping[str, str | None],
     ):
         self._e, self._progress, self._checkpoint, self._rows, self._stamp = e, progress, checkpoint, rows, stamp
         self._good: tuple[Any, Ledger, dict[str, Any]] | None = None  # at the last row that did not diverge

@@ -122,7 +122,7 @@ class Run:
             naming_files(self.composed),
         ):
             e = assemble(self.composed, self.jobs)
-            ranks.refuse_different(facts(self.config, e.original, e.data))
+            ranks.refuse_different(facts(self.config, e.data))
             state, self.progress = begin(e)
         checkpoint, rows_size = Checkpoint(self.folder.checkpoint, state), None
         if entry != "anew":
@@ -145,7 +145,7 @@ class Run:
         if not resuming:
             for stale in (self.folder.metrics, self.folder.checkpoint, *(self.folder.path / n for n in journal.NAMES)):
                 stale.unlink(missing_ok=True)
-            self.folder.write_json("run.json", run_card(self.composed, e.original))
+            self.folder.write_json("run.json", run_card(self.composed, e.original, e.data))
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
         how = f"{'resumed' if resuming else 'started'} with {torch.get_num_threads()} threads"
@@ -163,7 +163,7 @@ class Run:
         rows = opened.enter_context(closing(MetricsFile(self.folder.metrics, rows_size)))
         tracker = opened.enter_context(sinks.tracker(logger, self.folder.path, new))
         display = opened.enter_context(closing(self._display(e)))
-        self.keeper = Keeper(e, self.progress, checkpoint, rows, stamp(self.config))
+        self.keeper = Keeper(e, self.progress, checkpoint, rows, stamp(self.config) | e.data)
         return [sinks.on_rows(rows.append), tracker, display, sinks.on_rows(self.callback), self.keeper]
 
     def _display(self, e: Experiment) -> Display:

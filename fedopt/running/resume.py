@@ -10,13 +10,12 @@ from pydantic import TypeAdapter
 
 from fedopt.console.say import say
 from fedopt.errors import UserError
-from fedopt.results.card import division, say_changed
+from fedopt.results.card import say_changed
 from fedopt.results.checkpoint import Checkpoint, read, refuse_foreign
-from fedopt.results.files import read_json
 from fedopt.results.folder import RunFolder
-from fedopt.results.identity import numbers, refuse_other, stamp
+from fedopt.results.identity import numbers, refuse_other, refuse_other_data, stamp
 from fedopt.results.metrics_file import rows_hash
-from fedopt.running.assemble import Experiment
+from fedopt.running.assemble import Experiment, refuse_changed_data
 from fedopt.running.loop import Progress, share_spent
 
 # A run begins anew, at its checkpoint, there with another budget, or not at all
@@ -58,6 +57,8 @@ def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
         raise UserError(f"{folder.metrics}: its rows are not those that the checkpoint counts; {START_OVER}")
     longer = metadata.get("length") != here["length"]
     done = not longer and folder.status() == "finished" and folder.metrics.stat().st_size == rows_size
+    if done:
+        refuse_changed_data(folder.path, metadata, config)
     say_changed(folder, config, done)
     return "longer" if longer else "done" if done else "resume"
 
@@ -79,12 +80,7 @@ def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: b
     """
     with advising(START_OVER):
         state, metadata = checkpoint.restore(e.federation.ledger)
-    begun = read_json(folder.path / "run.json").get("division")
-    if isinstance(begun, str) and begun != division(e.original):
-        raise UserError(
-            f"{folder.path}: the run began with other data, or with another division of them among clients: bring these back, or "
-            "begin anew in another output_dir"
-        )
+    refuse_other_data(folder.path, metadata, e.data)
     progress = progress_of(metadata)
     if longer and share_spent(e, progress) > 1:
         raise UserError(f"budget: the run in {folder.path} is past it, after {progress.round} rounds")

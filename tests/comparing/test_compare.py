@@ -609,6 +609,47 @@ def test_a_config_and_seed_count_once(tmp_path, command):
     )
 
 
+def test_runs_that_should_be_copies_and_are_not_all_count(tmp_path, command):
+    for name, last in (("one", 80), ("copy", 80), ("other code", 81)):
+        record(tmp_path / "runs" / name, (1, 70, last))
+    record(tmp_path / "runs" / "begun", (1, 70), status="interrupted")
+    record(tmp_path / "runs" / "failed", (1, 71), status="failed")
+    _, csv, _, err = command(tmp_path / "runs")
+    assert (csv["runs"][0], csv["seeds"][0]) == (2, 1)
+    failed, copies, unlike = err.splitlines()
+    assert failed.startswith("fedopt: 1 run that failed")
+    assert copies.startswith("fedopt: 2 copies of runs")
+    assert "gave other rows" in unlike
+    assert "other code" in unlike
+
+
+def test_one_config_on_other_data_is_another_group(tmp_path, command):
+    """Labelled by the data, unless something else tells the groups apart; what an older run does not note is not compared."""
+    for data in ("ab" * 16, "cd" * 16):
+        for seed in (0, 1):
+            noted(record(tmp_path / "runs" / f"{data}{seed}", (1, 80), seed), data)
+    record(tmp_path / "old" / "run", (1, 80), 2)
+    _, csv, _, err = command(tmp_path / "runs")
+    assert list(csv["label"]) == ["data=abababab", "data=cdcdcdcd"]
+    assert list(csv["runs"]) == [2, 2]
+    assert "left out" not in err
+    assert "differ in data count as one group" in command(tmp_path / "runs", "--group-by", "algo")[3]
+    _, csv, _, err = command(tmp_path / "old", tmp_path / "runs", "--exclude", "cd*")
+    assert list(csv["runs"]) == [3]
+    assert "data" not in err
+    noted(record(tmp_path / "two" / "a", (1, 80)), "ab" * 16)
+    noted(record(tmp_path / "two" / "b", (1, 80), algo=FEDAVG), "cd" * 16)
+    _, csv, _, err = command(tmp_path / "two")
+    assert set(csv["label"]) == {"FedMSA", "FedAvg"}
+    assert "the groups differ in data as well" in err
+
+
+def noted(folder, data):
+    """A run that notes the digest of its data."""
+    card = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**card, "data": data}))
+
+
 def test_keys_that_differ_besides_the_data_set_are_named(tmp_path, command):
     for name, alpha in (("mnist", 0.1), ("fashion", 5)):
         config = {"dataset": {"_target_": f"x.{name}", "path": name}, "partitioner": {"alpha": alpha}}
@@ -622,7 +663,7 @@ def test_keys_that_differ_besides_the_data_set_are_named(tmp_path, command):
 def test_when_one_looks_is_no_property_of_a_method(tmp_path, command):
     for seed, every in enumerate((1, 10)):
         record(tmp_path / "runs" / str(seed), (1, 80), seed, eval={"every": every})
-    record(tmp_path / "runs" / "again", (1, 2, 80), 0, eval={"every": 5})
+    record(tmp_path / "runs" / "again", (1, 2, 80), 0, every=5, eval={"every": 5})
     _, csv, _, err = command(tmp_path / "runs")
     assert list(csv["runs"]) == [2]
     assert err.startswith("fedopt: 1 copy of a run is left out: a config with a seed counts once\n")
