@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedopt.algorithms import Algorithm
+from fedopt.config.build import build_target
 from fedopt.config.compose import Composed
 from fedopt.config.settings import Budget, Evaluation, Participation
 from fedopt.data.datasets import expanded
