@@ -51,7 +51,8 @@ class Function:
         if oracles is None:
             return self
         oracles._check(self._name, self.classes)
-        return getattr(oracles._problem, self._name)
+        function = vars(oracles)[self._name] = getattr(oracles._problem, self._name)  # bound once: a step is short
+        return function
 
 
 def offered(kind: type, cls: type[Problem]) -> list[str]:
@@ -77,7 +78,7 @@ class Oracles(Derivatives):
     @for_problems(Minimisation)
     def gradient(self, x: Tensor, sample: Any) -> Tensor:
         """grad f_i(x), [d], of a minimisation problem. One gradient call."""
-        return self.grad(self._problem.f, x, sample)
+        return self.grad(self.f, x, sample)
 
     @for_problems(Minimisation)
     def gradient_step_(self, x: Tensor, sample: Any, eta: Step, plus: Term = None, anchor: Term = None) -> Tensor:
@@ -86,7 +87,7 @@ class Oracles(Derivatives):
 
         What this returned last is written over when it comes back as x, and must not be used any more then.
         """
-        self._iterate = self._stepped(self._problem.f, (x, sample), eta, plus, anchor)
+        self._iterate = self._stepped(self.f, (x, sample), eta, plus, anchor)
         return self._iterate
 
     @for_problems(Bilevel)
@@ -97,7 +98,7 @@ class Oracles(Derivatives):
         `gradient_step_` over x, with the same terms. One gradient call, and one more with an anchor; none where there is no y."""
         if not self._problem.nested:
             return y
-        self._iterate = self._problem.project(self._stepped(self._problem.g, (x, y, sample), beta, plus, anchor))
+        self._iterate = self._problem.project(self._stepped(self.g, (x, y, sample), beta, plus, anchor))
         return self._iterate
 
     def _stepped(self, fn: Any, arguments: tuple[Any, ...], eta: Step, plus: Term, anchor: Term) -> Tensor:
@@ -114,31 +115,31 @@ class Oracles(Derivatives):
     @for_problems(Bilevel, Minimax)
     def outer_gradients(self, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
         """(grad_x f, grad_y f) at (x, y) of a bilevel or minimax problem, from one graph. One gradient call."""
-        return self._both_gradients(self._problem.f, x, y, sample)
+        return self._both_gradients(self.f, x, y, sample)
 
     @for_problems(Bilevel, Minimax)
     def outer_gradient_x(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """grad_x f(x, y), [dx], of a bilevel or minimax problem. One gradient call; none where the problem says that it is zero."""
         if isinstance(self._problem, Bilevel) and not self._problem.direct:
             return torch.zeros_like(x)
-        return self.grad(lambda x, sample: self._problem.f(x, y, sample), x, sample)
+        return self.grad(lambda x, sample: self.f(x, y, sample), x, sample)
 
     @for_problems(Bilevel, Minimax)
     def outer_gradient_y(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """grad_y f(x, y), [dy], of a bilevel or minimax problem. One gradient call."""
-        return self.grad(self._problem.f, x, y, sample)
+        return self.grad(self.f, x, y, sample)
 
     @for_problems(Bilevel)
     def inner_gradient(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """grad_y g(x, y), [dy], of a bilevel problem. One gradient call; none where there is no y."""
-        return self.grad(self._problem.g, x, y, sample) if self._problem.nested else torch.zeros_like(y)
+        return self.grad(self.g, x, y, sample) if self._problem.nested else torch.zeros_like(y)
 
     @for_problems(Bilevel)
     def inner_gradients(self, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
         """(grad_x g, grad_y g) at (x, y) of a bilevel problem, from one graph. One gradient call; none where there is no y."""
         if not self._problem.nested:
             return torch.zeros_like(x), torch.zeros_like(y)
-        return self._both_gradients(self._problem.g, x, y, sample)
+        return self._both_gradients(self.g, x, y, sample)
 
     def _both_gradients(self, fn: Callable[..., Tensor], x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
         value, product = self.vjp(lambda x, y: fn(x, y, sample), x, y, grad=1)
@@ -151,7 +152,7 @@ class Oracles(Derivatives):
         there is no y."""
         if not self._problem.nested:
             return lambda v: v
-        _, product = self.vjp(lambda y: self.grad(self._problem.g, x, y, sample), y, hvp=1)
+        _, product = self.vjp(lambda y: self.grad(self.g, x, y, sample), y, hvp=1)
         return lambda v: product(v)[0]
 
     @for_problems(Bilevel)
@@ -159,7 +160,7 @@ class Oracles(Derivatives):
         """grad^2_xy g(x, y) v, [dx], of a bilevel problem. One Jacobian-vector product; none where there is no y."""
         if not self._problem.nested:
             return torch.zeros_like(x)
-        _, product = self.vjp(lambda x: self.grad(self._problem.g, x, y, sample), x, jvp=1)
+        _, product = self.vjp(lambda x: self.grad(self.g, x, y, sample), x, jvp=1)
         return product(v)[0]
 
     @for_problems(Bilevel)
