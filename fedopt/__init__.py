@@ -14,7 +14,7 @@ if "OMP_WAIT_POLICY" not in os.environ:  # read when torch is loaded
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 PARENT = os.getppid()  # asked before anything that takes time: it is another one when that process was killed
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _NAMES = {
     "algorithms": ("Algorithm",),

@@ -70,10 +70,10 @@ def test_no_process_outlives_its_sweep(launcher, how, tmp_path):
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     command = start("-m", *LONG, "seed=0,1,2", "output_dir=sweep", *LAUNCHERS[launcher], cwd=tmp_path)
     try:
-        wait_for(lambda: list(tmp_path.glob("sweep/*/metrics.csv")), 90)
+        wait_for(lambda: list(tmp_path.glob("sweep/*/metrics.csv")), 240)
         os.kill(command.pid, how)
-        command.wait(60)
-        wait_for(lambda: not computing(tmp_path), 60)
+        command.wait(120)
+        wait_for(lambda: not computing(tmp_path), 120)
     finally:
         for process in computing(tmp_path):
             os.kill(process, signal.SIGKILL)
