@@ -15,6 +15,7 @@ from support.harness import (
     is_ours,
     iterate,
     leaves,
+    marked,
     names,
     node,
     pairs,
@@ -38,7 +39,7 @@ from fedopt.problems.reductions import covered
 from fedopt.results.checkpoint import Checkpoint
 
 PAIRS = pairs()
-both = pytest.mark.parametrize(("algo", "problem"), PAIRS)
+both = pytest.mark.parametrize(("algo", "problem"), marked(PAIRS))
 
 
 def close(a, b, rtol=1e-9):
@@ -82,7 +83,7 @@ def test_engines_agree(algo, problem, B):
 UNEVEN = [a for a in names("algo") if getattr(class_at("algo", a), "uneven", None)]
 
 
-@pytest.mark.parametrize(("algo", "problem"), [pair for pair in PAIRS if pair[0] in UNEVEN])
+@pytest.mark.parametrize(("algo", "problem"), marked(pair for pair in PAIRS if pair[0] in UNEVEN))
 def test_stragglers_do_no_harm(algo, problem):
     """Clients without a single local step, with and without others beside them."""
     for stragglers in (0.34, 0.9):
@@ -99,7 +100,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize(
     ("algo", "problem", "setting"),
-    [(*pair, s) for pair in PAIRS for s in SETTINGS if s != "uneven" or pair[0] in UNEVEN],
+    marked((*pair, s) for pair in PAIRS for s in SETTINGS if s != "uneven" or pair[0] in UNEVEN),
 )
 def test_ledger_is_an_independent_count(algo, problem, setting, monkeypatch):
     """Derivatives are counted by taps on the problem's functions, bytes by what clients are sent and send back."""
@@ -264,7 +265,7 @@ CLOSED = (
 )
 
 
-@pytest.mark.parametrize(("algo", "problem"), [pair for pair in PAIRS if pair[1] in CLOSED])
+@pytest.mark.parametrize(("algo", "problem"), marked(pair for pair in PAIRS if pair[1] in CLOSED))
 def test_solution_is_a_fixed_point(algo, problem):
     """Where clients are equal; with the inverse of the Hessian to rounding, where it is estimated by products, but for one's own
     algorithms, of which contract.yaml says how far an approximate one may lead."""

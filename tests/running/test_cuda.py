@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from support.harness import pairs, small, steps
+from support.harness import marked, pairs, small, steps
 from torch.utils._pytree import tree_leaves
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
-@pytest.mark.parametrize(("algo", "problem"), pairs())
+@pytest.mark.parametrize(("algo", "problem"), marked(pairs()))
 @pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
 def test_gpu_is_cpu(algo, problem, engine):
     cpu = steps(small(algo, problem), 3)[-1]

@@ -1,7 +1,8 @@
 """Small runs for the tests: every algorithm that conf/algo has, on every problem of a class that it covers."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -108,9 +109,14 @@ def is_ours(group: str, name: str) -> bool:
     return class_at(group, name).__module__.startswith("fedopt.")
 
 
+def problem_classes() -> dict[str, str]:
+    """The class of each problem."""
+    return {p: class_name(class_of(class_at("problem", p))) for p in names("problem")}
+
+
 def pairs() -> list[tuple[str, str]]:
     """Every algorithm with every problem of a class that it covers."""
-    classes = {p: class_name(class_of(class_at("problem", p))) for p in names("problem")}
+    classes = problem_classes()
     return [
         (a, p) for a in names("algo") for p in names("problem") if classes[p] in covered(class_at("algo", a).solves)
     ]
@@ -118,6 +124,27 @@ def pairs() -> list[tuple[str, str]]:
 
 def composed(*words: str) -> Composed:
     return compose(words, FOLDERS[1:])
+
+
+@cache
+def usual_pairs() -> frozenset[tuple[str, str]]:
+    """Each algorithm with one problem of each class that it covers, each problem with one algorithm, and all of your own."""
+    classes = problem_classes()
+    usual: dict[tuple[str, str], None] = {}
+    used = Counter()
+    for algo in names("algo"):
+        for kind in sorted({classes[p] for a, p in pairs() if a == algo}):
+            rarest = min((p for a, p in pairs() if a == algo and classes[p] == kind), key=lambda p: (used[p], p))
+            used[rarest] += 1
+            usual[algo, rarest] = None
+    usual |= {next(pair for pair in pairs() if pair[1] == p): None for p in names("problem") if not used[p]}
+    own = {(a, p) for a, p in pairs() if not (is_ours("algo", a) and is_ours("problem", p))}
+    return frozenset({*usual, *own})
+
+
+def marked(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Cases that begin with an algorithm and a problem; those that are no usual pair are slow."""
+    return [pytest.param(*case, marks=[] if case[:2] in usual_pairs() else pytest.mark.slow) for case in cases]
 
 
 def config(*words: str) -> dict[str, Any]:
