@@ -27,7 +27,6 @@ from fedopt.config.settings import Budget
 from fedopt.config.words import last_of_each, of_folder, quoted
 from fedopt.console.interrupts import ending_at_once
 from fedopt.errors import UserError
-from fedopt.jobs.sweep import sweep
 from fedopt.results.folder import RunFolder, numbers_of
 from fedopt.running.place import configured, place
 
@@ -71,6 +70,8 @@ def _dispatch(arguments: list[str]) -> int:
     elif given.version:
         print(f"fedopt {fedopt.__version__}")
     elif given.multirun and not given.cfg:
+        from fedopt.jobs.sweep import sweep  # which imports pandas
+
         return sweep(given.overrides, given.folders, given.jobs)
     else:
         refuse_hydra(given.overrides)
