@@ -86,7 +86,8 @@ def merge(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
             experiment = config.pop("experiment", None)
         nodes = plain(config)
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(explain(error, given, keys_of(given, others))) from error
+        cause = error if os.environ.get("HYDRA_FULL_ERROR") == "1" else None
+        raise UserError(explain(error, given, keys_of(given, others))) from cause
     node = OmegaConf.to_container(experiment) if isinstance(experiment, DictConfig) else {}
     assert isinstance(node, dict)
     published = {str(key): value for key, value in node.items()}
@@ -118,6 +119,10 @@ def _merged(words: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfi
     check_folders(folders)
     check_choices(words, folders)
     overrides = dict(zip(words, parsed(words), strict=True))
+    if several := next((override.key_or_group for override in overrides.values() if override.is_sweep_override()), ""):
+        raise UserError(
+            f"{several}: several values are a sweep, with -m (in Python a loop), or a list, in square brackets"
+        )
     roots = [CONF, *map(Path, folders)]
     groups = {key for key in map(key_of, words) if any((root / key).is_dir() for root in roots)}
     values = {

@@ -22,8 +22,6 @@ def explain(error: Exception, words: Sequence[str], keys: Sequence[str]) -> str:
     key = getattr(error, "full_key", None) if "is not in struct" in text or "Key '" in text else None
     if key or (overridden := re.search(r"Could not override '([^']+)'", text)):
         return _unknown_key(str(key or overridden[1]), words, keys)  # type: ignore[index]
-    if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
-        return f"{several[1]}: several values are a sweep, with -m (in Python a loop), or a list, in square brackets"
     if merging := re.search(r"Error merging override (.*)", text):
         return f"{merging[1]}: this key holds no such value"
     if isinstance(error, OverrideParseException):

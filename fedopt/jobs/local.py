@@ -22,7 +22,7 @@ def run_all(jobs: Sequence[Job], at_once: int = 1) -> dict[Job, str]:
 
     Raises KeyboardInterrupt after Ctrl-C or SIGTERM, when all that ran have kept a checkpoint.
     """
-    done = _in_turn(jobs) if min(at_once, len(jobs)) <= 1 else _in_processes(jobs, at_once)
+    done = _in_turn(jobs) if at_once <= 1 else _in_processes(jobs, at_once)
     bad: dict[Job, str] = {}
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     show_bar = at_once > 1 and sys.stdout.isatty()  # a single run shows its own

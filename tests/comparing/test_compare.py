@@ -17,6 +17,7 @@ from support.records import FEDAVG, FEDMSA, MCO, record
 
 from fedopt.commands import compare
 from fedopt.comparing import comparison, curves, groups, paired, recorded, tables
+from fedopt.config.tuned import Tuned
 from fedopt.errors import UserError
 from fedopt.metrics import TRAIN_LOSS, Metric
 from fedopt.results import figures
@@ -525,25 +526,23 @@ def test_the_legend_says_what_is_drawn(values, said, tmp_path, command, drawn):
 # Names that were chosen, and what may be pooled
 
 
-def named(folder, choice, *values, seed=0, preset="none", **config):
+def named(folder, choice, *values, seed=0, tuned="", beside=(), **config):
     """A run whose card says which options were chosen; FedNest and LFedNest are of one class."""
     record(folder, values, seed, **config)
     card = json.loads((folder / "run.json").read_text())
-    card["chosen"] = {"algo": choice, "problem": "mco", "dataset": "None", "preset": preset}
+    card["chosen"] = {"algo": choice, "problem": "mco", "dataset": "None"}
+    if tuned:
+        card["tuned"] = asdict(Tuned(tuned, f"{choice} on mco", ("algo.K",), tuple(beside)))
     (folder / "run.json").write_text(json.dumps(card))
 
 
 def test_tuned_values_of_another_model_are_said(tmp_path, command):
     """By what a run's card says of them, where it has some."""
-    for algo, preset in (("fednest", "fednest/mco"), ("fedmsa", "fedmsa/mco"), ("fedavg", "none")):
-        named(tmp_path / "runs" / algo, algo, 1, 2, preset=preset)
-        path = tmp_path / "runs" / algo / "run.json"
-        said = f"tuned values: preset/{preset}, which were found without dataset=digits problem.widths=[9]"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"overrides": [], "tuned": said}))
-    said = (
-        "fedopt: the tuned values of fedmsa, fednest were found without dataset=digits problem.widths=[9]: they may be"
-    )
-    assert said in command(tmp_path / "runs")[-1]
+    beside = ("dataset=digits", "problem.widths=[9]")
+    for algo, tuned in (("fednest", "fednest/mco"), ("fedmsa", "fedmsa/mco"), ("fedavg", "")):
+        named(tmp_path / "runs" / algo, algo, 1, 2, tuned=tuned, beside=beside)
+    line = "fedopt: the tuned values of fedmsa, fednest are for runs without dataset=digits problem.widths=[9]: they may be"
+    assert line in command(tmp_path / "runs")[-1]
 
 
 def test_percentages_have_the_ends_of_percentages(tmp_path, command, drawn):
@@ -564,7 +563,7 @@ def test_percentages_have_the_ends_of_percentages(tmp_path, command, drawn):
 @pytest.mark.parametrize("group", ["algo", "problem"])
 def test_a_config_without_a_group(group, tmp_path, command):
     """Of a folder that somebody sent."""
-    named(tmp_path / "runs" / "0", "fednest", 1, 2, preset="fednest/mco")
+    named(tmp_path / "runs" / "0", "fednest", 1, 2, tuned="fednest/mco")
     path = tmp_path / "runs" / "0" / "config.yaml"
     config = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump({key: value for key, value in config.items() if key != group}))
@@ -723,11 +722,11 @@ def test_pooled_runs_are_named(tmp_path, command):
 
 
 def test_unequal_tuning_is_said(tmp_path, command):
-    named(tmp_path / "runs" / "a", "fednest", 1, 2, preset="fednest/mco")
+    named(tmp_path / "runs" / "a", "fednest", 1, 2, tuned="fednest/mco")
     named(tmp_path / "runs" / "b", "fedmsa", 1, 3)
     err = command(tmp_path / "runs")[3]
     assert err.count("\n") == 1
-    assert "mco: fednest ran with tuned values (a preset), fedmsa without" in err
+    assert "mco: fednest ran with tuned values, fedmsa without" in err
     named(tmp_path / "same" / "a", "fednest", 1, 2)
     named(tmp_path / "same" / "b", "fedmsa", 1, 3)
     assert command(tmp_path / "same")[3] == ""

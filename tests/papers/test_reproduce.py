@@ -947,8 +947,8 @@ def test_file_that_builds_on_another(experiment, tmp_path):
     (first,), (same, more) = (
         published.tasks(f"test/{name}", of, 1, (), folders) for name, of in (("one", one), ("two", two))
     )
-    assert (same.config["participation"]["least"], more.config["algo"]["K"]) == (2, 3)
-    assert same.config["budget"] == first.config["budget"]
+    assert (same.composed.nodes["participation"]["least"], more.composed.nodes["algo"]["K"]) == (2, 3)
+    assert same.composed.nodes["budget"] == first.composed.nodes["budget"]
     content["defaults"][0] = "test/three"
     experiment("two").write_text("# @package _global_\n" + yaml.safe_dump(content))
     with pytest.raises(UserError, match=r"test/two\.yaml: experiment=test/three: there is no such experiment"):
