@@ -20,6 +20,7 @@ _NAMES = {
     "algorithms": ("Algorithm",),
     "api": ("Result", "compare", "load", "run"),
     "config.compose": ("Composed", "compose"),
+    "data.examples": ("cross_entropy",),
     "data.world": ("World",),
     "errors": ("UserError",),
     "running.assemble": ("Experiment", "assemble"),
@@ -30,7 +31,7 @@ _NAMES = {
     "metrics": ("Metric",),
     "problems.classes": ("Bilevel", "Compositional", "Hierarchical", "Minimax", "Minimisation", "Problem", "TwoLevel"),
     "problems.function": ("function",),
-    "problems.supervised": ("Supervised", "cross_entropy"),
+    "problems.supervised": ("Supervised",),
     "config.schedules": ("LocalWork", "Schedule"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

@@ -7,6 +7,7 @@ from fedopt.config.compose import Composed as Composed
 from fedopt.config.compose import compose as compose
 from fedopt.config.schedules import LocalWork as LocalWork
 from fedopt.config.schedules import Schedule as Schedule
+from fedopt.data.examples import cross_entropy as cross_entropy
 from fedopt.data.world import World as World
 from fedopt.errors import UserError as UserError
 from fedopt.federation.client import Client as Client
@@ -26,7 +27,6 @@ from fedopt.problems.classes import Problem as Problem
 from fedopt.problems.classes import TwoLevel as TwoLevel
 from fedopt.problems.function import function as function
 from fedopt.problems.supervised import Supervised as Supervised
-from fedopt.problems.supervised import cross_entropy as cross_entropy
 from fedopt.running.assemble import Experiment as Experiment
 from fedopt.running.assemble import assemble as assemble
 

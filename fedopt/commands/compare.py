@@ -9,8 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedopt.commands.answer import Parser, answer, some_of
-from fedopt.comparing.comparison import COLUMNS, TABLES, Look, compared, odd, shown_table, told
+from fedopt.comparing.comparison import TABLES, Look, compared, odd
 from fedopt.comparing.groups import amount
+from fedopt.comparing.shown import COLUMNS, shown_table, told
 from fedopt.comparing.tables import print_table, write_table
 from fedopt.results.figures import COSTS, FORMATS, LEGENDS
 

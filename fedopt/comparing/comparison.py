@@ -1,10 +1,9 @@
 """The comparison of runs: groups of them, a table, paired tests and a picture. Nothing here imports torch."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +15,6 @@ from pydantic.dataclasses import dataclass as validated
 
 from fedopt.comparing.curves import curve, draw_line, explained
 from fedopt.comparing.groups import (
-    amount,
     default_keys,
     default_metric,
     known_keys,
@@ -28,15 +26,9 @@ from fedopt.comparing.groups import (
 )
 from fedopt.comparing.paired import tests
 from fedopt.comparing.recorded import ABSENT, PROBLEM, Recorded, by_problem, usable
+from fedopt.comparing.shown import COLUMNS, head_of, shown_table, told, write_shown
 from fedopt.comparing.tables import (
-    alike,
-    in_bytes,
-    latex,
-    markdown,
     moments,
-    plus_minus,
-    unit_of_bytes,
-    write_table,
 )
 from fedopt.config.build import build
 from fedopt.console.say import say
@@ -53,19 +45,8 @@ from fedopt.results.figures import (
     spans_decades,
     styled,
 )
-from fedopt.results.files import write_atomically
 
 TABLES = ("csv", "latex", "markdown")
-COLUMNS = (
-    "runs",
-    "seeds",
-    "status",
-    "spent",
-    "final",
-    "best",
-    "to_target",
-    "reached",
-)  # of the tables that people read
 
 
 def odd(number: int) -> int:
@@ -210,15 +191,15 @@ class Comparison:
                 shown = shown.drop(columns="runs")
             if self.table["status"].str.fullmatch(r"\d+ finished").all():
                 shown = shown.drop(columns="status")
-        shown = shown.rename(columns={shown.columns[0]: ", ".join(map(_word, self.by))})
+        shown = shown.rename(columns={shown.columns[0]: ", ".join(map(head_of, self.by))})
         best = best.rename(columns={best.columns[0]: shown.columns[0]})[list(shown.columns)]
         base, tested = Path(folder) / "compare", self.paired
         base.parent.mkdir(parents=True, exist_ok=True)
-        written = [_write(base, name, self.table, shown, best) for name in formats]
+        written = [write_shown(base, name, self.table, shown, best) for name in formats]
         if len(tested):
             # Heads without what the difference is of, which a caption says
             short = told(tested).rename(columns=lambda name: str(name).partition(" of ")[0])
-            written += [_write(base.with_name("compare_tests"), name, tested, short) for name in formats]
+            written += [write_shown(base.with_name("compare_tests"), name, tested, short) for name in formats]
         return written
 
 
@@ -297,88 +278,3 @@ def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None)
 
 def _moments(name: str, values: Sequence[float]) -> dict[str, float]:
     return dict(zip((f"{name}_mean", f"{name}_std"), moments(values), strict=True))
-
-
-def shown_table(
-    found: Comparison, columns: Sequence[str] = (), decimals: int | None = None
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The table as texts, and which of its cells are the best of their problem. columns, decimals: as of `Comparison.write`.
-
-    Raises UserError for a column without values, and for decimals that cannot be.
-    """
-    if decimals is not None and decimals not in range(16):
-        raise UserError(f"decimals={decimals}: must be a whole number from 0 to 15")
-    rows, metric, x, target = found.table, found.metric, found.x, found.target
-    described = next(iter(found.groups.values()))[0].metric(metric)
-    counts = {name: rows[name].astype(str) for name in ("runs", "seeds", "status")}
-    final = "final" if found.at is None else f"at {amount(x, found.at)}:"
-    of_metric = partial(plus_minus, decimals=decimals)
-    # heading, column of the CSV, how a value is shown, what is better
-    values: dict[str, tuple[str, str, Any, str]] = {
-        "spent": (COSTS[x][1], f"spent_{x}", in_bytes if x == "bytes" else plus_minus, "neither"),
-        "final": (f"{final} {described.title}", f"final_{metric}", of_metric, described.better),
-    }
-    if described.better != "neither":
-        values["best"] = (f"best {described.title}", f"best_{metric}", of_metric, described.better)
-    if target is not None:
-        values["to_target"] = (f"{COSTS[x][1]} to {target:g}", f"{x}_to_target", values["spent"][2], "lower")
-        counts["reached"] = rows["reached"].astype(str) + " of " + rows["runs"].astype(str)
-    there = [name for name in COLUMNS if name in counts or name in values]
-    if missing := [name for name in columns if name not in there]:
-        if missing[0] == "best":
-            described.check_goal("--columns=best")
-        raise UserError(f"--columns={missing[0]}: has values with --target alone")
-    heads = {"reached": "reached by"}
-    shown = pd.DataFrame({", ".join(found.by): rows["label"].astype(str)})
-    best = pd.DataFrame({shown.columns[0]: np.zeros(len(rows), dtype=bool)})
-    problems = [of[0].problem for of in found.groups.values()]
-    for name in columns or [name for name in there if name != "spent" or found.at is not None]:
-        if name in counts:
-            shown[heads.get(name, name)], best[heads.get(name, name)] = counts[name], False
-            continue
-        head, column, show, better = values[name]
-        mean, std = rows[f"{column}_mean"], rows[f"{column}_std"]
-        if show is in_bytes:
-            show = partial(in_bytes, unit=unit_of_bytes(mean.tolist()))
-        cells = [show(*pair) if math.isfinite(pair[0]) else ABSENT for pair in zip(mean, std, strict=True)]
-        if show is of_metric and decimals is None and std.isna().all() and np.isfinite(mean).all():  # of single runs
-            cells = alike(mean.tolist(), 4)
-        if name == "to_target":  # a mean over those that reached it alone
-            few = rows["reached"].between(1, rows["runs"] - 1)
-            cells = [f"{c} ({by})" if of else c for c, by, of in zip(cells, counts["reached"], few, strict=True)]
-        shown[head] = cells
-        ranked = mean.where(rows["reached"] == rows["runs"]) if name == "to_target" else mean
-        best[head] = better != "neither" and _best(ranked, std, show, problems, better == "higher")
-    return shown, best
-
-
-def _best(mean: pd.Series, std: pd.Series, show: Any, problems: Sequence[Any], higher: bool) -> list[bool]:
-    """Whether each value is the best of those of its problem, or as good as it with the digits that it is shown with."""
-    tops = (mean if higher else -mean).groupby(pd.Series(problems)).transform("max") * (1 if higher else -1)
-    several = pd.Series(problems).map(Counter(problems)) > 1
-    return [
-        bool(more and math.isfinite(value) and show(value, spread) == show(top, spread))
-        for value, spread, top, more in zip(mean, std, tops, several, strict=True)
-    ]
-
-
-def told(tested: pd.DataFrame) -> pd.DataFrame:
-    """The tests as texts."""
-    texts = tested.map(lambda v: ABSENT if v != v else alike([v], 3)[0] if isinstance(v, float) else str(v))
-    apart = tested.columns[1]
-    return texts.assign(**{apart: alike(tested[apart].tolist(), 3)})
-
-
-def _word(key: str) -> str:
-    """A key as the head of a paper's table has it."""
-    return "method" if key == "algo" else key.rpartition(".")[2]
-
-
-def _write(base: Path, name: str, table: pd.DataFrame, shown: pd.DataFrame, best: pd.DataFrame | None = None) -> Path:
-    """Of the values as CSV, or of the texts; best: [rows, columns], the cells that are bold."""
-    if name == "csv":
-        write_table(path := base.with_suffix(".csv"), table)
-        return path
-    path, made = (base.with_suffix(".tex"), latex) if name == "latex" else (base.with_suffix(".md"), markdown)
-    write_atomically(path, f"{made(shown, best).rstrip()}\n".encode())
-    return path

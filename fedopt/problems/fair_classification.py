@@ -11,9 +11,10 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
+from fedopt.data.examples import Batch, Batches, cross_entropy, losses
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, Metric
 from fedopt.problems.projections import simplex
-from fedopt.problems.supervised import Batch, Batches, SupervisedMinimax, cross_entropy, losses
+from fedopt.problems.supervised import SupervisedMinimax
 
 WORST_ACCURACY = Metric("worst_accuracy", "test accuracy of the worst class", "%", better="higher")
 

@@ -14,12 +14,13 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
+from fedopt.data.examples import Batch, cross_entropy
 from fedopt.metrics import OBJECTIVE, PERSONAL_ACCURACY, TEST_ACCURACY, TEST_LOSS, WORST_PERSONAL_ACCURACY, Metric
 from fedopt.problems import classes
 from fedopt.problems.classes import Rows, Weighting
 from fedopt.problems.function import function
 from fedopt.problems.projections import ball
-from fedopt.problems.supervised import Batch, Fraction, Pretraining, Supervised, cross_entropy
+from fedopt.problems.supervised import Fraction, Pretraining, Supervised
 from fedopt.randomness import Part
 
 FIT_BATCH = 64

@@ -6,10 +6,11 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
+from fedopt.data.examples import Batch, Batches, cross_entropy
 from fedopt.networks.flat import Tuning
 from fedopt.problems.classes import Rows
 from fedopt.problems.function import written_for
-from fedopt.problems.supervised import Batch, Batches, SupervisedBilevel, cross_entropy
+from fedopt.problems.supervised import SupervisedBilevel
 
 
 class Features(Batch):

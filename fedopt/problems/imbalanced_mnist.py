@@ -13,8 +13,9 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from fedopt.data.examples import Batch, Batches, cross_entropy, tuned
 from fedopt.networks.flat import Tuning
-from fedopt.problems.supervised import Batch, Batches, SupervisedBilevel, cross_entropy, tuned
+from fedopt.problems.supervised import SupervisedBilevel
 
 
 def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:

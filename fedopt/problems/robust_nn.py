@@ -11,10 +11,11 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
+from fedopt.data.examples import Batches, cross_entropy
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, Metric
 from fedopt.problems.projections import Norm, ball
-from fedopt.problems.supervised import Batches, SupervisedMinimax, cross_entropy
+from fedopt.problems.supervised import SupervisedMinimax
 
 PERTURBED_ACCURACY = Metric("perturbed_accuracy", "test accuracy under the perturbation y", "%", better="higher")
 ROBUST_ACCURACY = Metric("robust_accuracy", "test accuracy under the worst perturbation found", "%", better="higher")

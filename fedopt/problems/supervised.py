@@ -1,11 +1,10 @@
 """What classification problems share: examples on the device, minibatches, the network, the weighted cross-entropy, evaluation."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -14,8 +13,8 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedopt.data.datasets import ARRAYS, LabelledData
+from fedopt.data.examples import Batch, Batches, Examples, Logits, cross_entropy, losses, tuned
 from fedopt.data.partitioners import ByColumn
-from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
 from fedopt.networks import flat as models
@@ -29,94 +28,6 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
 PRETRAIN_BATCH = 128
-Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
-
-
-class Batch(NamedTuple):
-    """x: [B, features], normalised, or token ids [B, length]; y: [B]; weight: [B], sums to one, padding weighs nothing.
-
-    rows: [B], which of the training examples these are. keys: the one that the network's dropout is a function of, or none.
-    """
-
-    x: Tensor
-    y: Tensor
-    weight: Tensor
-    rows: Tensor
-    keys: tuple[Tensor, ...] = ()
-
-
-Batches = Mapping[str, Batch]  # a sample: a batch of each split, by name
-Values = Callable[[Batch], tuple[Tensor, ...]]  # of each example, [B] each
-
-
-def tuned(logits: Tensor, tuning: Tuning) -> Tensor:
-    """Logits times a scale plus a shift, each [classes], where there are any."""
-    return logits if tuning is None else logits * tuning[0] + tuning[1]
-
-
-def losses(logits: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy of each example, [B]."""
-    return F.cross_entropy(logits, batch.y, reduction="none")
-
-
-def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = None) -> Tensor:
-    """sum_j weight_j class_weight[y_j] CE_j."""
-    weight = batch.weight if class_weight is None else batch.weight * class_weight[batch.y]
-    return losses(logits, batch) @ weight
-
-
-class Examples:
-    """Labelled examples on the device, normalised once by the statistics of those for training. x: [n, features]; y: [n]."""
-
-    normalisation: (
-        tuple[np.ndarray, np.ndarray] | None
-    )  # mean and deviation of each channel or column, None for token ids
-
-    def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
-        self.y = torch.from_numpy(y).to(world.device)
-        self.shape, self.normalisation = x.shape[1:], None
-        if data.tokens:
-            self.x = torch.from_numpy(x).to(world.device)
-            return
-        mean, std = data.normalisation()
-        self.normalisation = mean, np.maximum(std, 1e-12)
-        scale = 1 / self.normalisation[1]
-        if x.ndim == 2:  # in double: a column may be large beside its deviation
-            self.x = world.tensor((x - mean) * scale)
-        else:
-            factor, shift = (world.tensor(v)[:, None, None] for v in (scale, -mean * scale))
-            self.x = (world.tensor(x) * factor).add_(shift).flatten(1)
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def batch(self, rows: Tensor, weight: Tensor) -> Batch:
-        """The examples `rows` [B], normalised."""
-        # An embedding copies rows; under vmap index_select gathers their numbers one by one, ten times slower
-        return Batch(F.embedding(rows, self.x), self.y.gather(0, rows), weight, rows)
-
-    @torch.no_grad()
-    def means(self, values: Values, rows: np.ndarray | None = None, weights: np.ndarray | None = None) -> list[float]:
-        """The weighted mean of each of the values over the examples `rows`, in pieces that bound memory.
-
-        rows: all by default; weights: of the rows, with sum 1, equal by default.
-        """
-        rows = np.arange(len(self)) if rows is None else rows
-        weights = np.full(len(rows), 1 / len(rows)) if weights is None else weights
-        sums = []
-        for start in range(0, len(rows), 2048):
-            index, weight = (torch.from_numpy(part[start : start + 2048]).to(self.y.device) for part in (rows, weights))
-            sums.append([value.double() @ weight for value in values(self.batch(index, weight))])
-        return [float(sum(of_pieces)) for of_pieces in zip(*sums, strict=True)]
-
-    def loss_and_accuracy(self, logits: Logits, rows: np.ndarray | None = None) -> list[float]:
-        """The mean cross-entropy, and the share that is classified right, of the examples `rows`, or of all."""
-
-        def loss_and_hit(batch: Batch) -> tuple[Tensor, ...]:
-            out = logits(batch.x)
-            return losses(out, batch), out.argmax(1) == batch.y
-
-        return self.means(loss_and_hit, rows)
 
 
 @dataclass(eq=False)

@@ -19,6 +19,7 @@ from support.command import fedopt
 from support.harness import real, small
 
 from fedopt.data.datasets import KEYS, Digits, LabelledData, Npz, Torchvision, data_folder, read_npz
+from fedopt.data.examples import Examples
 from fedopt.data.folders import Folder
 from fedopt.data.partitioners import ByColumn, Iid
 from fedopt.data.tables import Csv
@@ -26,7 +27,6 @@ from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.networks.torchvision_import import torchvision
 from fedopt.problems.imbalanced_mnist import long_tail
-from fedopt.problems.supervised import Examples
 
 
 def random_arrays(shape, dtype, n=(12, 5)):

@@ -1,0 +1,104 @@
+"""Examples on the device, normalised, their minibatches, and the losses of a batch."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedopt.data.datasets import LabelledData
+from fedopt.data.world import World
+from fedopt.networks.flat import Tuning
+
+Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
+
+
+class Batch(NamedTuple):
+    """x: [B, features], normalised, or token ids [B, length]; y: [B]; weight: [B], sums to one, padding weighs nothing.
+
+    rows: [B], which of the training examples these are. keys: the one that the network's dropout is a function of, or none.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    rows: Tensor
+    keys: tuple[Tensor, ...] = ()
+
+
+Batches = Mapping[str, Batch]  # a sample: a batch of each split, by name
+
+
+Values = Callable[[Batch], tuple[Tensor, ...]]  # of each example, [B] each
+
+
+def tuned(logits: Tensor, tuning: Tuning) -> Tensor:
+    """Logits times a scale plus a shift, each [classes], where there are any."""
+    return logits if tuning is None else logits * tuning[0] + tuning[1]
+
+
+def losses(logits: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy of each example, [B]."""
+    return F.cross_entropy(logits, batch.y, reduction="none")
+
+
+def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = None) -> Tensor:
+    """sum_j weight_j class_weight[y_j] CE_j."""
+    weight = batch.weight if class_weight is None else batch.weight * class_weight[batch.y]
+    return losses(logits, batch) @ weight
+
+
+class Examples:
+    """Labelled examples on the device, normalised once by the statistics of those for training. x: [n, features]; y: [n]."""
+
+    normalisation: (
+        tuple[np.ndarray, np.ndarray] | None
+    )  # mean and deviation of each channel or column, None for token ids
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, data: LabelledData, world: World):
+        self.y = torch.from_numpy(y).to(world.device)
+        self.shape, self.normalisation = x.shape[1:], None
+        if data.tokens:
+            self.x = torch.from_numpy(x).to(world.device)
+            return
+        mean, std = data.normalisation()
+        self.normalisation = mean, np.maximum(std, 1e-12)
+        scale = 1 / self.normalisation[1]
+        if x.ndim == 2:  # in double: a column may be large beside its deviation
+            self.x = world.tensor((x - mean) * scale)
+        else:
+            factor, shift = (world.tensor(v)[:, None, None] for v in (scale, -mean * scale))
+            self.x = (world.tensor(x) * factor).add_(shift).flatten(1)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, rows: Tensor, weight: Tensor) -> Batch:
+        """The examples `rows` [B], normalised."""
+        # An embedding copies rows; under vmap index_select gathers their numbers one by one, ten times slower
+        return Batch(F.embedding(rows, self.x), self.y.gather(0, rows), weight, rows)
+
+    @torch.no_grad()
+    def means(self, values: Values, rows: np.ndarray | None = None, weights: np.ndarray | None = None) -> list[float]:
+        """The weighted mean of each of the values over the examples `rows`, in pieces that bound memory.
+
+        rows: all by default; weights: of the rows, with sum 1, equal by default.
+        """
+        rows = np.arange(len(self)) if rows is None else rows
+        weights = np.full(len(rows), 1 / len(rows)) if weights is None else weights
+        sums = []
+        for start in range(0, len(rows), 2048):
+            index, weight = (torch.from_numpy(part[start : start + 2048]).to(self.y.device) for part in (rows, weights))
+            sums.append([value.double() @ weight for value in values(self.batch(index, weight))])
+        return [float(sum(of_pieces)) for of_pieces in zip(*sums, strict=True)]
+
+    def loss_and_accuracy(self, logits: Logits, rows: np.ndarray | None = None) -> list[float]:
+        """The mean cross-entropy, and the share that is classified right, of the examples `rows`, or of all."""
+
+        def loss_and_hit(batch: Batch) -> tuple[Tensor, ...]:
+            out = logits(batch.x)
+            return losses(out, batch), out.argmax(1) == batch.y
+
+        return self.means(loss_and_hit, rows)
