@@ -15,7 +15,7 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from fedopt.config.build import build, build_target, builder
 from fedopt.config.explain import explain
@@ -119,7 +119,7 @@ def _merged(words: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfi
     check_folders(folders)
     check_choices(words, folders)
     overrides = dict(zip(words, parsed(words), strict=True))
-    if several := next((override.key_or_group for override in overrides.values() if override.is_sweep_override()), ""):
+    if several := next((word for word, override in overrides.items() if override.is_sweep_override()), ""):
         raise UserError(
             f"{several}: several values are a sweep, with -m (in Python a loop), or a list, in square brackets"
         )
@@ -132,6 +132,8 @@ def _merged(words: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfi
     }
     choose = _chosen_files if folders else _chosen_files_once  # a user's files may change meanwhile
     config, chosen = deepcopy(choose(tuple(word for word in words if word not in values), folders))
+    if missing := [group for group in ("algo", "problem") if chosen.get(group, "null") in ("null", "None")]:
+        raise UserError(f"{missing[0]}: is missing; {missing[0]}=NAME chooses one")
     by_experiment = [
         key
         for option in (chain("experiment", chosen["experiment"], folders) if "experiment" in chosen else ())
@@ -139,8 +141,13 @@ def _merged(words: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfi
     ]
     tuned = _add_tuned(config, chosen, overrides, by_experiment, folders)
     metric = OmegaConf.select(config, "eval.metric")
-    for override in values.values():
-        OmegaConf.update(config, override.key_or_group, override.value())
+    for word, override in values.items():
+        try:
+            OmegaConf.update(config, override.key_or_group, override.value())
+        except (ConfigAttributeError, ConfigKeyError):
+            raise
+        except (OmegaConfBaseException, TypeError, ValueError):
+            raise UserError(f"{word}: this key holds no such value") from None
     if OmegaConf.select(config, "eval.metric") != metric and "eval.target" not in groups | {*map(key_of, words)}:
         config.eval.target = None  # the tuned one is of another metric
     return config, chosen, tuned

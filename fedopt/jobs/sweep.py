@@ -15,12 +15,13 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.core.utils import JobReturn
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedopt.comparing.sweep_table import differences, report
 from fedopt.config.compose import Composed, check_choices, compose, search_path
+from fedopt.config.explain import explain
 from fedopt.config.files import CONF
 from fedopt.config.sent import refuse_hydra
 from fedopt.config.words import key_of, parsed, quoted
@@ -128,6 +129,8 @@ def _by_hydra(planned: Sweep) -> bool:
             batches: Sequence[Sequence[JobReturn]] = (
                 hydra.multirun("config", partial(_hydra_job, planned, os.getpid()), words) or ()
             )
+    except MissingConfigException as error:
+        raise UserError(explain(error, planned.words, [])) from None
     except (ValueError, TypeError, ImportError, HydraException, OmegaConfBaseException) as error:
         raise UserError(f"hydra/launcher or hydra/sweeper: {first_line(error)}") from error
     return any(job.return_value is None for batch in batches for job in batch)

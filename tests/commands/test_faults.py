@@ -16,7 +16,7 @@ from omegaconf import Node
 from support.command import ROOT, TINY, fedopt, one_line, run, without_time
 
 import fedopt as api
-from fedopt.config.compose import compose as config
+from fedopt.config import compose as config
 from fedopt.results.folder import RunFolder
 from fedopt.results.metrics_file import MetricsFile
 from fedopt.running.place import name_in_sweep, slug
@@ -244,7 +244,7 @@ WRONG = {
     "unknown sweeper": (["-m", "seed=0,1", "hydra/sweeper=nobody"], ["hydra/sweeper=nobody", "there are basic"]),
     "unknown flag": (["--shell-completion"], ["--shell-completion", "--help"]),
     "another config": (["--config-name", "x"], ["--config-name"]),
-    "resolved without being shown": (["--resolve"], ["--resolve", "--cfg job"]),
+    "a flag of Hydra's": (["--resolve"], ["--resolve", "--help"]),
     "rerun from a pickle": (["--experimental-rerun", "x.pickle"], ["--experimental-rerun"]),
 }
 
@@ -360,11 +360,11 @@ def test_going_on_with_another_method(monkeypatch, capsys, tmp_path):
 
 
 def test_config_folder_after_an_equals_sign(monkeypatch, capsys, tmp_path):
-    own = tmp_path / "own" / "preset" / "mine.yaml"
+    own = tmp_path / "own" / "algo" / "mine.yaml"
     own.parent.mkdir(parents=True)
-    own.write_text("# @package _global_\nseed: 5\n")
+    own.write_text("defaults: [fedmsa, _self_]\nK: 2\n")
     monkeypatch.chdir(tmp_path)
-    assert fedopt(monkeypatch, capsys, "-m", "--config-dir=own", *TINY, "preset=mine").code == 0
+    assert fedopt(monkeypatch, capsys, "-m", "--config-dir=own", *TINY, "algo=mine").code == 0
 
 
 def test_resume_with_other_values(monkeypatch, capsys, tmp_path):
@@ -558,7 +558,7 @@ def test_ctrl_c_that_omegaconf_loses(words, monkeypatch, capsys, tmp_path):
         return key(self)
 
     monkeypatch.chdir(tmp_path)
-    config._compose_once.cache_clear()
+    config._chosen_files_once.cache_clear()
     monkeypatch.setattr(Node, "_key", interrupted)
     result = fedopt(monkeypatch, capsys, "algo=fedmsa", "problem=mco", "algo.K=3", *words)
     assert (result.code, result.err) == (130, "fedopt: stopped\n")
