@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from support.harness import config, rows_of, sampling, small, steps
+from support.harness import composed, rows_of, sampling, small, steps
 
 from fedopt.algorithms import fedmsa
 from fedopt.algorithms.fedmsa import FedMSA
@@ -118,10 +118,10 @@ def test_damping_adds_lambda_v():
 def test_random_iterate_is_uniform():
     """Over many seeds, the drawn iterate comes from each of the K local steps of the rounds equally often."""
     settings = ["algo.iterate=random", "algo.K=2", "problem.examples=24", "hardware.threads=1"]
-    described = config("algo=fedmsa", "problem=quadratic_bilevel", *settings)
+    described = composed("algo=fedmsa", "problem=quadratic_bilevel", *settings)
     seeds, counts = 120, np.zeros(3)
     for seed in range(seeds):
-        e = assemble({**described, "seed": seed})
+        e = assemble(described.changed(seed=seed))
         _, one, two = states = steps(e, 2)
         second = one.u[0] - e.algorithm.alpha(1) * two.d[0]  # of round 2, for all clients
         iterates = (states[0].u[0], one.u[0], second)  # round 1 has K = 1
