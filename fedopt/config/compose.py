@@ -124,7 +124,7 @@ def _merged(words: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfi
             f"{several}: several values are a sweep, with -m (in Python a loop), or a list, in square brackets"
         )
     roots = [CONF, *map(Path, folders)]
-    groups = {key for key in map(key_of, words) if any((root / key).is_dir() for root in roots)}
+    groups = {key for key in map(key_of, words) if key != "preset" and any((root / key).is_dir() for root in roots)}
     values = {
         word: o
         for word, o in overrides.items()
