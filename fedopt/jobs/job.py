@@ -46,6 +46,7 @@ class Job:
                 say(str(error))
                 return "refused"
             record_failure(folder, error, composed)
+            say(f"{self.folder}: {RunFolder(self.folder).summary().get('error')}")
             return "failed"
 
     def values(self) -> str:

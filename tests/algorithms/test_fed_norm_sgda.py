@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from support.harness import composed, config, iterate, real, small, steps
+from support.harness import composed, iterate, real, small, steps
 
 from fedopt.config.settings import Participation
 from fedopt.errors import UserError
@@ -26,7 +26,7 @@ TAU = (2, 5)
 
 def experiment(*overrides, algo="fed_norm_sgda", problem="quadratic_minimax"):
     return assemble(
-        config(
+        composed(
             f"algo={algo}", f"problem={problem}", f"participation.work={list(TAU)}", "hardware.threads=1", *overrides
         )
     )

@@ -43,6 +43,12 @@ def test_a_sweep_composes_and_checks_each_job_once(checks, monkeypatch, capsys, 
 
 
 LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=1000000", "eval.every=100000", "hardware.threads=1"]
+
+
+def hangs_up():
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 LAUNCHERS = {
     "in turn": [],
     "two processes": ["--jobs", "2"],
@@ -68,7 +74,10 @@ def computing(folder: Path) -> list[int]:
 def test_no_process_outlives_its_sweep(launcher, how, tmp_path):
     if launcher == "joblib":
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    command = start("-m", *LONG, "seed=0,1,2", "output_dir=sweep", *LAUNCHERS[launcher], cwd=tmp_path)
+    # The suite may itself ignore SIGHUP, as under nohup, and what it starts would then too
+    command = start(
+        "-m", *LONG, "seed=0,1,2", "output_dir=sweep", *LAUNCHERS[launcher], cwd=tmp_path, preexec_fn=hangs_up
+    )
     try:
         wait_for(lambda: list(tmp_path.glob("sweep/*/metrics.csv")), 240)
         os.kill(command.pid, how)

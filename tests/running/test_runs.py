@@ -426,7 +426,7 @@ def test_what_sweepers_optimise(monkeypatch, capsys, tmp_path):
 
         with monkeypatch.context() as patch:
             patch.setattr(BasicLauncher, "launch", launched)
-            return fedopt(monkeypatch, capsys, "-m", *SMALL, "output_dir=sweep", *words)
+            return fedopt(monkeypatch, capsys, "-m", "hydra/launcher=basic", *SMALL, "output_dir=sweep", *words)
 
     jobs("algo.K=1,2", "eval.metric=objective", "eval.target=0")
     table = pd.read_csv("sweep/sweep.csv")
