@@ -19,7 +19,7 @@ __version__ = "0.3.0"
 _NAMES = {
     "algorithms": ("Algorithm",),
     "api": ("Result", "compare", "load", "run"),
-    "config.compose": ("Composed", "compose"),
+    "config.compose": ("Composed", "compose", "recorded"),
     "data.examples": ("cross_entropy",),
     "data.world": ("World",),
     "errors": ("UserError",),

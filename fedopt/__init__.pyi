@@ -5,6 +5,7 @@ from fedopt.api import load as load
 from fedopt.api import run as run
 from fedopt.config.compose import Composed as Composed
 from fedopt.config.compose import compose as compose
+from fedopt.config.compose import recorded as recorded
 from fedopt.config.schedules import LocalWork as LocalWork
 from fedopt.config.schedules import Schedule as Schedule
 from fedopt.data.examples import cross_entropy as cross_entropy
