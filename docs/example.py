@@ -2,14 +2,13 @@
 # # fedopt from Python
 #
 # Train a network with a federated bilevel method, stop early, go on, read the run back from its folder, and test the network.
-# The images are scikit-learn's digits of 8 x 8 pixels, so that nothing is downloaded and all of it takes seconds.
+# The images are digits of 8 x 8 pixels that come with fedopt, so that nothing is downloaded and all of it takes seconds.
 
 # %%
-import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 import fedopt
+from fedopt.data.datasets import Digits
 
 words = (
     "algo=fedmsa problem=hyper_representation dataset=digits problem.widths=[32] partitioner.clients=5 "
@@ -49,9 +48,8 @@ print({name: list(value.shape) for name, value in old.variables.items()}, old.co
 # Of these data every fifth image is for testing.
 
 # %%
-digits = load_digits()
-test = np.arange(len(digits.target)) % 5 == 0
-images, labels = torch.from_numpy(digits.images[test]), torch.from_numpy(digits.target[test])
+digits = Digits().load()
+images, labels = torch.from_numpy(digits.x_test), torch.from_numpy(digits.y_test)
 network = old.model()
 with torch.no_grad():
     accuracy = 100 * (network(images).argmax(1) == labels).double().mean().item()

@@ -15,13 +15,13 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sklearn.datasets import load_digits
 from support.command import ROOT, TINY, fedopt
 from support.harness import small
 from torch.nn import functional as F
 
 import fedopt as api
 from fedopt.commands import compare
+from fedopt.data.datasets import Digits
 from fedopt.problems.classes import named
 from fedopt.results import checkpoint
 
@@ -243,8 +243,8 @@ def test_names_of_variables(algo, problem, names):
     assert list(named(e.problem, e.algorithm.output(e.algorithm.init(e.problem)))) == names
 
 
-DIGITS = load_digits()
-TEST = np.arange(len(DIGITS.target)) % 5 == 0
+DIGITS = Digits().load()
+IMAGES = DIGITS.x_test[:, 0].astype(float)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_the_network_takes_raw_images(words):
     network = run.model()
     assert isinstance(network, torch.nn.Module)
     assert not network.training
-    images, labels = torch.from_numpy(DIGITS.images[TEST]), torch.from_numpy(DIGITS.target[TEST])
+    images, labels = torch.from_numpy(IMAGES), torch.from_numpy(DIGITS.y_test)
     with torch.no_grad():
         logits = network(images)
         for other in (images[:, None].to(torch.uint8), images.flatten(1).float()):
@@ -277,7 +277,7 @@ def test_the_network_takes_raw_images(words):
     assert loss == pytest.approx(run.final["test_loss"], rel=1e-5)
     assert 100 * (logits.argmax(1) == labels).double().mean().item() == pytest.approx(run.final["test_accuracy"])
     with pytest.raises(TypeError, match=r"torch.as_tensor\(x\)"):
-        network(DIGITS.images[TEST])
+        network(IMAGES)
     with pytest.raises(ValueError, match=r"\[B, 1, 8, 8\], not \[1, 8, 8, 1\]"):
         network(images[:1, :, :, None])
     network(images[:3]).sum().backward()
@@ -287,7 +287,7 @@ def test_the_network_takes_raw_images(words):
 
 def test_the_network_of_data_in_another_directory(tmp_path, monkeypatch):
     """A relative path is one of the directory where the run began."""
-    images, labels = DIGITS.images.astype(np.uint8), DIGITS.target
+    images, labels = DIGITS.x_train[:, 0], DIGITS.y_train
     (tmp_path / "first").mkdir()
     monkeypatch.chdir(tmp_path / "first")
     arrays = {"x_train": images[:400], "y_train": labels[:400], "x_test": images[400:500], "y_test": labels[400:500]}
@@ -498,7 +498,7 @@ def test_the_best_evaluation_is_kept(rare):
     assert best.variables.keys() == {"x"}
     assert torch.equal(best.variables["x"], ending.variables["x"])
     assert not torch.equal(run.variables["x"], best.variables["x"])
-    images, labels = torch.from_numpy(DIGITS.images[TEST]), torch.from_numpy(DIGITS.target[TEST])
+    images, labels = torch.from_numpy(IMAGES), torch.from_numpy(DIGITS.y_test)
     hits = best.model()(images).argmax(1) == labels
     assert 100 * hits.double().mean().item() == pytest.approx(accuracy.max())
     with pytest.raises(api.UserError, match="keep=best"):

@@ -101,7 +101,7 @@ class Command:
 
 
 def warm() -> None:
-    """Import all that commands need, before the first fork: torch and sklearn import much when they are first used."""
+    """Import all that commands need, before the first fork: torch imports much when it is first used."""
     torch.set_num_threads(1)  # threads do not outlive a fork
     for name in (
         *MODULES.values(),
