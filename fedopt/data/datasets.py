@@ -12,7 +12,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal, Protocol
-from zipfile import ZipFile, is_zipfile
+from zipfile import ZipFile
 
 import numpy as np
 from pydantic import ConfigDict, StrictBool
@@ -113,20 +113,17 @@ class LabelledData:
     def redivided(self, test: float, rng: np.random.Generator) -> "LabelledData":
         """All examples, the fraction `test` of them, at random, for testing, and the rest for training.
 
-        Raises UserError where it is known whose the training examples are, and not whose those for testing.
+        Raises UserError where only the training examples have owners.
         """
-        owners = None
-        if self.owners is not None:
-            if self.owners_test is None:
-                raise UserError(
-                    f"problem.test={test} takes the test examples too, and nothing says whose they are; use problem.test=null"
-                )
-            owners = np.concatenate([self.owners, self.owners_test])
+        if (self.owners is None) != (self.owners_test is None):
+            raise UserError(f"problem.test={test}: the test examples have no owners; use problem.test=null")
         x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
-        order = rng.permutation(len(y))
-        held_out, rest = np.split(order, [round(test * len(y))])
+        held_out, rest = np.split(rng.permutation(len(y)), [round(test * len(y))])
         data = replace(self, x_train=x[rest], y_train=y[rest], x_test=x[held_out], y_test=y[held_out])
-        return data if owners is None else replace(data, owners=owners[rest], owners_test=owners[held_out])
+        if self.owners is None or self.owners_test is None:
+            return data
+        owners = np.concatenate([self.owners, self.owners_test])
+        return replace(data, owners=owners[rest], owners_test=owners[held_out])
 
 
 class DatasetSource(Protocol):
@@ -141,42 +138,29 @@ def data_folder(root: str | None) -> Path:
 
 
 def expanded(path: str) -> Path:
-    """With ~ as the home folder. Raises UserError for the home of a user whom there is not."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise UserError(f"{path}: there is no such home folder") from None
+    """With ~ as the home folder; the ~ of an unknown user stays."""
+    return Path(os.path.expanduser(path))
 
 
 def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False) -> LabelledData:
-    """x_train, y_train, x_test, y_test from an .npz file; x is [n, h, w], [n, h, w, channels] or [n, features].
+    """The arrays `ARRAYS` of an .npz file; x is [n, h, w], [n, h, w, channels] or [n, features].
 
-    client_train, client_test: [n], whose each example is, where they are there; val_train: [n], true or 1 for training examples
-    that are for validation. channels: where the dimension of the channels is,
-    None for the last, unless it looks as if it were the first; tokens: x is [n, length], token ids.
+    client_train, client_test: [n], the owner of each example, optional; val_train: [n], true or 1 for training examples to
+    validate on, optional. channels: where the dimension of the channels is, None for the last; tokens: x is [n, length], token ids.
     """
-    if not path.exists():
+    if not path.is_file():
         raise UserError(f"{path}: there is no such file; it should be an .npz with {', '.join(KEYS)}")
-    if not path.is_file() or not is_zipfile(path):
-        other = "dataset=csv reads tables" if path.suffix == ".csv" else "copy or download it again"
-        raise UserError(f"{path}: not a readable .npz (no zip archive, or a part of one); {other}")
     try:
         with ZipFile(path) as archive:
             refuse_larger(path, sum(array.file_size for array in archive.infolist()))
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {}
-            for key in filter(archive.__contains__, ARRAYS):
-                arrays[key] = archive[key]
+            arrays = {key: archive[key] for key in ARRAYS if key in archive}
             unread = tuple(name for name in archive.files if name not in ARRAYS)
     except UserError:
         raise
-    except Exception as error:  # zipfile and zlib have many ways to say that a file is broken
-        why = (
-            f"{key} holds Python objects, which are not read; give np.savez an array of one type, of texts .astype('U')"
-        )
-        if "allow_pickle" not in str(error):
-            why = f"not a readable .npz ({first_line(error)}); copy or download it again"
-        raise UserError(f"{path}: {why}") from None
+    except Exception as error:  # zipfile, zlib and numpy have many ways to say that a file is broken
+        why = f"{first_line(error)}; a broken file is copied again, texts are saved with .astype('U')"
+        raise UserError(f"{path}: not a readable .npz: {why}") from None
     missing = [key for key in KEYS if not isinstance(arrays.get(key), np.ndarray)]  # bytes are no array
     if missing:
         raise UserError(f"{path}: {', '.join(missing)} missing, or no array; an .npz needs {', '.join(KEYS)}")
@@ -186,9 +170,7 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
 def refuse_larger(path: Path, size: int) -> None:
     """Raises UserError for more bytes of data than the memory here can take."""
     if 5 * size > memory():  # as it is, and as float32 where it is uint8
-        raise UserError(
-            f"{path}: {size / 1e9:.3g} GB of arrays are too large for the {memory() / 1e9:.3g} GB of memory here"
-        )
+        raise UserError(f"{path}: {size / 1e9:.3g} GB are too large for the {memory() / 1e9:.3g} GB of memory here")
 
 
 def divided(count: int, test: float, seed: int, path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -203,73 +185,54 @@ def divided(count: int, test: float, seed: int, path: Path) -> tuple[np.ndarray,
 def checked(
     arrays: dict[str, np.ndarray], path: Path, channels: Channels | None = None, tokens: bool = False
 ) -> LabelledData:
-    """Data from arrays by the names of an .npz. Raises UserError, which names the file, for what no data are."""
-    x, y = _examples(arrays["x_train"], arrays["y_train"], path, "train", channels, tokens)
-    x_test, y_test = _examples(arrays["x_test"], arrays["y_test"], path, "test", channels, tokens)
-    if x.shape[1:] != x_test.shape[1:]:
-        raise UserError(f"{path}: x_train and x_test have examples of different shapes")
-    if (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
-        raise UserError(f"{path}: x_train is {x.dtype} and x_test {x_test.dtype}, on another scale; use one type")
+    """Data from arrays by the names of an .npz. Raises UserError, which names the file, where they do not fit."""
+    x, y = _examples(arrays, "train", path, channels, tokens)
+    x_test, y_test = _examples(arrays, "test", path, channels, tokens)
+    if x.shape[1:] != x_test.shape[1:] or (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
+        kinds = [f"{a.dtype} {list(a.shape[1:])}" for a in (x, x_test)]
+        raise UserError(f"{path}: x_train is {kinds[0]} and x_test {kinds[1]}; examples must have one shape and type")
     for key, labels in zip(CLIENTS, (y, y_test), strict=True):
         if key in arrays and (arrays[key].shape != labels.shape or arrays[key].dtype.kind not in "iuU"):
-            raise UserError(
-                f"{path}: {key} must be [n] whole numbers or texts, one for each of the {len(labels)} examples, not "
-                f"{arrays[key].dtype} {list(arrays[key].shape)}"
-            )
+            raise UserError(f"{path}: {key} must be [{len(labels)}] whole numbers or texts, one for each example")
     validates = arrays.get(VALIDATES)
     if validates is not None:
         if validates.shape != y.shape or not np.isin(validates, (0, 1)).all() or len(np.unique(validates)) < 2:
-            raise UserError(
-                f"{path}: {VALIDATES} must be [n] of true and false, some of each, for the {len(y)} training examples"
-            )
+            raise UserError(f"{path}: {VALIDATES} must be [{len(y)}] of true and false, some of each")
         validates = validates.astype(bool)
     owners, owners_test = map(arrays.get, CLIENTS)
     return LabelledData(x, y, x_test, y_test, owners=owners, owners_test=owners_test, validates=validates)
 
 
 def _examples(
-    x: np.ndarray, y: np.ndarray, path: Path, split: str, channels: Channels | None, tokens: bool
+    arrays: dict[str, np.ndarray], split: str, path: Path, channels: Channels | None, tokens: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    where = f"{path}: x_{split}"
+    """x in its form in `LabelledData`, and y, of the split `train` or `test`."""
+    x, y, where = arrays[f"x_{split}"], arrays[f"y_{split}"], f"{path}: x_{split}"
+    floating = np.issubdtype(x.dtype, np.floating)
     if tokens:
-        if not np.issubdtype(x.dtype, np.integer) or x.ndim != 2 or (x < 0).any() or x.max(initial=0) >= 2**31:
-            raise UserError(f"{where} must be [n, length] whole numbers from 0 on with dataset.tokens=true")
-        x = x.astype(np.int64)
-    elif np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8 and x.ndim == 2:
-        raise UserError(
-            f"{where} is {x.dtype}: dataset.tokens=true if these are token ids; features are saved as floating point"
-        )
-    elif x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
-        raise UserError(f"{where} must be uint8 or floating point, not {x.dtype}")
-    if np.issubdtype(
-        x.dtype, np.floating
-    ):  # in the byte order of this machine, and not in half precision, which overflows
-        with np.errstate(over="ignore"):  # of long doubles
-            x = x.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64, copy=False)
-    if not tokens and x.dtype != np.uint8 and not (np.abs(x) <= MOST_MAGNITUDE).all():
-        wrong = ~(np.abs(x) <= MOST_MAGNITUDE).reshape(len(x), -1).all(axis=1)
-        others = f", and in {wrong.sum() - 1} more examples" * bool(wrong.sum() > 1)
-        raise UserError(
-            f"{where}[{wrong.argmax()}] has values that are no finite numbers, or beyond {MOST_MAGNITUDE:g}{others}"
-        )
-    if x.ndim not in (2, 3, 4):
-        raise UserError(f"{where} must be [n, h, w], [n, h, w, channels] or [n, features], not {list(x.shape)}")
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or (y < 0).any():
-        raise UserError(f"{path}: y_{split} must be [n] whole numbers from 0 on, not {y.dtype} {list(y.shape)}")
-    if y.max(initial=0) >= MOST_CLASSES:
-        raise UserError(
-            f"{path}: y_{split} goes up to {y.max()}; classes are 0, 1, ..., {MOST_CLASSES - 1} at the most"
-        )
-    if x.size == 0 and len(x):
-        raise UserError(f"{where} has images without pixels, {list(x.shape)}")
-    if len(x) != len(y) or len(x) == 0:
-        raise UserError(f"{where} has {len(x)} examples and y_{split} {len(y)}; they must be as many, and some")
+        wanted = "[n, length] whole numbers from 0 on with dataset.tokens=true"
+        fits = x.ndim == 2 and np.issubdtype(x.dtype, np.integer) and (not x.size or 0 <= x.min() <= x.max() < 2**31)
+    else:
+        wanted = "[n, h, w], [n, h, w, channels] or [n, features], uint8 or floating point; token ids need dataset.tokens=true"
+        fits = x.ndim in (2, 3, 4) and (floating or x.dtype == np.uint8)
+    if not fits:
+        raise UserError(f"{where} is {x.dtype} {list(x.shape)} and must be {wanted}")
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise UserError(f"{path}: y_{split} is {y.dtype} {list(y.shape)} and must be [n] whole numbers")
+    if len(x) != len(y) or not x.size:
+        raise UserError(f"{where} {list(x.shape)} and y_{split} {list(y.shape)} must have as many examples, and some")
+    if not 0 <= y.min() <= y.max() < MOST_CLASSES:
+        raise UserError(f"{path}: y_{split} is {y.min()} to {y.max()}; classes are 0 to {MOST_CLASSES - 1} at the most")
+    if floating:  # in this machine's byte order; half precision would overflow
+        x = x.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64, copy=False)
+        if (wrong := ~(np.abs(x) <= MOST_MAGNITUDE).reshape(len(x), -1).all(axis=1)).any():
+            some = f"{wrong.sum()} examples, such as number {wrong.argmax()},"
+            raise UserError(f"{where}: {some} have values that are not finite, or beyond {MOST_MAGNITUDE:g}")
     if x.ndim == 4 and channels is None and x.shape[1] <= 4 < x.shape[3]:
-        raise UserError(
-            f"{where} is {list(x.shape)}, which looks like [n, channels, h, w]: dataset.channels=first reads it so, last as "
-            "[n, h, w, channels]"
-        )
-    if x.ndim == 4 and channels != "first":
+        raise UserError(f"{where} {list(x.shape)} looks like [n, channels, h, w]: set dataset.channels=first or last")
+    if tokens:
+        x = x.astype(np.int64)
+    elif x.ndim == 4 and channels != "first":
         x = x.transpose(0, 3, 1, 2)
     elif x.ndim == 3:
         x = x[:, None]
@@ -292,8 +255,8 @@ class Torchvision:
         return str(npz if npz.exists() else folder / own.get(self.name, "cifar-10-batches-py"))
 
     def load(self) -> LabelledData:
-        folder, path = data_folder(self.root), Path(self.path)
-        return replace(read_npz(path) if path.suffix else self._torchvision(folder), pixels=self.pixels)
+        path = Path(self.path)
+        return replace(read_npz(path) if path.suffix else self._torchvision(path.parent), pixels=self.pixels)
 
     def _torchvision(self, folder: Path) -> LabelledData:
         from fedopt.networks.torchvision_import import torchvision
@@ -305,11 +268,8 @@ class Torchvision:
             folder.mkdir(parents=True, exist_ok=True)
             sets = [getattr(torchvision.datasets, cls)(folder, train=train, download=True) for train in (True, False)]
         except Exception as error:  # torchvision has many ways to say that a file is broken or out of reach
-            raise UserError(
-                f"dataset={self.name} is not in {folder}, or not whole, and could not be downloaded "
-                f"({first_line(error).rstrip(':')}): put {self.name}.npz ({', '.join(KEYS)}) there, or set FEDOPT_DATA or "
-                "dataset.root to the folder that has it"
-            ) from None
+            why = f"dataset={self.name}: no whole copy in {folder}, and no download ({first_line(error).rstrip(':')})"
+            raise UserError(f"{why}; put {self.name}.npz there, or set FEDOPT_DATA to the folder that has it") from None
         finally:
             socket.setdefaulttimeout(before)
         arrays = [np.asarray(array) for data in sets for array in (data.data, data.targets)]

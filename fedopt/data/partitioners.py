@@ -31,49 +31,42 @@ class Partitioner(Protocol):
 
 def check_division(partitioner: Partitioner, parts: Any, count: int, least: int) -> None:
     """Raises UserError where a partitioner's parts are not a division of rows 0 .. count - 1 among its clients."""
-    said = f"partitioner._target_={type(partitioner).__module__}.{type(partitioner).__name__}"
+    key = f"partitioner._target_={type(partitioner).__module__}.{type(partitioner).__name__}"
     clients = getattr(partitioner, "clients", None)
     arrays = [np.asarray(part) for part in parts] if isinstance(parts, Sequence | np.ndarray) else []
     if not arrays or any(a.ndim != 1 or (a.size and not np.issubdtype(a.dtype, np.integer)) for a in arrays):
-        raise UserError(f"{said}: must return a list with an array of row numbers for each client")
+        raise UserError(f"{key}: must return a list of arrays, the row numbers of each client")
     if clients is not None and len(arrays) != clients:
-        if isinstance(partitioner, ByColumn):
-            raise UserError(f"partitioner.clients={clients}: the data have {len(arrays)} clients")
-        raise UserError(f"{said}: gives {len(arrays)} clients, and partitioner.clients={clients}")
-    for i, rows in enumerate(arrays):
-        if len(rows) < least:
-            raise UserError(
-                f"{said}: gives client {i} only {len(rows)} of the {count} examples, and each needs {least}"
-            )
+        raise UserError(f"{key}: gives {len(arrays)} clients, and partitioner.clients={clients}")
+    sizes = np.array([len(rows) for rows in arrays])
+    if sizes.min() < least:
+        few = f"client {sizes.argmin()} only {sizes.min()} of the {count} examples"
+        raise UserError(f"{key}: gives {few}, and each needs {least}")
     rows = np.concatenate(arrays)
     if rows.min() < 0 or rows.max() >= count:
-        raise UserError(f"{said}: gives row {rows[(rows < 0) | (rows >= count)][0]}, and rows go from 0 to {count - 1}")
+        raise UserError(f"{key}: must give rows 0 to {count - 1}, not {rows.min()} to {rows.max()}")
     times = np.bincount(rows, minlength=count)
-    if (times > 1).any():
-        raise UserError(f"{said}: gives row {times.argmax()} {times.max()} times; a row belongs to one client")
-    if (times == 0).any():
-        lost = (times == 0).sum()
-        raise UserError(
-            f"{said}: loses {lost} of {count} rows, row {times.argmin()} among them; each must be some client's"
-        )
+    if (wrong := times != 1).any():
+        row = wrong.argmax()
+        raise UserError(f"{key}: gives row {row} {times[row]} times; each row belongs to one client")
 
 
 def _check(clients: int, count: int, least: int) -> None:
     if count < clients * least:
-        raise UserError(
-            f"partitioner.clients={clients} is too many: {count} examples give each at most {count // clients}, "
-            f"and each needs {least}"
-        )
+        most = f"{count} examples give each at most {count // clients}"
+        raise UserError(f"partitioner.clients={clients} is too many: {most}, and each needs {least}")
 
 
 def _labels(labels: Labels, partitioner: object) -> np.ndarray:
     if labels is None:
         name = re.sub(r"\B(?=[A-Z])", "_", type(partitioner).__name__).lower()  # as on the command line
-        raise UserError(
-            f"partitioner={name} divides by class, and this problem's data have no classes: "
-            "use partitioner=iid or partitioner=centralized"
-        )
+        raise UserError(f"partitioner={name} divides by class, and the data have no classes: use partitioner=iid")
     return labels
+
+
+def _by_owner(owner: np.ndarray, sizes: np.ndarray) -> Parts:
+    """The rows of each client, in order. owner: the number of each row's client; sizes: the clients' numbers of rows."""
+    return np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
 
 
 @dataclass(frozen=True, config=_config)
@@ -109,43 +102,40 @@ class ByColumn:
     clients: PositiveInt | None = None
     file: str | None = None
 
-    def named(self, data: LabelledData) -> LabelledData:
+    def with_owners(self, data: LabelledData) -> LabelledData:
         """The data, with whose each row is. Raises UserError where nothing says so."""
         if self.file is not None:
-            names, train = self._read(expanded(self.file), len(data.y_train), len(data.y_test)), len(data.y_train)
+            train, test = len(data.y_train), len(data.y_test)
+            names = self._read(expanded(self.file), train, test)
             return replace(data, owners=names[:train], owners_test=names[train:] if len(names) > train else None)
         if data.owners is None:
-            raise UserError(
-                "partitioner=by_column: these data do not say whose each row is; partitioner.file=FILE does, "
-                "dataset.client=COLUMN of dataset=csv, or an array client_train in an .npz"
-            )
+            where = "partitioner.file=FILE, dataset.client=COLUMN of dataset=csv, or client_train in an .npz"
+            raise UserError(f"partitioner=by_column: nothing says whose each row is; {where} does")
         return data
 
     def _read(self, path: Path, train: int, test: int) -> np.ndarray:
         try:
-            names = path.read_text(encoding="utf-8").split("\n")
+            names = [name.strip() for name in path.read_text(encoding="utf-8").removesuffix("\n").split("\n")]
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"partitioner.file={path}: cannot be read: {first_line(error)}") from None
-        names = [name.strip() for name in names[: -1 if names[-1] == "" else None]]
         if len(names) not in (train, train + test) or "" in names:
+            has = f"has {len(names) - names.count('')} names"
             raise UserError(
-                f"partitioner.file={path}: has {len(names) - names.count('')} names, and must have one on each line for "
-                f"the {train} training examples, or for them and the {test} test examples"
+                f"partitioner.file={path}: {has}, and must have a line for each of the {train} training examples"
             )
         return np.array([int(n) for n in names] if all(n.isdecimal() and len(n) < 19 for n in names) else names)
 
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
         """labels: whose each row is."""
         if labels is None:
-            raise UserError(
-                "partitioner=by_column: goes with dataset=csv, npz or images, not with data that a problem makes"
-            )
+            raise UserError("partitioner=by_column: goes with dataset=csv, npz or images; other data have no owners")
         names, owner, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        if self.clients not in (None, len(names)):
+            raise UserError(f"partitioner.clients={self.clients}: the data have {len(names)} clients")
         if sizes.min() < least:
-            raise UserError(
-                f"partitioner=by_column: client {names[sizes.argmin()]} has {sizes.min()} example, and each needs {least}"
-            )
-        return np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
+            few = f"client {names[sizes.argmin()]} has {sizes.min()} example"
+            raise UserError(f"partitioner=by_column: {few}, and each needs {least}")
+        return _by_owner(owner, sizes)
 
 
 @dataclass(frozen=True, config=_config)
@@ -186,8 +176,7 @@ class Dirichlet:
             cuts = np.cumsum(self._proportions(rng))[:-1] * len(rows)
             owner[rows] = np.searchsorted(np.round(cuts), np.arange(len(rows)), side="right")
         sizes = np.bincount(owner, minlength=self.clients)
-        of_clients = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
-        parts = [rng.permutation(rows) for rows in of_clients]
+        parts = [rng.permutation(rows) for rows in _by_owner(owner, sizes)]
         by_size = [(-len(part), j) for j, part in enumerate(parts)]
         heapify(by_size)
         for i in np.flatnonzero(sizes < least):
@@ -221,9 +210,7 @@ class QHeterogeneity:
         classes = np.unique(labels)
         C = len(classes)
         if self.clients % C:
-            raise UserError(
-                f"partitioner.clients={self.clients} must be a multiple of the number of classes, {C}, for q_heterogeneity"
-            )
+            raise UserError(f"partitioner.clients={self.clients} must be a multiple of the number of classes, {C}")
         sizes = [len(part) for part in np.array_split(np.empty(count), C)]
         own = [rng.permutation(np.flatnonzero(labels == c)) for c in classes]
         own = [mine[: round(self.q * n)] for mine, n in zip(own, sizes, strict=True)]

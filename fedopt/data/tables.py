@@ -1,6 +1,5 @@
 """Tables of features with a column that is the class: CSV files."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -10,17 +9,8 @@ import pandas as pd
 from pydantic import ConfigDict, Field, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.data.datasets import (
-    CLIENTS,
-    KEYS,
-    VALIDATES,
-    LabelledData,
-    Pixels,
-    checked,
-    divided,
-    expanded,
-    refuse_larger,
-)
+from fedopt.data import datasets
+from fedopt.data.datasets import CLIENTS, KEYS, VALIDATES, LabelledData, Pixels, divided, expanded
 from fedopt.errors import UserError, first_line, nearest
 
 _config = ConfigDict(extra="forbid")
@@ -50,110 +40,79 @@ class Csv:
     def load(self) -> LabelledData:
         path = expanded(self.path)
         table = _read(path)
-        named = {"label": self.label, "client": self.client, "split": self.split}
-        roles = {key: column for key, column in named.items() if column is not None}
+        keys = {"label": self.label, "client": self.client, "split": self.split}
+        roles = {key: column for key, column in keys.items() if column is not None}
         features = self.features or [column for column in table.columns if column not in roles.values()]
-        for key, column in [*roles.items(), *(("features", column) for column in features)]:
-            if column not in table.columns:
-                names = list(map(str, table.columns))
-                if len(names) == 1 and ";" in names[0]:
-                    raise UserError(f"{path}: has semicolons between its columns; save it with commas")
-                more = f", ... ({len(names)} in all)" * (len(names) > SHOWN)
-                has = f"it has {', '.join(names[:SHOWN])}{more}"
-                raise UserError(f"dataset.{key}={column}: {path} has no such column{nearest(column, names)}; {has}")
-            if (empty := table[column].isna()).any():
-                raise UserError(
-                    f"{path}: row {empty.argmax() + 1} below the names has nothing, or NA, in the column {column}"
-                    f"{_others(empty.sum())}; leave such rows out, or fill them in"
-                )
         if not features:
             raise UserError(f"{path}: has no column besides {', '.join(roles.values())}")
         used = [*roles.values(), *features]
-        if twice := [column for column in used if used.count(column) > 1]:
-            raise UserError(f"dataset: {twice[0]} is named twice; a column is the label, client, split or one feature")
-        x = _numbers(table[features], path)
-        for key in ("label", "client"):
-            if key in roles:
-                _refuse_alike(table[roles[key]], path)
+        for key, column in [*roles.items(), *(("features", column) for column in features)]:
+            if column not in table.columns:
+                names = list(map(str, table.columns))
+                has = ", ".join(names[:SHOWN]) + f", ... ({len(names)} in all)" * (len(names) > SHOWN)
+                raise UserError(
+                    f"dataset.{key}={column}: no such column in {path}{nearest(column, names)}; it has {has}"
+                )
+            if used.count(column) > 1:
+                raise UserError(f"dataset.{key}: the column {column} is named twice, and a column has one role")
+        _refuse_cells(table[used], table[used].isna(), path, "which is missing; leave such rows out, or fill them in")
+        x = table[features].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
+        why = "which is no finite number; dataset.features=[...] names the features, dataset.client the clients"
+        _refuse_cells(table[features], ~np.isfinite(x), path, why)
+        for column in filter(None, (self.label, self.client)):
+            _refuse_alike(table[column], path)
         classes, y = np.unique(table[self.label].to_numpy(), return_inverse=True)
-        if classes.dtype.kind == "f" and (classes % 1 != 0).any():
-            raise UserError(
-                f"dataset.label={self.label}: has fractions such as {classes[classes % 1 != 0][0]}, and must be classes"
-            )
+        if classes.dtype.kind == "f" and (fractions := classes[classes % 1 != 0]).size:
+            raise UserError(f"dataset.label={self.label}: has fractions such as {fractions[0]}, and must be classes")
         rows = divided(len(y), self.test, self.split_seed, path) if self.split is None else self._given(table, path)
-        values = [v[of] for of in rows for v in (x, y)]
-        arrays = dict(zip(KEYS, values, strict=True))
+        arrays = dict(zip(KEYS, (array[part] for part in rows for array in (x, y)), strict=True))
         if self.client is not None:
             owners = table[self.client].to_numpy()
             owners = owners if owners.dtype.kind in "iu" else owners.astype(str)
-            arrays |= dict(zip(CLIENTS, (owners[of] for of in rows), strict=True))
+            arrays |= dict(zip(CLIENTS, (owners[part] for part in rows), strict=True))
         if self.split is not None and (validates := table[self.split].to_numpy()[rows[0]] == "val").any():
             arrays[VALIDATES] = validates
-        data = replace(checked(arrays, path), class_names=tuple(map(str, classes)), feature_names=tuple(features))
-        return replace(data, pixels=self.pixels)
+        data = replace(datasets.checked(arrays, path), pixels=self.pixels)
+        return replace(data, class_names=tuple(map(str, classes)), feature_names=tuple(features))
 
     def _given(self, table: pd.DataFrame, path: Path) -> tuple[np.ndarray, np.ndarray]:
-        of = table[self.split].astype(str)
-        if other := sorted({*of} - {"train", "val", "test"}):
+        """The rows to train on, and those to test on, as the column `split` says."""
+        split = table[self.split].astype(str)
+        if other := sorted({*split} - {"train", "val", "test"}):
             raise UserError(f"dataset.split={self.split}: says {other[0]} in {path}; it must say train, val or test")
-        return np.flatnonzero(of != "test"), np.flatnonzero(of == "test")
+        return np.flatnonzero(split != "test"), np.flatnonzero(split == "test")
 
 
-def _numbers(table: pd.DataFrame, path: Path) -> np.ndarray:
-    """Features, [n, features]. Raises UserError for a column of texts, and for a cell that is no finite number."""
-    texts, numbers = [], []
-    for column in table.columns:
-        values = pd.to_numeric(table[column], errors="coerce")
-        if (wrong := ~np.isfinite(values.to_numpy(np.float64))).all():
-            texts.append(f"{column} (such as {table[column].iloc[0]})")
-        elif wrong.any():
-            row = wrong.argmax()
-            raise UserError(
-                f"{path}: row {row + 1} below the names says {table[column].iloc[row]} in the column {column}, which is no finite "
-                f"number{_others(wrong.sum())}"
-            )
-        numbers.append(values.to_numpy(np.float64))
-    if texts:
-        raise UserError(
-            f"{path}: {', '.join(texts)}: not numbers, so not features; decimals have a point; dataset.client=COLUMN is a column "
-            "that says whose each row is, dataset.split=COLUMN which are for training, dataset.features=[...] names the features"
-        )
-    return np.stack(numbers, axis=1)
-
-
-def _others(count: int) -> str:
-    return f" (and {count - 1} more rows)" if count > 1 else ""
+def _refuse_cells(table: pd.DataFrame, wrong: np.ndarray | pd.DataFrame, path: Path, why: str) -> None:
+    """Raises UserError, which names the first of the cells that are wrong."""
+    if len(cells := np.argwhere(np.asarray(wrong))):
+        (row, column), others = cells[0], f" (and {len(cells) - 1} more cells)" * (len(cells) > 1)
+        cell = f"{table.iloc[row, column]} in the column {table.columns[column]}"
+        raise UserError(f"{path}: row {row + 1} below the names says {cell}{others}, {why}")
 
 
 def _refuse_alike(column: pd.Series, path: Path) -> None:
-    """Raises UserError for names that differ in blanks at their ends, or in capital letters, alone."""
+    """Raises UserError for names that differ only in blanks at their ends, or in capital letters."""
     names: dict[str, str] = {}
     for name in column.astype(str).unique():
         if (other := names.setdefault(name.strip().casefold(), name)) != name:
-            raise UserError(
-                f"{path}: the column {column.name} says {other!r} and {name!r}, which would be two; write them alike"
-            )
+            raise UserError(f"{path}: the column {column.name} says {other!r} and {name!r}; write them alike")
 
 
 def _read(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; it should be a CSV with a line of column names")
-    refuse_larger(path, path.stat().st_size)
+    datasets.refuse_larger(path, path.stat().st_size)
     try:
         with path.open(encoding="utf-8", newline="") as file:
             table = pd.read_csv(file)
             file.seek(0)
-            names = pd.read_csv(file, header=None, nrows=1, dtype=str).iloc[0]
+            names = pd.read_csv(file, header=None, nrows=1, dtype=str).iloc[0]  # pandas renames those that stand twice
     except (OSError, ValueError) as error:  # pandas' errors are ValueErrors
-        if fields := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
-            raise UserError(f"{path}: line {fields[2]} has {fields[3]} fields, and {fields[1]} are named") from None
-        raise UserError(f"{path}: is no CSV in UTF-8 ({first_line(error)}); save it so, with commas") from None
+        raise UserError(f"{path}: is no CSV in UTF-8 with commas ({first_line(error)})") from None
     if table.empty:
         raise UserError(f"{path}: has no rows")
-    if names.isna().any():
-        raise UserError(
-            f"{path}: column {names.isna().argmax() + 1} has no name; give it one, or leave it out (of pandas: to_csv(index=False))"
-        )
-    if names.duplicated().any():
-        raise UserError(f"{path}: two columns have the name {names[names.duplicated()].iloc[0]}")
+    if (wrong := names.isna() | names.duplicated()).any():
+        number = wrong.argmax() + 1
+        raise UserError(f"{path}: column {number} has no name, or another's; of pandas: to_csv(index=False)")
     return table

@@ -34,9 +34,7 @@ class World:
     def clients(self) -> int:
         """The number of clients, for problems whose data follow from it. Raises UserError where it follows from data."""
         if (clients := getattr(self.partitioner, "clients", None)) is None:
-            raise UserError(
-                "this problem makes a client's data by itself: use partitioner=iid with partitioner.clients=N"
-            )
+            raise UserError("this problem makes its data itself: use partitioner=iid with partitioner.clients=N")
         return clients
 
     def rng(self, name: Part | str | None = None) -> np.random.Generator:
@@ -53,11 +51,10 @@ class World:
         Raises UserError where none is chosen or it cannot be read.
         """
         if self.dataset is None:
-            raise UserError(
-                "this problem needs data: choose dataset=mnist, fashion_mnist, cifar10, digits, npz, csv or images"
-            )
+            raise UserError("this problem needs data: choose dataset=mnist, digits, npz, csv, images or another")
         data = self.dataset.load()
-        data = self.partitioner.named(data) if isinstance(self.partitioner, ByColumn) else data
+        if isinstance(self.partitioner, ByColumn):
+            data = self.partitioner.with_owners(data)
         self.read.add(data.digest())
         return data if validation else data.without_validation()
 
@@ -86,25 +83,18 @@ class World:
         if validation is None:
             return {"train": Ragged(parts, names)}
         if isinstance(validation, np.ndarray):
-            splits = {
-                "train": [part[~validation[part]] for part in parts],
-                "val": [part[validation[part]] for part in parts],
-            }
-            for name, of_clients in splits.items():
-                if lacking := [i for i, part in enumerate(of_clients) if not len(part)]:
+            held_out = [part[validation[part]] for part in parts]
+            train = [part[~validation[part]] for part in parts]
+            for name, rows_of_clients in (("train", train), ("val", held_out)):
+                if lacking := [i for i, rows in enumerate(rows_of_clients) if not len(rows)]:
                     client = names[lacking[0]] if names else lacking[0]
-                    remedy = (
-                        "mark some of each client's in them, or none at all"
-                        if names
-                        else "another partitioner or fewer clients (partitioner.clients) give each some of both"
-                    )
-                    raise UserError(
-                        f"client {client} has no examples in the split {name}: the data say which are for validation; {remedy}"
-                    )
-            return {name: Ragged(of_clients, names) for name, of_clients in splits.items()}
-        halves = []
+                    why = "the data say which are for validation, and each client needs some of both"
+                    raise UserError(f"client {client} has no examples in the split {name}: {why}")
+            return {"train": Ragged(train, names), "val": Ragged(held_out, names)}
+        held_out, train = [], []
         for i, part in enumerate(parts):
-            held_out = min(max(round(validation * len(part)), 1), len(part) - 1)
-            halves.append(np.split(keyed_rng(self.seed, Purpose.SPLIT, client=i).permutation(part), [held_out]))
-        val, train = zip(*halves, strict=True)
-        return {"train": Ragged(train, names), "val": Ragged(val, names)}
+            count = min(max(round(validation * len(part)), 1), len(part) - 1)
+            order = keyed_rng(self.seed, Purpose.SPLIT, client=i).permutation(part)
+            held_out.append(order[:count])
+            train.append(order[count:])
+        return {"train": Ragged(train, names), "val": Ragged(held_out, names)}

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fedopt.data.datasets import ARRAYS, LabelledData
 from fedopt.data.examples import Batch, Batches, Examples, Logits, cross_entropy, losses, tuned
-from fedopt.data.partitioners import ByColumn
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
 from fedopt.networks import flat as models
@@ -72,7 +71,7 @@ class Supervised(Problem):
             said[0] += f" of {len(data.feature_names)} features"
         if data.left_out:
             said.append(f"{data.left_out:,} for validation are not used")
-        if data.owners is not None and not isinstance(self.world.partitioner, ByColumn):
+        if data.owners is not None and not self.splits["train"].names:
             said.append("whose each row is goes unused, which partitioner=by_column divides by")
         if data.unread:
             said.append(f"nothing reads the arrays {', '.join(data.unread)}; those known are {', '.join(ARRAYS)}")

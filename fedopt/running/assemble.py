@@ -15,7 +15,6 @@ from fedopt.config.build import build_target
 from fedopt.config.compose import Composed
 from fedopt.config.settings import Budget, Evaluation, Participation
 from fedopt.data.datasets import expanded
-from fedopt.data.partitioners import Centralized
 from fedopt.data.world import World
 from fedopt.errors import UserError, WrongFunction, nearest
 from fedopt.federation import engines
@@ -63,10 +62,10 @@ def check_parts(composed: Composed) -> None:
 
 def participation_of(composed: Composed) -> Participation:
     """Who takes part in a round. Raises UserError where that does not fit the algorithm, or the partitioner's number of clients."""
-    partitioner, participation = composed.parts["partitioner"], composed.settings.participation
-    if isinstance(partitioner, Centralized):
+    participation = composed.settings.participation
+    if (clients := getattr(composed.parts["partitioner"], "clients", None)) == 1:
         participation = replace(participation, cohort=None)
-    if (clients := getattr(partitioner, "clients", None)) is not None:
+    if clients is not None:
         check_participation(participation, composed.parts["algo"], clients)
     return participation
 

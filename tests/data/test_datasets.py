@@ -132,7 +132,7 @@ def test_token_ids_are_not_normalised(saved):
     seen = Examples(data.x_test, data.y_test, data, World(0, Iid(2))).batch(torch.tensor([3, 1]), torch.ones(2)).x
     assert seen.tolist() == x_test[[3, 1]].tolist()
     for wrong in (x.astype(float), x[:, 0], -x.astype(int)):
-        with pytest.raises(UserError, match=r"x_train must be \[n, length\] whole numbers"):
+        with pytest.raises(UserError, match=r"x_train is .* must be \[n, length\] whole numbers"):
             Npz(str(saved(x_train=wrong)), tokens=True).load()
 
 
@@ -203,23 +203,26 @@ def test_csv_says_what_is_for_testing(tmp_path):
 @pytest.mark.parametrize(
     ("text", "fields", "message"),
     [
-        (ROWS, {"client": "clinic"}, "dataset.client=clinic: .*no such column; .*age, city, income, label, hospital"),
+        (
+            ROWS,
+            {"client": "clinic"},
+            "dataset.client=clinic: no such column .* it has age, city, income, label, hospital",
+        ),
         (ROWS, {"client": "hopsital"}, "did you mean hospital"),
         (ROWS, {"client": "HOSPITAL"}, r"did you mean hospital\?"),
-        (ROWS.replace(",", ";"), {"client": "hospital"}, "has semicolons between its columns"),
-        (ROWS, {}, "decimals have a point"),
+        (ROWS.replace(",", ";"), {"client": "hospital"}, "it has age;city;"),
         (WIDE, {"client": "x"}, r"c0, .*, c7, \.\.\. \(71 in all\)$"),
         (ROWS, {"features": ["age", "size"]}, "dataset.features=size"),
-        (ROWS, {}, r"hospital \(such as h0\): not numbers, .*dataset.client=COLUMN"),
+        (ROWS, {}, r"row 1 .* says h0 in the column hospital .*dataset.client"),
         (
             ROWS.replace("24,0,", ",0,"),
             {"client": "hospital"},
-            "row 5 below the names has nothing, or NA, in the column age",
+            "row 5 below the names says nan in the column age, which is missing",
         ),
         (
             ROWS.replace(",a,", ",,"),
             {"client": "hospital"},
-            "row 2 below the names has nothing, or NA, in the column label",
+            r"row 2 below the names says nan in the column label \(and 9 more cells\), which is missing",
         ),
         (ROWS.replace(",a,", ",1.5,").replace(",b,", ",2,"), {"client": "hospital"}, "dataset.label=label: .*1.5"),
         (ROWS, {"client": "hospital", "split": "city"}, "dataset.split=city: says 0"),
@@ -227,26 +230,26 @@ def test_csv_says_what_is_for_testing(tmp_path):
         ("label\na\nb\n", {}, "no column besides label"),
         ("age,label\n", {}, "has no rows"),
         ("", {}, "is no CSV"),
-        ("a,b\n1,2,3\n1\n1,2,3,4\n", {}, "line 4 has 4 fields, and 3 are named"),
+        ("a,b\n1,2,3\n1\n1,2,3,4\n", {}, "Expected 3 fields in line 4, saw 4"),
         (
             "age,label\n1,0\ninf,1\n2,0\n3,1\ninf,0\n",
             {},
-            r"row 2 .* says inf in the column age, .*\(and 1 more rows\)",
+            r"row 2 .* says inf in the column age .*\(and 1 more cells\)",
         ),
         (
             ROWS.replace("24,0,", "<5,0,"),
             {"client": "hospital"},
             "row 5 below the names says <5 in the column age, which is no finite number",
         ),
-        (ROWS, {"features": ["age", "label"]}, "dataset: label is named twice"),
-        (ROWS, {"features": ["age", "city", "age"]}, "dataset: age is named twice"),
-        (ROWS, {"client": "city", "features": ["age", "city"]}, "dataset: city is named twice"),
-        (ROWS.replace("city", "age"), {"client": "hospital"}, "two columns have the name age"),
+        (ROWS, {"features": ["age", "label"]}, "dataset.label: the column label is named twice"),
+        (ROWS, {"features": ["age", "city", "age"]}, "dataset.features: the column age is named twice"),
+        (ROWS, {"client": "city", "features": ["age", "city"]}, "dataset.client: the column city is named twice"),
+        (ROWS.replace("city", "age"), {"client": "hospital"}, "column 2 has no name, or another's"),
         (ROWS.replace("age", ""), {"client": "hospital"}, "column 1 has no name"),
         (
             ROWS.replace(",a,", ",a ,", 1),
             {"client": "hospital"},
-            "the column label says 'a ' and 'a', .*write them alike",
+            "the column label says 'a ' and 'a'; write them alike",
         ),
         (ROWS.replace(",h0", ",H0", 1), {"client": "hospital"}, "the column hospital says 'H0' and 'h0'"),
     ],
@@ -302,14 +305,14 @@ def test_folders_for_training_and_testing(tmp_path):
 def test_images_of_several_sizes(tmp_path):
     pictures(tmp_path)
     pictures(tmp_path, ("fox",), 2, (8, 8), True)
-    with pytest.raises(UserError, match=r"fox/0.png: has 8 x 8 pixels.* 4 x 6; dataset.size=N"):
+    with pytest.raises(UserError, match=r"fox/0.png: has 8 x 8 pixels.* 4 x 6; set dataset.size=N"):
         Folder(str(tmp_path)).load()
     assert Folder(str(tmp_path), 5).load().x_train.shape[1:] == (3, 5, 5)
     assert Folder(str(tmp_path), [2, 3]).load().x_train.shape[1:] == (3, 2, 3)
 
 
 def test_folders_without_images(tmp_path):
-    with pytest.raises(UserError, match="has no folders"):
+    with pytest.raises(UserError, match="has no images"):
         Folder(str(tmp_path)).load()
     pictures(tmp_path)
     (tmp_path / "fox").mkdir()
@@ -337,31 +340,36 @@ def test_constant_images_normalise_without_a_warning():
     [
         ({"y_test": None}, "y_test missing"),
         ({"x_train": None, "y_train": None}, "x_train, y_train missing"),
-        ({"x_train": np.array([[1], [2, 3]], dtype=object)}, "x_train holds Python objects"),
-        ({"y_train": np.zeros(11, dtype=int)}, "x_train has 12 examples and y_train 11"),
-        ({"x_test": np.zeros((0, 4, 3), dtype=np.uint8), "y_test": np.zeros(0, dtype=int)}, "x_test has 0 examples"),
-        ({"y_train": np.arange(12) - 1}, "y_train must be .* from 0 on"),
-        ({"y_train": np.zeros(12)}, "y_train must be .* whole numbers"),
-        ({"y_train": np.zeros((12, 1), dtype=int)}, "y_train must be"),
-        ({"x_train": np.zeros((12, 4, 3), dtype=np.int64)}, "x_train must be uint8 or floating point"),
-        ({"x_test": np.full((5, 4, 3), np.nan)}, r"x_test\[0\] has values .* in 4 more examples"),
+        ({"x_train": np.array([[1], [2, 3]], dtype=object)}, "Object arrays .*astype"),
+        ({"y_train": np.zeros(11, dtype=int)}, r"x_train \[12, 4, 3\] and y_train \[11\]"),
+        (
+            {"x_test": np.zeros((0, 4, 3), dtype=np.uint8), "y_test": np.zeros(0, dtype=int)},
+            r"x_test \[0, 4, 3\] and y_test \[0\]",
+        ),
+        ({"y_train": np.arange(12) - 1}, "y_train is -1 to 10"),
+        ({"y_train": np.zeros(12)}, "y_train is float64 .* must be .* whole numbers"),
+        ({"y_train": np.zeros((12, 1), dtype=int)}, r"y_train is int64 \[12, 1\]"),
+        (
+            {"x_train": np.zeros((12, 4, 3), dtype=np.int64)},
+            r"x_train is int64 \[12, 4, 3\] .* uint8 or floating point",
+        ),
+        ({"x_test": np.full((5, 4, 3), np.nan)}, "x_test: 5 examples, such as number 0, "),
         (
             {"x_test": np.pad(np.full((2, 4, 3), np.nan), ((3, 0), (0, 0), (0, 0)))},
-            r"x_test\[3\] .* in 1 more examples",
+            "x_test: 2 examples, such as number 3, ",
         ),
-        ({"x_train": np.zeros(12, dtype=np.uint8)}, "x_train must be .*n, h, w"),
-        ({"x_train": np.zeros((12, 4, 3, 1, 1), dtype=np.uint8)}, "x_train must be .*n, h, w"),
-        ({"x_train": np.zeros((12, 4, 4), dtype=np.uint8)}, "different shapes"),
-        ({"x_train": np.zeros((12, 4, 0), dtype=np.uint8)}, "x_train has images without pixels"),
-        ({"y_train": np.full(12, 10**9)}, "y_train goes up to 1000000000"),
-        ({"y_test": np.full(5, 2**63, dtype=np.uint64)}, "y_test goes up to 9223372036854775808"),
-        ({"x_train": np.full((12, 4, 3), np.inf, dtype="f2")}, "no finite numbers"),
+        ({"x_train": np.zeros(12, dtype=np.uint8)}, "x_train is .* must be .*n, h, w"),
+        ({"x_train": np.zeros((12, 4, 3, 1, 1), dtype=np.uint8)}, "x_train is .* must be .*n, h, w"),
+        ({"x_train": np.zeros((12, 4, 4), dtype=np.uint8)}, "must have one shape"),
+        ({"x_train": np.zeros((12, 4, 0), dtype=np.uint8)}, r"x_train \[12, 4, 0\]"),
+        ({"y_train": np.full(12, 10**9)}, "y_train is 1000000000 to 1000000000"),
+        ({"y_test": np.full(5, 2**63, dtype=np.uint64)}, "y_test is 9223372036854775808 to"),
+        ({"x_train": np.full((12, 4, 3), np.inf, dtype="f2")}, "not finite"),
         ({"x_train": np.full((12, 4, 3), 1e300)}, "beyond 1e.15"),
-        ({"x_train": np.full((12, 4, 3), np.longdouble(10) ** 4000)}, "beyond 1e.15"),
-        ({"x_test": np.zeros((5, 4, 3))}, "x_train is uint8 and x_test float64"),
-        ({"x_train": np.zeros((12, 3, 8, 6), np.uint8)}, r"x_train is \[12, 3, 8, 6\].*dataset.channels=first"),
-        ({"x_train": np.zeros((12, 7), np.int64)}, "x_train is int64: dataset.tokens=true"),
-        ({"client_train": np.zeros(11, int)}, "client_train must be .* each of the 12 examples, not int64 .11."),
+        ({"x_test": np.zeros((5, 4, 3))}, "x_train is uint8 .* and x_test float64 .* one shape and type"),
+        ({"x_train": np.zeros((12, 3, 8, 6), np.uint8)}, r"x_train \[12, 3, 8, 6\].*dataset.channels=first"),
+        ({"x_train": np.zeros((12, 7), np.int64)}, "x_train is int64 .*dataset.tokens=true"),
+        ({"client_train": np.zeros(11, int)}, r"client_train must be \[12\]"),
         ({"client_train": np.zeros(12)}, "client_train must be .* whole numbers or texts"),
     ],
 )
@@ -430,9 +438,9 @@ def npy(path):
         (pickled, "not a readable .npz"),
         (npy, "not a readable .npz"),
         (Path.unlink, "there is no such file"),
-        (lambda path: (path.unlink(), path.mkdir()), "not a readable .npz"),
-        (lambda path: (path.unlink(), os.mkfifo(path)), "not a readable .npz"),
-        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "not a readable .npz"),
+        (lambda path: (path.unlink(), path.mkdir()), "there is no such file"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "there is no such file"),
+        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "there is no such file"),
     ],
 )
 def test_broken_files_are_refused(saved, damage, message):
@@ -474,7 +482,7 @@ def test_missing_data_without_network(offline, tmp_path, name):
         Torchvision(name, root=str(tmp_path / "data")).load()
     message = str(caught.value)
     assert "\n" not in message
-    for part in (f"dataset={name} ", str(tmp_path / "data"), f"{name}.npz", "FEDOPT_DATA"):
+    for part in (f"dataset={name}: ", str(tmp_path / "data"), f"{name}.npz", "FEDOPT_DATA"):
         assert part in message
     assert socket.getdefaulttimeout() == timeout
 
