@@ -41,7 +41,6 @@ class Problem(_InWorld, ABC):
     labels: the class of each training example, None where there are no classes; class_names, feature_names: of the classes, and of
     the features, where they have some.
     remark: what a user should know of the data as they were made, said when a run begins; empty for nothing.
-    optimum: the solution in closed form, None where it is not known.
     convolutional: whether its functions are mostly convolutions.
     random: whether its functions draw random numbers, as dropout does: then each sample gets a key that they are functions of.
     alone: why vmap cannot run its functions, so that clients are run one by one; empty where it can.
@@ -56,7 +55,6 @@ class Problem(_InWorld, ABC):
     class_names: Sequence[str] = ()
     feature_names: Sequence[str] = ()
     remark: str = ""
-    optimum: Tensor | None = None
     convolutional: bool = False
     random: bool = False
     alone: str = ""
@@ -95,6 +93,10 @@ class Problem(_InWorld, ABC):
     @abstractmethod
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """The value of each of `metrics` at a point, by name. point: the variables; further ones are ignored."""
+
+    def solution(self) -> tuple[Tensor, ...] | None:
+        """The variables at the solution, in the order of `variables`; None where no closed form is known."""
+        return None
 
     def network(self, *point: Tensor) -> nn.Module | None:
         """The network with the parameters of a point, which takes examples as the data set has them; None where there is none."""

@@ -30,7 +30,9 @@ class ImplicitToy(Hierarchical):
         world = self.world
         self.splits = world.split(world.clients)  # one example a client, which says nothing
         self._start = torch.full((self.d,), self.x0, device=world.device, dtype=world.dtype)
-        self.optimum = torch.full_like(self._start, -1.0)
+
+    def solution(self) -> tuple[Tensor, ...]:
+        return (torch.full_like(self._start, -1.0),)
 
     def start(self) -> tuple[Tensor, ...]:
         return (self._start,)

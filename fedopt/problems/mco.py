@@ -45,10 +45,10 @@ class Mco(Compositional):
         solution = rng.standard_normal(self.d)
         a = rng.standard_normal((self.examples, self.d)) @ root.T
         b = (a @ solution) ** 2 + np.sqrt(self.noise_variance) * rng.standard_normal(self.examples)
-        self.a, self.b, self.optimum = (world.tensor(v) for v in (a, b, solution))
+        self.a, self.b, self.planted = (world.tensor(v) for v in (a, b, solution))
         self.splits = world.split(self.examples)
         self.dims = (self.d, self.d + 1, 2)
-        self._objective_at_optimum = self._objective(self.optimum)
+        self._objective_at_planted = self._objective(self.planted)
 
     def start(self) -> tuple[Tensor, ...]:
         return (torch.full_like(self.a[0], self.x0),)
@@ -69,14 +69,13 @@ class Mco(Compositional):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """The suboptimality may be negative: x* is where b has no noise, and not quite the minimiser."""
-        (x, *_), solution = point, self.optimum
-        assert solution is not None
+        x = point[0]
         objective = self._objective(x)
-        distance = min(torch.linalg.norm(x - solution), torch.linalg.norm(x + solution))
+        distance = min(torch.linalg.norm(x - self.planted), torch.linalg.norm(x + self.planted))
         return {
             "objective": float(objective),
             "distance": float(distance),
-            "suboptimality": float(objective - self._objective_at_optimum),
+            "suboptimality": float(objective - self._objective_at_planted),
         }
 
     def _objective(self, x: Tensor) -> Tensor:

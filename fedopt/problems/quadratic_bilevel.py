@@ -52,7 +52,7 @@ class QuadraticBilevel(Quadratic, Bilevel):
         S, y0 = torch.linalg.solve(A, B), torch.linalg.solve(A, c)  # y*(x) = S x + y0
         self._hessian = D + G @ S + S.T @ G.T + S.T @ F @ S
         self._constant = -d + G @ y0 + S.T @ (F @ y0 - e)
-        self.optimum = -torch.linalg.solve(self._hessian, self._constant)
+        self._x = -torch.linalg.solve(self._hessian, self._constant)
 
     def inner_solution(self, x: Tensor) -> Tensor:
         """y*(x), [dy]."""
@@ -61,6 +61,11 @@ class QuadraticBilevel(Quadratic, Bilevel):
     def hypergradient(self, x: Tensor) -> Tensor:
         """grad f(x), [dx], in closed form."""
         return self._hessian @ x + self._constant
+
+    def solution(self) -> tuple[Tensor, ...]:
+        x, (A, _, _, _, _, F, e, G) = self._x, self._mean
+        y = self.inner_solution(x)
+        return x, y, torch.linalg.solve(A, F @ y - e + G.T @ x)
 
     def start(self) -> tuple[Tensor, ...]:
         return self._constant.new_ones(self.dx), self._constant.new_zeros(self.dy)
@@ -75,9 +80,8 @@ class QuadraticBilevel(Quadratic, Bilevel):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x = point[0]
-        assert self.optimum is not None
         return {
             "objective": float(self.f(x, self.inner_solution(x), self._mean)),
-            "distance": float(torch.linalg.norm(x - self.optimum)),
+            "distance": float(torch.linalg.norm(x - self._x)),
             "hypergradient_norm": float(torch.linalg.norm(self.hypergradient(x))),
         }

@@ -43,12 +43,15 @@ class QuadraticCompositional(Quadratic, TwoLevel):
         A, Q = family(isometry, self.d1, self.d0), family(spd, self.d1, self.conditioning)
         self.set_up(Sample(A, family(gaussian, self.d1), Q, family(gaussian, self.d1)), {"c": "train", "e": "train"})
         A, c, Q, e = self._mean = self.mean(self.weights)
-        self.optimum = torch.linalg.solve(A.T @ Q @ A, A.T @ (e - Q @ c))
+        self._x = torch.linalg.solve(A.T @ Q @ A, A.T @ (e - Q @ c))
 
     def gradient(self, x: Tensor) -> Tensor:
         """grad F^1(F^0(x)), [d0], in closed form."""
         A, c, Q, e = self._mean
         return A.T @ (Q @ (A @ x + c) - e)
+
+    def solution(self) -> tuple[Tensor, ...]:
+        return self._x, self.level(0, self._x, self._mean)
 
     def start(self) -> tuple[Tensor, ...]:
         return (self._mean.A.new_ones(self.d0),)
@@ -59,9 +62,8 @@ class QuadraticCompositional(Quadratic, TwoLevel):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x = point[0]
-        assert self.optimum is not None
         return {
             "objective": float(self.level(1, self.level(0, x, self._mean), self._mean)),
-            "distance": float(torch.linalg.norm(x - self.optimum)),
+            "distance": float(torch.linalg.norm(x - self._x)),
             "hypergradient_norm": float(torch.linalg.norm(self.gradient(x))),
         }

@@ -41,7 +41,7 @@ class QuadraticHierarchical(Quadratic, Hierarchical):
         self._p = torch.from_numpy(self.weights).to(A)
         self._hessian = torch.eye(d).to(A) + torch.einsum("i,iab,iac->bc", self._p, S, S)
         self._constant = torch.einsum("i,iab,ia->b", self._p, S, y0 - terms.d)
-        self.optimum = -torch.linalg.solve(self._hessian, self._constant)
+        self._x = -torch.linalg.solve(self._hessian, self._constant)
 
     def inner_solutions(self, x: Tensor) -> Tensor:
         """y_i(x) of all clients, [M, d]."""
@@ -51,6 +51,9 @@ class QuadraticHierarchical(Quadratic, Hierarchical):
     def hypergradient(self, x: Tensor) -> Tensor:
         """The gradient of f1(x) + mean_i f2_i(y_i(x)), [d], in closed form."""
         return self._hessian @ x + self._constant
+
+    def solution(self) -> tuple[Tensor, ...]:
+        return (self._x,)
 
     def start(self) -> tuple[Tensor, ...]:
         return (self._constant.new_ones(self.d),)
@@ -69,10 +72,9 @@ class QuadraticHierarchical(Quadratic, Hierarchical):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x = point[0]
-        assert self.optimum is not None
         f2 = 0.5 * torch.sum((self.inner_solutions(x) - self.per_client["d"]) ** 2, dim=1)
         return {
             "objective": float(self.f1(x, None) + self._p @ f2),
-            "distance": float(torch.linalg.norm(x - self.optimum)),
+            "distance": float(torch.linalg.norm(x - self._x)),
             "hypergradient_norm": float(torch.linalg.norm(self.hypergradient(x))),
         }

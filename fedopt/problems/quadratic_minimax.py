@@ -55,7 +55,6 @@ class QuadraticMinimax(Quadratic, Minimax):
         self._saddles = {"distance": self.saddle(self.weights)}
         if self.mismatch is not None:
             self._saddles["distance_mismatched"] = self.saddle(np.array(self.mismatch))
-        self.optimum = self._saddles["distance"][0]
         self.metrics = (DISTANCE, OBJECTIVE, DISTANCE_X, DISTANCE_Y, *([] if self.mismatch is None else [MISMATCHED]))
 
     def saddle(self, weights: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -63,6 +62,9 @@ class QuadraticMinimax(Quadratic, Minimax):
         A, B, D, c, e = self.mean(weights)
         x = torch.linalg.solve(A + B @ torch.linalg.solve(D, B.T), c - B @ torch.linalg.solve(D, e))
         return x, torch.linalg.solve(D, e + B.T @ x)
+
+    def solution(self) -> tuple[Tensor, ...]:
+        return self._saddles["distance"]
 
     def start(self) -> tuple[Tensor, ...]:
         return self._mean.c.new_ones(self.dx), self._mean.e.new_ones(self.dy)

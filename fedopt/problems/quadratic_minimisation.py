@@ -37,7 +37,10 @@ class QuadraticMinimisation(Quadratic, Minimisation):
         terms = Sample(A=family(spd, self.dim, self.conditioning), c=family(gaussian, self.dim))
         self.set_up(terms, {"c": "train"})
         self._mean = self.mean(self.weights)
-        self.optimum = self._solution = torch.linalg.solve(*self._mean)
+        self._x = torch.linalg.solve(*self._mean)
+
+    def solution(self) -> tuple[Tensor, ...]:
+        return (self._x,)
 
     def start(self) -> tuple[Tensor, ...]:
         return (self._mean.c.new_ones(self.dim),)
@@ -49,6 +52,6 @@ class QuadraticMinimisation(Quadratic, Minimisation):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         (x,) = point
         return {
-            "distance": float(torch.linalg.norm(x - self._solution)),
+            "distance": float(torch.linalg.norm(x - self._x)),
             "objective": float(self.f(x, self._mean)),
         }

@@ -105,6 +105,10 @@ class MinimisationAsBilevel(_Reduced, Bilevel):
         (x,) = self.original.start()
         return x, x.new_zeros(0)
 
+    def solution(self) -> tuple[Tensor, ...] | None:
+        solution = self.original.solution()
+        return solution and (*solution, self.start()[1])
+
     def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         return self.original.f(x, sample)
 

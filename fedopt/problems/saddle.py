@@ -38,8 +38,11 @@ class Saddle(Minimax):
         self.splits = world.split(M)  # one example a client, which says nothing
         b = self.s * rng.standard_normal((M, self.d))
         self.per_client = {"t": world.tensor(rng.uniform(0, self.t_max, M)), "b": world.tensor(b - b.mean(0))}
-        self.optimum = torch.zeros_like(self.per_client["b"][0])
         self._t = float(self.per_client["t"].mean())
+
+    def solution(self) -> tuple[Tensor, ...]:
+        zero = torch.zeros_like(self.per_client["b"][0])
+        return zero, zero
 
     def start(self) -> tuple[Tensor, ...]:
         x = torch.full_like(self.per_client["b"][0], self.x0)

@@ -224,8 +224,8 @@ def test_quadratic_closed_forms():
     metrics = p.evaluate(torch.from_numpy(x))
     assert metrics["objective"] == pytest.approx(F(x), rel=1e-12)
     assert metrics["hypergradient_norm"] == pytest.approx(np.linalg.norm(gradient), rel=1e-8)
-    assert metrics["distance"] == pytest.approx(np.linalg.norm(x - p.optimum.numpy()), rel=1e-12)
-    assert p.evaluate(p.optimum)["hypergradient_norm"] < 1e-12
+    assert metrics["distance"] == pytest.approx(np.linalg.norm(x - p.solution()[0].numpy()), rel=1e-12)
+    assert p.evaluate(p.solution()[0])["hypergradient_norm"] < 1e-12
 
 
 EXACT = [
@@ -252,7 +252,7 @@ def test_error_of_local_steps(delay):
     step = f"algo.gamma_local={{kind: inverse_power, initial: 0.5, delay: {delay}}}"
     words = ["problem.conditioning=1", "partitioner.clients=1", "participation.cohort=1", step, f"algo.tau={H}"]
     noisy, exact = quadratic(*words, "algo.B=1"), quadratic(*words, "algo.B=null")
-    p, x = noisy.problem, noisy.problem.optimum
+    p, x = noisy.problem, noisy.problem.solution()[0]
     g = estimate(exact.algorithm, p, exact.federation, x, 0)
     off = torch.stack([estimate(noisy.algorithm, p, noisy.federation, x, r) - g for r in range(rounds)])
     gamma = 0.5 / (1 + np.arange(H) / delay)

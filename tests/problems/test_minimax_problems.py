@@ -39,7 +39,7 @@ def test_quadratic_saddle():
         np.testing.assert_allclose(central_differences(lambda y, x=x: f(x, y), y), 0, atol=1e-8)
         for seed in range(3):
             assert f(x + normal(4, seed=seed), y) > f(x, y) > f(x, y + normal(3, seed=seed))
-    assert torch.equal(p.optimum, p.saddle(np.full(3, 7.0))[0])
+    assert torch.equal(p.solution()[0], p.saddle(np.full(3, 7.0))[0])
 
 
 def test_quadratic_metrics():

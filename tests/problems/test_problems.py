@@ -52,9 +52,9 @@ def test_mco_composes_to_the_direct_formula():
     assert float(z) == pytest.approx(objective, rel=1e-12)
     metrics = p.evaluate(torch.from_numpy(x))
     assert metrics["objective"] == pytest.approx(objective, rel=1e-12)
-    distance = min(np.linalg.norm(x - p.optimum.numpy()), np.linalg.norm(x + p.optimum.numpy()))
+    distance = min(np.linalg.norm(x - p.planted.numpy()), np.linalg.norm(x + p.planted.numpy()))
     assert metrics["distance"] == pytest.approx(distance, rel=1e-12)
-    U = (b - (a @ p.optimum.numpy()) ** 2) ** 2
+    U = (b - (a @ p.planted.numpy()) ** 2) ** 2
     at_solution = E(U) + 0.7 * math.sqrt(E(np.maximum(0, U - E(U)) ** 2) + 0.2)
     assert metrics["suboptimality"] == pytest.approx(objective - at_solution, rel=1e-12)
 
@@ -62,11 +62,11 @@ def test_mco_composes_to_the_direct_formula():
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_mco_solutions(sign):
     p = mco(noise_variance=0.0)
-    at = p.evaluate(sign * p.optimum)
+    at = p.evaluate(sign * p.planted)
     assert at["objective"] == pytest.approx(0.7 * math.sqrt(0.2), rel=1e-9)
     assert at["distance"] == at["suboptimality"] == 0
     for seed in range(3):
-        assert p.evaluate(sign * p.optimum + 0.01 * normal(4, seed=seed))["objective"] > at["objective"]
+        assert p.evaluate(sign * p.planted + 0.01 * normal(4, seed=seed))["objective"] > at["objective"]
 
 
 def test_mco_last_level_takes_negative_estimates():
@@ -83,10 +83,10 @@ def test_mco_distributions():
     draws = [mco(seed, clients=1, d=3, examples=3000) for seed in range(150)]
     square = np.mean([np.trace(np.linalg.matrix_power(p.a.numpy().T @ p.a.numpy() / 3000, 2)) for p in draws])
     assert square == pytest.approx(9, abs=5 * 3 * math.sqrt(2 / 150))
-    noise = np.concatenate([(p.b - (p.a @ p.optimum) ** 2).numpy() for p in draws])
+    noise = np.concatenate([(p.b - (p.a @ p.planted) ** 2).numpy() for p in draws])
     assert noise.var() == pytest.approx(0.3, rel=0.02)
     assert noise.mean() == pytest.approx(0, abs=0.01)
-    assert np.mean([(p.optimum**2).numpy() for p in draws]) == pytest.approx(1, abs=5 * math.sqrt(2 / 450))
+    assert np.mean([(p.planted**2).numpy() for p in draws]) == pytest.approx(1, abs=5 * math.sqrt(2 / 450))
 
 
 # quadratic_bilevel
@@ -106,14 +106,14 @@ def test_quadratic_closed_forms(changes):
     inner_gradient = central_differences(lambda y: mean(p, lambda sample: p.g(x, y, sample)), y)
     np.testing.assert_allclose(inner_gradient, 0, atol=1e-8)
     np.testing.assert_allclose(p.hypergradient(x), central_differences(outer, x), rtol=1e-7, atol=1e-8)
-    np.testing.assert_allclose(p.hypergradient(p.optimum), 0, atol=1e-12)
-    np.testing.assert_allclose(central_differences(outer, p.optimum), 0, atol=1e-8)
+    np.testing.assert_allclose(p.hypergradient(p.solution()[0]), 0, atol=1e-12)
+    np.testing.assert_allclose(central_differences(outer, p.solution()[0]), 0, atol=1e-8)
     for seed in range(5):  # a minimum
-        assert outer(p.optimum + 0.1 * normal(p.dx, seed=seed)) > outer(p.optimum)
+        assert outer(p.solution()[0] + 0.1 * normal(p.dx, seed=seed)) > outer(p.solution()[0])
 
     metrics = p.evaluate(x, y)
     assert metrics["objective"] == pytest.approx(float(outer(x)), rel=1e-10)
-    assert metrics["distance"] == pytest.approx(float((x - p.optimum).norm()), rel=1e-12)
+    assert metrics["distance"] == pytest.approx(float((x - p.solution()[0]).norm()), rel=1e-12)
     assert metrics["hypergradient_norm"] == pytest.approx(np.linalg.norm(central_differences(outer, x)), rel=1e-7)
 
 
@@ -197,12 +197,12 @@ def test_two_level_quadratic_closed_forms(changes):
         return mean(p, lambda sample: p.level(1, y, sample))
 
     np.testing.assert_allclose(p.gradient(x), central_differences(composed, x), rtol=1e-7, atol=1e-8)
-    np.testing.assert_allclose(p.gradient(p.optimum), 0, atol=1e-12)
+    np.testing.assert_allclose(p.gradient(p.solution()[0]), 0, atol=1e-12)
     for seed in range(5):  # a minimum
-        assert composed(p.optimum + 0.1 * normal(p.d0, seed=seed)) > composed(p.optimum)
+        assert composed(p.solution()[0] + 0.1 * normal(p.d0, seed=seed)) > composed(p.solution()[0])
     metrics = p.evaluate(x)
     assert metrics["objective"] == pytest.approx(float(composed(x)), rel=1e-10)
-    assert metrics["distance"] == pytest.approx(float((x - p.optimum).norm()), rel=1e-12)
+    assert metrics["distance"] == pytest.approx(float((x - p.solution()[0]).norm()), rel=1e-12)
     assert metrics["hypergradient_norm"] == pytest.approx(np.linalg.norm(central_differences(composed, x)), rel=1e-7)
 
 
@@ -263,7 +263,7 @@ def test_saddle_closed_forms():
     assert metrics["distance_y"] == pytest.approx(np.linalg.norm(y), rel=1e-12)
     zero = torch.zeros(4, dtype=F64)
     np.testing.assert_allclose(central_differences(lambda x: f(x, zero), zero), 0, atol=1e-8)
-    assert torch.equal(p.optimum, zero)
+    assert torch.equal(p.solution()[0], zero)
 
 
 def test_saddle_spread():
