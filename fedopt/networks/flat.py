@@ -269,19 +269,10 @@ def build(
     input_shape: (channels, height, width), or (features,). dropout: probability with which a hidden unit of mlp is dropped.
     """
     least = {"cnn": 4, "vgg11": 32}.get(name, 1)
-    if len(input_shape) == 1 and least > 1:
-        raise UserError(
-            f"problem.model={name} needs images, not a table of {input_shape[0]} features: use mlp or linear"
-        )
     channels, height, width = input_shape if len(input_shape) == 3 else (*input_shape, 1, 1)
-    if len(input_shape) == 3 and min(height, width) < least:
-        raise UserError(
-            f"problem.model={name} needs images of {least} x {least} pixels or more, not {height} x {width}"
-        )
-    if dropout and name != "mlp":
-        raise UserError(
-            f"problem.dropout={dropout}: is for problem.model=mlp; a network of your own has its nn.Dropout"
-        )
+    if min(height, width) < least:
+        needs = f"images of {least} x {least} pixels or more"
+        raise UserError(f"problem.model={name} needs {needs}, not examples {list(input_shape)}: use mlp or linear")
     layers: list[nn.Module]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, Purpose.MODEL))
@@ -302,6 +293,6 @@ def build(
             features = list(torchvision.models.vgg11(weights=None).features)
             layers = [*features, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)]
         else:
-            known = "linear, softmax, mlp, cnn, vgg11"
-            raise UserError(f"problem.model={name} is not known; there are {known}, and your own as PACKAGE.CLASS")
+            names = "linear, softmax, mlp, cnn, vgg11"
+            raise UserError(f"problem.model={name} is not known; there are {names}, and your own as PACKAGE.CLASS")
     return FlatModel(nn.Sequential(*layers), input_shape, autocast)

@@ -1,10 +1,9 @@
-"""Networks of one's own: any torch.nn.Module as a function of one flat vector of parameters.
+"""Your own networks: any torch.nn.Module as a function of one flat vector of parameters.
 
-Nothing that was sent runs code: a config names a class derived from nn.Module, or a function whose annotation says that it returns
-one, and gives it numbers; a text could name a file or an address, and is taken only where the annotation lists it.
+Nothing that was sent runs code. A config names a class derived from nn.Module, or a function that is annotated to return one, and
+gives it numbers. A text could name a file or an address: it is taken only where the annotation lists it.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
@@ -28,9 +27,9 @@ REMARK = "the model gives probabilities where losses take logits; leave out its 
 
 
 class FlatModule(FlatModel):
-    """A module whose parameters live in one flat vector, but for those that are frozen (requires_grad=False).
+    """A module whose parameters live in one flat vector, except frozen ones (requires_grad=False).
 
-    It is in training mode where it is given a key, for dropout, and in evaluation mode otherwise.
+    With a key, for dropout, it is in training mode; without, in evaluation mode.
     """
 
     def __init__(self, module: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
@@ -54,9 +53,7 @@ class FlatModule(FlatModel):
         """As of FlatModel. Raises UserError for a module that does not say what comes last."""
         layers = self.module
         if not isinstance(layers, nn.Sequential) or len(layers) < 2 or not isinstance(layers[-1], nn.Linear):
-            raise UserError(
-                "problem.model: the output layer is split off here: the network must be an nn.Sequential that ends with nn.Linear"
-            )
+            raise UserError("problem.model: must be an nn.Sequential that ends with nn.Linear, which is split off here")
         body, head = FlatModule(layers[:-1], self.input_shape, self.autocast), FlatModel(layers[-1:], (), self.autocast)
         body.random = self.random
         return body, head
@@ -79,7 +76,7 @@ def differentiable(module: nn.Module) -> Iterator[None]:
 
 
 def build(
-    named: str | Mapping[str, Any],
+    model: str | Mapping[str, Any],
     examples: Tensor,
     input_shape: Sequence[int],
     classes: int,
@@ -88,60 +85,56 @@ def build(
 ) -> FlatModule:
     """The module that `problem.model` names: a dotted path, or that as `_target_` with keyword arguments beside it.
 
-    examples: two of the data, [2, features], that it is tried on. Raises UserError for what is no network of these data, and for
-    a network with state, or with randomness of its own.
+    examples: two of the data, [2, features], that it is tried on. Raises UserError for a module that does not fit these data, has
+    state, or draws random numbers except by dropout.
     """
-    node = {"_target_": named} if isinstance(named, str) else dict(named)
+    node = {"_target_": model} if isinstance(model, str) else dict(model)
     if "_target_" not in node:
         raise UserError("problem.model._target_: is missing, the class of the network")
-    said = f"problem.model={node['_target_']}"
-    arguments = {str(key): value for key, value in node.items() if not str(key).startswith("_")}
-    make = _factory(node["_target_"], said)
-    _check_arguments(make, arguments, said)
-    with torch.random.fork_rng(devices=[]), _telling(said):
+    key = f"problem.model={node['_target_']}"
+    arguments = {str(name): value for name, value in node.items() if not str(name).startswith("_")}
+    make = _factory(node["_target_"], key)
+    _refuse_texts(make, arguments)
+    with torch.random.fork_rng(devices=[]), _mistakes_of(key):
         torch.manual_seed(torch_seed(seed, Purpose.MODEL))
         module = make(**arguments)
         if not isinstance(module, nn.Module):
-            raise UserError(f"{said}: gives {type(module).__name__}, not a torch.nn.Module")
-        _check_parameters(module, said)
+            raise UserError(f"{key}: gives {type(module).__name__}, not a torch.nn.Module")
+        if not any(p.requires_grad for p in module.parameters()) or any(p.is_complex() for p in module.parameters()):
+            raise UserError(f"{key}: has no parameters to train, or complex ones")
         net = FlatModule(module, input_shape, autocast)
-        net.random, net.remark = _check_outputs(module, examples.detach().cpu().view(-1, *input_shape), classes, said)
+        net.random, net.remark = _tried(module, examples.detach().cpu().view(-1, *input_shape), classes, key)
     net.alone = _why_alone(net, examples)
     return net
 
 
-def _factory(path: Any, said: str) -> Callable[..., Any]:
+def _factory(path: Any, key: str) -> Callable[..., Any]:
     if str(path).startswith("torchvision."):
         import_module("fedopt.networks.torchvision_import")
-    make = imported(path, said)
-    kind = make
-    if isinstance(make, FunctionType):
-        try:
-            kind = get_type_hints(make).get("return")
-        except Exception:  # an annotation that names what is not there
-            kind = None
+    make = imported(path, key)
+    kind = _hints(make).get("return") if isinstance(make, FunctionType) else make
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise UserError(
-            f"{said}: is no torch.nn.Module class, and no function with the annotation `-> torch.nn.Module`"
-        )
+        raise UserError(f"{key}: is no torch.nn.Module class, and no function annotated with `-> torch.nn.Module`")
     return make
 
 
-def _check_arguments(make: Callable[..., Any], arguments: Mapping[str, Any], said: str) -> None:
-    signature = inspect.signature(make)
+def _hints(function: Any) -> dict[str, Any]:
+    """The annotations, by name; empty where they name something that is not there."""
     try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise UserError(f"{said}: {first_line(error)}; it takes {signature}") from None
-    for key, value in arguments.items():
-        listed = _listed(make, key)
-        if not _is_plain(value) and value not in listed:
-            lists = (
-                f"one of {', '.join(map(str, listed))}" if listed else f'a text that {key}: Literal["{value}"] lists'
-            )
-            raise UserError(
-                f"problem.model.{key}={value}: must be a number, true, false, null, a list of them, or {lists}"
-            )
+        return get_type_hints(function)
+    except Exception:
+        return {}
+
+
+def _refuse_texts(make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raises UserError for an argument that is no number and no list of numbers, unless its annotation lists it."""
+    hints = _hints(make.__init__ if isinstance(make, type) else make)  # type: ignore[misc]
+    for name, value in arguments.items():
+        hint = hints.get(name)
+        texts = get_args(hint) if get_origin(hint) is Literal else ()
+        if not _is_plain(value) and value not in texts:
+            listed = f"one of {', '.join(map(str, texts))}" if texts else f"a text that {name}: Literal[...] lists"
+            raise UserError(f"problem.model.{name}={value}: must be a number, true, false, null, a list, or {listed}")
 
 
 def _is_plain(value: Any) -> bool:
@@ -150,72 +143,50 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float)
 
 
-def _listed(make: Callable[..., Any], key: str) -> tuple[Any, ...]:
-    """The values that an argument's annotation lists."""
-    try:
-        hint = get_type_hints(make.__init__ if isinstance(make, type) else make).get(key)  # type: ignore[misc]
-    except Exception:  # an annotation that names what is not there
-        return ()
-    return get_args(hint) if get_origin(hint) is Literal else ()
-
-
 @contextmanager
-def _telling(said: str) -> Iterator[None]:
+def _mistakes_of(what: str) -> Iterator[None]:
     """Raises UserError for whatever is raised."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{said}: {type(error).__name__}: {first_line(error)}") from error
+        raise UserError(f"{what}: {type(error).__name__}: {first_line(error)}") from error
 
 
-def _check_parameters(module: nn.Module, said: str) -> None:
-    if complex_ones := [name for name, p in module.named_parameters() if p.is_complex()]:
-        raise UserError(f"{said}: the parameter {complex_ones[0]} is complex; parameters must be real numbers, float32")
-    if not any(p.requires_grad for p in module.parameters()):
-        raise UserError(f"{said}: has no parameters to train")
-
-
-def _check_outputs(module: nn.Module, x: Tensor, classes: int, said: str) -> tuple[bool, str]:
+def _tried(module: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, str]:
     """Whether the module drops at random, and a remark on its outputs, or none.
 
-    Raises UserError for outputs that are no logits, for buffers that change, for examples that are not taken each by itself, and
-    for other randomness than dropout's."""
+    Raises UserError for outputs that are no logits, buffers that change, examples that depend on others, and other randomness.
+    """
     probe = deepcopy(module).float()
     x = x.float() if x.is_floating_point() else x
-    batch = f"{said} on a batch {list(x.shape)}"
-    before = {name: value.clone() for name, value in probe.named_buffers()}
-    dropout = Dropout(torch.zeros((), dtype=torch.int64))
+    buffers = {name: value.clone() for name, value in probe.named_buffers()}
 
-    def run(given: Tensor, training: bool) -> Tensor:
-        dropout.drawn = 0
-        drop, wanted = dropout if training else nullcontext(), [len(given), classes]
-        with torch.no_grad(), differentiable(probe), drop, untouched(said, given, DROPPING), _telling(batch):
+    def logits(given: Tensor, training: bool) -> tuple[Tensor, int]:
+        dropout, wanted = Dropout(torch.zeros((), dtype=torch.int64)), [len(given), classes]
+        guarded = untouched(key, given, DROPPING), _mistakes_of(f"{key} on a batch {list(given.shape)}")
+        with torch.no_grad(), differentiable(probe), dropout if training else nullcontext(), guarded[0], guarded[1]:
             out = probe.train(training)(given)
         if not isinstance(out, Tensor) or list(out.shape) != wanted or not out.is_floating_point():
             shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise UserError(f"{batch} gives {shape}; it must give the logits of the {classes} classes, {wanted}")
-        for name, value in probe.named_buffers():
-            if not torch.equal(value, before.get(name, value)):
-                owner = type(probe.get_submodule(name.rpartition(".")[0])).__name__
-                raise UserError(f"{said}: the buffer {name} of {owner} changes with every batch; {REMEDY}")
-        return out
+            raise UserError(f"{key}: gives {shape}; it must give the logits of the {classes} classes, {wanted}")
+        return out, dropout.drawn
 
-    drawn = 0
-    for training in (True, False):
-        out, other = run(x, training), run(x[[0, 0]], training)
-        drawn += dropout.drawn
+    results = [(logits(x, training), logits(x[[0, 0]], training)) for training in (True, False)]
+    if changed := [name for name, value in probe.named_buffers() if not torch.equal(value, buffers.get(name, value))]:
+        owner = type(probe.get_submodule(changed[0].rpartition(".")[0])).__name__
+        raise UserError(f"{key}: the buffer {changed[0]} of {owner} changes with every batch; {REMEDY}")
+    for (out, _), (other, _) in results:
         if not torch.allclose(out[0], other[0], rtol=1e-3, atol=1e-3 * float(out[0].abs().max())):
-            raise UserError(
-                f"{said}: the logits of an example depend on the others in its batch, or on chance; {REMEDY}"
-            )
+            raise UserError(f"{key}: an example's logits depend on the others in its batch, or on chance; {REMEDY}")
+    (_, drawn), (out, _) = results[0][0], results[1][0]
     probabilities = bool((out >= 0).all()) and torch.allclose(out.sum(1), torch.ones(len(x)))
     return drawn > 0, REMARK * probabilities
 
 
 def _why_alone(net: FlatModule, examples: Tensor) -> str:
-    """Why a stack of clients cannot take a gradient at once, at a point of its own each or at one of all; empty where it can."""
+    """Why vmap cannot take gradients at a point for each client, or at one point for all; empty where it can."""
     flat = net.initial.to(examples.device, examples.dtype if examples.is_floating_point() else torch.float32)
     keys = [torch.zeros(2, dtype=torch.int64, device=flat.device)] if net.random else []
     gradient = torch.func.grad(lambda flat, x, *key: net(flat, x, *key).sum())

@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
-from fedopt import assemble, compose
 from fedopt.errors import UserError
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.networks import flat as models
@@ -158,8 +157,8 @@ def test_vgg11():
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("cnn", (1, 3, 8), "4 x 4 pixels or more, not 3 x 8"),
-        ("vgg11", (3, 28, 28), "32 x 32 pixels or more, not 28 x 28"),
+        ("cnn", (1, 3, 8), r"4 x 4 pixels or more, not examples \[1, 3, 8\]"),
+        ("vgg11", (3, 28, 28), r"32 x 32 pixels or more, not examples \[3, 28, 28\]"),
         ("vgg11", (1, 32, 32), "3 channels, not 1"),
         ("resnet", (3, 32, 32), " is not known; .*mlp"),
     ],
@@ -442,7 +441,7 @@ def test_hidden_units_of_mlp_are_dropped():
     torch.testing.assert_close(net(net.initial, x, torch.tensor(3)), head(of_head, dropped))
     torch.testing.assert_close(net(net.initial, x), head(of_head, calm))
     with pytest.raises(UserError, match=r"problem.dropout=0.5: .*problem.model=mlp"):
-        models.build("linear", [], (6,), 3, 0, dropout=0.5)
+        small("fednest", "hyper_representation", "problem.model=linear", "problem.dropout=0.5")
 
 
 def test_no_dropout_is_not_random():
@@ -517,11 +516,11 @@ REFUSED = [
     ({"_target_": "support.networks.FiveClasses"}, r"gives \[2, 5\]; .*10 classes, \[2, 10\]"),
     ({"_target_": "support.networks.Two"}, "gives tuple"),
     ({"_target_": "support.networks.Nothing"}, "no parameters"),
-    ({"_target_": "support.networks.Complex"}, "parameter w is complex"),
+    ({"_target_": "support.networks.Complex"}, "or complex ones"),
     ({"_target_": "support.networks.Lazy"}, "uninitialized parameter"),
     ({"_target_": "support.networks.Fails"}, "KeyError: 'no such thing'"),
     ({"_target_": "support.networks.Words"}, "on a batch .2, 1, 8, 8.: "),
-    ({"_target_": "support.networks.Normed", "wdith": 3}, "unexpected keyword argument 'wdith'; it takes .*width"),
+    ({"_target_": "support.networks.Normed", "wdith": 3}, "unexpected keyword argument 'wdith'"),
     (
         {"_target_": "support.networks.Normed", "width": "/etc/passwd"},
         "problem.model.width=/etc/passwd: must be a number",
@@ -550,19 +549,6 @@ def test_refused_networks(named, message):
         modules.build(named, some(IMAGES)[:2], IMAGES, 10, seed=0)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("problem.model")
-
-
-def test_a_class_of_test_examples_alone_is_named(tmp_path):
-    images = np.zeros((6, 8, 8), np.uint8)
-    arrays = {"x_train": images, "y_train": np.arange(6) % 5, "x_test": images, "y_test": np.arange(6)}
-    np.savez(tmp_path / "own.npz", **arrays)
-    words = ["dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", "problem.model=support.networks.FiveClasses"]
-    with pytest.raises(UserError, match=r"must give .* 6 classes.*; y_train has classes up to 4, y_test up to 5"):
-        assemble(
-            compose(
-                ["algo=fedavg", "problem=classification", "partitioner.clients=2", "participation.cohort=2", *words]
-            )
-        )
 
 
 def test_probabilities_are_remarked():
