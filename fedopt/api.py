@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedopt.config.compose import recorded
-from fedopt.config.sent import refuse_hydra
 from fedopt.config.words import last_of_each, of_folder, quoted
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say
@@ -212,7 +211,6 @@ def run(
     overrides = last_of_each(overrides)
     own = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     with _mistakes_said([*overrides, *(f"--config-dir={folder}" for folder in own)]):
-        refuse_hydra(overrides)
         composed = configured(overrides, own)
         from fedopt.running.hardware import restored
         from fedopt.running.lifecycle import execute

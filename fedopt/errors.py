@@ -18,14 +18,6 @@ class UserError(Exception):
     """Shown as one line, without a traceback; the message names what is wrong, where, and what to do."""
 
 
-class WrongKeys(UserError):
-    """Of a config group whose keys are not the fields of its class."""
-
-    def __init__(self, said: str, group: str):
-        super().__init__(said)
-        self.group = group
-
-
 class WrongFunction(UserError):
     """Of a user's function or class, or what it is called in a message, which begins with its name. said: what it does.
 

@@ -16,7 +16,6 @@ from rich.table import Table
 from fedopt.config.build import INTERFACES
 from fedopt.config.compose import CLASSES, merge
 from fedopt.config.files import CONF, GROUPS, Folders, chain, config_text, file_of, options
-from fedopt.config.sent import refuse_hydra
 from fedopt.config.tuned import tuned_names
 from fedopt.config.words import extra_folders, key_of
 from fedopt.errors import UserError
@@ -108,7 +107,6 @@ def keys(words: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[st
 def show(words: list[str], folders: list[str]) -> None:
     """Print the keys of what a command chooses: of the groups that it names, or with an algorithm and a problem of the whole run.
     Without words, everything there is. folders: config folders besides fedopt's."""
-    refuse_hydra(words)
     described, chosen, tuned = keys(words or PLAIN, folders)
     if not words:
         print(overview(folders))

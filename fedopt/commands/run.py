@@ -22,7 +22,6 @@ from fedopt.commands.answer import Parser, answer, positive
 from fedopt.config.build import INTERFACES
 from fedopt.config.compose import Composed
 from fedopt.config.files import CONF
-from fedopt.config.sent import refuse_hydra
 from fedopt.config.settings import Budget
 from fedopt.config.words import last_of_each, of_folder, quoted
 from fedopt.console.interrupts import ending_at_once
@@ -74,7 +73,6 @@ def _dispatch(arguments: list[str]) -> int:
 
         return sweep(given.overrides, given.folders, given.jobs)
     else:
-        refuse_hydra(given.overrides)
         composed = configured(given.overrides, given.folders)
         if not given.cfg:
             return _single(composed)

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -13,14 +13,15 @@ from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from fedopt.config.build import build, build_target, builder
 from fedopt.config.explain import explain
-from fedopt.config.files import CONF, GROUPS, Folders, chain, content, file_of, flat, keys_set_by, options
-from fedopt.config.sent import check_folders, check_headers
+from fedopt.config.files import CONF, GROUPS, Folders, chain, content, file_of, flat, options
+from fedopt.config.sent import check_folders, refuse_hydra
 from fedopt.config.settings import Settings
 from fedopt.config.tuned import Tuned, other_model, overlap, tuned_values
 from fedopt.config.words import key_of, parsed, quoted
@@ -29,26 +30,28 @@ from fedopt.errors import UserError, first_line, nearest, unknown
 # What scripts/docs says of fedopt's classes, so that help and mistakes import nothing: the types of their fields, in words, and the
 # classes of problems that they fit
 CLASSES: dict[str, Any] = json.loads(Path(__file__).with_name("classes.json").read_text())
-_NAME = re.compile(r"\w+")
-_VALUE = re.compile(r"\w+(\.\w+)*")  # the key of an override that neither adds nor removes
 
 
 @dataclass(frozen=True, eq=False)
 class Composed:
     """The config of a run.
 
-    settings: the parts that every run has, typed. nodes: all values as dicts, lists, texts and numbers, as config.yaml has them.
-    chosen: the option of each config group. words: the overrides of the command. folders: config folders besides fedopt's.
-    tuned: the tuned values that apply. experiment: the node of a published experiment, empty without one.
+    nodes: all values as dicts, lists, texts and numbers, as config.yaml has them. chosen: the option of each config group.
+    words: the overrides of the command. folders: config folders besides fedopt's. tuned: the tuned values that apply.
+    experiment: the node of a published experiment, empty without one.
     """
 
-    settings: Settings
     nodes: Mapping[str, Any]
     chosen: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     tuned: Tuned = field(default_factory=Tuned)
     experiment: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The parts that every run has, typed. `compose` has seen that they are right; after `merge` this raises UserError."""
+        return checked_settings(self.nodes)
 
     @cached_property
     def parts(self) -> dict[str, Any]:
@@ -59,39 +62,32 @@ class Composed:
         return {group: build_target(self.nodes[group], group) for group in groups} | {"problem": problem}
 
     def changed(self, **values: Any) -> "Composed":
-        """With other values of keys at the top level that need no check: seed, resume, output_dir."""
-        settings = copy(self.settings)  # not replace, which knows no aliases
-        for key, value in values.items():
-            object.__setattr__(settings, key, value)
-        words = (*(word for word in self.words if key_of(word) not in values), *(f"{k}={v}" for k, v in values.items()))
-        changed = replace(self, settings=settings, nodes={**self.nodes, **values}, words=words)
-        changed.__dict__.update(
-            {"parts": self.parts} if "parts" in self.__dict__ else {}
-        )  # which have none of these keys
-        return changed
+        """With other values of keys at the top level: seed, resume, output_dir."""
+        words = [word for word in self.words if key_of(word) not in values]
+        words += [f"{key}={value}" for key, value in values.items()]
+        return replace(self, nodes={**self.nodes, **values}, words=tuple(words))
 
 
 def compose(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
     """The config that `fedopt WORDS` has. Raises UserError for whatever is wrong in it that shows before data are read."""
-    merged = merge(words, folders)
-    return replace(merged, settings=checked_settings(merged.nodes))
+    composed = merge(words, folders)
+    assert composed.settings  # are checked now
+    return composed
 
 
 def merge(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
-    """As `compose`, without a check of values: for what explains them. Its settings are None."""
+    """As `compose`, without a check of values: for what explains them."""
     given, others = tuple(words), tuple(map(str, folders))
     try:
         config, chosen, tuned = _merged(given, others)
         with open_dict(config):
             experiment = config.pop("experiment", None)
+        published = plain(experiment, resolve=False) if isinstance(experiment, DictConfig) else {}
         nodes = plain(config)
     except (HydraException, OmegaConfBaseException) as error:
         cause = error if os.environ.get("HYDRA_FULL_ERROR") == "1" else None
         raise UserError(explain(error, given, keys_of(given, others))) from cause
-    node = OmegaConf.to_container(experiment) if isinstance(experiment, DictConfig) else {}
-    assert isinstance(node, dict)
-    published = {str(key): value for key, value in node.items()}
-    return Composed(None, nodes, chosen, given, others, tuned, published)  # type: ignore[arg-type]
+    return Composed(nodes, chosen, given, others, tuned, published)
 
 
 def recorded(
@@ -107,8 +103,9 @@ def recorded(
         if word.is_add() or word.is_delete() or OmegaConf.select(config, key, default=config) is config:
             raise UserError(f"{key}: the run that goes on has no such key{nearest(key, [*flat(nodes)])}")
         OmegaConf.update(config, key, word.value())
-    changed = plain(config)
-    return Composed(checked_settings(changed), changed, chosen or {}, tuple(words), tuned=tuned or Tuned())
+    composed = Composed(plain(config), chosen or {}, tuple(words), tuned=tuned or Tuned())
+    assert composed.settings  # are checked now
+    return composed
 
 
 def _merged(words: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfig, dict[str, str], Tuned]:
@@ -116,63 +113,51 @@ def _merged(words: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfi
 
     Choosing files takes Hydra long: configs that differ in values only share it. Raises UserError, hydra's and omegaconf's errors.
     """
+    refuse_hydra(words)
     check_folders(folders)
     check_choices(words, folders)
     overrides = dict(zip(words, parsed(words), strict=True))
-    if several := next((word for word, override in overrides.items() if override.is_sweep_override()), ""):
-        raise UserError(
-            f"{several}: several values are a sweep, with -m (in Python a loop), or a list, in square brackets"
-        )
+    for word, override in overrides.items():
+        if override.is_sweep_override():
+            raise UserError(f"{word}: several values are a sweep, with -m, or a list, in square brackets")
     roots = [CONF, *map(Path, folders)]
     groups = {key for key in map(key_of, words) if key != "preset" and any((root / key).is_dir() for root in roots)}
-    values = {
-        word: o
-        for word, o in overrides.items()
-        if _VALUE.fullmatch(key := word.partition("=")[0]) and key not in groups
-    }
+    plain_key = re.compile(r"\w+(\.\w+)*=")  # of a word that neither adds nor removes
+    values = {word: o for word, o in overrides.items() if plain_key.match(word) and key_of(word) not in groups}
     choose = _chosen_files if folders else _chosen_files_once  # a user's files may change meanwhile
     config, chosen = deepcopy(choose(tuple(word for word in words if word not in values), folders))
-    if missing := [group for group in ("algo", "problem") if chosen.get(group, "null") in ("null", "None")]:
-        raise UserError(f"{missing[0]}: is missing; {missing[0]}=NAME chooses one")
-    by_experiment = [
-        key
-        for option in (chain("experiment", chosen["experiment"], folders) if "experiment" in chosen else ())
-        for key in keys_set_by("experiment", option, folders)
-    ]
-    tuned = _add_tuned(config, chosen, overrides, by_experiment, folders)
+    for group in ("algo", "problem"):
+        if chosen.get(group, "null") in ("null", "None"):
+            raise UserError(f"{group}: is missing; {group}=NAME chooses one")
+    tuned = _add_tuned(config, chosen, [*overrides.values()], folders)
     metric = OmegaConf.select(config, "eval.metric")
     for word, override in values.items():
+        key, value = override.key_or_group, override.value()
+        if "." not in key and isinstance(config.get(key), DictConfig) and not isinstance(value, dict):
+            raise UserError(f"{word}: is set by its keys, {key}.KEY=VALUE")
         try:
-            OmegaConf.update(config, override.key_or_group, override.value())
+            OmegaConf.update(config, key, value)
         except (ConfigAttributeError, ConfigKeyError):
             raise
         except (OmegaConfBaseException, TypeError, ValueError):
             raise UserError(f"{word}: this key holds no such value") from None
-    if OmegaConf.select(config, "eval.metric") != metric and "eval.target" not in groups | {*map(key_of, words)}:
+    if OmegaConf.select(config, "eval.metric") != metric and "eval.target" not in map(key_of, words):
         config.eval.target = None  # the tuned one is of another metric
     return config, chosen, tuned
 
 
-def _add_tuned(
-    config: DictConfig,
-    chosen: Mapping[str, str],
-    overrides: Mapping[str, Any],
-    by_experiment: Sequence[str],
-    folders: Folders,
-) -> Tuned:
-    """Put the tuned values of the chosen pair into the config, except where the command or the experiment has its own."""
-    by_command = {override.key_or_group: override for override in overrides.values()}
-    set_by_command = by_command.keys() - {*GROUPS}
+def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Override], folders: Folders) -> Tuned:
+    """Put the tuned values of the chosen pair into the config, except for keys that the command adds or removes."""
+    by_command = {override.key_or_group: override for override in overrides}
     wanted = str(by_command["preset"].value() if "preset" in by_command else config.get("preset"))
-    name, values = tuned_values(wanted, chosen, by_experiment, folders)
-    added = [word for word, override in overrides.items() if override.is_add() or override.is_delete()]
+    name, values = tuned_values(wanted, chosen, folders)
+    done = [key for key, override in by_command.items() if override.is_add() or override.is_delete()]
     for key, value in values.items():
-        if not any(overlap(key, key_of(word)) for word in added):
-            with open_dict(config):
-                OmegaConf.update(config, key, value)
+        if not any(overlap(key, other) for other in done):
+            OmegaConf.update(config, key, value, force_add=True)
     pair = f"{chosen['algo']} on {chosen['problem']}"
-    keys = tuple(key for key in values if not any(overlap(key, other) for other in set_by_command))
-    beside = other_model([(key, o.value()) for key, o in by_command.items()], chosen, folders) if name else ()
+    keys = tuple(key for key in values if not any(overlap(key, other) for other in by_command.keys() - {*GROUPS}))
+    beside = other_model({key: o.value() for key, o in by_command.items()}, chosen, folders) if name else ()
     return Tuned(name, pair, keys, beside, left_out=wanted == "none")
 
 
@@ -180,9 +165,8 @@ def check_choices(words: Iterable[str], folders: Folders = ()) -> None:
     """Raises UserError where a word of a command chooses what a config group does not have: Hydra follows '..' out of the group."""
     for word in words:
         group, _, name = word.lstrip("+").partition("=")
-        if not _NAME.fullmatch(group) or not name or "," in name or not (names := options(group, folders)):
-            continue
-        if name.strip("'\"") not in names:
+        names = options(group, folders) if re.fullmatch(r"\w+", group) else []
+        if names and name and "," not in name and name.strip("'\"") not in names:
             raise UserError(unknown(group, name, names))
 
 
@@ -190,29 +174,17 @@ def _chosen_files(words: tuple[str, ...], folders: tuple[str, ...]) -> tuple[Dic
     """What Hydra makes of the files that the words choose, and the option of each group."""
     try:
         config = _with_hydra(*search_path(folders), *words)
-    except (HydraException, OmegaConfBaseException) as error:
-        chosen = [word.partition("=")[2] for word in words if word.startswith("experiment=")]
-        if "experiment" in str(error):
-            check_headers(
-                ("experiment", Path(folder, "experiment", f"{option}.yaml")) for folder in folders for option in chosen
-            )
-        raise
-    except MemoryError:
+    except (HydraException, OmegaConfBaseException, MemoryError):
         raise
     except RecursionError:
         raise UserError(f"{', '.join(folders)}: files there name each other in their defaults without end") from None
     except Exception as error:  # a file that is no YAML, a defaults list of numbers, a word like =1
-        mark = getattr(error, "problem_mark", None)
-        where = f"{Path(mark.name).name}, line {mark.line + 1}: " if mark else ""
-        raise UserError(
-            f"the config cannot be read: {where}{getattr(error, 'problem', None) or first_line(error)}"
-        ) from None
+        raise UserError(f"the config cannot be read: {' '.join(str(error).split()) or first_line(error)}") from None
     if folders and _set_up(config) != _set_up_by_us():
         raise UserError(f"{', '.join(folders)}: a file there sets up Hydra, which could run code")
     with open_dict(config):
-        choices = dict(config.pop("hydra").runtime.choices)
-    check_headers((group, Path(folder, group, f"{choices.get(group)}.yaml")) for folder in folders for group in GROUPS)
-    return config, {group: str(name) for group, name in choices.items() if group in GROUPS}
+        choices = config.pop("hydra").runtime.choices
+    return config, {group: str(choices[group]) for group in GROUPS if group in choices}
 
 
 _chosen_files_once = cache(_chosen_files)
@@ -247,8 +219,7 @@ def _set_up_by_us() -> Any:
 
 def _set_up(config: DictConfig) -> Any:
     """What Hydra is told to do, except for what says how it was called."""
-    node = OmegaConf.to_container(config.hydra)
-    assert isinstance(node, dict)
+    node = plain(config.hydra, resolve=False)
     node["job"].pop("override_dirname")
     return {key: value for key, value in node.items() if key not in ("runtime", "overrides", "searchpath")}
 
@@ -257,21 +228,20 @@ def keys_of(words: Iterable[str], folders: Folders = ()) -> list[str]:
     """The config groups, and the dotted keys of the config that the words' choices from them compose to."""
     choices = tuple(word for word in words if key_of(word) in GROUPS and not set(word) & set(", ()[]{}"))
     try:
-        config = OmegaConf.to_container(_merged(choices, tuple(map(str, folders)))[0])
+        config = plain(_merged(choices, tuple(map(str, folders)))[0], resolve=False)
     except (UserError, HydraException, OmegaConfBaseException):
         return list(GROUPS)
-    assert isinstance(config, dict)
     return [*GROUPS, *(key for key in flat(config) if not key.rpartition(".")[2].startswith("_"))]
 
 
-def plain(config: DictConfig) -> dict[str, Any]:
+def plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
     """The config as dicts, lists, texts and numbers. Raises UserError where a value refers to nothing."""
     try:
-        resolved = OmegaConf.to_container(config, resolve=True)
+        nodes = OmegaConf.to_container(config, resolve=resolve)
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key}: {first_line(error)}") from None
-    assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}
+    assert isinstance(nodes, dict)
+    return {str(key): value for key, value in nodes.items()}
 
 
 def checked_settings(nodes: Mapping[str, Any]) -> Settings:

@@ -40,11 +40,11 @@ def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
     return [*(name for base in bases for name in chain(group, base, folders)), option]
 
 
-def keys_set_by(group: str, option: str, folders: Folders = ()) -> list[str]:
-    """The dotted keys of the whole config that the file of an option sets."""
-    node = content(file_of(group, option, folders))
-    inside = "" if "@package _global_" in config_text(file_of(group, option, folders)) else f"{group}."
-    return [f"{inside}{key}" for key in flat(node)]
+def values_of(group: str, option: str, folders: Folders = ()) -> dict[str, Any]:
+    """The values that the file of an option sets, by the dotted keys of the whole config."""
+    path = file_of(group, option, folders)
+    inside = "" if "@package _global_" in config_text(path) else f"{group}."
+    return {f"{inside}{key}": value for key, value in flat(content(path)).items()}
 
 
 def content(path: Path) -> dict[str, Any]:

@@ -2,21 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    StrictBool,
-    StrictInt,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, StrictBool, StrictInt, model_validator
 from pydantic.dataclasses import dataclass
 
-from fedopt.config.build import _config
+from fedopt.config.build import STRICT
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Budget:
     """When a run ends: at whichever limit is reached first; seconds are of training time. None is no limit."""
 
@@ -37,13 +29,12 @@ class Budget:
         return max((spent / limit if limit else 1.0) for spent, limit in used if limit is not None)
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Evaluation:
     """Rounds at which metrics are taken: 0, the last, every `every` rounds, and those in `at`.
 
     metric: what keep=best goes by; with a target, summary.json says when the metric first reached it.
-    diverged: a run whose loss, objective or distance exceeds this, or is not finite, is stopped; infinity: by what is not finite
-    alone.
+    diverged: a run whose loss, objective or distance exceeds this, or is not finite, is stopped.
     """
 
     every: PositiveInt
@@ -55,13 +46,14 @@ class Evaluation:
     @model_validator(mode="after")
     def _target_of_metric(self) -> "Evaluation":
         if self.metric is None and self.target is not None:
-            raise ValueError(
-                "eval.target goes with eval.metric: set both, or eval.target=null, also where a tuned value is one"
-            )
+            raise ValueError("eval.target goes with eval.metric: set both, or eval.target=null")
         return self
 
 
-@dataclass(frozen=True, config=_config)
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+@dataclass(frozen=True, config=STRICT)
 class Participation:
     """Which clients take part in a round, and how much local work they do.
 
@@ -75,10 +67,10 @@ class Participation:
     """
 
     cohort: PositiveInt | None = None
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Fraction = 0.0
     least: PositiveInt | None = None
     work: list[PositiveInt] | Literal["once"] | None = None
-    stragglers: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    stragglers: Fraction = 0.0
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Participation":
@@ -94,7 +86,7 @@ class Participation:
         return (self.least, self.work, self.stragglers) != (None, None, 0)
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Hardware:
     """Where a run computes, and with what numbers.
 
@@ -120,15 +112,12 @@ class Hardware:
         return self
 
 
-@dataclass(frozen=True, config=_config)
+@dataclass(frozen=True, config=STRICT)
 class Settings:
-    """The top level of a config.
+    """The top level of a config; conf/config.yaml says what each key means.
 
-    seed: of all random draws; resume: go on with the run in output_dir; output_dir: of the run, None for a folder under outputs/
-    named by the overrides; source: the key `from`, the folder of a run at whose checkpoint a new one begins, None for the start.
+    output_dir: None for a folder under outputs/ named by the overrides. source: the key `from`.
     algo, problem, partitioner, dataset, logger: the nodes that `build_target` makes objects of.
-    preset: which tuned values apply: auto, none, or those of a pair, <algorithm>/<problem>.
-    keep: of which evaluation the checkpoint has the variables, besides the last state: none, or the best one by eval.metric.
     """
 
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)]

@@ -4,7 +4,7 @@ A node holds keys of `algo`, `budget` and `eval`, and `source`, which says where
 file names another one, whose nodes it changes. An algorithm without a node for a problem takes that of the file it builds on.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import yaml
 from omegaconf import OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
-from fedopt.config.files import CONF, Folders, chain, content, file_of, flat, keys_set_by
+from fedopt.config.files import CONF, Folders, chain, content, file_of, values_of
 from fedopt.errors import UserError, first_line, unknown
 
 NODES = ("algo", "budget", "eval")
@@ -49,7 +49,7 @@ class Tuned:
 
     def __str__(self) -> str:
         if self.name:
-            return f"tuned values: {self.name}" + f", tuned without {' '.join(self.beside)}" * bool(self.beside)
+            return f"tuned values: {self.name}" + (f", tuned without {' '.join(self.beside)}" if self.beside else "")
         why = "preset=none leaves tuned values out" if self.left_out else f"no tuned values for {self.pair}"
         return f"{why}: what the command does not set has its default"
 
@@ -80,33 +80,31 @@ def nodes(file: str, folders: Folders = ()) -> dict[str, dict[str, Any]]:
     return by_problem
 
 
-def tuned_values(
-    wanted: str, chosen: Mapping[str, str], set_elsewhere: Collection[str], folders: Folders
-) -> tuple[str, Any]:
-    """The name of the tuned values of a pair, and the values without those that are set elsewhere.
+def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tuple[str, dict[str, Any]]:
+    """The name of the tuned values of a pair, and the values by dotted key, without those that an experiment's file sets.
 
-    wanted: the key `preset`. set_elsewhere: keys that the command or an experiment sets. Raises UserError for an unknown name.
+    wanted: the key `preset`. Raises UserError for an unknown name.
     """
-    algo, problem = chosen["algo"], chosen["problem"]
-    line = chain("algo", algo, folders)
+    line, problem = chain("algo", chosen["algo"], folders), chosen["problem"]
+    if wanted == "none":
+        return "", {}
     if wanted == "auto":
         file = next((name for name in reversed(line) if problem in nodes(name, folders)), "")
-        name = f"{file}/{problem}" if file else ""
+    elif wanted in (names := tuned_names(folders)):
+        file, _, problem = wanted.partition("/")
     else:
-        name = wanted if wanted != "none" else ""
-        if name and name not in (names := tuned_names(folders)):
-            raise UserError(unknown("preset", name, ["auto", "none", *names]))
-        file = name.partition("/")[0]
-    if not name:
+        raise UserError(unknown("preset", wanted, ["auto", "none", *names]))
+    if not file:
         return "", {}
-    derived = (
-        line[line.index(file) + 1 :] if file in line else line[1:]
-    )  # what these files set is what makes them other methods
-    taken = {*set_elsewhere, *(key for option in derived for key in keys_set_by("algo", option, folders))}
-    values = {
-        f"{n}.{key}": v for n, node in nodes(file, folders)[name.partition("/")[2]].items() for key, v in node.items()
+    # What the files of a variant set makes it another method
+    setting = [("algo", option) for option in (line[line.index(file) + 1 :] if file in line else line[1:])]
+    setting += [("experiment", option) for option in chain("experiment", chosen.get("experiment", "none"), folders)]
+    taken = {key for group, option in setting for key in values_of(group, option, folders)}
+    node = nodes(file, folders)[problem]
+    values = {f"{part}.{key}": value for part in node for key, value in node[part].items()}
+    return f"{file}/{problem}", {
+        key: value for key, value in values.items() if not any(overlap(key, other) for other in taken)
     }
-    return name, {key: value for key, value in values.items() if not any(overlap(key, other) for other in taken)}
 
 
 def overlap(key: str, other: str) -> bool:
@@ -114,18 +112,12 @@ def overlap(key: str, other: str) -> bool:
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
-def other_model(words: Iterable[tuple[str, Any]], chosen: Mapping[str, str], folders: Folders) -> tuple[str, ...]:
-    """The words, by key and value, that choose another model or other data than the problem's own file. Reads files only."""
-    files = [file_of("problem", option, folders) for option in chain("problem", chosen["problem"], folders)]
-    usual: dict[str, Any] = {}
-    for read in map(content, files):
-        usual |= flat(read) | {
-            key.rpartition("/")[2]: v for d in read.get("defaults", ()) if isinstance(d, dict) for key, v in d.items()
-        }
-    if chosen.get("dataset") not in (None, "none"):
-        usual |= {
-            f"dataset.{key}": value
-            for key, value in flat(content(file_of("dataset", chosen["dataset"], folders))).items()
-        }
-    others = ((key, value) for key, value in words if any(f"{key}.".startswith(f"{model}.") for model in MODEL))
-    return tuple(f"{key}={value}" for key, value in others if usual.get(key) != value)
+def other_model(by_command: Mapping[str, Any], chosen: Mapping[str, str], folders: Folders) -> tuple[str, ...]:
+    """The values of a command that are another model or other data than the problem's own file has. Reads files only."""
+    usual = values_of("dataset", chosen.get("dataset", "none"), folders)
+    for option in chain("problem", chosen["problem"], folders):
+        usual |= values_of("problem", option, folders)
+        for entry in content(file_of("problem", option, folders)).get("defaults", ()):
+            usual |= {key.rpartition("/")[2]: name for key, name in entry.items()} if isinstance(entry, dict) else {}
+    others = {key: value for key, value in by_command.items() if any(f"{key}.".startswith(f"{m}.") for m in MODEL)}
+    return tuple(f"{key}={value}" for key, value in others.items() if usual.get(key) != value)

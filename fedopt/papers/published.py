@@ -11,7 +11,6 @@ from pydantic.dataclasses import dataclass
 from fedopt.config.build import build
 from fedopt.config.compose import Composed, compose
 from fedopt.config.files import options
-from fedopt.config.sent import refuse_hydra
 from fedopt.config.words import key_of
 from fedopt.errors import UserError, nearest
 from fedopt.papers.claims import Claim
@@ -182,7 +181,6 @@ def tasks(
         if lines is not None and line not in lines:
             continue
         try:
-            refuse_hydra([*words, *further])
             if taken := [word for word in words if key_of(word) in OF_THE_COMMAND]:
                 raise UserError(f"{taken[0]}: a line does not say this; fedopt-reproduce does")
             composed = compose([f"experiment={name}", *words, *further], folders)

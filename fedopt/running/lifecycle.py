@@ -3,8 +3,8 @@
 The loop is in `loop`, how a run goes on in `resume`, checkpoints in `keep`, what a failure leaves in `failure`.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -14,12 +14,10 @@ import yaml
 
 from fedopt.config.build import build_target
 from fedopt.config.compose import Composed
-from fedopt.config.files import file_of, options
 from fedopt.config.tuned import Tuned
 from fedopt.console import say as console
 from fedopt.console.interrupts import interruptible
 from fedopt.console.say import say
-from fedopt.errors import UserError, WrongKeys
 from fedopt.federation import ranks
 from fedopt.results import journal
 from fedopt.results.card import facts, run_card
@@ -117,10 +115,7 @@ class Run:
 
     def _set_up(self, entry: resume.Entry) -> tuple[Experiment, Any, Checkpoint, int | None]:
         """The experiment, the state to begin with, the checkpoint's file, and the bytes of metrics.csv to go on from, if any."""
-        with (
-            announced("reading the data and setting up the problem", quiet=not self.main),
-            naming_files(self.composed),
-        ):
+        with announced("reading the data and setting up the problem", quiet=not self.main):
             e = assemble(self.composed, self.jobs)
             ranks.refuse_different(facts(self.config, e.data))
             state, self.progress = begin(e)
@@ -195,15 +190,3 @@ class Run:
         if not (self.folder.path / "metrics.png").exists() and metrics:
             with suppress(KeyError, ValueError), sinks.pictures(self.folder, metrics, self.config["from"], None):
                 pass  # KeyError, ValueError: of somebody's own metrics.csv
-
-
-@contextmanager
-def naming_files(composed: Composed) -> Iterator[None]:
-    """Add to a UserError on the keys of a config group the file that they stand in."""
-    try:
-        yield
-    except WrongKeys as error:
-        group, option = error.group, composed.chosen.get(error.group)
-        known = option in options(group, composed.folders)  # not where a run goes on, whose keys are in its config.yaml
-        where = f"; they stand in {file_of(group, option, composed.folders)}" if option and known else ""
-        raise UserError(f"{error}{where}") from error

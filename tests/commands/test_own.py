@@ -254,7 +254,6 @@ OWN = {  # the file that is changed, what stands there, what instead, and what i
         f"algo.mu: is missing; {KEYS}eta, mu, B",
     ),
     "a key without a field": ("yaml", "eta:", "etta:", "algo.etta: there is no such key, did you mean eta?"),
-    "whose file has the keys": ("yaml", "eta:", "etta:", "eta, B; they stand in myconf/algo/my_sgd.yaml"),
     "a mistyped class": (
         "yaml",
         ".MySgd",

@@ -126,7 +126,7 @@ def test_growing_local_work():
         (None, r"^algo\.tau=None: must be"),
         ([5], r"^algo\.tau=\[5\]: must be"),
         ({}, r"^algo\.tau\.kind: must be given$"),
-        ({"kind": "constant", "value": "5 epochs"}, r"^algo\.tau=5 epochs: .*integer"),
+        ({"kind": "constant", "value": "5 epochs"}, r"^algo\.tau\.value=5 epochs: .*integer"),
         ({"kind": "growing", "tau": []}, r"^algo\.tau\.tau=\[\]: .*at least 1"),
         ({"kind": "growing", "tau": 0}, r"^algo\.tau\.tau=0: .*greater than 0"),
         ({"kind": "growing", "tau": 2, "powr": 1}, r"^algo\.tau\.powr: there is no such key"),
