@@ -475,7 +475,7 @@ def test_a_checkpoint_of_before(monkeypatch, capsys):
     save_file(old | {"hash": checkpoint._hash(old)}, path)
     result = fedopt(monkeypatch, capsys, *TINY, "budget.rounds=8", "resume=true", f"output_dir='{run.folder}'")
     assert result.code == 2
-    assert "the state in it does not fit: it is of another algorithm" in result.err
+    assert "is of another algorithm, or other options: " in result.err
 
 
 # keep=best

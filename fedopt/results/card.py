@@ -29,6 +29,7 @@ from fedopt.results.folder import RunFolder
 from fedopt.results.identity import identity
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "torchvision", "pandas", "pydantic", "safetensors")
+NUMERICAL = ("fedopt", "python", "torch", "numpy")  # the versions that numbers depend on
 
 
 def how(composed: Composed) -> dict[str, Any]:
@@ -38,10 +39,9 @@ def how(composed: Composed) -> dict[str, Any]:
 
 
 def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None]) -> dict[str, Any]:
-    """How the run was asked for and where, seed, what the problem's metrics say of themselves, the names of its clients, classes
-    and features, the digests of its data, versions, machine, the commit of the code where it is a git checkout, and hashes of the
-    modules of one's own."""
-    named = {
+    """How the run was asked for and where, what its metrics, clients, classes and features are called, the digests of its data,
+    versions, machine, the commit of the code where it is a git checkout, and hashes of your own modules."""
+    names = {
         "clients": problem.splits["train"].names,
         "classes": problem.class_names,
         "features": problem.feature_names,
@@ -53,7 +53,7 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None
         "seed": composed.settings.seed,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "metrics": [asdict(metric) for metric in problem.metrics],
-        **{key: list(names) for key, names in named.items() if len(names)},
+        **{key: list(value) for key, value in names.items() if len(value)},
         **data,
         "commit": _commit(),
         "sources": sources(composed.nodes),
@@ -68,41 +68,35 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None
 
 
 def say_changed(folder: RunFolder, config: Mapping[str, Any], done: bool) -> None:
-    """Say which of your modules are others now than those that the run in a folder began with. done: nothing is left to run."""
+    """Say which of your modules have changed since the run in a folder began. done: nothing is left to run."""
     begun = read_json(folder.path / "run.json").get("sources")
     if not begun or not isinstance(begun, dict):
         return  # nothing is imported for a run without code of yours
-    now = sources(config)
-    if modules := ", ".join(name for name in now if now[name] != begun.get(name, now[name])):
-        old = (
+    if modules := ", ".join(name for name, digest in sources(config).items() if digest != begun.get(name, digest)):
+        what = (
             f"is a run from before {modules} changed" if done else f"goes on with another {modules} than it began with"
         )
-        say(f"{folder.path}: {old}; delete the folder to run it anew")
+        say(f"{folder.path}: {what}; delete the folder to run it anew")
 
 
 def division(problem: Problem) -> str:
-    """A hash of whose each example is, and of the examples' classes."""
-    of = hashlib.sha256()
+    """A hash of the examples of each client, and of the examples' classes."""
+    digest = hashlib.sha256()
     arrays = [array for split in problem.splits.values() for array in (split.rows, split.sizes)]
     for array in [*arrays, problem.labels]:
-        of.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
-    return of.hexdigest()
+        digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def facts(config: dict[str, Any], data: Mapping[str, str | None]) -> dict[str, Any]:
     """What all ranks of a run must have in common. data: the digests of its data."""
-    versions = {
-        name: version for name, version in _versions().items() if name in ("fedopt", "python", "torch", "numpy")
-    }
-    return identity(config) | sources(config) | versions | {**data}
+    versions = _versions()
+    return identity(config) | sources(config) | {name: versions[name] for name in NUMERICAL} | {**data}
 
 
 def _versions() -> dict[str, str | None]:
-    return {
-        "fedopt": fedopt.__version__,
-        "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
-    }
+    packages = {name: _version(name) for name in PACKAGES}
+    return {"fedopt": fedopt.__version__, "python": platform.python_version(), **packages}
 
 
 def _version(package: str) -> str | None:
@@ -125,25 +119,25 @@ def _commit() -> str | None:
 
 
 def sources(config: Mapping[str, Any]) -> dict[str, str]:
-    """A hash of each module of one's own that a config names a class of, and of those that they take anything from, by name.
+    """A hash of each of your modules that a config names a class of, and of those that they take anything from, by name.
 
     Modules that cannot be imported are left out.
     """
-    named = (str(value) for key, value in flat(config).items() if key.endswith("_target_") or key == "problem.model")
-    modules = [_module(path) for path in named]
-    found: dict[str, str] = {}
+    paths = (str(value) for key, value in flat(config).items() if key.endswith("_target_") or key == "problem.model")
+    modules = [_module(path) for path in paths]
+    hashes: dict[str, str] = {}
     while modules:
         module = modules.pop()
         file = getattr(module, "__file__", None) or ""
-        if module is not None and module.__name__ not in found and is_own(file):
-            found[module.__name__] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:10]
+        if module is not None and module.__name__ not in hashes and is_own(file):
+            hashes[module.__name__] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:10]
             modules += [_origin(value) for value in vars(module).values()]
-    return dict(sorted(found.items()))
+    return dict(sorted(hashes.items()))
 
 
 def _module(path: str) -> ModuleType | None:
-    """That the dotted path of a class begins with."""
-    with suppress(UserError):  # who builds from it says what is wrong
+    """The module of a class, by its dotted path; None where it cannot be imported, which building it tells."""
+    with suppress(UserError):
         imported(path, path)
     return sys.modules.get(path.rpartition(".")[0])
 

@@ -1,13 +1,12 @@
 """Everything a run needs to go on, in a safetensors file and a journal: tensors and text, no code.
 
-Tensors of the algorithm's state are named by where they stand in it, state.x or state.u.0; with keep=best, the variables at the
-best evaluation by their own names, best.x.
+Tensors of the algorithm's state are named by their place in it, state.x or state.u.0. With keep=best, the variables at the best
+evaluation have their own names, best.x.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unflatten
+from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
 from fedopt.errors import UserError, first_line
 from fedopt.federation.ledger import Ledger
@@ -26,7 +25,7 @@ from fedopt.results.journal import Journal, counted
 
 # What reading a damaged file may raise
 BROKEN = (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError)
-BEST = "best."  # what the names of the best evaluation's variables begin with
+BEST = "best."  # begins the names of the best evaluation's variables
 
 
 class Checkpoint:
@@ -43,22 +42,22 @@ class Checkpoint:
     def store(self, state: Any, ledger: Ledger, progress: Mapping[str, Any]) -> bool:
         """Replace it, unless the state is not finite, which leaves the last good one there; returns whether it did.
 
-        state: the algorithm's; progress: what the run loop knows, as JSON. Raises OSError, and UserError for a state that does
-        not have the initial one's structure and shapes, or holds other things than tensors and numbers.
+        state: the algorithm's; progress: of the run loop, as JSON. Raises OSError, and UserError for a state that does not have the
+        initial one's structure and shapes, or holds other things than tensors and numbers.
         """
         tensors = _tensors(state)
-        if (_flat(state)[1], _shapes(tensors)) != (_flat(self._initial)[1], _shapes(_tensors(self._initial))):
+        if _shapes(tensors) != _shapes(_tensors(self._initial)):
             raise UserError("the algorithm's state must keep the structure and the shapes that init gives it")
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             return False
-        said = dict(progress)
+        metadata = dict(progress)
         if memories := _memories(state):
-            said["memory"] = self._journal.append(memories)
-            if said["memory"] is None:
+            metadata["memory"] = self._journal.append(memories)
+            if metadata["memory"] is None:
                 return False
         tensors |= {f"{BEST}{name}": tensor.detach() for name, tensor in self.best.items()}
         tensors = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
-        text = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
+        text = torch.frombuffer(bytearray(json.dumps(metadata).encode()), dtype=torch.uint8)
         tensors |= {**ledger.tensors(), "progress": text}
         write_atomically(self.path, save({**tensors, "hash": _hash(tensors)}))
         self._journal.tidy()
@@ -70,30 +69,23 @@ class Checkpoint:
         Raises UserError when the files are not as they were stored, or the state is of another structure than the initial one.
         """
         tensors, progress = read(self.path)
-        leaves, structure = _flat(self._initial)
-        self._refuse_other(tensors)
+        stored, here = _shapes(tensors, "state."), _shapes(_tensors(self._initial))
+        if differing := [name for name in sorted({*stored, *here}) if stored.get(name) != here.get(name)]:
+            name = differing[0]
+            shapes = f"{stored.get(name, 'absent')}, and here {here.get(name, 'absent')}"
+            raise UserError(f"{self.path}: is of another algorithm, or other options: {name} is {shapes}")
         try:
             memories = iter(self._journal.restore(progress["memory"]) if _memories(self._initial) else [])
+            leaves, structure = _flat(self._initial)
             state = [
                 next(memories) if isinstance(leaf, Memory) else _as(tensors[name], leaf)
-                for name, leaf in zip(_names(self._initial), leaves, strict=True)
+                for name, leaf in leaves.items()
             ]
             ledger.restore(tensors)
             self.best = {name.removeprefix(BEST): t for name, t in tensors.items() if name.startswith(BEST)}
             return tree_unflatten(state, structure), progress
         except BROKEN as error:
             raise _unreadable(self.path, error) from None
-
-    def _refuse_other(self, stored: Mapping[str, Tensor]) -> None:
-        """Raises UserError where what is stored is no state of this run's kind."""
-        begin = f"{self.path}: the state in it does not fit: "
-        expected = _tensors(self._initial)
-        if {name for name in stored if name.startswith("state.")} != expected.keys():
-            raise UserError(f"{begin}it is of another algorithm, or of other options")
-        for name, tensor in expected.items():
-            if stored[name].shape != tensor.shape:
-                shape, here = (list(of.shape) for of in (stored[name], tensor))
-                raise UserError(f"{begin}{name.removeprefix('state.')} has the shape {shape}, and here {here}")
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -114,40 +106,36 @@ def refuse_foreign(path: Path, metadata: Mapping[str, Any], run: str) -> None:
     """Raises UserError where the checkpoint at a path is not of the run with these digits (`identity.stamp`)."""
     if metadata.get("run") != run:
         raise UserError(
-            f"{path}: it belongs to a run with other values; put back this run's own, or delete it to start over"
+            f"{path}: belongs to a run with other values; put this run's own back, or delete it to start over"
         )
 
 
-def _flat(state: Any) -> tuple[list[Any], Any]:
-    return tree_flatten(state, is_leaf=lambda value: isinstance(value, Memory))
-
-
-def _names(state: Any) -> list[str]:
-    """Of each leaf: where it stands in the state, or its number where that does not tell them apart."""
-    count = len(_flat(state)[0])
-    with suppress(ValueError):  # a class that was registered as a tree without names
-        paths = [path for path, _ in tree_flatten_with_path(state, is_leaf=lambda value: isinstance(value, Memory))[0]]
-        names = [".".join(["state", *(str(*astuple(key)) for key in path)]) for path in paths]  # type: ignore[call-overload]
-        if len(set(names)) == count:
-            return names
-    return [f"state.{j}" for j in range(count)]
+def _flat(state: Any) -> tuple[dict[str, Any], Any]:
+    """The leaves by their places in the state, such as state.x, and its structure. A memory is one leaf."""
+    leaves, structure = tree_flatten_with_path(state, is_leaf=lambda value: isinstance(value, Memory))
+    return {".".join(["state", *(str(*astuple(key)) for key in path)]): leaf for path, leaf in leaves}, structure  # type: ignore[call-overload]
 
 
 def _memories(state: Any) -> list[Memory]:
-    return [leaf for leaf in _flat(state)[0] if isinstance(leaf, Memory)]
+    return [leaf for leaf in _flat(state)[0].values() if isinstance(leaf, Memory)]
 
 
 def _tensors(state: Any) -> dict[str, Tensor]:
-    """All of the state but what clients keep. Raises UserError for what is no tensor and no number."""
-    leaves = zip(_names(state), _flat(state)[0], strict=True)
+    """All of the state except memories. Raises UserError for a leaf that is no tensor and no number."""
+    leaves = {name: leaf for name, leaf in _flat(state)[0].items() if not isinstance(leaf, Memory)}
     try:
-        return {name: torch.as_tensor(leaf).detach() for name, leaf in leaves if not isinstance(leaf, Memory)}
+        return {name: torch.as_tensor(leaf).detach() for name, leaf in leaves.items()}
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"the algorithm's state must hold tensors and numbers alone ({first_line(error)})") from None
+        raise UserError(f"the algorithm's state must hold only tensors and numbers ({first_line(error)})") from None
 
 
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in tensors.items()}
+def _shapes(tensors: Mapping[str, Tensor], begin: str = "") -> dict[str, list[int]]:
+    """By name, of those whose name begins so."""
+    return {name: list(tensor.shape) for name, tensor in tensors.items() if name.startswith(begin)}
+
+
+def _as(stored: Tensor, like: Any) -> Any:
+    return stored.to(like) if isinstance(like, Tensor) else type(like)(stored.item())
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
@@ -157,15 +145,8 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 def _hash(tensors: Mapping[str, Tensor]) -> Tensor:
     """Of all names, types, shapes and numbers, [32]."""
-    of_all = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        of_all.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
-        of_all.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return torch.frombuffer(bytearray(of_all.digest()), dtype=torch.uint8)
-
-
-def _as(stored: Tensor, like: Any) -> Any:
-    if not isinstance(like, Tensor):
-        return type(like)(stored.item())
-    return stored.to(like)
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)

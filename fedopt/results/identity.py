@@ -9,32 +9,31 @@ from typing import Any
 from fedopt.config.files import flat
 from fedopt.errors import UserError
 
-PLACE = ("output_dir", "resume", "logger", "keep", "preset")  # where a run goes, how it starts, and what is left of it
+PLACE = ("output_dir", "resume", "logger", "keep", "preset")  # where a run goes, how it starts, and what it leaves
 LENGTH = "budget"  # a run may be made longer, and is another one then
-PRECISION = ("hardware.dtype", "hardware.autocast", "hardware.tf32")  # what numbers depend on of the machine
+PRECISION = ("hardware.dtype", "hardware.autocast", "hardware.tf32")  # numbers depend on these of the machine
 
 
 def numbers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The dotted keys and values of a resolved config that the rows of metrics.csv depend on, but for how many there are."""
-    return {
-        key: value
-        for key, value in flat(config).items()
-        if key in PRECISION or key.partition(".")[0] not in (*PLACE, LENGTH, "hardware")
-    }
+    """The dotted keys and values of a resolved config that the rows of metrics.csv depend on, except for their number."""
+    return {key: value for key, value in identity(config).items() if key.partition(".")[0] != LENGTH}
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """The dotted keys and values that all runs with the same metrics.csv share: `numbers`, and the budget."""
-    return numbers(config) | {key: value for key, value in flat(config).items() if key.partition(".")[0] == LENGTH}
+    values = flat(config).items()
+    return {
+        key: value for key, value in values if key in PRECISION or key.partition(".")[0] not in (*PLACE, "hardware")
+    }
 
 
-def digits(config: Mapping[str, Any], of: Callable[[Mapping[str, Any]], dict[str, Any]] = identity) -> str:
+def digits(config: Mapping[str, Any], values: Callable[[Mapping[str, Any]], dict[str, Any]] = identity) -> str:
     """Ten hexadecimal digits that runs of the same identity, or of the same `numbers`, share."""
-    return hashlib.sha256(json.dumps(of(config), sort_keys=True).encode()).hexdigest()[:10]
+    return hashlib.sha256(json.dumps(values(config), sort_keys=True).encode()).hexdigest()[:10]
 
 
 def stamp(config: dict[str, Any]) -> dict[str, str]:
-    """What a checkpoint says of its config: `run`, the digits of what its rows depend on; `length`, those with the budget."""
+    """A checkpoint's words on its config: `run`, the digits of what its rows depend on; `length`, those with the budget."""
     return {"run": digits(config, numbers), "length": digits(config)}
 
 
@@ -45,12 +44,11 @@ def refuse_other_data(folder: Path, before: Mapping[str, Any], now: Mapping[str,
     """
     if missing := [key for key in now if key not in before]:
         raise UserError(
-            f"{folder}: the run has not noted its {missing[0]}, being of a fedopt before 0.3; begin anew in another output_dir"
+            f"{folder}: a fedopt before 0.3 has not noted the run's {missing[0]}; begin anew in another output_dir"
         )
     if any(before[key] != value for key, value in now.items()):
         raise UserError(
-            f"{folder}: the run began with other data, or with another division of them among clients: bring these "
-            "back, or begin anew in another output_dir"
+            f"{folder}: the run began with other data, or another division of them; begin in another output_dir"
         )
 
 
@@ -61,8 +59,6 @@ def refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None
     """
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
-            begun, wanted = ("null" if of.get(key) is None else of[key] for of in (old, new))
-            raise UserError(
-                f"the run in {folder} was begun with {key}={begun}, not {wanted}; give the same value, or begin a new run: in "
-                f"another output_dir, with from={folder} at this one's checkpoint"
-            )
+            begun, wanted = ("null" if values.get(key) is None else values[key] for values in (old, new))
+            other = f"another output_dir, or from={folder} to begin at its checkpoint"
+            raise UserError(f"the run in {folder} was begun with {key}={begun}, not {wanted}: give {begun}, or {other}")

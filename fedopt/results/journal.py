@@ -1,4 +1,4 @@
-"""The rows of per-client memories that checkpoints count: each appends those that changed, so that it costs what the cohorts do.
+"""The rows of per-client memories that checkpoints count. Each checkpoint appends those that changed: it costs what cohorts do.
 
 A record is four int64 (the number of the memory in the state, of rows, of their bytes, and 0), the clients as int64, and the rows.
 """
@@ -54,16 +54,12 @@ class Journal:
             if name != self._name:
                 (self._folder / name).unlink(missing_ok=True)
 
-    def restore(self, said: Mapping[str, Any]) -> list[Memory]:
+    def restore(self, entry: Mapping[str, Any]) -> list[Memory]:
         """The memories that a checkpoint counts, to go on from. Raises UserError where the file is not as it was written, and
         ValueError where it is of another number of clients or of rows of another length."""
-        content = counted(self._folder, said)
-        self._name, self._size, self._compact, self._hash = (
-            said["file"],
-            len(content),
-            len(content),
-            hashlib.sha256(content),
-        )
+        content = counted(self._folder, entry)
+        self._name, self._size, self._compact = entry["file"], len(content), len(content)
+        self._hash = hashlib.sha256(content)
         for number, clients, raw in _read(content):
             memory = self._counted[number]
             like = memory.rows(np.zeros(1, dtype=np.int64))
@@ -74,30 +70,29 @@ class Journal:
         return self._counted
 
 
-def counted(folder: Path, said: Mapping[str, Any]) -> bytes:
-    """What a checkpoint counts of a journal. Raises UserError where it is not there any more."""
-    path, content = folder / said["file"], b""
+def counted(folder: Path, entry: Mapping[str, Any]) -> bytes:
+    """The part of a journal that a checkpoint's entry counts. Raises UserError where it is not there any more."""
+    path, content = folder / entry["file"], b""
     with suppress(OSError), path.open("rb") as file:
-        content = file.read(said["size"])
-    if said["file"] not in NAMES or hashlib.sha256(content).hexdigest() != said["hash"]:
+        content = file.read(entry["size"])
+    if entry["file"] not in NAMES or hashlib.sha256(content).hexdigest() != entry["hash"]:
         raise UserError(f"{path}: its rows are not those that the checkpoint counts")
     return content
 
 
 def _changed(before: Sequence[Memory], now: Sequence[Memory]) -> list[tuple[int, np.ndarray, Tensor]]:
     """Of each memory in which rows changed: its number, the clients, and their rows."""
-    found = [
-        (number, memory, memory.changed(since)) for number, (memory, since) in enumerate(zip(now, before, strict=True))
-    ]
-    return [(number, clients, memory.rows(clients)) for number, memory, clients in found if len(clients)]
+    pairs = enumerate(zip(now, before, strict=True))
+    clients = [(number, memory, memory.changed(since)) for number, (memory, since) in pairs]
+    return [(number, rows, memory.rows(rows)) for number, memory, rows in clients if len(rows)]
 
 
 def _records(changed: Sequence[tuple[int, np.ndarray, Tensor]]) -> bytes:
-    found = []
+    content = b""
     for number, clients, rows in changed:
         raw = rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        found += [np.array([number, len(clients), len(raw), 0], dtype=np.int64).tobytes(), clients.tobytes(), raw]
-    return b"".join(found)
+        content += np.array([number, len(clients), len(raw), 0], dtype=np.int64).tobytes() + clients.tobytes() + raw
+    return content
 
 
 def _read(content: bytes) -> Iterator[tuple[int, np.ndarray, bytes]]:

@@ -572,7 +572,7 @@ def test_going_on_with_what_is_there(monkeypatch, capsys, tmp_path):
         (["problem=mco"], "was begun with"),
         (
             ["participation.cohort=null"],
-            "cohort=3, not null; give the same value, or begin a new run: in another",
+            "cohort=3, not null: give 3, or another output_dir",
         ),
         (["budgt.rounds=5"], "budgt.rounds: the run that goes on has no such key, did you mean budget.rounds?"),
         (["+algo.new=5"], "algo.new: the run that goes on has no such key"),
