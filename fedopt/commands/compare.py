@@ -10,9 +10,9 @@ from pathlib import Path
 
 from fedopt.commands.answer import Parser, answer, some_of
 from fedopt.comparing.comparison import TABLES, Look, compared, odd
-from fedopt.comparing.groups import amount
-from fedopt.comparing.shown import COLUMNS, shown_table, told
+from fedopt.comparing.shown import COLUMNS, shown_table, tests_shown
 from fedopt.comparing.tables import print_table, write_table
+from fedopt.comparing.unequal import amount
 from fedopt.results.figures import COSTS, FORMATS, LEGENDS
 
 
@@ -41,7 +41,7 @@ def compare(arguments: argparse.Namespace) -> None:
     written = found.write(arguments.out, arguments.table, arguments.columns, arguments.decimals)
     shown, _ = shown_table(found, arguments.columns, arguments.decimals)
     print_table(shown, right=[str(name) for name in shown.columns[1:] if name != "status"])
-    tests = told(found.paired)
+    tests = tests_shown(found.paired)
     if len(tests):
         at = "last values" if found.at is None else f"values at {amount(found.x, found.at)}"
         print_table(

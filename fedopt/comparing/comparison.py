@@ -14,22 +14,12 @@ from pydantic import AfterValidator, ConfigDict, FiniteFloat
 from pydantic.dataclasses import dataclass as validated
 
 from fedopt.comparing.curves import curve, draw_line, explained
-from fedopt.comparing.groups import (
-    default_keys,
-    default_metric,
-    known_keys,
-    labels_of,
-    order,
-    warn,
-    with_metric,
-    with_status,
-)
+from fedopt.comparing.groups import default_keys, default_metric, known_keys, labels_of, order, with_metric
 from fedopt.comparing.paired import tests
 from fedopt.comparing.recorded import ABSENT, PROBLEM, Recorded, by_problem, usable
-from fedopt.comparing.shown import COLUMNS, head_of, shown_table, told, write_shown
-from fedopt.comparing.tables import (
-    moments,
-)
+from fedopt.comparing.shown import COLUMNS, shown_table, tests_shown, write_shown
+from fedopt.comparing.tables import moments
+from fedopt.comparing.unequal import unequal, with_status
 from fedopt.config.build import build
 from fedopt.console.say import say
 from fedopt.errors import UserError
@@ -112,13 +102,12 @@ class Comparison:
 
     def logarithmic(self, how: Look) -> dict[tuple[str, ...], bool]:
         """For each problem, which has a picture of its own, whether its y axis is logarithmic."""
-        runs = {problem: list(chain.from_iterable(of.values())) for problem, of in by_problem(self.groups).items()}
-        return {
-            problem: spans_decades(of[0].metric(self.metric), np.concatenate([run.values(self.metric) for run in of]))
-            if how.logy is None
-            else how.logy
-            for problem, of in runs.items()
-        }
+        logs = {}
+        for problem, groups in by_problem(self.groups).items():
+            runs = list(chain.from_iterable(groups.values()))
+            values = np.concatenate([run.values(self.metric) for run in runs])
+            logs[problem] = spans_decades(runs[0].metric(self.metric), values) if how.logy is None else how.logy
+        return logs
 
     def explained(self, how: Look) -> str:
         """What is drawn, in words for a caption."""
@@ -181,24 +170,25 @@ class Comparison:
         the usual ones; decimals: of the metric, None for as many as its deviation has digits for, at most 15. The CSV has all
         columns and digits. Raises UserError for others.
         """
-        for given, known, name in ((formats, TABLES, "formats"), (columns, COLUMNS, "columns")):
-            if isinstance(given, str) or (unknown := [of for of in given if of not in known]):
-                wrong = given if isinstance(given, str) else unknown[0]
-                raise UserError(f"{name}={wrong}: must be a list of {', '.join(known)}")
+        for given, allowed, name in ((formats, TABLES, "formats"), (columns, COLUMNS, "columns")):
+            if wrong := [given] if isinstance(given, str) else [word for word in given if word not in allowed]:
+                raise UserError(f"{name}={wrong[0]}: must be a list of {', '.join(allowed)}")
         shown, best = shown_table(self, columns, decimals)
         if not columns:
             if (self.table["runs"] == self.table["seeds"]).all():
                 shown = shown.drop(columns="runs")
             if self.table["status"].str.fullmatch(r"\d+ finished").all():
                 shown = shown.drop(columns="status")
-        shown = shown.rename(columns={shown.columns[0]: ", ".join(map(head_of, self.by))})
+        # As a paper's table has it: algo.K is K
+        head = ", ".join("method" if key == "algo" else key.rpartition(".")[2] for key in self.by)
+        shown = shown.rename(columns={shown.columns[0]: head})
         best = best.rename(columns={best.columns[0]: shown.columns[0]})[list(shown.columns)]
         base, tested = Path(folder) / "compare", self.paired
         base.parent.mkdir(parents=True, exist_ok=True)
         written = [write_shown(base, name, self.table, shown, best) for name in formats]
         if len(tested):
             # Heads without what the difference is of, which a caption says
-            short = told(tested).rename(columns=lambda name: str(name).partition(" of ")[0])
+            short = tests_shown(tested).rename(columns=lambda name: str(name).partition(" of ")[0])
             written += [write_shown(base.with_name("compare_tests"), name, tested, short) for name in formats]
         return written
 
@@ -230,31 +220,24 @@ def compared(
     if several := [key for key in PROBLEM if key not in by and len({run.group([key]) for run in runs}) > 1]:
         say(f"--group-by={','.join(by)}: the runs have more than one {' and '.join(several)}, which are told apart too")
         by = [*by, *several]
-    found: dict[tuple[str, ...], list[Recorded]] = {}
-    for run in sorted(runs, key=lambda r: [order(value) for value in r.group(by)]):
-        found.setdefault(run.group(by), []).append(run)
-    slots = labels_of(by, list(found), names)
-    if names:  # the order of the names is that of the lines too
-        found = {
-            group: found[group] for _, group in sorted(zip(slots.values(), found, strict=True), key=lambda of: of[0])
-        }
-        slots = dict(sorted(slots.items(), key=lambda slot: slot[1]))
-    groups = dict(zip(slots, found.values(), strict=True))
-    cut = _until(groups, at)
+    members: dict[tuple[str, ...], list[Recorded]] = {}
+    for run in sorted(runs, key=lambda run: [order(value) for value in run.group(by)]):
+        members.setdefault(run.group(by), []).append(run)
+    slots = labels_of(by, list(members), names)
+    lines = dict(sorted(zip(slots, members, strict=True), key=lambda line: slots[line[0]]))  # label -> group
+    groups = {label: members[group] for label, group in lines.items()}
     rows = [
-        dict(zip(by, group, strict=True)) | {"label": label} | summary(members, metric, x, target)
-        for group, (label, members) in zip(found, cut.items(), strict=True)
+        dict(zip(by, lines[label], strict=True)) | {"label": label} | summary(runs, metric, x, target)
+        for label, runs in _until(groups, at).items()
     ]
-    warn(by, groups, runs, metric, at)
+    for line in unequal(by, groups, metric, at):
+        say(line)
     table = pd.DataFrame(rows) if at is None else pd.DataFrame(rows).assign(at=at)
     return Comparison(table, by, groups, metric, x, target, at, slots)
 
 
 def _until(groups: Mapping[str, Sequence[Recorded]], at: float | None) -> dict[str, list[Recorded]]:
-    return {label: [run if at is None else run.until(at) for run in of] for label, of in groups.items()}
-
-
-# Tables
+    return {label: [run if at is None else run.until(at) for run in runs] for label, runs in groups.items()}
 
 
 def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None) -> dict[str, Any]:

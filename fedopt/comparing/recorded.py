@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from io import StringIO
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from fedopt.config.files import flat
 from fedopt.config.tuned import Tuned
@@ -20,7 +18,7 @@ from fedopt.errors import UserError, first_line
 from fedopt.metrics import Metric
 from fedopt.results.figures import COSTS
 from fedopt.results.files import read_json
-from fedopt.results.folder import OVER, RunFolder
+from fedopt.results.folder import OVER, RunFolder, described
 from fedopt.results.identity import digits, identity
 from fedopt.results.metrics_file import whole_rows
 
@@ -35,12 +33,11 @@ NAMED = 3  # of the folders that are skipped for one reason
 class Recorded:
     """A run as its folder has it.
 
-    keys: dotted config keys, values as text, the names of the options that were chosen (of the class, in runs that do not say), and
-        the first digits of the data set's digest, `data`, in runs that note it;
-    apart: the keys in which another run with other numbers differs, but for the seed; digits: the same in runs of the same numbers.
-    metrics: what they say of themselves, by name; tuned: whether a tuned value took effect.
-    x: what is spent, of `COSTS`; table: metrics.csv; sources: a hash of each module of the user's own.
-    elsewhere: the choices of model or data without which its tuned values were found.
+    keys: dotted config keys, values as text; the options that were chosen, or their classes in runs that do not say; as `data` the
+        first digits of the data set's digest, in runs that note it.
+    apart: the keys in which runs with other numbers differ, except the seed. digits: the same in runs of the same numbers.
+    metrics: by name. x: what is spent, of `COSTS`. table: metrics.csv. tuned: whether a tuned value took effect.
+    sources: a hash of each module of your own. elsewhere: the choices of model or data without which tuned values were found.
     """
 
     folder: Path
@@ -106,8 +103,7 @@ def by_problem(groups: Mapping[str, Sequence[Recorded]]) -> dict[tuple[str, ...]
 
 
 def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[Recorded]:
-    """All runs that can be read, without copies: runs of one config, seed and data whose rows are equal. What is left out, and runs
-    that should be copies and have other rows, are said on stderr.
+    """All runs that can be read, without copies; what is left out is said on stderr.
 
     exclude: patterns as of a shell, of which none may match a folder's path or the name of one of its folders. Raises UserError
     where no run is left.
@@ -122,38 +118,35 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
     for folder in folders:
         try:
             runs.append(read(folder, x))
-        except (OSError, ValueError, yaml.YAMLError, UserError) as error:
+        except (OSError, ValueError, UserError) as error:
             skipped.setdefault(first_line(error), []).append(str(folder))
     say_skipped(skipped)
     if not runs:
         where = ", ".join(map(str, paths))
         raise UserError(f"no run to compare in {where}: a run's folder has config.yaml and metrics.csv")
-    longest = sorted(runs, key=lambda run: (run.status in OVER, len(run.table)))
-    once: dict[tuple[Any, ...], list[Recorded]] = {}
-    for run in reversed(longest):
-        same = once.setdefault((run.digits, run.group([*CHOSEN, DATA])), [])
+    return _without_copies(runs)
+
+
+def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
+    """Of runs of one config, seed and data, the longest, and those that have other rows and did not fail."""
+    kept: dict[tuple[str, ...], list[Recorded]] = {}
+    longest_last = sorted(runs, key=lambda run: (run.status in OVER, len(run.table)))
+    for run in longest_last[::-1]:
+        same = kept.setdefault((run.digits, *run.group([*CHOSEN, DATA])), [])
         if not same or (run.status != "failed" and not any(run.agrees(other) for other in same)):
             same.append(run)
-    counted = {id(run) for same in once.values() for run in same}
-    others = [run for run in runs if id(run) not in counted]
-    if failed := sum(run.status == "failed" for run in others):
-        said = "runs that failed are" if failed > 1 else "run that failed is"
-        say(f"{failed} {said} left out: others of the same config and seed count")
-    if copies := len(others) - failed:
-        said = "copies of runs are" if copies > 1 else "copy of a run is"
-        say(f"{copies} {said} left out: a config with a seed counts once")
-    if unlike := next((same for same in once.values() if len(same) > 1), []):
+    counted = {run.folder for same in kept.values() for run in same}
+    if copies := len(runs) - len(counted):
+        say(f"{copies} of {len(runs)} runs are left out: others of the same config, seed and data count")
+    if unlike := next((same for same in kept.values() if len(same) > 1), []):
         where = ", ".join(str(run.folder) for run in unlike[:NAMED])
-        say(
-            f"the same config, seed and data gave other rows in {where}, and all of them count: was the code, a version or the "
-            "engine another one? --exclude leaves runs out"
-        )
-    return [run for run in runs if id(run) in counted]
+        say(f"{where}: the same config, seed and data gave other rows, and all count; --exclude leaves runs out")
+    return [run for run in runs if run.folder in counted]
 
 
 def _folders(paths: Sequence[Path], skipped: dict[str, list[str]]) -> Iterator[Path]:
     """All run folders at any depth, each once."""
-    found: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
             raise UserError(f"{path}: there is no such folder")
@@ -161,64 +154,60 @@ def _folders(paths: Sequence[Path], skipped: dict[str, list[str]]) -> Iterator[P
         inside = sorted({file.parent for file in path.rglob("*") if file.name in marks}, key=str)
         if not inside:
             skipped.setdefault("no run in it", []).append(str(path))
-        found |= {folder.resolve(): folder for folder in inside}
-    yield from found.values()
+        folders |= {folder.resolve(): folder for folder in inside}
+    yield from folders.values()
 
 
 def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
     """One line on stderr. skipped: why -> folders."""
-    if not skipped:
-        return
-    said = []
+    reasons = []
     for why, folders in skipped.items():
         more = f" and {len(folders) - NAMED} more" * (len(folders) > NAMED)
-        said.append(f"{', '.join(folders[:NAMED])}{more} ({why})")
-    count = sum(map(len, skipped.values()))
-    say(f"{count} folder{'s' * (count > 1)} skipped: {'; '.join(said)}")
+        reasons.append(f"{', '.join(folders[:NAMED])}{more} ({why})")
+    if count := sum(map(len, skipped.values())):
+        say(f"{count} folder{'s' * (count > 1)} skipped: {'; '.join(reasons)}")
 
 
 def read(folder: Path, x: str) -> Recorded:
-    """Its rows that are whole so far. Raises OSError, ValueError, YAMLError or UserError where it is of no use."""
+    """Its rows that are whole so far. Raises OSError, ValueError or UserError where it is of no use."""
     if missing := [name for name in ("config.yaml", "metrics.csv", "run.json") if not (folder / name).is_file()]:
         raise UserError(f"no {' and no '.join(missing)}")
     config, card = RunFolder(folder).config(), read_json(folder / "run.json")
-    metrics: dict[str, Metric] = {}
-    with suppress(KeyError, TypeError):
-        metrics = {fields["name"]: Metric(**fields) for fields in card.get("metrics", [])}
+    metrics = {metric.name: metric for metric in described(folder)}
     if not metrics:
         raise UserError("run.json does not say what its metrics are")
-    whole = whole_rows(folder / "metrics.csv")
-    if whole.count("\n") < 2:
+    rows = whole_rows(folder / "metrics.csv")
+    if rows.count("\n") < 2:
         raise UserError("metrics.csv has no rows")
-    table = pd.read_csv(StringIO(whole)).apply(pd.to_numeric, errors="coerce")
+    table = pd.read_csv(StringIO(rows)).apply(pd.to_numeric, errors="coerce")
     columns = COSTS[x][0]
     if lacking := [name for name in columns if name not in table]:
         raise UserError(f"metrics.csv has no column {lacking[0]}")
     same = {key: value for key, value in config.items() if key != "eval"}  # when one looks is no property of a method
     apart = [key for key in _keys(identity(same)) if key != "seed"]
-    keys = _keys(flat(config))
+    keys, chosen, sources = _keys(flat(config)), card.get("chosen"), card.get("sources")
+    if isinstance(chosen, dict):  # as somebody may have sent it
+        keys |= {group: str(name) for group, name in chosen.items() if group in CHOSEN and group in keys}
     tuned = Tuned.read(card.get("tuned"))
-    keys |= _names(card.get("chosen"), keys) | {"tuned": tuned.name or "none"}
+    keys["tuned"] = tuned.name or "none"
     if isinstance(card.get(DATA), str):
         keys[DATA] = card[DATA][:8]
-    status = RunFolder(folder).seen() or "unknown"
-    sources = {str(name): str(value) for name, value in _mapping(card.get("sources")).items()}
     run = Recorded(
-        folder, keys, apart, digits(same), metrics, status, x, table, tuned.effective, sources, " ".join(tuned.beside)
+        folder,
+        keys,
+        apart,
+        digits(same),
+        metrics,
+        RunFolder(folder).seen() or "unknown",
+        x,
+        table,
+        tuned.effective,
+        {str(name): str(digest) for name, digest in sources.items()} if isinstance(sources, dict) else {},
+        " ".join(tuned.beside),
     )
     if not np.isfinite(run.cost()).all():
         raise UserError(f"metrics.csv has rows without {' or '.join(columns)}")
     return run
-
-
-def _mapping(said: Any) -> dict[Any, Any]:
-    """Of a file that somebody may have sent: empty where it is none."""
-    return said if isinstance(said, dict) else {}
-
-
-def _names(chosen: Any, keys: Mapping[str, str]) -> dict[str, str]:
-    """The options that run.json says were chosen, from the groups that the config has."""
-    return {group: str(name) for group, name in _mapping(chosen).items() if group in CHOSEN and group in keys}
 
 
 def _keys(config: dict[str, Any]) -> dict[str, str]:

@@ -2,36 +2,23 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from fedopt.comparing.groups import (
-    amount,
-)
 from fedopt.comparing.recorded import ABSENT
-from fedopt.comparing.tables import (
-    alike,
-    in_bytes,
-    latex,
-    markdown,
-    plus_minus,
-    unit_of_bytes,
-    write_table,
-)
+from fedopt.comparing.tables import alike, in_bytes, latex, markdown, plus_minus, unit_of_bytes, write_table
+from fedopt.comparing.unequal import amount
 from fedopt.errors import UserError
-from fedopt.results.figures import (
-    COSTS,
-)
+from fedopt.results.figures import COSTS
 from fedopt.results.files import write_atomically
 
 if TYPE_CHECKING:
     from fedopt.comparing.comparison import Comparison
-
 
 COLUMNS = (
     "runs",
@@ -45,8 +32,17 @@ COLUMNS = (
 )  # of the tables that people read
 
 
+class Measured(NamedTuple):
+    """A column of means and deviations. column: its name in the CSV. show: how a pair of them is shown."""
+
+    head: str
+    column: str
+    show: Callable[[float, float], str]
+    better: str
+
+
 def shown_table(
-    found: "Comparison", columns: Sequence[str] = (), decimals: int | None = None
+    comparison: "Comparison", columns: Sequence[str] = (), decimals: int | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The table as texts, and which of its cells are the best of their problem. columns, decimals: as of `Comparison.write`.
 
@@ -54,33 +50,33 @@ def shown_table(
     """
     if decimals is not None and decimals not in range(16):
         raise UserError(f"decimals={decimals}: must be a whole number from 0 to 15")
-    rows, metric, x, target = found.table, found.metric, found.x, found.target
-    described = next(iter(found.groups.values()))[0].metric(metric)
-    counts = {name: rows[name].astype(str) for name in ("runs", "seeds", "status")}
-    final = "final" if found.at is None else f"at {amount(x, found.at)}:"
+    rows, metric, x, target = comparison.table, comparison.metric, comparison.x, comparison.target
+    runs = [members[0] for members in comparison.groups.values()]
+    described = runs[0].metric(metric)
+    final = "final" if comparison.at is None else f"at {amount(x, comparison.at)}:"
     of_metric = partial(plus_minus, decimals=decimals)
-    # heading, column of the CSV, how a value is shown, what is better
-    values: dict[str, tuple[str, str, Any, str]] = {
-        "spent": (COSTS[x][1], f"spent_{x}", in_bytes if x == "bytes" else plus_minus, "neither"),
-        "final": (f"{final} {described.title}", f"final_{metric}", of_metric, described.better),
+    of_spent = in_bytes if x == "bytes" else plus_minus
+    counts = {name: rows[name].astype(str) for name in ("runs", "seeds", "status")}
+    values = {
+        "spent": Measured(COSTS[x][1], f"spent_{x}", of_spent, "neither"),
+        "final": Measured(f"{final} {described.title}", f"final_{metric}", of_metric, described.better),
     }
     if described.better != "neither":
-        values["best"] = (f"best {described.title}", f"best_{metric}", of_metric, described.better)
+        values["best"] = Measured(f"best {described.title}", f"best_{metric}", of_metric, described.better)
     if target is not None:
-        values["to_target"] = (f"{COSTS[x][1]} to {target:g}", f"{x}_to_target", values["spent"][2], "lower")
+        values["to_target"] = Measured(f"{COSTS[x][1]} to {target:g}", f"{x}_to_target", of_spent, "lower")
         counts["reached"] = rows["reached"].astype(str) + " of " + rows["runs"].astype(str)
-    there = [name for name in COLUMNS if name in counts or name in values]
-    if missing := [name for name in columns if name not in there]:
+    present = [name for name in COLUMNS if name in counts or name in values]
+    if missing := [name for name in columns if name not in present]:
         if missing[0] == "best":
             described.check_goal("--columns=best")
-        raise UserError(f"--columns={missing[0]}: has values with --target alone")
-    heads = {"reached": "reached by"}
-    shown = pd.DataFrame({", ".join(found.by): rows["label"].astype(str)})
+        raise UserError(f"--columns={missing[0]}: has values only with --target")
+    shown = pd.DataFrame({", ".join(comparison.by): rows["label"].astype(str)})
     best = pd.DataFrame({shown.columns[0]: np.zeros(len(rows), dtype=bool)})
-    problems = [of[0].problem for of in found.groups.values()]
-    for name in columns or [name for name in there if name != "spent" or found.at is not None]:
+    for name in columns or [name for name in present if name != "spent" or comparison.at is not None]:
         if name in counts:
-            shown[heads.get(name, name)], best[heads.get(name, name)] = counts[name], False
+            head = "reached by" if name == "reached" else name
+            shown[head], best[head] = counts[name], False
             continue
         head, column, show, better = values[name]
         mean, std = rows[f"{column}_mean"], rows[f"{column}_std"]
@@ -91,33 +87,28 @@ def shown_table(
             cells = alike(mean.tolist(), 4)
         if name == "to_target":  # a mean over those that reached it alone
             few = rows["reached"].between(1, rows["runs"] - 1)
-            cells = [f"{c} ({by})" if of else c for c, by, of in zip(cells, counts["reached"], few, strict=True)]
-        shown[head] = cells
-        ranked = mean.where(rows["reached"] == rows["runs"]) if name == "to_target" else mean
-        best[head] = better != "neither" and _best(ranked, std, show, problems, better == "higher")
+            cells = [f"{c} ({by})" if part else c for c, by, part in zip(cells, counts["reached"], few, strict=True)]
+            mean = mean.where(rows["reached"] == rows["runs"])
+        problems = pd.Series([run.problem for run in runs])
+        shown[head], best[head] = cells, better != "neither" and _best(mean, std, show, problems, better == "higher")
     return shown, best
 
 
-def _best(mean: pd.Series, std: pd.Series, show: Any, problems: Sequence[Any], higher: bool) -> list[bool]:
+def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, higher: bool) -> list[bool]:
     """Whether each value is the best of those of its problem, or as good as it with the digits that it is shown with."""
-    tops = (mean if higher else -mean).groupby(pd.Series(problems)).transform("max") * (1 if higher else -1)
-    several = pd.Series(problems).map(Counter(problems)) > 1
+    tops = mean.groupby(problems).transform("max" if higher else "min")
+    several = problems.map(Counter(problems)) > 1
     return [
         bool(more and math.isfinite(value) and show(value, spread) == show(top, spread))
         for value, spread, top, more in zip(mean, std, tops, several, strict=True)
     ]
 
 
-def told(tested: pd.DataFrame) -> pd.DataFrame:
+def tests_shown(tested: pd.DataFrame) -> pd.DataFrame:
     """The tests as texts."""
     texts = tested.map(lambda v: ABSENT if v != v else alike([v], 3)[0] if isinstance(v, float) else str(v))
     apart = tested.columns[1]
     return texts.assign(**{apart: alike(tested[apart].tolist(), 3)})
-
-
-def head_of(key: str) -> str:
-    """A key as the head of a paper's table has it."""
-    return "method" if key == "algo" else key.rpartition(".")[2]
 
 
 def write_shown(

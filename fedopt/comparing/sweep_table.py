@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,13 @@ def report(folder: Path) -> int:
     metrics, and what the target took.
     """
     rows: list[dict[str, Any]] = []
-    swept: dict[str, None] = {}
-    metrics: list[str] = []
     configs: list[dict[str, Any]] = []
+    swept: dict[str, None] = {}
+    metrics: list[str] = []  # of each row: eval.metric, else the one that the problem names first
     for path in sorted(summary.parent for summary in folder.glob("*/summary.json")):
-        summary, card = RunFolder(path).summary(), read_json(path / "run.json")
+        summary, card, config = RunFolder(path).summary(), read_json(path / "run.json"), {}
+        with suppress(UserError):  # a config that cannot be read
+            config = flat(RunFolder(path).config())
         row = {"run": path.name, "status": summary.get("status")}
         given = dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
         swept |= dict.fromkeys(key for key in given if key != "output_dir")
@@ -39,77 +41,61 @@ def report(folder: Path) -> int:
         for part, name in (("final", "final"), ("best", "best"), ("to_target", "target")):
             row |= {f"{name}_{metric}": value for metric, value in numbers_of(summary.get(part)).items()}
         rows.append({**row, "error": summary.get("error")})
-        configs.append(_config_of(path))
-        metrics.append(_metric_of(configs[-1], card))
-    for row, config in zip(
-        rows, configs, strict=True
-    ):  # what a run was not given, it has from an option or a tuned value
+        configs.append(config)
+        metrics.append(config.get("eval.metric") or next((metric.name for metric in described(path)), ""))
+    for row, config in zip(rows, configs, strict=True):
         row |= {key: config[key] for key in swept if key in config and key not in row}
     write_table(folder / "sweep.csv", pd.DataFrame(rows))
     finals = finals_of(rows, metrics, [key for key in swept if len({row.get(key) for row in rows}) > 1])
     if 0 < len(finals) <= MOST_SHOWN:
         print_table(finals, right=["runs", *(str(name) for name in finals if str(name).startswith("final"))])
-    counts = Counter(row["status"] for row in rows)
     if best := _best_of(folder, rows, metrics):
         print(best)
+    counts = Counter(row["status"] for row in rows)
     print(f"{len(rows)} runs: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
     print(f"results: {folder / 'sweep.csv'}")
     return 1 if counts["failed"] else 0
 
 
 def _best_of(folder: Path, rows: Sequence[dict[str, Any]], metrics: Sequence[str]) -> str:
-    """The run with the best last value of eval.metric, where all runs name the same one; empty where there is none."""
-    ended = [
-        (row, row.get(f"final_{metric}"))
-        for row, metric in zip(rows, metrics, strict=True)
-        if row["status"] == "finished"
-    ]
-    found = [(row, float(value)) for row, value in ended if value is not None]
-    if len(set(metrics)) != 1 or len(found) < 2:
+    """The run with the best last value, where all runs have the same metric; empty where there is none."""
+    if len(set(metrics)) != 1:
         return ""
-    for metric in described(folder / found[0][0]["run"]):
-        if metric.name == metrics[0] and metric.better != "neither":
-            row, value = (max if metric.better == "higher" else min)(found, key=lambda of: of[1])
-            return f"best final {metric.name} of one run: {value:.5g}, {row['run']}"
-    return ""
-
-
-def _config_of(path: Path) -> dict[str, Any]:
-    """A run's values by their dotted keys, none where its config cannot be read."""
-    with suppress(UserError, OSError):
-        return flat(RunFolder(path).config())
-    return {}
-
-
-def _metric_of(config: Mapping[str, Any], card: dict[str, Any]) -> str:
-    """The run's eval.metric, else the one that its problem names first; empty where there is none."""
-    named = [str(said.get("name")) for said in card.get("metrics", ())]
-    return config.get("eval.metric") or next(iter(named), "")
+    column = f"final_{metrics[0]}"
+    finals = {row["run"]: row[column] for row in rows if row["status"] == "finished" and column in row}
+    metric = next((m for run in finals for m in described(folder / run) if m.name == metrics[0]), None)
+    if len(finals) < 2 or metric is None or metric.better == "neither":
+        return ""
+    best = max if metric.better == "higher" else min
+    run, value = best(finals.items(), key=lambda item: item[1])
+    return f"best final {metric.name} of one run: {value:.5g}, {run}"
 
 
 def finals_of(rows: Sequence[dict[str, Any]], metrics: Sequence[str], swept: Sequence[str]) -> pd.DataFrame:
     """A table of texts: mean and standard deviation over the seeds of the last value of each run's metric, for each combination of
     the other keys that were swept.
 
-    rows: as of sweep.csv; metrics: of each row.
+    rows: as of sweep.csv; metrics: of each row, empty for a run that failed at once.
     """
     keys = [key for key in swept if key != "seed"]
-    named = sorted({metric for metric in metrics if metric})  # a run that failed at once has none
-    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row, metric in zip(rows, metrics if len(named) > 1 else named * len(rows), strict=bool(named)):
-        found.setdefault((*(str(row.get(key, "-")) for key in keys), metric), []).append(row)
+    names = sorted(set(metrics) - {""})
+    if len(names) == 1:
+        metrics = names * len(rows)
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row, metric in zip(rows, metrics, strict=True):
+        groups.setdefault((*(str(row.get(key, "-")) for key in keys), metric), []).append(row)
     shown = []
-    for (*values, metric), of in found.items():
-        finals = [float(value) for row in of if (value := row.get(f"final_{metric}")) is not None]
-        counts = Counter(row["status"] for row in of)
+    for (*values, metric), members in groups.items():
+        finals = [row[f"final_{metric}"] for row in members if f"final_{metric}" in row]
+        counts = Counter(row["status"] for row in members)
         shown.append(
             dict(zip(keys, values, strict=True))
-            | {"runs": str(len(of)), "status": ", ".join(f"{n} {status}" for status, n in counts.items())}
+            | {"runs": str(len(members)), "status": ", ".join(f"{n} {status}" for status, n in counts.items())}
             | {"metric": metric, "final": plus_minus(*moments(finals)) if finals else "-"}
         )
-    table = pd.DataFrame(shown)
-    if len(named) == 1:
-        return table.drop(columns="metric").rename(columns={"final": f"final {named[0]}"})
+    table = pd.DataFrame(shown if names else [])
+    if len(names) == 1:
+        return table.drop(columns="metric").rename(columns={"final": f"final {names[0]}"})
     return table
 
 

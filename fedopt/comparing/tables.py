@@ -103,16 +103,21 @@ def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
 
     bold: which cells are.
     """
-    escape = "latex-math"
-    style = table.style.hide(axis="index").format(escape=escape).format_index(escape=escape, axis="columns")
+    style = table.style.hide(axis="index").format(_typeset, escape="latex-math")
+    style = style.format_index(_typeset, escape="latex-math", axis="columns")
     if bold is not None:
         style = style.apply(lambda _: bold.replace({True: "textbf:--rwrap", False: ""}), axis=None)
-    text = style.to_latex(hrules=True, column_format="l" + "r" * (table.shape[1] - 1))
-    text = re.sub(r"\)e([-+]\d+)", lambda power: rf") $\times 10^{{{int(power[1])}}}$", text)
-    power = r"((?<=& )|(?<=± )|(?<=textbf\{))(-?[\d.]+)e([-+]\d+)"
-    text = re.sub(power, lambda number: rf"${number[2]} \times 10^{{{int(number[3])}}}$", text)
-    text = re.sub(r"(?<=& )-(?=\d)", "$-$", text)
-    return re.sub(r" - |(?<=& )-(?= )", lambda dash: dash[0].replace("-", "--"), text).replace("±", r"$\pm$")
+    return style.to_latex(hrules=True, column_format="l" + "r" * (table.shape[1] - 1))
+
+
+def _typeset(cell: object) -> str:
+    """Signs, powers of ten and dashes of an escaped text, as LaTeX sets them."""
+    text = re.sub(r"\)e([-+]\d+)", lambda power: rf") $\times 10^{{{int(power[1])}}}$", str(cell))
+    text = re.sub(
+        r"(^|± )(-?[\d.]+)e([-+]\d+)", lambda part: rf"{part[1]}${part[2]} \times 10^{{{int(part[3])}}}$", text
+    )
+    text = re.sub(r"^-(?=\d)", "$-$", text)
+    return re.sub(r" - |^-$", lambda dash: dash[0].replace("-", "--"), text).replace("±", r"$\pm$")
 
 
 def markdown(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:

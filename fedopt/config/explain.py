@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.errors import MissingConfigException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from fedopt.config.files import GROUPS
@@ -17,8 +17,6 @@ def explain(error: Exception, words: Sequence[str], keys: Sequence[str]) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return unknown(group, option, sorted(error.options or []))
-    if isinstance(error, OverrideParseException):
-        return f"{error.override}: not an override; write key=value, with quotes around values that hold blanks, commas or braces"
     text = " ".join(str(error).split())
     key = getattr(error, "full_key", "") if isinstance(error, ConfigAttributeError | ConfigKeyError) else ""
     if key or (overridden := re.search(r"Could not override '([^']+)'", text)):

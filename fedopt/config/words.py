@@ -8,14 +8,18 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import OverrideParseException
 
 from fedopt.errors import UserError, first_line
 
 
 def parsed(words: Iterable[str]) -> list[Override]:
-    """The overrides of a command. Raises hydra's errors, and UserError for thousands of digits or brackets."""
+    """The overrides of a command. Raises UserError for a word that is none, and for thousands of digits or brackets."""
     try:
         return OverridesParser.create().parse_overrides(list(words))
+    except OverrideParseException as error:
+        needed = "write key=value, with quotes around values that hold blanks, commas or braces"
+        raise UserError(f"{error.override}: not an override; {needed}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"a value cannot be read: {first_line(error)}") from None
 

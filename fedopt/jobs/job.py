@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fedopt.config.compose import Composed
 from fedopt.console.interrupts import ending_at_once
@@ -12,6 +13,13 @@ from fedopt.results.folder import ENDED, RunFolder, described, numbers_of
 from fedopt.results.identity import identity, refuse_other
 
 
+class Outcome(NamedTuple):
+    """status: that of the run, or refused. text: the last values of its metrics, or what went wrong."""
+
+    status: str
+    text: str
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
     """A run that shall be done in a folder. title: what its line of progress says."""
@@ -20,8 +28,12 @@ class Job:
     composed: Composed
     title: str
 
-    def do(self, processes: int) -> str:
-        """Run, or go on, to the end, unless it is done. Returns the status: that of the run, or refused; a failure is recorded.
+    @property
+    def ended(self) -> bool:
+        return RunFolder(self.folder).status() in ENDED
+
+    def do(self, processes: int) -> Outcome:
+        """Run, or go on, to the end. A run that has ended is only checked. What goes wrong is said, a failure recorded too.
 
         processes: how many share the machine.
         """
@@ -32,29 +44,25 @@ class Job:
             from fedopt.running.lifecycle import execute
 
         folder = RunFolder(self.folder)
-        before = folder.status()
+        status = folder.status()
         composed = self.composed.changed(resume=folder.used)
         try:
-            if before not in ENDED:
-                return execute(composed, lambda: self.folder, processes)[0]
-            refuse_other(self.folder, identity(folder.config()), identity(composed.nodes))
-            refuse_changed_data(self.folder, read_json(self.folder / "run.json"), composed.nodes)
-            say_changed(folder, composed.nodes, done=True)
-            return before
+            if status in ENDED:
+                refuse_other(self.folder, identity(folder.config()), identity(composed.nodes))
+                refuse_changed_data(self.folder, read_json(self.folder / "run.json"), composed.nodes)
+                say_changed(folder, composed.nodes, done=True)
+            else:
+                status, _ = execute(composed, lambda: self.folder, processes)
         except Exception as error:
-            if before in ENDED or (before is not None and isinstance(error, UserError)):  # what is there stays as it is
+            if status in ENDED or (status is not None and isinstance(error, UserError)):  # what is there stays as it is
                 say(str(error))
-                return "refused"
+                return Outcome("refused", str(error))
             record_failure(folder, error, composed)
-            say(f"{self.folder}: {RunFolder(self.folder).summary().get('error')}")
-            return "failed"
-
-    def values(self) -> str:
-        """The last values of its metrics, or what went wrong, as a text."""
-        summary = RunFolder(self.folder).summary()
-        if summary.get("status") == "failed":
-            return str(summary.get("error"))
-        return "  ".join(f"{name} {value:.4g}" for name, value in numbers_of(summary.get("final")).items())
+            outcome = Outcome("failed", str(folder.summary().get("error")))
+            say(f"{self.folder}: {outcome.text}")
+            return outcome
+        final = numbers_of(folder.summary().get("final"))
+        return Outcome(status, "  ".join(f"{name} {value:.4g}" for name, value in final.items()))
 
 
 def optimised(folder: RunFolder, wanted: str | None) -> float | None:

@@ -5,16 +5,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
+from itertools import chain
 from multiprocessing import connection
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from fedopt.console.interrupts import end_with
-from fedopt.jobs.job import Job
-from fedopt.results.folder import ENDED, RunFolder
+from fedopt.jobs.job import Job, Outcome
+from fedopt.results.folder import ENDED
+
+Done = tuple[Job, Outcome, float | None]  # seconds, None if it had ended before
 
 
 def run_all(jobs: Sequence[Job], at_once: int = 1) -> dict[Job, str]:
@@ -22,58 +25,60 @@ def run_all(jobs: Sequence[Job], at_once: int = 1) -> dict[Job, str]:
 
     Raises KeyboardInterrupt after Ctrl-C or SIGTERM, when all that ran have kept a checkpoint.
     """
-    done = _in_turn(jobs) if at_once <= 1 else _in_processes(jobs, at_once)
+    ended, waiting = ([job for job in jobs if job.ended is wanted] for wanted in (True, False))
+    checked = ((job, job.do(processes=1), None) for job in ended)
+    done: Iterable[Done] = chain(checked, _in_turn(waiting) if at_once <= 1 else _in_processes(waiting, at_once))
     bad: dict[Job, str] = {}
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     show_bar = at_once > 1 and sys.stdout.isatty()  # a single run shows its own
     with Progress(*columns, transient=True, disable=not show_bar) as progress, _sigterm_as_ctrl_c():
         bar = progress.add_task("", total=len(jobs))
-        for number, (job, status, seconds, text) in enumerate(done, 1):
+        for number, (job, (status, text), seconds) in enumerate(done, 1):
             if status not in ENDED:
                 bad[job] = text or status
-            there = "was there already" if status in ENDED and seconds is None else ""
-            took = f"({seconds:.0f} s)" if seconds is not None else ""
-            parts = f"[{number:>{len(str(len(jobs)))}}/{len(jobs)}] {status:<9} {job.title}", took, there, text
+            there = "was there already" if status in ENDED else ""
+            took = there if seconds is None else f"({seconds:.0f} s)"
+            parts = f"[{number:>{len(str(len(jobs)))}}/{len(jobs)}] {status:<9} {job.title}", took, text
             progress.console.print("  ".join(filter(None, parts)), markup=False, highlight=False, soft_wrap=True)
             progress.advance(bar)
     return bad
 
 
-Outcome = tuple[Job, str, float | None, str]  # status, seconds (None where there was nothing to do), values or error
-
-
-def _in_turn(jobs: Sequence[Job]) -> Iterator[Outcome]:
+def _in_turn(jobs: Sequence[Job]) -> Iterator[Done]:
     for job in jobs:
-        there, began = RunFolder(job.folder).status() in ENDED, time.monotonic()
-        status = job.do(processes=1)
-        yield job, status, None if there else time.monotonic() - began, job.values()
-        if status == "interrupted":
+        began = time.monotonic()
+        outcome = job.do(processes=1)
+        yield job, outcome, time.monotonic() - began
+        if outcome.status == "interrupted":
             raise KeyboardInterrupt
 
 
-def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Outcome]:
+def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["fedopt.running.lifecycle", "torch._dynamo"]
-    )  # once, not once a run: vmap takes the latter
+    # Imported once, not once a run: vmap takes the latter
+    context.set_forkserver_preload(["fedopt.running.lifecycle", "torch._dynamo"])
     waiting, at_once = list(jobs), min(at_once, len(jobs))
-    running: dict[Any, tuple[Any, Job, float, bool]] = {}  # by sentinel
+    # By the end of a pipe that the outcome comes from
+    running: dict[connection.Connection, tuple[Any, Job, float]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
-                process = context.Process(target=_work, args=(job, at_once), daemon=True)
+                receives, sends = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(job, at_once, sends), daemon=True)
                 process.start()
-                running[process.sentinel] = process, job, time.monotonic(), RunFolder(job.folder).status() in ENDED
-            for sentinel in connection.wait(list(running)):
-                process, job, began, there = running.pop(sentinel)
-                process.join()
-                status, text = RunFolder(job.folder).status() or "failed", job.values()
-                if status not in ENDED and process.exitcode and status != "failed":
-                    status, text = "failed", f"its process ended with code {process.exitcode}"
-                elif process.exitcode == REFUSED:
-                    status, text = "refused", "the folder holds another run"
-                yield job, status, None if there else time.monotonic() - began, text
+                sends.close()
+                running[receives] = process, job, time.monotonic()
+            ready = connection.wait(list(running))
+            for receives in [end for end in running if end in ready]:
+                process, job, began = running.pop(receives)
+                try:
+                    outcome = receives.recv()
+                    process.join()
+                except EOFError:  # it was killed
+                    process.join()
+                    outcome = Outcome("failed", f"its process ended with code {process.exitcode}")
+                yield job, outcome, time.monotonic() - began
     finally:
         for process, *_ in running.values():
             process.terminate()  # the run stops after its round and keeps a checkpoint
@@ -81,10 +86,7 @@ def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Outcome]:
             process.join()
 
 
-REFUSED = 4  # the exit code of a process whose job was refused
-
-
-def _work(job: Job, at_once: int) -> None:
+def _work(job: Job, at_once: int, sends: connection.Connection) -> None:
     os.setpgrp()  # Ctrl-C goes to the command alone, which stops the runs
     command = multiprocessing.parent_process()
     assert command is not None
@@ -92,10 +94,11 @@ def _work(job: Job, at_once: int) -> None:
     # The progress of several runs at once helps nobody
     with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
         try:
-            status = job.do(at_once)
+            outcome = job.do(at_once)
         except KeyboardInterrupt:  # the second one, as of `timeout`, which sends two
             sys.exit(130)
-    sys.exit(REFUSED if status == "refused" else 0)
+    with suppress(OSError):  # the command may be gone
+        sends.send(outcome)
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def sweep(words: Sequence[str], folders: Sequence[str], at_once: int) -> int:
 
 def plan(words: Sequence[str], folders: Sequence[str]) -> Sweep:
     """Compose and check every combination, as far as that needs no data: no mistake ends a sweep half-way. Raises UserError."""
-    given = {word: _alternatives(override) for word, override in zip(words, _read(words), strict=True)}
+    given = {word: _alternatives(override) for word, override in zip(words, parsed(words), strict=True)}
     given = {word: values for word, values in given.items() if not word.startswith("hydra")}
     swept = [word for values in given.values() if len(values) > 1 for word in values]
     by_sweeper = any(word.startswith("hydra/sweeper=") for word in words)
@@ -109,13 +109,6 @@ def plan(words: Sequence[str], folders: Sequence[str]) -> Sweep:
     shared = [word for word in given if key_of(word) not in keys]
     folder = Path("outputs") / "multirun" / name_in_sweep(algo, problem, [*shared, *keys])
     return Sweep(tuple(words), tuple(folders), composed, folder, None if by_sweeper else frozenset(keys))
-
-
-def _read(words: Sequence[str]) -> list[Override]:
-    try:
-        return parsed(words)
-    except HydraException as error:
-        raise UserError(first_line(error)) from error
 
 
 def _by_hydra(planned: Sweep) -> bool:
@@ -152,8 +145,8 @@ def _hydra_job(planned: Sweep, command: int, config: DictConfig) -> float | None
         say(f"{' '.join(words)}: {error}")
         return None
     parallel = OmegaConf.select(given.launcher, "n_jobs", default=1)
-    status = job.do(cores() if parallel == -1 else parallel)
-    print(f"{status:<9} {job.title}  {job.values()}", flush=True)
+    status, text = job.do(cores() if parallel == -1 else parallel)
+    print(f"{status:<9} {job.title}  {text}", flush=True)
     if status == "interrupted":
         raise KeyboardInterrupt
     return None if status == "refused" else optimised(RunFolder(job.folder), job.composed.settings.eval.metric)

@@ -66,7 +66,7 @@ def test_a_second_sweep_leaves_a_running_job_alone(ended):
     before = contents(folder)
 
     job = Job(folder, compose(TINY), "job")
-    assert job.do(1) == "refused"
+    assert job.do(1).status == "refused"
     (folder / "summary.json").unlink()
     (folder / "config.yaml").unlink()  # as if the other had only just locked it
     job.do(1)

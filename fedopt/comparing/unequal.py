@@ -1,0 +1,172 @@
+"""What makes a comparison unequal, in words: each function yields one line for a thing to know."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from fedopt.comparing.groups import differing
+from fedopt.comparing.recorded import DATA, Recorded, by_problem
+from fedopt.comparing.tables import in_bytes, plus_minus
+from fedopt.results.figures import COSTS
+from fedopt.results.folder import OVER
+
+UNEQUAL = 1.1  # spends whose ratio is larger are named
+SPARSE = 2  # and intervals of evaluations whose ratio is larger
+MANY = 10  # times its first value: a loss that has grown to more is named
+
+Groups = Mapping[str, Sequence[Recorded]]  # by label
+
+
+def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) -> Iterator[str]:
+    """by: the keys that tell the groups apart. at: the x up to which the comparison goes, None for all."""
+    runs = [run for members in groups.values() for run in members]
+    pooled = list(dict.fromkeys(key for members in groups.values() for key in differing(members)))
+    if pooled:
+        again = ",".join([*by, *pooled])
+        yield f"runs that differ in {', '.join(pooled)} count as one group; --group-by {again} tells them apart"
+    if others := [key for key in _besides(by, groups) if key not in pooled]:
+        yield f"the groups differ in {', '.join(others)} as well"
+    unfinished = {label: members for label, members in groups.items() if any(r.status not in OVER for r in members)}
+    if labels := [with_status(label, members) for label, members in unfinished.items()]:
+        yield f"not finished: {'; '.join(labels)}: the table has their values so far; --exclude leaves runs out"
+    if at is None:
+        yield from _ends(by, groups, runs[0].x)
+    else:
+        yield from _spends_at(groups, runs[0].x, at)
+    if runs[0].x != "seconds":  # which are never the same
+        yield from _intervals(groups, runs[0].x)
+    for label, members in groups.items():
+        counts = Counter(_ends_worse(run, metric) for run in members)
+        for how, number in counts.items():
+            if how:
+                yield f"{label}: {number} of {len(members)} runs end with {how}: are the steps too long?"
+    yield from _versions(runs)
+    yield from _tuning(runs)
+
+
+def _besides(by: Sequence[str], groups: Groups) -> list[str]:
+    """The keys in which groups of one problem differ besides those that they are told apart by.
+
+    An option brings its own keys with it. The budget and when to evaluate come with tuned values; other lines speak of these.
+    """
+    brings = {"seed", "eval", "budget", "from", *by, *({"algo"} if {"algo", "problem"} & {*by} else ())}
+    keys: dict[str, None] = {}
+    for problem in {members[0].keys.get("problem") for members in groups.values()}:
+        runs = [run for members in groups.values() for run in members if run.keys.get("problem") == problem]
+        for key in dict.fromkeys(key for run in runs for key in run.apart):
+            if not {key, key.partition(".")[0]} & brings and len({run.group([key]) for run in runs}) > 1:
+                keys[key] = None
+        if not {DATA, "dataset"} & brings and len({run.keys[DATA] for run in runs if DATA in run.keys}) > 1:
+            keys[DATA] = None
+    return list(keys)
+
+
+def _ends(by: Sequence[str], groups: Groups, x: str) -> Iterator[str]:
+    """Where last values are not those of one x: within a group, and between groups of a problem. Diverged runs do not count."""
+    ends = {
+        label: [run.cost()[-1] for run in members if run.status in OVER and run.status != "diverged"]
+        for label, members in groups.items()
+    }
+    for label, costs in ends.items():
+        if len(set(costs)) > 1 and x != "seconds":
+            least, most = amount(x, min(costs)), amount(x, max(costs))
+            yield f"runs of {label} end between {least} and {most}; its line ends with the first, the table has last values"
+    if any(key.partition(".")[0] == "budget" for key in by):
+        return
+    for problem, labels in by_problem({label: groups[label] for label in groups if ends[label]}).items():
+        spent = {label: float(np.mean(ends[label])) for label in labels}
+        if pair := _apart(spent, UNEQUAL):
+            least, most = (f"{label} ends at {amount(x, spent[label])}" for label in pair)
+            again = f"--x {x} --at {_rounded_down(spent[pair[0]])}"
+            yield f"unequal spends on {problem[0]}: {least}, {most}; {again} compares at equal spends"
+
+
+def _spends_at(groups: Groups, x: str, at: float) -> Iterator[str]:
+    """Which groups end before this x, and where the last evaluations up to it are far apart."""
+    early = [label for label, members in groups.items() if any(run.cost()[-1] * UNEQUAL < at for run in members)]
+    if early:
+        yield f"--at={at:g}: runs of {', '.join(early)} end earlier, and have their last values in the table"
+    for members in by_problem({label: groups[label] for label in groups if label not in early}).values():
+        spent = {label: float(np.mean([run.until(at).cost()[-1] for run in runs])) for label, runs in members.items()}
+        if pair := _apart(spent, UNEQUAL):
+            least, most = (f"{amount(x, spent[label])} for {label}" for label in pair)
+            yield f"--at={at:g}: the last evaluation is at {least}, at {most}; a smaller eval.every brings them closer"
+
+
+def _intervals(groups: Groups, x: str) -> Iterator[str]:
+    """Where groups of a problem are evaluated at far other intervals of what is spent."""
+    for labels in by_problem(groups).values():
+        gaps = {label: [gap for run in members for gap in np.diff(run.cost())] for label, members in labels.items()}
+        every = {label: float(np.median(costs)) for label, costs in gaps.items() if costs}
+        if pair := _apart(every, SPARSE):
+            often, rarely = (f"{label} is evaluated every {amount(x, every[label])}" for label in pair)
+            yield f"{rarely}, {often}: best values, and what a target took, are as coarse; eval.every makes them alike"
+
+
+def _apart(amounts: Mapping[str, float], ratio: float) -> tuple[str, str] | None:
+    """The labels of the least and of the largest amount, if the largest is more than `ratio` times the least."""
+    ranked = sorted(amounts, key=lambda label: amounts[label])
+    return (ranked[0], ranked[-1]) if ranked and amounts[ranked[-1]] > ratio * amounts[ranked[0]] else None
+
+
+def _ends_worse(run: Recorded, metric: str) -> str:
+    """In what a run ends worse than it began: in the metric, or in a loss many times over. Empty if it does not."""
+    if run.table["round"].iloc[0] != 0:
+        return ""
+    first, last = run.values(metric)[[0, -1]]
+    if {"lower": last > first, "higher": last < first, "neither": False}[run.metric(metric).better]:
+        return f"a worse {metric} than they began with"
+    for name in [name for name, described in run.metrics.items() if described.bounds and name in run.table]:
+        first, last = run.values(name)[[0, -1]]
+        if run.metric(name).better == "lower" and last > MANY * first:
+            return f"a {name} of more than {MANY} times what they began with"
+    return ""
+
+
+def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
+    """Which modules of your own were changed between runs."""
+    versions: dict[str, set[str]] = {}
+    for run in runs:
+        for module, digest in run.sources.items():
+            versions.setdefault(module, set()).add(digest)
+    for module, several in versions.items():
+        if len(several) > 1:
+            yield f"the runs are of {len(several)} versions of {module}: delete the older ones to run them anew"
+
+
+def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
+    """For each problem, which algorithms ran with tuned values and which without; then, whose are of another model or data."""
+    tuned: dict[tuple[str, ...], bool] = {}  # problem and algorithm -> whether a run has tuned values
+    elsewhere: dict[str, dict[str, None]] = {}
+    for run in runs:
+        pair = run.group(["problem", "algo"])
+        tuned[pair] = tuned.get(pair, False) or run.tuned
+        if run.tuned and run.elsewhere:
+            elsewhere.setdefault(run.elsewhere, {})[pair[1]] = None
+    for problem in dict.fromkeys(problem for problem, _ in tuned):
+        algos = {algo: yes for (where, algo), yes in tuned.items() if where == problem}
+        some, none = (", ".join(algo for algo in algos if algos[algo] is yes) for yes in (True, False))
+        if some and none:
+            yield f"{problem}: {some} ran with tuned values, {none} without: budgets and step sizes may be unequal"
+    for words, names in elsewhere.items():
+        yield f"the tuned values of {', '.join(names)} are for runs without {words}: they may be far from the best here"
+
+
+def _rounded_down(number: float) -> str:
+    """With six digits."""
+    digits = 5 - math.floor(math.log10(number)) if number > 0 else 0
+    return f"{math.floor(number * 10.0**digits) / 10.0**digits:.6g}"
+
+
+def with_status(label: str, runs: Sequence[Recorded]) -> str:
+    """The label, and how many of the runs are on their way, stopped or diverged."""
+    others = Counter(run.status for run in runs if run.status != "finished")
+    counts = ", ".join(f"{n} of {len(runs)} {status}" for status, n in sorted(others.items()))
+    return f"{label} ({counts})" if counts else label
+
+
+def amount(x: str, mean: float, std: float = math.nan) -> str:
+    """What is spent, with its unit."""
+    return in_bytes(mean, std) if x == "bytes" else f"{plus_minus(mean, std)} {COSTS[x][1]}"
