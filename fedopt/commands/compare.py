@@ -24,7 +24,7 @@ def main() -> None:
 def compare(arguments: argparse.Namespace) -> None:
     """Write the files, and print the tables. Raises UserError when there is no run to compare."""
     wanted = (arguments.metric, arguments.x, arguments.target, arguments.group_by, arguments.names)
-    found = compared(arguments.paths, *wanted, arguments.at, arguments.exclude, arguments.label)
+    comparison = compared(arguments.paths, *wanted, arguments.at, arguments.exclude, arguments.label)
     base = arguments.out / "compare"
     pictures = [base.with_suffix(f".{name}") for name in arguments.format]
     how = Look(
@@ -37,17 +37,17 @@ def compare(arguments: argparse.Namespace) -> None:
         legend=arguments.legend,
     )
     curves = base.with_name("compare_curves.csv")
-    write_table(curves, found.draw(*pictures, **asdict(how)))
-    written = found.write(arguments.out, arguments.table, arguments.columns, arguments.decimals)
-    shown, _ = shown_table(found, arguments.columns, arguments.decimals)
+    write_table(curves, comparison.draw(*pictures, **asdict(how)))
+    written = comparison.write(arguments.out, arguments.table, arguments.columns, arguments.decimals)
+    shown, _ = shown_table(comparison, arguments.columns, arguments.decimals)
     print_table(shown, right=[str(name) for name in shown.columns[1:] if name != "status"])
-    tests = tests_shown(found.paired)
+    tests = tests_shown(comparison.paired)
     if len(tests):
-        at = "last values" if found.at is None else f"values at {amount(found.x, found.at)}"
+        at = "last values" if comparison.at is None else f"values at {amount(comparison.x, comparison.at)}"
         print_table(
             tests, list(tests.columns[1:]), f"{at}, seed by seed; two-sided paired t-test, Holm: over all pairs"
         )
-    print(f"figure: {' '.join(found.explained(how).split())}")
+    print(f"figure: {' '.join(comparison.explained(how).split())}")
     print(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")
 
 

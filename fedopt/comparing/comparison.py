@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, FiniteFloat
 from pydantic.dataclasses import dataclass as validated
 
 from fedopt.comparing.curves import curve, draw_line, explained
-from fedopt.comparing.groups import default_keys, default_metric, known_keys, labels_of, order, with_metric
+from fedopt.comparing.groups import default_keys, known_keys, labels_of, order, with_metric
 from fedopt.comparing.paired import tests
 from fedopt.comparing.recorded import ABSENT, PROBLEM, Recorded, by_problem, usable
 from fedopt.comparing.shown import COLUMNS, shown_table, tests_shown, write_shown
@@ -23,18 +23,7 @@ from fedopt.comparing.unequal import unequal, with_status
 from fedopt.config.build import build
 from fedopt.console.say import say
 from fedopt.errors import UserError
-from fedopt.results.figures import (
-    COSTS,
-    FORMATS,
-    describe,
-    grid,
-    look,
-    marks,
-    percent,
-    save_with_legend,
-    spans_decades,
-    styled,
-)
+from fedopt.results import figures
 
 TABLES = ("csv", "latex", "markdown")
 
@@ -93,12 +82,7 @@ class Comparison:
     @cached_property
     def paired(self) -> pd.DataFrame:
         """Paired tests of the groups over their seeds (`fedopt.comparing.paired`)."""
-        return tests(self.shortened, self.metric)
-
-    @property
-    def shortened(self) -> dict[str, list[Recorded]]:
-        """The groups, with the evaluations that the table is made of."""
-        return _until(self.groups, self.at)
+        return tests(_until(self.groups, self.at), self.metric)
 
     def logarithmic(self, how: Look) -> dict[tuple[str, ...], bool]:
         """For each problem, which has a picture of its own, whether its y axis is logarithmic."""
@@ -106,55 +90,53 @@ class Comparison:
         for problem, groups in by_problem(self.groups).items():
             runs = list(chain.from_iterable(groups.values()))
             values = np.concatenate([run.values(self.metric) for run in runs])
-            logs[problem] = spans_decades(runs[0].metric(self.metric), values) if how.logy is None else how.logy
+            logs[problem] = figures.spans_decades(runs[0].metric(self.metric), values) if how.logy is None else how.logy
         return logs
 
     def explained(self, how: Look) -> str:
         """What is drawn, in words for a caption."""
         return explained(list(self.groups.values()), set(self.logarithmic(how).values()), how.smooth)
 
-    @styled()
+    @figures.styled()
     def draw(self, *paths: str | Path, **how_drawn: Any) -> pd.DataFrame:
         """Write a figure with a line and a band for each group, in the formats of the paths' endings; returns the points drawn.
-        Each problem has a picture of its own in it.
+        Each problem has its picture in it.
 
         how_drawn: title, smooth (an odd number), xlim and ylim (pairs of numbers), logx, logy (True or False), legend ("below",
         "inside" or "none"). Raises UserError for others, and for limits and endings that cannot be.
         """
         how = build(Look, how_drawn)
-        if unknown := [str(path) for path in paths if Path(path).suffix[1:] not in FORMATS]:
-            raise UserError(f"{unknown[0]}: a picture's name ends in .{', .'.join(FORMATS)}")
+        if unknown := [str(path) for path in paths if Path(path).suffix[1:] not in figures.FORMATS]:
+            raise UserError(f"{unknown[0]}: a picture's name ends in .{', .'.join(figures.FORMATS)}")
         logs = self.logarithmic(how)
         for axis, begins, limits in (("x", how.logx, how.xlim), ("y", any(logs.values()), how.ylim)):
             if begins and limits and limits[0] <= 0:
                 raise UserError(f"--{axis}lim: a logarithmic axis begins above 0; --no-log{axis} makes it linear")
-        labels = [with_status(label, runs) for label, runs in self.groups.items()]
-        levels = [] if self.target is None else [f"target {self.target:g}"]
-        levels += [] if self.at is None else ["where the table compares"]
-        figure, drawn_on = grid(len(logs), 1)
+        figure, drawn_on = figures.grid(len(logs), 1)
         pictures = dict(zip(logs, drawn_on.flat, strict=True))
         lines = []
         for j, (label, runs) in enumerate(self.groups.items()):
             slot, problem = self.slots.get(label, j), runs[0].problem
             points = curve(runs, self.metric, logs[problem], how.smooth)
-            draw_line(pictures[problem], labels[j], points, look(slot) | marks(slot, j, len(self.groups)))
+            style = figures.look(slot) | figures.marks(slot, j, len(self.groups))
+            draw_line(pictures[problem], with_status(label, runs), points, style)
             cells = dict(zip((self.x, self.metric, "low", "high"), points, strict=True))
             lines.append(pd.DataFrame({"line": label, **cells}))
             title = how.title if len(logs) == 1 else ", ".join(part for part in problem if part not in (ABSENT, "none"))
-            describe(pictures[problem], self.x, runs[0].metric(self.metric).title, title)
+            figures.describe(pictures[problem], self.x, runs[0].metric(self.metric).title, title)
         for problem, axes in pictures.items():
             if self.target is not None:
-                axes.axhline(self.target, color="grey", linestyle=":", label=levels[0])
+                axes.axhline(self.target, color="grey", linestyle=":", label=f"target {self.target:g}")
             if self.at is not None:
-                axes.axvline(self.at, color="grey", linestyle="--", linewidth=0.8, label=levels[-1])
+                axes.axvline(self.at, color="grey", linestyle="--", linewidth=0.8, label="where the table compares")
             if how.logx:
                 axes.set_xscale("log")
             axes.set_yscale("log" if logs[problem] else "linear")
             axes.set_xlim(how.xlim)
-            axes.set_ylim(how.ylim or percent(axes))
+            axes.set_ylim(how.ylim or figures.percent(axes))
         if len(logs) > 1:
             figure.suptitle(how.title)
-        save_with_legend(figure, *map(Path, paths), note=self.explained(how), place=how.legend)
+        figures.save_with_legend(figure, *map(Path, paths), note=self.explained(how), place=how.legend)
         return pd.concat(lines)
 
     def write(
@@ -209,10 +191,10 @@ def compared(
 
     Raises UserError when there is no run to compare.
     """
-    if x not in COSTS:
-        raise UserError(f"x={x}: must be one of {', '.join(COSTS)}")
+    if x not in figures.COSTS:
+        raise UserError(f"x={x}: must be one of {', '.join(figures.COSTS)}")
     runs = usable(paths, x, exclude)
-    metric = metric or default_metric(runs)
+    metric = metric or next(iter(runs[0].metrics))  # the first that the first run's problem names
     runs = with_metric(runs, metric)
     if label is not None:
         runs = [run.called(metric, label) for run in runs]

@@ -1,6 +1,6 @@
 """The line of several runs, and the band around it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from textwrap import fill
 from typing import Any
 
@@ -28,7 +28,7 @@ def curve(
     last = min(ends or [max(cost[-1] for cost in costs)])
     union = np.unique(np.concatenate(costs))
     x = union[(union >= max(cost[0] for cost in costs)) & (union <= last)]
-    values = np.array([np.interp(x, cost, of) for cost, of in points])
+    values = np.array([np.interp(x, cost, value) for cost, value in points])
     if log:
         values = np.log(np.where(values > 0, values, np.nan))
     covered = np.ma.array(values, mask=[x > cost[-1] for cost in costs])
@@ -47,10 +47,10 @@ def _smoothed(cost: np.ndarray, values: np.ndarray, n: int, log: bool) -> tuple[
         return cost, values
     index = np.arange(len(values))
     reach = np.minimum(n // 2, np.minimum(index, index[::-1]))
-    known = np.isfinite(values) & ((values > 0) | (not log))
-    scaled = np.log(values, where=known, out=np.full(len(values), np.nan)) if log else values
+    usable = np.isfinite(values) & ((values > 0) | (not log))
+    scaled = np.log(values, where=usable, out=np.full(len(values), np.nan)) if log else values
     windows = [slice(i - r, i + r + 1) for i, r in zip(index, reach, strict=True)]
-    means = np.array([scaled[w][known[w]].mean() if known[i] else np.nan for i, w in enumerate(windows)])
+    means = np.array([scaled[w][usable[w]].mean() if usable[i] else np.nan for i, w in enumerate(windows)])
     return np.array([cost[w].mean() for w in windows]), np.exp(means) if log else means
 
 
@@ -61,21 +61,25 @@ def draw_line(axes: plt.Axes, label: str, points: Sequence[np.ndarray], style: d
     axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
 
+def from_to(counts: Collection[int]) -> str:
+    """Such as '3', or '2 to 5'."""
+    return " to ".join(map(str, dict.fromkeys([min(counts), max(counts)])))
+
+
 def explained(lines: Sequence[Sequence[Recorded]], logs: set[bool], smooth: int = 1) -> str:
     """What a line and a band are, for the legend. lines: the runs of each; logs: whether axes are logarithmic."""
-    counts = sorted({len(runs) for runs in lines})
+    counts = {len(runs) for runs in lines}
+    several = max(counts) > 1
     each_seed_once = all(len({run.keys.get("seed") for run in runs}) == len(runs) for runs in lines)
-    number = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
-    of = f"{number} {'seed' if each_seed_once else 'run'}{'s' * (counts[-1] > 1)}"
-    if counts[-1] == 1:
-        text = f"lines: {of}"
+    members = f"{from_to(counts)} {'seed' if each_seed_once else 'run'}{'s' * several}"
+    if not several:
+        text = f"lines: {members}"
     elif logs == {True}:
-        text = f"lines: geometric mean of {of}; bands: ± one standard deviation of the logarithm"
+        text = f"lines: geometric mean of {members}; bands: ± one standard deviation of the logarithm"
     else:
-        text = f"lines: mean of {of}; bands: ± one standard deviation"
-        if True in logs:
-            text += " (on logarithmic axes: of the logarithm)"
-    if counts[-1] > 1 and any(run.status not in OVER for runs in lines for run in runs):
+        text = f"lines: mean of {members}; bands: ± one standard deviation"
+        text += " (on logarithmic axes: of the logarithm)" * (True in logs)
+    if several and any(run.status not in OVER for runs in lines for run in runs):
         text += "; runs that have not finished count as far as they have got"
     if smooth > 1:
         text += f"; values: {'geometric ' * (logs == {True})}means of {smooth} evaluations, centred"

@@ -12,11 +12,6 @@ from fedopt.errors import UserError, nearest
 from fedopt.results.figures import OKABE_ITO
 
 
-def default_metric(runs: Sequence[Recorded]) -> str:
-    """The first that the first run's problem names."""
-    return next(iter(runs[0].metrics))
-
-
 def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
     """Those that have the metric; the others are named on stderr. Raises UserError if there is none."""
     kept = [run for run in runs if metric in run.table]
@@ -52,17 +47,17 @@ def differing(runs: Sequence[Recorded]) -> list[str]:
     without, with_data = ({run.group([*chosen, *others, *more]) for run in noted} for more in ([], [DATA]))
     if len(with_data) > len(without):
         others.append(DATA)
-    rest = [key for key in others if key != "from"]  # another start alone is no name for a line where more differs
+    rest = [key for key in others if key != "from"]  # another start names a line only where nothing else differs
     return [*chosen, *(rest if chosen or rest else others)]
 
 
 def known_keys(chosen: str, runs: Sequence[Recorded]) -> list[str]:
     """The keys of `--group-by`. Raises UserError for one that no run has."""
     keys = list(dict.fromkeys(key.strip() for key in chosen.split(",")))
-    known = list(dict.fromkeys(key for run in runs for key in run.keys))
+    present = list(dict.fromkeys(key for run in runs for key in run.keys))
     for key in keys:
-        if key not in known:
-            raise UserError(f"--group-by={key}: no run's config has this key{nearest(key, known)}")
+        if key not in present:
+            raise UserError(f"--group-by={key}: no run's config has this key{nearest(key, present)}")
     return keys
 
 

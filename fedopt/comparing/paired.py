@@ -21,8 +21,9 @@ def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame
 
     Where values span decades, the ratio of geometric means, tested by the logarithms. A seed's runs in a group are one mean.
     """
-    runs = [(label, run.keys.get("seed", ABSENT), run.values(metric)[-1]) for label, of in groups.items() for run in of]
-    last = pd.DataFrame(runs, columns=["label", "seed", "value"])
+    labelled = [(label, run) for label, runs in groups.items() for run in runs]
+    values = [(label, run.keys.get("seed", ABSENT), run.values(metric)[-1]) for label, run in labelled]
+    last = pd.DataFrame(values, columns=["label", "seed", "value"])
     described = next(iter(groups.values()))[0].metric(metric)
     log = spans_decades(described, last["value"].to_numpy())
     if log:
@@ -47,8 +48,8 @@ def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame
                     say(f"{pair}: tested on the {len(apart)} seeds that both have; the table has all seeds of each")
     what = "ratio" if log else "difference"
     title = described.title if log else described.title.replace("(%)", "(percentage points)")
-    found = pd.DataFrame(rows, columns=["pair", f"{what} of {title}", "seeds", "p"])
-    return found.assign(**{"p (Holm)": holm(found["p"].to_numpy(dtype=float))})
+    table = pd.DataFrame(rows, columns=["pair", f"{what} of {title}", "seeds", "p"])
+    return table.assign(**{"p (Holm)": holm(table["p"].to_numpy(dtype=float))})
 
 
 def holm(p: np.ndarray) -> np.ndarray:

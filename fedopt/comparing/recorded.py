@@ -87,7 +87,7 @@ class Recorded:
         return np.array_equal(rows, others, equal_nan=True)
 
     def until(self, cost: float) -> "Recorded":
-        """With the evaluations up to this x alone. Raises UserError where there is none."""
+        """With only the evaluations up to this x. Raises UserError if there is none."""
         reached = self.cost() <= cost
         if not reached.any():
             raise UserError(f"--at={cost:g}: {self.folder} has its first evaluation at {self.cost()[0]:g}")

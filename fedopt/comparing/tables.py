@@ -18,10 +18,11 @@ BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 
 def moments(values: Sequence[float]) -> tuple[float, float]:
     """Mean of [n] values, nan where there is none, and their standard deviation, nan where there is one or the mean is infinite."""
-    of = pd.Series(values, dtype=float)
-    if len(of) > 1 and of.nunique(dropna=False) == 1 and math.isfinite(of[0]):  # without the rounding of a sum
-        return float(of[0]), 0.0
-    return of.mean(skipna=False), of.std(skipna=False) if math.isfinite(of.mean(skipna=False)) else math.nan
+    series = pd.Series(values, dtype=float)
+    if len(series) > 1 and series.nunique(dropna=False) == 1 and math.isfinite(series[0]):  # without a sum's rounding
+        return float(series[0]), 0.0
+    mean = series.mean(skipna=False)
+    return mean, series.std(skipna=False) if math.isfinite(mean) else math.nan
 
 
 def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:

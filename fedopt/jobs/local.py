@@ -87,7 +87,7 @@ def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
 
 
 def _work(job: Job, at_once: int, sends: connection.Connection) -> None:
-    os.setpgrp()  # Ctrl-C goes to the command alone, which stops the runs
+    os.setpgrp()  # Ctrl-C goes only to the command, which stops the runs
     command = multiprocessing.parent_process()
     assert command is not None
     end_with(command.is_alive)

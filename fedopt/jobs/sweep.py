@@ -170,10 +170,8 @@ def _in_combination(combination: Sequence[str], swept: Sequence[str]) -> Iterato
     try:
         yield
     except UserError as error:
-        text = str(error)
-        wrong, _, _ = text.partition("; fedopt --help")
-        which = " ".join(word for word in combination if word in swept and word not in wrong)
-        raise UserError(f"{which}: {text}" if which else text) from error
+        which = " ".join(word for word in combination if word in swept and word not in str(error))
+        raise UserError(f"{which}: {error}" if which else str(error)) from error
 
 
 def _combinations(given: list[list[str]], by_sweeper: bool) -> Iterable[tuple[str, ...]]:

@@ -5,7 +5,7 @@ Else it is undecided.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, model_validator
@@ -60,32 +60,24 @@ class Claim:
 
     def margin(self, value: float) -> float:
         """How far inside the bound the value is, negative outside of it; infinite for `equals`."""
-        if self.at_least is not None:
-            return value - self.at_least
-        if self.at_most is not None:
-            return self.at_most - value
+        if self.equals is not None:
+            return math.inf if math.isclose(value, self.equals, rel_tol=EXACT, abs_tol=EXACT) else -math.inf
         if self.within is not None:
             return self.within - abs(value - self.of)
-        assert self.equals is not None
-        return math.inf if math.isclose(value, self.equals, rel_tol=EXACT, abs_tol=EXACT) else -math.inf
+        return value - self.at_least if self.at_least is not None else self.at_most - value  # type: ignore[operator]
 
     def verdict(self, mean: float, std: float, n: int) -> str:
         """From the mean and the standard deviation of the measure over n seeds."""
         if math.isnan(mean):
             return UNMEASURED
-        margin, half = self.margin(mean), half_width(std, n, self.exact)
+        margin, half = self.margin(mean), 0.0 if self.exact else math.inf
+        if n > 1:  # half the width of the t-interval
+            from scipy.special import stdtrit  # a third of a second
+
+            half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * std / math.sqrt(n)
         if not math.isfinite(half) or -half <= margin < half:
             return f"{UNDECIDED} with {n} seed{'s' * (n != 1)}"
         return HOLDS if margin >= half else FAILS
-
-
-def half_width(std: float, n: int, exact: bool = False) -> float:
-    """Of the two-sided t-interval of a mean over n seeds. For one seed it is infinite, or 0 if `exact`."""
-    if n < 2:
-        return 0.0 if exact else math.inf
-    from scipy.special import stdtrit  # a third of a second
-
-    return float(stdtrit(n - 1, (1 + LEVEL) / 2)) * std / math.sqrt(n)
 
 
 def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
@@ -93,26 +85,20 @@ def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
     values: dict[int, float] = {}
     notes: dict[str, list[str]] = {}  # note -> its seeds
     for seed, runs in seeds.items():
-        labels = dict.fromkeys(word.label for word in claim.measure.words if word.label in runs.runs)
-        remarks = [f"{label} diverged" for label in labels if runs.runs[label].status == "diverged"]
+        for label in dict.fromkeys(word.label for word in claim.measure.words):
+            if label in runs.runs and runs.runs[label].status == "diverged":
+                notes.setdefault(f"{label} diverged", []).append(str(seed))
         try:
             values[seed] = claim.measure.value(runs)
-            remarks += ["not a number"] if math.isnan(values[seed]) else []
+            if math.isnan(values[seed]):
+                notes.setdefault("not a number", []).append(str(seed))
         except Unmeasurable as error:
-            remarks.append(str(error))
-        for remark in remarks:
-            notes.setdefault(remark, []).append(str(seed))
-    note = "; ".join(f"{remark} (seed{'s' * (len(its) > 1)} {', '.join(its)})" for remark, its in notes.items())
-    mean, std = _moments(claim, list(values.values()))
+            notes.setdefault(str(error), []).append(str(seed))
+    note = "; ".join(f"{text} (seed{'s' * (len(its) > 1)} {', '.join(its)})" for text, its in notes.items())
+    mean, std = moments(list(values.values()))
+    if math.isinf(mean):  # no deviation if all values are on one side of the bound
+        std = 0.0 if len({claim.margin(value) >= 0 for value in values.values()}) == 1 else math.inf
     return row(claim, mean, std, len(values), note, " ".join(f"{seed}:{value:.6g}" for seed, value in values.items()))
-
-
-def _moments(claim: Claim, values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation. With an infinite value it is 0 if all values are on one side of the bound, else infinite."""
-    mean, std = moments(values)
-    if math.isinf(mean):
-        std = 0.0 if len({claim.margin(value) >= 0 for value in values}) == 1 else math.inf
-    return mean, std
 
 
 def row(claim: Claim, mean: float, std: float, n: int, note: str, values: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedopt.comparing.curves import curve, draw_line, explained
+from fedopt.comparing.curves import curve, draw_line, explained, from_to
 from fedopt.comparing.recorded import Recorded
 from fedopt.comparing.tables import moments
 from fedopt.papers.measure import Mark
@@ -36,7 +36,7 @@ def draw_curves(paths: Sequence[Path], published: Published, lines: Mapping[str,
     looks = {name: look(j) for j, name in enumerate(dict.fromkeys(names.values()))}
     figure, axes = grid(-(-len(pictures) // columns), columns)
     figure.suptitle(fill(f"{published.paper}: {published.title}", 54 * columns))
-    marks, logs, ends, parts = _marks(published), set(), [], []
+    logs, ends, parts = set(), [], []
     for axis, (title, labels, metric) in zip(axes.flat, pictures, strict=False):
         drawn = {label: runs for label in labels if (runs := _drawn(published, lines.get(label, []), metric))}
         log = _logarithmic(published, [run for runs in drawn.values() for run in runs], metric)
@@ -56,8 +56,9 @@ def draw_curves(paths: Sequence[Path], published: Published, lines: Mapping[str,
                 ends.append((axis, x, published.y_from if below else y, looks[name]["color"]))
         for name, level in published.constants.items():
             axis.axhline(level, color="black", linestyle=":", linewidth=0.8, label=f"{level:g}, {name}")
-        for mark in marks:
-            if mark.label in drawn and mark.metric == metric:
+        for claim in published.claims if published.transform == "none" else []:
+            mark = claim.measure.mark(claim.paper, published.y[0], published.x)
+            if mark and mark.label in drawn and mark.metric == metric:
                 _draw_mark(axis, mark, looks[names[mark.label]]["color"])
         titles = [runs[0].metric(metric).title for runs in drawn.values()] or [metric]
         y_label = published.y_label or titles[0] + (", squared" if published.transform == "square" else "")
@@ -101,12 +102,6 @@ def _logarithmic(published: Published, runs: Sequence[Recorded], metric: str) ->
     return spans_decades(runs[0].metric(metric), np.concatenate([run.values(metric) for run in runs]))
 
 
-def _marks(published: Published) -> list[Mark]:
-    """The paper's numbers on the axes of the figure."""
-    marks = (claim.measure.mark(claim.paper, published.y[0], published.x) for claim in published.claims)
-    return [mark for mark in marks if mark and published.transform == "none"]
-
-
 def _draw_mark(axis: plt.Axes, mark: Mark, colour: str) -> None:
     """A star at the x that the paper's number belongs to; else dotted lines over the whole picture, a band between two of them."""
     if mark.x:
@@ -125,7 +120,8 @@ def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame
     figure, ((axes,),) = grid(1, 1)
     figure.suptitle(fill(f"{published.paper}: {published.title}", 54))
     finite = table[np.isfinite(table["y"])]
-    log = {axis: published.scale == "log" or (published.scale == "auto" and _decades(finite[axis])) for axis in "xy"}
+    decades = {axis: finite[axis].min() > 0 and finite[axis].max() >= 10 * finite[axis].min() for axis in "xy"}
+    log = {axis: published.scale == "log" or (published.scale == "auto" and decades[axis]) for axis in "xy"}
     for j, series in enumerate(published.points):
         rows = finite[finite["series"] == series]
         seeds = rows.assign(y=np.log(rows["y"]) if log["y"] else rows["y"]).groupby("x")["y"]
@@ -144,12 +140,9 @@ def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame
             axes.set_xticks(finite["x"].unique(), [f"{x:.4g}" for x in finite["x"].unique()])
             axes.xaxis.minorticks_off()
         axes.set_yscale("log" if log["y"] else "linear")
-    counts = sorted(set(finite.groupby(["series", "x"])["seed"].nunique())) or [0]
-    number = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
-    kind = "geometric mean" if log["y"] else "mean"
-    note = f"points: {kind} of {number} seeds; bars: ± one standard deviation" + " of the logarithm" * log["y"]
-    save_with_legend(figure, *paths, note=fill(note, 62) if counts[-1] > 1 else "points: 1 seed")
-
-
-def _decades(values: pd.Series) -> bool:
-    return bool(len(values) and values.min() > 0 and values.max() >= 10 * values.min())
+    counts = set(finite.groupby(["series", "x"])["seed"].nunique())
+    note = "points: 1 seed"
+    if max(counts, default=1) > 1:
+        mean, scale = ("geometric mean", " of the logarithm") if log["y"] else ("mean", "")
+        note = f"points: {mean} of {from_to(counts)} seeds; bars: ± one standard deviation{scale}"
+    save_with_legend(figure, *paths, note=fill(note, 62))

@@ -17,15 +17,9 @@ from fedopt.papers.published import load, tasks
 from fedopt.results.files import write_atomically
 
 POINTS = 100  # of a curve that is kept
-WHOLE = ("claims.csv", "runs.csv", "table.csv")
-HEAD = {
-    "says": "claim",
-    "bound": "asked",
-    "paper": "paper",
-    "measured": "measured (seeds)",
-    "holds": "verdict",
-    "why": "why",
-}
+TYPES = {"mean": float, "std": float, "values": str}  # of columns that pandas might take for something else
+COPIED = ("claims.csv", "runs.csv", "table.csv")
+HEADS = {"says": "claim", "bound": "asked", "measured": "measured (seeds)", "holds": "verdict"}
 
 
 def keep(folder: Path, into: Path) -> None:
@@ -34,9 +28,9 @@ def keep(folder: Path, into: Path) -> None:
     For points against a setting, figure.csv is copied as it is. Files of an earlier copy are replaced.
     """
     into.mkdir(parents=True, exist_ok=True)
-    for name in (*WHOLE, "curves.csv", "figure.png"):
+    for name in (*COPIED, "curves.csv", "figure.png"):
         (into / name).unlink(missing_ok=True)
-    for name in WHOLE:
+    for name in COPIED:
         if (folder / name).exists():
             write_atomically(into / name, (folder / name).read_bytes())
     if (folder / "figure.png").exists():
@@ -58,9 +52,8 @@ def thinned(curves: pd.DataFrame) -> pd.DataFrame:
     for _, points in curves.groupby(["line", "metric"], sort=False):
         parts.append(points.iloc[np.unique(np.linspace(0, len(points) - 1, POINTS).round().astype(int))])
     thin = pd.concat(parts) if parts else curves
-    return thin.assign(
-        **{name: thin[name].map(lambda value: float(f"{value:.5g}")) for name in ("mean", "low", "high")}
-    )
+    numbers = ["mean", "low", "high"]
+    return thin.assign(**thin[numbers].map(lambda value: float(f"{value:.5g}")))
 
 
 def judged_again(name: str, folders: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
@@ -98,8 +91,9 @@ def claims_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         measured = f"{plus_minus(row['mean'], row['std'])} ({row['seeds']})" if row["seeds"] else ""
         why = " ".join(filter(None, (row["why"], f"[{row['note']}]" if row["note"] else "")))
         cells.append({**row, "measured": measured, "why": why})
-    head = {"experiment": "experiment"} | HEAD if any("experiment" in row for row in rows) else HEAD
-    return markdown(pd.DataFrame(cells, columns=list(head)).rename(columns=head))
+    columns = ["experiment"] * any("experiment" in row for row in rows)
+    columns += ["says", "bound", "paper", "measured", "holds", "why"]
+    return markdown(pd.DataFrame(cells, columns=columns).rename(columns=HEADS))
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
@@ -108,13 +102,9 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
         return []
     try:
         text = StringIO(path.read_text())  # pandas would take a ~ in a path for the home folder
-        table = pd.read_csv(text, keep_default_na=False, na_values={"mean": "", "std": ""}, dtype={"values": str})
-        if lacking := [name for name in columns if name not in table]:
-            raise ValueError(f"it lacks the column {lacking[0]}")
-        table = table[list(columns)]
-        numbers = [name for name in ("mean", "std") if name in columns]
-        records = table.assign(**table[numbers].apply(pd.to_numeric)).to_dict("records")
-        return [{str(column): value for column, value in record.items()} for record in records]
+        empty = {"mean": "", "std": ""}
+        table = pd.read_csv(text, usecols=list(columns), keep_default_na=False, na_values=empty, dtype=TYPES)
+        return [{str(column): value for column, value in row.items()} for row in table.to_dict("records")]
     except (OSError, ValueError) as error:
         why = first_line(error)
         raise UserError(f"{path}: cannot be read ({why}); the experiment writes it anew when it is run again") from None

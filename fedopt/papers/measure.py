@@ -11,7 +11,6 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -56,8 +55,7 @@ class SeedRuns:
 
     def at(self, label: str, where: float, metric: str = "", x: str = "") -> float:
         """The value at the last evaluation up to x = where."""
-        before = self._values(label, metric)[self._spent(label, x) <= where]
-        return float(before[-1]) if len(before) else math.nan
+        return float(self._values(label, metric, where, x)[-1])
 
     def first(
         self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False, n: int = 1
@@ -77,7 +75,10 @@ class SeedRuns:
 
     def noise(self, label: str, n: int, metric: str = "", until: float = math.inf) -> float:
         """The standard deviation of the differences between the last n evaluations up to x = until."""
-        return float(np.std(np.diff(self._last(label, n, metric, until)), ddof=1))
+        last = self._last(label, n, metric, until)
+        if len(last) < 3:
+            raise Unmeasurable(f"{label} has fewer than three evaluations to take differences of")
+        return float(np.std(np.diff(last), ddof=1))
 
     def rate(self, label: str, start: float, end: float, metric: str = "") -> float:
         """The slope of log10 of the value against x, by least squares over the evaluations from x = start to x = end."""
@@ -97,7 +98,7 @@ class SeedRuns:
 
     def mean_square(self, label: str, n: int, metric: str = "") -> float:
         """The mean of the squares of the last n evaluations."""
-        return float(np.mean(self._values(label, metric)[-n:] ** 2))
+        return float(np.mean(self._last(label, n, metric) ** 2))
 
     def per_round(self, label: str, column: str) -> float:
         """The last value of a column divided by the number of rounds."""
@@ -109,7 +110,10 @@ class SeedRuns:
 
     def setting(self, label: str, key: str) -> float:
         """The number at a dotted key of the run's config, such as 'algo.p'."""
-        return float(self._run(label).keys[key])
+        keys = self._run(label).keys
+        if key not in keys:
+            raise Unmeasurable(f"there is no {key}{nearest(key, list(keys))}")
+        return float(keys[key])
 
     def fit(self, series: str) -> float:
         """The slope of log y against log x over the points of a series."""
@@ -129,28 +133,25 @@ class SeedRuns:
     def _described(self, label: str, metric: str) -> Metric:
         return self._run(label).metric(metric or self.metric)
 
-    def _values(self, label: str, metric: str) -> np.ndarray:
+    def _values(self, label: str, metric: str, until: float = math.inf, x: str = "") -> np.ndarray:
+        """Those of the evaluations up to x = until, of which there is at least one."""
         run, name = self._run(label), metric or self.metric
         if name not in run.table:
             raise Unmeasurable(f"{label} has no {name}{nearest(name, [*map(str, run.table)])}")
         worst = run.metric(name).worst
-        return np.nan_to_num(run.values(name), nan=worst, posinf=worst, neginf=worst)
+        values = np.nan_to_num(run.values(name), nan=worst, posinf=worst, neginf=worst)
+        if not len(values := values[self._spent(label, x) <= until]):
+            raise Unmeasurable(f"{label} has no evaluation up to {until:g}")
+        return values
 
-    def _last(self, label: str, n: int, metric: str, until: float) -> np.ndarray:
-        values = self._values(label, metric)[self._spent(label, "") <= until]
+    def _last(self, label: str, n: int, metric: str, until: float = math.inf) -> np.ndarray:
+        values = self._values(label, metric, until)
         return values[-(n or max(3, len(values) // 5)) :]
 
     def _spent(self, label: str, x: str) -> np.ndarray:
         if (x or self.x) not in COSTS:
             raise Unmeasurable(f"x={x}: there are {', '.join(COSTS)}")
         return self._run(label).cost(x or self.x)
-
-
-def _power(base: float, exponent: float) -> float:
-    """As a float, which takes no memory however large it is. Raises OverflowError if it is infinite."""
-    if math.isinf(power := math.pow(base, exponent)):
-        raise OverflowError(f"{base:g} ** {exponent:g} is infinite")
-    return power
 
 
 WORDS = [name for name, member in vars(SeedRuns).items() if inspect.isfunction(member) and not name.startswith("_")]
@@ -167,7 +168,7 @@ OPERATORS: dict[type, Callable[..., float]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
-    ast.Pow: _power,
+    ast.Pow: math.pow,  # a float, which takes no memory however large it is
     ast.USub: operator.neg,
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -225,14 +226,8 @@ class Measure:
         try:
             with np.errstate(all="ignore"):
                 return float(evaluator.eval(self.text, self.tree))
-        except ZeroDivisionError:
-            raise Unmeasurable("a division by zero") from None
-        except KeyError as error:
-            raise Unmeasurable(f"there is no {error.args[0]}") from None
-        except (ArithmeticError, TypeError, ValueError) as error:
+        except (ArithmeticError, TypeError, ValueError, RecursionError) as error:
             raise Unmeasurable(str(error)) from None
-        except RecursionError:
-            raise Unmeasurable("an expression of too many terms") from None
 
     def mark(self, paper: str, metric: str, x: str) -> Mark | None:
         """The paper's number on the axes of a figure of metric against x; None if it is none, or is on no axis.
@@ -246,12 +241,19 @@ class Measure:
         if numbers is None or not isinstance(call, ast.Call) or ast.unparse(call.func) not in ON_AXES:
             return None
         name, label, arguments = self.words[0]
-        with suppress(ValueError):  # an argument that is no plain value
+        try:
             values = {key: ast.literal_eval(node) for key, node in arguments.items()}
-            if (values.get("x") or x) == x:
-                there = {"at": ((values.get("where"),) * 2, numbers), "first": (numbers, (values.get("target"),) * 2)}
-                return Mark(label, values.get("metric") or metric, *there.get(name, ((), numbers)))
-        return None
+        except ValueError:  # an argument that is no plain value
+            return None
+        if values.get("x", x) != x:
+            return None
+        metric = values.get("metric") or metric
+        match name:
+            case "at":
+                return Mark(label, metric, (values["where"],) * 2, numbers)
+            case "first":
+                return Mark(label, metric, numbers, (values["target"],) * 2)
+        return Mark(label, metric, (), numbers)
 
     def slope(self, paper: str) -> tuple[str, float] | None:
         """A series and the slope that the paper has for it, if the measure is `fit` of the series."""

@@ -1,6 +1,7 @@
 """Published experiments: conf/experiment/<paper>/<name>.yaml, one figure or table a file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -19,15 +20,9 @@ from fedopt.papers.where import filled
 from fedopt.results.identity import digits
 
 TEXTS = str | list[str]
-Words = Annotated[
-    list[str],
-    BeforeValidator(lambda value: value.split() if isinstance(value, str) else value, json_schema_input_type=TEXTS),
-]
-Names = Annotated[
-    list[str],
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=TEXTS),
-    Field(min_length=1),
-]
+Splits = BeforeValidator(lambda value: value.split() if isinstance(value, str) else value, json_schema_input_type=TEXTS)
+Wraps = BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=TEXTS)
+Words = Annotated[list[str], Splits]
 
 
 def _each_series(point: Any, info: ValidationInfo) -> Any:
@@ -66,7 +61,7 @@ class Published:
     title: str
     minutes: PositiveFloat
     lines: Annotated[dict[str, Words], Field(min_length=1)]
-    y: Names
+    y: Annotated[list[str], Wraps, Field(min_length=1)]
     x: Literal["round", "comm_rounds", "bytes", "seconds"] = "comm_rounds"
     until: PositiveFloat | None = None
     y_from: float | None = None
@@ -93,19 +88,19 @@ class Published:
 
     def check_labels(self) -> None:
         """Raises UserError for a label that is not of a line, or in `fit` of a series."""
-        labels = [*self.horizontal, *chain(*self.panels.values())]
-        labels += [label for row in self.table.values() for label, _ in row.values()]
-        labels += [label for series in self.points.values() for label in series.values()]
-        for label in labels:
-            if label not in self.lines:
-                raise UserError(f"{label}: there is no such line{nearest(label, list(self.lines))}")
+        cells = [label for row in self.table.values() for label, _ in row.values()]
+        points = [label for series in self.points.values() for label in series.values()]
+        labels = [(label, label, "line") for label in chain(self.horizontal, *self.panels.values(), cells, points)]
         measures = [(f"claim '{claim.says}'", claim.measure) for claim in self.claims]
         measures += [("cell", self.cell), *(("point", measure) for measure in self.point.values())]
-        for where, word in ((where, word) for where, measure in measures for word in measure.words):
-            labels = list(self.points if word.name == "fit" else self.lines)
-            if word.label and word.label not in labels:
-                near = nearest(word.label, labels)
-                raise UserError(f"{where}: {word.name}({word.label!r}): there is no such label{near}")
+        for where, measure in measures:
+            for word in measure.words:
+                kind = "series" if word.name == "fit" else "line"
+                labels += [(f"{where}: {word.name}({word.label!r})", word.label, kind)] * bool(word.label)
+        for text, label, kind in labels:
+            present = list(self.points if kind == "series" else self.lines)
+            if label not in present:
+                raise UserError(f"{text}: there is no such {kind}{nearest(label, present)}")
 
 
 class Task(NamedTuple):
@@ -128,40 +123,39 @@ def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
     for experiment in names(folders):
         for name in (experiment, experiment.partition("/")[0]):
             groups.setdefault(name, []).append(experiment)
-    if unknown := [name for name in wanted if name.strip("/") not in groups]:
-        raise UserError(
-            f"{unknown[0]}: there is no such experiment{nearest(unknown[0], list(groups))}; --list shows them"
-        )
+    for name in wanted:
+        if name.strip("/") not in groups:
+            raise UserError(f"{name}: there is no such experiment{nearest(name, list(groups))}; --list shows them")
     return list(dict.fromkeys(chain(*(groups[name.strip("/")] for name in wanted))))
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """A UserError says in which file it is."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def load(name: str, folders: Sequence[Path] = ()) -> Published:
     """The experiment of a file. Raises UserError in one line for a file that is broken."""
-    try:
-        published = build(Published, filled(_node(name, folders)), "experiment")
+    with _naming(f"experiment/{name}.yaml"):
+        node = compose([f"experiment={name}"], folders).experiment
+        if not node:
+            raise UserError("has no node experiment")
+        if "experiment" in node:
+            raise UserError("must begin with the line '# @package _global_'")
+        published = build(Published, filled(node), "experiment")
         published.check_labels()
-    except UserError as error:
-        raise UserError(f"experiment/{name}.yaml: {error}") from None
     return published
 
 
 def takes(name: str, published: Published, folders: Sequence[Path] = ()) -> str:
     """The minutes that an experiment takes, as text; it names the GPU if the file asks for one. Raises UserError."""
-    try:
+    with _naming(f"experiment/{name}.yaml"):
         device = compose([f"experiment={name}"], folders).settings.hardware.device
-    except UserError as error:
-        raise UserError(f"experiment/{name}.yaml: {error}") from None
     return f"{published.minutes:g}" + ("" if device == "cpu" else " on a GPU")
-
-
-def _node(name: str, folders: Sequence[Path]) -> dict[str, Any]:
-    """The node `experiment` of the config that the file composes to. Raises UserError."""
-    node = compose([f"experiment={name}"], folders).experiment
-    if not node:
-        raise UserError("has no node experiment")
-    if "experiment" in node:
-        raise UserError("must begin with the line '# @package _global_'")
-    return {str(key): value for key, value in node.items()}
 
 
 def tasks(
@@ -180,12 +174,10 @@ def tasks(
     for line, words in published.lines.items():
         if lines is not None and line not in lines:
             continue
-        try:
+        with _naming(f"experiment/{name}.yaml: line '{line}'"):
             if taken := [word for word in words if key_of(word) in OF_THE_COMMAND]:
                 raise UserError(f"{taken[0]}: a line does not say this; fedopt-reproduce does")
             composed = compose([f"experiment={name}", *words, *further], folders)
-        except UserError as error:
-            raise UserError(f"experiment/{name}.yaml: line '{line}': {error}") from None
         module = {group: composed.nodes[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
         for seed in range(seeds):
             seeded = composed.changed(seed=seed)

@@ -91,8 +91,10 @@ def report(plan: Plan, formats: Sequence[str]) -> None:
         if np.isfinite(values["y"].astype(float)).any():
             draw_points(pictures, published, values)
     else:
-        lines = {label: [its.runs[label] for its in seeds.values() if label in its.runs] for label in published.lines}
-        lines = {label: runs for label, runs in lines.items() if runs}
+        lines: dict[str, list[Recorded]] = {}
+        for label in published.lines:
+            if runs := [ended.runs[label] for ended in seeds.values() if label in ended.runs]:
+                lines[label] = runs
         values = _evaluations(published, lines)
         if lines and not published.table:
             write_table(plan.results / "curves.csv", draw_curves(pictures, published, lines))
@@ -115,13 +117,11 @@ def _made(folders: Sequence[Path]) -> dict[str, str]:
     """When, by which commits and on which machines runs were made."""
     cards = [read_json(folder / "run.json") for folder in folders]
     machines = [card.get("machine", {}) for card in cards]
-    values = (
-        [max((card.get("started", "") for card in cards), default="")[:10]],
-        [card.get("commit") for card in cards],
-        [machine.get("gpu") or machine.get("platform") for machine in machines],
-    )
-    texts = (", ".join(dict.fromkeys(str(value) for value in column if value)) for column in values)
-    return dict(zip(claims.MADE, texts, strict=True))
+    latest = max((card.get("started", "") for card in cards), default="")
+    commits = [card.get("commit") for card in cards]
+    computers = [machine.get("gpu") or machine.get("platform") for machine in machines]
+    columns = dict(zip(claims.MADE, ([latest[:10]], commits, computers), strict=True))
+    return {name: ", ".join(dict.fromkeys(str(value) for value in values if value)) for name, values in columns.items()}
 
 
 def _evaluations(published: Published, lines: Mapping[str, Sequence[Recorded]]) -> pd.DataFrame:

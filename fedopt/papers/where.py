@@ -71,12 +71,13 @@ class Where:
 
         Raises UserError for an unknown axis or value.
         """
-        if not isinstance(chosen, dict | list):
+        if isinstance(chosen, list):
+            chosen = {axis: self.axes[_axis(axis, self.axes, "for")] for axis in chosen}
+        if not isinstance(chosen, dict):
             raise UserError(f"for={chosen}: must be a list of axes, or map axes to some of their values")
         narrowed = dict(self.axes)
-        for axis in chosen:
+        for axis, values in chosen.items():
             every = self.axes[_axis(axis, self.axes, "for")]
-            values = chosen[axis] if isinstance(chosen, dict) else every
             narrowed[axis] = _texts(values if isinstance(values, list) else [values], f"for.{axis}")
             if unknown := [value for value in narrowed[axis] if value not in every]:
                 raise UserError(f"for.{axis}={unknown[0]}: there is no such value; there are {', '.join(every)}")
@@ -132,7 +133,7 @@ class Where:
         return self.functions[name]
 
 
-def filled(node: dict[str, Any]) -> dict[str, Any]:
+def filled(node: Mapping[str, Any]) -> dict[str, Any]:
     """The node `experiment` of a file, without `where` and with values in place of names. Raises UserError."""
     where = Where.read(node.get("where", {}))
     result: dict[str, Any] = {}
@@ -184,15 +185,12 @@ def _texts(values: Any, where: str) -> list[str]:
 
 def _by_value(node: Any, depends: Sequence[str], axes: Mapping[str, list[str]], where: str) -> Any:
     """Nested mappings from the values of the axes. In a node, a list is in the order of an axis; None is an empty text."""
-    if not depends:
-        if isinstance(node, dict | list):
-            raise UserError(f"{where}={node}: must be one value")
+    if depends:
+        axis, *rest = depends
+        if isinstance(node, list) and len(node) == len(axes[axis]):
+            node = dict(zip(axes[axis], node, strict=True))
+        if isinstance(node, dict):
+            return {str(value): _by_value(inner, rest, axes, where) for value, inner in node.items()}
+    elif not isinstance(node, dict | list):
         return "" if node is None else str(node)
-    axis, *rest = depends
-    if isinstance(node, list):
-        if len(node) != len(axes[axis]):
-            raise UserError(f"{where}: has {len(node)} values for {len(axes[axis])} of {axis}")
-        node = dict(zip(axes[axis], node, strict=True))
-    if not isinstance(node, dict):
-        raise UserError(f"{where}={node}: must be a list or a mapping over {axis}")
-    return {str(value): _by_value(inner, rest, axes, where) for value, inner in node.items()}
+    raise UserError(f"{where}={node}: must be {f'a value for each {depends[0]}' if depends else 'one value'}")

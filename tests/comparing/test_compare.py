@@ -125,10 +125,10 @@ def test_a_loss_that_has_grown_many_times_is_said(last, said, tmp_path, command)
 
 
 def test_default_metric(tmp_path):
-    """The one that the first run's problem names first; a run without it is skipped, and named."""
-    runs = [recorded.read(record(tmp_path / m, (1, 2), metric=m), "round") for m in ("distance", "test_accuracy")]
-    assert groups.default_metric(runs) == "distance"
-    assert groups.default_metric(runs[::-1]) == "test_accuracy"
+    """The one that the first run's problem names first."""
+    folders = [record(tmp_path / metric, (1, 2), metric=metric) for metric in ("distance", "test_accuracy")]
+    assert comparison.compared(folders).metric == "distance"
+    assert comparison.compared(folders[::-1]).metric == "test_accuracy"
 
 
 def test_groups_by_what_differs(tmp_path):
