@@ -19,14 +19,15 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help lists the options")
 
 
-def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """For argparse: reads names with commas between them, each of which must be known."""
+def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    """For argparse: reads names with commas between them, each of which must be one of the choices."""
 
     def read(text: str) -> list[str]:
         names = list(dict.fromkeys(text.split(",")))
         for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name}: there are {', '.join(known)}{nearest(name, list(known))}")
+            if name not in choices:
+                near = nearest(name, list(choices))
+                raise argparse.ArgumentTypeError(f"{name}: there are {', '.join(choices)}{near}")
         return names
 
     return read
@@ -55,11 +56,8 @@ def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> Non
     except Exception as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        if line := mistake(error, arguments):
-            say(line)
-            code = 2
-        else:
-            say(f"{type(error).__name__}: {first_line(error)} (this is a bug: HYDRA_FULL_ERROR=1 shows where)")
-            code = 1
+        line = mistake(error, arguments)
+        code = 2 if line else 1
+        say(line or f"{type(error).__name__}: {first_line(error)} (this is a bug: HYDRA_FULL_ERROR=1 shows where)")
     if code:
         sys.exit(code)

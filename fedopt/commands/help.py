@@ -5,7 +5,7 @@ imported, so that help comes at once and runs no code.
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +20,8 @@ from fedopt.config.tuned import tuned_names
 from fedopt.config.words import extra_folders, key_of
 from fedopt.errors import UserError
 
-TYPES = {
-    "int": "whole number",
-    "float": "number",
-    "bool": "true | false",
-    "str": "text",
-}  # of a value, where no class says more
+# Of a value, where no class says more
+TYPES = {"int": "whole number", "float": "number", "bool": "true | false", "str": "text"}
 NOTES = {
     "step size": "a number from 0, or a schedule by the round r: {kind: inverse_power, initial: 0.1, power: 0.5, delay: 1} is "
     "initial / (1 + r / delay)^power, {kind: exponential, initial: 0.1, decay: 0.99} is initial * decay^r, "
@@ -35,46 +31,22 @@ NOTES = {
 }
 
 
-# Everything there is
+USAGE = """fedopt: experiments in federated nested optimisation
 
-
-def overview(folders: Iterable[str]) -> str:
-    """Usage, and everything that can be chosen."""
-    lines = [
-        "fedopt: experiments in federated nested optimisation",
-        "",
-        "  fedopt algo=fedmsa problem=mco                 one run",
-        "  fedopt algo=fedmsa problem=mco algo.K=10       with another value",
-        "  fedopt -m algo=fedmsa problem=mco seed=0,1,2   a sweep",
-        "  fedopt --help algo=fedmsa problem=mco          all keys of a run: meaning, type, default and tuned value",
-        "  fedopt --help algo=fedmsa                      the keys of an algorithm, a problem, ...",
-        "  fedopt algo=fedmsa problem=mco --cfg job       show the config and do not run",
-        "  fedopt resume=true output_dir=DIR              go on with the run that is there",
-        "  fedopt --schema experiment                     a JSON schema of experiment files, for editors; or config",
-        '  eval "$(fedopt -sc install=bash)"              complete words with the tab key; or zsh, fish',
-        "  fedopt new algo NAME                           begin an algorithm of your own; or new problem NAME, --class bilevel",
-        "  fedopt-compare DIR...                          compare runs",
-        "  fedopt-reproduce PAPER/NAME...                 a published figure; --list shows all",
-    ]
-    for group in GROUPS:
-        names = options(group, folders)
-        if not names:
-            continue
-        width = max(24, *(len(name) for name in names))
-        lines += ["", f"{group}=", *(f"  {name:<{width}} {_title(group, name, folders)}" for name in names)]
-    return "\n".join(lines)
-
-
-def _title(group: str, name: str, folders: Iterable[str]) -> str:
-    head = config_text(file_of(group, name, folders)).split("\n")[:3]
-    said = (line[2:] for line in head if line.startswith("# ") and "@package" not in line and "$schema" not in line)
-    return next(said, "")
-
-
-# Keys
-
-
+  fedopt algo=fedmsa problem=mco                 one run
+  fedopt algo=fedmsa problem=mco algo.K=10       with another value
+  fedopt -m algo=fedmsa problem=mco seed=0,1,2   a sweep
+  fedopt --help algo=fedmsa problem=mco          all keys of a run: meaning, type, default and tuned value
+  fedopt --help algo=fedmsa                      the keys of an algorithm, a problem, ...
+  fedopt algo=fedmsa problem=mco --cfg job       show the config and do not run
+  fedopt resume=true output_dir=DIR              go on with the run that is there
+  fedopt --schema experiment                     a JSON schema of experiment files, for editors; or config
+  eval "$(fedopt -sc install=bash)"              complete words with the tab key; or zsh, fish
+  fedopt new algo NAME                           begin an algorithm of your own; or new problem NAME, --class bilevel
+  fedopt-compare DIR...                          compare runs
+  fedopt-reproduce PAPER/NAME...                 a published figure; --list shows all"""
 PLAIN = ["problem=quadratic_minimax"]  # its file sets none of the keys that every run has
+EVERY = ""  # the part of the keys that every run has, beside the groups
 
 
 class Key(NamedTuple):
@@ -90,11 +62,11 @@ def keys(words: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[st
     """Each key of the config that a command's words compose to, what they choose, and a line on tuned values. Raises UserError."""
     composed = merge(words, folders)
     usual = merge([*words, "preset=none"], folders) if composed.tuned.name else composed
-    values, defaults = _leaves(composed.nodes), _leaves(usual.nodes)
+    values, defaults = _leaves(composed.nodes), {**_leaves(usual.nodes), "preset": composed.nodes["preset"]}
     meanings, types = _meanings(composed.chosen, folders), _types(composed.nodes)
     described = {
         key: Key(
-            _shown(defaults.get(key) if key != "preset" else value),
+            _shown(defaults.get(key)),
             _shown(value) if value != defaults.get(key) else "",
             types.get(key) or TYPES.get(type(value).__name__, ""),
             meanings.get(key, ""),
@@ -108,42 +80,51 @@ def show(words: list[str], folders: list[str]) -> None:
     """Print the keys of what a command chooses: of the groups that it names, or with an algorithm and a problem of the whole run.
     Without words, everything there is. folders: config folders besides fedopt's."""
     described, chosen, tuned = keys(words or PLAIN, folders)
+    groups = [group for group in GROUPS if group in map(key_of, words)]
+    of_run = bool(words) and (not groups or {"algo", "problem"} <= {*groups} or "experiment" in groups)
+    parts = [*GROUPS, EVERY] if of_run else groups or [EVERY]
     if not words:
-        print(overview(folders))
-    groups = {*map(key_of, words)} & {*GROUPS}
-    if not words:
-        groups = {""}
-    elif not groups or {"algo", "problem"} <= groups or "experiment" in groups:
-        groups = {*GROUPS, ""}
-    whole = {"algo", ""} <= groups
-    parts = [group for group in (*GROUPS, "") if group in groups and group != "experiment"]
+        print(USAGE, *(_listed(group, folders) for group in GROUPS), sep="\n")
     console = Console(width=None if sys.stdout.isatty() else 180, highlight=False, markup=False, soft_wrap=False)
-    for part in parts:
-        rows = {
-            key: row for key, row in described.items() if (key.partition(".")[0] if "." in key else "") in _nodes(part)
-        }
-        if part and not rows:
-            continue
-        head = f"{part}={chosen[part]}: {_title(part, chosen[part], folders)}" if part in chosen else f"{part}:"
-        console.print(f"\n{head}" if part else "\nevery run:")
-        _print(console, rows, whole)
+    shown = {part: {key: row for key, row in described.items() if _part(key) == part} for part in parts}
+    for part, rows in shown.items():
+        if rows:
+            title = f"={chosen[part]}: {_title(part, chosen[part], folders)}" if part in chosen else ":"
+            console.print(f"\n{part or 'every run'}{title}")
+            _print(console, rows, of_run)
+    types = " ".join(row.type for rows in shown.values() for row in rows.values())
     for kind, note in NOTES.items():
-        if any(kind in row.type and key.partition(".")[0] in groups for key, row in described.items()):
+        if kind in types:
             console.print(f"\n{kind}: {note}")
-    if "algo" in groups:
-        console.print(f"\n{tuned if whole else _tuned_problems(chosen['algo'], folders)}")
+    if "algo" in parts:
+        console.print(f"\n{tuned if of_run else _tuned_problems(chosen['algo'], folders)}")
 
 
-def _nodes(part: str) -> tuple[str, ...]:
-    return (part,) if part else ("", "participation", "budget", "eval")
+def _part(key: str) -> str:
+    """The group of a key."""
+    first = key.partition(".")[0]
+    return first if first in GROUPS else EVERY
 
 
-def _print(console: Console, rows: Mapping[str, Key], whole: bool) -> None:
+def _listed(group: str, folders: Folders) -> str:
+    names = options(group, folders)
+    width = max(24, *map(len, names))
+    return "\n".join(["", f"{group}=", *(f"  {name:<{width}} {_title(group, name, folders)}" for name in names)])
+
+
+def _title(group: str, name: str, folders: Folders) -> str:
+    """The first comment at the head of an option's file."""
+    head = config_text(file_of(group, name, folders)).split("\n")[:3]
+    comments = (line[2:] for line in head if line.startswith("# ") and "@package" not in line and "$schema" not in line)
+    return next(comments, "")
+
+
+def _print(console: Console, rows: Mapping[str, Key], with_tuned: bool) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("key", "default", *(["tuned"] if whole else []), "type or values", "meaning"):
+    for title in ("key", "default", *(["tuned"] if with_tuned else []), "type or values", "meaning"):
         table.add_column(title, overflow="fold", no_wrap=title == "key")
     for key, row in rows.items():
-        table.add_row(key, row.default, *([row.tuned] if whole else []), row.type, row.meaning)
+        table.add_row(key, row.default, *([row.tuned] if with_tuned else []), row.type, row.meaning)
     console.print(table)
 
 
@@ -155,12 +136,16 @@ def _tuned_problems(algo: str, folders: Folders) -> str:
 
 
 def _leaves(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by their dotted keys, but for those that begin with an underscore; schedules are values."""
-    found: dict[str, Any] = {}
+    """The values by their dotted keys, except those that begin with an underscore; schedules are values."""
+    leaves: dict[str, Any] = {}
     for key, value in config.items():
-        inner = value if isinstance(value, dict) else None
-        found |= {key: value} if inner is None else {f"{key}.{k}": v for k, v in inner.items() if k[0] != "_"}
-    return found
+        inner = (
+            {f"{key}.{name}": leaf for name, leaf in value.items() if name[0] != "_"}
+            if isinstance(value, dict)
+            else None
+        )
+        leaves |= {key: value} if inner is None else inner
+    return leaves
 
 
 def _shown(value: Any) -> str:
@@ -193,16 +178,17 @@ def completions(line: str) -> list[str]:
     return sorted(text for text in words if text.startswith(word))
 
 
-# Meanings: the comments of config files; types: what classes.json says
+# Meanings and types
 
 
 def _meanings(chosen: Mapping[str, str], folders: Folders) -> dict[str, str]:
-    found = comments(CONF / "config.yaml")
-    for group in (group for group in GROUPS if group != "experiment" and group in chosen):
-        for path in (file_of(group, option, folders) for option in chain(group, chosen[group], folders)):
+    meanings = comments(CONF / "config.yaml")
+    for group in (group for group in GROUPS if group in chosen and group != "experiment"):
+        for option in chain(group, chosen[group], folders):
+            path = file_of(group, option, folders)
             inside = "" if "@package _global_" in config_text(path) else f"{group}."
-            found |= {f"{inside}{key}": comment for key, comment in comments(path).items()}
-    return found
+            meanings |= {f"{inside}{key}": comment for key, comment in comments(path).items()}
+    return meanings
 
 
 def _types(nodes: Mapping[str, Any]) -> dict[str, str]:
@@ -216,16 +202,18 @@ def _types(nodes: Mapping[str, Any]) -> dict[str, str]:
 def comments(path: Path) -> dict[str, str]:
     """The comments beside the keys of a YAML file, by dotted key."""
     text = config_text(path)
-    lines, found = text.splitlines(), {}
+    lines = text.splitlines()
+    beside: dict[str, str] = {}
 
-    def walk(node: yaml.Node, inside: str) -> None:
+    def walk(node: yaml.Node | None, inside: str) -> None:
         for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
             block = isinstance(value, yaml.CollectionNode) and not value.flow_style
             end = key.end_mark if block else value.end_mark
-            comment = lines[end.line][end.column :].partition("# ")[2] if end.line < len(lines) else ""
-            found.update({f"{inside}{key.value}": comment.strip()} if comment else {})
+            comment = lines[end.line][end.column :].partition("# ")[2].strip() if end.line < len(lines) else ""
+            if comment:
+                beside[f"{inside}{key.value}"] = comment
             if block:
                 walk(value, f"{inside}{key.value}.")
 
-    walk(yaml.compose(text, yaml.SafeLoader) or yaml.ScalarNode("", ""), "")
-    return found
+    walk(yaml.compose(text, yaml.SafeLoader), "")
+    return beside

@@ -10,7 +10,6 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -23,7 +22,7 @@ from fedopt.config.build import INTERFACES
 from fedopt.config.compose import Composed
 from fedopt.config.files import CONF
 from fedopt.config.settings import Budget
-from fedopt.config.words import last_of_each, of_folder, quoted
+from fedopt.config.words import last_of_each, of_folder
 from fedopt.console.interrupts import ending_at_once
 from fedopt.errors import UserError
 from fedopt.results.folder import RunFolder, numbers_of
@@ -113,7 +112,9 @@ def _last_line(status: str, folder: RunFolder, budget: Budget) -> str:
     line += f": {values}" if values else ""
     line += f"\nresults: {folder.path}"
     if status == "interrupted":
-        line += f"\nto go on: {_modules()}fedopt resume=true {_as_word(folder.path)}"
+        path = os.environ.get("PYTHONPATH")  # where your own modules are
+        modules = f"PYTHONPATH={shlex.quote(path)} " if path else ""
+        line += f"\nto go on: {modules}fedopt resume=true {shlex.quote(f'output_dir={folder.path}')}"
     if status == "diverged":
         line += f"\nto go on from the last good state: from='{folder.path}', another output_dir and smaller steps"
     return line
@@ -122,21 +123,6 @@ def _last_line(status: str, folder: RunFolder, budget: Budget) -> str:
 def _limit(budget: Budget, summary: Mapping[str, Any]) -> str:
     """Which limit ended the run, where it has several."""
     limits = {key: limit for key, limit in asdict(budget).items() if limit is not None}
-    spent = {"rounds": summary.get("round")} | {key: summary.get(key) for key in ("comm_rounds", "bytes", "seconds")}
-    reached = [f"budget.{key}={limit}" for key, limit in limits.items() if (spent[key] or 0) >= limit]
+    spent = {**summary, "rounds": summary.get("round")}
+    reached = [f"budget.{key}={limit}" for key, limit in limits.items() if (spent.get(key) or 0) >= limit]
     return f", by {' and '.join(reached)}" if summary.get("status") == "finished" and len(limits) > 1 else ""
-
-
-def _as_word(folder: Path) -> str:
-    """The override of the shell's that means this folder, which is there, with quotes where they are needed."""
-    plain = re.fullmatch(r"[\w./,=+-]+", str(folder), re.ASCII)
-    return f"output_dir={folder}" if plain else shlex.quote(f"output_dir={quoted(str(folder))}")
-
-
-def _modules() -> str:
-    """Where the modules of one's own were found."""
-    path = os.environ.get("PYTHONPATH")
-    return f"PYTHONPATH={shlex.quote(path)} " if path else ""
-
-
-# Sweeps

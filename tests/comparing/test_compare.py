@@ -171,7 +171,7 @@ def test_chosen_groups(tmp_path, command):
         (["--group-by", "problm"], "did you mean problem?"),
         (["--metric", "test_acuracy"], "--metric=test_acuracy: no run has it, did you mean test_accuracy?"),
         (["--x", "hours"], "invalid choice: 'hours'"),
-        (["--target", "high"], "high is not a finite number"),
+        (["--target", "high"], "--target: invalid float value: 'high'"),
         (["nowhere"], "nowhere: there is no such folder"),
         (["--names", "fedmas"], "--names=fedmas: must be OLD=NEW with OLD one of FedMSA"),
         (["--columns", "to_target"], "--columns=to_target: has values only with --target"),
@@ -185,7 +185,7 @@ def test_chosen_groups(tmp_path, command):
         (["--table", "latx"], "latx: there are csv, latex, markdown, did you mean latex?"),
         (["--smooth", "0"], "0 is not an odd number"),
         (["--smooth", "4"], "4 is not an odd number"),
-        (["--ylim", "5,1"], "5,1 is not LOW,HIGH with LOW below HIGH"),
+        (["--ylim", "5,1"], "ylim=['5', '1']: the lower end comes first"),
     ],
 )
 def test_mistakes_are_answered_in_one_line(tmp_path, command, arguments, said):
