@@ -484,7 +484,7 @@ def test_a_checkpoint_of_before(monkeypatch, capsys):
 @pytest.fixture
 def rare(monkeypatch):
     """Checkpoints at the start and at the end alone."""
-    monkeypatch.setattr("fedopt.running.keep.CHECKPOINT_SECONDS", 1000)
+    monkeypatch.setattr("fedopt.running.sinks.CHECKPOINT_SECONDS", 1000)
 
 
 def test_the_best_evaluation_is_kept(rare):

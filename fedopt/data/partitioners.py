@@ -120,9 +120,7 @@ class ByColumn:
             raise UserError(f"partitioner.file={path}: cannot be read: {first_line(error)}") from None
         if len(names) not in (train, train + test) or "" in names:
             has = f"has {len(names) - names.count('')} names"
-            raise UserError(
-                f"partitioner.file={path}: {has}, and must have a line for each of the {train} training examples"
-            )
+            raise UserError(f"partitioner.file={path}: {has}; it must have one on each line, {train} or {train + test}")
         return np.array([int(n) for n in names] if all(n.isdecimal() and len(n) < 19 for n in names) else names)
 
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:

@@ -50,9 +50,8 @@ class Csv:
             if column not in table.columns:
                 names = list(map(str, table.columns))
                 has = ", ".join(names[:SHOWN]) + f", ... ({len(names)} in all)" * (len(names) > SHOWN)
-                raise UserError(
-                    f"dataset.{key}={column}: no such column in {path}{nearest(column, names)}; it has {has}"
-                )
+                lacks = f"no such column in {path}{nearest(column, names)}"
+                raise UserError(f"dataset.{key}={column}: {lacks}; it has {has}")
             if used.count(column) > 1:
                 raise UserError(f"dataset.{key}: the column {column} is named twice, and a column has one role")
         _refuse_cells(table[used], table[used].isna(), path, "which is missing; leave such rows out, or fill them in")

@@ -14,9 +14,8 @@ from fedopt.errors import UserError, WrongFunction, first_line, gives
 from fedopt.problems.classes import Bilevel, Compositional, Hierarchical, Minimax, Minimisation, Problem
 from fedopt.randomness import untouched
 
-Call = tuple[
-    Callable[..., Any], tuple[Any, ...], tuple[int, ...]
-]  # a function, its arguments, the shape of what it gives
+# A function, its arguments, the shape of its result
+Call = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 
 
 def check(problem: Problem) -> None:
@@ -26,10 +25,7 @@ def check(problem: Problem) -> None:
     that do not follow the seed, and for a network whose buffers change: clients that are run one by one would share them.
     """
     if "train" not in getattr(problem, "splits", ()):
-        raise WrongFunction(
-            type(problem),
-            "does not say whose each example is: self.splits = self.world.split(EXAMPLES) in __post_init__",
-        )
+        raise WrongFunction(type(problem), "has no splits: self.splits = self.world.split(EXAMPLES) in __post_init__")
     if isinstance(problem, Bilevel):
         _check_splits(problem)
     name, start = type(problem).__name__, _start(problem)
@@ -57,15 +53,11 @@ def check(problem: Problem) -> None:
     if isinstance(problem, Bilevel) and not problem.direct:
         gradient = _gradient(problem.f, (*start, sample))
         if gradient is not None and gradient.any():
-            raise WrongFunction(
-                problem.f, "depends on x, and the class says direct = False: take that line out, or x out of f"
-            )
+            raise WrongFunction(problem.f, "depends on x, and the class says direct = False: take out one of them")
     for (key, of), buffer in before.items():
         if not torch.equal(networks[key].get_buffer(of), buffer):
-            raise UserError(
-                f"{name}.{key}: its buffer {of} changes when it is used, and clients would share it; use nn.GroupNorm in place of "
-                "BatchNorm"
-            )
+            why = f"its buffer {of} changes when it is used, and clients would share it"
+            raise UserError(f"{name}.{key}: {why}; use nn.GroupNorm in place of BatchNorm")
 
 
 def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> dict[str, float]:
@@ -101,12 +93,9 @@ def _check_splits(problem: Bilevel) -> None:
     """Raises UserError where there are no examples that f or g are taken on."""
     for function, split in (("f", problem.f_split), ("g", problem.g_split)):
         if split not in problem.splits:
-            known = list(problem.splits)
-            raise WrongFunction(
-                type(problem),
-                f"takes {function} on the split {split}, and self.splits has {', '.join(known)}: write {function}_split = "
-                f"{known[0]!r} in the class, or add the split",
-            )
+            names = ", ".join(problem.splits)
+            why = f"takes {function} on the split {split}, and self.splits has {names}"
+            raise WrongFunction(type(problem), f"{why}: set {function}_split to one of them, or add the split")
 
 
 def _gradient(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Tensor | None:
@@ -142,8 +131,5 @@ def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator
 
 def _check_type(function: Callable[..., Any], found: Tensor, dtype: torch.dtype) -> None:
     if found.dtype != dtype:
-        raise WrongFunction(
-            function,
-            f"gives {found.dtype}, and hardware.dtype is {dtype}: self.world.tensor(array) makes tensors of that type, "
-            "torch.zeros_like(x) has that of x",
-        )
+        remedy = "self.world.tensor(array) makes tensors of that type, torch.zeros_like(x) has that of x"
+        raise WrongFunction(function, f"gives {found.dtype}, and hardware.dtype is {dtype}: {remedy}")

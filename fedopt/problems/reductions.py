@@ -144,7 +144,5 @@ def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
     for reduction in REDUCTIONS:
         if isinstance(problem, reduction.source) and issubclass(reduction, solves):
             return reduction(problem)
-    raise UserError(
-        f"the algorithm solves {', '.join(sorted(covered(solves)))} problems, and {type(problem).__name__} is "
-        f"{name(class_of(problem))}"
-    )
+    kinds, kind = ", ".join(sorted(covered(solves))), name(class_of(problem))
+    raise UserError(f"the algorithm solves {kinds} problems, and {type(problem).__name__} is {kind}")

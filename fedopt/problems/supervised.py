@@ -86,9 +86,7 @@ class Supervised(Problem):
         if isinstance(self.model, dict) or "." in self.model:
             return modules.build(self.model, examples.x[[0, len(examples) // 2]], *common)
         if data.tokens:
-            raise UserError(
-                f"problem.model={self.model}: takes no token ids; problem.model=PACKAGE.CLASS is your own network"
-            )
+            raise UserError(f"problem.model={self.model}: takes no token ids; use a network of yours, PACKAGE.CLASS")
         return models.build(self.model, self.widths, *common, dropout)
 
     def set_up_shared(

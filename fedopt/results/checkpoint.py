@@ -105,9 +105,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def refuse_foreign(path: Path, metadata: Mapping[str, Any], run: str) -> None:
     """Raises UserError where the checkpoint at a path is not of the run with these digits (`identity.stamp`)."""
     if metadata.get("run") != run:
-        raise UserError(
-            f"{path}: belongs to a run with other values; put this run's own back, or delete it to start over"
-        )
+        raise UserError(f"{path}: belongs to a run with other values; put this run's back, or delete it to start over")
 
 
 def _flat(state: Any) -> tuple[dict[str, Any], Any]:

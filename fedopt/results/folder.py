@@ -23,31 +23,23 @@ from fedopt.errors import UserError, first_line
 from fedopt.metrics import Metric
 from fedopt.results.files import read_json, refuse_links, write_atomically
 
-FILES: tuple[str, ...] = (
-    "config.yaml",
-    "run.json",
-    "metrics.csv",
-    "summary.json",
-    "checkpoint.safetensors",
-    "log.txt",
-    ".lock",
-)
-FILES += ("partition.png", "metrics.png", "traceback.txt", "memory.0", "memory.1")
+TEXTS = ("config.yaml", "run.json", "metrics.csv", "summary.json", "log.txt", "traceback.txt")
+FILES = (*TEXTS, "checkpoint.safetensors", "memory.0", "memory.1", "partition.png", "metrics.png", ".lock")
 LEFT_OVER = {"summary.json", "run.json", "traceback.txt", "log.txt"}  # by a run that failed before it began
 ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
 OVER = (*ENDED, "stopped")  # with those that on_eval has stopped, which are as long as they were meant to be
 
 
 def numbers_of(part: Any) -> dict[str, float]:
-    """The numbers of a part of summary.json, such as final, by the names of the metrics; what is none is left out."""
-    found = part if isinstance(part, dict) else {}
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+    """The numbers of a part of summary.json, such as final, by the names of the metrics; other values are left out."""
+    values = part.items() if isinstance(part, dict) else ()
+    return {name: value for name, value in values if isinstance(value, int | float)}
 
 
 def described(folder: Path) -> list[Metric]:
     """What the metrics of the run in a folder say of themselves; empty where its run.json says nothing that can be read."""
     with suppress(TypeError, ValueError, UserError):
-        return [Metric(**said) for said in read_json(folder / "run.json").get("metrics", ())]
+        return [Metric(**words) for words in read_json(folder / "run.json").get("metrics", ())]
     return []
 
 
@@ -61,8 +53,8 @@ class RunFolder:
         self._lock = FileLock(path / ".lock", timeout=0)  # stays there: a lock that is removed lets two writers in
 
     def open(self) -> None:
-        """Create the folder and lock it. Raises UserError when another process holds it, or a file in it is not a file of this
-        folder alone, so that nothing outside of it is ever written; OSError when it cannot be made."""
+        """Create the folder and lock it. Raises UserError when another process holds it, or a file of it is a link, so that
+        nothing outside is ever written; OSError when it cannot be made."""
         self.path.mkdir(parents=True, exist_ok=True)
         refuse_links(self.path / name for name in FILES)
         try:

@@ -43,13 +43,10 @@ def refuse_other_data(folder: Path, before: Mapping[str, Any], now: Mapping[str,
     before: what the run has noted; now: what to compare of it.
     """
     if missing := [key for key in now if key not in before]:
-        raise UserError(
-            f"{folder}: a fedopt before 0.3 has not noted the run's {missing[0]}; begin anew in another output_dir"
-        )
+        raise UserError(f"{folder}: the run has not noted its {missing[0]}; begin anew in another output_dir")
     if any(before[key] != value for key, value in now.items()):
-        raise UserError(
-            f"{folder}: the run began with other data, or another division of them; begin in another output_dir"
-        )
+        why = "the run began with other data, or another division of them"
+        raise UserError(f"{folder}: {why}; bring these back, or begin anew in another output_dir")
 
 
 def refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:

@@ -139,8 +139,7 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
     if isinstance(who.work, list) and len(who.work) != clients:
         raise UserError(f"participation.work={who.work}: must have an entry for each of the {clients} clients")
     if who.uneven and key is None:
-        kinds = "participation.least, participation.work, participation.stragglers"
-        raise UserError(f"{kinds}: {type(algorithm).__name__} has no uneven local work")
+        raise UserError(f"participation.least, work, stragglers: {type(algorithm).__name__} has no uneven local work")
     if who.least is not None and key is not None:
         local = getattr(algorithm, key)
         most = int(np.min(local(0, clients)))

@@ -39,20 +39,16 @@ def recorded(run: "Run") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        folder = run.folder
+        path = run.folder.path
         if not run.writing:  # one refused at the door leaves no trace in another's folder
             raise
-        if not folder.path.is_dir():
-            raise UserError(
-                f"{folder.path}: another program moved or removed this folder while the run was writing"
-            ) from error
-        record_failure(folder, error, run.composed, run.untouched and not isinstance(error, OSError))
+        if not path.is_dir():
+            raise UserError(f"{path}: another program moved or removed this folder during the run") from error
+        record_failure(run.folder, error, run.composed, run.untouched and not isinstance(error, OSError))
         if not isinstance(error, OSError):
             raise
-        raise UserError(
-            f"{error.filename or folder.path}: {error.strerror or error}; nothing that was recorded is lost: mend it, "
-            "then resume=true"
-        ) from error
+        why = f"{error.filename or path}: {error.strerror or error}"
+        raise UserError(f"{why}; nothing that was recorded is lost: mend it, then resume=true") from error
 
 
 def record_failure(folder: RunFolder, error: Exception, composed: Composed, vacate: bool = False) -> None:

@@ -1,10 +1,11 @@
 """One run in its folder: begin or go on, follow the loop, end.
 
-The loop is in `loop`, how a run goes on in `resume`, checkpoints in `keep`, what a failure leaves in `failure`.
+The loop is in `loop`, going on in `resume`, checkpoints in `sinks`, failures in `failure`.
 """
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -30,7 +31,6 @@ from fedopt.running import resume, sinks
 from fedopt.running.assemble import Experiment, assemble
 from fedopt.running.display import Display, announced
 from fedopt.running.failure import mistakes_named, recorded
-from fedopt.running.keep import Keeper
 from fedopt.running.loop import Progress, begin, costs, loop
 
 
@@ -61,33 +61,33 @@ def execute(
         ranks.stop()
 
 
+@dataclass(eq=False)
 class Run:
     """One run in its folder. jobs: processes that share the machine; quiet: show no progress.
 
     on_eval: called with each row of metrics.csv; where it returns true, the run stops as after Ctrl-C.
-    writing: whether a failure is to be recorded in the folder; untouched: whether no round was begun since the run began anew.
+    writing: whether a failure is to be recorded in the folder; first: the round that it begins anew with.
     """
 
-    def __init__(
-        self,
-        composed: Composed,
-        folder: RunFolder,
-        jobs: int = 1,
-        on_eval: sinks.OnEval | None = None,
-        quiet: bool = False,
-    ):
-        self.composed, self.folder, self.jobs, self.quiet = composed, folder, jobs, quiet
-        self.config = dict(composed.nodes)
+    composed: Composed
+    folder: RunFolder
+    jobs: int
+    on_eval: sinks.OnEval | None
+    quiet: bool
+
+    def __post_init__(self) -> None:
+        self.config = dict(self.composed.nodes)
         self.interrupt = Event()
-        self.callback = sinks.Callback(on_eval, self.interrupt)
+        self.callback = sinks.Callback(self.on_eval, self.interrupt)
         self.main = ranks.rank() == 0  # only this rank writes and shows anything
         self.writing = False
         self.progress = Progress()
-        self.first: int | None = None  # the round that it begins anew with
-        self.keeper: Keeper | None = None  # of the main rank
+        self.first: int | None = None
+        self.keeper: sinks.Keeper | None = None  # of the main rank
 
     @property
     def untouched(self) -> bool:
+        """Whether no round was begun since the run began anew."""
         return self.progress.round == self.first
 
     def __call__(self) -> str:
@@ -156,10 +156,10 @@ class Run:
         begun, new = (e.original, 0) if rows_size is None else (None, self.progress.round + 1)
         opened.enter_context(sinks.pictures(self.folder, e.problem.metrics, self.config["from"], begun))
         rows = opened.enter_context(closing(MetricsFile(self.folder.metrics, rows_size)))
-        tracker = opened.enter_context(sinks.tracker(logger, self.folder.path, new))
+        trackers = [opened.enter_context(sinks.tracker(logger, self.folder.path, new))] if logger else []
         display = opened.enter_context(closing(self._display(e)))
-        self.keeper = Keeper(e, self.progress, checkpoint, rows, stamp(self.config) | e.data)
-        return [sinks.on_rows(rows.append), tracker, display, sinks.on_rows(self.callback), self.keeper]
+        self.keeper = sinks.Keeper(e, self.progress, checkpoint, rows, stamp(self.config) | e.data)
+        return [sinks.on_rows(rows.append), *trackers, display, sinks.on_rows(self.callback), self.keeper]
 
     def _display(self, e: Experiment) -> Display:
         """On the terminal: what runs, and where."""

@@ -65,18 +65,12 @@ def _going_on(words: Sequence[str]) -> Composed | None:
     folder = RunFolder(Path(str(given["output_dir"].value())))
     there = os.path.lexists(folder.path / "config.yaml")
     card = read_json(folder.path / "run.json") if there else {}
-    chosen = (
-        {str(group): str(name) for group, name in card["chosen"].items()}
-        if isinstance(card.get("chosen"), dict)
-        else {}
-    )
+    chosen = card["chosen"] if isinstance(card.get("chosen"), dict) else {}
     for group in {"algo", "problem"} & {*given}:
-        begun = chosen.get(group)
-        if begun and not given[group].is_sweep_override() and begun != given[group].value():
-            wanted = given[group].value()
-            raise UserError(
-                f"{folder.path}: the run in it was begun with {group}={begun}, not {wanted}; another output_dir begins a new one"
-            )
+        begun, wanted = chosen.get(group), given[group].value()
+        if begun and not given[group].is_sweep_override() and begun != wanted:
+            why = f"the run in it was begun with {group}={begun}, not {wanted}"
+            raise UserError(f"{folder.path}: {why}; another output_dir begins a new one")
     if there:
         return None if {*given} & {*GROUPS} else recorded(folder.config(), words, chosen, Tuned.read(card.get("tuned")))
     if not {*given} & {"algo", "problem", "experiment"}:

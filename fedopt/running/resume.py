@@ -67,20 +67,20 @@ def refuse_used(folder: RunFolder) -> None:
     """Raises UserError: there is a run in the folder, or somebody else's files."""
     if not os.path.lexists(folder.path / "config.yaml"):
         raise UserError(f"output_dir={folder.path} holds files of the names of a run's: choose another one")
-    raise UserError(
-        f"output_dir={folder.path} holds a run already ({folder.status()}): resume=true goes on with it, another output_dir "
-        "starts anew"
-    )
+    ways = "resume=true goes on with it, another output_dir starts anew"
+    raise UserError(f"output_dir={folder.path} holds a run already ({folder.status()}): {ways}")
 
 
 def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: bool) -> tuple[Any, Progress, int]:
     """The state and the progress of the run's checkpoint, and the bytes of metrics.csv that it counts. The ledger is set.
 
-    longer: with another budget. Raises UserError where the checkpoint, the data or the budget do not fit.
+    longer: with another budget. Raises UserError where the data, the checkpoint or the budget do not fit.
     """
     with advising(START_OVER):
+        _, metadata = read(folder.checkpoint)
+    refuse_other_data(folder.path, metadata, e.data)  # first: other data may change the state's shapes
+    with advising(START_OVER):
         state, metadata = checkpoint.restore(e.federation.ledger)
-    refuse_other_data(folder.path, metadata, e.data)
     progress = progress_of(metadata)
     if longer and share_spent(e, progress) > 1:
         raise UserError(f"budget: the run in {folder.path} is past it, after {progress.round} rounds")
@@ -99,27 +99,21 @@ def taken_from(source: Path, algo: Mapping[str, Any], initial: Any, e: Experimen
     theirs = node.get("_target_") if isinstance(node, dict) else None
     if theirs != algo["_target_"]:
         before, here = (str(path).rpartition(".")[2] for path in (theirs or "no algorithm", algo["_target_"]))
-        raise UserError(
-            f"from={source}: it is a run of {before}, whose state does not fit {here}; from takes over no values: algo= and "
-            "problem= are given again"
-        )
-    with advising(
-        f"from={source} goes with the algorithm's options, the model and the number of clients that are there"
-    ):
+        why = f"it is a run of {before}, whose state does not fit {here}"
+        raise UserError(f"from={source}: {why}; algo= and problem= are given again, since from takes over no values")
+    with advising(f"from={source} needs its algorithm's options, model and number of clients"):
         state, metadata = Checkpoint(folder.checkpoint, initial).restore(e.federation.ledger)
     there = progress_of(metadata)
     progress = Progress(round=there.round, seconds=there.seconds)
     if share_spent(e, progress) >= 1:
-        raise UserError(
-            f"budget: from={source} has spent it, after {progress.round} rounds; its rounds and bytes count on"
-        )
+        raise UserError(f"budget: from={source} has spent it in {progress.round} rounds; its rounds and bytes count on")
     return state, progress
 
 
 def progress_of(metadata: Mapping[str, Any]) -> Progress:
-    """What a checkpoint says of the progress. Raises UserError for a wrong type or a negative number."""
+    """The progress that a checkpoint notes. Raises UserError for a wrong type or a negative number."""
     try:
         values = {name: value for name, value in metadata.items() if name in Progress.__dataclass_fields__}
         return TypeAdapter(Progress).validate_python(values)
     except ValueError as error:
-        raise UserError(f"the checkpoint says what cannot be: {' '.join(str(error).split())}") from None
+        raise UserError(f"the checkpoint notes no possible progress: {' '.join(str(error).split())}") from None

@@ -1,19 +1,32 @@
-"""Who takes what a run yields: a tracker, a function of the user's, pictures. The terminal is in `display`, checkpoints in `keep`.
+"""Who takes what a run yields: a tracker, a user's function, checkpoints, pictures. The terminal is in `display`.
 
 A sink is a function of a moment. A context manager gives one that has something to open and to close.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from copy import deepcopy
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+from fedopt.errors import number_of
+from fedopt.federation.ledger import Ledger
 from fedopt.metrics import Metric
-from fedopt.problems.classes import Problem
+from fedopt.problems.classes import Problem, named
 from fedopt.results import figures
+from fedopt.results.checkpoint import Checkpoint
 from fedopt.results.folder import RunFolder
-from fedopt.running.loop import Moment, Row
+from fedopt.results.metrics_file import MetricsFile
+from fedopt.running.assemble import Experiment
+from fedopt.running.loop import Moment, Progress, Row
+
+# Wall time between checkpoints, at least
+CHECKPOINT_SECONDS = number_of("FEDOPT_CHECKPOINT_SECONDS", 5.0)
+CHECKPOINT_SHARE = 20  # and at least so many times what one takes
 
 Sink = Callable[[Moment], object]
 OnEval = Callable[[Row], object]
@@ -54,12 +67,56 @@ class Callback:
 
 @contextmanager
 def tracker(logger: Any, folder: Path, first: int) -> Iterator[Sink]:
-    """logger: what the config's node builds, None for none; first: the round from which on rows are new."""
-    if logger is None:
-        yield lambda moment: None
-        return
+    """logger: the object of the config's node; first: the round from which on rows are new."""
     with closing(logger.start(folder, first)) as writer:
         yield on_rows(lambda row: writer.log({key: row[key] for key in row if key != "round"}, row["round"]))
+
+
+@dataclass
+class Keeper:
+    """A sink that writes checkpoints. It comes after those that take the row, so that no checkpoint counts a row that one lacks.
+
+    progress: the loop's; rows: metrics.csv, open; stamp: the checkpoint's words on its config (`identity.stamp`) and its data.
+    """
+
+    e: Experiment
+    progress: Progress
+    checkpoint: Checkpoint
+    rows: MetricsFile
+    stamp: Mapping[str, str | None]
+
+    def __post_init__(self) -> None:
+        self._good: tuple[Any, Ledger, dict[str, Any]] | None = None  # at the last row that did not diverge
+        self._next = -math.inf  # time of the next checkpoint
+
+    def __call__(self, moment: Moment) -> None:
+        """Keep a checkpoint if it is time for one."""
+        if moment.improved and self.e.keep == "best":
+            self.checkpoint.best = named(self.e.problem, self.e.algorithm.output(moment.state))
+        if moment.status == "diverged":
+            return
+        if moment.row is not None or self._good is None:
+            self._good = self._content(moment.state)
+        if moment.status is None and (started := time.monotonic()) > self._next:
+            self._store(*self._content(moment.state))
+            done = time.monotonic()
+            self._next = done + max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (done - started))
+
+    def end(self, moment: Moment) -> None:
+        """Keep the last state, or the last good one of a run that diverged."""
+        if moment.status != "diverged":
+            self._store(*self._content(moment.state))
+        elif self._good is not None:  # else the one on disk is it
+            self._store(*self._good)
+
+    def _content(self, state: Any) -> tuple[Any, Ledger, dict[str, Any]]:
+        """What a checkpoint of this moment holds."""
+        rows = {"rows": self.rows.hash, "rows_size": self.rows.written}
+        return state, deepcopy(self.e.federation.ledger), {**self.stamp, **rows, **asdict(self.progress)}
+
+    def _store(self, state: Any, ledger: Ledger, metadata: Mapping[str, Any]) -> None:
+        self.rows.sync()  # the rows that are counted are on the disk first
+        self.checkpoint.store(state, ledger, metadata)
 
 
 @contextmanager

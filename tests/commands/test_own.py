@@ -358,7 +358,7 @@ def test_a_run_that_goes_on_with_another_division(monkeypatch, capsys, tmp_path)
     monkeypatch.setattr(Iid, "__call__", lambda self, count, *_: np.array_split(np.arange(count), self.clients))
     result = fedopt(monkeypatch, capsys, "resume=true", "budget.rounds=3", *words)
     assert result.code == 2
-    assert result.err.splitlines()[-1].endswith("another division of them; begin in another output_dir")
+    assert result.err.splitlines()[-1].endswith("bring these back, or begin anew in another output_dir")
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
 
 
@@ -384,9 +384,7 @@ def test_examples_that_f_is_taken_on(monkeypatch, capsys, tmp_path):
     change = (set_up, "self.set_up(self.world.load())", "", "@dataclass")
     result, place = mistaken("my_weights", change, "vectorised", monkeypatch, capsys, tmp_path)
     assert result.code == 2
-    assert (
-        f"{place}MyWeights takes f on the split val, and self.splits has train: write f_split = 'train'" in result.err
-    )
+    assert f"{place}MyWeights takes f on the split val, and self.splits has train: set f_split" in result.err
 
 
 def test_a_direct_part_that_is_denied(monkeypatch, capsys, tmp_path):

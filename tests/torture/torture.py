@@ -32,9 +32,9 @@ def setting(rng: random.Random, algo: str, rounds: int) -> list[str]:
 
 def often() -> None:
     """In a fork: checkpoints as often as possible."""
-    from fedopt.running import keep
+    from fedopt.running import sinks
 
-    keep.CHECKPOINT_SECONDS, keep.CHECKPOINT_SHARE = 0, 0
+    sinks.CHECKPOINT_SECONDS, sinks.CHECKPOINT_SHARE = 0, 0
 
 
 def rows(path: Path) -> list[list[str]]:
