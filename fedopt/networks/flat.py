@@ -29,10 +29,10 @@ class FlatModel:
     convolutional: whether it has convolutions.
     dense: whether it is linear layers with ReLUs between them, which may be dropped, and no autocast: then it has `gradient` and
         `descend`.
-    random: whether it drops at random; alone: why vmap cannot run it, empty where it can.
+    random: whether it drops at random; alone: why vmap cannot run it, empty where it can; remark: for the user.
     """
 
-    alone = ""
+    alone = remark = ""
 
     def __init__(self, layers: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
         parameters = [p for p in layers.parameters() if p.requires_grad]

@@ -35,7 +35,6 @@ class FlatModule(FlatModel):
     def __init__(self, module: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
         super().__init__(module, input_shape, autocast)
         self.dense = self.flattens = False
-        self.remark = ""
         self.module, self._dropping = deepcopy(module).eval(), module.train()
         self._names = [name for name, p in module.named_parameters() if p.requires_grad]
         frozen = ((name, p.detach()) for name, p in module.named_parameters() if not p.requires_grad)

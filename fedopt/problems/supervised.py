@@ -57,27 +57,24 @@ class Supervised(Problem):
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
         self.splits = world.split(len(y), y, held_out if validates is None else validates, owners)
         self.net = self._network(self.train, data, dropout)
-        self.remark = self._said(data)
+        self.remark = self._remark(data)
         self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
         self._start: tuple[Tensor, ...] = (self.net.initial.to(world.device, world.dtype),)
 
-    def _said(self, data: LabelledData) -> str:
-        """How many examples there are, and what the data say that is not used."""
+    def _remark(self, data: LabelledData) -> str:
+        """How many examples there are, and which parts of the data are not used."""
         counts = {"training": self.splits["train"].sizes.sum(), "test": len(data.y_test)}
         if "val" in self.splits:
             counts["validation"] = self.splits["val"].sizes.sum()
-        said = [f"{', '.join(f'{count:,} {name}' for name, count in counts.items())} examples"]
-        if data.feature_names:
-            said[0] += f" of {len(data.feature_names)} features"
+        features = f" of {len(data.feature_names)} features" * bool(data.feature_names)
+        remarks = [f"{', '.join(f'{count:,} {name}' for name, count in counts.items())} examples{features}"]
         if data.left_out:
-            said.append(f"{data.left_out:,} for validation are not used")
+            remarks.append(f"{data.left_out:,} for validation are not used")
         if data.owners is not None and not self.splits["train"].names:
-            said.append("whose each row is goes unused, which partitioner=by_column divides by")
+            remarks.append("whose each row is goes unused, which partitioner=by_column divides by")
         if data.unread:
-            said.append(f"nothing reads the arrays {', '.join(data.unread)}; those known are {', '.join(ARRAYS)}")
-        if isinstance(self.net, modules.FlatModule) and self.net.remark:
-            said.append(self.net.remark)
-        return "; ".join(said)
+            remarks.append(f"nothing reads the arrays {', '.join(data.unread)}; those known are {', '.join(ARRAYS)}")
+        return "; ".join(filter(None, [*remarks, self.net.remark]))
 
     def _network(self, examples: Examples, data: LabelledData, dropout: float) -> FlatModel:
         if dropout and self.model != "mlp":

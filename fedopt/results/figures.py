@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -71,18 +71,14 @@ def partition(path: Path, split: Ragged, labels: np.ndarray | None, class_names:
         above = np.cumsum(counts, axis=1)
         edges = (clients[:, None] + [-0.45, 0.45]).reshape(-1)
         tops, bottoms = (np.insert(to, range(1, len(split)), np.nan, axis=0) for to in (above, above - counts))
-        named = [_short(name) for name in class_names] or list(map(str, range(counts.shape[1])))
-        for c in range(counts.shape[1]):  # one patch a class: a bar for each client takes a second to draw
+        names = [_short(name) for name in class_names] or list(map(str, range(counts.shape[1])))
+        for c, name in enumerate(names):  # one patch a class: a bar for each client takes a second to draw
             colour = plt.colormaps["viridis"](c / max(1, counts.shape[1] - 1))
-            axes.stairs(tops[:, c], edges, baseline=bottoms[:, c], fill=True, color=colour, label=named[c])
+            axes.stairs(tops[:, c], edges, baseline=bottoms[:, c], fill=True, color=colour, label=name)
         axes.set(ylabel="training examples", ylim=(0, None))
         if labels is not None:
-            axes.legend(
-                title="class",
-                ncols=1 if class_names and len(named) <= 10 else 2,
-                loc="center left",
-                bbox_to_anchor=(1, 0.5),
-            )
+            columns = 1 if class_names and len(names) <= 10 else 2
+            axes.legend(title="class", ncols=columns, loc="center left", bbox_to_anchor=(1, 0.5))
     else:
         image = axes.imshow(counts.T, aspect="auto", interpolation="nearest", cmap="viridis")
         figure.colorbar(image, label="training examples")
@@ -132,9 +128,8 @@ def spans_decades(metric: Metric, values: np.ndarray) -> bool:
 
 def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
     """Label the axes. x: of `COSTS`, or a label."""
-    axis.set(
-        xlabel=COSTS[x][1] if x in COSTS else fill(x, 46), ylabel=fill(y, 34)
-    )  # as long as a picture is wide and high
+    axis.set_xlabel(COSTS[x][1] if x in COSTS else fill(x, 46))  # as long as a picture is wide
+    axis.set_ylabel(fill(y, 34))
     if x == "bytes":
         axis.xaxis.set_major_formatter(EngFormatter(unit="B"))
     counts = x in COSTS and x != "seconds"
@@ -165,16 +160,6 @@ def grid(rows: int, columns: int) -> tuple[Figure, np.ndarray]:
     return _figure(rows, columns, (WIDTH * columns, HEIGHT * rows))
 
 
-def _wrapped(labels: Iterable[str], width: float) -> list[str]:
-    """As they stand in a legend below a figure that is so many inches wide."""
-    return [fill(label, int(16 * width)) for label in labels]
-
-
-def _side_by_side(labels: Collection[str], width: float) -> int:
-    """The columns of such a legend: two for several short labels."""
-    return 2 if len(labels) > 3 and max(map(len, labels)) <= 5.5 * width else 1
-
-
 def _short(name: str) -> str:
     return (name if len(name) <= 18 else f"{name[:17]}…").replace("$", r"\$")
 
@@ -186,13 +171,16 @@ def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure,
 
 
 def save_with_legend(figure: Figure, *paths: Path, note: str = "", place: str = "below") -> None:
-    """Write the figure with one legend, in which a label stands once. place: of `LEGENDS`; below all its axes, for which the figure
-    grows, it has a note."""
-    named = [axis.get_legend_handles_labels() for axis in figure.axes]
-    handles = {label: handle for pair in named for handle, label in zip(*pair, strict=True)}
-    labels = _wrapped(handles, width := figure.get_figwidth())
+    """Write the figure with one legend, in which a label stands once. place: of `LEGENDS`.
+
+    Below all axes, for which the figure grows, it has a note and, for several short labels, two columns.
+    """
+    of_axes = [axis.get_legend_handles_labels() for axis in figure.axes]
+    handles = {label: handle for pair in of_axes for handle, label in zip(*pair, strict=True)}
+    width = figure.get_figwidth()
+    labels = [fill(label, int(16 * width)) for label in handles]
     if place == "below":
-        columns = _side_by_side(handles, width)
+        columns = 2 if len(handles) > 3 and max(map(len, handles)) <= 5.5 * width else 1
         lines = -(-sum(text.count("\n") + 1 for text in labels) // columns) + note.count("\n") + 1
         figure.set_figheight(figure.get_figheight() + 0.16 * lines + 0.2)
         figure.legend(handles.values(), labels, loc="outside lower center", title=note, ncols=columns)

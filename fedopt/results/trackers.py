@@ -35,9 +35,10 @@ class TensorBoard:
         """folder: the run's; first: the first step to be logged; what is there from that step on is dropped."""
         from torch.utils.tensorboard import SummaryWriter
 
-        if (folder / "tensorboard").is_symlink():
-            raise UserError(f"{folder / 'tensorboard'}: is a link, and is not written to; choose another output_dir")
-        return _Events(SummaryWriter(str(folder / "tensorboard"), purge_step=first))
+        path = folder / "tensorboard"
+        if path.is_symlink():
+            raise UserError(f"{path}: is a link, and is not written to; choose another output_dir")
+        return _Events(SummaryWriter(str(path), purge_step=first))
 
 
 class _Events:
