@@ -101,9 +101,8 @@ class Hierarchical(Supervised, classes.Hierarchical):
 
     @function(where=lambda problem: problem.net.dense)
     def h(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
-        return cross_entropy(self.net(y, sample.batch.x, *sample.batch.keys), sample.batch) + 0.5 * self.mu * torch.sum(
-            (x - y) ** 2
-        )
+        loss = cross_entropy(self.net(y, sample.batch.x, *sample.batch.keys), sample.batch)
+        return loss + 0.5 * self.mu * torch.sum((x - y) ** 2)
 
     @h.gradients
     def h(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:

@@ -1,6 +1,7 @@
 """The reductions between the classes of problems."""
 
 from abc import update_abstractmethods
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -20,16 +21,6 @@ from fedopt.problems.classes import (
 )
 
 
-class _Delegated:
-    """An attribute of the original's."""
-
-    def __init__(self, name: str):
-        self._name = name
-
-    def __get__(self, reduced: Any, owner: type) -> Any:
-        return self if reduced is None else getattr(reduced.original, self._name)
-
-
 class _Reduced(Problem):
     """A problem seen as one of another class: all that every problem has is the original's, except what a reduction says itself."""
 
@@ -42,7 +33,7 @@ class _Reduced(Problem):
 # What the variables are is the class's to say
 for _name in {*vars(Problem), *Problem.__annotations__, "world"} - {"variables"}:
     if not _name.startswith("_"):
-        setattr(_Reduced, _name, _Delegated(_name))
+        setattr(_Reduced, _name, property(attrgetter(f"original.{_name}")))
 update_abstractmethods(_Reduced)  # type: ignore[type-abstract]
 
 

@@ -230,12 +230,11 @@ class SupervisedBilevel(Supervised, Bilevel):
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch, tuning = self.inner(x, sample["train"])
         loss = cross_entropy(tuned(self.inner_net(y, batch.x, *batch.keys), tuning), batch)
-        loss = loss + 0.5 * self.ridge * torch.sum(y**2) if self.ridge else loss
-        return (
-            loss + self.norms * sum(map(torch.linalg.vector_norm, y.split(self.inner_net.sizes)))
-            if self.norms
-            else loss
-        )
+        if self.ridge:
+            loss = loss + 0.5 * self.ridge * torch.sum(y**2)
+        if self.norms:
+            loss = loss + self.norms * sum(map(torch.linalg.vector_norm, y.split(self.inner_net.sizes)))
+        return loss
 
     @g.gradient
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
