@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from fedopt.config.files import CONF, Folders, chain, content, file_of, values_of
@@ -75,8 +74,9 @@ def nodes(file: str, folders: Folders = ()) -> dict[str, dict[str, Any]]:
         for problem, node in read.items():
             if not isinstance(node, dict) or not {*node} <= {*NODES, "source"}:
                 raise UserError(f"{path}: {problem}: has the keys {', '.join(NODES)} and source")
-            merged = OmegaConf.merge(by_problem.get(problem, {}), {key: node[key] for key in node if key != "source"})
-            by_problem[str(problem)] = OmegaConf.to_container(merged)
+            before = by_problem.get(str(problem), {})
+            parts = {part: {**before.get(part, {}), **(node.get(part) or {})} for part in NODES}
+            by_problem[str(problem)] = {part: values for part, values in parts.items() if values}
     return by_problem
 
 
