@@ -6,8 +6,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedopt.config.build import INTERFACES, target, typed
-from fedopt.config.compose import merge
-from fedopt.config.files import options
+from fedopt.config.files import class_path, options
 from fedopt.config.settings import Budget, Evaluation, Hardware, Participation, Settings
 from fedopt.papers.claims import Claim
 from fedopt.papers.published import Published
@@ -59,9 +58,8 @@ def _classes(group: str, folders: list[str]) -> list[type]:
     """Those that the options of a group name, in the order of their names."""
     found = {}
     for name in options(group, folders):
-        node = merge([f"{group}={name}"], folders).nodes[group]
-        if node.get("_target_"):
-            cls = target({"_target_": node["_target_"]}, group)[0]
+        if path := class_path(group, name, folders):
+            cls = target({"_target_": path}, group)[0]
             found[cls.__qualname__] = cls
     return [found[name] for name in sorted(found)]
 

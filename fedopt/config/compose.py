@@ -20,7 +20,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from fedopt.config.build import build, build_target, builder
 from fedopt.config.explain import explain
-from fedopt.config.files import CONF, GROUPS, Folders, chain, content, file_of, flat, options
+from fedopt.config.files import CONF, GROUPS, Folders, class_path, flat, options
 from fedopt.config.sent import check_folders, refuse_hydra
 from fedopt.config.settings import Settings
 from fedopt.config.tuned import Tuned, other_model, overlap, tuned_values
@@ -79,15 +79,12 @@ def merge(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
     """As `compose`, without a check of values: for what explains them."""
     given, others = tuple(words), tuple(map(str, folders))
     try:
-        config, chosen, tuned = _merged(given, others)
-        with open_dict(config):
-            experiment = config.pop("experiment", None)
-        published = plain(experiment, resolve=False) if isinstance(experiment, DictConfig) else {}
+        config, chosen, tuned, experiment = _merged(given, others)
         nodes = plain(config)
     except (HydraException, OmegaConfBaseException) as error:
         cause = error if os.environ.get("HYDRA_FULL_ERROR") == "1" else None
         raise UserError(explain(error, given, keys_of(given, others))) from cause
-    return Composed(nodes, chosen, given, others, tuned, published)
+    return Composed(nodes, chosen, given, others, tuned, experiment)
 
 
 def recorded(
@@ -108,7 +105,9 @@ def recorded(
     return composed
 
 
-def _merged(words: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfig, dict[str, str], Tuned]:
+def _merged(
+    words: tuple[str, ...], folders: tuple[str, ...]
+) -> tuple[DictConfig, dict[str, str], Tuned, dict[str, Any]]:
     """Files of the groups by Hydra, then tuned values, then the values of the command.
 
     Choosing files takes Hydra long: configs that differ in values only share it. Raises UserError, hydra's and omegaconf's errors.
@@ -125,7 +124,8 @@ def _merged(words: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfi
     plain_key = re.compile(r"\w+(\.\w+)*=")  # of a word that neither adds nor removes
     values = {word: o for word, o in overrides.items() if plain_key.match(word) and key_of(word) not in groups}
     choose = _chosen_files if folders else _chosen_files_once  # a user's files may change meanwhile
-    config, chosen = deepcopy(choose(tuple(word for word in words if word not in values), folders))
+    files, chosen, experiment = choose(tuple(word for word in words if word not in values), folders)
+    config = deepcopy(files)
     for group in ("algo", "problem"):
         if chosen.get(group, "null") in ("null", "None"):
             raise UserError(f"{group}: is missing; {group}=NAME chooses one")
@@ -143,7 +143,7 @@ def _merged(words: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfi
             raise UserError(f"{word}: this key holds no such value") from None
     if OmegaConf.select(config, "eval.metric") != metric and "eval.target" not in map(key_of, words):
         config.eval.target = None  # the tuned one is of another metric
-    return config, chosen, tuned
+    return config, chosen, tuned, experiment
 
 
 def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Override], folders: Folders) -> Tuned:
@@ -170,8 +170,10 @@ def check_choices(words: Iterable[str], folders: Folders = ()) -> None:
             raise UserError(unknown(group, name, names))
 
 
-def _chosen_files(words: tuple[str, ...], folders: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
-    """What Hydra makes of the files that the words choose, and the option of each group."""
+def _chosen_files(
+    words: tuple[str, ...], folders: tuple[str, ...]
+) -> tuple[DictConfig, dict[str, str], dict[str, Any]]:
+    """What Hydra makes of the files that the words choose, the option of each group, and the node of an experiment."""
     try:
         config = _with_hydra(*search_path(folders), *words)
     except (HydraException, OmegaConfBaseException, MemoryError):
@@ -183,8 +185,9 @@ def _chosen_files(words: tuple[str, ...], folders: tuple[str, ...]) -> tuple[Dic
     if folders and _set_up(config) != _set_up_by_us():
         raise UserError(f"{', '.join(folders)}: a file there sets up Hydra, which could run code")
     with open_dict(config):
-        choices = config.pop("hydra").runtime.choices
-    return config, {group: str(choices[group]) for group in GROUPS if group in choices}
+        choices, experiment = config.pop("hydra").runtime.choices, config.pop("experiment", None)
+    published = plain(experiment, resolve=False) if isinstance(experiment, DictConfig) else {}
+    return config, {group: str(choices[group]) for group in GROUPS if group in choices}, published
 
 
 _chosen_files_once = cache(_chosen_files)
@@ -261,5 +264,4 @@ def checked_settings(nodes: Mapping[str, Any]) -> Settings:
 
 def _that_fit(group: str, classes: Collection[str]) -> list[str]:
     """fedopt's options of a group that are of some of these classes of problems."""
-    targets = {name: content(file_of(group, chain(group, name)[0]))[group]["_target_"] for name in options(group)}
-    return [name for name, target in targets.items() if {*CLASSES[target]["fits"]} & {*classes}]
+    return [name for name in options(group) if {*CLASSES[class_path(group, name)]["fits"]} & {*classes}]

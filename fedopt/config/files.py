@@ -40,6 +40,15 @@ def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
     return [*(name for base in bases for name in chain(group, base, folders)), option]
 
 
+def class_path(group: str, option: str, folders: Folders = ()) -> str:
+    """The `_target_` of an option, in its file or in the one that it builds on; empty without one."""
+    for name in reversed(chain(group, option, folders)):
+        node = content(file_of(group, name, folders))
+        if path := node.get(group, node).get("_target_"):
+            return str(path)
+    return ""
+
+
 def values_of(group: str, option: str, folders: Folders = ()) -> dict[str, Any]:
     """The values that the file of an option sets, by the dotted keys of the whole config."""
     path = file_of(group, option, folders)
