@@ -82,7 +82,8 @@ class Comparison:
     @cached_property
     def paired(self) -> pd.DataFrame:
         """Paired tests of the groups over their seeds (`fedopt.comparing.paired`)."""
-        return tests(_until(self.groups, self.at), self.metric)
+        groups = {label: [run.until(self.at) for run in runs] for label, runs in self.groups.items()}
+        return tests(groups, self.metric)
 
     def logarithmic(self, how: Look) -> dict[tuple[str, ...], bool]:
         """For each problem, which has a picture of its own, whether its y axis is logarithmic."""
@@ -208,18 +209,14 @@ def compared(
     slots = labels_of(by, list(members), names)
     lines = dict(sorted(zip(slots, members, strict=True), key=lambda line: slots[line[0]]))  # label -> group
     groups = {label: members[group] for label, group in lines.items()}
-    rows = [
-        dict(zip(by, lines[label], strict=True)) | {"label": label} | summary(runs, metric, x, target)
-        for label, runs in _until(groups, at).items()
-    ]
+    rows = []
+    for label, runs in groups.items():
+        keys = dict(zip(by, lines[label], strict=True))
+        rows.append(keys | {"label": label} | summary([run.until(at) for run in runs], metric, x, target))
     for line in unequal(by, groups, metric, at):
         say(line)
     table = pd.DataFrame(rows) if at is None else pd.DataFrame(rows).assign(at=at)
     return Comparison(table, by, groups, metric, x, target, at, slots)
-
-
-def _until(groups: Mapping[str, Sequence[Recorded]], at: float | None) -> dict[str, list[Recorded]]:
-    return {label: [run if at is None else run.until(at) for run in runs] for label, runs in groups.items()}
 
 
 def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None) -> dict[str, Any]:

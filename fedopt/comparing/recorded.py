@@ -86,8 +86,10 @@ class Recorded:
         rows, others = (run.table.loc[run.table["round"].isin(shared), columns] for run in (self, other))
         return np.array_equal(rows, others, equal_nan=True)
 
-    def until(self, cost: float) -> "Recorded":
-        """With only the evaluations up to this x. Raises UserError if there is none."""
+    def until(self, cost: float | None) -> "Recorded":
+        """With only the evaluations up to this x, None for all. Raises UserError if there is none."""
+        if cost is None:
+            return self
         reached = self.cost() <= cost
         if not reached.any():
             raise UserError(f"--at={cost:g}: {self.folder} has its first evaluation at {self.cost()[0]:g}")

@@ -31,10 +31,7 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
     unfinished = {label: members for label, members in groups.items() if any(r.status not in OVER for r in members)}
     if labels := [with_status(label, members) for label, members in unfinished.items()]:
         yield f"not finished: {'; '.join(labels)}: the table has their values so far; --exclude leaves runs out"
-    if at is None:
-        yield from _ends(by, groups, runs[0].x)
-    else:
-        yield from _spends_at(groups, runs[0].x, at)
+    yield from _spends(by, groups, runs[0].x, at)
     if runs[0].x != "seconds":  # which are never the same
         yield from _intervals(groups, runs[0].x)
     for label, members in groups.items():
@@ -63,36 +60,28 @@ def _besides(by: Sequence[str], groups: Groups) -> list[str]:
     return list(keys)
 
 
-def _ends(by: Sequence[str], groups: Groups, x: str) -> Iterator[str]:
+def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iterator[str]:
     """Where last values are not those of one x: within a group, and between groups of a problem. Diverged runs do not count."""
     ends = {
-        label: [run.cost()[-1] for run in members if run.status in OVER and run.status != "diverged"]
+        label: [run.until(at).cost()[-1] for run in members if run.status in OVER and run.status != "diverged"]
         for label, members in groups.items()
     }
-    for label, costs in ends.items():
-        if len(set(costs)) > 1 and x != "seconds":
-            least, most = amount(x, min(costs)), amount(x, max(costs))
+    if at is None:
+        for label in [label for label, costs in ends.items() if len(set(costs)) > 1 and x != "seconds"]:
+            least, most = amount(x, min(ends[label])), amount(x, max(ends[label]))
             yield f"runs of {label} end between {least} and {most}; its line ends with the first, the table has last values"
-    if any(key.partition(".")[0] == "budget" for key in by):
-        return
-    for problem, labels in by_problem({label: groups[label] for label in groups if ends[label]}).items():
+        if any(key.partition(".")[0] == "budget" for key in by):
+            return
+    elif early := [label for label, members in groups.items() if min(run.cost()[-1] for run in members) * UNEQUAL < at]:
+        yield f"--at={at:g}: runs of {', '.join(early)} end earlier, and have their last values in the table"
+        ends = {label: costs for label, costs in ends.items() if label not in early}
+    for problem, labels in by_problem({label: groups[label] for label in ends if ends[label]}).items():
         spent = {label: float(np.mean(ends[label])) for label in labels}
         if pair := _apart(spent, UNEQUAL):
             least, most = (f"{label} ends at {amount(x, spent[label])}" for label in pair)
-            again = f"--x {x} --at {_rounded_down(spent[pair[0]])}"
-            yield f"unequal spends on {problem[0]}: {least}, {most}; {again} compares at equal spends"
-
-
-def _spends_at(groups: Groups, x: str, at: float) -> Iterator[str]:
-    """Which groups end before this x, and where the last evaluations up to it are far apart."""
-    early = [label for label, members in groups.items() if any(run.cost()[-1] * UNEQUAL < at for run in members)]
-    if early:
-        yield f"--at={at:g}: runs of {', '.join(early)} end earlier, and have their last values in the table"
-    for members in by_problem({label: groups[label] for label in groups if label not in early}).values():
-        spent = {label: float(np.mean([run.until(at).cost()[-1] for run in runs])) for label, runs in members.items()}
-        if pair := _apart(spent, UNEQUAL):
-            least, most = (f"{amount(x, spent[label])} for {label}" for label in pair)
-            yield f"--at={at:g}: the last evaluation is at {least}, at {most}; a smaller eval.every brings them closer"
+            again = f"--x {x} --at {spent[pair[0]]:.6g} compares at equal spends"
+            hint = again if at is None else "a smaller eval.every brings them closer"
+            yield f"unequal spends on {problem[0]}: {least}, {most}; {hint}"
 
 
 def _intervals(groups: Groups, x: str) -> Iterator[str]:
@@ -152,12 +141,6 @@ def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
             yield f"{problem}: {some} ran with tuned values, {none} without: budgets and step sizes may be unequal"
     for words, names in elsewhere.items():
         yield f"the tuned values of {', '.join(names)} are for runs without {words}: they may be far from the best here"
-
-
-def _rounded_down(number: float) -> str:
-    """With six digits."""
-    digits = 5 - math.floor(math.log10(number)) if number > 0 else 0
-    return f"{math.floor(number * 10.0**digits) / 10.0**digits:.6g}"
 
 
 def with_status(label: str, runs: Sequence[Recorded]) -> str:

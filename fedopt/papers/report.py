@@ -15,7 +15,8 @@ from fedopt.papers import claims
 from fedopt.papers.figure import draw_curves, draw_points
 from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable
 from fedopt.papers.published import Published, Task, tasks
-from fedopt.results.folder import ENDED, RunFolder, read_json
+from fedopt.results.files import read_json
+from fedopt.results.folder import ENDED, RunFolder
 
 SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds
 

@@ -392,7 +392,7 @@ def test_equal_spends(tmp_path, command, drawn):
     record(tmp_path / "runs" / "c", (10, 20, 30, 40), 1, algo=FEDAVG, every=18)  # at 36, not 40
     record(tmp_path / "runs" / "d", (10, 20, 30, 40), 2, algo=FEDAVG, every=15)  # at 30
     err = command(tmp_path / "runs", "--at", 40)[-1]
-    assert "at 35.33 communication rounds for FedAvg, at 40 communication rounds for FedMSA" in err
+    assert "FedAvg ends at 35.33 communication rounds, FedMSA ends at 40 communication rounds" in err
 
 
 def test_problems_are_not_pooled(tmp_path, command):

@@ -873,8 +873,8 @@ GLOBAL = "# @package _global_\n"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (GLOBAL + "experiment: [1", "cannot be read: one.yaml, line 3: "),
-        (GLOBAL + "experiment: {<<: *x}", "cannot be read: one.yaml, line 2: found undefined alias"),
+        (GLOBAL + "experiment: [1", 'one.yaml", line 3'),
+        (GLOBAL + "experiment: {<<: *x}", "found undefined alias"),
         (GLOBAL + "budget: {rounds: 3}", "has no node experiment"),
         (GLOBAL + "experiment: 3", "has no node experiment"),
         ("experiment: {paper: A}", "must begin with the line '# @package _global_'"),
@@ -898,7 +898,8 @@ def test_a_broken_file_in_the_list(experiment, command):
     experiment("one").write_text(GLOBAL + "experiment: [1\n")
     result = command("--list")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert result.err.startswith("fedopt: experiment/test/one.yaml: the config cannot be read: one.yaml, line 3: ")
+    assert result.err.startswith("fedopt: experiment/test/one.yaml: the config cannot be read: ")
+    assert "line 3" in result.err
 
 
 @pytest.mark.parametrize(
