@@ -187,6 +187,7 @@ def read(folder: Path, x: str) -> Recorded:
         raise UserError(f"metrics.csv has no column {lacking[0]}")
     same = {key: value for key, value in config.items() if key != "eval"}  # when one looks is no property of a method
     apart = [key for key in _keys(identity(same)) if key != "seed"]
+    apart.sort(key=lambda key: key.startswith("budget."))  # last in labels and tables
     keys, chosen, sources = _keys(flat(config)), card.get("chosen"), card.get("sources")
     if isinstance(chosen, dict):  # as somebody may have sent it
         keys |= {group: str(name) for group, name in chosen.items() if group in CHOSEN and group in keys}
