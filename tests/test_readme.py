@@ -194,7 +194,7 @@ def test_own_files_are_held_to_the_contract(tmp_path):
     test = [
         str(ROOT / "tests" / "algorithms" / "test_contract.py"),
         "-k",
-        "my_sgd or my_regression",
+        "my_sgd and (my_regression or quadratic) or fednest and my_regression",
         "-p",
         "no:cacheprovider",
     ]

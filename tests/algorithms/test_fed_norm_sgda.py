@@ -161,7 +161,14 @@ def test_weights_of_the_solvers():
         np.testing.assert_allclose(solver(experiment(*SOLVERS[name]), 0, eta, tau)[0], expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "weighting"), [*((name, "uniform") for name in SOLVERS), ("mixed", "samples")])
+LONGER = [
+    pytest.param(name, "uniform", marks=pytest.mark.slow) for name in SOLVERS if name not in ("momentum", "mixed")
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "weighting"), [("momentum", "uniform"), ("mixed", "uniform"), ("mixed", "samples"), *LONGER]
+)
 def test_naive_averaging_finds_another_saddle_and_normalised_the_solution(name, weighting):
     """Eq. 2: with local steps that vanish, the weights are p_i |a_i|_1, or p_i."""
     vanishing = ["algo.eta_x=1e-6", "algo.eta_y=1e-6", "algo.gamma_x=6e4", "algo.gamma_y=6e4", "problem.conditioning=2"]

@@ -147,7 +147,9 @@ def test_misspelt_preset_in_a_sweep(monkeypatch, capsys, tmp_path):
 def test_numbers_of_clients(problem):
     """The problem's number holds for every partitioner, but in one place there is one client, and some data have clients."""
     usual = config(f"problem={problem}")["partitioner"]
-    for partitioner in names("partitioner"):
+    partitioners = names("partitioner")
+    another = partitioners[names("problem").index(problem) % len(partitioners)]
+    for partitioner in {"centralized", "by_column", another}:
         chosen = config(f"problem={problem}", f"partitioner={partitioner}")["partitioner"]
         assert chosen["clients"] == {"centralized": 1, "by_column": None}.get(partitioner, usual["clients"])
     assert config(f"problem={problem}", "partitioner=iid", "partitioner.clients=3")["partitioner"]["clients"] == 3

@@ -55,6 +55,13 @@ LAUNCHERS = {
     "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
 }
 
+USUAL = [
+    ("in turn", signal.SIGTERM),
+    ("two processes", signal.SIGHUP),
+    ("joblib", signal.SIGKILL),
+    ("joblib", signal.SIGHUP),
+]
+
 
 def computing(folder: Path) -> list[int]:
     """The processes whose working directory is this folder."""
@@ -69,8 +76,16 @@ def computing(folder: Path) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP], ids=lambda how: how.name)
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("launcher", "how"),
+    [
+        pytest.param(
+            launcher, how, marks=[] if (launcher, how) in USUAL else pytest.mark.slow, id=f"{launcher}-{how.name}"
+        )
+        for launcher in LAUNCHERS
+        for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
+    ],
+)
 def test_no_process_outlives_its_sweep(launcher, how, tmp_path):
     if launcher == "joblib":
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")

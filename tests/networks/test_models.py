@@ -464,7 +464,7 @@ WHERE = [  # algorithm, problem, network
 OF_MLP = [("fednest", "hyper_representation", None), ("fedmsa", "imbalanced_mnist", None)]
 
 
-@pytest.mark.parametrize("B", ["null", "4"])
+@pytest.mark.parametrize("B", [pytest.param("null", marks=pytest.mark.slow), "4"])
 @pytest.mark.parametrize(
     ("algo", "problem", "name"),
     [*WHERE, ("fednest", "hyper_representation", None), ("fedmsa", "imbalanced_mnist", None)],

@@ -114,7 +114,7 @@ def test_killed_runs_resume_exactly(monkeypatch, capsys, tmp_path):
         before = metrics.stat().st_size if metrics.exists() else 0
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
-            if kills < 3 and metrics.exists() and metrics.stat().st_size != before:
+            if kills < 2 and metrics.exists() and metrics.stat().st_size != before:
                 time.sleep(rng.uniform(0, 0.3))
                 process.kill()
                 kills += 1
@@ -123,7 +123,7 @@ def test_killed_runs_resume_exactly(monkeypatch, capsys, tmp_path):
         process.communicate()
         if process.returncode == 0:
             break
-    assert kills == 3
+    assert kills == 2
     assert RunFolder(tmp_path / "run").status() == "finished"
     pd.testing.assert_frame_equal(without_time(tmp_path / "run"), without_time(tmp_path / "whole"))
 
@@ -272,7 +272,7 @@ def test_a_sweep_with_a_wrong_combination_runs_nothing(words, said, monkeypatch,
 
 def test_sweep_resumes_interrupted_runs(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    sweep = ["-m", *LONG, "seed=0,1", "output_dir=sweep"]
+    sweep = ["-m", *LONG, "budget.rounds=150", "seed=0,1", "output_dir=sweep"]
     process = start(*sweep, cwd=tmp_path)
     while not list(tmp_path.glob("sweep/*/metrics.csv")):
         assert process.poll() is None
@@ -281,7 +281,7 @@ def test_sweep_resumes_interrupted_runs(monkeypatch, capsys, tmp_path):
     process.communicate()
     assert fedopt(monkeypatch, capsys, *sweep).code == 0
     assert set(pd.read_csv("sweep/sweep.csv")["status"]) == {"finished"}
-    assert fedopt(monkeypatch, capsys, *LONG, "seed=0", "output_dir=alone").code == 0
+    assert fedopt(monkeypatch, capsys, *LONG, "budget.rounds=150", "seed=0", "output_dir=alone").code == 0
     (of_sweep,) = (path.parent for path in tmp_path.glob("sweep/*/metrics.csv") if "seed=0" in path.parent.name)
     pd.testing.assert_frame_equal(without_time(of_sweep), without_time(tmp_path / "alone"))
 
@@ -619,7 +619,9 @@ TWO_RANKS = {
 }
 
 
-@pytest.mark.parametrize("problem", TWO_RANKS)
+@pytest.mark.parametrize(
+    "problem", [pytest.param(p, marks=[] if p in ("mco", "hierarchical") else pytest.mark.slow) for p in TWO_RANKS]
+)
 def test_engines_and_two_ranks_agree(monkeypatch, capsys, problem, tmp_path):
     """One by one, vectorised, and torchrun with two gloo ranks: metrics to 1e-5, ledger columns exactly."""
     overrides = [

@@ -22,7 +22,7 @@ def hurt(how: str) -> None:
     if how == "hang":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("waits", flush=True)
-    time.sleep(60)
+    time.sleep(200)
 
 
 def install(how: str, name: str, calls: int) -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 from support.command import ROOT
 
-SHORT = {"commands": 15, "kills": 2, "corruptions": 12, "races": 1, "disks": 4, "sent": 10}
+SHORT = {"commands": 8, "kills": 1, "corruptions": 6, "races": 1, "disks": 2, "sent": 6}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks, /proc and limits of Linux")
