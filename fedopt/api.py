@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from fedopt.comparing.comparison import Comparison
     from fedopt.metrics import Metric
 
+Which = Literal["last", "best"]
+
 
 @dataclass(frozen=True)
 class Result:
@@ -42,20 +44,18 @@ class Result:
     """
 
     folder: Path
-    which: Literal["last", "best"] = "last"
-    _read: dict[int, Any] = field(
-        default_factory=dict, init=False, compare=False
-    )  # what `_trained` read, by the file's time
+    which: Which = "last"
+    _read: dict[int, Any] = field(default_factory=dict, init=False, compare=False)  # of `_trained`, by the file's time
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder).absolute())  # also after os.chdir
 
     def __repr__(self) -> str:
         try:
-            said = ", ".join([str(self.status), *(f"{name}={value:.5g}" for name, value in self.final.items())])
+            state = ", ".join([str(self.status), *(f"{name}={value:.5g}" for name, value in self.final.items())])
         except UserError:
-            said = "which cannot be read"
-        return f"Result({str(self.folder)!r}, {said})"
+            state = "which cannot be read"
+        return f"Result({str(self.folder)!r}, {state})"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -69,8 +69,7 @@ class Result:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """summary.json: the status, what was spent, and of which round the last checkpoint is, with its variables. Little while the
-        run is going."""
+        """summary.json: the status, what was spent, the values of the metrics. Little while the run is going."""
         return self._folder.summary()
 
     @property
@@ -95,28 +94,10 @@ class Result:
         return self._measured("best", lambda metric, values: metric.best(values))
 
     @property
-    def _folder(self) -> RunFolder:
-        if not (self.folder / "config.yaml").is_file():
-            raise UserError(f"{self.folder}: there is no run in it; a run's folder has config.yaml")
-        return RunFolder(self.folder)
-
-    def _measured(self, name: str, of: "Callable[[Metric, pd.Series], float]") -> dict[str, float]:
-        """That part of the summary, or of a run that has none, since it is going or ended hard, what its rows say."""
-        summary = self.summary
-        if name in summary or not self._folder.metrics.is_file():
-            return numbers_of(summary.get(name))
-        import pandas as pd
-
-        rows = self.metrics.apply(pd.to_numeric, errors="coerce")
-        metrics = [metric for metric in described(self.folder) if metric.name in rows and len(rows)]
-        values = {metric.name: float(of(metric, rows[metric.name])) for metric in metrics}
-        return {key: value for key, value in values.items() if math.isfinite(value)}
-
-    @property
     def variables(self) -> "dict[str, Tensor]":
         """The algorithm's output by the names that the problem gives its variables, on the CPU; of a run that diverged, at the last
         evaluation before. Reading them builds the problem anew, with its data. Raises UserError where that is not possible."""
-        return _Variables(self._trained[0])
+        return dict(self._trained[0])
 
     def model(self) -> "nn.Module":
         """The network with the trained parameters, as `networks.flat.Normalised`, on the CPU and ready to be evaluated: it takes
@@ -130,49 +111,70 @@ class Result:
         return deepcopy(network)
 
     @property
+    def _folder(self) -> RunFolder:
+        if not (self.folder / "config.yaml").is_file():
+            raise UserError(f"{self.folder}: there is no run in it; a run's folder has config.yaml")
+        return RunFolder(self.folder)
+
+    def _measured(self, name: str, value_of: "Callable[[Metric, pd.Series], float]") -> dict[str, float]:
+        """That part of the summary; of a run that has none, since it is going or ended hard, from its rows."""
+        summary = self.summary
+        if name in summary or not self._folder.metrics.is_file():
+            return numbers_of(summary.get(name))
+        import pandas as pd
+
+        rows = self.metrics.apply(pd.to_numeric, errors="coerce")
+        metrics = [metric for metric in described(self.folder) if metric.name in rows and len(rows)]
+        values = {metric.name: float(value_of(metric, rows[metric.name])) for metric in metrics}
+        return {key: value for key, value in values.items() if math.isfinite(value)}
+
+    @property
     def _trained(self) -> "tuple[dict[str, Tensor], nn.Module | None]":
-        config, folder = self.config, self._folder
-        try:
-            time = folder.checkpoint.stat().st_mtime_ns
-        except OSError:
-            raise UserError(f"{folder.path}: there is no checkpoint in it") from None
+        checkpoint = self._folder.checkpoint
+        if not checkpoint.is_file():
+            raise UserError(f"{self.folder}: there is no checkpoint in it")
+        time = checkpoint.stat().st_mtime_ns
         if time not in self._read:
             self._read.clear()
-            self._read[time] = self._restored(config, folder)
+            with _mistakes_said():
+                self._read[time] = _restored(self.folder, self.which)
         return self._read[time]
 
-    def _restored(self, config: dict[str, Any], folder: RunFolder) -> "tuple[dict[str, Tensor], nn.Module | None]":
-        from fedopt.problems.classes import named
-        from fedopt.results.checkpoint import Checkpoint, refuse_foreign
-        from fedopt.running.assemble import assemble
-        from fedopt.running.hardware import restored
 
-        with _mistakes_said(), restored():
-            nodes = {"hardware": {**config.get("hardware", {}), "device": "cpu"}, "dataset": self._dataset(config)}
-            e = assemble(recorded(config | nodes))
-            initial = e.algorithm.init(e.problem)
-            checkpoint = Checkpoint(folder.checkpoint, initial)
-            state, metadata = checkpoint.restore(e.federation.ledger)
-        refuse_foreign(folder.checkpoint, metadata, stamp(config)["run"])
-        refuse_other_data(folder.path, metadata, e.data)
-        point = named(e.problem, e.algorithm.output(state))
-        if self.which == "best":
-            if not checkpoint.best:
-                raise UserError(f"{folder.path}: has no best variables; a run keeps them with keep=best")
-            point = {name: checkpoint.best[name] for name in e.problem.variables if name in checkpoint.best}
-        point = {name: value.detach().cpu().clone() for name, value in point.items()}
-        return point, e.problem.network(*point.values())
+def _restored(path: Path, which: Which) -> "tuple[dict[str, Tensor], nn.Module | None]":
+    """The variables by name, and the network of the problem that has one."""
+    from fedopt.problems.classes import named
+    from fedopt.results.checkpoint import Checkpoint, refuse_foreign
+    from fedopt.running.assemble import assemble
+    from fedopt.running.hardware import restored
 
-    def _dataset(self, config: dict[str, Any]) -> Any:
-        """The data set's node, with a file or folder that is not in this working directory from the one in which the run began."""
-        from fedopt.data.datasets import expanded
+    folder = RunFolder(path)
+    config = folder.config()
+    on_cpu = {"hardware": {**config.get("hardware", {}), "device": "cpu"}, "dataset": _dataset(path, config)}
+    with restored():
+        e = assemble(recorded(config | on_cpu))
+        checkpoint = Checkpoint(folder.checkpoint, e.algorithm.init(e.problem))
+        state, metadata = checkpoint.restore(e.federation.ledger)
+    refuse_foreign(folder.checkpoint, metadata, stamp(config)["run"])
+    refuse_other_data(path, metadata, e.data)
+    variables = named(e.problem, e.algorithm.output(state))
+    if which == "best":
+        if not checkpoint.best:
+            raise UserError(f"{path}: has no best variables; a run keeps them with keep=best")
+        variables = {name: checkpoint.best[name] for name in variables if name in checkpoint.best}
+    variables = {name: value.detach().cpu().clone() for name, value in variables.items()}
+    return variables, e.problem.network(*variables.values())
 
-        node, begun = config.get("dataset"), read_json(self.folder / "run.json").get("directory")
-        if not isinstance(node, dict) or not begun:
-            return node
-        paths = {key: node.get(key) for key in ("path", "root")}
-        lost = {key: path for key, path in paths.items() if isinstance(path, str) and not expanded(path).exists()}
-        return {**node, **{key: str(Path(str(begun)) / path) for key, path in lost.items()}}
+
+def _dataset(folder: Path, config: dict[str, Any]) -> Any:
+    """The data set's node; a file that is not in this working directory is one of the directory where the run began."""
+    from fedopt.data.datasets import expanded
+
+    node, begun = config.get("dataset"), read_json(folder / "run.json").get("directory")
+    if not isinstance(node, dict) or not begun:
+        return node
+    paths = {key: node[key] for key in ("path", "root") if isinstance(node.get(key), str)}
+    return node | {key: str(Path(begun) / path) for key, path in paths.items() if not expanded(path).exists()}
 
 
 def run(
@@ -187,31 +189,26 @@ def run(
     """Do what `fedopt WORDS` does, in the same folder with the same files, and return the run.
 
     words: overrides as on the command line, as a list or as one text with the quotes of a shell.
-    on_eval: called with each row of metrics.csv, a dict; where it returns true, the run stops then and there. What it raises ends
-        the run, as failed.
-    output_dir: the run's folder, as the key of this name, but without quotes of any kind.
+    on_eval: called with each row of metrics.csv, a dict; where it returns true, the run stops. What it raises ends the run, as
+        failed.
+    output_dir: the run's folder, as the key of this name, without quotes.
     start: a run, or its folder, at whose last checkpoint this one begins, as the key `from`.
-    folders: config folders of one's own, as of --config-dir; quiet: show no progress.
+    folders: your config folders, as of --config-dir; quiet: show no progress.
 
     A run that on_eval stops has the status stopped, one that Ctrl-C stops interrupted; both go on with resume=true. A second
-    Ctrl-C raises KeyboardInterrupt at once. Outside of the main thread Python has no Ctrl-C. A run that diverges has the status
-    diverged.
-    Raises UserError for what the command would answer in one line.
+    Ctrl-C raises KeyboardInterrupt at once. Raises UserError for what the command would answer in one line.
     """
     if on_eval is not None and not callable(on_eval):
         raise UserError(f"on_eval={on_eval}: must be a function of a row")
     if isinstance(start, Result) and start.which == "best":
-        raise UserError(
-            f"start: {start.folder} was loaded with which=best, and a run begins at the state of a last checkpoint; load it without"
-        )
+        raise UserError(f"start: {start.folder} was loaded with which=best; a run begins at a last checkpoint")
     overrides = _words(words)
-    for key, place_of in (("output_dir", output_dir), ("from", start)):
-        if place_of is not None:
-            overrides.append(f"{key}=" + quoted(str(_folder_of(place_of)).replace("${", "\\${")))
+    for key, run_folder in (("output_dir", output_dir), ("from", start)):
+        if run_folder is not None:
+            overrides.append(f"{key}=" + quoted(str(_folder_of(run_folder)).replace("${", "\\${")))
     overrides = last_of_each(overrides)
-    own = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
-    with _mistakes_said([*overrides, *(f"--config-dir={folder}" for folder in own)]):
-        composed = configured(overrides, own)
+    with _mistakes_said(overrides):
+        composed = configured(overrides, [folders] if isinstance(folders, str | Path) else folders)
         from fedopt.running.hardware import restored
         from fedopt.running.lifecycle import execute
 
@@ -222,7 +219,7 @@ def run(
     return Result(folder.path)
 
 
-def load(folder: str | Path, which: Literal["last", "best"] = "last") -> Result:
+def load(folder: str | Path, which: Which = "last") -> Result:
     """The run in a folder. which: as of `Result`. Raises UserError where there is no run."""
     if which not in ("last", "best"):
         raise UserError(f"which={which}: must be last or best")
@@ -246,8 +243,7 @@ def compare(
     `write(FOLDER)`.
 
     metric, x, target, group_by (a key, or a list of them), at, exclude, label: as the options of the command; names: new ones by
-    the old.
-    Raises UserError where there is nothing to compare.
+    the old. Raises UserError where there is nothing to compare.
     """
     from fedopt.comparing.comparison import compared
 
@@ -265,13 +261,6 @@ def _folder_of(run: Result | str | Path) -> Path:
     return run.folder if isinstance(run, Result) else Path(run)
 
 
-class _Variables(dict[str, "Tensor"]):
-    """By name."""
-
-    def __missing__(self, name: str) -> "Tensor":
-        raise KeyError(f"{name}: the variables are {', '.join(self)}")
-
-
 def _words(words: str | Sequence[str]) -> list[str]:
     if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
         raise UserError(f"{words}: must be words as on the command line, key=value, in one text or in a list of texts")
@@ -283,7 +272,7 @@ def _words(words: str | Sequence[str]) -> list[str]:
 
 @contextmanager
 def _mistakes_said(arguments: Sequence[str] = ()) -> Iterator[None]:
-    """Whatever a user can mend comes as a UserError, in the words of the command. HYDRA_FULL_ERROR=1 shows where it came from."""
+    """Whatever a user can mend comes as a UserError. HYDRA_FULL_ERROR=1 shows where it came from."""
     try:
         with ctrl_c_kept():
             yield

@@ -1,4 +1,4 @@
-"""`fedopt new algo NAME` and `fedopt new problem NAME`: the files of an algorithm or a problem of one's own, ready to run."""
+"""`fedopt new algo NAME` and `fedopt new problem NAME`: the files of your algorithm or problem, ready to run."""
 
 import sys
 from importlib.util import find_spec
@@ -30,14 +30,13 @@ def new(arguments: list[str]) -> None:
     parser = Parser(prog="fedopt new")
     parser.add_argument("kind", choices=["algo", "problem"], help="what to begin")
     parser.add_argument("name", help="its name, such as my_sgd")
-    classes = list(dict.fromkeys(of for _, of in EXAMPLES))
-    parser.add_argument("--class", dest="of", choices=classes, default=classes[0], help="the class of problems")
+    parser.add_argument("--class", dest="problems", default="minimisation", help="the class of problems")
     given = parser.parse_args(arguments)
     kind, name = given.kind, given.name
-    if (kind, given.of) not in EXAMPLES:
-        known = ", ".join(of for begun, of in EXAMPLES if begun == kind)
-        raise UserError(f"--class {given.of}: there is a skeleton of {kind} for {known}")
-    example, command = EXAMPLES[kind, given.of]
+    if (kind, given.problems) not in EXAMPLES:
+        classes = ", ".join(problems for begun, problems in EXAMPLES if begun == kind)
+        raise UserError(f"--class {given.problems}: there is a skeleton of {kind} for {classes}")
+    example, command = EXAMPLES[kind, given.problems]
     files = {
         Path(f"{name}.py"): f"{example}.py",
         Path("myconf", kind, f"{name}.yaml"): f"{example}.yaml",
@@ -50,8 +49,7 @@ def new(arguments: list[str]) -> None:
         with path.open("x") as file:
             file.write(text.replace(example, name).replace(_camel(example), _camel(name)))
     print(f"wrote {', '.join(map(str, files))}")
-    pytest = "" if find_spec("pytest") else ", after pip install pytest"
-    print(f"to test it: python -m pytest test_{name}.py{pytest}")
+    print(f"to test it: python -m pytest test_{name}.py{'' if find_spec('pytest') else ', after pip install pytest'}")
     print(f"to run it: PYTHONPATH=. fedopt --config-dir myconf {command.replace(example, name)}")
 
 
@@ -68,4 +66,4 @@ def _check(kind: str, name: str, files: dict[Path, str]) -> None:
 
 def _camel(name: str) -> str:
     """MySgd for my_sgd."""
-    return "".join(part.capitalize() for part in name.split("_"))
+    return name.title().replace("_", "")

@@ -55,26 +55,24 @@ def _main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    does = "Run published experiments, draw their figures and check their claims."
-    parser = Parser(prog="fedopt-reproduce", description=does)
-    add = parser.add_argument
-    add("names", nargs="*", metavar="PAPER/NAME", help="such as fedmsa/fig2; a paper alone stands for all of its own")
-    add("--list", action="store_true", help="show all experiments and how far they are")
-    anew = "run nothing: judge anew what was measured, by the claims as they are now, and show it as Markdown"
-    add("--claims", action="store_true", help=anew)
-    small = (
-        "keep a small figure, its curves and the claims in DIR/<paper>/<name>; with --claims: judge what is kept there"
+    parser = Parser(
+        prog="fedopt-reproduce", description="Run published experiments, draw their figures and check their claims."
     )
+    add = parser.add_argument
+    add("names", nargs="*", metavar="PAPER/NAME", help="such as fedmsa/fig2; a paper stands for all of its experiments")
+    add("--list", action="store_true", help="show all experiments and how far they are")
+    add("--claims", action="store_true", help="run nothing: judge again what was measured, and show it as Markdown")
+    small = "keep a small figure, its curves and the claims in DIR/<paper>/<name>; --claims judges what is kept there"
     add("--keep", type=Path, metavar="DIR", help=small)
     add("--seeds", type=positive, metavar="N", help="seeds 0 to N-1 of each line (default: what the experiment says)")
     add("--quick", action="store_true", help="a few rounds and one seed, to see that everything runs")
-    beside = f"of the figure, beside png: {', '.join(FORMATS)}"
-    add("--format", type=some_of(FORMATS), default=[], metavar="NAME,...", help=beside)
+    formats = f"of the figure, beside png: {', '.join(FORMATS)}"
+    add("--format", type=some_of(FORMATS), default=[], metavar="NAME,...", help=formats)
     add("--jobs", type=positive, default=cores(), metavar="J", help="runs at a time (default: one a core)")
     add("--hardware", metavar="NAME", help="cpu or cuda (default: what the experiment says)")
     add("--output", type=Path, default=Path("outputs/reproduce"), metavar="DIR", help="default: outputs/reproduce")
-    own = "a config folder of your own, with experiment/<paper>/<name>.yaml"
-    add("--config-dir", dest="folders", nargs=1, type=Path, default=[], metavar="DIR", help=own)
+    folder = "your config folder, with experiment/<paper>/<name>.yaml"
+    add("--config-dir", dest="folders", nargs=1, type=Path, default=[], metavar="DIR", help=folder)
     return parser.parse_args()
 
 

@@ -16,52 +16,43 @@ PARTIAL = [cls.__name__ for cls in (Settings, Budget, Evaluation, Hardware, Part
 
 
 def schema(kind: str, folders: Iterable[str] = ()) -> dict[str, Any]:
-    """Of files of whole configs, whose first line is `# @package _global_`: of your algorithms and problems, and of a
-    run's config.yaml; of experiment/<paper>/<name>.yaml; or of files without that line, which hold one algorithm, data set, ...
-    Any key may be left out, and none added.
+    """Of files of a kind: config, of whole configs, whose first line is `# @package _global_`, such as a run's config.yaml;
+    experiment; or a group of `INTERFACES`, of files that hold one algorithm, data set, ... Any key may be left out, and none added.
 
-    kind: config, experiment, or a group of `INTERFACES`.
     folders: config folders whose classes count, too. Raises UserError for a class that cannot be built.
     """
     classes = {group: _classes(group, list(folders)) for group in INTERFACES}
-    every = {cls for found in classes.values() for cls in found} | {Settings, Published, Claim}
-    inputs = [(cls, "validation", typed(cls, "world")) for cls in sorted(every, key=lambda cls: cls.__qualname__)]
-    refs, together = TypeAdapter.json_schemas(inputs)  # type: ignore[arg-type]
-    found: dict[Any, Any] = {cls: _relaxed(node) for (cls, _), node in refs.items()}
+    nodes = {cls for members in classes.values() for cls in members} | {Settings}
+    inputs = sorted(nodes | {Published, Claim}, key=lambda cls: cls.__qualname__)
+    refs, together = TypeAdapter.json_schemas([(cls, "validation", typed(cls, "world")) for cls in inputs])
+    schemas: dict[Any, Any] = {cls: _relaxed(node) for (cls, _), node in refs.items()}
     defs = _relaxed(together.get("$defs", {}))
 
     def definition(cls: type) -> dict[str, Any]:
-        return defs[found[cls]["$ref"].rpartition("/")[2]] if "$ref" in found[cls] else found[cls]
+        return defs[schemas[cls]["$ref"].rpartition("/")[2]] if "$ref" in schemas[cls] else schemas[cls]
 
-    for cls in every - {Published, Claim}:
+    for cls in nodes:
         definition(cls)["patternProperties"] = {"^_": {}}
-    for partial in [*(defs[name] for name in PARTIAL if name in defs), *map(definition, every - {Claim})]:
+    for partial in [*(defs[name] for name in PARTIAL if name in defs), *map(definition, nodes | {Published})]:
         partial.pop("required", None)
-    whole = definition(Settings)
-    whole["properties"] |= {group: {"anyOf": [found[cls] for cls in classes[group]]} for group in INTERFACES}
-    whole["properties"] |= {"defaults": {"type": "array"}}
+    root = definition(Settings)
+    root["properties"] |= {group: {"anyOf": [schemas[cls] for cls in classes[group]]} for group in INTERFACES}
+    root["properties"] |= {"defaults": {"type": "array"}}
     if kind in INTERFACES:
-        whole = whole["properties"][kind]
+        root = root["properties"][kind]
     if kind == "experiment":
-        _describe_experiment(definition(Published), definition(Claim), found[Claim])
-        whole["properties"]["experiment"] = found[Published]
-        whole["required"] = ["experiment"]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **whole,
-        "title": f"fedopt {kind}",
-        "$defs": defs,
-    }
+        _describe_experiment(definition(Published), definition(Claim), schemas[Claim])
+        root["properties"]["experiment"] = schemas[Published]
+        root["required"] = ["experiment"]
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return {**head, **root, "title": f"fedopt {kind}", "$defs": defs}
 
 
 def _classes(group: str, folders: list[str]) -> list[type]:
     """Those that the options of a group name, in the order of their names."""
-    found = {}
-    for name in options(group, folders):
-        if path := class_path(group, name, folders):
-            cls = target({"_target_": path}, group)[0]
-            found[cls.__qualname__] = cls
-    return [found[name] for name in sorted(found)]
+    paths = {class_path(group, name, folders) for name in options(group, folders)}
+    classes = [target({"_target_": path}, group)[0] for path in paths if path]
+    return sorted(classes, key=lambda cls: cls.__qualname__)
 
 
 def _relaxed(node: Any) -> Any:

@@ -69,11 +69,7 @@ def _content(path: Path, *version: int) -> dict[str, Any]:
 
 
 def config_text(path: Path) -> str:
-    """The text of a YAML file that somebody else may have written.
-
-    Raises OSError, and UserError for what is no config: no file, more than a megabyte, or so many aliases that few lines stand for
-    gigabytes.
-    """
+    """The text of a YAML file that somebody else may have written. Raises OSError, and UserError for what is no config."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: is no file")
     if path.stat().st_size > 2**20:

@@ -74,13 +74,13 @@ class Piecewise:
 
 
 def _number_is_constant(value: object) -> object:
-    if isinstance(value, str):
-        try:
-            float(value)
-        except ValueError:
-            example = "{kind: inverse_power, initial: 0.1, power: 0.5}"
-            raise ValueError(f"must be a number, or a schedule such as {example}; --help algo=NAME has all") from None
-    return {"kind": "constant", "value": value} if isinstance(value, (int, float, str)) else value
+    if not isinstance(value, int | float | str):
+        return value
+    try:
+        return {"kind": "constant", "value": float(value)}
+    except ValueError:
+        example = "{kind: inverse_power, initial: 0.1, power: 0.5}"
+        raise ValueError(f"must be a number, or a schedule such as {example}; --help algo=NAME has all") from None
 
 
 StepSize = Constant | InversePower | Exponential | Piecewise
