@@ -9,6 +9,8 @@ import pytest
 
 import fedopt
 
+pytestmark = pytest.mark.smoke
+
 PACKAGE = Path(fedopt.__file__).parent
 
 

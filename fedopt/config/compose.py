@@ -71,7 +71,7 @@ class Composed:
 def compose(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
     """The config that `fedopt WORDS` has. Raises UserError for whatever is wrong in it that shows before data are read."""
     composed = merge(words, folders)
-    assert composed.settings  # are checked now
+    _ = composed.settings  # which are checked now
     return composed
 
 
@@ -101,7 +101,7 @@ def recorded(
             raise UserError(f"{key}: the run that goes on has no such key{nearest(key, [*flat(nodes)])}")
         OmegaConf.update(config, key, word.value())
     composed = Composed(plain(config), chosen or {}, tuple(words), tuned=tuned or Tuned())
-    assert composed.settings  # are checked now
+    _ = composed.settings  # which are checked now
     return composed
 
 

@@ -3,7 +3,7 @@
     f_i(x) = 1/2 x'A_i x - (c_i + noise)'x
 
 With the means over clients written without index, the solution solves A x = c. Methods of plain local steps end elsewhere where
-clients are unlike (tests/test_minimisation.py has the closed form).
+clients are unlike (tests/algorithms/test_minimisation.py has the closed form).
 """
 
 from collections import namedtuple

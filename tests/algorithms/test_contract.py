@@ -9,7 +9,7 @@ import torch
 from support.command import ROOT, torchrun
 from support.harness import (
     APPROXIMATE,
-    OWN,
+    YOURS,
     class_at,
     config,
     is_ours,
@@ -115,6 +115,7 @@ def test_ledger_is_an_independent_count(algo, problem, setting, monkeypatch):
     assert dataclasses.asdict(ledger.calls) == taps.calls()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("algo", names("algo"))
 def test_resumed_is_undisturbed(algo, tmp_path):
     """A run that is stored and restored between two rounds, bit by bit."""
@@ -219,7 +220,7 @@ def test_metric_improves(algo, problem):
     was, sign = before[metric.name], 1 if metric.better == "higher" else -1
     every_tenth = (e.problem.evaluate(*e.algorithm.output(s))[metric.name] for s in islice(states, 9, None, 10))
     improves = any(sign * (now - was) > 0.2 * abs(was) for now in every_tenth)
-    if not improves and is_ours("algo", algo) and not is_ours("problem", problem) and f"{algo} {problem}" not in OWN:
+    if not improves and is_ours("algo", algo) and not is_ours("problem", problem) and f"{algo} {problem}" not in YOURS:
         pytest.skip(
             f"the default steps of {algo} are none for {problem}: give '{algo} {problem}' some in contract.yaml"
         )

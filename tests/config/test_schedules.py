@@ -9,6 +9,8 @@ from fedopt.config.build import build
 from fedopt.config.schedules import LocalWork, Schedule
 from fedopt.errors import UserError
 
+pytestmark = pytest.mark.smoke
+
 
 @dataclass(frozen=True)
 class Keys:

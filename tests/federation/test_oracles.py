@@ -44,6 +44,8 @@ from fedopt.problems.reductions import (
 )
 from fedopt.problems.supervised import SupervisedBilevel
 
+pytestmark = pytest.mark.smoke
+
 # Reductions
 
 

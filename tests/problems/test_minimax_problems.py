@@ -12,6 +12,8 @@ from fedopt.problems.fair_classification import FairClassification
 from fedopt.problems.quadratic_minimax import QuadraticMinimax
 from fedopt.problems.robust_nn import RobustNn
 
+pytestmark = pytest.mark.smoke
+
 
 def quadratic(clients=3, **changes):
     fields = {

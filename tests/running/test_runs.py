@@ -77,7 +77,8 @@ def test_pictures_of_every_problem(problem, monkeypatch, capsys, tmp_path):
     words = [
         f"algo={algo}",
         f"problem={problem}",
-        *(w for name in (problem, algo) for w in harness.SMALL.get(name, [])),
+        *harness.overrides(algo, problem),
+        *harness.LESS.get(algo, []),
     ]
     result = fedopt(
         monkeypatch, capsys, *words, *harness.FEDERATION, "budget.rounds=1", f"output_dir={tmp_path / 'run'}"

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from fedopt.config.build import imported
 from fedopt.config.compose import Composed, compose, merge
-from fedopt.config.files import CONF
+from fedopt.config.files import CONF, class_path
+from fedopt.config.words import last_of_each
 from fedopt.errors import UserError
 from fedopt.federation.draws import Drawn
 from fedopt.problems.classes import class_of
@@ -30,46 +31,16 @@ if EXTRA and not any(Path(EXTRA, group).is_dir() for group in ("algo", "problem"
     raise UserError(f"FEDOPT_CONTRACT_CONF={EXTRA}: there is no folder algo or problem in it")
 FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 
-SMALL = {
-    "mco": ["problem.examples=1000"],
-    "quadratic_bilevel": ["problem.examples=64"],
-    "quadratic_minimax": ["problem.examples=64"],
-    "quadratic_minimisation": ["problem.examples=64"],
-    "imbalanced_mnist": [
-        "dataset=digits",
-        "problem.largest=140",
-        "problem.imbalance=0.5",
-        "problem.widths=[9]",
-        "partitioner=iid",
-    ],
-    "hyper_representation": ["dataset=digits", "problem.widths=[9]", "partitioner=iid"],
-    "robust_nn": [
-        "dataset=digits",
-        "problem.model=mlp",
-        "problem.widths=[9]",
-        "problem.ascent=2",
-        "problem.examples=120",
-        "partitioner=iid",
-    ],
-    "fair_classification": [
-        "dataset=digits",
-        "problem.model=mlp",
-        "problem.widths=[9]",
-        "problem.examples=120",
-        "partitioner=iid",
-    ],
-    "classification": ["dataset=digits", "problem.widths=[9]"],
-    "classification_with_server": ["dataset=digits", "partitioner=iid"],
-    "hierarchical": ["dataset=digits", "problem.fit=10", "partitioner=iid"],
-    "zo_hfl": ["algo.tau=3"],
-    "localbsgm": ["algo.p=2", "algo.Q=3"],
-    "localbsgvrm": ["algo.p=2", "algo.Q=3"],
-}
-# What contract.yaml says of one's own: overrides by NAME or by 'ALGO PROBLEM', and how far from the solution rounds may lead
-OWN: dict[str, Any] = {}
-if EXTRA and (Path(EXTRA) / "contract.yaml").exists():
-    OWN = yaml.safe_load((Path(EXTRA) / "contract.yaml").read_text()) or {}
-APPROXIMATE: dict[str, float] = OWN.pop("approximate", {})
+
+def contract(path: Path) -> dict[str, Any]:
+    """What a contract.yaml says: overrides by NAME or by 'ALGO PROBLEM'; less, by ALGO; approximate, by ALGO."""
+    return (yaml.safe_load(path.read_text()) if path.exists() else None) or {}
+
+
+OURS = contract(Path(__file__).with_name("contract.yaml"))
+YOURS = contract(Path(EXTRA) / "contract.yaml") if EXTRA else {}
+LESS: dict[str, list[str]] = OURS.pop("less") | YOURS.pop("less", {})
+APPROXIMATE: dict[str, float] = YOURS.pop("approximate", {})  # how far from the solution rounds may lead
 FEDERATION = ["partitioner.clients=6", "participation.cohort=3", "hardware.dtype=float64", "hardware.threads=1"]
 
 
@@ -77,21 +48,11 @@ def names(group: str) -> list[str]:
     return sorted(path.stem for folder in FOLDERS for path in (folder / group).glob("*.yaml"))
 
 
-if unknown := {word for name in (*OWN, *APPROXIMATE) for word in name.split()} - {*names("algo"), *names("problem")}:
+if unknown := {word for name in (*YOURS, *LESS, *APPROXIMATE) for word in name.split()} - {
+    *names("algo"),
+    *names("problem"),
+}:
     raise UserError(f"{EXTRA}/contract.yaml: there is no algorithm or problem {', '.join(sorted(unknown))}")
-
-
-def path(group: str, name: str) -> Path:
-    return next(path for folder in FOLDERS if (path := folder / group / f"{name}.yaml").exists())
-
-
-@cache
-def read(group: str, name: str) -> dict[str, Any]:
-    """The node of a file, without what the files that it builds on say, but for the keys with an underscore."""
-    content = yaml.safe_load(path(group, name).read_text())
-    bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
-    base = read(group, bases[0]) if bases else {}
-    return {key: value for key, value in base.items() if key.startswith("_")} | content.get(group, content)
 
 
 @cache
@@ -101,7 +62,7 @@ def node(group: str, name: str) -> dict[str, Any]:
 
 
 def class_at(group: str, name: str) -> Any:
-    return imported(read(group, name)["_target_"], str(path(group, name)))
+    return imported(class_path(group, name, FOLDERS[1:]), f"{group}={name}")
 
 
 def is_ours(group: str, name: str) -> bool:
@@ -152,20 +113,21 @@ def config(*words: str) -> dict[str, Any]:
     return dict(merge(words, FOLDERS[1:]).nodes)
 
 
-def own_words(algo: str, problem: str) -> list[str]:
-    """The overrides of contract.yaml."""
-    return [word for name in (algo, problem, f"{algo} {problem}") for word in OWN.get(name, [])]
+def overrides(algo: str, problem: str) -> list[str]:
+    """Those of the contract.yaml files for a pair, yours last."""
+    names = (algo, problem, f"{algo} {problem}")
+    return [word for said in (OURS, YOURS) for name in names for word in said.get(name, [])]
 
 
-def small(algo: str, problem: str, *overrides: str) -> Experiment:
+def small(algo: str, problem: str, *words: str) -> Experiment:
     """With less work a round."""
-    return tuned(algo, problem, *overrides, less=SMALL.get(algo, []))
+    return tuned(algo, problem, *LESS.get(algo, []), *words)
 
 
-def tuned(algo: str, problem: str, *overrides: str, less: Sequence[str] = ()) -> Experiment:
-    """With the values of the preset, but for `less`, and those of contract.yaml."""
-    usual = [*SMALL.get(problem, []), *FEDERATION, *less, *own_words(algo, problem)]
-    return assemble(composed(f"algo={algo}", f"problem={problem}", *usual, *overrides))
+def tuned(algo: str, problem: str, *words: str) -> Experiment:
+    """With tuned values, except for those of contract.yaml."""
+    chosen = [f"algo={algo}", f"problem={problem}", *overrides(algo, problem), *FEDERATION]
+    return assemble(composed(*last_of_each([*chosen, *words])))
 
 
 def rows_of(whole: dict[str, Any], drawn: Drawn, split: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -52,7 +52,7 @@ EXPERIMENT = {
 @cache
 def keys(algo: str, problem: str) -> list[str]:
     """All dotted keys of the config of a pair, and the nodes above them."""
-    leaves = flat(harness.config(f"algo={algo}", f"problem={problem}", *harness.SMALL.get(problem, [])))
+    leaves = flat(harness.config(f"algo={algo}", f"problem={problem}", *harness.overrides(algo, problem)))
     nodes = {leaf.rpartition(".")[0] for leaf in leaves} - {""}
     return sorted({*leaves, *nodes, *GROUPS})
 
@@ -60,7 +60,13 @@ def keys(algo: str, problem: str) -> list[str]:
 def command(rng: random.Random) -> list[str]:
     """One command, most likely wrong."""
     algo, problem = rng.choice(harness.pairs())
-    words = [f"algo={algo}", f"problem={problem}", *harness.SMALL.get(problem, []), *harness.SMALL.get(algo, []), *BASE]
+    words = [
+        f"algo={algo}",
+        f"problem={problem}",
+        *harness.overrides(algo, problem),
+        *harness.SMALL.get(algo, []),
+        *BASE,
+    ]
 
     def odd() -> str:
         return f"{rng.choice(keys(algo, problem))}={rng.choice(VALUES)}"
