@@ -110,7 +110,8 @@ def _merged(
 ) -> tuple[DictConfig, dict[str, str], Tuned, dict[str, Any]]:
     """Files of the groups by Hydra, then tuned values, then the values of the command.
 
-    Choosing files takes Hydra long: configs that differ in values only share it. Raises UserError, hydra's and omegaconf's errors.
+    Words that add or remove keys go to Hydra with those that choose files. This takes long: configs that differ in values only
+    share it. Raises UserError, hydra's and omegaconf's errors.
     """
     refuse_hydra(words)
     check_folders(folders)
@@ -121,17 +122,17 @@ def _merged(
             raise UserError(f"{word}: several values are a sweep, with -m, or a list, in square brackets")
     roots = [CONF, *map(Path, folders)]
     groups = {key for key in map(key_of, words) if key != "preset" and any((root / key).is_dir() for root in roots)}
-    plain_key = re.compile(r"\w+(\.\w+)*=")  # of a word that neither adds nor removes
-    values = {word: o for word, o in overrides.items() if plain_key.match(word) and key_of(word) not in groups}
+    sets_value = re.compile(r"\w+(\.\w+)*=")  # of a word that neither adds nor removes
+    setting = {word: o for word, o in overrides.items() if sets_value.match(word) and key_of(word) not in groups}
     choose = _chosen_files if folders else _chosen_files_once  # a user's files may change meanwhile
-    files, chosen, experiment = choose(tuple(word for word in words if word not in values), folders)
+    files, chosen, experiment = choose(tuple(word for word in words if word not in setting), folders)
     config = deepcopy(files)
     for group in ("algo", "problem"):
         if chosen.get(group, "null") in ("null", "None"):
             raise UserError(f"{group}: is missing; {group}=NAME chooses one")
     tuned = _add_tuned(config, chosen, [*overrides.values()], folders)
     metric = OmegaConf.select(config, "eval.metric")
-    for word, override in values.items():
+    for word, override in setting.items():
         key, value = override.key_or_group, override.value()
         if "." not in key and isinstance(config.get(key), DictConfig) and not isinstance(value, dict):
             raise UserError(f"{word}: is set by its keys, {key}.KEY=VALUE")

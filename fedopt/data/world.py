@@ -18,8 +18,8 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class World:
-    """seed: of every draw made while building; dataset: where images come from, None for problems that make their own data;
-    autocast: the type of the products and convolutions of networks, None for dtype.
+    """seed: of every draw made while building; partitioner: says whose each example is; dataset: where examples come from, None for
+    problems that make their own data; autocast: the type of the products and convolutions of networks, None for dtype.
     read: digests of the data that were loaded."""
 
     seed: int
@@ -93,8 +93,8 @@ class World:
             return {"train": Ragged(train, names), "val": Ragged(held_out, names)}
         held_out, train = [], []
         for i, part in enumerate(parts):
-            count = min(max(round(validation * len(part)), 1), len(part) - 1)
+            size = min(max(round(validation * len(part)), 1), len(part) - 1)
             order = keyed_rng(self.seed, Purpose.SPLIT, client=i).permutation(part)
-            held_out.append(order[:count])
-            train.append(order[count:])
+            held_out.append(order[:size])
+            train.append(order[size:])
         return {"train": Ragged(train, names), "val": Ragged(held_out, names)}

@@ -56,7 +56,7 @@ class OneByOne:
     """A plain loop: stacks of one client, without vmap."""
 
     def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
-        """Cut a list of clients into those that are run at once. steps: of each of them, falling."""
+        """Cut a list of clients into those that are run at once. clients: places in the cohort. steps: of each of them, falling."""
         return list(clients[:, None])
 
     def run(self, client_fn: ClientFn, message: Any, problem: Problem, stack: Stack, calls: Calls) -> Any:

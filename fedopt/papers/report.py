@@ -1,4 +1,4 @@
-"""What comes of a published experiment's runs: its claims, its table and the points of its figure."""
+"""A `Plan` of a published experiment: the runs that it needs, and what comes of them, its claims, its table and its figure."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

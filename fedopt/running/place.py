@@ -1,4 +1,4 @@
-"""The folder of a run: its name, and the run that is in it."""
+"""The config of a command, which may be that of a run in a folder; and the folder of a run, which its overrides name."""
 
 import hashlib
 import os
