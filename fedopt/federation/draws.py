@@ -124,8 +124,8 @@ def draw(
             if split in drawn[name].splits and wanted.B is not None:
                 counts = drawn[name].steps * (wanted.samples or 1)
                 of_clients = zip(rngs, ragged.sizes[clients], counts, strict=True)
-                numbers = [wanted.positions(rng, int(n), int(count)) for rng, n, count in of_clients]
-                drawn[name].positions[split] = _padded(numbers, like)
+                positions = [wanted.positions(rng, int(n), int(count)) for rng, n, count in of_clients]
+                drawn[name].positions[split] = _padded(positions, like)
     return whole, drawn
 
 

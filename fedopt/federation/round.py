@@ -184,18 +184,18 @@ class Round:
         idle = len(mine) == 0
         mine, weights = (busy[:1], 0 * weights) if idle else (mine, weights)
 
-        sums, rows, calls = list[Tensor](), list[Tensor](), Calls()
+        sums, new_rows, calls = list[Tensor](), list[Tensor](), Calls()
         for members in self._federation.engine.stacks(mine, steps[mine], size_in_bytes(message)):
             clients = cohort[members]
             of_memory = None if memory is None else memory.rows(clients)
             of_own = None if own is None else own[members.tolist()]
             keys = self._keys(exchange, clients) if problem.random else None
             stack = Stack(clients, *draw(draws, splits, clients, rng_of, like), of_memory, of_own, keys)
-            answer = partial(_answer, client_fn, memory is not None)
-            answers = self._federation.engine.run(answer, message, problem, stack, calls)
+            checked = partial(_answer, client_fn, memory is not None)
+            answers = self._federation.engine.run(checked, message, problem, stack, calls)
             if memory is not None:
-                answers, new_rows = answers
-                rows.append(new_rows)
+                answers, of_stack = answers
+                new_rows.append(of_stack)
             leaves, structure = tree_flatten(answers)
             sums = sums or [torch.zeros_like(leaf[0], dtype=torch.float64) for leaf in leaves]
             for total, leaf in zip(sums, leaves, strict=True):
@@ -213,14 +213,14 @@ class Round:
         mean = tree_unflatten(sums, structure)
         if memory is None:
             return mean
-        new = rows[0].new_zeros(len(cohort), *rows[0].shape[1:])
+        new = new_rows[0].new_zeros(len(cohort), *new_rows[0].shape[1:])
         if not idle:
-            new[mine.tolist()] = torch.cat(rows)
+            new[mine.tolist()] = torch.cat(new_rows)
         return mean, memory.replaced(cohort, ranks.total([new])[0])
 
 
 def _answer(client_fn: ClientFn, pairs: bool, client: Client, message: Any) -> Any:
-    """Raises UserError for an answer that is anything but tensors, or no pair where `pairs` are asked for."""
+    """What a client sends back. Raises UserError where that is anything but tensors, or no pair where `pairs` are asked for."""
     answer = client_fn(client, message)
     if pairs and not (isinstance(answer, tuple) and len(answer) == 2):
         raise gives(client_fn, answer, "(answer, new row of its memory) in an exchange with memory=")

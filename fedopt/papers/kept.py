@@ -64,14 +64,14 @@ def judged_again(name: str, folders: Sequence[Path], folder: Path) -> list[dict[
     """
     published = load(name, folders)
     measured = {row["measure"]: row for row in rows_of(folder / "claims.csv", claims.COLUMNS)}
-    made = {(row["line"], row["seed"]): row["run"] for row in rows_of(folder / "runs.csv", ("line", "seed", "run"))}
+    before = {(row["line"], row["seed"]): row["run"] for row in rows_of(folder / "runs.csv", ("line", "seed", "run"))}
     about = [claim.measure.lines(published.points) for claim in published.claims]
-    seeds = max((seed for _, seed in made), default=0) + 1
+    seeds = max((seed for _, seed in before), default=0) + 1
     needed = tasks(name, published, seeds, (), folders, [*chain(*about)])
     now = {(task.line, task.seed): task.folder for task in needed}
     rows = []
     for claim, lines in zip(published.claims, about, strict=True):
-        runs = {key: run for key, run in made.items() if key[0] in lines}
+        runs = {key: run for key, run in before.items() if key[0] in lines}
         same = {line for line, _ in runs} == {*lines} and runs.items() <= now.items()
         row = measured.get(claim.measure.text)
         if row and same:
