@@ -1,6 +1,7 @@
 """What the commands share: mistakes are answered in one line. Imports no torch."""
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -31,6 +32,14 @@ def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
         return names
 
     return read
+
+
+def number(text: str) -> float:
+    """For argparse: a number, neither nan nor infinite."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return value
 
 
 def positive(text: str) -> int:

@@ -7,7 +7,7 @@ import argparse
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from fedopt.commands.answer import Parser, answer, some_of
+from fedopt.commands.answer import Parser, answer, number, some_of
 from fedopt.comparing.comparison import TABLES, Look, compared
 from fedopt.comparing.shown import COLUMNS, shown_table, tests_shown
 from fedopt.comparing.tables import print_table, write_table
@@ -52,8 +52,8 @@ def _arguments() -> argparse.Namespace:
     add("--metric", help="a column of metrics.csv (default: the first that the problem names)")
     add("--label", metavar="TEXT", help="the metric's name in tables and figures (default: as the problem calls it)")
     add("--x", choices=COSTS, default="comm_rounds", help="what a run spends (default: comm_rounds)")
-    add("--target", type=float, help="say how much x it took to reach this value of the metric")
-    add("--at", type=float, metavar="VALUE", help="use each run's evaluations up to this x (default: all)")
+    add("--target", type=number, help="say how much x it took to reach this value of the metric")
+    add("--at", type=number, metavar="VALUE", help="use each run's evaluations up to this x (default: all)")
     left = "leave out runs whose path, or a folder's name in it, matches, such as '*seed=3*'; may be repeated"
     add("--exclude", action="append", default=[], metavar="PATTERN", help=left)
     add("--group-by", metavar="KEY,...", help="keys of config.yaml, such as algo,algo.K (default: all that differ)")

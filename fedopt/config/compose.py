@@ -3,11 +3,11 @@
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def _merged(
     share it. Raises UserError, hydra's and omegaconf's errors.
     """
     refuse_hydra(words)
-    check_folders(folders)
+    state = check_folders(folders)
     check_choices(words, folders)
     overrides = dict(zip(words, parsed(words), strict=True))
     for word, override in overrides.items():
@@ -124,8 +124,7 @@ def _merged(
     groups = {key for key in map(key_of, words) if key != "preset" and any((root / key).is_dir() for root in roots)}
     sets_value = re.compile(r"\w+(\.\w+)*=")  # of a word that neither adds nor removes
     setting = {word: o for word, o in overrides.items() if sets_value.match(word) and key_of(word) not in groups}
-    choose = _chosen_files if folders else _chosen_files_once  # a user's files may change meanwhile
-    files, chosen, experiment = choose(tuple(word for word in words if word not in setting), folders)
+    files, chosen, experiment = _chosen_files(tuple(word for word in words if word not in setting), folders, state)
     config = deepcopy(files)
     for group in ("algo", "problem"):
         if chosen.get(group, "null") in ("null", "None"):
@@ -171,10 +170,14 @@ def check_choices(words: Iterable[str], folders: Folders = ()) -> None:
             raise UserError(unknown(group, name, names))
 
 
+@lru_cache(maxsize=1000)
 def _chosen_files(
-    words: tuple[str, ...], folders: tuple[str, ...]
+    words: tuple[str, ...], folders: tuple[str, ...], state: tuple[Hashable, ...]
 ) -> tuple[DictConfig, dict[str, str], dict[str, Any]]:
-    """What Hydra makes of the files that the words choose, the option of each group, and the node of an experiment."""
+    """What Hydra makes of the files that the words choose, the option of each group, and the node of an experiment.
+
+    state: of the folders, by which a file that was changed is read anew.
+    """
     try:
         config = _with_hydra(*search_path(folders), *words)
     except (HydraException, OmegaConfBaseException, MemoryError):
@@ -189,9 +192,6 @@ def _chosen_files(
         choices, experiment = config.pop("hydra").runtime.choices, config.pop("experiment", None)
     published = plain(experiment, resolve=False) if isinstance(experiment, DictConfig) else {}
     return config, {group: str(choices[group]) for group in GROUPS if group in choices}, published
-
-
-_chosen_files_once = cache(_chosen_files)
 
 
 def search_path(folders: Folders) -> list[str]:

@@ -1,7 +1,8 @@
 """What a config file that somebody sent may not do."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 import yaml
@@ -27,8 +28,12 @@ def refuse_hydra(words: Iterable[str], allowed: tuple[str, ...] = ()) -> None:
             )
 
 
-def check_folders(folders: Iterable[str | Path]) -> None:
-    """Raises UserError for a config folder that is not there, and for a file in it that has no effect or could run code."""
+def check_folders(folders: Iterable[str | Path]) -> tuple[Hashable, ...]:
+    """Which files config folders hold, and their states: equal for folders that nobody changed.
+
+    Raises UserError for a folder that is not there, and for a file in it that has no effect or could run code.
+    """
+    files: list[Hashable] = []
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise UserError(f"--config-dir={folder}: there is no such folder")
@@ -36,10 +41,14 @@ def check_folders(folders: Iterable[str | Path]) -> None:
             if path.is_dir() and path.is_symlink():
                 raise UserError(f"{path}: is a link; put the folder itself there")
             if path.suffix == ".yaml" and not path.is_dir():
-                _check_file(path, path.relative_to(folder))
+                state = path.stat()
+                _check_file(path, path.relative_to(folder), state.st_mtime_ns, state.st_size)
+                files.append((path.absolute(), state.st_mtime_ns, state.st_size))
+    return tuple(files)
 
 
-def _check_file(path: Path, inside: Path) -> None:
+@lru_cache(maxsize=1000)
+def _check_file(path: Path, inside: Path, *state: int) -> None:
     """inside: the path in its config folder."""
     group = inside.parts[0]
     if group != "tuned" and (CONF / inside).exists():

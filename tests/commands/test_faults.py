@@ -416,8 +416,8 @@ def test_no_permission(monkeypatch, capsys, tmp_path):
     ("name", "value"),
     [
         ("WORLD_SIZE", "abc"),
-        ("WORLD_SIZE", "-1"),
-        ("LOCAL_WORLD_SIZE", "abc"),
+        pytest.param("WORLD_SIZE", "-1", marks=pytest.mark.slow),
+        pytest.param("LOCAL_WORLD_SIZE", "abc", marks=pytest.mark.slow),
         ("FEDOPT_CHECKPOINT_SECONDS", "abc"),
     ],
 )
@@ -439,7 +439,7 @@ def test_ranks_that_nobody_started(tmp_path):
     one_line(result, "other processes cannot be found", "MASTER_ADDR")
 
 
-@pytest.mark.parametrize("shut", ["err", "reader", "full"])
+@pytest.mark.parametrize("shut", ["err", pytest.param("reader", marks=pytest.mark.slow), "full"])
 def test_nobody_reads_the_progress(shut, tmp_path):
     """A run does not end because of what shows it."""
     command = [sys.executable, "-m", "fedopt", *TINY, "output_dir=run"]
@@ -558,7 +558,7 @@ def test_ctrl_c_that_omegaconf_loses(words, monkeypatch, capsys, tmp_path):
         return key(self)
 
     monkeypatch.chdir(tmp_path)
-    config._chosen_files_once.cache_clear()
+    config._chosen_files.cache_clear()
     monkeypatch.setattr(Node, "_key", interrupted)
     result = fedopt(monkeypatch, capsys, "algo=fedmsa", "problem=mco", "algo.K=3", *words)
     assert (result.code, result.err) == (130, "fedopt: stopped\n")

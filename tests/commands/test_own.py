@@ -562,7 +562,7 @@ def test_contract_settings_and_metrics_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("myconfig", "/myconfig: there is no folder algo or problem in it"),
+        pytest.param("myconfig", "/myconfig: there is no folder algo or problem in it", marks=pytest.mark.slow),
         ("myconf", "my_sgd.yaml cannot be imported: there is no module my_sgd, "),
     ],
 )

@@ -185,6 +185,9 @@ def test_chosen_groups(tmp_path, command):
         (["--table", "latx"], "latx: there are csv, latex, markdown, did you mean latex?"),
         (["--smooth", "0"], "0 is not an odd number"),
         (["--smooth", "4"], "4 is not an odd number"),
+        (["--target", "nan"], "nan is not a finite number"),
+        (["--at", "inf"], "inf is not a finite number"),
+        (["--at", "many"], "--at: invalid number value: 'many'"),
         (["--ylim", "5,1"], "ylim=['5', '1']: the lower end comes first"),
     ],
 )

@@ -55,12 +55,7 @@ LAUNCHERS = {
     "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
 }
 
-USUAL = [
-    ("in turn", signal.SIGTERM),
-    ("two processes", signal.SIGHUP),
-    ("joblib", signal.SIGKILL),
-    ("joblib", signal.SIGHUP),
-]
+USUAL = [("in turn", signal.SIGTERM), ("two processes", signal.SIGHUP), ("joblib", signal.SIGKILL)]
 
 
 def computing(folder: Path) -> list[int]:

@@ -896,7 +896,7 @@ def test_broken_files(text, said, experiment, command):
 
 def test_a_broken_file_in_the_list(experiment, command):
     experiment("one").write_text(GLOBAL + "experiment: [1\n")
-    result = command("--list")
+    result = command("--list", "test/one")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert result.err.startswith("fedopt: experiment/test/one.yaml: the config cannot be read: ")
     assert "line 3" in result.err

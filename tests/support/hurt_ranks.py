@@ -10,8 +10,8 @@ import sys
 import time
 
 from fedopt.commands import run as cli
+from fedopt.console import interrupts
 from fedopt.errors import UserError
-from fedopt.federation import ranks
 
 
 def hurt(how: str) -> None:
@@ -43,7 +43,7 @@ def install(how: str, name: str, calls: int) -> None:
 
 if __name__ == "__main__":
     how, rank, name, calls, *sys.argv[1:] = sys.argv[1:]
-    ranks.GRACE = 1
+    interrupts.GRACE = 1
     if os.environ["RANK"] == rank:
         install(how, name, int(calls))
     cli.main()
