@@ -166,6 +166,8 @@ def _message(error: Any, node: Any, where: str, fields: list[str]) -> str:
     if error["type"].startswith("union_tag"):
         kind = f"={value['kind']}" if "kind" in value else ""
         return f"{key}.kind{kind}: must be {error['ctx'].get('expected_tags', 'given')}"
+    if error["type"] == "dataclass_type":
+        return f"{key}={value}: is set by its keys, {key}.KEY=VALUE"
     text = error["msg"].removeprefix("Value error, ")
     text = text[0].lower() + text[1:]
     if not key:

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -62,10 +62,17 @@ class Composed:
         return {group: build_target(self.nodes[group], group) for group in groups} | {"problem": problem}
 
     def changed(self, **values: Any) -> "Composed":
-        """With other values of keys at the top level: seed, resume, output_dir."""
+        """With other values of keys at the top level that need no check: seed, resume, output_dir."""
         words = [word for word in self.words if key_of(word) not in values]
         words += [f"{key}={value}" for key, value in values.items()]
-        return replace(self, nodes={**self.nodes, **values}, words=tuple(words))
+        changed = replace(self, nodes={**self.nodes, **values}, words=tuple(words))
+        settings = copy(self.settings)  # not replace, which knows no aliases
+        for key, value in values.items():
+            object.__setattr__(settings, key, value)
+        vars(changed).update(settings=settings)
+        if "parts" in vars(self):  # none of which has these keys
+            vars(changed).update(parts=self.parts)
+        return changed
 
 
 def compose(words: Sequence[str] = (), folders: Folders = ()) -> Composed:

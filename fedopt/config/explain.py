@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from hydra.errors import MissingConfigException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from fedopt.config.files import GROUPS
+from fedopt.config.files import GROUPS, options
 from fedopt.config.words import key_of
 from fedopt.errors import nearest, unknown
 
@@ -15,7 +15,10 @@ from fedopt.errors import nearest, unknown
 def explain(error: Exception, words: Sequence[str], keys: Sequence[str]) -> str:
     """What Hydra or OmegaConf says, in the words of the command. keys: the groups and the dotted keys that there are."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, option = error.missing_cfg_file.rpartition("/")
+        missing = error.missing_cfg_file
+        if missing.startswith("experiment/"):  # Hydra's options are those of one folder then
+            return unknown("experiment", missing.partition("/")[2], options("experiment"))
+        group, _, option = missing.rpartition("/")
         return unknown(group, option, sorted(error.options or []))
     text = " ".join(str(error).split())
     key = getattr(error, "full_key", "") if isinstance(error, ConfigAttributeError | ConfigKeyError) else ""

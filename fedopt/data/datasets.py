@@ -150,16 +150,18 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
     """
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; it should be an .npz with {', '.join(KEYS)}")
+    arrays, key = {}, "the archive"
     try:
         with ZipFile(path) as archive:
             refuse_larger(path, sum(array.file_size for array in archive.infolist()))
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in ARRAYS if key in archive}
+            for key in [key for key in ARRAYS if key in archive]:
+                arrays[key] = archive[key]
             unread = tuple(name for name in archive.files if name not in ARRAYS)
     except UserError:
         raise
     except Exception as error:  # zipfile, zlib and numpy have many ways to say that a file is broken
-        why = f"{first_line(error)}; a broken file is copied again, texts are saved with .astype('U')"
+        why = f"{key}: {first_line(error)}; a broken file is copied again, texts are saved with .astype('U')"
         raise UserError(f"{path}: not a readable .npz: {why}") from None
     missing = [key for key in KEYS if not isinstance(arrays.get(key), np.ndarray)]  # bytes are no array
     if missing:

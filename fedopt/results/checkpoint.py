@@ -111,7 +111,10 @@ def refuse_foreign(path: Path, metadata: Mapping[str, Any], run: str) -> None:
 def _flat(state: Any) -> tuple[dict[str, Any], Any]:
     """The leaves by their places in the state, such as state.x, and its structure. A memory is one leaf."""
     leaves, structure = tree_flatten_with_path(state, is_leaf=lambda value: isinstance(value, Memory))
-    return {".".join(["state", *(str(*astuple(key)) for key in path)]): leaf for path, leaf in leaves}, structure  # type: ignore[call-overload]
+    names = [".".join(["state", *(str(*astuple(key)) for key in path)]) for path, _ in leaves]  # type: ignore[call-overload]
+    if len({*names}) < len(names):  # keys with dots
+        names = [f"state.{number}" for number in range(len(names))]
+    return dict(zip(names, (leaf for _, leaf in leaves), strict=True)), structure
 
 
 def _memories(state: Any) -> list[Memory]:

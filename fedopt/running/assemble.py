@@ -139,7 +139,8 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
     if isinstance(who.work, list) and len(who.work) != clients:
         raise UserError(f"participation.work={who.work}: must have an entry for each of the {clients} clients")
     if who.uneven and key is None:
-        raise UserError(f"participation.least, work, stragglers: {type(algorithm).__name__} has no uneven local work")
+        uneven = next(name for name in ("least", "work", "stragglers") if getattr(who, name))
+        raise UserError(f"participation.{uneven}: {type(algorithm).__name__} has no uneven local work")
     if who.least is not None and key is not None:
         local = getattr(algorithm, key)
         most = int(np.min(local(0, clients)))

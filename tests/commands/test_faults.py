@@ -119,7 +119,7 @@ WRONG = {
     "model that is no network": ([*DIGITS, "problem.model=os.system"], ["problem.model=os.system", "torch.nn.Module"]),
     "wrong argument of a model": (
         [*DIGITS, "problem.model={_target_: support.networks.Normed, wdith: 3}"],
-        ["problem.model=support.networks.Normed", "wdith", "it takes", "width"],
+        ["problem.model=support.networks.Normed", "wdith"],
     ),
     "model with a running mean": (
         [*DIGITS, "problem.model=support.networks.Running"],
@@ -203,7 +203,7 @@ WRONG = {
     ),
     "a key that one algorithm of a sweep has": (
         ["-m", "algo=fedmsa,fednest", "algo.K=2"],
-        ["algo=fednest: algo.K: there is no such key"],
+        ["algo.K: there is no such key", "algo=fednest"],
     ),
     "a node as one value": (
         ["participation=some", "participation.cohort=2"],
@@ -280,9 +280,7 @@ def test_data_files(kind, monkeypatch, capsys, tmp_path):
         np.savez(path, **BROKEN)
     elif kind == "not an npz":
         path.write_text("hello")
-    wanted = {"missing": "no such file", "pickled": "y_test holds Python objects", "incomplete": "y_test"}.get(
-        kind, "not a readable .npz"
-    )
+    wanted = {"missing": "no such file", "pickled": "y_test: ", "incomplete": "y_test"}.get(kind, "not a readable .npz")
     result = fedopt(
         monkeypatch, capsys, *DIGITS[:2], "dataset=npz", f"dataset.path={path}", f"output_dir={tmp_path / 'o'}"
     )

@@ -132,7 +132,7 @@ IN_PROBLEM = {
     "in place on the sample": (F, f"b -= a @ x; {F}", "MyRegression.f writes over", "def f"),
     "in place on x": (F, f"x *= 2; {F}", "MyRegression.f writes over", "def f"),
     "randn in f": (F, "return weight @ torch.randn(2)", "random numbers from torch", "def f"),
-    "nobody has examples": ("self.splits = ", "splits = ", "does not say whose", "@dataclass"),
+    "nobody has examples": ("self.splits = ", "splits = ", "MyRegression has no splits", "@dataclass"),
     "shapes in f": (F, "return weight @ (a.T @ x - b) ** 2", "size mismatch", None),
     "a mistyped name": (F, "return wieght @ (a @ x - b) ** 2", "'wieght' is not defined", None),
     "an if in f": (F, f"return x.sum() if x.sum() > 0 else {F[7:]}", "RuntimeError", None),

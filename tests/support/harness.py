@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedopt.config.build import imported
 from fedopt.config.compose import Composed, compose, merge
-from fedopt.config.files import CONF, class_path
+from fedopt.config.files import CONF, class_path, file_of
 from fedopt.config.words import last_of_each
 from fedopt.errors import UserError
 from fedopt.federation.draws import Drawn
@@ -62,7 +62,7 @@ def node(group: str, name: str) -> dict[str, Any]:
 
 
 def class_at(group: str, name: str) -> Any:
-    return imported(class_path(group, name, FOLDERS[1:]), f"{group}={name}")
+    return imported(class_path(group, name, FOLDERS[1:]), str(file_of(group, name, FOLDERS[1:])))
 
 
 def is_ours(group: str, name: str) -> bool:
