@@ -134,8 +134,8 @@ def _hydra_job(planned: Sweep, command: int, config: DictConfig) -> float | None
 
     command: the process of the sweep, with which a worker of a launcher ends.
     """
+    parent = os.getppid()
     if os.getpid() != command:
-        parent = os.getppid()
         end_with(lambda: os.getppid() == parent)
     given = HydraConfig.get()
     words = tuple(bare if (bare := word.removeprefix("++")) in planned.words else word for word in given.overrides.task)
@@ -146,6 +146,8 @@ def _hydra_job(planned: Sweep, command: int, config: DictConfig) -> float | None
         return None
     parallel = OmegaConf.select(given.launcher, "n_jobs", default=1)
     status, text = job.do(cores() if parallel == -1 else parallel)
+    if os.getpid() != command and os.getppid() != parent:
+        os._exit(130)  # nobody waits for this worker, which would wait for another job
     print(f"{status:<9} {job.title}  {text}", flush=True)
     if status == "interrupted":
         raise KeyboardInterrupt

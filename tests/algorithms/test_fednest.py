@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from support.harness import rows_of, sampling, small, steps
+from support.harness import rows_of, sampling, steps, tuned
 
 from fedopt.config.schedules import Constant, Fixed
 from fedopt.federation.draws import Steps, draw
@@ -26,7 +26,7 @@ ALL = "participation.cohort=null"
 
 
 def fednest(algo, problem, **keys):
-    return small(algo, problem, *(f"{'algo.' if '.' not in k else ''}{k}={v}" for k, v in keys.items()))
+    return tuned(algo, problem, *(f"{'algo.' if '.' not in k else ''}{k}={v}" for k, v in keys.items()))
 
 
 class Written:
@@ -185,7 +185,7 @@ def test_with_identical_clients_local_is_global(problem):
     """LFedNest = FedNest when all clients have the same data, and one local step."""
     runs = []
     for algo in ("fednest", "lfednest"):
-        e = small(algo, problem, *FULL, "algo.inverse=truncated", "algo.tau_in=3", ALL)
+        e = tuned(algo, problem, *FULL, "algo.inverse=truncated", "algo.tau_in=3", ALL)
         one = {name: split[1] for name, split in e.original.splits.items()}
         e.original.splits = {name: type(split)([one[name]] * 4) for name, split in e.original.splits.items()}
         if problem == "quadratic_bilevel":
@@ -204,7 +204,7 @@ def hypergradient(e, x, y):
 @pytest.mark.parametrize("algo", ["fednest", "fednest_sgd"])
 @pytest.mark.parametrize(("inverse", "N"), [("cg", 8), ("truncated", 400)])
 def test_hypergradient_in_closed_form(algo, inverse, N):
-    e = small(algo, "quadratic_bilevel", *FULL, f"algo.inverse={inverse}", f"algo.N={N}", "algo.l=1.2", ALL)
+    e = tuned(algo, "quadratic_bilevel", *FULL, f"algo.inverse={inverse}", f"algo.N={N}", "algo.l=1.2", ALL)
     x = torch.randn(5, dtype=F64, generator=torch.Generator().manual_seed(1))
     estimate = hypergradient(e, x, e.problem.inner_solution(x))
     torch.testing.assert_close(estimate, e.problem.hypergradient(x), rtol=1e-8, atol=1e-9)
@@ -213,7 +213,7 @@ def test_hypergradient_in_closed_form(algo, inverse, N):
 def test_bias_of_the_neumann_forms_falls_as_in_lemma_2_2():
     """|H^-1 - E H_hat| <= (1/mu) ((kappa - 1)/kappa)^N for the mean over N' of the randomised form; the bound is tight in
     the direction of the least eigenvalue."""
-    e = small("fednest", "quadratic_bilevel", "problem.conditioning=8", ALL)
+    e = tuned("fednest", "quadratic_bilevel", "problem.conditioning=8", ALL)
     H = e.problem.per_client["A"].mean(0)
     values, vectors = torch.linalg.eigh(H)
     mu, l = float(values[0]), float(values[-1])
@@ -235,7 +235,7 @@ def test_hypergradient_against_finite_differences_through_the_inner_solve(proble
     settings = ["problem.ridge=1.0", "algo.inverse=cg", "algo.N=60", "partitioner.clients=3", ALL]
     if problem == "imbalanced_mnist":
         settings += ["problem.model=linear"]  # a convex inner problem
-    e = small("fednest", problem, *FULL, *settings)
+    e = tuned("fednest", problem, *FULL, *settings)
     p = e.problem
     M, oracles = p.clients, Oracles(p)
     whole = [
@@ -276,7 +276,7 @@ def test_hypergradient_against_finite_differences_through_the_inner_solve(proble
 
 
 def test_held_samples_give_the_same_inner_gradient():
-    e = small("fednest", "hyper_representation")
+    e = tuned("fednest", "hyper_representation")
     p, (x, y) = e.problem, e.problem.start()
     rows, at = torch.from_numpy(p.splits["train"][0]), torch.tensor([3, 0, 5])
     weight = torch.tensor([0.5, 0.2, 0.3], dtype=F64)
@@ -289,7 +289,7 @@ def test_held_samples_give_the_same_inner_gradient():
 def test_penalty_by_norms_and_dropout():
     """0.3 (|W| + |b|) and hidden units dropped by the key, in g and in its gradient; the outer objective has no penalty."""
     p, q = (
-        small("fednest", "hyper_representation", f"problem.norms={c}", "problem.dropout=0.5").problem for c in (0.3, 0)
+        tuned("fednest", "hyper_representation", f"problem.norms={c}", "problem.dropout=0.5").problem for c in (0.3, 0)
     )
     x, y = p.start()
     rows, weight = torch.from_numpy(p.splits["train"][0][:4]), torch.full((4,), 0.25, dtype=F64)
@@ -360,7 +360,7 @@ def test_fednest_reaches_the_solution_and_lfednest_a_biased_point():
         "algo.N=8",
         ALL,
     ]
-    ends = [small(algo, "quadratic_bilevel", *settings) for algo in ("fednest", "lfednest")]
+    ends = [tuned(algo, "quadratic_bilevel", *settings) for algo in ("fednest", "lfednest")]
     distance = [e.problem.evaluate(*e.algorithm.output(steps(e, 50)[-1]))["distance"] for e in ends]
     assert distance[0] < 1e-8
     assert distance[1] > 1e-3
@@ -422,7 +422,7 @@ def test_both_levels_have_samples_of_their_own():
 @pytest.mark.parametrize(("kind", "chosen"), [("truncated", 0), ("randomised", 2)])
 def test_each_hessian_product_has_a_sample_of_its_own(kind, chosen):
     """The product over j of (I - A_j / l), the A_j of the samples after the first in turn [LocalBSG eq. 3.3, FedNest Alg. 5]."""
-    e = small("fednest", "quadratic_bilevel", "partitioner.clients=1", "participation.cohort=null")
+    e = tuned("fednest", "quadratic_bilevel", "partitioner.clients=1", "participation.cohort=null")
     problem, N, l = e.problem, 3, 5.0
     first = problem.sample(0, {})
     zetas = [first._replace(A=first.A * factor) for factor in (0.5, 2.0, 3.0)]

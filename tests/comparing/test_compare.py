@@ -171,7 +171,7 @@ def test_chosen_groups(tmp_path, command):
         (["--group-by", "problm"], "did you mean problem?"),
         (["--metric", "test_acuracy"], "--metric=test_acuracy: no run has it, did you mean test_accuracy?"),
         (["--x", "hours"], "invalid choice: 'hours'"),
-        (["--target", "high"], "--target: invalid float value: 'high'"),
+        (["--target", "high"], "--target: invalid number value: 'high'"),
         (["nowhere"], "nowhere: there is no such folder"),
         (["--names", "fedmas"], "--names=fedmas: must be OLD=NEW with OLD one of FedMSA"),
         (["--columns", "to_target"], "--columns=to_target: has values only with --target"),

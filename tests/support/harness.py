@@ -61,6 +61,7 @@ def node(group: str, name: str) -> dict[str, Any]:
     return config(f"{group}={name}")[group]
 
 
+@cache
 def class_at(group: str, name: str) -> Any:
     return imported(class_path(group, name, FOLDERS[1:]), str(file_of(group, name, FOLDERS[1:])))
 
@@ -70,11 +71,13 @@ def is_ours(group: str, name: str) -> bool:
     return class_at(group, name).__module__.startswith("fedopt.")
 
 
+@cache
 def problem_classes() -> dict[str, str]:
     """The class of each problem."""
     return {p: class_name(class_of(class_at("problem", p))) for p in names("problem")}
 
 
+@cache
 def pairs() -> list[tuple[str, str]]:
     """Every algorithm with every problem of a class that it covers."""
     classes = problem_classes()

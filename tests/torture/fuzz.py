@@ -64,7 +64,7 @@ def command(rng: random.Random) -> list[str]:
         f"algo={algo}",
         f"problem={problem}",
         *harness.overrides(algo, problem),
-        *harness.SMALL.get(algo, []),
+        *harness.LESS.get(algo, []),
         *BASE,
     ]
 
