@@ -224,7 +224,7 @@ def load(folder: str | Path, which: Which = "last") -> Result:
     if which not in ("last", "best"):
         raise UserError(f"which={which}: must be last or best")
     loaded = Result(_folder_of(folder), which)
-    assert loaded._folder  # where there is a run
+    _ = loaded._folder  # which raises where there is no run
     return loaded
 
 

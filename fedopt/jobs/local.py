@@ -55,8 +55,8 @@ def _in_turn(jobs: Sequence[Job]) -> Iterator[Done]:
 
 def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
     context = multiprocessing.get_context("forkserver")
-    # Imported once, not once a run: vmap takes the latter
-    context.set_forkserver_preload(["fedopt.running.lifecycle", "torch._dynamo"])
+    # Imported once, not once a run: vmap takes the last
+    context.set_forkserver_preload(["fedopt.running.lifecycle", "fedopt.results.figures", "torch._dynamo"])
     waiting, at_once = list(jobs), min(at_once, len(jobs))
     # By the end of a pipe that the outcome comes from
     running: dict[connection.Connection, tuple[Any, Job, float]] = {}

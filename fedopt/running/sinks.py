@@ -17,7 +17,6 @@ from fedopt.errors import number_of
 from fedopt.federation.ledger import Ledger
 from fedopt.metrics import Metric
 from fedopt.problems.classes import Problem, named
-from fedopt.results import figures
 from fedopt.results.checkpoint import Checkpoint
 from fedopt.results.folder import RunFolder
 from fedopt.results.metrics_file import MetricsFile
@@ -125,6 +124,8 @@ def pictures(folder: RunFolder, metrics: Sequence[Metric], source: str | None, b
 
     source: the run at whose checkpoint this one began.
     """
+    from fedopt.results import figures  # which takes a second to import
+
     if begun is not None:
         figures.partition(folder.path / "partition.png", begun.splits["train"], begun.labels, begun.class_names)
     yield
