@@ -228,7 +228,7 @@ def end_of_run(problem, rounds=450):
     return state.u
 
 
-@pytest.mark.parametrize("N", [1, 3])
+@pytest.mark.parametrize("N", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_chains_reach_their_closed_form(N):
     """Clients with different offsets and targets, one of four chosen."""
     problem = Chain(world=None, N=N)

@@ -275,6 +275,7 @@ def wrong(factor, monkeypatch):
     monkeypatch.setattr(localbsg.Momentum, "estimates", estimates)
 
 
+@pytest.mark.slow
 def test_the_step_of_eight_clients_is_too_noisy_for_one(tmp_path):
     assert kept(tmp_path / "8", "localbsg/speedup", EIGHT, SHORT) == [True]
     assert kept(tmp_path / "1", "localbsg/speedup", ONE, SHORT) == [True]
@@ -287,6 +288,7 @@ def test_eight_clients_do_not_reach_eps_with_a_wrong_hypergradient(factor, tmp_p
     assert kept(tmp_path, "localbsg/speedup", EIGHT, SHORT) == [False]
 
 
+@pytest.mark.slow
 def test_without_noise_nothing_is_gained_by_variance_reduction(tmp_path):
     assert kept(tmp_path / "noisy", "localbsg/rates", OTHER, "budget.rounds=110") == [True]
     assert kept(tmp_path / "quiet", "localbsg/rates", OTHER, "budget.rounds=110", "problem.noise=0") == [False]

@@ -245,7 +245,7 @@ def test_estimate_is_the_gradient_where_local_steps_are_exact():
     torch.testing.assert_close(g, e.problem.hypergradient(x), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("delay", [4, 1e300])
+@pytest.mark.parametrize("delay", [4, pytest.param(1e300, marks=pytest.mark.slow)])
 def test_error_of_local_steps(delay):
     """Proposition 1: with A = I, e_H = sum_t gamma_t zeta_t prod_{s > t} (1 - gamma_s), and the estimate is off by B'e_H."""
     H, rounds = 12, 150

@@ -56,7 +56,8 @@ def test_killed_rank(monkeypatch, capsys, rank, where, calls, tmp_path):
     assert_goes_on(monkeypatch, capsys, tmp_path, 60)
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=slow)])
+@slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_rank_killed_while_it_builds(rank, tmp_path):
     result, said = hurt("kill", rank, BUILDING, 1, tmp_path)
     assert result.code == 1

@@ -585,6 +585,7 @@ def test_going_on_with_what_is_there(monkeypatch, capsys, tmp_path):
     assert yaml.safe_load(shown)["problem"] == RunFolder(Path("run")).config()["problem"]
 
 
+@pytest.mark.slow
 def test_parallel_sweep(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     result = run(*SWEEP[:-1], "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "output_dir=sweep", cwd=tmp_path)
@@ -621,7 +622,7 @@ TWO_RANKS = {
 
 
 @pytest.mark.parametrize(
-    "problem", [pytest.param(p, marks=[] if p in ("mco", "hierarchical") else pytest.mark.slow) for p in TWO_RANKS]
+    "problem", [pytest.param(p, marks=[] if p == "hierarchical" else pytest.mark.slow) for p in TWO_RANKS]
 )
 def test_engines_and_two_ranks_agree(monkeypatch, capsys, problem, tmp_path):
     """One by one, vectorised, and torchrun with two gloo ranks: metrics to 1e-5, ledger columns exactly."""
@@ -647,6 +648,7 @@ def test_engines_and_two_ranks_agree(monkeypatch, capsys, problem, tmp_path):
         np.testing.assert_allclose(other[metrics], one[metrics], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads in /proc")
 def test_ranks_leave_no_thread_behind(tmp_path):
     """One of gloo's that outlives the group can abort a process that exits."""
