@@ -9,8 +9,6 @@ import pytest
 
 import fedopt
 
-pytestmark = pytest.mark.smoke
-
 PACKAGE = Path(fedopt.__file__).parent
 
 

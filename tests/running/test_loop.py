@@ -7,8 +7,6 @@ from support.harness import small
 
 from fedopt.running.loop import begin, loop
 
-pytestmark = pytest.mark.smoke
-
 WORDS = ["budget.rounds=7", "eval.every=3", "eval.at=[1]"]
 
 
