@@ -25,6 +25,7 @@ from fedopt.results.journal import Journal, counted
 
 # What reading a damaged file may raise
 BROKEN = (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError)
+Stored = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and the progress of the run loop
 BEST = "best."  # begins the names of the best evaluation's variables
 
 
@@ -63,16 +64,16 @@ class Checkpoint:
         self._journal.tidy()
         return True
 
-    def restore(self, ledger: Ledger) -> tuple[Any, dict[str, Any]]:
-        """The state and the progress; the ledger and `best` are set.
+    def restore(self, ledger: Ledger, stored: Stored | None = None) -> tuple[Any, dict[str, Any]]:
+        """The state and the progress; the ledger and `best` are set. stored: as `read` gives it, None to read it here.
 
         Raises UserError when the files are not as they were stored, or the state is of another structure than the initial one.
         """
-        tensors, progress = read(self.path)
-        stored, here = _shapes(tensors, "state."), _shapes(_tensors(self._initial))
-        if differing := [name for name in sorted({*stored, *here}) if stored.get(name) != here.get(name)]:
+        tensors, progress = stored or read(self.path)
+        there, here = _shapes(tensors, "state."), _shapes(_tensors(self._initial))
+        if differing := [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]:
             name = differing[0]
-            shapes = f"{stored.get(name, 'absent')}, and here {here.get(name, 'absent')}"
+            shapes = f"{there.get(name, 'absent')}, and here {here.get(name, 'absent')}"
             raise UserError(f"{self.path}: is of another algorithm, or other options: {name} is {shapes}")
         try:
             memories = iter(self._journal.restore(progress["memory"]) if _memories(self._initial) else [])
@@ -88,7 +89,7 @@ class Checkpoint:
             raise _unreadable(self.path, error) from None
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(path: Path) -> Stored:
     """All tensors, and the progress. Raises UserError when the file, or the journal that it counts, is not as it was stored."""
     try:
         tensors = load(path.read_bytes())

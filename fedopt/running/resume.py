@@ -77,10 +77,10 @@ def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: b
     longer: with another budget. Raises UserError where the data, the checkpoint or the budget do not fit.
     """
     with advising(START_OVER):
-        _, metadata = read(folder.checkpoint)
-    refuse_other_data(folder.path, metadata, e.data)  # first: other data may change the state's shapes
+        stored = read(folder.checkpoint)
+    refuse_other_data(folder.path, stored[1], e.data)  # first: other data may change the state's shapes
     with advising(START_OVER):
-        state, metadata = checkpoint.restore(e.federation.ledger)
+        state, metadata = checkpoint.restore(e.federation.ledger, stored)
     progress = progress_of(metadata)
     if longer and share_spent(e, progress) > 1:
         raise UserError(f"budget: the run in {folder.path} is past it, after {progress.round} rounds")
