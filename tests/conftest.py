@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -40,7 +39,8 @@ def pytest_collection_modifyitems(items):
 def pictures_of_runs(request, monkeypatch):
     """A run draws its pictures in tests that are marked `pictures`: drawing takes ten times as long as a small run."""
     if request.node.get_closest_marker("pictures") is None:
-        monkeypatch.setattr(sinks, "pictures", lambda *_: nullcontext())
+        monkeypatch.setattr(sinks, "PICTURES", 0)
+        monkeypatch.setenv("FEDOPT_PICTURES", "0")  # for the processes that the test starts
 
 
 @pytest.fixture(autouse=True)

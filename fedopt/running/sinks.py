@@ -26,6 +26,7 @@ from fedopt.running.loop import Moment, Progress, Row
 # Wall time between checkpoints, at least
 CHECKPOINT_SECONDS = number_of("FEDOPT_CHECKPOINT_SECONDS", 5.0)
 CHECKPOINT_SHARE = 20  # and at least so many times what one takes
+PICTURES = number_of("FEDOPT_PICTURES", 1)  # 0 leaves them out: a small run takes a tenth of their time
 
 Sink = Callable[[Moment], object]
 OnEval = Callable[[Row], object]
@@ -124,6 +125,9 @@ def pictures(folder: RunFolder, metrics: Sequence[Metric], source: str | None, b
 
     source: the run at whose checkpoint this one began.
     """
+    if not PICTURES:
+        yield
+        return
     from fedopt.results import figures  # which takes a second to import
 
     if begun is not None:

@@ -417,6 +417,7 @@ def test_no_permission(monkeypatch, capsys, tmp_path):
         pytest.param("WORLD_SIZE", "-1", marks=pytest.mark.slow),
         pytest.param("LOCAL_WORLD_SIZE", "abc", marks=pytest.mark.slow),
         ("FEDOPT_CHECKPOINT_SECONDS", "abc"),
+        pytest.param("FEDOPT_PICTURES", "no", marks=pytest.mark.slow),
     ],
 )
 def test_odd_environment(name, value, tmp_path):
@@ -424,6 +425,7 @@ def test_odd_environment(name, value, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.pictures
 def test_environment_of_other_programs(tmp_path):
     """A rank of a world that is not named, and a backend of figures that is not there, change nothing."""
     env = {"RANK": "5", "LOCAL_WORLD_SIZE": "0", "MPLBACKEND": "nope"}
@@ -733,4 +735,4 @@ def test_files_that_could_not_be_used(name, content, said, monkeypatch, capsys, 
 def test_a_folder_named_like_a_home(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert fedopt(monkeypatch, capsys, *TINY, "output_dir='~/x'").code == 0
-    assert (tmp_path / "~" / "x" / "metrics.png").exists()
+    assert (tmp_path / "~" / "x" / "metrics.csv").exists()
