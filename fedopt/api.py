@@ -19,7 +19,6 @@ from fedopt.config.words import last_of_each, of_folder, quoted
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say
 from fedopt.errors import UserError, first_line, mistake
-from fedopt.results.files import read_json
 from fedopt.results.folder import RunFolder, described, numbers_of
 from fedopt.results.identity import refuse_other_data, stamp
 from fedopt.results.metrics_file import whole_rows
@@ -170,7 +169,7 @@ def _dataset(folder: Path, config: dict[str, Any]) -> Any:
     """The data set's node; a file that is not in this working directory is one of the directory where the run began."""
     from fedopt.data.datasets import expanded
 
-    node, begun = config.get("dataset"), read_json(folder / "run.json").get("directory")
+    node, begun = config.get("dataset"), RunFolder(folder).card().get("directory")
     if not isinstance(node, dict) or not begun:
         return node
     paths = {key: node[key] for key in ("path", "root") if isinstance(node.get(key), str)}

@@ -15,10 +15,11 @@ from rich.table import Table
 
 from fedopt.config.build import INTERFACES
 from fedopt.config.compose import CLASSES, merge
-from fedopt.config.files import CONF, GROUPS, Folders, chain, config_text, file_of, options
+from fedopt.config.files import CONF, GROUPS, Folders, chain, file_of, options
 from fedopt.config.tuned import tuned_names
 from fedopt.config.words import extra_folders, key_of
 from fedopt.errors import UserError
+from fedopt.files.reading import config_text
 
 # Of a value, where no class says more
 TYPES = {"int": "whole number", "float": "number", "bool": "true | false", "str": "text"}

@@ -44,9 +44,9 @@ def new(arguments: list[str]) -> None:
     }
     _check(kind, name, files)
     for path, template in files.items():
-        text = (TEMPLATES / template).read_text().replace(TESTED, command)
+        text = (TEMPLATES / template).read_text(encoding="utf-8").replace(TESTED, command)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x") as file:
+        with path.open("x", encoding="utf-8") as file:
             file.write(text.replace(example, name).replace(_camel(example), _camel(name)))
     print(f"wrote {', '.join(map(str, files))}")
     print(f"to test it: python -m pytest test_{name}.py{'' if find_spec('pytest') else ', after pip install pytest'}")

@@ -17,8 +17,7 @@ from fedopt.console.say import say
 from fedopt.errors import UserError, first_line
 from fedopt.metrics import Metric
 from fedopt.results.figures import COSTS
-from fedopt.results.files import read_json
-from fedopt.results.folder import OVER, RunFolder, described
+from fedopt.results.folder import OVER, RunFolder
 from fedopt.results.identity import digits, identity
 from fedopt.results.metrics_file import whole_rows
 
@@ -174,8 +173,8 @@ def read(folder: Path, x: str) -> Recorded:
     """Its rows that are whole so far. Raises OSError, ValueError or UserError where it is of no use."""
     if missing := [name for name in ("config.yaml", "metrics.csv", "run.json") if not (folder / name).is_file()]:
         raise UserError(f"no {' and no '.join(missing)}")
-    config, card = RunFolder(folder).config(), read_json(folder / "run.json")
-    metrics = {metric.name: metric for metric in described(folder)}
+    config, card = RunFolder(folder).config(), RunFolder(folder).card()
+    metrics = {metric.name: metric for metric in card.get("metrics", ())}
     if not metrics:
         raise UserError("run.json does not say what its metrics are")
     rows = whole_rows(folder / "metrics.csv")
@@ -183,17 +182,15 @@ def read(folder: Path, x: str) -> Recorded:
         raise UserError("metrics.csv has no rows")
     table = pd.read_csv(StringIO(rows)).apply(pd.to_numeric, errors="coerce")
     columns = COSTS[x][0]
-    if lacking := [name for name in columns if name not in table]:
+    if lacking := [name for name in ("round", *columns) if name not in table]:
         raise UserError(f"metrics.csv has no column {lacking[0]}")
     same = {key: value for key, value in config.items() if key != "eval"}  # when one looks is no property of a method
     apart = [key for key in _keys(identity(same)) if key != "seed"]
     apart.sort(key=lambda key: key.startswith("budget."))  # last in labels and tables
-    keys, chosen, sources = _keys(flat(config)), card.get("chosen"), card.get("sources")
-    if isinstance(chosen, dict):  # as somebody may have sent it
-        keys |= {group: str(name) for group, name in chosen.items() if group in CHOSEN and group in keys}
-    tuned = Tuned.read(card.get("tuned"))
+    keys, tuned = _keys(flat(config)), card.get("tuned", Tuned())
+    keys |= {group: name for group, name in card.get("chosen", {}).items() if group in CHOSEN and group in keys}
     keys["tuned"] = tuned.name or "none"
-    if isinstance(card.get(DATA), str):
+    if card.get(DATA):
         keys[DATA] = card[DATA][:8]
     run = Recorded(
         folder,
@@ -205,7 +202,7 @@ def read(folder: Path, x: str) -> Recorded:
         x,
         table,
         tuned.effective,
-        {str(name): str(digest) for name, digest in sources.items()} if isinstance(sources, dict) else {},
+        card.get("sources", {}),
         " ".join(tuned.beside),
     )
     if not np.isfinite(run.cost()).all():

@@ -14,8 +14,8 @@ from fedopt.comparing.recorded import ABSENT
 from fedopt.comparing.tables import alike, in_bytes, latex, markdown, plus_minus, unit_of_bytes, write_table
 from fedopt.comparing.unequal import amount
 from fedopt.errors import UserError
+from fedopt.files.writing import write_atomically
 from fedopt.results.figures import COSTS
-from fedopt.results.files import write_atomically
 
 if TYPE_CHECKING:
     from fedopt.comparing.comparison import Comparison

@@ -13,7 +13,6 @@ from fedopt.comparing.tables import moments, plus_minus, print_table, write_tabl
 from fedopt.config.compose import Composed
 from fedopt.config.files import GROUPS, flat
 from fedopt.errors import UserError
-from fedopt.results.files import read_json
 from fedopt.results.folder import RunFolder, described, numbers_of
 
 MOST_SHOWN = 50  # rows of the table that is printed
@@ -30,7 +29,7 @@ def report(folder: Path) -> int:
     swept: dict[str, None] = {}
     metrics: list[str] = []  # of each row: eval.metric, else the one that the problem names first
     for path in sorted(summary.parent for summary in folder.glob("*/summary.json")):
-        summary, card, config = RunFolder(path).summary(), read_json(path / "run.json"), {}
+        summary, card, config = RunFolder(path).summary(), RunFolder(path).card(), {}
         with suppress(UserError):  # a config that cannot be read
             config = flat(RunFolder(path).config())
         row = {"run": path.name, "status": summary.get("status")}
@@ -42,9 +41,10 @@ def report(folder: Path) -> int:
             row |= {f"{name}_{metric}": value for metric, value in numbers_of(summary.get(part)).items()}
         rows.append({**row, "error": summary.get("error")})
         configs.append(config)
-        metrics.append(config.get("eval.metric") or next((metric.name for metric in described(path)), ""))
+        metrics.append(str(config.get("eval.metric") or next((metric.name for metric in card.get("metrics", ())), "")))
     for row, config in zip(rows, configs, strict=True):
-        row |= {key: config[key] for key in swept if key in config and key not in row}
+        texts = {key: str(value) if isinstance(value, list | dict) else value for key, value in config.items()}
+        row |= {key: texts[key] for key in swept if key in texts and key not in row}
     write_table(folder / "sweep.csv", pd.DataFrame(rows))
     finals = finals_of(rows, metrics, [key for key in swept if len({row.get(key) for row in rows}) > 1])
     if 0 < len(finals) <= MOST_SHOWN:

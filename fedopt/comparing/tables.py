@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedopt.results.files import write_atomically
+from fedopt.files.writing import write_atomically
 
 BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 

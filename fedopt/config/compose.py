@@ -21,7 +21,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from fedopt.config.build import build, build_target, builder
 from fedopt.config.explain import explain
 from fedopt.config.files import CONF, GROUPS, Folders, class_path, flat, options
-from fedopt.config.sent import check_folders, refuse_hydra
+from fedopt.config.sent import check_folders, refuse_expanding, refuse_hydra, refuse_outside
 from fedopt.config.settings import Settings
 from fedopt.config.tuned import Tuned, other_model, overlap, tuned_values
 from fedopt.config.words import key_of, parsed, quoted
@@ -29,7 +29,7 @@ from fedopt.errors import UserError, first_line, nearest, unknown
 
 # What scripts/docs says of fedopt's classes, so that help and mistakes import nothing: the types of their fields, in words, and the
 # classes of problems that they fit
-CLASSES: dict[str, Any] = json.loads(Path(__file__).with_name("classes.json").read_text())
+CLASSES: dict[str, Any] = json.loads(Path(__file__).with_name("classes.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ def recorded(
     tuned: Tuned | None = None,
 ) -> Composed:
     """The config of a run as its config.yaml has it, with other values where words set them. Raises UserError."""
-    config = OmegaConf.create(dict(nodes))
+    config = OmegaConf.create(_literal(nodes))
     for word in parsed(words):
         key = word.key_or_group
         if word.is_add() or word.is_delete() or OmegaConf.select(config, key, default=config) is config:
@@ -110,6 +110,15 @@ def recorded(
     composed = Composed(plain(config), chosen or {}, tuple(words), tuned=tuned or Tuned())
     _ = composed.settings  # which are checked now
     return composed
+
+
+def _literal(node: Any) -> Any:
+    """With texts that OmegaConf takes as they are: a config.yaml that somebody sent refers to nothing."""
+    if isinstance(node, Mapping):
+        return {key: _literal(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [*map(_literal, node)]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", node) if isinstance(node, str) else node
 
 
 def _merged(
@@ -136,6 +145,8 @@ def _merged(
     for group in ("algo", "problem"):
         if chosen.get(group, "null") in ("null", "None"):
             raise UserError(f"{group}: is missing; {group}=NAME chooses one")
+    if config.output_dir is not None and "output_dir" not in map(key_of, words):
+        refuse_outside(str(config.output_dir), folders)
     tuned = _add_tuned(config, chosen, [*overrides.values()], folders)
     metric = OmegaConf.select(config, "eval.metric")
     for word, override in setting.items():
@@ -246,9 +257,12 @@ def keys_of(words: Iterable[str], folders: Folders = ()) -> list[str]:
 
 
 def plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
-    """The config as dicts, lists, texts and numbers. Raises UserError where a value refers to nothing."""
+    """The config as dicts, lists, texts and numbers. Raises UserError where a value refers to nothing, or to far too much."""
     try:
-        nodes = OmegaConf.to_container(config, resolve=resolve)
+        nodes = OmegaConf.to_container(config, resolve=False)
+        if resolve and "${" in str(nodes):
+            refuse_expanding(nodes)
+            nodes = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key}: {first_line(error)}") from None
     assert isinstance(nodes, dict)

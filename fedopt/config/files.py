@@ -1,7 +1,6 @@
 """Where the configs are: folders, groups, and the text of a file."""
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -9,12 +8,11 @@ from typing import Any
 
 import yaml
 
-from fedopt.errors import UserError
+from fedopt.files.reading import LOADER, config_text
 
 _inside, _beside = Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
 GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "experiment")
-MOST_ALIASES = 20  # in a YAML file: each may double what it stands for
 
 Folders = Iterable[str | Path]  # config folders besides fedopt's
 
@@ -64,26 +62,8 @@ def content(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=1000)
 def _content(path: Path, *version: int) -> dict[str, Any]:
-    read = yaml.safe_load(config_text(path))
+    read = yaml.load(config_text(path), LOADER)
     return read if isinstance(read, dict) else {}
-
-
-def config_text(path: Path) -> str:
-    """The text of a YAML file that somebody else may have written. Raises OSError, and UserError for what is no config."""
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path}: is no file")
-    if path.stat().st_size > 2**20:
-        raise UserError(f"{path}: is too large for a config")
-    try:
-        text = path.read_text()
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is no text in UTF-8") from None
-    if text.count("*") <= MOST_ALIASES:  # scanning takes longer than reading
-        return text
-    with suppress(yaml.YAMLError):
-        if sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)) > MOST_ALIASES:
-            raise UserError(f"{path}: has more than {MOST_ALIASES} aliases")
-    return text
 
 
 def flat(node: Mapping[Any, Any]) -> dict[str, Any]:

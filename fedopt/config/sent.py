@@ -1,16 +1,23 @@
 """What a config file that somebody sent may not do."""
 
+import re
 from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from functools import lru_cache
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedopt.config.files import CONF, GROUPS, config_text
+from fedopt.config.files import CONF, GROUPS
 from fedopt.errors import UserError
+from fedopt.files.reading import config_text
+
+MOST_CHARACTERS = 10**6  # that a key's references may stand for
+_REFERENCE = re.compile(r"\$\{([^{}:]+)\}")
 
 
 def refuse_hydra(words: Iterable[str], allowed: tuple[str, ...] = ()) -> None:
@@ -40,7 +47,7 @@ def check_folders(folders: Iterable[str | Path]) -> tuple[Hashable, ...]:
         for path in folder.rglob("*"):
             if path.is_dir() and path.is_symlink():
                 raise UserError(f"{path}: is a link; put the folder itself there")
-            if path.suffix == ".yaml" and not path.is_dir():
+            if path.suffix in (".yaml", ".yml") and not path.is_dir():
                 state = path.stat()
                 _check_file(path, path.relative_to(folder), state.st_mtime_ns, state.st_size)
                 files.append((path.absolute(), state.st_mtime_ns, state.st_size))
@@ -59,6 +66,9 @@ def _check_file(path: Path, inside: Path, *state: int) -> None:
         text = config_text(path)
         node = OmegaConf.to_container(OmegaConf.create(text))
     content = node if isinstance(node, dict) else {}
+    if calls := re.search(r"\$\{[^}]*[:$][^}]*", str(content)):
+        only = "in a file a value may refer to another key alone, as ${seed}"
+        raise UserError(f"{path}: {calls[0]}}} would read the environment or run a resolver; {only}")
     header = "".join(line for line in text.splitlines() if "@package" in line)
     defaults = str(content.get("defaults"))
     if "hydra" in inside.parts[:-1] or "hydra" in f"{[*content]} {defaults} {header}":
@@ -71,3 +81,48 @@ def _check_file(path: Path, inside: Path, *state: int) -> None:
             f"{path}: is the first line missing? The file must begin with the line '# @package _global_', since its keys are "
             "those of the whole config"
         )
+
+
+def refuse_outside(output_dir: str, folders: Iterable[str | Path]) -> None:
+    """Raises UserError where a file of a config folder sends a run's files out of outputs/."""
+    if not (Path.cwd() / output_dir).resolve().is_relative_to(Path("outputs").resolve()):
+        where, how = ", ".join(map(str, folders)), f"output_dir={output_dir} in the command does it all the same"
+        raise UserError(f"{where}: a file there sets output_dir={output_dir}, which is not in outputs; {how}")
+
+
+def refuse_expanding(nodes: Any) -> None:
+    """Raises UserError where references stand for more than a config holds. nodes: of a config, with its references."""
+    values, sizes = dict(_all(nodes, "")), dict[str, float]()
+
+    def size(key: str) -> float:
+        """Characters that a key stands for; without end where it refers to itself."""
+        if key not in sizes:
+            sizes[key] = inf
+            value = values.get(key)
+            if isinstance(value, dict | list):
+                inner = value if isinstance(value, dict) else range(len(value))
+                sizes[key] = 1 + sum(size(f"{key}.{part}".lstrip(".")) for part in inner)
+            else:
+                sizes[key] = len(str(value)) + sum(
+                    size(_referred(key, name)) for name in _REFERENCE.findall(str(value))
+                )
+        return sizes[key]
+
+    if large := [key for key in values if key and size(key) > MOST_CHARACTERS]:  # the last is the innermost
+        raise UserError(
+            f"{large[-1]}: refers to itself, or to what stands for more than {MOST_CHARACTERS:,} characters"
+        )
+
+
+def _all(node: Any, key: str) -> Iterable[tuple[str, Any]]:
+    yield key, node
+    inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in inner:
+        yield from _all(value, f"{key}.{name}".lstrip("."))
+
+
+def _referred(key: str, reference: str) -> str:
+    """The key that a reference at a key means: one dot at its beginning stands for what the key is in, two for one up."""
+    dots = len(reference) - len(reference.lstrip("."))
+    base = key.split(".")[:-dots] if dots else []
+    return ".".join([*base, *re.split(r"[.\[\]]+", reference.strip(".[]"))])

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
 
 from fedopt.config.files import CONF, Folders, chain, content, file_of, values_of
 from fedopt.errors import UserError, first_line, unknown
@@ -32,14 +31,6 @@ class Tuned:
     keys: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     left_out: bool = False
-
-    @classmethod
-    def read(cls, node: Any) -> "Tuned":
-        """As a run card has it; without tuned values where it says nothing that can be read."""
-        try:
-            return TypeAdapter(cls).validate_python(node)
-        except ValidationError:
-            return cls()
 
     @property
     def effective(self) -> bool:

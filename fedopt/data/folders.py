@@ -14,6 +14,7 @@ from fedopt.data.tables import Fraction
 from fedopt.errors import UserError, first_line
 
 _config = ConfigDict(extra="forbid")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # of pillow, which knows others that start programs
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 
 
@@ -81,7 +82,7 @@ def _files(folder: Path) -> dict[str, list[Path]]:
 def _open(file: Path, size: list[int] | None) -> Image.Image:
     """In grey or in colours. size: [height, width], None for its own."""
     try:
-        with Image.open(file) as opened:
+        with Image.open(file, formats=FORMATS) as opened:
             image = opened.convert("L" if opened.mode in ("1", "L") else "RGB")
     except Exception as error:  # pillow has many ways to say that a file is broken, or a bomb
         raise UserError(f"{file}: is no image that can be read ({first_line(error)})") from None

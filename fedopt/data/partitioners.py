@@ -15,8 +15,10 @@ from pydantic.dataclasses import dataclass
 
 from fedopt.data.datasets import LabelledData, expanded
 from fedopt.errors import UserError, first_line
+from fedopt.files.reading import read_text
 
 _config = ConfigDict(extra="forbid")
+LONGEST_NAME = 1000  # bytes of an owner in a file, on the average
 Labels = np.ndarray | None  # the class of each example, [count]
 Parts = list[np.ndarray]  # the rows of each client
 
@@ -115,9 +117,11 @@ class ByColumn:
 
     def _read(self, path: Path, train: int, test: int) -> np.ndarray:
         try:
-            names = [name.strip() for name in path.read_text(encoding="utf-8").removesuffix("\n").split("\n")]
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"partitioner.file={path}: cannot be read: {first_line(error)}") from None
+            text = read_text(path, most=LONGEST_NAME * (train + test))
+        except (OSError, UserError) as error:
+            why = first_line(error).removeprefix(f"{path}: ")
+            raise UserError(f"partitioner.file={path}: cannot be read: {why}") from None
+        names = [name.strip() for name in text.removesuffix("\n").split("\n")]
         if len(names) not in (train, train + test) or "" in names:
             has = f"has {len(names) - names.count('')} names"
             raise UserError(f"partitioner.file={path}: {has}; it must have one on each line, {train} or {train + test}")

@@ -8,7 +8,6 @@ from fedopt.config.compose import Composed
 from fedopt.console.interrupts import ending_at_once
 from fedopt.console.say import say
 from fedopt.errors import UserError
-from fedopt.results.files import read_json
 from fedopt.results.folder import ENDED, RunFolder, described, numbers_of
 from fedopt.results.identity import identity, refuse_other
 
@@ -49,7 +48,7 @@ class Job:
         try:
             if status in ENDED:
                 refuse_other(self.folder, identity(folder.config()), identity(composed.nodes))
-                refuse_changed_data(self.folder, read_json(self.folder / "run.json"), composed.nodes)
+                refuse_changed_data(self.folder, folder.card(), composed.nodes)
                 say_changed(folder, composed.nodes, done=True)
             else:
                 status, _ = execute(composed, lambda: self.folder, processes)

@@ -28,9 +28,9 @@ from fedopt.config.words import key_of, parsed, quoted
 from fedopt.console.interrupts import ctrl_c_kept, end_with, ending_at_once
 from fedopt.console.say import say
 from fedopt.errors import UserError, cores, first_line
+from fedopt.files.writing import refuse_links
 from fedopt.jobs.job import Job, optimised
 from fedopt.jobs.local import run_all
-from fedopt.results.files import refuse_links
 from fedopt.results.folder import RunFolder
 from fedopt.running.place import name_in_sweep
 

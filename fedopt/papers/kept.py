@@ -12,9 +12,10 @@ from PIL import Image
 
 from fedopt.comparing.tables import markdown, plus_minus, write_table
 from fedopt.errors import UserError, first_line
+from fedopt.files.reading import read_bytes, read_text
+from fedopt.files.writing import write_atomically
 from fedopt.papers import claims
 from fedopt.papers.published import load, tasks
-from fedopt.results.files import write_atomically
 
 POINTS = 100  # of a curve that is kept
 TYPES = {"mean": float, "std": float, "values": str}  # of columns that pandas might take for something else
@@ -32,16 +33,16 @@ def keep(folder: Path, into: Path) -> None:
         (into / name).unlink(missing_ok=True)
     for name in COPIED:
         if (folder / name).exists():
-            write_atomically(into / name, (folder / name).read_bytes())
+            write_atomically(into / name, read_bytes(folder / name))
     if (folder / "figure.png").exists():
-        with Image.open(folder / "figure.png") as figure:
+        with Image.open(folder / "figure.png", formats=["PNG"]) as figure:
             small = figure.convert("RGB").reduce(2)  # all colours: fewer would make thin lines look like others
         content = BytesIO()
         small.save(content, "PNG", optimize=True)
         write_atomically(into / "figure.png", content.getvalue())
         curves = folder / "curves.csv"
-        table = thinned(pd.read_csv(StringIO((curves if curves.exists() else folder / "figure.csv").read_text())))
-        write_table(into / "curves.csv", table)
+        drawn = read_text(curves if curves.exists() else folder / "figure.csv")
+        write_table(into / "curves.csv", thinned(pd.read_csv(StringIO(drawn))))
 
 
 def thinned(curves: pd.DataFrame) -> pd.DataFrame:
@@ -101,7 +102,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        text = StringIO(path.read_text())  # pandas would take a ~ in a path for the home folder
+        text = StringIO(read_text(path))  # pandas would take a ~ in a path for the home folder
         empty = {"mean": "", "std": ""}
         table = pd.read_csv(text, usecols=list(columns), keep_default_na=False, na_values=empty, dtype=TYPES)
         return [{str(column): value for column, value in row.items()} for row in table.to_dict("records")]

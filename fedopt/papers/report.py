@@ -15,7 +15,6 @@ from fedopt.papers import claims
 from fedopt.papers.figure import draw_curves, draw_points
 from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable
 from fedopt.papers.published import Published, Task, tasks
-from fedopt.results.files import read_json
 from fedopt.results.folder import ENDED, RunFolder
 
 SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds
@@ -116,7 +115,7 @@ def judged(plan: Plan, seeds: Mapping[int, SeedRuns]) -> list[dict[str, Any]]:
 
 def _made(folders: Sequence[Path]) -> dict[str, str]:
     """When, by which commits and on which machines runs were made."""
-    cards = [read_json(folder / "run.json") for folder in folders]
+    cards = [RunFolder(folder).card() for folder in folders]
     machines = [card.get("machine", {}) for card in cards]
     latest = max((card.get("started", "") for card in cards), default="")
     commits = [card.get("commit") for card in cards]

@@ -24,7 +24,6 @@ from fedopt.config.files import flat
 from fedopt.console.say import say
 from fedopt.errors import UserError, is_own
 from fedopt.problems.classes import Problem
-from fedopt.results.files import read_json
 from fedopt.results.folder import RunFolder
 from fedopt.results.identity import identity
 
@@ -69,8 +68,8 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None
 
 def say_changed(folder: RunFolder, config: Mapping[str, Any], done: bool) -> None:
     """Say which of your modules have changed since the run in a folder began. done: nothing is left to run."""
-    begun = read_json(folder.path / "run.json").get("sources")
-    if not begun or not isinstance(begun, dict):
+    begun = folder.card().get("sources")
+    if not begun:
         return  # nothing is imported for a run without code of yours
     if modules := ", ".join(name for name, digest in sources(config).items() if digest != begun.get(name, digest)):
         what = (

@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 from fedopt.errors import UserError, first_line
 from fedopt.federation.ledger import Ledger
 from fedopt.federation.memory import Memory
-from fedopt.results.files import write_atomically
+from fedopt.files.reading import read_bytes
+from fedopt.files.writing import write_atomically
 from fedopt.results.journal import Journal, counted
 
 # What reading a damaged file may raise
@@ -92,7 +93,7 @@ class Checkpoint:
 def read(path: Path) -> Stored:
     """All tensors, and the progress. Raises UserError when the file, or the journal that it counts, is not as it was stored."""
     try:
-        tensors = load(path.read_bytes())
+        tensors = load(read_bytes(path))
         if not torch.equal(tensors.pop("hash"), _hash(tensors)):
             raise ValueError("its hash is that of other numbers")
         progress = dict(json.loads(bytes(tensors["progress"].tolist())))

@@ -18,8 +18,9 @@ from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from fedopt.data.ragged import Ragged
+from fedopt.files.reading import read_text
+from fedopt.files.writing import write_atomically
 from fedopt.metrics import Metric
-from fedopt.results.files import write_atomically
 
 COSTS = {  # what a run spends: the columns of metrics.csv whose sum it is, and its label
     "comm_rounds": (("comm_rounds",), "communication rounds"),
@@ -98,7 +99,7 @@ def partition(path: Path, split: Ragged, labels: np.ndarray | None, class_names:
 @styled()
 def metrics(path: Path, csv: Path, metrics: Sequence[Metric], source: str | None = None) -> None:
     """Every metric against communication rounds. source: the run at whose end this one began, from where on they count."""
-    table = pd.read_csv(StringIO(csv.read_text()))  # pandas would take a ~ in a path for the home folder
+    table = pd.read_csv(StringIO(read_text(csv)))  # pandas would take a ~ in a path for the home folder
     columns = 2 if len(metrics) == 4 else min(len(metrics), 3)
     rows = -(-len(metrics) // columns)
     figure, axes = grid(rows, columns)

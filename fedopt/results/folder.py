@@ -10,37 +10,50 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import yaml
 from filelock import FileLock, Timeout
 
-from fedopt.config.files import config_text
-from fedopt.errors import UserError, first_line
+from fedopt.config.tuned import Tuned
+from fedopt.errors import UserError
+from fedopt.files.reading import read_config, read_json
+from fedopt.files.writing import refuse_links, write_atomically
 from fedopt.metrics import Metric
-from fedopt.results.files import read_json, refuse_links, write_atomically
 
 TEXTS = ("config.yaml", "run.json", "metrics.csv", "summary.json", "log.txt", "traceback.txt")
 FILES = (*TEXTS, "checkpoint.safetensors", "memory.0", "memory.1", "partition.png", "metrics.png", ".lock")
 LEFT_OVER = {"summary.json", "run.json", "traceback.txt", "log.txt"}  # by a run that failed before it began
 ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
 OVER = (*ENDED, "stopped")  # with those that on_eval has stopped, which are as long as they were meant to be
+Status = Literal["running", "finished", "diverged", "stopped", "interrupted", "failed"]
+Values = dict[str, float | None]  # by the names of metrics; None for what is not finite
+# The types of the values of the JSON files, which somebody may have sent. Others are left out when they are read.
+SUMMARY = {"status": Status, "error": str, "final": Values, "best": Values, "to_target": Values | None}
+CARD = {
+    "overrides": list[str],
+    "chosen": dict[str, str],
+    "tuned": Tuned,
+    "directory": str,
+    "started": str,
+    "metrics": list[Metric],
+    "data": str | None,
+    "division": str,
+    "commit": str | None,
+    "sources": dict[str, str],
+    "machine": dict[str, str | int | None],
+}
 
 
-def numbers_of(part: Any) -> dict[str, float]:
-    """The numbers of a part of summary.json, such as final, by the names of the metrics; other values are left out."""
-    values = part.items() if isinstance(part, dict) else ()
-    return {name: value for name, value in values if isinstance(value, int | float)}
+def numbers_of(part: Values | None) -> dict[str, float]:
+    """The values of a part of summary.json, such as final, that are finite."""
+    return {name: value for name, value in (part or {}).items() if value is not None}
 
 
 def described(folder: Path) -> list[Metric]:
     """What the metrics of the run in a folder say of themselves; empty where its run.json says nothing that can be read."""
-    with suppress(TypeError, ValueError, UserError):
-        return [Metric(**words) for words in read_json(folder / "run.json").get("metrics", ())]
-    return []
+    return list(RunFolder(folder).card().get("metrics", ()))
 
 
 class RunFolder:
@@ -87,14 +100,11 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """config.yaml. Raises UserError where it cannot be read."""
-        path = self.path / "config.yaml"
-        try:
-            config = yaml.safe_load(config_text(path))
-        except (OSError, ValueError, RecursionError, yaml.YAMLError, UserError) as error:
-            raise UserError(f"{path}: cannot be read ({first_line(error)}); choose another output_dir") from None
-        if not isinstance(config, dict):
-            raise UserError(f"{path}: holds no config; choose another output_dir")
-        return config
+        return read_config(self.path / "config.yaml")
+
+    def card(self) -> dict[str, Any]:
+        """run.json, as far as it is as a run writes it; empty where it is not there or broken."""
+        return read_json(self.path / "run.json", CARD)
 
     @property
     def used(self) -> bool:
@@ -118,8 +128,8 @@ class RunFolder:
         return "interrupted" if status == "running" and not self.alive else status
 
     def summary(self) -> dict[str, Any]:
-        """summary.json, empty where it is not there or broken."""
-        return read_json(self.path / "summary.json")
+        """summary.json, as far as it is as a run writes it; empty where it is not there or broken."""
+        return read_json(self.path / "summary.json", SUMMARY, others=int | float | None)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         finite = json.loads(json.dumps(content), parse_constant=lambda _: None)  # JSON has no nan and no infinity
@@ -129,5 +139,5 @@ class RunFolder:
         write_atomically(self.path / name, content.encode(errors="backslashreplace"))
 
     def log(self, line: str) -> None:
-        with (self.path / "log.txt").open("a") as file:
+        with (self.path / "log.txt").open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {line}\n")

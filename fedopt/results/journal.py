@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedopt.errors import UserError
 from fedopt.federation.memory import Memory
-from fedopt.results.files import write_whole
+from fedopt.files.reading import read_start
+from fedopt.files.writing import write_whole
 
 NAMES = ("memory.0", "memory.1")  # in turn: what is counted stays there until a checkpoint counts the other
 SPARE = 2**20  # bytes that may lie idle in a small journal
@@ -73,9 +74,10 @@ class Journal:
 def counted(folder: Path, entry: Mapping[str, Any]) -> bytes:
     """The part of a journal that a checkpoint's entry counts. Raises UserError where it is not there any more."""
     path, content = folder / entry["file"], b""
-    with suppress(OSError), path.open("rb") as file:
-        content = file.read(entry["size"])
-    if entry["file"] not in NAMES or hashlib.sha256(content).hexdigest() != entry["hash"]:
+    if entry["file"] in NAMES and isinstance(entry["size"], int):  # else of somebody who wants another file read
+        with suppress(OSError):
+            content = read_start(path, entry["size"])
+    if len(content) != entry["size"] or hashlib.sha256(content).hexdigest() != entry["hash"]:
         raise UserError(f"{path}: its rows are not those that the checkpoint counts")
     return content
 

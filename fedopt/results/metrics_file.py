@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedopt.errors import UserError
-from fedopt.results.files import write_whole
+from fedopt.files.reading import read_start, read_text
+from fedopt.files.writing import write_whole
 
 
 class MetricsFile:
@@ -65,11 +66,10 @@ class MetricsFile:
 
 def whole_rows(path: Path) -> str:
     """The text of metrics.csv without a row that is being written, which has no line end yet. Raises OSError and ValueError."""
-    text = path.read_text()
+    text = read_text(path)
     return text[: text.rfind("\n") + 1]
 
 
 def rows_hash(path: Path, size: int) -> str:
-    """The hash of the first bytes of a file; of as many as there are. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.sha256(file.read(size)).hexdigest()
+    """The hash of the first bytes of a file, or of nothing where there are fewer. Raises OSError and UserError."""
+    return hashlib.sha256(read_start(path, size)).hexdigest()

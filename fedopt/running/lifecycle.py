@@ -15,7 +15,6 @@ import yaml
 
 from fedopt.config.build import build_target
 from fedopt.config.compose import Composed
-from fedopt.config.tuned import Tuned
 from fedopt.console import say as console
 from fedopt.console.interrupts import interruptible
 from fedopt.console.say import say
@@ -23,7 +22,6 @@ from fedopt.federation import ranks
 from fedopt.results import journal
 from fedopt.results.card import facts, run_card
 from fedopt.results.checkpoint import Checkpoint
-from fedopt.results.files import read_json
 from fedopt.results.folder import RunFolder, described
 from fedopt.results.identity import stamp
 from fedopt.results.metrics_file import MetricsFile
@@ -173,8 +171,7 @@ class Run:
 
     def _tuned(self) -> str:
         """Which tuned values apply: those that the run was begun with, since one that goes on need not name them again."""
-        begun = read_json(self.folder.path / "run.json").get("tuned")
-        return str(self.composed.tuned if begun is None else Tuned.read(begun))
+        return str(self.folder.card().get("tuned", self.composed.tuned))
 
     def _summary(self, status: str, e: Experiment) -> None:
         ledger, progress = e.federation.ledger, self.progress

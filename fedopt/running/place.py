@@ -10,10 +10,8 @@ from typing import Any
 
 from fedopt.config.compose import Composed, compose, recorded
 from fedopt.config.files import GROUPS, Folders
-from fedopt.config.tuned import Tuned
 from fedopt.config.words import key_of, parsed
 from fedopt.errors import UserError
-from fedopt.results.files import read_json
 from fedopt.results.folder import RunFolder
 
 LONGEST, ODD = 120, "[^A-Za-z0-9=._,+-]"  # of a name: characters, and those that are none of a name's
@@ -64,15 +62,15 @@ def _going_on(words: Sequence[str]) -> Composed | None:
         return None
     folder = RunFolder(Path(str(given["output_dir"].value())))
     there = os.path.lexists(folder.path / "config.yaml")
-    card = read_json(folder.path / "run.json") if there else {}
-    chosen = card["chosen"] if isinstance(card.get("chosen"), dict) else {}
+    card = folder.card() if there else {}
+    chosen = card.get("chosen", {})
     for group in {"algo", "problem"} & {*given}:
         begun, wanted = chosen.get(group), given[group].value()
         if begun and not given[group].is_sweep_override() and begun != wanted:
             why = f"the run in it was begun with {group}={begun}, not {wanted}"
             raise UserError(f"{folder.path}: {why}; another output_dir begins a new one")
     if there:
-        return None if {*given} & {*GROUPS} else recorded(folder.config(), words, chosen, Tuned.read(card.get("tuned")))
+        return None if {*given} & {*GROUPS} else recorded(folder.config(), words, chosen, card.get("tuned"))
     if not {*given} & {"algo", "problem", "experiment"}:
         raise UserError(f"{folder.path}: there is no run in it to go on with; algo= and problem= begin one")
     return None

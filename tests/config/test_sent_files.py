@@ -1,13 +1,26 @@
 """Files that somebody sent: configs, data and folders of runs are read, and run no code (SECURITY.md)."""
 
+import datetime
+import hashlib
+import json
 import os
 import pickle
 
+import pandas as pd
 import pytest
-from support.command import TINY, fedopt, run
+import yaml
+from support.command import TINY, code_of, fedopt, run
+from support.records import record
 
+from fedopt.commands import compare
+from fedopt.comparing.recorded import usable
+from fedopt.comparing.sweep_table import report
 from fedopt.config.build import build_target
+from fedopt.config.compose import recorded
+from fedopt.data.folders import Folder
 from fedopt.errors import UserError
+from fedopt.results import journal
+from fedopt.results.folder import RunFolder
 
 CALLBACK = "callbacks: {x: {_target_: sent.touch}}"
 FILES = {
@@ -170,3 +183,237 @@ def test_a_preset_that_a_file_names(monkeypatch, capsys, tmp_path):
     path.write_text("# @package _global_\npreset: fedmsa/nope\n")
     words = ["--config-dir", str(tmp_path / "own"), "experiment=mine", f"output_dir={tmp_path / 'run'}"]
     one_line(fedopt(monkeypatch, capsys, *words), "preset=fedmsa/nope", "fedmsa/mco")
+
+
+# What a file stands for
+
+
+def own_file(folder, name, text):
+    path = folder / "own" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return "--config-dir", str(folder / "own")
+
+
+LEVELS = range(1, 21)
+EXPANDING = {
+    "aliases": "k0: &k0 [x]\n" + "".join(f"k{n}: &k{n} [*k{n - 1}, *k{n - 1}]\n" for n in LEVELS),
+    "merge keys": "k0: &k0 {x: 0}\n" + "".join(f"k{n}: &k{n} {{<<: *k{n - 1}, a: *k{n - 1}}}\n" for n in LEVELS),
+    "an alias in itself": "k0: &k0 [*k0]\n",
+    "size": "k0: [" + "0, " * 50_000 + "0]\n",
+}
+
+
+@pytest.mark.parametrize("name", ["preset/large.yaml", "experiment/large.yaml", "algo/large.yaml", "tuned/large.yaml"])
+@pytest.mark.parametrize("kind", EXPANDING)
+def test_files_that_stand_for_more_than_they_show(kind, name, monkeypatch, capsys, tmp_path):
+    """Also those that no word chooses, and also for help."""
+    more = own_file(tmp_path, name, "# @package _global_\n" + EXPANDING[kind])
+    for words in ([*TINY, f"output_dir={tmp_path / 'run'}"], ["--help", "algo=fedmsa"]):
+        one_line(fedopt(monkeypatch, capsys, *more, *words), "large.yaml")
+
+
+REFERRING = {
+    "texts": "".join(f"  k{n}: ${{extra.k{n - 1}}}${{extra.k{n - 1}}}\n" for n in LEVELS),
+    "nodes": "".join(f"  k{n}: {{a: '${{extra.k{n - 1}}}', b: '${{..k{n - 1}}}'}}\n" for n in LEVELS),
+    "lists": "".join(f"  k{n}: ['${{extra.k{n - 1}}}', '${{extra.k{n - 1}}}']\n" for n in LEVELS),
+    "itself": "  k1: ${extra.k1}\n",
+    "each other": "  k1: ${extra.k2}\n  k2: {a: '${extra.k1}'}\n",
+}
+
+
+@pytest.mark.parametrize("kind", REFERRING)
+def test_references_that_stand_for_more_than_they_show(kind, monkeypatch, capsys, tmp_path):
+    text = "# @package _global_\nextra:\n  k0: xxxxxxxx\n" + REFERRING[kind]
+    more = own_file(tmp_path, "experiment/large.yaml", text)
+    result = fedopt(monkeypatch, capsys, *more, *TINY, "experiment=large", f"output_dir={tmp_path / 'run'}")
+    one_line(result, "extra", "refers to itself, or to what stands for more")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "${oc.env:SECRET}",
+        "x${oc.env:SECRET,none}",
+        '"\\x24{oc.env:SECRET}"',
+        "[1, '${oc.env:SECRET}']",
+        "${oc.${preset}:SECRET}",
+        "{'${oc.env:SECRET}': 1}",
+        "${hydra:runtime.cwd}",
+    ],
+)
+@pytest.mark.parametrize("name", ["experiment/sent.yaml", "tuned/mine.yaml"])
+def test_a_file_that_reads_the_environment(name, value, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("SECRET", "s3cret")
+    more = own_file(tmp_path, name, f"# @package _global_\npreset: {value}\n")
+    chosen = ["experiment=sent"] * name.startswith("experiment")
+    result = fedopt(monkeypatch, capsys, *more, *TINY, *chosen, f"output_dir={tmp_path / 'run'}")
+    one_line(result, name, "environment")
+    assert "s3cret" not in result.err
+
+
+def test_the_config_of_a_sent_run_refers_to_nothing(monkeypatch, capsys, tmp_path):
+    """What looks like a reference in it is a text."""
+    monkeypatch.setenv("SECRET", "s3cret")
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, *TINY, "output_dir=run").code == 0
+    path = tmp_path / "run" / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    for reference in ("${oc.env:SECRET}", "${seed}${seed}", "\\${x}"):
+        path.write_text(yaml.safe_dump(config | {"from": reference}))
+        shown = recorded(RunFolder(tmp_path / "run").config(), ["seed=3"]).nodes
+        assert (shown["from"], shown["seed"]) == (reference, 3)
+        path.write_text(yaml.safe_dump(config | {"algo": config["algo"] | {"K": reference}}))
+        result = fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", "budget.rounds=5")
+        assert (result.code, "s3cret" in result.err) == (2, False)
+
+
+@pytest.mark.parametrize("place", ["../elsewhere", "/tmp/fedopt-elsewhere", "outputs/../elsewhere", "~/x/../../y"])
+def test_a_file_that_sends_a_run_elsewhere(place, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    more = own_file(tmp_path, "experiment/sent.yaml", f"# @package _global_\noutput_dir: {place}\n")
+    one_line(fedopt(monkeypatch, capsys, *more, *TINY, "experiment=sent"), f"output_dir={place}", "outputs")
+    assert fedopt(monkeypatch, capsys, *more, *TINY, "experiment=sent", "output_dir=mine").code == 0
+    own_file(tmp_path, "experiment/sent.yaml", "# @package _global_\noutput_dir: outputs/this\n")
+    assert fedopt(monkeypatch, capsys, *more, *TINY, "experiment=sent").code == 0
+    assert (tmp_path / "outputs" / "this" / "metrics.csv").exists()
+
+
+# Files that are none, or are of another kind
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.parametrize("name", ["config.yaml", "run.json", "summary.json", "metrics.csv", "checkpoint.safetensors"])
+def test_files_of_a_sent_run_that_have_no_end(name, kind, monkeypatch, capsys, tmp_path):
+    """Nobody waits for them, and the others are compared."""
+    monkeypatch.chdir(tmp_path)
+    for seed in (0, 1):
+        assert fedopt(monkeypatch, capsys, *TINY, f"seed={seed}", f"output_dir=runs/{seed}").code == 0
+    path = tmp_path / "runs" / "0" / name
+    path.unlink()
+    endless(path, kind)
+    monkeypatch.setattr("sys.argv", ["fedopt-compare", "runs"])
+    assert code_of(compare.main) == 0
+    assert fedopt(monkeypatch, capsys, "resume=true", "output_dir=runs/0").code == 2
+
+
+def endless(path, kind):
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "size"])
+def test_owners_that_have_no_end(kind, monkeypatch, capsys, tmp_path):
+    path = tmp_path / "owners.txt"
+    if kind == "size":
+        path.write_text("a" * 10_000_000)
+    else:
+        endless(path, kind)
+    words = ["algo=fedavg", "problem=classification", "dataset=digits", "partitioner=by_column"]
+    one_line(
+        fedopt(monkeypatch, capsys, *words, f"partitioner.file={path}"), f"partitioner.file={path}", "cannot be read"
+    )
+
+
+@pytest.mark.parametrize("entry", [{"file": "../secret"}, {"file": "/dev/zero"}, {"size": -1}, {"size": 10**18}])
+def test_a_forged_checkpoint_counts_no_other_file(entry, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "run" / "memory.0").write_bytes(b"secret")
+    forged = {"file": "memory.0", "size": 6, "hash": hashlib.sha256(b"secret").hexdigest()}
+    assert journal.counted(tmp_path / "run", forged) == b"secret"
+    with pytest.raises(UserError, match="not those that the checkpoint counts"):
+        journal.counted(tmp_path / "run", forged | entry)
+
+
+def test_an_image_of_another_kind(tmp_path):
+    """Pillow would start Ghostscript for it."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\nshowpage\n")
+    with pytest.raises(UserError, match=r"x\.png: is no image"):
+        Folder(str(tmp_path)).load()
+
+
+# Values of other types
+
+ODD = [None, 1, -1.5, True, "3", [], [1], {}, {"a": None}, {"x": {"y": 1}}, [[]], 10**400, "2020-01-01"]
+
+
+@pytest.fixture
+def sweep_of_two(tmp_path):
+    """Two recorded runs, of which the second is as a run leaves it but for what a test changes."""
+    for seed in (0, 1):
+        folder = record(tmp_path / "sweep" / str(seed), [70, 80], seed)
+        card = json.loads((folder / "run.json").read_text())
+        card |= {
+            "overrides": [f"seed={seed}"],
+            "chosen": {"algo": "fedmsa", "problem": "mco"},
+            "data": "d",
+            "sources": {},
+        }
+        card |= {
+            "tuned": {"name": "", "pair": "", "keys": [], "beside": [], "left_out": False},
+            "machine": {"gpu": None},
+        }
+        (folder / "run.json").write_text(json.dumps(card))
+        summary = {"status": "finished", "round": 10, "final": {"test_accuracy": 80}, "best": {}, "to_target": None}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return tmp_path / "sweep"
+
+
+@pytest.mark.parametrize("name", ["run.json", "summary.json", "config.yaml"])
+def test_values_of_other_types(name, sweep_of_two, capsys):
+    """One odd folder costs neither the comparison nor the table of a sweep."""
+    path = sweep_of_two / "1" / name
+    good = yaml.safe_load(path.read_text())
+    dump = yaml.safe_dump if name == "config.yaml" else json.dumps
+    for key in good:
+        for value in [
+            *ODD,
+            *([datetime.date(2020, 1, 1), {1: 2}, b"x", {datetime.date(2020, 1, 1): 1}] * (dump is yaml.safe_dump)),
+        ]:
+            path.write_text(dump(good | {key: value}))
+            usable([sweep_of_two], "comm_rounds")
+            report(sweep_of_two)
+            assert len(pd.read_csv(sweep_of_two / "sweep.csv")) == 2, (key, value)
+            assert "bug" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["round", "comm_rounds", "test_accuracy", "train_seconds"])
+@pytest.mark.parametrize("cell", ["x", "", "1e999", '"', "1,2"])
+def test_cells_that_are_no_numbers(key, cell, sweep_of_two):
+    path = sweep_of_two / "1" / "metrics.csv"
+    head, *rows = path.read_text().split("\n")
+    where = head.split(",").index(key)
+    rows = [",".join([*row.split(",")[:where], cell, *row.split(",")[where + 1 :]]) if row else "" for row in rows]
+    path.write_text("\n".join([head, *rows]))
+    assert len(usable([sweep_of_two], "comm_rounds")) in (1, 2)
+    path.write_text("\n".join([head.replace(key, "other"), *rows]))
+    assert len(usable([sweep_of_two], "comm_rounds")) in (1, 2)
+
+
+def test_a_locale_without_umlauts(tmp_path):
+    """Files are UTF-8 in every locale."""
+    table = "Größe,x\n" + "".join(f"{label},{x}\n" for label, x in zip("äö" * 10, range(20), strict=True))
+    (tmp_path / "t.csv").write_text(table, encoding="utf-8")
+    text = "# @package _global_\ndataset: {path: t.csv, label: Größe}\nproblem: {model: linear}\n"
+    more = own_file(tmp_path, "experiment/mine.yaml", text)
+    (tmp_path / "own" / "experiment" / "mine.yaml").write_text(text, encoding="utf-8")
+    words = [
+        "algo=fedavg",
+        "problem=classification",
+        "dataset=csv",
+        "experiment=mine",
+        "partitioner.clients=2",
+        "participation.cohort=2",
+    ]
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for rounds in (1, 2):
+        done = run(*more, *words, f"budget.rounds={rounds}", "output_dir=run", "resume=true", cwd=tmp_path, env=locale)
+        assert done.code == 0, done.err
+    assert RunFolder(tmp_path / "run").config()["dataset"]["label"] == "Größe"

@@ -1,11 +1,9 @@
-"""Reading and writing the small files of a run's folder."""
+"""Writing files whole, or not at all."""
 
-import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from fedopt.errors import UserError
 
@@ -31,15 +29,6 @@ def write_whole(file: int, content: bytes) -> None:
     """To a descriptor, which may take only a part at a time. Raises OSError."""
     while content:
         content = content[os.write(file, content) :]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Empty where the file is not there or broken."""
-    try:
-        content = json.loads(path.read_text()) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
