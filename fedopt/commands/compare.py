@@ -13,6 +13,7 @@ from fedopt.comparing.shown import COLUMNS, shown_table, tests_shown
 from fedopt.comparing.tables import print_table, write_table
 from fedopt.comparing.unequal import amount
 from fedopt.config.build import build
+from fedopt.console.say import show
 from fedopt.results.figures import COSTS, FORMATS, LEGENDS
 
 
@@ -38,8 +39,8 @@ def compare(arguments: argparse.Namespace) -> None:
         at = "last values" if arguments.at is None else f"values at {amount(arguments.x, arguments.at)}"
         about = f"{at}, seed by seed; two-sided paired t-test, Holm: over all pairs"
         print_table(tests, list(tests.columns[1:]), about)
-    print(f"figure: {' '.join(comparison.explained(look).split())}")
-    print(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")
+    show(f"figure: {' '.join(comparison.explained(look).split())}")
+    show(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")
 
 
 def _arguments() -> argparse.Namespace:

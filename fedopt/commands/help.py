@@ -18,6 +18,8 @@ from fedopt.config.compose import CLASSES, merge
 from fedopt.config.files import CONF, GROUPS, Folders, chain, file_of, options
 from fedopt.config.tuned import tuned_names
 from fedopt.config.words import extra_folders, key_of
+from fedopt.console.say import show
+from fedopt.console.texts import printable
 from fedopt.errors import UserError
 from fedopt.files.reading import config_text
 
@@ -77,7 +79,7 @@ def keys(words: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[st
     return described, composed.chosen, str(composed.tuned)
 
 
-def show(words: list[str], folders: list[str]) -> None:
+def show_keys(words: list[str], folders: list[str]) -> None:
     """Print the keys of what a command chooses: of the groups that it names, or with an algorithm and a problem of the whole run.
     Without words, everything there is. folders: config folders besides fedopt's."""
     described, chosen, tuned = keys(words or PLAIN, folders)
@@ -85,20 +87,20 @@ def show(words: list[str], folders: list[str]) -> None:
     of_run = bool(words) and (not groups or {"algo", "problem"} <= {*groups} or "experiment" in groups)
     parts = [*GROUPS, EVERY] if of_run else groups or [EVERY]
     if not words:
-        print(USAGE, *(_listed(group, folders) for group in GROUPS), sep="\n")
+        show(USAGE, *(_listed(group, folders) for group in GROUPS))
     console = Console(width=None if sys.stdout.isatty() else 180, highlight=False, markup=False, soft_wrap=False)
     shown = {part: {key: row for key, row in described.items() if _part(key) == part} for part in parts}
     for part, rows in shown.items():
         if rows:
             title = f"={chosen[part]}: {_title(part, chosen[part], folders)}" if part in chosen else ":"
-            console.print(f"\n{part or 'every run'}{title}")
+            show(f"\n{part or 'every run'}{title}")
             _print(console, rows, of_run)
     types = " ".join(row.type for rows in shown.values() for row in rows.values())
     for kind, note in NOTES.items():
         if kind in types:
-            console.print(f"\n{kind}: {note}")
+            show(f"\n{kind}: {note}")
     if "algo" in parts:
-        console.print(f"\n{tuned if of_run else _tuned_problems(chosen['algo'], folders)}")
+        show(f"\n{tuned if of_run else _tuned_problems(chosen['algo'], folders)}")
 
 
 def _part(key: str) -> str:
@@ -125,7 +127,8 @@ def _print(console: Console, rows: Mapping[str, Key], with_tuned: bool) -> None:
     for title in ("key", "default", *(["tuned"] if with_tuned else []), "type or values", "meaning"):
         table.add_column(title, overflow="fold", no_wrap=title == "key")
     for key, row in rows.items():
-        table.add_row(key, row.default, *([row.tuned] if with_tuned else []), row.type, row.meaning)
+        cells = key, row.default, *([row.tuned] if with_tuned else []), row.type, row.meaning
+        table.add_row(*map(printable, cells))
     console.print(table)
 
 

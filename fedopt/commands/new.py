@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedopt.commands.answer import Parser
 from fedopt.config.files import options
+from fedopt.console.say import show
 from fedopt.errors import UserError
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -48,9 +49,9 @@ def new(arguments: list[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(text.replace(example, name).replace(_camel(example), _camel(name)))
-    print(f"wrote {', '.join(map(str, files))}")
-    print(f"to test it: python -m pytest test_{name}.py{'' if find_spec('pytest') else ', after pip install pytest'}")
-    print(f"to run it: PYTHONPATH=. fedopt --config-dir myconf {command.replace(example, name)}")
+    show(f"wrote {', '.join(map(str, files))}")
+    show(f"to test it: python -m pytest test_{name}.py{'' if find_spec('pytest') else ', after pip install pytest'}")
+    show(f"to run it: PYTHONPATH=. fedopt --config-dir myconf {command.replace(example, name)}")
 
 
 def _check(kind: str, name: str, files: dict[Path, str]) -> None:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedopt.commands.answer import Parser, answer, positive, some_of
 from fedopt.comparing.tables import print_table, write_table
-from fedopt.console.say import say
+from fedopt.console.say import say, show
 from fedopt.errors import UserError, cores
 from fedopt.jobs.job import Job
 from fedopt.jobs.local import run_all
@@ -36,10 +36,10 @@ def _main() -> int:
     given = _arguments()
     wanted = chosen(given.names or names(given.folders), given.folders)
     if given.list:
-        show(wanted, given.folders, given.output)
+        show_list(wanted, given.folders, given.output)
         return 0
     if given.claims:
-        print(claims_table(wanted, given.folders, given.keep or given.output))
+        show(claims_table(wanted, given.folders, given.keep or given.output))
         return 0
     if not given.names:
         raise UserError("which experiment? fedopt-reproduce --list shows them")
@@ -100,17 +100,17 @@ def reproduce(plans: Sequence[Plan], jobs: int, formats: Sequence[str], kept: Pa
     """
     failed = _run(plans, jobs)
     if more := sum(plan.add_undecided() for plan in plans):
-        print(f"{more} runs more, with up to {MOST_SEEDS} seeds, for claims that are undecided")
+        show(f"{more} runs more, with up to {MOST_SEEDS} seeds, for claims that are undecided")
         failed |= _run(plans, jobs)
     for plan in plans:
-        print(f"\n{plan.name}: {plan.published.paper}, {plan.published.title}")
+        show(f"\n{plan.name}: {plan.published.paper}, {plan.published.title}")
         if not plan.with_claims:
-            print("(no claim is checked)")
+            show("(no claim is checked)")
         report(plan, list(dict.fromkeys(formats)))
-        print(f"results: {plan.results}")
+        show(f"results: {plan.results}")
         if kept:
             keep(plan.results, kept / plan.name)
-            print(f"kept: {kept / plan.name}")
+            show(f"kept: {kept / plan.name}")
     for folder, why in failed.items():
         say(f"{folder}: {why}")
     return 1 if failed else 0
@@ -124,7 +124,7 @@ def _run(plans: Sequence[Plan], jobs: int) -> dict[Path, str]:
     tasks = {plan.runs / task.folder: task for plan in plans for task in plan.tasks}
     waiting = {folder: task for folder, task in tasks.items() if RunFolder(folder).status() not in ENDED}
     if there := len(tasks) - len(waiting):
-        print(f"{there} of {len(tasks)} runs are there already")
+        show(f"{there} of {len(tasks)} runs are there already")
     todo = [Job(folder, task.composed, f"{task.line}  seed {task.seed}") for folder, task in waiting.items()]
     return {job.folder: why for job, why in run_all(todo, jobs).items()}
 
@@ -132,7 +132,7 @@ def _run(plans: Sequence[Plan], jobs: int) -> dict[Path, str]:
 # What there is
 
 
-def show(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
+def show_list(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
     """Print the table of --list, with how many have ended of the runs of all lines and seeds that an experiment asks for.
 
     Raises UserError for a file that is broken.

@@ -24,6 +24,7 @@ from fedopt.config.files import CONF
 from fedopt.config.settings import Budget
 from fedopt.config.words import last_of_each, of_folder
 from fedopt.console.interrupts import ending_at_once
+from fedopt.console.say import show
 from fedopt.errors import UserError
 from fedopt.results.folder import RunFolder, numbers_of
 from fedopt.running.place import configured, place
@@ -58,15 +59,15 @@ def _dispatch(arguments: list[str]) -> int:
     if given.schema:
         from fedopt.commands.schema import schema
 
-        print(json.dumps(schema(given.schema, given.folders), indent=2))
+        show(json.dumps(schema(given.schema, given.folders), indent=2))
     elif given.sc:
         _complete(given.overrides)
     elif given.help or not arguments:
-        from fedopt.commands.help import show
+        from fedopt.commands.help import show_keys
 
-        show(given.overrides, given.folders)
+        show_keys(given.overrides, given.folders)
     elif given.version:
-        print(f"fedopt {fedopt.__version__}")
+        show(f"fedopt {fedopt.__version__}")
     elif given.multirun and not given.cfg:
         from fedopt.jobs.sweep import sweep  # which imports pandas
 
@@ -75,7 +76,7 @@ def _dispatch(arguments: list[str]) -> int:
         composed = configured(given.overrides, given.folders)
         if not given.cfg:
             return _single(composed)
-        print(yaml.safe_dump(dict(composed.nodes), sort_keys=False, allow_unicode=True).rstrip())
+        show(yaml.safe_dump(dict(composed.nodes), sort_keys=False, allow_unicode=True).rstrip())
     return 0
 
 
@@ -86,7 +87,7 @@ def _complete(words: list[str]) -> None:
     if words[0].startswith("query"):
         from fedopt.commands.help import completions
 
-        print(("\n" if words[0].endswith("fish") else " ").join(completions(os.environ.get("COMP_LINE", ""))))
+        show(("\n" if words[0].endswith("fish") else " ").join(completions(os.environ.get("COMP_LINE", ""))))
         return
     with initialize_config_dir(str(CONF), version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
@@ -101,7 +102,7 @@ def _single(composed: Composed) -> int:
 
     status, folder = execute(composed, lambda: place(composed))
     if rank() == 0:
-        print(_last_line(status, folder, composed.settings.budget))
+        show(_last_line(status, folder, composed.settings.budget))
     return EXIT[status]
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 from fedopt.comparing.tables import moments, plus_minus, print_table, write_table
 from fedopt.config.compose import Composed
 from fedopt.config.files import GROUPS, flat
+from fedopt.console.say import show
 from fedopt.errors import UserError
 from fedopt.results.folder import RunFolder, described, numbers_of
 
@@ -50,10 +51,10 @@ def report(folder: Path) -> int:
     if 0 < len(finals) <= MOST_SHOWN:
         print_table(finals, right=["runs", *(str(name) for name in finals if str(name).startswith("final"))])
     if best := _best_of(folder, rows, metrics):
-        print(best)
+        show(best)
     counts = Counter(row["status"] for row in rows)
-    print(f"{len(rows)} runs: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
-    print(f"results: {folder / 'sweep.csv'}")
+    show(f"{len(rows)} runs: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
+    show(f"results: {folder / 'sweep.csv'}")
     return 1 if counts["failed"] else 0
 
 

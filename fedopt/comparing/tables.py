@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedopt.console.texts import csv_cell, latex_cell, markdown_cell, printable
 from fedopt.files.writing import write_atomically
 
 BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
@@ -86,16 +87,17 @@ def rounded(value: object) -> object:
 def write_table(path: Path, table: pd.DataFrame) -> None:
     """Write the table as CSV, all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, table.astype(object).map(rounded).to_csv(index=False).encode())
+    cells = table.astype(object).map(rounded).map(lambda cell: csv_cell(cell) if isinstance(cell, str) else cell)
+    write_atomically(path, cells.rename(columns=csv_cell).to_csv(index=False).encode())
 
 
 def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | None = None) -> None:
     """Print a table of texts. right: the columns that are flush right."""
     shown = Table(caption=caption)
     for name in table:
-        shown.add_column(Text(str(name)), justify="right" if name in right else "left")
+        shown.add_column(Text(printable(str(name))), justify="right" if name in right else "left")
     for cells in table.itertuples(index=False):
-        shown.add_row(*map(Text, cells))
+        shown.add_row(*(Text(printable(cell)) for cell in cells))
     Console(width=None if sys.stdout.isatty() else 250).print(shown)
 
 
@@ -104,16 +106,15 @@ def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
 
     bold: which cells are.
     """
-    style = table.style.hide(axis="index").format(_typeset, escape="latex-math")
-    style = style.format_index(_typeset, escape="latex-math", axis="columns")
+    style = table.style.hide(axis="index").format(_typeset).format_index(_typeset, axis="columns")
     if bold is not None:
         style = style.apply(lambda _: bold.replace({True: "textbf:--rwrap", False: ""}), axis=None)
     return style.to_latex(hrules=True, column_format="l" + "r" * (table.shape[1] - 1))
 
 
 def _typeset(cell: object) -> str:
-    """Signs, powers of ten and dashes of an escaped text, as LaTeX sets them."""
-    text = re.sub(r"\)e([-+]\d+)", lambda power: rf") $\times 10^{{{int(power[1])}}}$", str(cell))
+    """A text with its signs, powers of ten and dashes as LaTeX sets them."""
+    text = re.sub(r"\)e([-+]\d+)", lambda power: rf") $\times 10^{{{int(power[1])}}}$", latex_cell(str(cell)))
     text = re.sub(
         r"(^|± )(-?[\d.]+)e([-+]\d+)", lambda part: rf"{part[1]}${part[2]} \times 10^{{{int(part[3])}}}$", text
     )
@@ -123,8 +124,8 @@ def _typeset(cell: object) -> str:
 
 def markdown(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
     """A table of texts for a Markdown page. bold: which cells are."""
-    cells = table.astype(str)
+    cells = table.astype(str).map(markdown_cell)
     if bold is not None:
         cells = cells.where(~bold, "**" + cells + "**")
-    rows = [list(map(str, table.columns)), ["---"] * table.shape[1], *cells.to_numpy().tolist()]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+    rows = [[markdown_cell(str(name)) for name in table], ["---"] * table.shape[1], *cells.to_numpy().tolist()]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

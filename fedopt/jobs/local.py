@@ -14,6 +14,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from fedopt.console.interrupts import end_with
+from fedopt.console.texts import printable
 from fedopt.jobs.job import Job, Outcome
 from fedopt.results.folder import ENDED
 
@@ -39,7 +40,9 @@ def run_all(jobs: Sequence[Job], at_once: int = 1) -> dict[Job, str]:
             there = "was there already" if status in ENDED else ""
             took = there if seconds is None else f"({seconds:.0f} s)"
             parts = f"[{number:>{len(str(len(jobs)))}}/{len(jobs)}] {status:<9} {job.title}", took, text
-            progress.console.print("  ".join(filter(None, parts)), markup=False, highlight=False, soft_wrap=True)
+            progress.console.print(
+                printable("  ".join(filter(None, parts))), markup=False, highlight=False, soft_wrap=True
+            )
             progress.advance(bar)
     return bad
 
@@ -92,7 +95,7 @@ def _work(job: Job, at_once: int, sends: connection.Connection) -> None:
     assert command is not None
     end_with(command.is_alive)
     # The progress of several runs at once helps nobody
-    with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
         try:
             outcome = job.do(at_once)
         except KeyboardInterrupt:  # the second one, as of `timeout`, which sends two

@@ -26,7 +26,7 @@ from fedopt.config.files import CONF
 from fedopt.config.sent import refuse_hydra
 from fedopt.config.words import key_of, parsed, quoted
 from fedopt.console.interrupts import ctrl_c_kept, end_with, ending_at_once
-from fedopt.console.say import say
+from fedopt.console.say import say, show
 from fedopt.errors import UserError, cores, first_line
 from fedopt.files.writing import refuse_links
 from fedopt.jobs.job import Job, optimised
@@ -148,7 +148,7 @@ def _hydra_job(planned: Sweep, command: int, config: DictConfig) -> float | None
     status, text = job.do(cores() if parallel == -1 else parallel)
     if os.getpid() != command and os.getppid() != parent:
         os._exit(130)  # nobody waits for this worker, which would wait for another job
-    print(f"{status:<9} {job.title}  {text}", flush=True)
+    show(f"{status:<9} {job.title}  {text}")
     if status == "interrupted":
         raise KeyboardInterrupt
     return None if status == "refused" else optimised(RunFolder(job.folder), job.composed.settings.eval.metric)

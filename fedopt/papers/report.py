@@ -11,6 +11,7 @@ import pandas as pd
 
 from fedopt.comparing.recorded import Recorded, read
 from fedopt.comparing.tables import beside_paper, moments, print_table, write_table
+from fedopt.console.say import show
 from fedopt.papers import claims
 from fedopt.papers.figure import draw_curves, draw_points
 from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable
@@ -84,7 +85,7 @@ def report(plan: Plan, formats: Sequence[str]) -> None:
     if plan.with_claims:
         rows = judged(plan, seeds)
         for row in rows:
-            print(claims.sentence(row))
+            show(claims.sentence(row))
         write_table(plan.results / "claims.csv", pd.DataFrame(rows, columns=claims.COLUMNS))
     if published.points:
         values = _points(published, seeds)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from fedopt.config.tuned import Tuned
+from fedopt.console.texts import printable
 from fedopt.errors import UserError
 from fedopt.files.reading import read_config, read_json
 from fedopt.files.writing import refuse_links, write_atomically
@@ -140,4 +141,4 @@ class RunFolder:
 
     def log(self, line: str) -> None:
         with (self.path / "log.txt").open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {line}\n")
+            file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {printable(line)}\n")

@@ -9,6 +9,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedopt.console.texts import printable
 from fedopt.running.loop import Moment
 
 SHOWN = 4  # metrics, of those that a problem names first
@@ -35,11 +36,14 @@ class Display:
         self._rows = self._rows_shown = 0  # evaluations so far, and when the last line was written
         self._began: tuple[float, float] | None = None  # the time, and the fraction of the budget that was spent then
         self._done = 0.0
-        name, text = TextColumn(title, markup=False), TextColumn("{task.fields[text]}", markup=False)
+        name, text = (
+            TextColumn("{task.description}", markup=False),
+            TextColumn("{task.fields[text]}", markup=False),
+        )
         columns = (name, BarColumn(), TaskProgressColumn(), text, TimeElapsedColumn(), "eta", TimeRemainingColumn())
         self._has_bar = not quiet and sys.stderr.isatty()
         self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._has_bar)
-        self._task = self._bar.add_task(title, total=1.0, text="")
+        self._task = self._bar.add_task(printable(title), total=1.0, text="")
         self._bar.start()
 
     def __call__(self, moment: Moment) -> None:
@@ -47,7 +51,7 @@ class Display:
         self._done = moment.spent
         self._began = self._began or (time.monotonic(), moment.spent)
         if self._has_bar:
-            text = f"round {moment.round}  {self._metrics}"
+            text = printable(f"round {moment.round}  {self._metrics}")
             self._bar.update(self._task, completed=moment.spent, text=text)
         if (row := moment.row) is not None:
             self._metrics = "  ".join(f"{name} {row[name]:.4g}" for name in self._shown)
@@ -76,7 +80,7 @@ class Display:
     def line(self, text: str) -> None:
         """A reader that is gone, or a full disk, is no reason to end a run."""
         with suppress(OSError, SystemExit):
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         self._line_of_row()

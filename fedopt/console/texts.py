@@ -1,0 +1,46 @@
+"""How a text that somebody else may have made leaves the program: names of files, values of configs, labels of metrics."""
+
+import re
+from contextlib import suppress
+
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        **{c: f"\\{c}" for c in "&%$#_{}"},
+    }
+)
+_NUMBER = re.compile(r"[-+]?(\d[\d.]*|\.\d+|inf|nan)?(e[-+]?\d+)?( ± [\d.e+-]+)?")
+
+
+def printable(text: str) -> str:
+    """For a terminal: what is not printed, such as escape sequences and marks of direction, as an escape; line ends too."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def csv_cell(text: str) -> str:
+    """For a CSV file: what a spreadsheet would take as a formula begins with a quote."""
+    risky = text[:1] in ("=", "@", "\t", "\r", "+", "-") and not _NUMBER.fullmatch(text)
+    return "'" * risky + printable(text)
+
+
+def markdown_cell(text: str) -> str:
+    """For a cell of a Markdown table: no markup of HTML, no link and no further cell."""
+    return re.sub(r"<(?=[\w/!?])", "&lt;", printable(text)).replace("](", "]\\(").replace("|", "\\|")
+
+
+def latex_cell(text: str) -> str:
+    """For a cell of a LaTeX table: what figures set as mathematics between two $ as it is, all else as text."""
+    parts = re.split(r"(\$[^$]+\$)", printable(text))
+    return "".join(part if _is_mathematics(part) else part.translate(_LATEX) for part in parts)
+
+
+def _is_mathematics(text: str) -> bool:
+    """Whether matplotlib takes it, which knows no command that reads or writes; \\text it does not look into."""
+    from matplotlib.mathtext import MathTextParser
+
+    with suppress(ValueError):
+        MathTextParser("path").parse(text)
+        return re.fullmatch(r"\$[^$]+\$", text) is not None and "\\text" not in text
+    return False
