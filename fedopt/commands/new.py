@@ -1,6 +1,7 @@
 """`fedopt new algo NAME` and `fedopt new problem NAME`: the files of your algorithm or problem, ready to run."""
 
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
@@ -44,14 +45,34 @@ def new(arguments: list[str]) -> None:
         Path(f"test_{name}.py"): "test_own.py",
     }
     _check(kind, name, files)
-    for path, template in files.items():
-        text = (TEMPLATES / template).read_text(encoding="utf-8").replace(TESTED, command)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text.replace(example, name).replace(_camel(example), _camel(name)))
+    texts = {path: (TEMPLATES / template).read_text(encoding="utf-8") for path, template in files.items()}
+    _write_all(
+        {
+            path: text.replace(TESTED, command).replace(example, name).replace(_camel(example), _camel(name))
+            for path, text in texts.items()
+        }
+    )
     show(f"wrote {', '.join(map(str, files))}")
     show(f"to test it: python -m pytest test_{name}.py{'' if find_spec('pytest') else ', after pip install pytest'}")
     show(f"to run it: PYTHONPATH=. fedopt --config-dir myconf {command.replace(example, name)}")
+
+
+def _write_all(texts: dict[Path, str]) -> None:
+    """All files, or none of them. Raises OSError."""
+    written: list[Path] = []
+    try:
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as file:
+                written.append(path)
+                file.write(text)
+    except OSError:
+        for path in written:
+            path.unlink()
+        for folder in (Path("myconf") / kind for kind in ("algo", "problem", "")):
+            with suppress(OSError):  # it has other files
+                folder.rmdir()
+        raise
 
 
 def _check(kind: str, name: str, files: dict[Path, str]) -> None:

@@ -136,7 +136,7 @@ class Comparison:
             axes.set_xlim(how.xlim)
             axes.set_ylim(how.ylim or figures.percent(axes))
         if len(logs) > 1:
-            figure.suptitle(how.title)
+            figure.suptitle(figures.fill(how.title, 62))
         figures.save_with_legend(figure, *map(Path, paths), note=self.explained(how), place=how.legend)
         return pd.concat(lines)
 

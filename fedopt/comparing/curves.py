@@ -1,13 +1,12 @@
 """The line of several runs, and the band around it."""
 
 from collections.abc import Collection, Sequence
-from textwrap import fill
 from typing import Any
 
 import numpy as np
 
 from fedopt.comparing.recorded import Recorded
-from fedopt.results.figures import plt
+from fedopt.results.figures import fill, plt
 from fedopt.results.folder import OVER
 
 

@@ -93,7 +93,7 @@ class LabelledData:
             return np.zeros(self.x_train.shape[1]), np.ones(self.x_train.shape[1])
         if self.x_train.ndim == 2:
             x = self.x_train.astype(np.float64)
-            largest, constant = np.abs(x).max(0), x.min(0) == x.max(0)
+            largest, constant = np.abs(x).max(0), self._constant(x.min(0), x.max(0))
             if self.pixels == "unit":
                 return np.zeros(x.shape[1]), np.where(largest > 0, largest, 1)
             return np.where(constant, x[0], x.mean(0)), np.where(constant, 1, x.std(0))
@@ -105,10 +105,15 @@ class LabelledData:
             for images in np.array_split(self.x_train, -(-self.x_train.size // 2**26)):
                 counts += [np.bincount(images[:, c].reshape(-1), minlength=256) for c in range(channels)]
             values, n = np.arange(256), counts[0].sum()
-            mean = counts @ values / n
-            return mean, np.sqrt(counts @ values**2 / n - mean**2)
+            mean, constant = counts @ values / n, counts.max(1) == n
+            return mean, np.where(constant, 1, np.sqrt(counts @ values**2 / n - mean**2))
         pixels = self.x_train.transpose(1, 0, 2, 3).reshape(channels, -1)
-        return pixels.mean(1), pixels.std(1)
+        constant = self._constant(pixels.min(1), pixels.max(1))
+        return pixels.mean(1), np.where(constant, 1, pixels.std(1))
+
+    def _constant(self, least: np.ndarray, most: np.ndarray) -> np.ndarray:
+        """Whether values from `least` to `most` differ by no more than rounding."""
+        return most - least <= 8 * np.finfo(self.x_train.dtype).eps * np.maximum(np.abs(least), np.abs(most))
 
     def redivided(self, test: float, rng: np.random.Generator) -> "LabelledData":
         """All examples, the fraction `test` of them, at random, for testing, and the rest for training.

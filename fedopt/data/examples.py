@@ -63,9 +63,8 @@ class Examples:
         if data.tokens:
             self.x = torch.from_numpy(x).to(world.device)
             return
-        mean, std = data.normalisation()
-        self.normalisation = mean, np.maximum(std, 1e-12)
-        scale = 1 / self.normalisation[1]
+        self.normalisation = mean, std = data.normalisation()
+        scale = 1 / std
         if x.ndim == 2:  # in double: a column may be large beside its deviation
             self.x = world.tensor((x - mean) * scale)
         else:

@@ -4,16 +4,18 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 
 from fedopt.errors import UserError
+
+PART = ".part"  # ends the name of a file that is being written
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write to the side and rename: the file is the old one or the new one, never half of it, and links are replaced, not followed.
     Raises OSError."""
-    aside = path.with_name(path.name + ".part")
+    aside = path.with_name(f"{path.name}.{token_hex(4)}{PART}")  # others may be writing this file too
     try:
-        aside.unlink(missing_ok=True)
         with aside.open("xb") as file:
             file.write(content)
             file.flush()

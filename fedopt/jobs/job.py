@@ -56,10 +56,9 @@ class Job:
             if status in ENDED or (status is not None and isinstance(error, UserError)):  # what is there stays as it is
                 say(str(error))
                 return Outcome("refused", str(error))
-            record_failure(folder, error, composed)
-            outcome = Outcome("failed", str(folder.summary().get("error")))
-            say(f"{self.folder}: {outcome.text}")
-            return outcome
+            line = record_failure(folder, error, composed)
+            say(f"{self.folder}: {line}")
+            return Outcome("failed", line)
         final = numbers_of(folder.summary().get("final"))
         return Outcome(status, "  ".join(f"{name} {value:.4g}" for name, value in final.items()))
 

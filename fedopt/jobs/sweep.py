@@ -3,12 +3,13 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice, product
 from math import prod
 from pathlib import Path
+from socket import gethostname
 
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -120,7 +121,7 @@ def _by_hydra(planned: Sweep) -> bool:
             hydra = GlobalHydra.instance().hydra
             assert hydra is not None
             batches: Sequence[Sequence[JobReturn]] = (
-                hydra.multirun("config", partial(_hydra_job, planned, os.getpid()), words) or ()
+                hydra.multirun("config", partial(_hydra_job, planned, (gethostname(), os.getpid())), words) or ()
             )
     except MissingConfigException as error:
         raise UserError(explain(error, planned.words, [])) from None
@@ -129,14 +130,18 @@ def _by_hydra(planned: Sweep) -> bool:
     return any(job.return_value is None for batch in batches for job in batch)
 
 
-def _hydra_job(planned: Sweep, command: int, config: DictConfig) -> float | None:
+def _hydra_job(planned: Sweep, command: tuple[str, int], config: DictConfig) -> float | None:
     """One job of Hydra's, which never raises so that the others go on. Returns what a sweeper optimises, None for a refused job.
 
-    command: the process of the sweep, with which a worker of a launcher ends.
+    command: the machine and the process of the sweep, with which a worker of a launcher ends.
     """
-    parent = os.getppid()
-    if os.getpid() != command:
-        end_with(lambda: os.getppid() == parent)
+    parent, here = os.getppid(), (gethostname(), os.getpid())
+
+    def alive() -> bool:  # the sweep may have ended before this worker's first job
+        return os.getppid() == parent and (here[0] != command[0] or _runs(command[1]))
+
+    if here != command:
+        end_with(alive)
     given = HydraConfig.get()
     words = tuple(bare if (bare := word.removeprefix("++")) in planned.words else word for word in given.overrides.task)
     try:
@@ -146,12 +151,19 @@ def _hydra_job(planned: Sweep, command: int, config: DictConfig) -> float | None
         return None
     parallel = OmegaConf.select(given.launcher, "n_jobs", default=1)
     status, text = job.do(cores() if parallel == -1 else parallel)
-    if os.getpid() != command and os.getppid() != parent:
+    if here != command and not alive():
         os._exit(130)  # nobody waits for this worker, which would wait for another job
     show(f"{status:<9} {job.title}  {text}")
     if status == "interrupted":
         raise KeyboardInterrupt
     return None if status == "refused" else optimised(RunFolder(job.folder), job.composed.settings.eval.metric)
+
+
+def _runs(process: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(process, 0)
+        return True
+    return False
 
 
 def _added(words: Sequence[str]) -> list[str]:

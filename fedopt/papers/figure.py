@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from fedopt.comparing.recorded import Recorded
 from fedopt.comparing.tables import moments
 from fedopt.papers.measure import Mark
 from fedopt.papers.published import Published
-from fedopt.results.figures import describe, grid, look, percent, plt, save_with_legend, spans_decades, styled
+from fedopt.results.figures import describe, fill, grid, look, percent, plt, save_with_legend, spans_decades, styled
 from fedopt.results.figures import marks as line_marks
 
 NO_LINE: dict[str, Any] = {"linestyle": "none"}

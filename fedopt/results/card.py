@@ -23,6 +23,7 @@ from fedopt.config.compose import Composed
 from fedopt.config.files import flat
 from fedopt.console.say import say
 from fedopt.errors import UserError, is_own
+from fedopt.files.reading import read_json
 from fedopt.problems.classes import Problem
 from fedopt.results.folder import RunFolder
 from fedopt.results.identity import identity
@@ -50,19 +51,40 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None
         "directory": os.getcwd(),
         **how(composed),
         "seed": composed.settings.seed,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "metrics": [asdict(metric) for metric in problem.metrics],
         **{key: list(value) for key, value in names.items() if len(value)},
         **data,
-        "commit": _commit(),
+        **(first := _stretch()),
+        "stretches": [{"round": 0, **first}],
         "sources": sources(composed.nodes),
-        "versions": _versions(),
         "machine": {
             "platform": platform.platform(),
             "processor": platform.processor() or platform.machine(),
             "threads": torch.get_num_threads(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
+    }
+
+
+def continued(folder: RunFolder, round: int) -> dict[str, Any]:
+    """The card of a run that goes on after so many rounds, with this stretch. Says where numbers may differ."""
+    types = {"stretches": list[dict[str, Any]], "versions": dict[str, Any]}
+    card = read_json(folder.path / "run.json", types, others=Any)
+    stretches, here = card.get("stretches", []), _stretch()
+    last = stretches[-1] if stretches else card
+    before, now = ({**(of.get("versions") or {}), "commit": of.get("commit")} for of in (last, here))
+    if changed := [name for name in (*NUMERICAL, "commit") if before.get(name) != now[name]]:
+        what = ", ".join(f"{name} {now[name]}, not {before.get(name)}" for name in changed)
+        say(f"{folder.path}: goes on with {what}; numbers may differ in the last digits")
+    return {**card, "stretches": [*stretches, {"round": round, **here}]}
+
+
+def _stretch() -> dict[str, Any]:
+    """When a stretch of a run began, and with which code."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "versions": _versions(),
     }
 
 

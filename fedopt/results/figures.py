@@ -1,12 +1,12 @@
 """The pictures in a run's folder."""
 
 import logging
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO, StringIO
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -45,6 +45,7 @@ WIDTH, HEIGHT = 3.4, 2.3  # inches, of one picture without its legend
 OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]  # without yellow
 FORMATS = ("png", "pdf", "svg")
 LEGENDS = ("below", "inside", "none")
+LONGEST = 300  # characters of a label
 MARKERS = "os^Dv<>"
 DASHES = ["solid", "dashed", "dashdot", "dotted"]
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no words about scripts that the font lacks
@@ -135,7 +136,7 @@ def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
         axis.xaxis.set_major_formatter(EngFormatter(unit="B"))
     counts = x in COSTS and x != "seconds"
     axis.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10], integer=counts))
-    axis.set_title(title)
+    axis.set_title(fill(title, 46))
     axis.grid(alpha=0.3)
 
 
@@ -154,6 +155,11 @@ def marks(j: int, line: int, lines: int) -> dict[str, Any]:
     """Marks on line `line` of a picture with so many lines, each line's at other places, so that lines that lie on each other show.
     j: as of `look`."""
     return {"marker": MARKERS[j % len(MARKERS)], "markersize": 3, "markevery": (0.12 * line / lines, 0.12)}
+
+
+def fill(text: str, width: int) -> str:
+    """A text in lines of so many characters. One that is too long for any picture is cut."""
+    return textwrap.fill(text if len(text) <= LONGEST else f"{text[:LONGEST]}…", width)
 
 
 def grid(rows: int, columns: int) -> tuple[Figure, np.ndarray]:

@@ -20,7 +20,7 @@ from fedopt.config.tuned import Tuned
 from fedopt.console.texts import printable
 from fedopt.errors import UserError
 from fedopt.files.reading import read_config, read_json
-from fedopt.files.writing import refuse_links, write_atomically
+from fedopt.files.writing import PART, refuse_links, write_atomically
 from fedopt.metrics import Metric
 
 TEXTS = ("config.yaml", "run.json", "metrics.csv", "summary.json", "log.txt", "traceback.txt")
@@ -64,7 +64,8 @@ class RunFolder:
         self.path = path
         self.metrics = path / "metrics.csv"
         self.checkpoint = path / "checkpoint.safetensors"
-        self._lock = FileLock(path / ".lock", timeout=0)  # stays there: a lock that is removed lets two writers in
+        # Stays there: a lock that is removed lets two writers in. Waits for a moment: `alive` may hold it just now.
+        self._lock = FileLock(path / ".lock", timeout=0.5, poll_interval=0.01)
 
     def open(self) -> None:
         """Create the folder and lock it. Raises UserError when another process holds it, or a file of it is a link, so that
@@ -75,6 +76,8 @@ class RunFolder:
             self._lock.acquire()
         except Timeout:
             raise UserError(f"{self.path}: another run is writing here; choose another output_dir or wait") from None
+        for left in self.path.glob(f"*{PART}"):  # by a process that was killed
+            left.unlink(missing_ok=True)
 
     def close(self) -> None:
         self._lock.release(force=True)

@@ -51,8 +51,8 @@ def recorded(run: "Run") -> Iterator[None]:
         raise UserError(f"{why}; nothing that was recorded is lost: mend it, then resume=true") from error
 
 
-def record_failure(folder: RunFolder, error: Exception, composed: Composed, vacate: bool = False) -> None:
-    """The traceback and the status, as far as the disk takes them, and where no other process is writing.
+def record_failure(folder: RunFolder, error: Exception, composed: Composed, vacate: bool = False) -> str:
+    """The traceback and the status, as far as the disk takes them, and where no other process is writing. Returns the line.
 
     vacate: leave nothing else, since nothing was computed.
     """
@@ -67,3 +67,4 @@ def record_failure(folder: RunFolder, error: Exception, composed: Composed, vaca
         if vacate:
             folder.vacate()
     folder.close()
+    return line

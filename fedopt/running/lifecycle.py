@@ -18,9 +18,10 @@ from fedopt.config.compose import Composed
 from fedopt.console import say as console
 from fedopt.console.interrupts import interruptible
 from fedopt.console.say import say
+from fedopt.errors import UserError
 from fedopt.federation import ranks
 from fedopt.results import journal
-from fedopt.results.card import facts, run_card
+from fedopt.results.card import continued, facts, run_card
 from fedopt.results.checkpoint import Checkpoint
 from fedopt.results.folder import RunFolder, described
 from fedopt.results.identity import stamp
@@ -46,12 +47,11 @@ def execute(
     """
     try:
         ranks.start()
-        folder = RunFolder(ranks.from_main(locate))
-        run = Run(composed, folder, jobs, on_eval, quiet)
-        with closing(folder), recorded(run), mistakes_named(run.callback):
+        run = Run(composed, locate, RunFolder(ranks.from_main(locate)), jobs, on_eval, quiet)
+        with closing(run), recorded(run), mistakes_named(run.callback):
             status = run()
             ranks.finish()
-        return status, folder
+        return status, run.folder
     except BaseException:
         console.speaks = ranks.first()  # where it is, the others fail because this one does
         raise
@@ -61,13 +61,15 @@ def execute(
 
 @dataclass(eq=False)
 class Run:
-    """One run in its folder. jobs: processes that share the machine; quiet: show no progress.
+    """One run in its folder, which is that of `locate`, or the next that it gives.
 
+    jobs: processes that share the machine; quiet: show no progress.
     on_eval: called with each row of metrics.csv; where it returns true, the run stops as after Ctrl-C.
     writing: whether a failure is to be recorded in the folder; first: the round that it begins anew with.
     """
 
     composed: Composed
+    locate: Callable[[], Path]
     folder: RunFolder
     jobs: int
     on_eval: sinks.OnEval | None
@@ -128,9 +130,7 @@ class Run:
     def _begin(self, e: Experiment, resuming: bool) -> None:
         """Take the folder, and write down what the run is. Raises UserError where another run has begun there by now."""
         if not self.folder.held:
-            self.folder.open()
-            if self.folder.used:  # since `resume.enter`
-                resume.refuse_used(self.folder)
+            self._take_folder()
             if self.config["resume"] and not self.quiet:
                 say(f"resume=true: there is no run in {self.folder.path} yet, so one begins")
         self.writing = True
@@ -139,10 +139,28 @@ class Run:
             for stale in (self.folder.metrics, self.folder.checkpoint, *(self.folder.path / n for n in journal.NAMES)):
                 stale.unlink(missing_ok=True)
             self.folder.write_json("run.json", run_card(self.composed, e.original, e.data))
+        else:
+            self.folder.write_json("run.json", continued(self.folder, self.progress.round))
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
         how = f"{'resumed' if resuming else 'started'} with {torch.get_num_threads()} threads"
         self.folder.log("; ".join(filter(None, [how, self._tuned(), e.original.remark])))
+
+    def _take_folder(self) -> None:
+        """Lock the folder; where another run has begun there since `resume.enter`, the next one, unless the command names it."""
+        try:
+            self.folder.open()
+            if self.folder.used:
+                resume.refuse_used(self.folder)
+        except UserError:
+            self.folder.close()
+            if (path := self.locate()) == self.folder.path:
+                raise
+            self.folder = RunFolder(path)
+            self._take_folder()
+
+    def close(self) -> None:
+        self.folder.close()
 
     def _sinks(
         self, opened: ExitStack, e: Experiment, checkpoint: Checkpoint, rows_size: int | None, logger: Any

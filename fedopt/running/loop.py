@@ -1,7 +1,6 @@
 """One run as a loop: step, evaluate, stop. It knows no folder, no file and nobody who watches."""
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +12,7 @@ from fedopt.algorithms.checks import first_state, first_step
 from fedopt.federation import ranks
 from fedopt.problems.checks import measured
 from fedopt.running.assemble import Experiment
+from fedopt.running.clock import clock
 
 Row = dict[str, Any]  # of metrics.csv: a value for each column
 Status = Literal["finished", "diverged"] | None
@@ -53,9 +53,10 @@ class Moment(NamedTuple):
 
 def begin(e: Experiment) -> tuple[Any, Progress]:
     """The algorithm's first state, and the progress of a run that begins with it."""
-    started = time.perf_counter()
+    now = clock()
+    started = now()
     state = first_state(e.algorithm, e.problem)
-    return state, Progress(seconds=time.perf_counter() - started)
+    return state, Progress(seconds=now() - started)
 
 
 def loop(
@@ -66,6 +67,7 @@ def loop(
     The rows of a run: `[moment.row for moment in loop(e, *begin(e)) if moment.row]`.
     progress, and the ledger of e.federation, are those of the moment that was yielded last.
     """
+    now = clock()
     step: Callable[..., Any] = partial(first_step, e.algorithm)
     while True:
         spent, first = share_spent(e, progress), not progress.final
@@ -81,9 +83,9 @@ def loop(
         if status or ranks.agree(interrupted(), e.device):
             return
 
-        started = time.perf_counter()
+        started = now()
         state = step(state, e.problem, e.federation.at(progress.round))
-        progress.seconds += time.perf_counter() - started
+        progress.seconds += now() - started
         progress.round += 1
         progress.evaluated = False
         step = e.algorithm.step

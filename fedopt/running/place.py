@@ -84,7 +84,7 @@ def place(composed: Composed) -> Path:
     base = Path("outputs") / f"{composed.chosen['algo']}_{composed.chosen['problem']}" / slug(others)
     path, last = base, None
     for n in count(2):
-        if not RunFolder(path).used:
+        if not (RunFolder(path).used or RunFolder(path).alive):
             break
         path, last = base.with_name(f"{base.name}.{n}"), path
     return last if composed.settings.resume and last else path

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 
 import numpy as np
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 import yaml
+from matplotlib.text import Text
 from support.command import ROOT, code_of
 from support.records import FEDAVG, FEDMSA, MCO, record
 
@@ -495,6 +497,20 @@ def test_picture(tmp_path, drawn):
     assert figure.get_size_inches()[0] == figures.WIDTH
     assert len({figures.look(j)["color"] for j in range(7)}) == 7
     assert len({tuple(figures.look(j).values()) for j in range(28)}) == 28
+
+
+def test_a_label_of_half_a_megabyte(tmp_path, command, drawn):
+    """It is cut before it comes into a picture."""
+    for seed, label in enumerate(("x" * 500_000, "many words " * 50_000)):
+        folder = record(tmp_path / "runs" / str(seed), [70, 80], seed, algo={"_target_": "a.B", "K": label[:100_000]})
+        card = json.loads((folder / "run.json").read_text())
+        card["metrics"][0]["label"] = label
+        (folder / "run.json").write_text(json.dumps(card))
+    started = time.monotonic()
+    assert command(tmp_path / "runs", "--group-by", "algo.K", "--title", "y" * 500_000)[0] == 0
+    assert time.monotonic() - started < 30
+    assert max(drawn[0].get_size_inches()) < 20
+    assert max(len(text.get_text()) for text in drawn[0].findobj(Text)) < 2000
 
 
 @pytest.mark.pictures

@@ -329,10 +329,26 @@ def test_classes_of_the_test_examples_count(saved):
     assert read_npz(saved(y_test=np.array([0, 1, 6, 2, 3], dtype=np.uint8))).classes == 7
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(500, 2, 3, 3), (500, 2)])
+def test_what_is_constant_to_rounding_is_not_blown_up(shape, dtype):
+    """A channel, or a column, whose values differ in their last digits alone; the other one varies."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(shape).astype(dtype)
+    x[:, 0] = 0.1 * (1 + np.finfo(dtype).eps * rng.integers(-2, 3, x[:, 0].shape))
+    y = np.zeros(len(x), dtype=np.int64)
+    mean, std = LabelledData(x, y, x, y).normalisation()
+    assert std[0] == 1
+    assert std[1] == pytest.approx(1, rel=0.1)
+    assert mean[0] == pytest.approx(0.1, rel=1e-5)
+    x[:, 0] = 0.1 + 1e-4 * rng.standard_normal(x[:, 0].shape)
+    assert LabelledData(x, y, x, y).normalisation()[1][0] == pytest.approx(1e-4, rel=0.1)
+
+
 def test_constant_images_normalise_without_a_warning():
     x, y = np.full((7, 1, 3, 3), 201, dtype=np.uint8), np.zeros(7, dtype=np.int64)
     mean, std = LabelledData(x, y, x, y).normalisation()
-    assert (mean.tolist(), std.tolist()) == ([201.0], [0.0])
+    assert (mean.tolist(), std.tolist()) == ([201.0], [1.0])
 
 
 @pytest.mark.parametrize(

@@ -838,7 +838,7 @@ def test_tables_that_are_broken(content, tmp_path, experiment, command):
         result = command(asked, "test")
         if asked == "--claims" or not content.startswith(b"run"):
             assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "cannot be read" in result.err or "is no text" in result.err
+            assert "cannot be read" in result.err or "is no text" in result.err
 
 
 def test_labels_that_are_no_formula(tmp_path, experiment, command):

@@ -1,0 +1,37 @@
+"""Time of training: that in which the process stands still, as after Ctrl-Z, is none of it."""
+
+import time
+from functools import cache
+from threading import Lock, Thread
+
+TICK, STANDS_STILL = (
+    0.1,
+    1.0,
+)  # seconds: between looks at the clock, and between two looks of a process that was stopped
+IDLE = 0.05  # the most of that time that a process has worked which was stopped, and not busy
+
+
+class Clock:
+    """Seconds since some moment. A thread looks at it all the time; looks that are far apart tell of a stop between them."""
+
+    def __init__(self) -> None:
+        self._stopped, self._lock = 0.0, Lock()
+        self._seen = time.perf_counter(), time.process_time()
+        Thread(target=self._watch, daemon=True).start()
+
+    def __call__(self) -> float:
+        with self._lock:
+            now, worked = time.perf_counter(), time.process_time()
+            since = now - self._seen[0]
+            if since > STANDS_STILL and worked - self._seen[1] < IDLE * since:
+                self._stopped += since
+            self._seen = now, worked
+            return now - self._stopped
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(TICK)
+            self()
+
+
+clock = cache(Clock)  # one a process, from when it is first asked for

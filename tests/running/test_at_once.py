@@ -1,0 +1,196 @@
+"""Several writers and readers at once, processes that stand still or are killed, and disks that fail."""
+
+import json
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.command import TINY, fedopt, start
+
+from fedopt.commands import new
+from fedopt.config.compose import compose
+from fedopt.errors import UserError
+from fedopt.files.writing import write_atomically
+from fedopt.jobs.job import Job
+from fedopt.results.card import continued
+from fedopt.results.folder import RunFolder
+from fedopt.running import lifecycle
+from fedopt.running.clock import Clock
+from fedopt.running.place import place
+
+WORDS = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=2"]
+
+
+def test_many_writers_of_one_file(tmp_path):
+    """Each succeeds, and the file is the whole of one of them."""
+    contents = [bytes([k]) * 200_000 for k in range(8)]
+
+    def write(content):
+        for _ in range(20):
+            write_atomically(tmp_path / "compare.csv", content)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, contents))
+    assert (tmp_path / "compare.csv").read_bytes() in contents
+    assert [path.name for path in tmp_path.iterdir()] == ["compare.csv"]
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    (tmp_path / "summary.json.0a1b2c3d.part").write_text("{")
+    folder = RunFolder(tmp_path)
+    folder.open()
+    folder.close()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_the_reason_is_kept_where_no_summary_can_be_written(tmp_path, capsys):
+    """As in a folder that nobody may write to."""
+    (tmp_path / "run").write_text("a file in place of the folder")
+    outcome = Job(tmp_path / "run", compose([*WORDS, f"output_dir={tmp_path / 'run'}"]), "t").do(1)
+    assert outcome.status == "failed"
+    assert "run" in outcome.text
+    assert "None" not in outcome.text + capsys.readouterr().err
+
+
+def test_going_on_with_other_versions_is_said_and_recorded(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, *TINY, "output_dir=run").code == 0
+    card = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [stretch["round"] for stretch in card["stretches"]] == [0]
+    assert card["stretches"][0]["versions"] == card["versions"]
+    again = fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", "budget.rounds=6")
+    assert "goes on with" not in again.err
+    monkeypatch.setattr("fedopt.results.card.version", lambda package: "0.1" if package == "torch" else "1")
+    result = fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", "budget.rounds=8")
+    assert "goes on with torch 0.1, not " in result.err
+    card = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [stretch["round"] for stretch in card["stretches"]] == [0, 4, 6]
+    assert [stretch["versions"]["torch"] == "0.1" for stretch in card["stretches"]] == [False, False, True]
+
+
+@pytest.mark.parametrize("stretches", [None, 3, [1], [{}], [{"versions": None}], "x"])
+def test_a_card_with_odd_stretches(stretches, tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"stretches": stretches, "versions": {"torch": "0.1"}}))
+    card = continued(RunFolder(tmp_path), 3)
+    assert card["stretches"][-1]["round"] == 3
+
+
+def test_runs_that_begin_at_once_take_folders_of_their_own(monkeypatch, tmp_path):
+    """All have seen the same name free before the first of them takes it."""
+    monkeypatch.chdir(tmp_path)
+    seen, take = threading.Barrier(3), lifecycle.Run._take_folder
+
+    def together(run):
+        if not hasattr(run, "waited"):
+            run.waited = seen.wait(60)
+        take(run)
+
+    monkeypatch.setattr(lifecycle.Run, "_take_folder", together)
+    composed = compose([*TINY, "hardware.threads=null"])
+    with ThreadPoolExecutor(3) as pool:
+        runs = [pool.submit(lifecycle.execute, composed, lambda: place(composed), quiet=True) for _ in range(3)]
+        folders = {run.result()[1].path for run in runs}
+    assert len(folders) == 3
+    assert {RunFolder(path).status() for path in folders} == {"finished"}
+
+
+def test_readers_keep_no_writer_out(tmp_path):
+    """Who asks whether a run is going holds its lock for a moment."""
+    folder = RunFolder(tmp_path)
+    folder.open()
+    folder.close()
+    done = threading.Event()
+
+    def ask():
+        while not done.is_set():
+            _ = RunFolder(tmp_path).alive
+
+    readers = [threading.Thread(target=ask) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    try:
+        for _ in range(50):
+            folder.open()
+            folder.close()
+    finally:
+        done.set()
+        for reader in readers:
+            reader.join()
+
+
+@pytest.mark.parametrize("fails", [0, 1, 2])
+def test_new_writes_all_files_or_none(fails, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    opened, texts = type(tmp_path).open, []
+
+    def failing(path, *arguments, **options):
+        if arguments == ("x",):
+            texts.append(path)
+            if len(texts) > fails:
+                raise OSError(28, "No space left on device", str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(type(tmp_path), "open", failing)
+    with pytest.raises(OSError, match="No space"):
+        new.new(["algo", "my_new"])
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_time_while_a_process_is_stopped_is_no_time_of_training(tmp_path):
+    process = start(*WORDS[:2], "budget.rounds=100000", "eval.every=20", "output_dir=run", cwd=tmp_path)
+    rows = tmp_path / "run" / "metrics.csv"
+    try:
+        begun = time.monotonic()
+        while not (rows.exists() and rows.read_text().count("\n") > 2):
+            assert time.monotonic() < begun + 60
+            time.sleep(0.02)
+        running = time.monotonic()
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        took = time.monotonic() - running
+    finally:
+        process.kill()
+        process.wait()
+    seconds = float(rows.read_text().splitlines()[-1].split(",")[7])
+    assert seconds < running - begun + took - 3.5
+
+
+def test_a_clock_counts_work_and_short_waits():
+    clock = Clock()
+    began = clock()
+    end = time.process_time() + 1.5
+    while time.process_time() < end:
+        pass
+    time.sleep(0.5)
+    assert clock() - began >= 1.9
+
+
+def test_a_clock_leaves_a_stop_out(tmp_path):
+    child = os.fork()
+    if child == 0:
+        clock = Clock()
+        began, wall = clock(), time.perf_counter()
+        while time.perf_counter() - wall < 3:
+            time.sleep(0.01)
+        os._exit(int(100 * (clock() - began) / 3))  # the share that counts
+    time.sleep(0.3)
+    os.kill(child, signal.SIGSTOP)
+    time.sleep(2)
+    os.kill(child, signal.SIGCONT)
+    share = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert 20 < share < 50
+
+
+def test_locks_are_still_exclusive(tmp_path):
+    first = RunFolder(tmp_path)
+    first.open()
+    with pytest.raises(UserError, match="another run is writing here"):
+        RunFolder(tmp_path).open()
+    first.close()
