@@ -66,7 +66,8 @@ class Recorded:
 
     def cost(self, x: str = "") -> np.ndarray:
         """[rows] of what is spent, of the run's own x or of another."""
-        return self.table[list(COSTS[x or self.x][0])].to_numpy(dtype=float).sum(axis=1)
+        columns = (self.table[name].to_numpy(dtype=float) for name in COSTS[x or self.x][0])
+        return np.sum([*columns], axis=0)
 
     def group(self, by: Sequence[str]) -> tuple[str, ...]:
         return tuple(self.keys.get(key, ABSENT) for key in by)
@@ -180,7 +181,9 @@ def read(folder: Path, x: str) -> Recorded:
     rows = whole_rows(folder / "metrics.csv")
     if rows.count("\n") < 2:
         raise UserError("metrics.csv has no rows")
-    table = pd.read_csv(StringIO(rows)).apply(pd.to_numeric, errors="coerce")
+    table = pd.read_csv(StringIO(rows))
+    for name in table.select_dtypes(exclude="number"):  # as somebody may have sent it
+        table[name] = pd.to_numeric(table[name], errors="coerce")
     columns = COSTS[x][0]
     if lacking := [name for name in ("round", *columns) if name not in table]:
         raise UserError(f"metrics.csv has no column {lacking[0]}")
@@ -223,4 +226,4 @@ def _text(value: Any) -> str:
     """As YAML would have it, and the same for 1 and 1.0."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return value if isinstance(value, str) else str(value) if type(value) is int else json.dumps(value)

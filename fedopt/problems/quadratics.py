@@ -13,20 +13,20 @@ from fedopt.problems.classes import Problem, Rows
 from fedopt.randomness import Part
 
 
-def spd(rng: np.random.Generator, dim: int, conditioning: float) -> np.ndarray:
-    """A random symmetric matrix with eigenvalues from 1 / conditioning to 1."""
-    axes, _ = np.linalg.qr(rng.standard_normal((dim, dim)))
-    return axes @ np.diag(np.linspace(1 / conditioning, 1.0, dim)) @ axes.T
+def spd(rng: np.random.Generator, count: int, dim: int, conditioning: float) -> np.ndarray:
+    """Random symmetric matrices with eigenvalues from 1 / conditioning to 1, [count, dim, dim]."""
+    axes = isometry(rng, count, dim, dim)
+    return axes @ np.diag(np.linspace(1 / conditioning, 1.0, dim)) @ axes.swapaxes(1, 2)
 
 
-def isometry(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    """A random matrix with orthonormal columns."""
-    return np.linalg.qr(rng.standard_normal((rows, columns)))[0]
+def isometry(rng: np.random.Generator, count: int, rows: int, columns: int) -> np.ndarray:
+    """Random matrices with orthonormal columns, [count, rows, columns]."""
+    return np.linalg.qr(rng.standard_normal((count, rows, columns)))[0]
 
 
-def gaussian(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Independent entries, of variance one over the last dimension."""
-    return rng.standard_normal(shape) * (1 / np.sqrt(shape[-1]))
+def gaussian(rng: np.random.Generator, count: int, *shape: int) -> np.ndarray:
+    """Independent entries, of variance one over the last dimension, [count, *shape]."""
+    return rng.standard_normal((count, *shape)) * (1 / np.sqrt(shape[-1]))
 
 
 @dataclass(eq=False)
@@ -45,14 +45,14 @@ class Quadratic(Problem):
     examples: PositiveInt
 
     def families(self) -> Callable[..., Tensor]:
-        """A function (draw, *args) that gives an array for each client, [M, ...]: the same draw(rng, *args) for all, mixed with the
+        """A function (draw, *args) that gives an array for each client, [M, ...]: one draw(rng, 1, *args) for all, mixed with the
         client's own in the proportion 1 : heterogeneity. What is the same does not depend on the number of clients."""
         own_share = self.heterogeneity / (1 + self.heterogeneity)
         rng_common, rng_own = self.world.rng(Part.COMMON), self.world.rng(Part.CLIENTS)
 
         def family(draw: Callable[..., np.ndarray], *args: float) -> Tensor:
-            common, own = draw(rng_common, *args), [draw(rng_own, *args) for _ in range(self.clients)]
-            return self.world.tensor(np.stack([(1 - own_share) * common + own_share * mine for mine in own]))
+            common, own = draw(rng_common, 1, *args), draw(rng_own, self.clients, *args)
+            return self.world.tensor((1 - own_share) * common + own_share * own)
 
         return family
 
@@ -65,8 +65,8 @@ class Quadratic(Problem):
         for name in noisy:
             noise = self.noise * rng.standard_normal((self.examples, self.per_client[name].shape[1]))
             for split in self.splits.values():
-                for rows in split:
-                    noise[rows] -= noise[rows].mean(0)
+                sums = np.add.reduceat(noise[split.rows], split.offsets)
+                noise[split.rows] -= np.repeat(sums / split.sizes[:, None], split.sizes, axis=0)
             self._noise[name] = self.world.tensor(noise)
 
     def mean(self, weights: np.ndarray) -> Any:

@@ -114,8 +114,7 @@ class RunFolder:
     def used(self) -> bool:
         """Whether a run has begun here, or somebody else's files would be written over."""
         there = {name for name in FILES if os.path.lexists(self.path / name)} - {".lock"}
-        before_it_began = self.summary().get("status") == "failed"
-        return bool(there - LEFT_OVER if before_it_began else there)
+        return bool(there - LEFT_OVER) or bool(there and self.summary().get("status") != "failed")  # before it began
 
     def vacate(self) -> None:
         """Leave the folder to the next run: of one that has failed before it computed anything stays what says how."""

@@ -5,23 +5,32 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
+from threading import Timer
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedopt.console.say import say
 from fedopt.console.texts import printable
 from fedopt.running.loop import Moment
 
 SHOWN = 4  # metrics, of those that a problem names first
+LATE = 5  # seconds, after which somebody may wonder
 FEW, SECONDS = 10, 2  # evaluations that each get a plain line, and between lines from then on
 
 
 @contextmanager
 def announced(what: str, quiet: bool = False) -> Iterator[None]:
-    """On a terminal, say what is being done, until it is done."""
+    """Say what is being done: on a terminal until it is done, elsewhere in one line where it takes long."""
     terminal = not quiet and sys.stderr is not None and sys.stderr.isatty()
-    with Console(stderr=True).status(what) if terminal else nullcontext():
-        yield
+    late = Timer(LATE, lambda: None if quiet or terminal else say(f"note: {what} ..."))
+    late.daemon = True
+    late.start()
+    try:
+        with Console(stderr=True).status(what) if terminal else nullcontext():
+            yield
+    finally:
+        late.cancel()
 
 
 class Display:
