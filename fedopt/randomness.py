@@ -75,7 +75,7 @@ def keyed_rng(
         )
     key = np.array([seed, number], dtype=np.uint64)
     counter = np.array([0, client, exchange, round], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(_Key(key), counter=counter))
+    return np.random.Generator(np.random.Philox(_Key(key), counter=counter))  # type: ignore[arg-type]
 
 
 class _Key(np.random.bit_generator.ISeedSequence):

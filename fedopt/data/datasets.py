@@ -42,7 +42,8 @@ class LabelledData:
     owners, owners_test: whose each example is, [n] of names or numbers, None where nothing says so.
     validates: which of the training examples are for validation, [n] of bool, None where nothing says so.
     class_names, feature_names: of the classes in order, and of a table's features, where they have names.
-    left_out: how many examples for validation `without_validation` has left out; unread: arrays of the file that nothing reads.
+    left_out: how many examples for validation `without_validation` has left out. notes: what was taken for what, and what nothing
+        reads.
     """
 
     x_train: np.ndarray
@@ -56,7 +57,7 @@ class LabelledData:
     class_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
     left_out: int = 0
-    unread: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> bool:
@@ -73,9 +74,9 @@ class LabelledData:
         return replace(self, x_train=x, y_train=y, owners=owners, validates=None, left_out=left_out)
 
     def digest(self) -> str:
-        """The same for the same data: examples, labels, owners, marks and names; not for arrays that nothing reads."""
+        """The same for the same data: examples, labels, owners, marks and names; notes do not count."""
         digest = sha256()
-        for part in (name for name in self.__dataclass_fields__ if name != "unread"):
+        for part in (name for name in self.__dataclass_fields__ if name != "notes"):
             array = np.asarray(getattr(self, part))
             array = np.ascontiguousarray(array.astype(str) if array.dtype == object else array)
             digest.update(f"{part} {array.dtype.str} {array.shape} ".encode())
@@ -162,7 +163,7 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
         with np.load(path, allow_pickle=False) as archive:
             for key in [key for key in ARRAYS if key in archive]:
                 arrays[key] = archive[key]
-            unread = tuple(name for name in archive.files if name not in ARRAYS)
+            unread = ", ".join(name for name in archive.files if name not in ARRAYS)
     except UserError:
         raise
     except Exception as error:  # zipfile, zlib and numpy have many ways to say that a file is broken
@@ -171,7 +172,9 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
     missing = [key for key in KEYS if not isinstance(arrays.get(key), np.ndarray)]  # bytes are no array
     if missing:
         raise UserError(f"{path}: {', '.join(missing)} missing, or no array; an .npz needs {', '.join(KEYS)}")
-    return replace(checked(arrays, path, channels, tokens), unread=unread)
+    data = checked(arrays, path, channels, tokens)
+    note = f"nothing reads the arrays {unread}; those known are {', '.join(ARRAYS)}"
+    return replace(data, notes=(*data.notes, *[note] * bool(unread)))
 
 
 def refuse_larger(path: Path, size: int) -> None:
@@ -192,7 +195,12 @@ def divided(count: int, test: float, seed: int, path: Path) -> tuple[np.ndarray,
 def checked(
     arrays: dict[str, np.ndarray], path: Path, channels: Channels | None = None, tokens: bool = False
 ) -> LabelledData:
-    """Data from arrays by the names of an .npz. Raises UserError, which names the file, where they do not fit."""
+    """Data from arrays by the names of an .npz. Raises UserError, which names the file, where they do not fit.
+
+    Labels that are texts, or -1 and 1, are numbered in their order; true, false and whole numbers of floating point are taken as
+    whole numbers.
+    """
+    arrays, names, notes = _numbered(arrays)
     x, y = _examples(arrays, "train", path, channels, tokens)
     x_test, y_test = _examples(arrays, "test", path, channels, tokens)
     if x.shape[1:] != x_test.shape[1:] or (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
@@ -207,7 +215,32 @@ def checked(
             raise UserError(f"{path}: {VALIDATES} must be [{len(y)}] of true and false, some of each")
         validates = validates.astype(bool)
     owners, owners_test = map(arrays.get, CLIENTS)
-    return LabelledData(x, y, x_test, y_test, owners=owners, owners_test=owners_test, validates=validates)
+    data = LabelledData(x, y, x_test, y_test, class_names=names, notes=notes)
+    return replace(data, owners=owners, owners_test=owners_test, validates=validates)
+
+
+def _numbered(arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], tuple[str, ...], tuple[str, ...]]:
+    """The arrays with labels as whole numbers where that is clear, the names of classes that had others, and notes on both."""
+    arrays, notes, names = dict(arrays), list[str](), tuple[str, ...]()
+    labels = {key: arrays[key] for key in KEYS if key[0] == "y"}
+    if any(y.ndim == 2 and y.shape[1] == 1 for y in labels.values()):
+        labels = {key: y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for key, y in labels.items()}
+        notes.append("labels [n, 1] are taken as [n]")
+    kinds = {y.dtype.kind if y.ndim == 1 and y.size else "" for y in labels.values()}
+    if "" not in kinds and (kinds == {"U"} or kinds <= {*"ifb"}):
+        values = np.unique(np.concatenate(list(labels.values())))
+        if kinds == {"U"} or values.tolist() == [-1, 1]:
+            labels = {key: np.searchsorted(values, y) for key, y in labels.items()}
+            names = tuple(str(value).removesuffix(".0") for value in values)
+            shown = ", ".join(f"{name} is {number}" for number, name in enumerate(names[:4]))
+            notes.append(f"classes are numbered: {shown}{', ...' * (len(names) > 4)}")
+        elif "i" not in kinds and np.isin(values, np.arange(MOST_CLASSES)).all():
+            labels = {key: y.astype(np.int64) for key, y in labels.items()}
+            notes.append("labels are taken as whole numbers")
+    if any(arrays[key].dtype == bool for key in KEYS if key[0] == "x"):
+        notes.append("features that are true or false are taken as 1 and 0")
+        arrays |= {key: arrays[key].astype(np.float32) for key in KEYS if arrays[key].dtype == bool and key[0] == "x"}
+    return arrays | labels, names, tuple(notes)
 
 
 def _examples(

@@ -9,12 +9,14 @@ from PIL import Image
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.data.datasets import KEYS, LabelledData, Pixels, checked, divided, expanded, refuse_larger
+from fedopt.data.datasets import KEYS, VALIDATES, LabelledData, Pixels, checked, divided, expanded, refuse_larger
 from fedopt.data.tables import Fraction
 from fedopt.errors import UserError, first_line
 
 _config = ConfigDict(extra="forbid")
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # of pillow, which knows others that start programs
+NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+SPLITS = {name: split for split, names in NAMES.items() for name in names}
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 
 
@@ -22,8 +24,9 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", "
 class Folder:
     """Images in a folder for each class, in the order of their names; grey ones have one channel if all are grey, else three.
 
-    Where FOLDER/train and FOLDER/test are there, those have the classes; else the fraction `test` of the images, at random by
-    `split_seed`, is for testing. size: of the images in pixels, one number or [height, width]; None: as they are, all of one size.
+    Where FOLDER/train is there beside FOLDER/test, /val or /valid, in any capitals, those have the classes; without a folder for
+    testing, and without any of them, the fraction `test` of the images, at random by `split_seed`, is for testing.
+    size: of the images in pixels, one number or [height, width]; None: as they are, all of one size.
     """
 
     path: str
@@ -33,22 +36,39 @@ class Folder:
     pixels: Pixels = "standardised"
 
     def load(self) -> LabelledData:
-        path = expanded(self.path)
-        halves = [path / "train", path / "test"]
-        parts = [_files(half) for half in (halves if all(half.is_dir() for half in halves) else [path])]
-        classes = sorted(parts[0])
-        if unknown := [name for name in parts[-1] if name not in classes]:
-            raise UserError(f"{halves[1]}: the class {unknown[0]} is not in {halves[0]}")
-        labelled = [(file, classes.index(name)) for part in parts for name in sorted(part) for file in part[name]]
-        images = self._read([file for file, _ in labelled], path)
-        y = np.array([label for _, label in labelled])
-        if len(parts) == 1:
-            rows = divided(len(y), self.test, self.split_seed, path)
+        path, passed = expanded(self.path), list[Path]()
+        splits = _splits(path)
+        parts = {split: _files(folder, passed) for split, folder in (splits or {"train": path}).items()}
+        classes = sorted(parts["train"])
+        for split, part in parts.items():
+            if unknown := [name for name in part if name not in classes]:
+                raise UserError(f"{splits[split]}: the class {unknown[0]} is not in {splits['train']}")
+        if len(classes) < 2:
+            raise UserError(
+                f"{path}: has the class {classes[0]} alone; dataset.path is a folder with a folder for each class"
+            )
+        labelled = [
+            (file, classes.index(name), split)
+            for split, part in parts.items()
+            for name in sorted(part)
+            for file in part[name]
+        ]
+        images, y = self._read([file for file, *_ in labelled], path), np.array([label for _, label, _ in labelled])
+        of_split = np.array([split for *_, split in labelled])
+        if "test" in parts:
+            train, test = np.flatnonzero(of_split != "test"), np.flatnonzero(of_split == "test")
         else:
-            train = sum(map(len, parts[0].values()))
-            rows = np.arange(train), np.arange(train, len(y))
-        arrays = dict(zip(KEYS, (array[part] for part in rows for array in (images, y)), strict=True))
-        return replace(checked(arrays, path, "last"), pixels=self.pixels, class_names=tuple(classes))
+            train, test = divided(len(y), self.test, self.split_seed, path)
+        arrays = dict(zip(KEYS, (array[part] for part in (train, test) for array in (images, y)), strict=True))
+        if "val" in parts:
+            arrays[VALIDATES] = of_split[train] == "val"
+        notes = [f"{len(passed):,} hidden or other files are passed over"] * bool(passed)
+        held_out = {image.tobytes() for image in images[test]}
+        if twice := sum(image.tobytes() in held_out for image in images[train]):
+            notes.append(f"{twice:,} training images are equal to one for testing")
+        return replace(
+            checked(arrays, path, "last"), pixels=self.pixels, class_names=tuple(classes), notes=tuple(notes)
+        )
 
     def _read(self, files: list[Path], path: Path) -> np.ndarray:
         """[n, height, width, channels], uint8."""
@@ -65,15 +85,43 @@ class Folder:
         return x if x.ndim == 4 else x[..., None]
 
 
-def _files(folder: Path) -> dict[str, list[Path]]:
-    """The images of each class. Raises UserError where a class has none, and where there are no classes."""
+def _splits(folder: Path) -> dict[str, Path]:
+    """The folders for training, validating and testing in a folder that has some, by train, val and test; else none."""
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder; it should have a folder of images for each class")
-    classes = {
-        inner.name: sorted(file for file in inner.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
-        for inner in sorted(folder.iterdir())
-        if inner.is_dir() and not inner.name.startswith(".")
-    }
+    inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and not _hidden(path, folder)]
+    splits = {SPLITS[path.name.lower()]: path for path in inner if path.name.lower() in SPLITS}
+    if len(splits) < 2 or "train" not in splits:
+        return {}
+    if others := [path.name for path in inner if path not in splits.values()]:
+        raise UserError(
+            f"{folder}: has {', '.join(path.name for path in splits.values())}, and {others[0]} beside them"
+        )
+    return splits
+
+
+def _hidden(path: Path, folder: Path) -> bool:
+    """Whether systems and editors made it: a name that begins with a dot, or that of a Mac's or of Windows'."""
+    parts = path.relative_to(folder).parts
+    return any(part.startswith((".", "__MACOSX")) or part.lower() in ("thumbs.db", "desktop.ini") for part in parts)
+
+
+def _files(folder: Path, passed: list[Path]) -> dict[str, list[Path]]:
+    """The images of each class; `passed` gets the files that are none. Raises UserError where a class has none, where there are no
+    classes, and where images lie deeper than in the folder of a class."""
+    classes = dict[str, list[Path]]()
+    for inner in sorted(folder.iterdir()):
+        if inner.is_dir() and not _hidden(inner, folder):
+            files = sorted(file for file in inner.rglob("*") if file.is_file())
+            classes[inner.name] = [f for f in files if f.suffix.lower() in SUFFIXES and not _hidden(f, folder)]
+            passed += set(files) - set(classes[inner.name])
+            if deeper := next((file for file in classes[inner.name] if file.parent != inner), None):
+                shallow = f"{folder} should have a folder of images for each class"
+                raise UserError(f"{deeper}: lies deeper than in the folder {inner.name} of a class; {shallow}")
+        elif not inner.is_dir():
+            passed.append(inner)
+        else:
+            passed += [file for file in inner.rglob("*") if file.is_file()]
     if empty := [folder / name for name, files in classes.items() if not files] or [folder] * (not classes):
         raise UserError(f"{empty[0]}: has no images; {folder} should have a folder of images for each class")
     return classes

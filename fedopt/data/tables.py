@@ -1,8 +1,13 @@
 """Tables of features with a column that is the class: CSV files."""
 
+import csv
+import gzip
+import os
+import re
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import pandas as pd
@@ -11,21 +16,28 @@ from pydantic.dataclasses import dataclass
 
 from fedopt.data import datasets
 from fedopt.data.datasets import CLIENTS, KEYS, VALIDATES, LabelledData, Pixels, divided, expanded
-from fedopt.errors import UserError, first_line, nearest
+from fedopt.errors import UserError, first_line, memory, nearest
+from fedopt.files.reading import opened
 
 _config = ConfigDict(extra="forbid")
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 SHOWN = 8  # columns in a message
+_NUMBER = re.compile(r"\s*[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?\s*")
+_POINTS, _COMMAS = re.compile(r"\d\.\d"), re.compile(r"(?m)(^|;)\s*[-+]?\d+,\d+\s*(;|$)")  # numbers with either
 
 
 @dataclass(frozen=True, config=_config)
 class Csv:
-    """A CSV file with a line of column names. Every column but those that are named here is a feature, and must be numbers.
+    """A table as text, also compressed (.gz), with a line of column names. Every column but those that are named here is a
+    feature, and must be numbers.
 
     label: the column of the classes, numbered in the order of their names or numbers. features: the columns that are features,
     None for all others; a column has one role. client: the column that says whose each row is, for `ByColumn`.
     split: the column that says `train`, `val` or `test`; None: the fraction `test` of the rows, at random by `split_seed`, is for
         testing.
+    separator: between cells; None: a tab in a .tsv, else the comma, or what the names are apart by where they have no comma.
+    decimal: the point or the comma of numbers; None: the comma where cells are apart by semicolons and no number has a point.
+    encoding: of the text; None: UTF-8, or Latin-1 where it is none. What was taken for what is in the notes of the data.
     """
 
     path: str
@@ -36,10 +48,13 @@ class Csv:
     test: Fraction = 0.2
     split_seed: NonNegativeInt = 0
     pixels: Pixels = "standardised"
+    separator: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    decimal: Literal[".", ","] | None = None
+    encoding: str | None = None
 
     def load(self) -> LabelledData:
         path = expanded(self.path)
-        table = _read(path)
+        table, notes = self._read(path)
         keys = {"label": self.label, "client": self.client, "split": self.split}
         roles = {key: column for key, column in keys.items() if column is not None}
         features = self.features or [column for column in table.columns if column not in roles.values()]
@@ -72,7 +87,56 @@ class Csv:
         if self.split is not None and (validates := table[self.split].to_numpy()[rows[0]] == "val").any():
             arrays[VALIDATES] = validates
         data = replace(datasets.checked(arrays, path), pixels=self.pixels)
-        return replace(data, class_names=tuple(map(str, classes)), feature_names=tuple(features))
+        data = replace(data, class_names=tuple(map(str, classes)), feature_names=tuple(features))
+        return replace(data, notes=(*notes, *data.notes))
+
+    def _read(self, path: Path) -> tuple[pd.DataFrame, list[str]]:
+        """The table, and notes on what was taken for what. Raises UserError where a line has more or fewer cells than the first."""
+        text, notes = self._text(path)
+        first = text.partition("\n")[0]
+        separator = self.separator or ("\t" if ".tsv" in path.suffixes else ",")
+        if self.separator is None and separator not in first and (other := next((s for s in ";\t|" if s in first), "")):
+            separator = other
+            notes.append(f"cells are apart by {'tabs' if other == chr(9) else other}")
+        cells = csv.reader(StringIO(text), delimiter=separator, skipinitialspace=True)
+        decimal = self.decimal or "."
+        try:
+            names, *rows = (row for row in cells if row)
+        except (csv.Error, ValueError) as error:
+            raise UserError(f"{path}: is no CSV with a line of column names ({first_line(error)})") from None
+        for number, row in enumerate(rows, 1):
+            if len(row) != len(names):
+                why = f"row {number} below the names has {len(row)} cells, and there are {len(names)} names"
+                hint = (
+                    "a comma in a number or a text needs quotes; dataset.separator and dataset.decimal say what is used"
+                )
+                raise UserError(f"{path}: {why}; {hint}")
+        if self.decimal is None and separator == ";" and _POINTS.search(text) is None and _COMMAS.search(text):
+            decimal = ","
+            notes.append("numbers have decimal commas")
+        if all(_NUMBER.fullmatch(name) for name in names):
+            notes.append(
+                f"the first line is taken as the names of columns, and looks like values ({', '.join(names[:3])})"
+            )
+        if (twice := next((k for k, name in enumerate(names, 1) if not name or name in names[: k - 1]), 0)) > 0:
+            raise UserError(f"{path}: column {twice} has no name, or another's; of pandas: to_csv(index=False)")
+        if not rows:
+            raise UserError(f"{path}: has no rows")
+        apart = {"sep": separator, "decimal": decimal, "skipinitialspace": True}
+        return pd.read_csv(StringIO(text), low_memory=False, index_col=False, **apart), notes  # type: ignore[call-overload]
+
+    def _text(self, path: Path) -> tuple[str, list[str]]:
+        if not path.exists():
+            raise UserError(f"{path}: there is no such file; it should be a CSV with a line of column names")
+        try:
+            content = unpacked(path)
+            return content.decode(self.encoding or "utf-8-sig"), []
+        except (OSError, EOFError, LookupError) as error:
+            raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
+        except UnicodeDecodeError:
+            if self.encoding is not None or b"\0" in content:
+                raise UserError(f"{path}: is no text in {self.encoding or 'UTF-8'}") from None
+            return content.decode("latin-1"), ["the text is read as Latin-1, since it is no UTF-8"]
 
     def _given(self, table: pd.DataFrame, path: Path) -> tuple[np.ndarray, np.ndarray]:
         """The rows to train on, and those to test on, as the column `split` says."""
@@ -98,20 +162,13 @@ def _refuse_alike(column: pd.Series, path: Path) -> None:
             raise UserError(f"{path}: the column {column.name} says {other!r} and {name!r}; write them alike")
 
 
-def _read(path: Path) -> pd.DataFrame:
-    if not path.is_file():
-        raise UserError(f"{path}: there is no such file; it should be a CSV with a line of column names")
-    datasets.refuse_larger(path, path.stat().st_size)
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            table = pd.read_csv(file)
-            file.seek(0)
-            names = pd.read_csv(file, header=None, nrows=1, dtype=str).iloc[0]  # pandas renames those that stand twice
-    except (OSError, ValueError) as error:  # pandas' errors are ValueErrors
-        raise UserError(f"{path}: is no CSV in UTF-8 with commas ({first_line(error)})") from None
-    if table.empty:
-        raise UserError(f"{path}: has no rows")
-    if (wrong := names.isna() | names.duplicated()).any():
-        number = wrong.argmax() + 1
-        raise UserError(f"{path}: column {number} has no name, or another's; of pandas: to_csv(index=False)")
-    return table
+def unpacked(path: Path) -> bytes:
+    """A file, or what is in one that ends in .gz. Raises OSError and EOFError, and UserError for more than memory takes."""
+    if path.suffix != ".gz":
+        with opened(path) as file:
+            datasets.refuse_larger(path, os.fstat(file.fileno()).st_size)
+            return file.read()
+    with opened(path) as file, gzip.open(file) as packed:
+        content = packed.read(most := memory() // 5)
+    datasets.refuse_larger(path, 2 * most if len(content) == most else len(content))
+    return content

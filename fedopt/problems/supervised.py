@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from fedopt.data.datasets import ARRAYS, LabelledData
+from fedopt.data.datasets import LabelledData
 from fedopt.data.examples import Batch, Batches, Examples, Logits, cross_entropy, losses, tuned
-from fedopt.errors import UserError
+from fedopt.errors import MOST_NAMED, UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
 from fedopt.networks import flat as models
 from fedopt.networks import own as modules
@@ -72,8 +72,9 @@ class Supervised(Problem):
             remarks.append(f"{data.left_out:,} for validation are not used")
         if data.owners is not None and not self.splits["train"].names:
             remarks.append("whose each row is goes unused, which partitioner=by_column divides by")
-        if data.unread:
-            remarks.append(f"nothing reads the arrays {', '.join(data.unread)}; those known are {', '.join(ARRAYS)}")
+        if 0 < len(data.class_names) <= MOST_NAMED:
+            remarks.append(f"classes {', '.join(data.class_names)}")
+        remarks += data.notes
         return "; ".join(filter(None, [*remarks, self.net.remark]))
 
     def _network(self, examples: Examples, data: LabelledData, dropout: float) -> FlatModel:

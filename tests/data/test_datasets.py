@@ -210,7 +210,7 @@ def test_csv_says_what_is_for_testing(tmp_path):
         ),
         (ROWS, {"client": "hopsital"}, "did you mean hospital"),
         (ROWS, {"client": "HOSPITAL"}, r"did you mean hospital\?"),
-        (ROWS.replace(",", ";"), {"client": "hospital"}, "it has age;city;"),
+        (ROWS.replace(",", ":"), {"client": "hospital"}, "it has age:city:"),
         (WIDE, {"client": "x"}, r"c0, .*, c7, \.\.\. \(71 in all\)$"),
         (ROWS, {"features": ["age", "size"]}, "dataset.features=size"),
         (ROWS, {}, r"row 1 .* says h0 in the column hospital .*dataset.client"),
@@ -230,7 +230,7 @@ def test_csv_says_what_is_for_testing(tmp_path):
         ("label\na\nb\n", {}, "no column besides label"),
         ("age,label\n", {}, "has no rows"),
         ("", {}, "is no CSV"),
-        ("a,b\n1,2,3\n1\n1,2,3,4\n", {}, "Expected 3 fields in line 4, saw 4"),
+        ("a,b\n1,2,3\n1\n1,2,3,4\n", {}, "row 1 below the names has 3 cells, and there are 2 names"),
         (
             "age,label\n1,0\ninf,1\n2,0\n3,1\ninf,0\n",
             {},
@@ -363,8 +363,8 @@ def test_constant_images_normalise_without_a_warning():
             r"x_test \[0, 4, 3\] and y_test \[0\]",
         ),
         ({"y_train": np.arange(12) - 1}, "y_train is -1 to 10"),
-        ({"y_train": np.zeros(12)}, "y_train is float64 .* must be .* whole numbers"),
-        ({"y_train": np.zeros((12, 1), dtype=int)}, r"y_train is int64 \[12, 1\]"),
+        ({"y_train": np.full(12, 0.5)}, "y_train is float64 .* must be .* whole numbers"),
+        ({"y_train": np.zeros((12, 2), dtype=int)}, r"y_train is int64 \[12, 2\]"),
         (
             {"x_train": np.zeros((12, 4, 3), dtype=np.int64)},
             r"x_train is int64 \[12, 4, 3\] .* uint8 or floating point",
@@ -678,10 +678,10 @@ def test_a_table_with_clients_of_its_own(monkeypatch, capsys, tmp_path):
     card = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (card["clients"], card["classes"]) == (["east", "north", "south"], ["no", "yes"])
     assert card["features"] == ["a", "b"]
-    assert result.err.splitlines()[0].endswith("; 96 training, 24 test examples of 2 features")
+    assert result.err.splitlines()[0].endswith("; 96 training, 24 test examples of 2 features; classes no, yes")
     others = [*words[:-4], "partitioner=iid", "partitioner.clients=3", "participation.cohort=null", "budget.rounds=1"]
     unused = fedopt(monkeypatch, capsys, *others, f"output_dir={tmp_path / 'other'}").err.splitlines()[0]
-    assert unused.endswith("; whose each row is goes unused, which partitioner=by_column divides by")
+    assert "; whose each row is goes unused, which partitioner=by_column divides by; " in unused
     bytes_of_a_model = 4 * (2 * 2 + 2)
     assert table["bytes_up"].iloc[-1] == 20 * len({*hospital}) * bytes_of_a_model
 

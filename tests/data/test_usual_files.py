@@ -1,0 +1,221 @@
+"""Files of the kinds that people have: read where they are unambiguous, with a note, and never wrongly without a word."""
+
+import gzip
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedopt.data.datasets import Npz
+from fedopt.data.folders import Folder
+from fedopt.data.sparse import Libsvm
+from fedopt.data.tables import Csv
+from fedopt.errors import UserError
+
+ROWS = [(k, k / 4, "ab"[k % 2]) for k in range(10)]
+
+
+def table(path, names="age,dose,label", separator=",", decimal=".", encoding="utf-8", end="\n", rows=ROWS):
+    lines = [separator.join((str(a), f"{b:.2f}".replace(".", decimal), c)) for a, b, c in rows]
+    content = end.join([names.replace(",", separator), *lines, ""]).encode(encoding)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def features(data):
+    """All rows in the order of their first column."""
+    x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test])
+    order = np.argsort(x[:, 0])
+    return x[order].tolist(), y[order].tolist()
+
+
+WANTED = [[k, k / 4] for k in range(10)], [k % 2 for k in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "note"),
+    [
+        ("t.csv", {}, ""),
+        ("t.tsv", {"separator": "\t"}, ""),
+        ("t.tsv.gz", {"separator": "\t"}, ""),
+        ("t.csv.gz", {}, ""),
+        ("t.csv", {"separator": ", "}, ""),
+        ("t.csv", {"end": "\r\n"}, ""),
+        ("t.csv", {"encoding": "utf-8-sig"}, ""),
+        ("t.csv", {"separator": ";"}, "cells are apart by ;"),
+        ("t.csv", {"separator": "\t"}, "cells are apart by tabs"),
+        ("t.csv", {"separator": ";", "decimal": ","}, "numbers have decimal commas"),
+        ("t.csv", {"names": "größe,dose,label", "encoding": "latin-1"}, "read as Latin-1"),
+        ("t.csv", {"names": "1,2.5,label"}, ""),
+    ],
+)
+def test_tables_as_people_have_them(name, how, note, tmp_path):
+    data = Csv(str(table(tmp_path / name, **how)), "label").load()
+    assert features(data) == WANTED
+    assert data.class_names == ("a", "b")
+    assert note in "; ".join(data.notes)
+    assert bool(data.notes) == bool(note)
+
+
+def test_options_say_how_a_table_is_written(tmp_path):
+    path = table(tmp_path / "t.txt", separator="|", decimal=",", names="größe,dose,label", encoding="cp1252")
+    data = Csv(str(path), "label", separator="|", decimal=",", encoding="cp1252").load()
+    assert (features(data), data.notes, data.feature_names) == (WANTED, (), ("größe", "dose"))
+    with pytest.raises(UserError, match="is no text in ascii"):
+        Csv(str(path), "label", encoding="ascii").load()
+    with pytest.raises(UserError, match="unknown encoding"):
+        Csv(str(path), "label", encoding="nope").load()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("age,dose,label\n1,1,659,a\n2,2,659,b\n", "row 1 below the names has 4 cells, and there are 3 names"),
+        ("age,label\n1,a,\n2,b,\n", "row 1 below the names has 3 cells"),  # a last column without a name
+        ("age,label\n1,a\n2\n", "row 2 below the names has 1 cells"),
+        ("age,label\n1,a\n2,b,3\n", "row 2 below the names has 3 cells"),
+        ("age;dose,label\n1;2,a\n", "age;dose"),
+    ],
+)
+def test_rows_that_do_not_fit_their_names(text, said, tmp_path):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(UserError, match=said):
+        Csv(str(tmp_path / "t.csv"), "label").load()
+
+
+def test_a_first_line_that_looks_like_values(tmp_path):
+    (tmp_path / "t.csv").write_text("5.1,3.5,0\n" + "".join(f"{k},{2 * k},{k % 2}\n" for k in range(10)))
+    data = Csv(str(tmp_path / "t.csv"), "0").load()
+    assert "looks like values (5.1, 3.5, 0)" in data.notes[0]
+
+
+def test_mixed_columns_give_no_warning_of_pandas(tmp_path):
+    rows = "".join(f"{k},{k if k % 2 else 'x'},{k % 2}\n" for k in range(300_000))
+    (tmp_path / "t.csv").write_text("age,other,label\n" + rows)
+    with pytest.raises(UserError, match="says x in the column other"):
+        Csv(str(tmp_path / "t.csv"), "label").load()
+
+
+# .npz
+
+
+@pytest.mark.parametrize(
+    ("labels", "wanted", "names"),
+    [
+        (np.array([-1, 1] * 4), [0, 1] * 4, ("-1", "1")),
+        (np.array([-1.0, 1.0] * 4), [0, 1] * 4, ("-1", "1")),
+        (np.array(["yes", "no"] * 4), [1, 0] * 4, ("no", "yes")),
+        (np.array([0.0, 1.0] * 4), [0, 1] * 4, ()),
+        (np.array([0, 2] * 4)[:, None], [0, 2] * 4, ()),
+        (np.array([True, False] * 4), [1, 0] * 4, ()),
+    ],
+)
+def test_labels_as_people_have_them(labels, wanted, names, tmp_path):
+    x = np.arange(16.0).reshape(8, 2)
+    np.savez(tmp_path / "d.npz", x_train=x, y_train=labels, x_test=x[:2], y_test=labels[:2])
+    data = Npz(str(tmp_path / "d.npz")).load()
+    assert (data.y_train.tolist(), data.y_test.tolist(), data.class_names) == (wanted, wanted[:2], names)
+    assert len(data.notes) == 1
+
+
+def test_features_that_are_true_or_false(tmp_path):
+    x, y = np.eye(4, dtype=bool), np.array([0, 1, 0, 1])
+    np.savez(tmp_path / "d.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    data = Npz(str(tmp_path / "d.npz")).load()
+    assert data.x_train.tolist() == np.eye(4).tolist()
+    assert "true or false" in data.notes[0]
+
+
+# libsvm
+
+
+LINES = "+1 1:0.5 3:2 # a comment\n-1 2:-1e-1\n\n# all of a line\n-1\n+1 3:4\n"
+
+
+@pytest.mark.parametrize("name", ["a9a", "a9a.gz"])
+def test_libsvm(name, tmp_path):
+    for file, text in ((name, LINES), (f"test{name}", "-1 1:3\n+1 2:1\n")):
+        content = text.encode()
+        (tmp_path / file).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    data = Libsvm(str(tmp_path / name), str(tmp_path / f"test{name}")).load()
+    np.testing.assert_allclose(data.x_train, [[0.5, 0, 2], [0, -0.1, 0], [0, 0, 0], [0, 0, 4]])
+    assert (data.y_train.tolist(), data.class_names) == ([1, 0, 0, 1], ("-1", "1"))
+    np.testing.assert_allclose(data.x_test, [[3, 0, 0], [0, 1, 0]])
+    assert data.y_test.tolist() == [0, 1]
+    assert Libsvm(str(tmp_path / name), features=5, test=0.5).load().x_train.shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1 a:2\n", "line 1 is not of the form"),
+        ("1 1:2\n2,3\n1 2\n", "line 3 is not of the form"),
+        ("1 0:2\n-1 1:1\n", "has the feature .* or 0"),
+        ("1 1:x\n-1 1:1\n", "could not convert"),
+        ("", "has no rows"),
+        ("1 9999999999:1\n-1 1:1\n", "too large"),
+    ],
+)
+def test_lines_that_are_none_of_libsvm(text, said, tmp_path):
+    (tmp_path / "t").write_text(text)
+    with pytest.raises(UserError, match=said):
+        Libsvm(str(tmp_path / "t")).load()
+
+
+# Folders of images
+
+
+def images(folder, *names, count=4, start=0):
+    for k, name in enumerate(names):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            Image.fromarray(np.full((2, 2), start + 20 * k + i, dtype=np.uint8)).save(
+                folder / name / f"{start + i}.png"
+            )
+
+
+@pytest.mark.parametrize("names", [("train", "val"), ("Train", "VALID"), ("training", "Validation")])
+def test_folders_for_training_and_validation(names, tmp_path):
+    for number, split in enumerate(names):
+        images(tmp_path / split, "ants", "bees", start=100 * number)
+    data = Folder(str(tmp_path)).load()
+    assert data.class_names == ("ants", "bees")
+    assert len(data.y_train) + len(data.y_test) == 16
+    assert data.validates.tolist() == (data.x_train[:, 0, 0, 0] >= 100).tolist()
+
+
+def test_three_splits(tmp_path):
+    for number, split in enumerate(("train", "val", "test")):
+        images(tmp_path / split, "ants", "bees", start=50 * number)
+    data = Folder(str(tmp_path)).load()
+    assert (len(data.y_train), len(data.y_test), int(data.validates.sum())) == (16, 8, 8)
+    assert data.x_test.min() >= 100
+
+
+def test_what_is_no_split_and_no_class(tmp_path):
+    images(tmp_path / "deep" / "flowers", "bees", "ants")
+    with pytest.raises(UserError, match=r"lies deeper than in the folder flowers of a class"):
+        Folder(str(tmp_path / "deep")).load()
+    images(tmp_path / "single", "bees")
+    with pytest.raises(UserError, match="has the class bees alone"):
+        Folder(str(tmp_path / "single")).load()
+    for split in ("train", "test", "other"):
+        images(tmp_path / "three" / split, "ants", "bees")
+    with pytest.raises(UserError, match="other beside them"):
+        Folder(str(tmp_path / "three")).load()
+
+
+def test_hidden_files_are_passed_over_and_equal_ones_said(tmp_path):
+    for number, split in enumerate(("train", "test")):
+        images(tmp_path / split, "ants", "bees", start=50 * number)
+    before = Folder(str(tmp_path)).load()
+    assert before.notes == ()
+    images(tmp_path / "train" / "ants", ".ipynb_checkpoints")
+    images(tmp_path / "train", "__MACOSX", ".thumbs")
+    for name in ("._0.png", "Thumbs.db", ".DS_Store", "notes.txt"):
+        (tmp_path / "train" / "bees" / name).write_bytes(b"x")
+    data = Folder(str(tmp_path)).load()
+    np.testing.assert_array_equal(data.x_train, before.x_train)
+    assert data.notes == ("16 hidden or other files are passed over",)
+    (tmp_path / "test" / "ants" / "copy.png").write_bytes((tmp_path / "train" / "ants" / "0.png").read_bytes())
+    assert Folder(str(tmp_path)).load().notes[1] == "1 training images are equal to one for testing"
