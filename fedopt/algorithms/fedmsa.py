@@ -95,10 +95,10 @@ class FedMSA:
             return u, drawn if self.iterate == "random" else ()
 
         # h_r = mean p^m(u_r; xi) + (1 - rho_r) (h_{r-1} - mean p^m(u_{r-1}; xi)), likewise q_r [eq. 5]. With the full data of all
-        # clients h_{r-1} is that mean exactly, and the bracket is left out.
+        # clients, and no dropout, h_{r-1} is that mean exactly, and the bracket is left out.
         samples = 1 if bilevel else len(problem.dims)  # type: ignore[union-attr]
         S = fed.everyone() if self.anchor == "all" else fed.cohort()
-        exact = self.B is None and (self.anchor == "all" or fed.complete)
+        exact = self.B is None and not problem.random and (self.anchor == "all" or fed.complete)
         message = (s.u,) if exact or rho == 1 else (s.u, s.u_prev)
         d = fed.exchange(directions, message, S, xi=Steps(1, self.B, samples))
         d = d if exact or rho == 1 else d + (1 - rho) * s.d

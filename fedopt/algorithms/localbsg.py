@@ -135,7 +135,7 @@ class LocalBSGVRM(Momentum):
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
         K, first = fed.cohort_size, fed.r * self.p
-        S = self.S if first == 0 and self.B is not None else 1  # all examples make one xi
+        S = self.S if first == 0 and (self.B is not None or problem.random) else 1  # all examples make one xi
         rho1_now = 0.0 if fed.r < self.warm_up else self.rho1
 
         # After a communication x_t, y_t, u_{t-1}, v_{t-1} are averages, and x_{t-1}, y_{t-1} still the client's own: they are

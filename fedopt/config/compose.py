@@ -106,7 +106,7 @@ def recorded(
         key = word.key_or_group
         if word.is_add() or word.is_delete() or OmegaConf.select(config, key, default=config) is config:
             raise UserError(f"{key}: the run that goes on has no such key{nearest(key, [*flat(nodes)])}")
-        OmegaConf.update(config, key, word.value())
+        _set(config, key, word.value())
     composed = Composed(plain(config), chosen or {}, tuple(words), tuned=tuned or Tuned())
     _ = composed.settings  # which are checked now
     return composed
@@ -154,7 +154,7 @@ def _merged(
         if "." not in key and isinstance(config.get(key), DictConfig) and not isinstance(value, dict):
             raise UserError(f"{word}: is set by its keys, {key}.KEY=VALUE")
         try:
-            OmegaConf.update(config, key, value)
+            _set(config, key, value)
         except (ConfigAttributeError, ConfigKeyError):
             raise
         except (OmegaConfBaseException, TypeError, ValueError):
@@ -162,6 +162,12 @@ def _merged(
     if OmegaConf.select(config, "eval.metric") != metric and "eval.target" not in map(key_of, words):
         config.eval.target = None  # the tuned one is of another metric
     return config, chosen, tuned, experiment
+
+
+def _set(config: DictConfig, key: str, value: Any, force_add: bool = False) -> None:
+    """A schedule, which has a `kind`, takes the place of another as a whole."""
+    is_schedule = isinstance(value, dict) and "kind" in value
+    OmegaConf.update(config, key, value, merge=not is_schedule, force_add=force_add)
 
 
 def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Override], folders: Folders) -> Tuned:
@@ -172,7 +178,7 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
     done = [key for key, override in by_command.items() if override.is_add() or override.is_delete()]
     for key, value in values.items():
         if not any(overlap(key, other) for other in done):
-            OmegaConf.update(config, key, value, force_add=True)
+            _set(config, key, value, force_add=True)
     pair = f"{chosen['algo']} on {chosen['problem']}"
     keys = tuple(key for key in values if not any(overlap(key, other) for other in by_command.keys() - {*GROUPS}))
     beside = other_model({key: o.value() for key, o in by_command.items()}, chosen, folders) if name else ()

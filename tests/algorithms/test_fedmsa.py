@@ -245,3 +245,19 @@ def test_chains_with_different_jacobians_have_a_bias():
     x = end_of_run(problem)[0]
     np.testing.assert_allclose(x.numpy(), fixed, atol=1e-6)
     assert problem.evaluate(x)["distance"] > 0.1
+
+
+def test_dropout_is_noise_too():
+    """With full batches of all clients the bracket of eq. 5 stays where dropout is the only noise."""
+    setting = [
+        "algo.B=null",
+        "participation.cohort=6",
+        "problem.model=mlp",
+        "problem.widths=[8]",
+        "problem.dropout=0.5",
+    ]
+    ends = [steps(small("fedmsa", "hyper_representation", *setting, f"algo.rho={rho}"), 3)[-1] for rho in (0.1, 0.9)]
+    assert not torch.equal(ends[0].u[0], ends[1].u[0])
+    plain = [*setting[:-1], "problem.dropout=0"]
+    ends = [steps(small("fedmsa", "hyper_representation", *plain, f"algo.rho={rho}"), 3)[-1] for rho in (0.1, 0.9)]
+    assert torch.equal(ends[0].u[0], ends[1].u[0])

@@ -305,3 +305,12 @@ def test_equal_clients_do_not_converge_with_a_wrong_hypergradient(tmp_path):
     line = "heterogeneity 0, p = 16"
     assert kept(tmp_path / "right", "localbsg/drift", line, "algo.Q=12") == [True]
     assert kept(tmp_path / "wrong", "localbsg/drift", line, "algo.Q=0") == [False]
+
+
+def test_dropout_is_noise_too():
+    """The first D and G of Alg. 2 are means over S xi also where full batches differ by dropout alone."""
+    setting = ["algo.B=null", "participation.cohort=6", "problem.model=mlp", "problem.widths=[8]", "algo.p=2"]
+    for dropout, same in ((0.5, False), (0, True)):
+        words = [*setting, f"problem.dropout={dropout}"]
+        ends = [steps(small("localbsgvrm", "hyper_representation", *words, f"algo.S={S}"), 1)[-1] for S in (1, 4)]
+        assert torch.equal(ends[0].z[0], ends[1].z[0]) is same

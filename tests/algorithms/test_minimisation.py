@@ -8,6 +8,9 @@ import torch
 from support.harness import small, steps
 from support.softmax import examples, gradient
 
+from fedopt.config.compose import compose
+from fedopt.running.assemble import assemble
+
 UNEQUAL = ["problem.model=softmax", "partitioner=dirichlet", "algo.B=null", "algo.tau=3"]
 
 
@@ -236,3 +239,13 @@ def test_samples_on_equal_terms(replace):
     own = fed.exchange(local_steps, s.x, fed.cohort(), local=local)
     theirs = e.algorithm.step(s, e.problem, e.federation.at(0)).x
     assert torch.allclose(own, theirs, rtol=1e-6, atol=1e-9) is replace
+
+
+def test_drift_shows_as_shipped():
+    """With the tuned values: SCAFFOLD comes to the solution, FedAvg and FedProx stop at points of their own beside it."""
+    ends = {}
+    for algo in ("fedavg", "fedprox", "scaffold"):
+        e = assemble(compose([f"algo={algo}", "problem=quadratic_minimisation"]))
+        ends[algo] = e.problem.evaluate(*e.algorithm.output(steps(e, 300)[-1]))["distance"]
+    assert ends["scaffold"] < 1e-3 * min(ends["fedavg"], ends["fedprox"])
+    assert abs(ends["fedavg"] - ends["fedprox"]) > 0.005 * ends["fedavg"]

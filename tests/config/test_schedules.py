@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedopt.config.build import build
+from fedopt.config.compose import compose, recorded
 from fedopt.config.schedules import LocalWork, Schedule
 from fedopt.errors import UserError
 
@@ -139,3 +140,46 @@ def test_bad_local_work_names_the_key(node, message):
     with pytest.raises(UserError, match=message) as caught:
         local_work(node)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "wanted"),
+    [
+        (
+            ["algo=zo_hfl", "problem=hierarchical", "algo.gamma={kind: constant, value: 0.2}"],
+            "gamma",
+            {"kind": "constant", "value": 0.2},
+        ),
+        (
+            ["algo=zo_hfl", "problem=hierarchical", "algo.gamma={kind: exponential, initial: 0.1, decay: 0.9}"],
+            "gamma",
+            {"kind": "exponential", "initial": 0.1, "decay": 0.9},
+        ),
+        (
+            ["algo=zo_hfl", "problem=quadratic_hierarchical", "algo.gamma_local={kind: inverse_power, initial: 0.1}"],
+            "gamma_local",
+            {"kind": "inverse_power", "initial": 0.1},
+        ),
+        (
+            ["algo=zo_hfl", "problem=hierarchical", "algo.gamma.initial=3"],
+            "gamma",
+            {"kind": "inverse_power", "initial": 3, "power": 0.5},
+        ),
+        (["algo=zo_hfl", "problem=hierarchical", "algo.gamma=0.1"], "gamma", 0.1),
+    ],
+)
+def test_a_schedule_takes_the_place_of_another_as_a_whole(words, key, wanted):
+    """Also in a run that goes on, and over a tuned one of another kind."""
+    composed = compose(words)
+    assert composed.nodes["algo"][key] == wanted
+    assert recorded(compose(words[:2]).nodes, words[2:]).nodes["algo"][key] == wanted
+
+
+def test_a_tuned_schedule_of_another_kind(tmp_path):
+    folder = tmp_path / "tuned"
+    folder.mkdir()
+    (folder / "zo_hfl.yaml").write_text(
+        "hierarchical: {source: x, algo: {gamma: {kind: exponential, initial: 1, decay: 0.5}}}"
+    )
+    node = compose(["algo=zo_hfl", "problem=hierarchical"], [tmp_path]).nodes["algo"]["gamma"]
+    assert node == {"kind": "exponential", "initial": 1, "decay": 0.5}
