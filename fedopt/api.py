@@ -12,6 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedopt.config.compose import recorded
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fedopt.metrics import Metric
 
 Which = Literal["last", "best"]
+_turn = RLock()  # threads, dtypes and generators of torch belong to the process: runs in its threads take turns
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class Result:
         time = checkpoint.stat().st_mtime_ns
         if time not in self._read:
             self._read.clear()
-            with _mistakes_said():
+            with _turn, _mistakes_said():
                 self._read[time] = _restored(self.folder, self.which)
         return self._read[time]
 
@@ -194,7 +196,7 @@ def run(
     start: a run, or its folder, at whose last checkpoint this one begins, as the key `from`.
     folders: your config folders, as of --config-dir; quiet: show no progress.
 
-    A run that on_eval stops has the status stopped, one that Ctrl-C stops interrupted; both go on with resume=true. A second
+    Runs in several threads take turns; several processes run at once. A run that on_eval stops has the status stopped, one that Ctrl-C stops interrupted; both go on with resume=true. A second
     Ctrl-C raises KeyboardInterrupt at once. Raises UserError for what the command would answer in one line.
     """
     if on_eval is not None and not callable(on_eval):
@@ -206,7 +208,7 @@ def run(
         if run_folder is not None:
             overrides.append(f"{key}=" + quoted(str(_folder_of(run_folder)).replace("${", "\\${")))
     overrides = last_of_each(overrides)
-    with _mistakes_said(overrides):
+    with _turn, _mistakes_said(overrides):
         composed = configured(overrides, [folders] if isinstance(folders, str | Path) else folders)
         from fedopt.running.hardware import restored
         from fedopt.running.lifecycle import execute

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import matplotlib.pyplot as plt
@@ -206,6 +207,17 @@ def test_ctrl_c(times):
         with pytest.raises(KeyboardInterrupt):
             api.run(TINY, pressed, output_dir="run", quiet=True)
     assert list(api.load("run").metrics["round"]) == [0, 1]
+
+
+def test_in_several_threads_at_once(tmp_path):
+    """None of them takes what another draws for a mistake, and the numbers are those of a run alone."""
+    words = ["algo=fedavg", "problem=classification", "dataset=digits", "partitioner=dirichlet", "budget.rounds=2"]
+    alone = api.run(words, output_dir=tmp_path / "alone", quiet=True).final
+    with ThreadPoolExecutor(4) as pool:
+        runs = [pool.submit(api.run, words, output_dir=tmp_path / str(k), quiet=True) for k in range(6)]
+        assert [run.result(timeout=120).final for run in runs] == [alone] * 6
+        models = [pool.submit(run.result().model) for run in runs]
+        assert all(model.result(timeout=120) is not None for model in models)
 
 
 def test_in_another_thread():

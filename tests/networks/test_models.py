@@ -509,6 +509,10 @@ def test_a_network_that_vmap_cannot_run():
 
 REFUSED = [
     ({"_target_": "support.networks.Running"}, "buffer 2.running_mean of BatchNorm1d changes .*GroupNorm"),
+    ("support.networks.BySize", "depend on the others in its batch"),
+    ("support.networks.Counting", "gives other logits when it is called again: it keeps something"),
+    ("support.networks.Remembering", "gives other logits when it is called again: it keeps something"),
+    ("support.networks.Hooked", "cannot be copied; .*parametrizations"),
     ({"_target_": "support.networks.Running", "track": False}, "depend on the others in its batch.*GroupNorm"),
     ({"_target_": "support.networks.Noisy"}, "draws random numbers .*nn.Dropout"),
     ({"_target_": "support.networks.AlwaysDropped"}, "draws random numbers .*self.training"),

@@ -1,6 +1,7 @@
 """Networks such as users write, for images of 8 x 8 pixels or for token ids, with 10 classes: good ones, and refused ones."""
 
 from typing import Literal
+from warnings import catch_warnings
 
 import torch
 import torch.nn.functional as F
@@ -146,3 +147,31 @@ def of_another_kind() -> nn.Module:
 
 
 NOT_A_NETWORK = 3
+
+
+class BySize(Normed):
+    def forward(self, x):
+        return super().forward(x) / len(x)
+
+
+class Counting(Normed):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+class Remembering(Normed):
+    average = 0.0
+
+    def forward(self, x):
+        self.average = 0.9 * self.average + 0.1 * x.mean().detach()
+        return super().forward(x) - self.average
+
+
+class Hooked(Normed):
+    def __init__(self):
+        super().__init__()
+        with catch_warnings(action="ignore"):
+            self.out = nn.utils.weight_norm(self.out)
