@@ -196,8 +196,9 @@ def run(
     start: a run, or its folder, at whose last checkpoint this one begins, as the key `from`.
     folders: your config folders, as of --config-dir; quiet: show no progress.
 
-    Runs in several threads take turns; several processes run at once. A run that on_eval stops has the status stopped, one that Ctrl-C stops interrupted; both go on with resume=true. A second
-    Ctrl-C raises KeyboardInterrupt at once. Raises UserError for what the command would answer in one line.
+    Runs in several threads take turns; several processes run at once. A run that on_eval stops has the status stopped, one that
+    Ctrl-C stops interrupted; both go on with resume=true. A second Ctrl-C raises KeyboardInterrupt at once. Raises UserError for
+    what the command would answer in one line.
     """
     if on_eval is not None and not callable(on_eval):
         raise UserError(f"on_eval={on_eval}: must be a function of a row")

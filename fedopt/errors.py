@@ -11,7 +11,19 @@ from typing import Any, TypeVar
 
 T = TypeVar("T", int, float)
 PACKAGE, STANDARD = Path(__file__).parent, Path(sysconfig.get_path("stdlib"))
-MOST_NAMED = 30  # options in a message
+MOST_NAMED, MOST_ALIKE = 30, 4  # options in a message, and those that it suggests
+_STEPS = tuple(
+    f"algo.{key}" for key in ("eta", "alpha", "beta", "gamma", "gamma_local", "eta_x", "eta_y", "rho1", "rho2")
+)
+MEANT = {  # names of other programs: what they may mean here
+    **dict.fromkeys(("lr", "learning_rate", "step_size", "stepsize", "step"), _STEPS),
+    **dict.fromkeys(("batch_size", "batch", "batchsize"), ("algo.B",)),
+    **dict.fromkeys(
+        ("epochs", "local_epochs", "local_steps", "steps"), ("algo.tau", "algo.K", "algo.p", "algo.tau_in")
+    ),
+    **dict.fromkeys(("n_clients", "num_clients"), ("partitioner.clients",)),
+    "gpu": ("cuda",),
+}
 
 
 class UserError(Exception):
@@ -79,10 +91,15 @@ def too_large(error: BaseException) -> bool:
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """The words that suggest the known name nearest to a mistyped one, whatever their capitals, empty where none is near enough."""
+    """The words that suggest the known names that a mistyped one may mean: of another place, in other programs, nearest to it
+    whatever its capitals. Empty where there is none."""
     whole = {name.casefold(): name for name in known}
     leaves = {name.rpartition(".")[2]: of for name, of in whole.items()}
     typed = word.casefold()
+    leaf = re.split(r"[./]", typed)[-1]
+    alike = [name for name in known if re.split(r"[./]", name)[-1] == leaf or name in MEANT.get(leaf, ())]
+    if alike and typed not in whole:
+        return f", did you mean {' or '.join(alike[:MOST_ALIKE])}?"
     for names, text in ((whole, typed), (leaves, typed.rpartition(".")[2])):
         if found := get_close_matches(text, names, 1):
             return f", did you mean {names[found[0]]}?"

@@ -17,7 +17,10 @@ class Parser(argparse.ArgumentParser):
     """Raises UserError for a mistake."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; {self.prog} --help lists the options")
+        settings = "; settings are words without dashes, such as algo=fedavg" * (
+            self.prog == "fedopt" and message.startswith("unrecognized")
+        )
+        raise UserError(f"{message}{settings}; {self.prog} --help lists the options")
 
 
 def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:

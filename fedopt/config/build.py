@@ -148,6 +148,23 @@ def _refuse_odd_numbers(node: dict[str, Any], values: Any, where: str) -> None:
             _refuse_odd_numbers(given, taken, name)
 
 
+WORDS = {  # for people, by pydantic's type of error
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text",
+    "list_type": "must be a list, [A, B]",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+}
 OF_KEYS = ("missing", "unexpected_keyword_argument", "extra_forbidden")  # what pydantic says of keys
 
 
@@ -168,7 +185,8 @@ def _message(error: Any, node: Any, where: str, fields: list[str]) -> str:
         return f"{key}.kind{kind}: must be {error['ctx'].get('expected_tags', 'given')}"
     if error["type"] == "dataclass_type":
         return f"{key}={value}: is set by its keys, {key}.KEY=VALUE"
-    text = error["msg"].removeprefix("Value error, ")
+    words = WORDS.get(error["type"])
+    text = words.format(**error.get("ctx", {})) if words else error["msg"].removeprefix("Value error, ")
     text = text[0].lower() + text[1:]
     if not key:
         return text

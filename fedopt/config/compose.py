@@ -191,6 +191,8 @@ def check_choices(words: Iterable[str], folders: Folders = ()) -> None:
         group, _, name = word.lstrip("+").partition("=")
         names = options(group, folders) if re.fullmatch(r"\w+", group) else []
         if names and name and "," not in name and name.strip("'\"") not in names:
+            if other := next((kind for kind in GROUPS if group in GROUPS and name in options(kind, folders)), ""):
+                raise UserError(f"{group}={name}: {name} is chosen with {other}={name}; there are {', '.join(names)}")
             raise UserError(unknown(group, name, names))
 
 

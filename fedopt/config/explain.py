@@ -9,7 +9,17 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from fedopt.config.files import GROUPS, options
 from fedopt.config.words import key_of
-from fedopt.errors import nearest, unknown
+from fedopt.errors import MEANT, nearest, unknown
+
+PLUGINS = {  # of Hydra, by how their names begin
+    "submitit": "hydra-submitit-launcher",
+    "joblib": "hydra-joblib-launcher",
+    "ray": "hydra-ray-launcher",
+    "rq": "hydra-rq-launcher",
+    "optuna": "hydra-optuna-sweeper",
+    "nevergrad": "hydra-nevergrad-sweeper",
+    "ax": "hydra-ax-sweeper",
+}
 
 
 def explain(error: Exception, words: Sequence[str], keys: Sequence[str]) -> str:
@@ -19,7 +29,8 @@ def explain(error: Exception, words: Sequence[str], keys: Sequence[str]) -> str:
         if missing.startswith("experiment/"):  # Hydra's options are those of one folder then
             return unknown("experiment", missing.partition("/")[2], options("experiment"))
         group, _, option = missing.rpartition("/")
-        return unknown(group, option, sorted(error.options or []))
+        plugin = next((name for begins, name in PLUGINS.items() if option.startswith(begins)), "")
+        return unknown(group, option, sorted(error.options or [])) + f"; pip install {plugin} adds it" * bool(plugin)
     text = " ".join(str(error).split())
     key = getattr(error, "full_key", "") if isinstance(error, ConfigAttributeError | ConfigKeyError) else ""
     if key or (overridden := re.search(r"Could not override '([^']+)'", text)):
@@ -40,7 +51,7 @@ def _meant(key: str, keys: Sequence[str]) -> str:
     """The nearest key; where none is near, those beside it, and how to add one to a file of your own."""
     parent, _, leaf = key.rpartition(".")
     beside = [name.removeprefix(f"{parent}.") for name in keys if parent and name.rpartition(".")[0] == parent]
-    if not beside:
+    if not beside or leaf in MEANT:
         return nearest(key, list(keys))
     if near := get_close_matches(leaf, beside, 1, 0.7):  # 0.6 would take eta_x for beta
         return f", did you mean {parent}.{near[0]}?"

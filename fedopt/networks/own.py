@@ -175,7 +175,9 @@ def _tried(module: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, 
 
     once, again = logits(x, training=False)[0], logits(x, training=False)[0]
     if not torch.equal(once, again):
-        raise UserError(f"{key}: gives other logits when it is called again: it keeps something, or is random; {REMEDY}")
+        raise UserError(
+            f"{key}: gives other logits when it is called again: it keeps something, or is random; {REMEDY}"
+        )
     results = [(logits(x, training), logits(x[[0, 0]], training)) for training in (True, False)]
     if changed := [name for name, value in probe.named_buffers() if not torch.equal(value, buffers.get(name, value))]:
         owner = type(probe.get_submodule(changed[0].rpartition(".")[0])).__name__

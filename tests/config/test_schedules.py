@@ -52,7 +52,7 @@ def test_values(node, expected):
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        (-0.1, r"^algo\.alpha=-0\.1: .*greater than or equal to 0"),
+        (-0.1, r"^algo\.alpha=-0\.1: .*at least 0"),
         ("fast", r"^algo\.alpha=fast: must be a number, or a schedule such as"),
         (float("nan"), "nan"),
         (None, r"^algo\.alpha=None"),
@@ -129,7 +129,7 @@ def test_growing_local_work():
         (None, r"^algo\.tau=None: must be"),
         ([5], r"^algo\.tau=\[5\]: must be"),
         ({}, r"^algo\.tau\.kind: must be given$"),
-        ({"kind": "constant", "value": "5 epochs"}, r"^algo\.tau\.value=5 epochs: .*integer"),
+        ({"kind": "constant", "value": "5 epochs"}, r"^algo\.tau\.value=5 epochs: must be a whole number"),
         ({"kind": "growing", "tau": []}, r"^algo\.tau\.tau=\[\]: .*at least 1"),
         ({"kind": "growing", "tau": 0}, r"^algo\.tau\.tau=0: .*greater than 0"),
         ({"kind": "growing", "tau": 2, "powr": 1}, r"^algo\.tau\.powr: there is no such key"),

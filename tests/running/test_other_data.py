@@ -63,7 +63,7 @@ def test_the_digest_covers_all_that_is_read():
     others += [replace(whole, x_train=whole.x_train.astype(np.float32)), replace(whole, pixels="raw")]
     digests = [data.digest() for data in (whole, *others)]
     assert len(set(digests)) == len(digests)
-    assert replace(whole, unread=("spare",)).digest() == LabelledData(**arrays()).digest() == digests[0]
+    assert replace(whole, notes=("spare",)).digest() == LabelledData(**arrays()).digest() == digests[0]
     texts = np.array(["a", "b"] * 12)
     assert replace(whole, owners=texts).digest() == replace(whole, owners=texts.astype(object)).digest()
 

@@ -255,11 +255,11 @@ def test_sweep(monkeypatch, capsys, tmp_path):
     ("words", "said"),
     [
         (["algo=fedmsa,fedvag"], "did you mean fedavg"),
-        (["algo=fedmsa,fednest", "algo.alpha=0.1,-1"], "algo=fedmsa: algo.alpha=-1: input should be greater"),
-        (["algo=fedmsa", "seed=0,1", "algo.B=0"], "seed=0: algo.B=0: input"),
-        (["algo=fedmsa", "partitioner.clients=5,0"], "fedopt: partitioner.clients=0: input"),
+        (["algo=fedmsa,fednest", "algo.alpha=0.1,-1"], "algo=fedmsa: algo.alpha=-1: must be at least 0"),
+        (["algo=fedmsa", "seed=0,1", "algo.B=0"], "seed=0: algo.B=0: must be greater than 0"),
+        (["algo=fedmsa", "partitioner.clients=5,0"], "fedopt: partitioner.clients=0: must be"),
         (["algo=fedmsa", "partitioner.clients=5,20", "participation.cohort=9"], "partitioner.clients=5\n"),
-        (["algo=fedmsa", "problem.dx=2,some"], "fedopt: problem.dx=some: input"),
+        (["algo=fedmsa", "problem.dx=2,some"], "fedopt: problem.dx=some: must be a whole number"),
     ],
 )
 def test_a_sweep_with_a_wrong_combination_runs_nothing(words, said, monkeypatch, capsys, tmp_path):
