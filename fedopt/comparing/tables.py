@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedopt.console.say import show
 from fedopt.console.texts import csv_cell, latex_cell, markdown_cell, printable
 from fedopt.files.writing import write_atomically
 
+LEAST = 18  # characters of a column of texts, which is folded to no less
 BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 
 
@@ -92,13 +94,29 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
 
 
 def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | None = None) -> None:
-    """Print a table of texts. right: the columns that are flush right."""
-    shown = Table(caption=caption)
-    for name in table:
-        shown.add_column(Text(printable(str(name))), justify="right" if name in right else "left")
-    for cells in table.itertuples(index=False):
-        shown.add_row(*(Text(printable(cell)) for cell in cells))
-    Console(width=None if sys.stdout.isatty() else 250).print(shown)
+    """Print a table of texts; where its numbers do not fit beside each other, a row is a paragraph. right: columns of numbers."""
+    console, shown = Console(width=None if sys.stdout.isatty() else 250), Table(caption=caption)
+    heads = [printable(str(name)) for name in table]
+    rows = [[printable(cell) for cell in cells] for cells in table.itertuples(index=False)]
+    least, natural = 1, 1
+    for k, (name, head) in enumerate(zip(table, heads, strict=True)):
+        numbers, longest = name in right, max((len(row[k]) for row in rows), default=0)
+        width = max(longest, *map(len, head.split() or [""])) if numbers else min(longest, LEAST)
+        shown.add_column(Text(head), justify="right" if numbers else "left", min_width=width, overflow="fold")
+        least, natural = least + width + 3, natural + max(longest, len(head)) + 3
+    for column, name in zip(shown.columns, table, strict=True):
+        column.width = column.min_width if name in right and natural > console.width else None
+    for cells in rows:
+        shown.add_row(*map(Text, cells))
+    if least <= console.width:
+        console.print(shown)
+        return
+    widest = max(map(len, heads[1:]), default=0)
+    for first, *others in rows:
+        lines = [f"  {head:<{widest}}  {cell}" for head, cell in zip(heads[1:], others, strict=True)]
+        show(f"{heads[0]} {first}", *lines)
+    if caption:
+        show(caption)
 
 
 def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:

@@ -14,6 +14,7 @@ import pytest
 import scipy.stats
 import yaml
 from matplotlib.text import Text
+from rich.console import Console
 from support.command import ROOT, code_of
 from support.records import FEDAVG, FEDMSA, MCO, record
 
@@ -497,6 +498,31 @@ def test_picture(tmp_path, drawn):
     assert figure.get_size_inches()[0] == figures.WIDTH
     assert len({figures.look(j)["color"] for j in range(7)}) == 7
     assert len({tuple(figures.look(j).values()) for j in range(28)}) == 28
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
+def test_numbers_are_whole_at_every_width(width, monkeypatch, capsys):
+    """Beside each other where they fit, else one under the other; heads are broken between words."""
+    number, label = "(4.72 ± 0.73)e-05", "fedmsa, algo.K=5, partitioner.alpha=0.1"
+    heads = [
+        "algo, algo.K",
+        "runs",
+        "status",
+        "final distance to the solution",
+        "best distance to the solution",
+        "rounds to 0.1",
+    ]
+    table = pd.DataFrame([[label, "3", "2 finished, 1 diverged", number, number, "120 ± 3"]] * 2, columns=heads)
+    monkeypatch.setattr(tables, "Console", lambda **_: Console(width=width))
+    tables.print_table(table, right=heads[3:], caption="tested by nothing")
+    shown = capsys.readouterr().out
+    assert shown.count(number) == 4
+    assert shown.count("120 ± 3") == 2
+    assert "…" not in shown
+    assert "tested by nothing" in " ".join(shown.split())
+    assert "solution" in shown
+    if width >= 60:
+        assert max(map(len, shown.splitlines())) <= width
 
 
 def test_a_label_of_half_a_megabyte(tmp_path, command, drawn):
