@@ -1,6 +1,7 @@
 """Files and words that somebody sent, made to run code: none of it runs, whatever is done with them."""
 
 import io
+import json
 import os
 import pickle
 import random
@@ -11,13 +12,15 @@ import zipfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import fuzz
 import numpy as np
+import yaml
 from forked import Command
 from torture import ODD, Failure, finished, unreadable
 
-TRACE = "trace"
+TRACE, SECRET = "trace", "s3cr3t"
 
 
 class Pickled:
@@ -146,10 +149,146 @@ def by_run(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, list[str]]:
     return rng.choice([resume, resume, ("fedopt-compare", ["out"])])
 
 
+def odd_value(rng: random.Random) -> Any:
+    """A value of JSON, of any type and depth, with texts that a terminal, a shell or OmegaConf would obey."""
+    plain = [
+        None,
+        True,
+        0,
+        -1,
+        1.5,
+        10**30,
+        "",
+        "3",
+        "nan",
+        "2020-01-01",
+        "\x1b[2J\x1b]0;x\x07",
+        "\u202e",
+        "a\nb",
+        "=1+1",
+    ]
+    plain += [
+        "${oc.env:SECRET}",
+        "${seed}",
+        "${.x}",
+        "<script>",
+        "$\\input{x}$",
+        "x" * 3000,
+        "../" * 9,
+        "/dev/zero",
+        "[red]",
+    ]
+    depth = rng.choice([0, 0, 0, 1, 2, 40])
+    value = rng.choice(plain)
+    for _ in range(depth):
+        value = rng.choice(
+            [[value], {"x": value}, {rng.choice(["round", "torch", "", "a.b"]): value}, [value, value][:2]]
+        )
+        value = value if len(str(value)) < 50_000 else None
+    return value
+
+
+def by_types(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, list[str]]:
+    """Values of other types in the JSON and YAML files of a run, beside a good one."""
+    for name in ("good", "out"):
+        shutil.copytree(run_folder() / "out", cwd / "runs" / name)
+    path = cwd / "runs" / "out" / rng.choice(["run.json", "summary.json", "config.yaml"])
+    content = yaml.safe_load(path.read_text())
+    for _ in range(rng.choice([1, 1, 3])):
+        node = content
+        while isinstance(inner := node[rng.choice([*node])], dict) and inner and rng.random() < 0.6:
+            node = inner
+        node[rng.choice([*node, "stretches", "tuned", "metrics", "algo"])] = odd_value(rng)
+    path.write_text(json.dumps(content))
+    resume = ("fedopt", [*fuzz.TINY, "budget.rounds=6", "output_dir=runs/out", "resume=true"])
+    alone = ("fedopt", ["output_dir=runs/out", "resume=true", "budget.rounds=6"])
+    sweep = ("fedopt", ["-m", *fuzz.TINY, "seed=0", "output_dir=runs"])
+    return rng.choice([("fedopt-compare", ["runs", "--table", "csv,latex,markdown"]), resume, alone, sweep])
+
+
+def by_expansion(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, list[str]]:
+    """A config folder whose aliases, merge keys or references repeat one another."""
+    n, ways = rng.randrange(2, 30), rng.choice([2, 3, 9])
+    lines = {
+        "aliases": lambda k: f"k{k}: &k{k} [{', '.join([f'*k{k - 1}'] * ways)}]",
+        "merge": lambda k: f"k{k}: &k{k} {{<<: *k{k - 1}, a: *k{k - 1}, b: *k{k - 1}}}",
+        "texts": lambda k: f"k{k}: {f'${{k{k - 1}}}' * ways}",
+        "nodes": lambda k: f"k{k}: {{a: '${{k{k - 1}}}', b: '${{.a}}'}}",
+        "nested": lambda k: f"k{k}: ${{k${{seed}}}}",
+    }
+    first = rng.choice(["k0: &k0 {x: 1}", "k0: &k0 [x]", "k0: &k0 xxxx"])
+    body = [first, *map(lines[rng.choice([*lines])], range(1, n))]
+    rng.random() < 0.2 and rng.shuffle(body)
+    group = rng.choice(["experiment", "algo", "problem", "tuned", "dataset", "partitioner"])
+    path = cwd / "conf" / group / "sent.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("# @package _global_\n" + "\n".join(body) + "\n")
+    chosen = [f"{group}=sent"] if group != "tuned" and rng.random() < 0.7 else []
+    return "fedopt", [
+        *rng.choice([[], ["--help"], ["-m"]]),
+        "--config-dir",
+        "conf",
+        *fuzz.TINY,
+        *chosen,
+        "output_dir=out",
+    ]
+
+
+def by_environment(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, list[str]]:
+    """A config folder that reads the environment, or sends the run elsewhere."""
+    secret = rng.choice(
+        ["${oc.env:SECRET}", "x${oc.env:SECRET}y", "${oc.decode:${oc.env:SECRET}}", "${hydra:runtime.cwd}"]
+    )
+    key, value = rng.choice(
+        [
+            ("seed", secret),
+            ("output_dir", f"outputs/{secret}"),
+            ("output_dir", "../elsewhere"),
+            ("from", secret),
+            ("preset", secret),
+        ]
+    )
+    path = cwd / "conf" / "experiment" / "sent.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"# @package _global_\n{key}: {json.dumps(value)}\n")
+    return "fedopt", [*rng.choice([[], ["-m"]]), "--config-dir", "conf", *fuzz.TINY, "experiment=sent"]
+
+
+def by_kind_of_file(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, list[str]]:
+    """A pipe, a device, a folder or a link in place of a file that is read."""
+    shutil.copytree(run_folder() / "out", cwd / "out")
+    names = ["config.yaml", "run.json", "summary.json", "metrics.csv", "checkpoint.safetensors", "memory.0", ".lock"]
+    path = cwd / rng.choice([*(f"out/{name}" for name in names), "owners.txt", "t.csv", "d.npz", "l.txt"])
+    path.unlink(missing_ok=True)
+    how = rng.choice(["pipe", "device", "folder", "nowhere"])
+    if how == "pipe":
+        os.mkfifo(path)
+    elif how == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if how == "device" else "/nowhere")
+    classify = ["algo=fedavg", "problem=classification", "problem.model=linear", "budget.rounds=1", "output_dir=new"]
+    words = {
+        "owners.txt": ["dataset=digits", "partitioner=by_column", "partitioner.file=owners.txt"],
+        "t.csv": ["dataset=csv", "dataset.path=t.csv", "dataset.label=y"],
+        "d.npz": ["dataset=npz", "dataset.path=d.npz"],
+        "l.txt": ["dataset=libsvm", "dataset.path=l.txt"],
+    }
+    if path.name in words:
+        return "fedopt", [*classify, *words[path.name]]
+    resume = ("fedopt", [*fuzz.TINY, "budget.rounds=6", "output_dir=out", "resume=true"])
+    return rng.choice([resume, ("fedopt", ["output_dir=out", "resume=true"]), ("fedopt-compare", ["."])])
+
+
 def outside(folder: Path, cwd: Path) -> dict[Path, bytes | None]:
     """All files but those of the working directory, and what Python caches of modules."""
     files = [path for path in folder.rglob("*") if not path.is_relative_to(cwd) and "__pycache__" not in path.parts]
     return {path: path.read_bytes() if path.is_file() else None for path in files}
+
+
+def _prepare(path: str) -> None:
+    sys.path.insert(0, path)
+    os.environ["SECRET"] = SECRET
 
 
 WAYS: list[Callable[[random.Random, Path, Path], tuple[str, list[str]]]] = [
@@ -158,6 +297,10 @@ WAYS: list[Callable[[random.Random, Path, Path], tuple[str, list[str]]]] = [
     by_claim,
     by_data,
     by_run,
+    by_types,
+    by_expansion,
+    by_environment,
+    by_kind_of_file,
 ]
 
 
@@ -175,9 +318,13 @@ def trial(rng: random.Random, number: int) -> Failure | None:
         program, arguments = WAYS[number % len(WAYS)](rng, cwd, trace)
 
         before = outside(Path(folder), cwd)
-        ended = Command(arguments, cwd, program, lambda: sys.path.insert(0, f"{folder}/path")).wait(20)
+        ended = Command(arguments, cwd, program, lambda: _prepare(f"{folder}/path")).wait(20)
         files = "".join(file.read_text(errors="replace") for file in cwd.glob("conf/**/*.yaml"))
         said = f"exit {ended.code}\n{ended.out[-500:]}{ended.err[-1000:]}{files}"
+        if SECRET in said or any(SECRET in str(path) for path in Path(folder).rglob("*")):
+            return Failure("secret told", [program, *arguments], said)
+        if controls := [c for c in ended.out + ended.err if not (c.isprintable() or c == "\n")]:
+            return Failure("escapes", [program, *arguments], f"{controls[:5]} {said}")
         if trace.exists():
             return Failure("code run", [program, *arguments], said)
         if outside(Path(folder), cwd) != before:
