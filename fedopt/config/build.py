@@ -149,14 +149,10 @@ def _refuse_odd_numbers(node: dict[str, Any], values: Any, where: str) -> None:
 
 
 WORDS = {  # for people, by pydantic's type of error
-    "int_parsing": "must be a whole number",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_parsing": "must be a number",
-    "float_type": "must be a number",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "must be a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "must be true or false"),
     "finite_number": "must be a finite number",
-    "bool_parsing": "must be true or false",
-    "bool_type": "must be true or false",
     "string_type": "must be a text",
     "list_type": "must be a list, [A, B]",
     "greater_than": "must be greater than {gt}",

@@ -97,13 +97,19 @@ def values(schedule: StepSize) -> list[float]:
 
 @dataclass(frozen=True, config=_config)
 class Fixed:
-    """value steps, or epochs, in every round and for every client."""
+    """value steps, or epochs, in every round and for every client. Half an epoch is the first half of a pass."""
 
-    value: Annotated[int, Field(gt=0, le=MOST_STEPS)]
+    value: Annotated[int | float, Field(gt=0, le=MOST_STEPS)]
     kind: Literal["constant"] = "constant"
     unit: Literal["steps", "epochs"] = "steps"
 
-    def __call__(self, r: int, clients: int) -> int:
+    @model_validator(mode="after")
+    def _check(self) -> "Fixed":
+        if self.unit == "steps" and self.value % 1:
+            raise ValueError("must be a whole number of steps")
+        return self
+
+    def __call__(self, r: int, clients: int) -> int | float:
         return self.value
 
 
@@ -125,14 +131,17 @@ Work = Fixed | Growing  # of round r: one number for all clients, or [clients]
 
 
 def _parsed(value: object) -> object:
-    """5 and '5 steps' are steps, '5 epochs' epochs, that is passes over a client's examples, and a schedule is one of steps."""
+    """5 and '5 steps' are steps, '5 epochs' or '0.5 epochs' passes over a client's examples; a schedule is one of steps."""
     if isinstance(value, dict):
         return value
-    found = re.fullmatch(r"([1-9][0-9]*) *(steps?|epochs?)?", str(value)) if isinstance(value, int | str) else None
+    form = r"([1-9][0-9]*(?=$| *steps?$| *epochs?$)|[0-9]*\.[0-9]+(?= *epochs?$)) *(steps?|epochs?)?"
+    found = re.fullmatch(form, str(value)) if isinstance(value, int | str) else None
     if found is None:
-        raise ValueError("must be a number of steps such as 5, of epochs such as '5 epochs', or a schedule of steps")
+        raise ValueError(
+            "must be a number of steps such as 5, of epochs such as '5 epochs' or '0.5 epochs', or a schedule"
+        )
     unit = "epochs" if (found[2] or "").startswith("epoch") else "steps"
-    return {"kind": "constant", "value": int(found[1]), "unit": unit}
+    return {"kind": "constant", "value": float(found[1]) if "." in found[1] else int(found[1]), "unit": unit}
 
 
 LocalWork = Annotated[

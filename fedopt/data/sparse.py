@@ -14,6 +14,7 @@ from fedopt.data.tables import Fraction, unpacked
 from fedopt.errors import UserError, first_line
 
 _config = ConfigDict(extra="forbid")
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
 _LINE = re.compile(r"(\S+)((?:\s+\d+:\S+)*)\s*(?:#.*)?")
 
 
@@ -41,7 +42,8 @@ class Libsvm:
             if columns.size and not 0 < columns.min() <= columns.max() <= width:
                 raise UserError(f"{path}: has the feature {columns.max()} or 0, and features are 1 to {width}")
         names = np.unique(np.concatenate([labels for labels, *_ in read]))
-        names = names[np.argsort(names.astype(float), kind="stable")] if all(map(_is_number, names)) else names
+        if all(_NUMBER.fullmatch(name) for name in names):
+            names = names[np.argsort(names.astype(float), kind="stable")]
         number = {name: k for k, name in enumerate(names.tolist())}
         x, y = [], []
         for labels, rows, columns, values in read:
@@ -86,7 +88,3 @@ def _lines(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         )
     except ValueError as error:
         raise UserError(f"{path}: {first_line(error)}") from None
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[-+]?\d+(\.\d*)?", text) is not None

@@ -13,7 +13,9 @@ from fedopt.errors import UserError
 
 Weighted = tuple[Tensor, Tensor]  # numbers of examples, or positions among a client's own, and their weights
 Splits = Mapping[str, Ragged]
-Amount = int | np.ndarray | Callable[[np.ndarray], np.ndarray]  # for all clients, [M], or as a function of some of them
+Amount = (
+    float | np.ndarray | Callable[[np.ndarray], np.ndarray]
+)  # for all clients, [M], or as a function of some of them
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Steps:
 class Epochs:
     """Samples from shuffled passes over a client's examples; the last sample of a pass has what is left of it.
 
-    epochs: passes, as `Steps.steps`. B, samples, split: as of `Steps`.
+    epochs: passes, as `Steps.steps`, or parts of one, rounded up to a sample. B, samples, split: as of `Steps`.
     over: the split that decides how many steps a pass has; None for the first that is drawn from.
     """
 
@@ -68,7 +70,8 @@ class Epochs:
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
         """The number of local steps of each of these clients."""
         sizes = splits[self.over or self.split or next(iter(splits))].sizes[clients]
-        return _of(self.epochs, clients) * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))
+        steps = _of(self.epochs, clients) * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))
+        return np.ceil(steps).astype(np.int64)
 
     def positions(self, rng: np.random.Generator, n: int, count: int) -> list[np.ndarray]:
         """`count` samples, as positions among a client's n examples."""

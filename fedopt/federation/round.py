@@ -111,7 +111,7 @@ class Round:
             return Epochs(amount, B, samples, split, over)
         return Steps(amount, B, samples, split, replace)
 
-    def work(self, most: int | np.ndarray, clients: np.ndarray | None = None) -> int | np.ndarray:
+    def work(self, most: float | np.ndarray, clients: np.ndarray | None = None) -> float | np.ndarray:
         """The local steps, or epochs, of this round of an algorithm that asks for `most` of them, one number or [M]: `most` where
         clients are even, else of each of `clients` (None: of all) its entry of participation.work or a draw from {least..most}, of
         this round or, with work=once, from the same random numbers in all rounds; 0 for stragglers.
@@ -124,7 +124,7 @@ class Round:
         if who.least is not None:
             r = 0 if who.work == "once" else self.r + 1  # 0 is no round's
             rngs = [keyed_rng(self._federation.seed, Purpose.WORK, r, client=int(i)) for i in clients]
-            work = np.array([rng.integers(who.least, m + 1) for rng, m in zip(rngs, work, strict=True)])
+            work = np.array([rng.integers(who.least, int(m) + 1) for rng, m in zip(rngs, work, strict=True)])
         if who.stragglers:
             late = self.rng(Purpose.STRAGGLERS).permutation(M)[: round(who.stragglers * M)]
             work = np.where(np.isin(clients, late), 0, work)

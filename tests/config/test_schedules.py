@@ -8,7 +8,9 @@ import pytest
 from fedopt.config.build import build
 from fedopt.config.compose import compose, recorded
 from fedopt.config.schedules import LocalWork, Schedule
+from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
+from fedopt.federation.draws import Epochs
 
 pytestmark = pytest.mark.smoke
 
@@ -118,9 +120,9 @@ def test_growing_local_work():
         ("0 epochs", r"^algo\.tau=0 epochs: must be a number of steps"),
         (
             2.5,
-            r"^algo\.tau=2\.5: must be a number of steps such as 5, of epochs such as '5 epochs', or a schedule of steps$",
+            r"^algo\.tau=2\.5: must be a number of steps such as 5, of epochs such as '5 epochs' or '0\.5 epochs', or a schedule$",
         ),
-        ("2.5 epochs", r"^algo\.tau=2\.5 epochs: must be a number of steps"),
+        ("2.5 steps", r"^algo\.tau=2\.5 steps: must be a number of steps"),
         (-1, r"^algo\.tau=-1: must be a number of steps"),
         ("5 passes", r"^algo\.tau=5 passes: must be a number of steps"),
         ("epochs", r"^algo\.tau=epochs: must be"),
@@ -183,3 +185,24 @@ def test_a_tuned_schedule_of_another_kind(tmp_path):
     )
     node = compose(["algo=zo_hfl", "problem=hierarchical"], [tmp_path]).nodes["algo"]["gamma"]
     assert node == {"kind": "exponential", "initial": 1, "decay": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("epochs", "B", "steps"),
+    [(0.5, 4, [2, 1]), (1.5, 4, [5, 2]), (0.1, 4, [1, 1]), (0.5, None, [1, 1]), (2, 4, [6, 2])],
+)
+def test_parts_of_an_epoch(epochs, B, steps):
+    """Clients of 12 and of 4 examples: parts are rounded up to a sample, which are those that the whole pass begins with."""
+    splits = {"train": Ragged([np.arange(12), np.arange(12, 16)])}
+    work = build(Keys, {"alpha": 1, "tau": f"{epochs} epochs"}, "algo").tau
+    drawn = Epochs(work(0, 2), B)
+    assert drawn.steps_of(splits, np.arange(2)).tolist() == steps
+    whole = Epochs(2, B).positions(np.random.default_rng(0), 12, 6)
+    for some, wanted in zip(drawn.positions(np.random.default_rng(0), 12, steps[0]), whole, strict=False):
+        np.testing.assert_array_equal(some, wanted)
+
+
+@pytest.mark.parametrize("tau", ["0.5", "0.5 steps", "-0.5 epochs", "0.0 epochs", "1e3 epochs", "nan epochs", 0.5])
+def test_parts_of_a_step_are_none(tau):
+    with pytest.raises(UserError, match=r"^algo\.tau"):
+        build(Keys, {"alpha": 1, "tau": tau}, "algo")

@@ -169,7 +169,7 @@ def test_a_new_run_does_not_need_the_old_one_any_more(old, monkeypatch, capsys, 
         (["problem.model=mlp", "budget.rounds=6"], ["checkpoint.safetensors", "options, model"]),
         (["budget.rounds=3"], ["budget", "in 3 rounds", "count on"]),
         (["from=nowhere"], ["from=nowhere", "no run"]),
-        (["from=3"], ["from=3", "string"]),
+        (["from=3"], ["from=3", "a text"]),
     ],
 )
 def test_what_cannot_be_gone_on_from(words, fragments, old, tmp_path):
