@@ -57,7 +57,7 @@ class Composed:
     def parts(self) -> dict[str, Any]:
         """The objects that need no data, by group: algo, partitioner, dataset where the problem has one, and problem, a function
         of its world. Raises UserError."""
-        groups = [group for group in ("algo", "partitioner", "dataset") if self.nodes[group].get("_target_")]
+        groups = ["algo", "partitioner", *["dataset"] * bool(self.nodes["dataset"].get("_target_"))]
         problem = builder(self.nodes["problem"], "problem", "world")
         return {group: build_target(self.nodes[group], group) for group in groups} | {"problem": problem}
 

@@ -35,7 +35,7 @@ def explain(error: Exception, words: Sequence[str], keys: Sequence[str]) -> str:
     key = getattr(error, "full_key", "") if isinstance(error, ConfigAttributeError | ConfigKeyError) else ""
     if key or (overridden := re.search(r"Could not override '([^']+)'", text)):
         return _unknown_key(str(key or overridden[1]), words, keys)  # type: ignore[index]
-    return text.partition(" full_key:")[0][:300]
+    return text.partition(" full_key:")[0][:300] or "a value of a config cannot be read: are its ${...} closed?"
 
 
 def _unknown_key(key: str, words: Sequence[str], keys: Sequence[str]) -> str:

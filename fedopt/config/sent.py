@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf._utils import get_yaml_loader
 
 from fedopt.config.files import CONF, GROUPS
 from fedopt.errors import UserError
@@ -62,9 +61,9 @@ def _check_file(path: Path, inside: Path, *state: int) -> None:
         raise UserError(f"{path}: fedopt has a file of this name, which counts instead; choose another name")
     text, node = "", None
     # As Hydra reads it; what it cannot read it does not obey either, and says so where it is chosen
-    with suppress(OSError, ValueError, AssertionError, RecursionError, yaml.YAMLError, OmegaConfBaseException):
+    with suppress(OSError, ValueError, AssertionError, RecursionError, yaml.YAMLError):
         text = config_text(path)
-        node = OmegaConf.to_container(OmegaConf.create(text))
+        node = yaml.load(text, get_yaml_loader())  # noqa: S506
     content = node if isinstance(node, dict) else {}
     if calls := re.search(r"\$\{[^}]*[:$][^}]*", str(content)):
         only = "in a file a value may refer to another key alone, as ${seed}"

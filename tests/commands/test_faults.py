@@ -75,6 +75,11 @@ WRONG = {
     "a word as a step": (["eval.diverged=x"], ["eval.diverged=x: must be a number"]),
     "a number as a truth value": (["hardware.tf32=7"], ["hardware.tf32=7: must be true or false"]),
     "a choice that is none": (["algo.anchor=x"], ["algo.anchor=x: must be 'all' or 'cohort'"]),
+    "a partitioner that is no class": (
+        [*DIGITS, "partitioner._target_=False"],
+        ["partitioner._target_=False", "imported"],
+    ),
+    "no class of a partitioner": (["partitioner._target_=null"], ["partitioner._target_="]),
     "no budget": (["budget.rounds=null"], ["budget", "at least one"]),
     "negative budget": (["budget.rounds=-5"], ["budget.rounds=-5"]),
     "autocast in double": (["hardware.autocast=bfloat16", "hardware.dtype=float64"], ["hardware", "float32"]),

@@ -240,6 +240,8 @@ def test_references_that_stand_for_more_than_they_show(kind, monkeypatch, capsys
         "${oc.${preset}:SECRET}",
         "{'${oc.env:SECRET}': 1}",
         "${hydra:runtime.cwd}",
+        "${k${seed}}",
+        "{a: '${oc.env:SECRET}', b: '${x'}",
     ],
 )
 @pytest.mark.parametrize("name", ["experiment/sent.yaml", "tuned/mine.yaml"])
