@@ -63,7 +63,7 @@ def _check_file(path: Path, inside: Path, *state: int) -> None:
     # As Hydra reads it; what it cannot read it does not obey either, and says so where it is chosen
     with suppress(OSError, ValueError, AssertionError, RecursionError, yaml.YAMLError):
         text = config_text(path)
-        node = yaml.load(text, get_yaml_loader())  # noqa: S506
+        node = yaml.load(text, get_yaml_loader())
     content = node if isinstance(node, dict) else {}
     if calls := re.search(r"\$\{[^}]*[:$][^}]*", str(content)):
         only = "in a file a value may refer to another key alone, as ${seed}"
