@@ -15,7 +15,7 @@ from fedopt.config.files import CONF, GROUPS
 from fedopt.errors import UserError
 from fedopt.files.reading import config_text
 
-MOST_CHARACTERS = 10**6  # that a key's references may stand for
+MOST_REFERRED = 10_000  # that a key's references may stand for; those of all keys for ten times as many
 _REFERENCE = re.compile(r"\$\{([^{}:]+)\}")
 
 
@@ -102,15 +102,12 @@ def refuse_expanding(nodes: Any) -> None:
                 inner = value if isinstance(value, dict) else range(len(value))
                 sizes[key] = 1 + sum(size(f"{key}.{part}".lstrip(".")) for part in inner)
             else:
-                sizes[key] = len(str(value)) + sum(
-                    size(_referred(key, name)) for name in _REFERENCE.findall(str(value))
-                )
+                text = value if isinstance(value, str) else "1"
+                sizes[key] = len(text) + sum(size(_referred(key, name)) for name in _REFERENCE.findall(text))
         return sizes[key]
 
-    if large := [key for key in values if key and size(key) > MOST_CHARACTERS]:  # the last is the innermost
-        raise UserError(
-            f"{large[-1]}: refers to itself, or to what stands for more than {MOST_CHARACTERS:,} characters"
-        )
+    if large := [key or "a config" for key in values if size(key) > MOST_REFERRED * (1 if key else 10)]:
+        raise UserError(f"{large[-1]}: refers to itself, or to what stands for more than {MOST_REFERRED:,} characters")
 
 
 def _all(node: Any, key: str) -> Iterable[tuple[str, Any]]:

@@ -217,6 +217,8 @@ REFERRING = {
     "texts": "".join(f"  k{n}: ${{extra.k{n - 1}}}${{extra.k{n - 1}}}\n" for n in LEVELS),
     "nodes": "".join(f"  k{n}: {{a: '${{extra.k{n - 1}}}', b: '${{..k{n - 1}}}'}}\n" for n in LEVELS),
     "lists": "".join(f"  k{n}: ['${{extra.k{n - 1}}}', '${{extra.k{n - 1}}}']\n" for n in LEVELS),
+    "two of a node": "".join(f"  k{n}: {{a: '${{extra.k{n - 1}}}', b: '${{.a}}'}}\n" for n in range(1, 15)),
+    "many": "  k1: '" + "${extra.k0}" * 1000 + "'\n" + "".join(f"  k{n}: ${{extra.k1}}\n" for n in range(2, 40)),
     "itself": "  k1: ${extra.k1}\n",
     "each other": "  k1: ${extra.k2}\n  k2: {a: '${extra.k1}'}\n",
 }
