@@ -37,3 +37,9 @@ def test_public_names():
 def test_imports_no_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, timeout=60).returncode == 0
+
+
+def test_ranks_load_what_would_keep_a_group():
+    """Imported after a group has begun, this module would keep the group, and threads of gloo's, after its end."""
+    code = "import sys, fedopt.federation.ranks; sys.exit('torch.distributed.nn.functional' not in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, timeout=60).returncode == 0

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 # torch.func imports it too. Its functions have the group of that moment as a default: if it were imported after `start`, the
 # group, and gloo's threads with it, would outlive `stop`, and such a thread can abort the process as it exits.
+import torch.distributed.nn.functional
 from torch import Tensor
 
 import fedopt
