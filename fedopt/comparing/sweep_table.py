@@ -44,8 +44,8 @@ def report(folder: Path) -> int:
         configs.append(config)
         metrics.append(str(config.get("eval.metric") or next((metric.name for metric in card.get("metrics", ())), "")))
     for row, config in zip(rows, configs, strict=True):
-        texts = {key: str(value) if isinstance(value, list | dict) else value for key, value in config.items()}
-        row |= {key: texts[key] for key in swept if key in texts and key not in row}
+        values = {key: config[key] for key in swept if key in config and key not in row}
+        row |= {key: str(value) if isinstance(value, list | dict) else value for key, value in values.items()}
     write_table(folder / "sweep.csv", pd.DataFrame(rows))
     finals = finals_of(rows, metrics, [key for key in swept if len({row.get(key) for row in rows}) > 1])
     if 0 < len(finals) <= MOST_SHOWN:

@@ -134,13 +134,13 @@ def _parsed(value: object) -> object:
     """5 and '5 steps' are steps, '5 epochs' or '0.5 epochs' passes over a client's examples; a schedule is one of steps."""
     if isinstance(value, dict):
         return value
-    form = r"([1-9][0-9]*(?=$| *steps?$| *epochs?$)|[0-9]*\.[0-9]+(?= *epochs?$)) *(steps?|epochs?)?"
+    form = r"([1-9][0-9]*|[0-9]*\.[0-9]+) *(steps?|epochs?)?"
     found = re.fullmatch(form, str(value)) if isinstance(value, int | str) else None
-    if found is None:
+    unit = "epochs" if found and (found[2] or "").startswith("epoch") else "steps"
+    if found is None or (unit == "steps" and "." in found[1]):
         raise ValueError(
             "must be a number of steps such as 5, of epochs such as '5 epochs' or '0.5 epochs', or a schedule"
         )
-    unit = "epochs" if (found[2] or "").startswith("epoch") else "steps"
     return {"kind": "constant", "value": float(found[1]) if "." in found[1] else int(found[1]), "unit": unit}
 
 

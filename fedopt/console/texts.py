@@ -40,7 +40,9 @@ def _is_mathematics(text: str) -> bool:
     """Whether matplotlib takes it, which knows no command that reads or writes; \\text it does not look into."""
     from matplotlib.mathtext import MathTextParser
 
+    if "\\text" in text or not re.fullmatch(r"\$[^$]+\$", text):
+        return False
     with suppress(ValueError):
         MathTextParser("path").parse(text)
-        return re.fullmatch(r"\$[^$]+\$", text) is not None and "\\text" not in text
+        return True
     return False

@@ -63,8 +63,8 @@ class Folder:
         if "val" in parts:
             arrays[VALIDATES] = of_split[train] == "val"
         notes = [f"{len(passed):,} hidden or other files are passed over"] * bool(passed)
-        held_out = {image.tobytes() for image in images[test]}
-        if twice := sum(image.tobytes() in held_out for image in images[train]):
+        held_out = {image.tobytes() for image in arrays["x_test"]}
+        if twice := sum(image.tobytes() in held_out for image in arrays["x_train"]):
             notes.append(f"{twice:,} training images are equal to one for testing")
         return replace(
             checked(arrays, path, "last"), pixels=self.pixels, class_names=tuple(classes), notes=tuple(notes)

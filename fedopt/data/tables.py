@@ -100,17 +100,16 @@ class Csv:
             notes.append(f"cells are apart by {'tabs' if other == chr(9) else other}")
         cells = csv.reader(StringIO(text), delimiter=separator, skipinitialspace=True)
         decimal = self.decimal or "."
+        number = 0
         try:
-            names, *rows = (row for row in cells if row)
-        except (csv.Error, ValueError) as error:
+            names = next(row for row in cells if row)
+            for number, row in enumerate((row for row in cells if row), 1):
+                if len(row) != len(names):
+                    why = f"row {number} below the names has {len(row)} cells, and there are {len(names)} names"
+                    hint = "a comma in a number needs quotes; dataset.separator and dataset.decimal say what is used"
+                    raise UserError(f"{path}: {why}; {hint}")
+        except (csv.Error, StopIteration) as error:
             raise UserError(f"{path}: is no CSV with a line of column names ({first_line(error)})") from None
-        for number, row in enumerate(rows, 1):
-            if len(row) != len(names):
-                why = f"row {number} below the names has {len(row)} cells, and there are {len(names)} names"
-                hint = (
-                    "a comma in a number or a text needs quotes; dataset.separator and dataset.decimal say what is used"
-                )
-                raise UserError(f"{path}: {why}; {hint}")
         if self.decimal is None and separator == ";" and _POINTS.search(text) is None and _COMMAS.search(text):
             decimal = ","
             notes.append("numbers have decimal commas")
@@ -118,9 +117,11 @@ class Csv:
             notes.append(
                 f"the first line is taken as the names of columns, and looks like values ({', '.join(names[:3])})"
             )
-        if (twice := next((k for k, name in enumerate(names, 1) if not name or name in names[: k - 1]), 0)) > 0:
-            raise UserError(f"{path}: column {twice} has no name, or another's; of pandas: to_csv(index=False)")
-        if not rows:
+        if (wrong := pd.Index(names).duplicated() | (pd.Index(names) == "")).any():
+            raise UserError(
+                f"{path}: column {wrong.argmax() + 1} has no name, or another's; of pandas: to_csv(index=False)"
+            )
+        if not number:
             raise UserError(f"{path}: has no rows")
         apart = {"sep": separator, "decimal": decimal, "skipinitialspace": True}
         return pd.read_csv(StringIO(text), low_memory=False, index_col=False, **apart), notes  # type: ignore[call-overload]

@@ -13,9 +13,8 @@ from fedopt.errors import UserError
 
 Weighted = tuple[Tensor, Tensor]  # numbers of examples, or positions among a client's own, and their weights
 Splits = Mapping[str, Ragged]
-Amount = (
-    float | np.ndarray | Callable[[np.ndarray], np.ndarray]
-)  # for all clients, [M], or as a function of some of them
+# One number for all clients, [M], or as a function of some of them
+Amount = float | np.ndarray | Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)

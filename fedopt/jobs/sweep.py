@@ -160,7 +160,7 @@ def _hydra_job(planned: Sweep, command: tuple[str, int], config: DictConfig) -> 
 
 
 def _runs(process: int) -> bool:
-    with suppress(ProcessLookupError):
+    with suppress(OSError):  # it is gone, or its number is another user's process now
         os.kill(process, 0)
         return True
     return False

@@ -173,20 +173,21 @@ def _tried(module: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, 
             raise UserError(f"{key}: gives {shape}; it must give the logits of the {classes} classes, {wanted}")
         return out, dropout.drawn
 
-    once, again = logits(x, training=False)[0], logits(x, training=False)[0]
-    if not torch.equal(once, again):
+    once = logits(x, training=False)
+    if not torch.equal(once[0], logits(x, training=False)[0]):
         raise UserError(
             f"{key}: gives other logits when it is called again: it keeps something, or is random; {REMEDY}"
         )
-    results = [(logits(x, training), logits(x[[0, 0]], training)) for training in (True, False)]
+    trained = logits(x, training=True)
+    results = [(trained, logits(x[[0, 0]], training=True)), (once, logits(x[[0, 0]], training=False))]
+    results.append((once, logits(x[[0, 0, 0]], training=False)))  # of another size
     if changed := [name for name, value in probe.named_buffers() if not torch.equal(value, buffers.get(name, value))]:
         owner = type(probe.get_submodule(changed[0].rpartition(".")[0])).__name__
         raise UserError(f"{key}: the buffer {changed[0]} of {owner} changes with every batch; {REMEDY}")
-    results.append(((once, 0), logits(x[[0, 0, 0]], training=False)))  # of another size
     for (out, _), (other, _) in results:
         if not torch.allclose(out[0], other[0], rtol=1e-3, atol=1e-3 * float(out[0].abs().max())):
             raise UserError(f"{key}: an example's logits depend on the others in its batch, or on chance; {REMEDY}")
-    (_, drawn), out = results[0][0], once
+    (_, drawn), (out, _) = trained, once
     probabilities = bool((out >= 0).all()) and torch.allclose(out.sum(1), torch.ones(len(x)))
     return drawn > 0, REMARK * probabilities
 

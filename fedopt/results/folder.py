@@ -104,7 +104,10 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """config.yaml. Raises UserError where it cannot be read."""
-        return read_config(self.path / "config.yaml")
+        try:
+            return read_config(self.path / "config.yaml")
+        except UserError as error:
+            raise UserError(f"{error}; choose another output_dir") from None
 
     def card(self) -> dict[str, Any]:
         """run.json, as far as it is as a run writes it; empty where it is not there or broken."""
@@ -114,7 +117,9 @@ class RunFolder:
     def used(self) -> bool:
         """Whether a run has begun here, or somebody else's files would be written over."""
         there = {name for name in FILES if os.path.lexists(self.path / name)} - {".lock"}
-        return bool(there - LEFT_OVER) or bool(there and self.summary().get("status") != "failed")  # before it began
+        if not there - LEFT_OVER:  # a run that failed before it began leaves no more
+            return bool(there) and self.summary().get("status") != "failed"
+        return True
 
     def vacate(self) -> None:
         """Leave the folder to the next run: of one that has failed before it computed anything stays what says how."""

@@ -65,7 +65,7 @@ class MetricsFile:
 
 
 def whole_rows(path: Path) -> str:
-    """The text of metrics.csv without a row that is being written, which has no line end yet. Raises OSError and ValueError."""
+    """The text of metrics.csv without a row that is being written, which has no line end yet. Raises OSError and UserError."""
     text = read_text(path)
     return text[: text.rfind("\n") + 1]
 

@@ -4,10 +4,8 @@ import time
 from functools import cache
 from threading import Lock, Thread
 
-TICK, STANDS_STILL = (
-    0.1,
-    1.0,
-)  # seconds: between looks at the clock, and between two looks of a process that was stopped
+TICK = 0.1  # seconds between looks at the clock
+STANDS_STILL = 1.0  # seconds, at least, between two looks of a process that was stopped
 IDLE = 0.05  # the most of that time that a process has worked which was stopped, and not busy
 
 

@@ -23,9 +23,10 @@ FEW, SECONDS = 10, 2  # evaluations that each get a plain line, and between line
 def announced(what: str, quiet: bool = False) -> Iterator[None]:
     """Say what is being done: on a terminal until it is done, elsewhere in one line where it takes long."""
     terminal = not quiet and sys.stderr is not None and sys.stderr.isatty()
-    late = Timer(LATE, lambda: None if quiet or terminal else say(f"note: {what} ..."))
+    late = Timer(LATE, say, [f"note: {what} ..."])
     late.daemon = True
-    late.start()
+    if not (quiet or terminal):
+        late.start()
     try:
         with Console(stderr=True).status(what) if terminal else nullcontext():
             yield
@@ -45,10 +46,7 @@ class Display:
         self._rows = self._rows_shown = 0  # evaluations so far, and when the last line was written
         self._began: tuple[float, float] | None = None  # the time, and the fraction of the budget that was spent then
         self._done = 0.0
-        name, text = (
-            TextColumn("{task.description}", markup=False),
-            TextColumn("{task.fields[text]}", markup=False),
-        )
+        name, text = (TextColumn(f"{{task.{of}}}", markup=False) for of in ("description", "fields[text]"))
         columns = (name, BarColumn(), TaskProgressColumn(), text, TimeElapsedColumn(), "eta", TimeRemainingColumn())
         self._has_bar = not quiet and sys.stderr.isatty()
         self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._has_bar)

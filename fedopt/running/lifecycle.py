@@ -115,7 +115,7 @@ class Run:
 
     def _set_up(self, entry: resume.Entry) -> tuple[Experiment, Any, Checkpoint, int | None]:
         """The experiment, the state to begin with, the checkpoint's file, and the bytes of metrics.csv to go on from, if any."""
-        with announced("reading the data and setting up the problem", quiet=not self.main):
+        with announced("reading the data and setting up the problem", quiet=self.quiet or not self.main):
             e = assemble(self.composed, self.jobs)
             ranks.refuse_different(facts(self.config, e.data))
             state, self.progress = begin(e)
@@ -203,5 +203,8 @@ class Run:
         """metrics.png of a run that was killed when all but this was done."""
         metrics = described(self.folder.path)
         if not (self.folder.path / "metrics.png").exists() and metrics:
-            with suppress(KeyError, ValueError), sinks.pictures(self.folder, metrics, self.config["from"], None):
+            with (
+                suppress(KeyError, ValueError, UserError),
+                sinks.pictures(self.folder, metrics, self.config["from"], None),
+            ):
                 pass  # KeyError, ValueError: of somebody's own metrics.csv
