@@ -21,7 +21,7 @@ from fedopt.commands.answer import Parser, answer, positive
 from fedopt.config.build import INTERFACES
 from fedopt.config.compose import Composed
 from fedopt.config.files import CONF
-from fedopt.config.settings import Budget
+from fedopt.config.settings import Budget, Settings
 from fedopt.config.words import last_of_each, of_folder
 from fedopt.console.interrupts import ending_at_once
 from fedopt.console.say import show
@@ -102,15 +102,21 @@ def _single(composed: Composed) -> int:
 
     status, folder = execute(composed, lambda: place(composed))
     if rank() == 0:
-        show(_last_line(status, folder, composed.settings.budget))
+        show(_last_line(status, folder, composed.settings))
     return EXIT[status]
 
 
-def _last_line(status: str, folder: RunFolder, budget: Budget) -> str:
+def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
     summary = folder.summary()
     values = "  ".join(f"{name} {value:.5g}" for name, value in numbers_of(summary.get("final")).items())
-    line = f"{status} after {summary.get('round')} rounds{_limit(budget, summary)} ({summary.get('seconds')} s)"
+    rounds = f"{summary.get('round')} round{'s' * (summary.get('round') != 1)}"
+    line = f"{status} after {rounds}{_limit(settings.budget, summary)} ({summary.get('seconds')} s)"
     line += f": {values}" if values else ""
+    if settings.eval.target is not None:
+        reached = numbers_of(summary.get("to_target"))
+        spent = ", ".join(f"{name} {value:.10g}" for name, value in reached.items())
+        when = f"reached at {spent}" if reached else "not reached"
+        line += f"\ntarget {settings.eval.metric} {settings.eval.target:g}: {when}"
     line += f"\nresults: {folder.path}"
     if status == "interrupted":
         path = os.environ.get("PYTHONPATH")  # where your own modules are

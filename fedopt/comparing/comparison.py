@@ -21,7 +21,7 @@ from fedopt.comparing.shown import COLUMNS, shown_table, tests_shown, write_show
 from fedopt.comparing.tables import moments
 from fedopt.comparing.unequal import unequal, with_status
 from fedopt.config.build import build
-from fedopt.console.say import say
+from fedopt.console.say import note
 from fedopt.errors import UserError
 from fedopt.results import figures
 
@@ -201,7 +201,9 @@ def compared(
         runs = [run.called(metric, label) for run in runs]
     by = default_keys(runs) if group_by is None else known_keys(group_by, runs)
     if several := [key for key in PROBLEM if key not in by and len({run.group([key]) for run in runs}) > 1]:
-        say(f"--group-by={','.join(by)}: the runs have more than one {' and '.join(several)}, which are told apart too")
+        note(
+            f"--group-by={','.join(by)}: the runs have more than one {' and '.join(several)}, which are told apart too"
+        )
         by = [*by, *several]
     members: dict[tuple[str, ...], list[Recorded]] = {}
     for run in sorted(runs, key=lambda run: [order(value) for value in run.group(by)]):
@@ -214,7 +216,7 @@ def compared(
         keys = dict(zip(by, lines[label], strict=True))
         rows.append(keys | {"label": label} | summary([run.until(at) for run in runs], metric, x, target))
     for line in unequal(by, groups, metric, at):
-        say(line)
+        note(line)
     table = pd.DataFrame(rows) if at is None else pd.DataFrame(rows).assign(at=at)
     return Comparison(table, by, groups, metric, x, target, at, slots)
 

@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 
 from fedopt.comparing.recorded import ABSENT, CHOSEN, DATA, Recorded, say_skipped
-from fedopt.console.say import say
+from fedopt.console.say import note
 from fedopt.errors import UserError, nearest
 from fedopt.results.figures import OKABE_ITO
 
@@ -103,7 +103,7 @@ def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequenc
             new_names[old_names[old]] = text[len(old) + 1 :]
             places.setdefault(old_names[old], place)
         else:
-            say(f"--names={text}: no line is called so; there are {'; '.join(shown)}")
+            note(f"--names={text}: no line is called so; there are {'; '.join(shown)}")
     shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
     slots: dict[str, int] = {}
     free = len(names)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedopt.comparing.recorded import ABSENT, Recorded, by_problem
-from fedopt.console.say import say
+from fedopt.console.say import note
 from fedopt.results.figures import spans_decades
 
 MOST_TESTED = 6  # groups of a problem of which each pair is tested
@@ -32,7 +32,7 @@ def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame
     rows = []
     for problem, labels in by_problem(groups).items():
         if len(labels) > MOST_TESTED:
-            say(f"{problem[0]}: {len(labels)} groups are more than the {MOST_TESTED} of which each pair is tested")
+            note(f"{problem[0]}: {len(labels)} groups are more than the {MOST_TESTED} of which each pair is tested")
             continue
         for one, other in combinations(labels, 2):
             apart = (seeds[one] - seeds[other]).dropna().to_numpy()
@@ -45,7 +45,7 @@ def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame
                     p = float(ttest_1samp(apart, 0).pvalue)
                 rows.append((pair, np.exp(mean) if log else mean, len(apart), p))
                 if len(apart) < seeds[[one, other]].notna().sum().max():
-                    say(f"{pair}: tested on the {len(apart)} seeds that both have; the table has all seeds of each")
+                    note(f"{pair}: tested on the {len(apart)} seeds that both have; the table has all seeds of each")
     what = "ratio" if log else "difference"
     title = described.title if log else described.title.replace("(%)", "(percentage points)")
     table = pd.DataFrame(rows, columns=["pair", f"{what} of {title}", "seeds", "p"])

@@ -13,7 +13,8 @@ import pandas as pd
 
 from fedopt.config.files import flat
 from fedopt.config.tuned import Tuned
-from fedopt.console.say import say
+from fedopt.console.say import note
+from fedopt.console.texts import counted
 from fedopt.errors import UserError, first_line
 from fedopt.metrics import Metric
 from fedopt.results.figures import COSTS
@@ -115,7 +116,7 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
     folders = list(_folders(paths, skipped))
     for pattern in exclude:
         kept = [folder for folder in folders if not any(fnmatch(n, pattern) for n in (str(folder), *folder.parts))]
-        say(f"--exclude={pattern}: {len(folders) - len(kept)} of {len(folders)} folders are left out")
+        note(f"--exclude={pattern}: {len(folders) - len(kept)} of {counted(len(folders), 'folder')} left out")
         folders = kept
     for folder in folders:
         try:
@@ -137,13 +138,13 @@ def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
         same = kept.setdefault((run.digits, *run.group([*CHOSEN, DATA])), [])
         if not same or (run.status != "failed" and not any(run.agrees(other) for other in same)):
             same.append(run)
-    counted = {run.folder for same in kept.values() for run in same}
-    if copies := len(runs) - len(counted):
-        say(f"{copies} of {len(runs)} runs are left out: others of the same config, seed and data count")
+    counting = {run.folder for same in kept.values() for run in same}
+    if copies := len(runs) - len(counting):
+        note(f"{copies} of {len(runs)} runs left out: others of the same config, seed and data count")
     if unlike := next((same for same in kept.values() if len(same) > 1), []):
         where = ", ".join(str(run.folder) for run in unlike[:NAMED])
-        say(f"{where}: the same config, seed and data gave other rows, and all count; --exclude leaves runs out")
-    return [run for run in runs if run.folder in counted]
+        note(f"{where}: the same config, seed and data gave other rows, and all count; --exclude leaves runs out")
+    return [run for run in runs if run.folder in counting]
 
 
 def _folders(paths: Sequence[Path], skipped: dict[str, list[str]]) -> Iterator[Path]:
@@ -167,7 +168,7 @@ def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
         more = f" and {len(folders) - NAMED} more" * (len(folders) > NAMED)
         reasons.append(f"{', '.join(folders[:NAMED])}{more} ({why})")
     if count := sum(map(len, skipped.values())):
-        say(f"{count} folder{'s' * (count > 1)} skipped: {'; '.join(reasons)}")
+        note(f"{counted(count, 'folder')} skipped: {'; '.join(reasons)}")
 
 
 def read(folder: Path, x: str) -> Recorded:

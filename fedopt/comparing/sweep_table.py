@@ -13,6 +13,7 @@ from fedopt.comparing.tables import moments, plus_minus, print_table, write_tabl
 from fedopt.config.compose import Composed
 from fedopt.config.files import GROUPS, flat
 from fedopt.console.say import show
+from fedopt.console.texts import counted
 from fedopt.errors import UserError
 from fedopt.results.folder import RunFolder, described, numbers_of
 
@@ -53,7 +54,7 @@ def report(folder: Path) -> int:
     if best := _best_of(folder, rows, metrics):
         show(best)
     counts = Counter(row["status"] for row in rows)
-    show(f"{len(rows)} runs: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
+    show(f"{counted(len(rows), 'run')}: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
     show(f"results: {folder / 'sweep.csv'}")
     return 1 if counts["failed"] else 0
 

@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, StrictBo
 from pydantic.dataclasses import dataclass
 
 from fedopt.config.build import STRICT
+from fedopt.console.texts import counted
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -79,6 +80,10 @@ class Participation:
         if self.least is not None and isinstance(self.work, list):
             raise ValueError("give least or work, and set the other to null")
         return self
+
+    def described(self, clients: int) -> str:
+        """Who takes part in a round, for a person."""
+        return counted(clients, "client") + ("" if self.cohort is None else f", {self.cohort} in a round")
 
     @property
     def uneven(self) -> bool:

@@ -6,14 +6,28 @@ import sys
 
 from fedopt.console.texts import printable
 
+RED, CYAN = 31, 36  # of a terminal
+
 # Of several ranks the main one; `running.lifecycle.execute` chooses another when one fails
 speaks = os.environ.get("RANK", "0") == "0" or "WORLD_SIZE" not in os.environ
 
 
 def say(line: str) -> None:
-    """To stderr, by one of several ranks, as one line whatever a value in it holds."""
-    if speaks:
-        print(f"fedopt: {_one_line(line)}", file=sys.stderr)
+    """A mistake, or how a command ended: to stderr, by one of several ranks, as one line whatever a value in it holds."""
+    _to_stderr("fedopt", RED, line)
+
+
+def note(line: str) -> None:
+    """What a person should know, though nothing is wrong: as `say`."""
+    _to_stderr("note", CYAN, line)
+
+
+def _to_stderr(prefix: str, colour: int, line: str) -> None:
+    if not speaks or sys.stderr is None:
+        return
+    if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        prefix = f"\033[{colour}m{prefix}\033[0m"
+    print(f"{prefix}: {_one_line(line)}", file=sys.stderr)
 
 
 def show(*texts: str) -> None:

@@ -19,6 +19,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def counted(number: int, what: str) -> str:
+    """1 run, 2 runs."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def csv_cell(text: str) -> str:
     """For a CSV file: what a spreadsheet would take as a formula begins with a quote."""
     risky = text[:1] in ("=", "@", "\t", "\r", "+", "-") and not _NUMBER.fullmatch(text)

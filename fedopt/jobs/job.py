@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedopt.config.compose import Composed
+from fedopt.console.bar import Bar
 from fedopt.console.interrupts import ending_at_once
 from fedopt.console.say import say
 from fedopt.errors import UserError
@@ -31,10 +32,10 @@ class Job:
     def ended(self) -> bool:
         return RunFolder(self.folder).status() in ENDED
 
-    def do(self, processes: int) -> Outcome:
+    def do(self, processes: int, bar: Bar | None = None) -> Outcome:
         """Run, or go on, to the end. A run that has ended is only checked. What goes wrong is said, a failure recorded too.
 
-        processes: how many share the machine.
+        processes: how many share the machine. bar: what shows how far it is; None for one that it makes.
         """
         with ending_at_once():
             from fedopt.results.card import say_changed
@@ -51,7 +52,7 @@ class Job:
                 refuse_changed_data(self.folder, folder.card(), composed.nodes)
                 say_changed(folder, composed.nodes, done=True)
             else:
-                status, _ = execute(composed, lambda: self.folder, processes)
+                status, _ = execute(composed, lambda: self.folder, processes, bar=bar)
         except Exception as error:
             if status in ENDED or (status is not None and isinstance(error, UserError)):  # what is there stays as it is
                 say(str(error))

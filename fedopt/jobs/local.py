@@ -6,15 +6,13 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import closing, contextmanager, redirect_stderr, suppress
 from itertools import chain
 from multiprocessing import connection
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
+from fedopt.console.bar import Bar
 from fedopt.console.interrupts import end_with
-from fedopt.console.texts import printable
 from fedopt.jobs.job import Job, Outcome
 from fedopt.results.folder import ENDED
 
@@ -22,35 +20,32 @@ Done = tuple[Job, Outcome, float | None]  # seconds, None if it had ended before
 
 
 def run_all(jobs: Sequence[Job], at_once: int = 1) -> dict[Job, str]:
-    """Do the jobs, up to `at_once` at a time, and print a line for each that ends. Returns why a job did not end well, for those.
+    """Do the jobs, up to `at_once` at a time, under one bar, and print a line for each that ends. Returns why a job did not end
+    well, for those.
 
     Raises KeyboardInterrupt after Ctrl-C or SIGTERM, when all that ran have kept a checkpoint.
     """
     ended, waiting = ([job for job in jobs if job.ended is wanted] for wanted in (True, False))
+    bar = Bar(len(jobs), stream=sys.stdout)
     checked = ((job, job.do(processes=1), None) for job in ended)
-    done: Iterable[Done] = chain(checked, _in_turn(waiting) if at_once <= 1 else _in_processes(waiting, at_once))
+    done: Iterable[Done] = chain(checked, _in_turn(waiting, bar) if at_once <= 1 else _in_processes(waiting, at_once))
     bad: dict[Job, str] = {}
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    show_bar = at_once > 1 and sys.stdout.isatty()  # a single run shows its own
-    with Progress(*columns, transient=True, disable=not show_bar) as progress, _sigterm_as_ctrl_c():
-        bar = progress.add_task("", total=len(jobs))
+    with closing(bar), _sigterm_as_ctrl_c():
         for number, (job, (status, text), seconds) in enumerate(done, 1):
             if status not in ENDED:
                 bad[job] = text or status
+            left = bar.next(skipped=seconds is None)
             there = "was there already" if status in ENDED else ""
-            took = there if seconds is None else f"({seconds:.0f} s)"
+            took = there if seconds is None else f"({', '.join(filter(None, [f'{seconds:.0f} s', left]))})"
             parts = f"[{number:>{len(str(len(jobs)))}}/{len(jobs)}] {status:<9} {job.title}", took, text
-            progress.console.print(
-                printable("  ".join(filter(None, parts))), markup=False, highlight=False, soft_wrap=True
-            )
-            progress.advance(bar)
+            bar.line("  ".join(filter(None, parts)))
     return bad
 
 
-def _in_turn(jobs: Sequence[Job]) -> Iterator[Done]:
+def _in_turn(jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
     for job in jobs:
         began = time.monotonic()
-        outcome = job.do(processes=1)
+        outcome = job.do(processes=1, bar=bar)
         yield job, outcome, time.monotonic() - began
         if outcome.status == "interrupted":
             raise KeyboardInterrupt

@@ -27,7 +27,8 @@ from fedopt.config.files import CONF
 from fedopt.config.sent import refuse_hydra
 from fedopt.config.words import key_of, parsed, quoted
 from fedopt.console.interrupts import ctrl_c_kept, end_with, ending_at_once
-from fedopt.console.say import say, show
+from fedopt.console.say import note, say, show
+from fedopt.console.texts import counted
 from fedopt.errors import UserError, cores, first_line
 from fedopt.files.writing import refuse_links
 from fedopt.jobs.job import Job, optimised
@@ -68,6 +69,7 @@ def sweep(words: Sequence[str], folders: Sequence[str], at_once: int) -> int:
     planned = plan(words, folders)
     refuse_links(planned.folder / name for name in ("multirun.yaml", "sweep.csv"))
     bad = False
+    show(*_head(planned))
     try:
         with ctrl_c_kept():
             if any(word.startswith("hydra") for word in words):
@@ -79,6 +81,24 @@ def sweep(words: Sequence[str], folders: Sequence[str], at_once: int) -> int:
         say("stopped; the same command goes on from here")
         return 130
     return max(report(planned.folder), bad)
+
+
+def _head(planned: Sweep) -> list[str]:
+    """What runs, with which tuned values, on what data, and where."""
+    shared = frozenset[str].intersection(*map(frozenset, planned.composed))
+    keys = sorted({key_of(word) for words in planned.composed for word in words if word not in shared})
+    methods = dict[str, dict[str, None]]()
+    tuned, data = dict[str, None](), dict[str, None]()
+    for one in planned.composed.values():
+        methods.setdefault(one.chosen["problem"], {})[one.chosen["algo"]] = None
+        tuned[str(one.tuned)] = None
+        clients = getattr(one.parts["partitioner"], "clients", None)
+        crowd = [] if clients is None else [one.settings.participation.described(clients)]
+        data[", ".join([*crowd, *[one.chosen["dataset"]] * ("dataset" in one.parts)])] = None
+    what = "; ".join(f"{', '.join(some)} on {problem}" for problem, some in methods.items())
+    over = f" over {', '.join(keys)}" * bool(keys)
+    head = f"{what}: {counted(len(planned.composed), 'run')}{over}"
+    return [*filter(None, [head, "; ".join(tuned), "; ".join(data)]), f"in {planned.folder}"]
 
 
 def plan(words: Sequence[str], folders: Sequence[str]) -> Sweep:
@@ -102,7 +122,7 @@ def plan(words: Sequence[str], folders: Sequence[str]) -> Sweep:
         raise UserError(f"output_dir={','.join(map(str, places))}: a sweep has one, with a folder for each run in it")
     keys = {key_of(word) for word in swept}
     if warning := differences(list(composed.values()), keys):
-        say(warning)
+        note(warning)
     if place := places.pop():
         return Sweep(tuple(words), tuple(folders), composed, Path(place), None)
     first = next(iter(composed.values())).chosen

@@ -40,7 +40,7 @@ class Problem(_InWorld, ABC):
     metrics: what `evaluate` measures; the first one is what comparisons take unless another is named.
     labels: the class of each training example, None where there are no classes; class_names, feature_names: of the classes, and of
     the features, where they have some.
-    remark: what a user should know of the data as they were made, said when a run begins; empty for nothing.
+    remark: the examples as they are used, for the head of a run; empty for none. notes: what else a user should know of the data.
     convolutional: whether its functions are mostly convolutions.
     random: whether its functions draw random numbers, as dropout does: then each sample gets a key that they are functions of.
     alone: why vmap cannot run its functions, so that clients are run one by one; empty where it can.
@@ -55,6 +55,7 @@ class Problem(_InWorld, ABC):
     class_names: Sequence[str] = ()
     feature_names: Sequence[str] = ()
     remark: str = ""
+    notes: Sequence[str] = ()
     convolutional: bool = False
     random: bool = False
     alone: str = ""

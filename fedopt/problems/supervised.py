@@ -57,7 +57,7 @@ class Supervised(Problem):
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
         self.splits = world.split(len(y), y, held_out if validates is None else validates, owners)
         self.net = self._network(self.train, data, dropout)
-        self.remark = self._remark(data)
+        self.remark, self.notes = self._remark(data), [*data.notes, *[self.net.remark] * bool(self.net.remark)]
         self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
         self._start: tuple[Tensor, ...] = (self.net.initial.to(world.device, world.dtype),)
 
@@ -74,8 +74,7 @@ class Supervised(Problem):
             remarks.append("whose each row is goes unused, which partitioner=by_column divides by")
         if 0 < len(data.class_names) <= MOST_NAMED:
             remarks.append(f"classes {', '.join(data.class_names)}")
-        remarks += data.notes
-        return "; ".join(filter(None, [*remarks, self.net.remark]))
+        return "; ".join(remarks)
 
     def _network(self, examples: Examples, data: LabelledData, dropout: float) -> FlatModel:
         if dropout and self.model != "mlp":

@@ -21,7 +21,7 @@ import fedopt
 from fedopt.config.build import imported
 from fedopt.config.compose import Composed
 from fedopt.config.files import flat
-from fedopt.console.say import say
+from fedopt.console.say import note
 from fedopt.errors import UserError, is_own
 from fedopt.files.reading import read_json
 from fedopt.problems.classes import Problem
@@ -75,7 +75,7 @@ def continued(folder: RunFolder, round: int) -> dict[str, Any]:
     before, now = ({**(of.get("versions") or {}), "commit": of.get("commit")} for of in (last, here))
     if changed := [name for name in (*NUMERICAL, "commit") if before.get(name) != now[name]]:
         what = ", ".join(f"{name} {now[name]}, not {before.get(name)}" for name in changed)
-        say(f"{folder.path}: goes on with {what}; numbers may differ in the last digits")
+        note(f"{folder.path}: goes on with {what}; numbers may differ in the last digits")
     return {**card, "stretches": [*stretches, {"round": round, **here}]}
 
 
@@ -97,7 +97,7 @@ def say_changed(folder: RunFolder, config: Mapping[str, Any], done: bool) -> Non
         what = (
             f"is a run from before {modules} changed" if done else f"goes on with another {modules} than it began with"
         )
-        say(f"{folder.path}: {what}; delete the folder to run it anew")
+        note(f"{folder.path}: {what}; delete the folder to run it anew")
 
 
 def division(problem: Problem) -> str:

@@ -16,8 +16,10 @@ import yaml
 from fedopt.config.build import build_target
 from fedopt.config.compose import Composed
 from fedopt.console import say as console
+from fedopt.console.bar import Bar
 from fedopt.console.interrupts import interruptible
-from fedopt.console.say import say
+from fedopt.console.say import note
+from fedopt.console.texts import counted
 from fedopt.errors import UserError
 from fedopt.federation import ranks
 from fedopt.results import journal
@@ -39,6 +41,7 @@ def execute(
     jobs: int = 1,
     on_eval: sinks.OnEval | None = None,
     quiet: bool = False,
+    bar: Bar | None = None,
 ) -> tuple[str, RunFolder]:
     """Run, or go on, in the folder that `locate` gives, as `Run` says. Returns the status and the folder.
 
@@ -47,7 +50,7 @@ def execute(
     """
     try:
         ranks.start()
-        run = Run(composed, locate, RunFolder(ranks.from_main(locate)), jobs, on_eval, quiet)
+        run = Run(composed, locate, RunFolder(ranks.from_main(locate)), jobs, on_eval, quiet, bar)
         with closing(run), recorded(run), mistakes_named(run.callback):
             status = run()
             ranks.finish()
@@ -63,7 +66,7 @@ def execute(
 class Run:
     """One run in its folder, which is that of `locate`, or the next that it gives.
 
-    jobs: processes that share the machine; quiet: show no progress.
+    jobs: processes that share the machine; quiet: show no progress; bar: of several jobs, of which this is one.
     on_eval: called with each row of metrics.csv; where it returns true, the run stops as after Ctrl-C.
     writing: whether a failure is to be recorded in the folder; first: the round that it begins anew with.
     """
@@ -74,6 +77,7 @@ class Run:
     jobs: int
     on_eval: sinks.OnEval | None
     quiet: bool
+    bar: Bar | None
 
     def __post_init__(self) -> None:
         self.config = dict(self.composed.nodes)
@@ -115,7 +119,10 @@ class Run:
 
     def _set_up(self, entry: resume.Entry) -> tuple[Experiment, Any, Checkpoint, int | None]:
         """The experiment, the state to begin with, the checkpoint's file, and the bytes of metrics.csv to go on from, if any."""
-        with announced("reading the data and setting up the problem", quiet=self.quiet or not self.main):
+        what = "reading the data and setting up the problem"
+        if self.bar is not None:
+            self.bar.move(0, [what])
+        with announced(what, quiet=self.quiet or self.bar is not None or not self.main):
             e = assemble(self.composed, self.jobs)
             ranks.refuse_different(facts(self.config, e.data))
             state, self.progress = begin(e)
@@ -132,7 +139,7 @@ class Run:
         if not self.folder.held:
             self._take_folder()
             if self.config["resume"] and not self.quiet:
-                say(f"resume=true: there is no run in {self.folder.path} yet, so one begins")
+                note(f"resume=true: there is no run in {self.folder.path} yet, so one begins")
         self.writing = True
         self.folder.write_text("config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
         if not resuming:
@@ -144,7 +151,7 @@ class Run:
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
         how = f"{'resumed' if resuming else 'started'} with {torch.get_num_threads()} threads"
-        self.folder.log("; ".join(filter(None, [how, self._tuned(), e.original.remark])))
+        self.folder.log("; ".join(filter(None, [how, self._tuned(), e.original.remark, *e.original.notes])))
 
     def _take_folder(self) -> None:
         """Lock the folder; where another run has begun there since `resume.enter`, the next one, unless the command names it."""
@@ -173,19 +180,23 @@ class Run:
         opened.enter_context(sinks.pictures(self.folder, e.problem.metrics, self.config["from"], begun))
         rows = opened.enter_context(closing(MetricsFile(self.folder.metrics, rows_size)))
         trackers = [opened.enter_context(sinks.tracker(logger, self.folder.path, new))] if logger else []
-        display = opened.enter_context(closing(self._display(e)))
+        display = opened.enter_context(closing(self._display(opened, e)))
         self.keeper = sinks.Keeper(e, self.progress, checkpoint, rows, stamp(self.config) | e.data)
         return [sinks.on_rows(rows.append), *trackers, display, sinks.on_rows(self.callback), self.keeper]
 
-    def _display(self, e: Experiment) -> Display:
-        """On the terminal: what runs, and where."""
-        chosen = self.composed.chosen
-        algo, problem = chosen.get("algo", type(e.algorithm).__name__), chosen.get("problem", type(e.original).__name__)
-        title = f"{algo} on {problem}"
-        row = f"{self.folder.path.name}: " if self.jobs > 1 else ""  # whose rows come between those of others
-        display = Display(title, [metric.name for metric in e.problem.metrics], self.quiet, row)
-        display.line("; ".join(filter(None, [f"{title}, in {self.folder.path}", self._tuned(), e.original.remark])))
-        return display
+    def _display(self, opened: ExitStack, e: Experiment) -> Display:
+        """On the terminal. A run by itself has three lines first: what runs, on what data, and where."""
+        chosen, problem = self.composed.chosen, e.original
+        bar = self.bar or opened.enter_context(closing(Bar(quiet=self.quiet)))
+        if self.bar is None:
+            algo = chosen.get("algo", type(e.algorithm).__name__)
+            bar.line(f"{algo} on {chosen.get('problem', type(problem).__name__)}; {self._tuned()}")
+            bar.line("; ".join(filter(None, [e.federation.participation.described(problem.clients), problem.remark])))
+            bar.line(f"in {self.folder.path}")
+        for text in problem.notes:
+            bar.note(text)
+        prefix = f"{self.folder.path.name}: " * (self.jobs > 1)  # whose rows come between those of others
+        return Display(bar, [metric.name for metric in e.problem.metrics], prefix)
 
     def _tuned(self) -> str:
         """Which tuned values apply: those that the run was begun with, since one that goes on need not name them again."""
@@ -197,7 +208,7 @@ class Run:
         values = {"final": progress.final, "best": progress.best, "to_target": progress.to_target}
         summary = {"status": status, **costs(e, progress), **ledger.columns(), **largest, **values}
         self.folder.write_json("summary.json", summary)
-        self.folder.log(f"{status} after {progress.round} rounds")
+        self.folder.log(f"{status} after {counted(progress.round, 'round')}")
 
     def _draw_again(self) -> None:
         """metrics.png of a run that was killed when all but this was done."""

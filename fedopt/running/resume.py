@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from fedopt.console.say import say
+from fedopt.console.say import note
 from fedopt.errors import UserError
 from fedopt.results.card import say_changed
 from fedopt.results.checkpoint import Checkpoint, read, refuse_foreign
@@ -46,7 +46,7 @@ def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
     refuse_other(folder.path, numbers(folder.config()), numbers(config))
     if not os.path.lexists(folder.checkpoint):
         if folder.metrics.exists():
-            say(f"{folder.path}: there is no checkpoint, so the run starts over")
+            note(f"{folder.path}: there is no checkpoint, so the run starts over")
         return "anew"
     with advising(START_OVER):
         _, metadata = read(folder.checkpoint)

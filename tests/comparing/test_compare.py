@@ -104,7 +104,7 @@ def test_who_ends_worse_than_they_began_is_said(tmp_path, command):
     for seed, values in enumerate(((10, 80, 5), (10, 80, 90), (10, 20, 9))):
         record(tmp_path / "runs" / str(seed), values, seed)
     assert command(tmp_path / "runs")[3] == (
-        "fedopt: FedMSA: 2 of 3 runs end with a worse test_accuracy than they began with: are the steps too long?\n"
+        "note: FedMSA: 2 of 3 runs end with a worse test_accuracy than they began with: are the steps too long?\n"
     )
 
 
@@ -246,7 +246,7 @@ def test_broken_runs_are_skipped(tmp_path, command):
     code, csv, _, err = command(runs, runs / "good")
     assert (code, list(csv["runs"])) == (0, [1])
     one, other = err.splitlines()
-    assert one.startswith("fedopt: 10 folders skipped: ")
+    assert one.startswith("note: 10 folders skipped: ")
     for folders, why in [
         (("empty", "no_rows"), "metrics.csv has no rows"),
         (("no_table",), "no metrics.csv"),
@@ -381,13 +381,13 @@ def test_equal_spends(tmp_path, command, drawn):
     record(tmp_path / "runs" / "a", (10, 20, 50), 0)  # to 40 exchanges
     record(tmp_path / "runs" / "b", (10, 30, 40, 90, 60), 0, algo=FEDAVG)  # to 80
     err = command(tmp_path / "runs")[-1]
-    assert err.startswith("fedopt: unequal spends on Mco: ")
+    assert err.startswith("note: unequal spends on Mco: ")
     assert err.count("\n") == 1
     for fact in ("FedMSA ends at 40 communication rounds", "FedAvg ends at 80 communication rounds", "--at 40 "):
         assert fact in err
     assert command(tmp_path / "runs", "--group-by", "algo", "--x", "bytes")[-1].count("unequal spends") == 1
     _, csv, out, err = command(tmp_path / "runs", "--at", 45)
-    assert err == "fedopt: --at=45: runs of FedMSA end earlier, and have their last values in the table\n"
+    assert err == "note: --at=45: runs of FedMSA end earlier, and have their last values in the table\n"
     _, csv, out, err = command(tmp_path / "runs", "--at", 40)
     assert err == ""
     assert csv["final_test_accuracy_mean"].tolist() == [40, 50]
@@ -410,7 +410,7 @@ def test_problems_are_not_pooled(tmp_path, command):
                 better = value + seed * (1 + (algo is FEDMSA)) + (algo is FEDMSA)
                 record(tmp_path / "runs" / name, (1, better), seed, algo=algo, problem={**MCO, "_target_": target})
     _, csv, _, err = command(tmp_path / "runs", "--group-by", "algo", "--table", "csv,markdown")
-    assert err == "fedopt: --group-by=algo: the runs have more than one problem, which are told apart too\n"
+    assert err == "note: --group-by=algo: the runs have more than one problem, which are told apart too\n"
     assert csv["runs"].tolist() == [3] * 4
     tested = pd.read_csv(tmp_path / "out" / "compare_tests.csv")
     assert tested["pair"].tolist() == ["FedAvg, Mco - FedMSA, Mco", "FedAvg, Other - FedMSA, Other"]
@@ -427,8 +427,8 @@ def test_runs_left_out(tmp_path, command, drawn):
     _, csv, _, err = command(tmp_path / "runs", "--exclude", "*=2", "--exclude", "nothing")
     assert csv["runs"][0] == 2
     assert err.splitlines() == [
-        "fedopt: --exclude=*=2: 1 of 3 folders are left out",
-        "fedopt: --exclude=nothing: 0 of 2 folders are left out",
+        "note: --exclude=*=2: 1 of 3 folders left out",
+        "note: --exclude=nothing: 0 of 2 folders left out",
     ]
 
 
@@ -588,7 +588,9 @@ def test_tuned_values_of_another_model_are_said(tmp_path, command):
     beside = ("dataset=digits", "problem.widths=[9]")
     for algo, tuned in (("fednest", "fednest/mco"), ("fedmsa", "fedmsa/mco"), ("fedavg", "")):
         named(tmp_path / "runs" / algo, algo, 1, 2, tuned=tuned, beside=beside)
-    line = "fedopt: the tuned values of fedmsa, fednest are for runs without dataset=digits problem.widths=[9]: they may be"
+    line = (
+        "note: the tuned values of fedmsa, fednest are for runs without dataset=digits problem.widths=[9]: they may be"
+    )
     assert line in command(tmp_path / "runs")[-1]
 
 
@@ -647,10 +649,10 @@ def test_a_config_and_seed_count_once(tmp_path, command):
     _, csv, _, err = command(tmp_path / "runs")
     assert (csv["runs"][0], csv["seeds"][0], csv["final_test_accuracy_mean"][0]) == (2, 2, 85)
     assert csv["status"][0] == "2 finished"
-    assert (err.count("\n"), "3 of 5 runs are left out" in err) == (1, True)
+    assert (err.count("\n"), "3 of 5 runs left out" in err) == (1, True)
     for folder in ("failed", "failed again"):
         record(tmp_path / "runs" / folder, (1, 80), seed=0, status="failed")
-    assert "5 of 7 runs are left out" in command(tmp_path / "runs")[3]
+    assert "5 of 7 runs left out" in command(tmp_path / "runs")[3]
 
 
 def test_runs_that_should_be_copies_and_are_not_all_count(tmp_path, command):
@@ -661,7 +663,7 @@ def test_runs_that_should_be_copies_and_are_not_all_count(tmp_path, command):
     _, csv, _, err = command(tmp_path / "runs")
     assert (csv["runs"][0], csv["seeds"][0]) == (2, 1)
     left_out, unlike = err.splitlines()
-    assert "3 of 5 runs are left out" in left_out
+    assert "3 of 5 runs left out" in left_out
     assert "gave other rows" in unlike
     assert "other code" in unlike
 
@@ -698,7 +700,7 @@ def test_keys_that_differ_besides_the_data_set_are_named(tmp_path, command):
         config = {"dataset": {"_target_": f"x.{name}", "path": name}, "partitioner": {"alpha": alpha}}
         record(tmp_path / "runs" / name, (1, 80), **config)
     assert command(tmp_path / "runs", "--group-by", "dataset")[3] == (
-        "fedopt: the groups differ in partitioner.alpha as well\n"
+        "note: the groups differ in partitioner.alpha as well\n"
     )
     assert command(tmp_path / "runs", "--group-by", "dataset,partitioner.alpha")[3] == ""
 
@@ -709,7 +711,7 @@ def test_when_one_looks_is_no_property_of_a_method(tmp_path, command):
     record(tmp_path / "runs" / "again", (1, 2, 80), 0, every=5, eval={"every": 5})
     _, csv, _, err = command(tmp_path / "runs")
     assert list(csv["runs"]) == [2]
-    assert err.startswith("fedopt: 1 of 3 runs are left out")
+    assert err.startswith("note: 1 of 3 runs left out")
 
 
 def test_labels_have_few_digits_and_the_order_of_the_names(tmp_path, command):

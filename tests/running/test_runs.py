@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -22,6 +23,7 @@ from support.command import ROOT, TINY, fedopt, run, start, torchrun
 from fedopt.comparing.sweep_table import differences
 from fedopt.config.compose import compose
 from fedopt.config.words import quoted
+from fedopt.console.bar import Bar
 from fedopt.errors import cores
 from fedopt.results.folder import RunFolder
 from fedopt.running.display import Display
@@ -162,7 +164,7 @@ def test_the_last_word_of_a_key_counts(monkeypatch, capsys, tmp_path):
     assert "seed=3" not in folder.name
     assert json.loads((folder / "run.json").read_text())["overrides"].count("algo=fedmsa") == 1
     digits = ["algo=fedavg", "problem=classification", "dataset=fashion_mnist", "dataset=digits", "budget.rounds=1"]
-    assert "without dataset=digits;" in fedopt(monkeypatch, capsys, "-m", *digits, "seed=1,2", "seed=5").err
+    assert "without dataset=digits\n" in fedopt(monkeypatch, capsys, "-m", *digits, "seed=1,2", "seed=5").out
 
 
 def test_no_words_are_answered_by_help(monkeypatch, capsys, tmp_path):
@@ -197,28 +199,35 @@ def test_evaluation_schedule(monkeypatch, capsys, tmp_path):
     assert pd.read_csv(tmp_path / "run" / "metrics.csv")["round"].tolist() == [0, 1, 5, 7, 10, 11]
 
 
-@pytest.mark.parametrize(("rounds", "shown"), [(4, range(5)), (30, [*range(10), 30])])
+@pytest.mark.parametrize(("rounds", "shown"), [(4, range(5)), (30, [0, 1, *range(3, 31, 3)])])
 def test_evaluations_that_are_shown(rounds, shown, monkeypatch, capsys, tmp_path):
-    """All where there are few; else the last line says how many are missing."""
-    monkeypatch.setattr("fedopt.running.display.SECONDS", 1e9)
+    """Without a terminal: the first two, and one for each tenth of the budget."""
     words = [*TINY, f"budget.rounds={rounds}", "eval.every=1", f"output_dir={tmp_path / 'run'}"]
-    lines = [line for line in fedopt(monkeypatch, capsys, *words).err.splitlines() if line.startswith("round ")]
-    assert [int(line.split()[1]) for line in lines] == list(shown)
-    assert [line for line in lines if "more before it" in line] == lines[len(lines) - (rounds > 10) :]
-    assert ("(20 more before it in metrics.csv)" in lines[-1]) == (rounds > 10)
+    lines = fedopt(monkeypatch, capsys, *words).err.splitlines()
+    rows = [int(match[1]) for line in lines if (match := re.search(r"%.*  round (\d+)  ", line))]
+    assert rows == list(shown)
 
 
-def test_plain_lines_have_an_eta(monkeypatch, capsys):
+def test_the_last_evaluation_is_shown(capsys):
+    """Of a run that is interrupted."""
+    with closing(Display(Bar(), ["loss"])) as display:
+        for round, spent in enumerate((0.0, 0.01, 0.02, 0.03)):
+            display(Moment(round, None, spent, {"comm_rounds": 2 * round, "loss": 1.0}, False, None))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.strip() for line in lines] == [f"{i}%  round {i}  comm_rounds {2 * i}  loss 1" for i in (0, 1, 3)]
+
+
+def test_plain_lines_say_the_time_left(monkeypatch, capsys):
     """At the speed since this process began, which a resumed run does in the middle; none at the end."""
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    display = Display("fedavg on digits", ["loss"])
+    display = Display(Bar(), ["loss"])
     for done, wait in ((0.5, 0.0), (0.6, 60.0), (0.9, 60.0), (1.0, 1.0)):
         now += wait
         display(Moment(0, None, done, {"round": 0, "comm_rounds": 0, "loss": 1.0}, False, None))
     display.close()
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.partition("eta ")[2] for line in lines] == ["", "0:04:00", "0:00:30", ""]
+    second = [line.strip().split("  ")[1] for line in capsys.readouterr().err.splitlines()]
+    assert second == ["round 0", "0:04:00 left", "0:00:30 left", "round 0"]
 
 
 SWEEP = ["-m", "algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=3", "seed=0,1", "algo.beta=[1],0.05"]
@@ -288,7 +297,7 @@ def test_sweep_resumes_interrupted_runs(monkeypatch, capsys, tmp_path):
 
 
 def test_a_sweep_that_is_stopped_says_how_it_goes_on(monkeypatch, capsys, tmp_path):
-    def stopped(*_):
+    def stopped(*_, bar):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
@@ -363,7 +372,7 @@ def test_sweeps_in_one_folder_keep_apart(monkeypatch, capsys, tmp_path):
         (["budget.rounds=2"], "finished after 2 rounds ("),
         (["budget.rounds=2", "budget.comm_rounds=1000"], "finished after 2 rounds, by budget.rounds=2 ("),
         (["budget.rounds=9", "budget.comm_rounds=4"], "finished after 2 rounds, by budget.comm_rounds=4 ("),
-        (["budget.rounds=9", "budget.bytes=str(1)"], "finished after 1 rounds, by budget.bytes=1 ("),
+        (["budget.rounds=9", "budget.bytes=str(1)"], "finished after 1 round, by budget.bytes=1 ("),
     ],
 )
 def test_the_limit_that_ended_a_run_is_said(limits, said, monkeypatch, capsys, tmp_path):
@@ -402,11 +411,12 @@ def test_quotes_stand_where_they_are_needed(name, word, monkeypatch, tmp_path):
 
 def test_failures_are_said_when_they_happen(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Bar, "line", lambda bar, text: print(text, file=sys.stderr))
     result = fedopt(monkeypatch, capsys, "-m", *SMALL, "algo.beta=[1],0.1", "output_dir=sweep")
     lines = result.err.splitlines()
     (failed,) = (n for n, line in enumerate(lines) if line.startswith("fedopt: sweep/fedmsa_mco,seed=0,algo.beta="))
-    (begun,) = (n for n, line in enumerate(lines) if line.startswith("fedmsa on mco, in sweep/"))
-    assert failed < begun
+    (ended,) = (n for n, line in enumerate(lines) if line.startswith("[2/2] finished"))
+    assert failed < ended
     assert "algo.beta" in lines[failed].partition(": ")[2]
 
 
