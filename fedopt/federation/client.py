@@ -1,5 +1,6 @@
 """What a client function sees: one client, with its examples, draws and memory, and the oracles of its problem."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import Any
@@ -21,9 +22,9 @@ class Client(Oracles):
     """One client, or under vmap each of a stack of them.
 
     drawn: of the stack, by name; stack: as of `Oracles`. share: what belongs to the client alone: `index`, which client it is;
-    `whole`, its rows; by name, `positions`, its draws, and `active`, whether it takes a step, where clients of the stack differ in
-    that; where there are any, `memory`, its own row of the algorithm's per-client memory, `own`, what was sent to it alone, and
-    `key`, of the random numbers that the problem's functions draw.
+    `place`, where it stands in the stack; `whole`, its rows; by name, `positions`, the first stretch of its draws, and `steps`, how
+    many it takes, where clients of the stack differ in that; where there are any, `memory`, its own row of the algorithm's
+    per-client memory, `own`, what was sent to it alone, and `key`, of the random numbers that the problem's functions draw.
     """
 
     def __init__(
@@ -32,7 +33,8 @@ class Client(Oracles):
         super().__init__(problem, calls, stack)
         self.index: int | Tensor = share["index"]
         self._share, self._drawn = share, drawn
-        self._counts: dict[str, list[int]] = {name: d.active().sum(0).tolist() for name, d in drawn.items()}
+        self._steps: dict[str, list[int]] = {name: sorted(d.steps.tolist()) for name, d in drawn.items()}
+        self._at_hand: dict[str, tuple[int, Any]] = {name: (0, share["positions"][name]) for name in drawn}
         self._held: Any = None
         self._samples: dict[str, dict[int, Any]] = {}
 
@@ -62,8 +64,7 @@ class Client(Oracles):
 
     def own_steps(self, name: str) -> Tensor:
         """The number of this client's local steps in the draws of that name, a whole number."""
-        active = self._share["active"].get(name)
-        return torch.tensor(len(self._taken(name))) if active is None else active.sum()
+        return self._share["steps"].get(name, torch.tensor(self._taken(name)[-1]))
 
     def sample(self, name: str) -> Any:
         """What the first step takes of the draws of a name, for draws that are made once."""
@@ -74,7 +75,7 @@ class Client(Oracles):
 
         It serves algorithms whose clients all take the same number of steps; `scan` serves the others too.
         """
-        return (self._of_step(name, k) for k in range(len(self._taken(name))))
+        return (self._of_step(name, k) for k in range(self._taken(name)[-1]))
 
     def scan(
         self, name: str, step: Callable[..., Any], carry: Any, *schedules: Callable[[int], Any], skip: int = 0
@@ -84,15 +85,16 @@ class Client(Oracles):
         A step takes a sample, or a list of them where the draws say how many. A client with fewer steps than the others keeps its
         last carry.
         """
-        everyone, counts = self._counted, self._taken(name)
-        for k in range(skip, len(counts)):
-            self._counted, taken = counts[k], (self._of_step(name, k), *(schedule(k) for schedule in schedules))
-            finished = counts[k] < everyone  # somebody has, whose carry no step may be written over
+        everyone, steps = self._counted, self._taken(name)
+        for k in range(skip, steps[-1]):
+            self._counted = len(steps) - bisect_right(steps, k)
+            finished = self._counted < everyone  # somebody has, whose carry no step may be written over
+            taken = (self._of_step(name, k), *(schedule(k) for schedule in schedules))
             new = step(tree_map(_detached, carry) if finished else carry, *taken)
             if k == skip and not _carried_on(carry, new):
                 raise gives(step, new, "what the next step begins with, as it is given it as its first argument")
             if finished:
-                active = self._share["active"][name][k]
+                active = self._share["steps"][name] > k
                 carry = tree_map(lambda a, b, active=active: torch.where(active, a, b), new, carry)
             else:
                 carry = new
@@ -118,10 +120,11 @@ class Client(Oracles):
         return held
 
     def _taken(self, name: str) -> list[int]:
-        """How many clients of the stack take each of the steps that are drawn under a name. Raises UserError for another name."""
-        if name not in self._counts:
-            raise UserError(f"a client asks for {name!r}; the exchange draws {', '.join(self._counts) or 'nothing'}")
-        return self._counts[name]
+        """How many steps the clients of the stack take with what is drawn under a name, in order. Raises UserError for another
+        name."""
+        if name not in self._steps:
+            raise UserError(f"a client asks for {name!r}; the exchange draws {', '.join(self._steps) or 'nothing'}")
+        return self._steps[name]
 
     def _of_step(self, name: str, k: int) -> Any:
         n = self._drawn[name].samples
@@ -145,18 +148,29 @@ class Client(Oracles):
 
     def _fetch(self, name: str, k: int) -> dict[int, Any]:
         """The samples from k on that are fetched in one go."""
-        positions: dict[str, Weighted] = self._share["positions"][name]
+        first, positions = self._stretch(name, k)
         if not positions:
             whole = {split: self._share["whole"][split] for split in self._drawn[name].splits}
             return {k: self._problem.sample(self.index, whole) if self._held is None else self._held}
         size = max(at.shape[-1] for at, _ in positions.values())
         if not self._stacked or size >= SMALL:
-            return {k: self._chosen({split: (at[k], weight[k]) for split, (at, weight) in positions.items()})}
-        some = slice(k, k + AT_ONCE // size)
+            some: Any = k - first
+            return {k: self._chosen({split: (at[some], weight[some]) for split, (at, weight) in positions.items()})}
+        some = slice(k - first, k - first + AT_ONCE // size)
         chosen = {split: (at[some], weight[some]) for split, (at, weight) in positions.items()}
         leaves, structure = tree_flatten(torch.func.vmap(self._chosen)(chosen))
         of_each = zip(*(leaf.unbind() for leaf in leaves), strict=True)
         return {k + j: tree_unflatten(list(own), structure) for j, own in enumerate(of_each)}
+
+    def _stretch(self, name: str, k: int) -> tuple[int, dict[str, Weighted]]:
+        """The number of the first sample in the stretch of sample k, and this client's positions in it."""
+        first, positions = self._at_hand[name]
+        if positions and not first <= k < first + self._drawn[name].length:
+            first, of_stack = self._drawn[name].stretch(k)
+            place = self._share["place"]
+            positions = {split: (at[place], weight[place]) for split, (at, weight) in of_stack.items()}
+            self._at_hand[name] = first, positions
+        return first, positions
 
     def _chosen(self, chosen: dict[str, Weighted]) -> Any:
         if self._held is not None:

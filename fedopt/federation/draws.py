@@ -1,8 +1,10 @@
 """Which of its examples a client uses. An exchange names its draws, as in `fed.exchange(f, x, S, local=Steps(5, B=32))`."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,6 +17,8 @@ Weighted = tuple[Tensor, Tensor]  # numbers of examples, or positions among a cl
 Splits = Mapping[str, Ragged]
 # One number for all clients, [M], or as a function of some of them
 Amount = float | np.ndarray | Callable[[np.ndarray], np.ndarray]
+Rngs = list[np.random.Generator]  # of some clients
+STRETCH = 2**20  # positions of a stack that are made in one go: bounds memory
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,16 @@ class Steps:
 
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
         """The number of local steps of each of these clients."""
-        return _of(self.steps, clients)
+        return np.ceil(_of(self.steps, clients)).astype(np.int64)
 
-    def positions(self, rng: np.random.Generator, n: int, count: int) -> list[np.ndarray] | np.ndarray:
-        """`count` samples, as positions among a client's n examples."""
+    def width(self, n: int) -> int:
+        """The most examples of a sample from n."""
+        return (self.B or n) if self.replace else min(self.B or n, n)
+
+    def positions(
+        self, rng: np.random.Generator, n: int, count: int, left: list[np.ndarray]
+    ) -> list[np.ndarray] | np.ndarray:
+        """The next `count` samples, as positions among a client's n examples; they leave nothing over."""
         if self.replace:
             return rng.integers(n, size=(count, self.B or n))
         if self.B is None or n <= self.B:
@@ -72,13 +82,17 @@ class Epochs:
         steps = _of(self.epochs, clients) * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))
         return np.ceil(steps).astype(np.int64)
 
-    def positions(self, rng: np.random.Generator, n: int, count: int) -> list[np.ndarray]:
-        """`count` samples, as positions among a client's n examples."""
-        drawn: list[np.ndarray] = []
-        while len(drawn) < count:
+    def width(self, n: int) -> int:
+        """The most examples of a sample from n."""
+        return min(self.B or n, n)
+
+    def positions(self, rng: np.random.Generator, n: int, count: int, left: list[np.ndarray]) -> list[np.ndarray]:
+        """The next `count` samples, as positions among a client's n examples; what they leave of a pass is kept in `left`."""
+        while len(left) < count:
             order = rng.permutation(n)
-            drawn += [order[start : start + (self.B or n)] for start in range(0, n, self.B or n)]
-        return drawn[:count]
+            left += [order[start : start + (self.B or n)] for start in range(0, n, self.B or n)]
+        drawn, left[:] = left[:count], left[count:]
+        return drawn
 
 
 def Full(split: str | None = None) -> Steps:
@@ -89,22 +103,36 @@ def Full(split: str | None = None) -> Steps:
 Draws = Mapping[str, Steps | Epochs]  # of an exchange, by name; they are made in this order
 
 
-class Drawn(NamedTuple):
+@dataclass(eq=False)
+class Drawn:
     """What was drawn under one name for a stack of clients.
 
-    splits: those that are drawn from. positions: for each of them, which of a client's rows each sample takes and with what
-        weights, [clients, samples, B]; empty where every sample takes all.
-    steps: the number of local steps of each client, [clients]; samples: as of `Steps`.
+    splits: those that are drawn from. steps: the number of local steps of each client, [clients]; samples: as of `Steps`.
+    length: the number of samples in a stretch. positions: those of the first stretch, for each split: which of a client's rows each
+        sample takes and with what weights, [clients, length, B]; empty where every sample takes all.
+    later: where there are more, what makes the positions of all stretches for each split, and the generators it begins with.
     """
 
     splits: tuple[str, ...]
-    positions: dict[str, Weighted]
     steps: np.ndarray
     samples: int | None
+    length: int
+    positions: dict[str, Weighted] = field(default_factory=dict)
+    later: dict[str, tuple[Callable[[Rngs], Iterator[Weighted]], Rngs]] = field(default_factory=dict)
 
-    def active(self) -> np.ndarray:
-        """Whether a client takes a step, [clients, the most steps of any]."""
-        return np.arange(self.steps.max()) < self.steps[:, None]
+    def __post_init__(self) -> None:
+        self._number, self._at_hand, self._due = 0, self.positions, dict[str, Iterator[Weighted]]()
+
+    def stretch(self, k: int) -> tuple[int, dict[str, Weighted]]:
+        """The number of the first sample in the stretch of sample k, and the stretch's positions."""
+        number = k // self.length
+        if not self._due or number < self._number:
+            self._due = {split: stretches(deepcopy(rngs)) for split, (stretches, rngs) in self.later.items()}
+            self._number = -1
+        while self._number < number:
+            self._at_hand = {split: next(stretches) for split, stretches in self._due.items()}
+            self._number += 1
+        return number * self.length, self._at_hand
 
 
 def draw(
@@ -115,25 +143,43 @@ def draw(
     drawn = {}
     for name, wanted in draws.items():
         drawn_from = tuple(split for split in splits if wanted.split in (None, split))
-        drawn[name] = Drawn(drawn_from, {}, wanted.steps_of(splits, clients), wanted.samples)
-    rngs = [rng_of(int(i)) for i in clients]
-    whole = {}
+        widest = max((wanted.width(splits[split].sizes[clients].max()) for split in drawn_from), default=1)
+        length = max(STRETCH // (len(clients) * widest), 1)
+        drawn[name] = Drawn(drawn_from, wanted.steps_of(splits, clients), wanted.samples, length)
+    rngs, whole = [rng_of(int(i)) for i in clients], {}
+    before: Iterator[Weighted] = iter(())
     for split, ragged in splits.items():
         if not any(split in of_name.splits for of_name in drawn.values()):
             continue
-        whole[split] = _padded([[ragged[int(i)]] for i in clients], like, 0)
+        sizes = ragged.sizes[clients]
+        whole[split] = _padded([[ragged[int(i)]] for i in clients], sizes.max(), like, 0)
         for name, wanted in draws.items():
-            if split in drawn[name].splits and wanted.B is not None:
-                counts = drawn[name].steps * (wanted.samples or 1)
-                of_clients = zip(rngs, ragged.sizes[clients], counts, strict=True)
-                positions = [wanted.positions(rng, int(n), int(count)) for rng, n, count in of_clients]
-                drawn[name].positions[split] = _padded(positions, like)
+            of_name = drawn[name]
+            if split in of_name.splits and wanted.B is not None:
+                deque(before, maxlen=0)  # draws of a name begin where those of the last one end
+                counts = of_name.steps * (wanted.samples or 1)
+                stretches = partial(_stretches, wanted, sizes, counts, of_name.length, like)
+                if counts.max() > of_name.length:
+                    of_name.later[split] = stretches, deepcopy(rngs)
+                before = stretches(rngs)
+                of_name.positions[split] = next(before)
     return whole, drawn
 
 
-def _padded(lists: Sequence[list[np.ndarray] | np.ndarray], like: Tensor, step: int | slice = slice(None)) -> Weighted:
-    """Numbers [clients, samples, B] from lists of unequal lengths, and their weights: equal in a sample, zero for padding."""
-    width = max((_width(of_client) for of_client in lists), default=1)
+def _stretches(
+    wanted: Steps | Epochs, sizes: np.ndarray, counts: np.ndarray, length: int, like: Tensor, rngs: Rngs
+) -> Iterator[Weighted]:
+    """The positions of the clients' samples, `length` samples at a time."""
+    width, left = wanted.width(sizes[counts > 0].max(initial=1)), [list[np.ndarray]() for _ in rngs]
+    for first in range(0, max(counts.max(), 1), length):
+        due = np.clip(counts - first, 0, length).tolist()
+        yield _padded(list(map(wanted.positions, rngs, sizes.tolist(), due, left)), width, like)
+
+
+def _padded(
+    lists: Sequence[list[np.ndarray] | np.ndarray], width: int, like: Tensor, step: int | slice = slice(None)
+) -> Weighted:
+    """Numbers [clients, samples, width] from lists of unequal lengths, and their weights: equal in a sample, zero for padding."""
     shape = (len(lists), max(len(of_client) for of_client in lists), width)
     index, weight = np.zeros(shape, dtype=np.int64), np.zeros(shape)
     for c, of_client in enumerate(lists):
@@ -151,8 +197,3 @@ def _of(amount: Amount, clients: np.ndarray) -> np.ndarray:
     if callable(amount):
         return amount(clients)
     return np.full(len(clients), amount) if np.ndim(amount) == 0 else np.asarray(amount)[clients]
-
-
-def _width(of_client: list[np.ndarray] | np.ndarray) -> int:
-    """The most numbers of a sample, 1 where there are none."""
-    return of_client.shape[1] if isinstance(of_client, np.ndarray) else max(map(len, of_client), default=1)

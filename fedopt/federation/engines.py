@@ -38,12 +38,13 @@ class Stack(NamedTuple):
 
     def shares(self, device: torch.device) -> dict[str, Any]:
         """What belongs to each client alone, as `Client` takes it: tensors with a leading dimension [n]."""
-        active = {name: drawn.active() for name, drawn in self.drawn.items()}
+        uneven = {name: drawn.steps for name, drawn in self.drawn.items() if np.ptp(drawn.steps)}
         share: dict[str, Any] = {
             "index": torch.from_numpy(self.clients).to(device),
+            "place": torch.arange(len(self.clients), device=device),
             "whole": self.whole,
             "positions": {name: drawn.positions for name, drawn in self.drawn.items()},
-            "active": {name: torch.from_numpy(a).to(device) for name, a in active.items() if not a.all()},
+            "steps": {name: torch.from_numpy(steps).to(device) for name, steps in uneven.items()},
         }
         given = {"memory": self.memory, "own": self.own, "key": None if self.keys is None else self.keys.to(device)}
         return share | {name: value for name, value in given.items() if value is not None}

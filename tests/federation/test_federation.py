@@ -1,5 +1,6 @@
 """Draws, the exchange, its fence and its ledger, with client functions written for the test."""
 
+import tracemalloc
 from array import array
 from dataclasses import dataclass
 from functools import partial
@@ -9,11 +10,11 @@ from timeit import timeit
 import numpy as np
 import pytest
 import torch
-from support.harness import rows_of, small
+from support.harness import iterate, leaves, rows_of, small
 
 from fedopt.config.settings import Participation
 from fedopt.errors import UserError
-from fedopt.federation import fence
+from fedopt.federation import draws, fence
 from fedopt.federation.draws import Epochs, Full, Steps, draw
 from fedopt.federation.engines import STEP_OVERHEAD, OneByOne, Vectorised, equally_busy
 from fedopt.federation.memory import Memory
@@ -131,6 +132,96 @@ def test_names_are_drawn_in_their_order():
     assert drawn["all"].positions == {}
     assert drawn["all"].splits == ("val",)
     assert [name.steps.tolist() for name in drawn.values()] == [[2], [-(-len(problem.splits["train"][4]) // 4)], [1]]
+
+
+def stretched(wanted, splits, monkeypatch, size):
+    """The positions and weights of every name and split, from stretches of so many positions."""
+    monkeypatch.setattr(draws, "STRETCH", size)
+    tables = {}
+    for name, of_name in draw(wanted, splits, np.array([4, 1, 0]), rng_of, LIKE)[1].items():
+        last, number, parts = int(of_name.steps.max()) * (of_name.samples or 1), 0, []
+        while of_name.positions and (not parts or number < last):
+            parts.append(of_name.stretch(number)[1] if number else of_name.positions)
+            number += of_name.length
+        tables |= {
+            (name, split, part): torch.cat([stretch[split][part] for stretch in parts], 1)
+            for split in of_name.positions
+            for part in (0, 1)
+        }
+    return tables
+
+
+@pytest.mark.parametrize("size", [1, 7, 60, 500])
+def test_stretches_of_draws_are_those_in_one_go(size, monkeypatch):
+    """Several names on two splits, as many steps or not, whether or not stretches divide them."""
+    splits = small("fednest", "hyper_representation").problem.splits
+    uneven = np.array([20, 3, 0, 0, 31])
+    wanted = {
+        "passes": Epochs(3, 4, split="train"),
+        "several": Steps(uneven, 3, samples=2),
+        "part": Epochs(0.5, 2, over="val"),
+        "replaced": Steps(30, 5, replace=True),
+        "all": Full("val"),
+        "more": Steps(24, 1000),
+    }
+    one_go = stretched(wanted, splits, monkeypatch, 2**20)
+    assert len(one_go) == 2 * 9
+    for key, table in stretched(wanted, splits, monkeypatch, size).items():
+        assert torch.equal(table, one_go[key])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("algo", "name", "words"),
+    [
+        ("fedavg", "classification", ["algo.tau=31", "algo.B=5", "participation.least=2"]),  # with replacement
+        ("fedavg", "classification", ["algo.tau=3 epochs", "algo.B=9", "participation.stragglers=0.5"]),
+        ("fednest", "hyper_representation", ["algo.tau_in=2 epochs", "algo.B=16", "algo.tau_out=3"]),  # with hold
+        ("localbsgvrm", "quadratic_bilevel", ["algo.p=9", "algo.B=2"]),  # several samples a step, two splits
+    ],
+)
+def test_runs_in_stretches_are_those_in_one_go(engine, algo, name, words, monkeypatch):
+    def last(size):
+        monkeypatch.setattr(draws, "STRETCH", size)
+        e = small(algo, name, *words)
+        e.federation.engine = engine
+        return leaves(list(iterate(e, 2))[-1])
+
+    one_go = last(2**20)
+    for size in (20, 128):
+        assert all(torch.equal(a, b) for a, b in zip(last(size), one_go, strict=True))
+
+
+def test_draws_of_a_name_may_be_taken_again(problem, monkeypatch):
+    """From the first on, once they have been passed."""
+    monkeypatch.setattr(draws, "STRETCH", 50)
+
+    def twice(client, x):
+        labels = lambda carry, xi: torch.cat([carry[1:], xi["train"].y[:1].to(x)])  # noqa: E731
+        first = client.scan("local", labels, x)
+        return first - client.scan("local", labels, x)
+
+    for engine in ENGINES:
+        fed, x = Federation(problem, engine, 0).at(0), torch.zeros(40, dtype=torch.float64)
+        assert not fed.exchange(twice, x, np.arange(6), local=Steps(40, 3)).any()
+
+
+@pytest.mark.parametrize("engine", [OneByOne(), Vectorised()])
+@pytest.mark.parametrize("replace", [True, False])
+def test_memory_does_not_grow_with_the_steps(problem, engine, replace, monkeypatch):
+    monkeypatch.setattr(draws, "STRETCH", 1000)
+
+    def peak(tau):
+        local, start = Steps(tau, 4, replace=replace), torch.zeros(2, dtype=torch.float64)
+        fed = Federation(problem, engine, 0).at(0)
+        tracemalloc.start()
+        fed.exchange(count_examples, start, np.arange(2), local=local)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    peak(10)
+    assert peak(900) < 1.2 * peak(300)
 
 
 def count_examples(client, message):
