@@ -111,7 +111,7 @@ def differences(runs: Sequence[Composed], swept: Container[str]) -> str:
     for run in runs:
         name = " ".join(run.chosen[group] for group in GROUPS if group in swept and group != "problem")
         values = {"tuned values": "some" if run.tuned.effective else "none"}
-        for node, keys in (("budget", run.nodes["budget"]), ("eval", ("every", "at"))):
+        for node, keys in (("budget", run.nodes["budget"]), ("eval", ("every", "at", "points"))):
             values |= {f"{node}.{key}": json.dumps(run.nodes[node][key]) for key in keys}
         for key in values:
             names.setdefault((run.chosen["problem"], key), {}).setdefault(values[key], {})[name] = None

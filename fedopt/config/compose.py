@@ -159,6 +159,11 @@ def _merged(
             raise
         except (OmegaConfBaseException, TypeError, ValueError):
             raise UserError(f"{word}: this key holds no such value") from None
+    limits = {
+        o.key_or_group for o in setting.values() if o.key_or_group.startswith("budget.") and o.value() is not None
+    }
+    if limits and "budget.rounds" not in map(key_of, words):
+        config.budget.rounds = None  # what the command does not ask for ends no run
     if OmegaConf.select(config, "eval.metric") != metric and "eval.target" not in map(key_of, words):
         config.eval.target = None  # the tuned one is of another metric
     return config, chosen, tuned, experiment

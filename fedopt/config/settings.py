@@ -1,5 +1,6 @@
 """The parts of a config that every run has."""
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, StrictBool, StrictInt, model_validator
@@ -11,28 +12,35 @@ from fedopt.console.texts import counted
 
 @dataclass(frozen=True, config=STRICT)
 class Budget:
-    """When a run ends: at whichever limit is reached first; seconds are of training time. None is no limit."""
+    """When a run ends: at whichever limit is reached first; seconds are of training time. None is no limit.
+
+    oracle_calls: gradients, Hessian-vector and Jacobian-vector products, all clients together.
+    """
 
     rounds: NonNegativeInt | None
     comm_rounds: NonNegativeInt | None
     bytes: NonNegativeInt | None
     seconds: PositiveFloat | None
+    oracle_calls: NonNegativeInt | None = None
 
     @model_validator(mode="after")
     def _some_limit(self) -> "Budget":
-        if {self.rounds, self.comm_rounds, self.bytes, self.seconds} == {None}:
-            raise ValueError("set at least one of rounds, comm_rounds, bytes, seconds")
+        if {*asdict(self).values()} == {None}:
+            raise ValueError(f"set at least one of {', '.join(asdict(self))}")
         return self
 
-    def spent(self, rounds: int, comm_rounds: int, bytes: int, seconds: float) -> float:
-        """The largest fraction used of any limit; the run ends at 1."""
-        used = [(rounds, self.rounds), (comm_rounds, self.comm_rounds), (bytes, self.bytes), (seconds, self.seconds)]
-        return max((spent / limit if limit else 1.0) for spent, limit in used if limit is not None)
+    def spent(self, **used: float) -> float:
+        """The largest fraction used of any limit, by their names; the run ends at 1."""
+        limits = {name: limit for name, limit in asdict(self).items() if limit is not None}
+        return max((used[name] / limit if limit else 1.0) for name, limit in limits.items())
 
 
 @dataclass(frozen=True, config=STRICT)
 class Evaluation:
     """Rounds at which metrics are taken: 0, the last, every `every` rounds, and those in `at`.
+
+    points: in place of `every`, each time that another so-manieth part of the budget is spent. Methods whose rounds cost unequally
+    are then evaluated at equal spends.
 
     metric: what keep=best goes by; with a target, summary.json says when the metric first reached it.
     diverged: a run whose loss, objective or distance exceeds this, or is not finite, is stopped.
@@ -43,6 +51,7 @@ class Evaluation:
     metric: str | None
     target: float | None
     diverged: Annotated[float, Field(gt=0, allow_inf_nan=True)]
+    points: PositiveInt | None = None
 
     @model_validator(mode="after")
     def _target_of_metric(self) -> "Evaluation":

@@ -20,6 +20,10 @@ class Calls:
     hvp: int = 0
     jvp: int = 0
 
+    @property
+    def total(self) -> int:
+        return self.grad + self.hvp + self.jvp
+
 
 class Derivatives:
     """Derivatives of any function, and what they are counted as.

@@ -11,20 +11,26 @@ from fedopt.errors import UserError
 
 PLACE = ("output_dir", "resume", "logger", "keep", "preset")  # where a run goes, how it starts, and what it leaves
 LENGTH = "budget"  # a run may be made longer, and is another one then
+LATER = ("eval.points", "budget.oracle_calls")  # keys that older runs lack: null, they change nothing
 PRECISION = ("hardware.dtype", "hardware.autocast", "hardware.tf32")  # numbers depend on these of the machine
 
 
 def numbers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The dotted keys and values of a resolved config that the rows of metrics.csv depend on, except for their number."""
-    return {key: value for key, value in identity(config).items() if key.partition(".")[0] != LENGTH}
+    """The dotted keys and values of a resolved config that the rows of metrics.csv depend on, except for their number.
+
+    With eval.points, the budget is one: it says when to evaluate.
+    """
+    values = identity(config)
+    return (
+        values if values.get("eval.points") else {key: values[key] for key in values if key.partition(".")[0] != LENGTH}
+    )
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """The dotted keys and values that all runs with the same metrics.csv share: `numbers`, and the budget."""
-    values = flat(config).items()
-    return {
-        key: value for key, value in values if key in PRECISION or key.partition(".")[0] not in (*PLACE, "hardware")
-    }
+    values = {key: value for key, value in flat(config).items() if value is not None or key not in LATER}
+    others = (*PLACE, "hardware")
+    return {key: value for key, value in values.items() if key in PRECISION or key.partition(".")[0] not in others}
 
 
 def digits(config: Mapping[str, Any], values: Callable[[Mapping[str, Any]], dict[str, Any]] = identity) -> str:

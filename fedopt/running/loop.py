@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from fedopt.algorithms.checks import first_state, first_step
+from fedopt.config.settings import Evaluation
 from fedopt.federation import ranks
 from fedopt.problems.checks import measured
 from fedopt.running.assemble import Experiment
@@ -24,12 +25,14 @@ class Progress:
 
     round: rounds done; evaluated: whether the metrics of this round were taken; seconds: of training.
     final, best: the last and the best value of each metric by name. best leaves out metrics that are only watched.
+    points: parts of the budget, by eval.points, that were spent at the last round.
     to_target: what it cost to reach eval.target, as `costs` gives it; None while it is not reached.
     """
 
     round: NonNegativeInt = 0
     evaluated: bool = False
     seconds: NonNegativeFloat = 0.0
+    points: NonNegativeInt = 0
     final: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     to_target: dict[str, Any] | None = None
@@ -72,7 +75,7 @@ def loop(
     while True:
         spent, first = share_spent(e, progress), not progress.final
         ended = ranks.agree(spent >= 1, e.device)  # clocks differ
-        due = progress.round % e.evaluation.every == 0 or progress.round in e.evaluation.at
+        due = _due(e.evaluation, progress, spent)
         row, improved = None, False
         status: Status = "finished" if ended else None
         if not progress.evaluated and (first or due or ended):
@@ -89,6 +92,14 @@ def loop(
         progress.round += 1
         progress.evaluated = False
         step = e.algorithm.step
+
+
+def _due(evaluation: Evaluation, progress: Progress, spent: float) -> bool:
+    """Whether metrics are taken in this round."""
+    if evaluation.points is None:
+        return progress.round % evaluation.every == 0 or progress.round in evaluation.at
+    before, progress.points = progress.points, int(spent * evaluation.points + 1e-9)  # 0.29 of 100 is 29
+    return progress.points > before or progress.round in evaluation.at
 
 
 def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool]:
@@ -120,7 +131,13 @@ def diverged(e: Experiment, progress: Progress) -> bool:
 def share_spent(e: Experiment, progress: Progress) -> float:
     """The share of the budget that is spent, by the limit that is nearest."""
     ledger = e.federation.ledger
-    return e.budget.spent(progress.round, ledger.comm_rounds, ledger.total_bytes, progress.seconds)
+    return e.budget.spent(
+        rounds=progress.round,
+        comm_rounds=ledger.comm_rounds,
+        bytes=ledger.total_bytes,
+        seconds=progress.seconds,
+        oracle_calls=ledger.calls.total,
+    )
 
 
 def costs(e: Experiment, progress: Progress) -> dict[str, Any]:

@@ -20,12 +20,15 @@ from safetensors import safe_open
 from support import harness
 from support.command import ROOT, TINY, fedopt, run, start, torchrun
 
+from fedopt import run as api_run
 from fedopt.comparing.sweep_table import differences
 from fedopt.config.compose import compose
 from fedopt.config.words import quoted
 from fedopt.console.bar import Bar
-from fedopt.errors import cores
+from fedopt.errors import UserError, cores
+from fedopt.results.figures import COSTS
 from fedopt.results.folder import RunFolder
+from fedopt.results.identity import stamp
 from fedopt.running.display import Display
 from fedopt.running.loop import Moment
 from fedopt.running.place import slug
@@ -197,6 +200,52 @@ def test_evaluation_schedule(monkeypatch, capsys, tmp_path):
     overrides = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=11", "eval.every=5", "eval.at=[1,7]"]
     assert fedopt(monkeypatch, capsys, *overrides, f"output_dir={tmp_path / 'run'}").code == 0
     assert pd.read_csv(tmp_path / "run" / "metrics.csv")["round"].tolist() == [0, 1, 5, 7, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("budget", "column"), [("bytes=200000", "bytes"), ("oracle_calls=3000", "oracle_calls"), ("rounds=37", "round")]
+)
+def test_evaluations_at_equal_spends(budget, column, monkeypatch, capsys, tmp_path):
+    """Each in the first round with which another tenth of the budget is spent. No default of rounds ends the run before."""
+    words = [
+        "algo=fednest",
+        "problem=quadratic_bilevel",
+        f"budget.{budget}",
+        "eval.points=10",
+        f"output_dir={tmp_path}/run",
+    ]
+    assert fedopt(monkeypatch, capsys, *words).code == 0
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (config["budget"]["rounds"] is None) == (column != "round")
+    table = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    spent = table[list(COSTS[column][0])].sum(axis=1)
+    limit = int(budget.partition("=")[2])
+    a_round = (spent.diff() / table["round"].diff()).max()
+    wanted = np.arange(11) * limit / 10
+    assert len(table) == 11
+    assert ((wanted <= spent) & (spent < wanted + a_round * (1 + 1e-9))).all()
+
+
+def test_points_survive_a_kill_and_say_the_budget(monkeypatch, capsys, tmp_path):
+    """Where to evaluate is the same after an interruption; another budget would give other rows, and is refused."""
+    monkeypatch.setattr("fedopt.running.sinks.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedopt.running.sinks.CHECKPOINT_SHARE", 0)
+    words = "algo=fednest problem=quadratic_bilevel budget.rounds=23 eval.points=7"
+    whole = api_run(words, output_dir=tmp_path / "whole", quiet=True)
+    api_run(words, lambda row: row["round"] >= 7, output_dir=tmp_path / "run", quiet=True)
+    again = api_run(words + " resume=true", output_dir=tmp_path / "run", quiet=True)
+    assert again.metrics["round"].tolist() == whole.metrics["round"].tolist() == [0, 4, 7, 10, 14, 17, 20, 23]
+    with pytest.raises(UserError, match=r"budget\.rounds=23, not 30"):
+        api_run(words.replace("23", "30") + " resume=true", output_dir=tmp_path / "run", quiet=True)
+
+
+def test_keys_of_later_versions_change_no_run(tmp_path):
+    """A run from before eval.points and budget.oracle_calls is the same run, and resumes."""
+    nodes = dict(compose(["algo=fedmsa", "problem=mco"]).nodes)
+    before = {**nodes, "eval": {k: v for k, v in nodes["eval"].items() if k != "points"}}
+    before["budget"] = {k: v for k, v in nodes["budget"].items() if k != "oracle_calls"}
+    assert stamp(before) == stamp(nodes)
+    assert stamp({**nodes, "eval": {**nodes["eval"], "points": 7}})["run"] != stamp(nodes)["run"]
 
 
 @pytest.mark.parametrize(("rounds", "shown"), [(4, range(5)), (30, [0, 1, *range(3, 31, 3)])])
