@@ -56,6 +56,11 @@ class Bar:
             self._progress.update(self._task, completed=share, text="  ".join(parts))
         return left
 
+    def restart(self) -> None:
+        """Measure the speed of a single job from now on: its first round is slower than the others."""
+        if self.jobs == 1:
+            self._began = None
+
     def next(self, skipped: bool = False) -> str:
         """The present job has ended. skipped: it had ended before, and tells nothing about the time. Returns as `move`."""
         self.done += 1

@@ -38,10 +38,13 @@ class Display:
         self._bar, self._shown, self._prefix = bar, metrics[:SHOWN], prefix
         self._metrics: list[str] = []  # of the latest evaluation
         self._waiting = ""  # its line, until it is shown
-        self._rows = self._tenth = 0
+        self._rows = self._tenth = self._moments = 0
 
     def __call__(self, moment: Moment) -> None:
         """Move the bar. As plain lines: the first two evaluations, one for each tenth of the budget, and the last."""
+        self._moments += 1
+        if self._moments == 2:
+            self._bar.restart()
         if (row := moment.row) is not None:
             self._metrics = [f"{name} {row[name]:.4g}" for name in self._shown]
         left = self._bar.move(moment.spent, [f"round {moment.round}", *self._metrics])

@@ -32,13 +32,16 @@ def clock(monkeypatch):
 
 
 def shown(terminal, clock, jobs, spent):
-    """What a run shows at a share of its budget that it began a minute ago, as the second of its jobs where there are several."""
+    """What a run shows at a share of its budget, three minutes after it began; as the second of its jobs where there are several.
+
+    A single run is measured from its first round on: 120 s for 0.2. Of nine, 180 s went for 0.25 of one of eight.
+    """
     bar = Bar(jobs, stream=terminal)
     display = Display(bar, ["test_accuracy", "test_loss", "train_loss"])
     if jobs > 1:
         bar.next(skipped=True)
     row = {"comm_rounds": 4, "test_accuracy": 90.5, "test_loss": 0.31, "train_loss": 0.25}
-    for round, share in enumerate((0.0, spent)):
+    for round, share in enumerate((0.0, 0.05, spent)):
         display(Moment(round, None, share, row, False, None))
         clock[0] += 60
     display(Moment(120, None, spent, None, False, None))
@@ -49,12 +52,12 @@ def shown(terminal, clock, jobs, spent):
 
 
 SCREENS = {
-    (60, 1): "=  25% 0:06:00 left  round 120  test_accuracy 90.5",
-    (80, 1): "=  25% 0:06:00 left  round 120  test_accuracy 90.5",
-    (120, 1): "=  25% 0:06:00 left  round 120  test_accuracy 90.5  test_loss 0.31  train_loss 0.25",
-    (60, 9): "=  14% 1:02:00 left  2 of 9  round 120",
-    (80, 9): "=  14% 1:02:00 left  2 of 9  round 120  test_accuracy 90.5",
-    (120, 9): "=  14% 1:02:00 left  2 of 9  round 120  test_accuracy 90.5  test_loss 0.31  train_loss 0.25",
+    (60, 1): "=  25% 0:07:30 left  round 120  test_accuracy 90.5",
+    (80, 1): "=  25% 0:07:30 left  round 120  test_accuracy 90.5",
+    (120, 1): "=  25% 0:07:30 left  round 120  test_accuracy 90.5  test_loss 0.31  train_loss 0.25",
+    (60, 9): "=  14% 1:33:00 left  2 of 9  round 120",
+    (80, 9): "=  14% 1:33:00 left  2 of 9  round 120  test_accuracy 90.5",
+    (120, 9): "=  14% 1:33:00 left  2 of 9  round 120  test_accuracy 90.5  test_loss 0.31  train_loss 0.25",
 }
 
 
