@@ -43,7 +43,8 @@ class ImbalancedMnist(SupervisedBilevel):
         train = np.flatnonzero(~given)
         kept = train[long_tail(data.y_train[train], self.largest, self.imbalance)]
         self.set_up(data, np.sort(np.append(kept, np.flatnonzero(given))), self.validation, self.dropout)
-        self.remark += f"; problem.largest and problem.imbalance keep {len(kept):,} of {len(train):,} training examples"
+        share = f"{len(kept):,} of {len(train):,} training examples"
+        self.notes = [*self.notes, f"problem.largest and problem.imbalance keep {share}"]
         balance = 1 / (self.classes * self.class_shares("val"))  # the classes' mean losses weigh the same
         self.class_weight = self.world.tensor(balance)
         self._start = (self.class_weight.new_zeros(2 * self.classes), *self._start)

@@ -57,24 +57,26 @@ class Supervised(Problem):
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
         self.splits = world.split(len(y), y, held_out if validates is None else validates, owners)
         self.net = self._network(self.train, data, dropout)
-        self.remark, self.notes = self._remark(data), [*data.notes, *[self.net.remark] * bool(self.net.remark)]
+        self.remark, self.notes = self._remark(data), self._notes(data)
         self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
         self._start: tuple[Tensor, ...] = (self.net.initial.to(world.device, world.dtype),)
 
     def _remark(self, data: LabelledData) -> str:
-        """How many examples there are, and which parts of the data are not used."""
+        """How many examples there are, and of which classes."""
         counts = {"training": self.splits["train"].sizes.sum(), "test": len(data.y_test)}
         if "val" in self.splits:
             counts["validation"] = self.splits["val"].sizes.sum()
         features = f" of {len(data.feature_names)} features" * bool(data.feature_names)
-        remarks = [f"{', '.join(f'{count:,} {name}' for name, count in counts.items())} examples{features}"]
-        if data.left_out:
-            remarks.append(f"{data.left_out:,} for validation are not used")
-        if data.owners is not None and not self.splits["train"].names:
-            remarks.append("whose each row is goes unused, which partitioner=by_column divides by")
-        if 0 < len(data.class_names) <= MOST_NAMED:
-            remarks.append(f"classes {', '.join(data.class_names)}")
-        return "; ".join(remarks)
+        some = 0 < len(data.class_names) <= MOST_NAMED
+        classes = f"; classes {', '.join(data.class_names)}" if some else ""
+        return f"{', '.join(f'{count:,} {name}' for name, count in counts.items())} examples{features}{classes}"
+
+    def _notes(self, data: LabelledData) -> list[str]:
+        """What was taken for what, and which parts of the data are not used."""
+        unused = f"{data.left_out:,} examples for validation are not used" if data.left_out else ""
+        no_owner = data.owners is not None and not self.splits["train"].names
+        owners = "whose each row is goes unused, which partitioner=by_column divides by" if no_owner else ""
+        return [text for text in (unused, owners, *data.notes, self.net.remark) if text]
 
     def _network(self, examples: Examples, data: LabelledData, dropout: float) -> FlatModel:
         if dropout and self.model != "mlp":

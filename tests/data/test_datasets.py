@@ -583,9 +583,8 @@ def test_long_tail_of_data_that_say_what_is_for_validation(saved):
     problem = small("fedmsa", "imbalanced_mnist", *words, "problem.largest=64", "problem.imbalance=0.25").original
     sizes = {split: np.bincount(problem.labels[of.rows]).tolist() for split, of in problem.splits.items()}
     assert sizes == {"train": [64, 32, 16], "val": [20, 20, 20]}
-    assert problem.remark == (
-        "112 training, 9 test, 60 validation examples; problem.largest and problem.imbalance keep 112 of 240 training examples"
-    )
+    assert problem.remark == "112 training, 9 test, 60 validation examples"
+    assert problem.notes == ["problem.largest and problem.imbalance keep 112 of 240 training examples"]
 
 
 def test_arrays_that_nothing_reads_are_said(saved):
@@ -600,8 +599,10 @@ def test_arrays_that_nothing_reads_are_said(saved):
         "partitioner.clients=2",
         "participation.cohort=2",
     ]
-    said = small("fedavg", "classification", *words).original.remark
-    assert "; nothing reads the arrays val; those known are x_train, y_train, x_test, y_test, client_train, " in said
+    (note,) = small("fedavg", "classification", *words).original.notes
+    assert note.startswith(
+        "nothing reads the arrays val; those known are x_train, y_train, x_test, y_test, client_train, "
+    )
 
 
 # The real data
@@ -678,10 +679,10 @@ def test_a_table_with_clients_of_its_own(monkeypatch, capsys, tmp_path):
     card = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (card["clients"], card["classes"]) == (["east", "north", "south"], ["no", "yes"])
     assert card["features"] == ["a", "b"]
-    assert result.err.splitlines()[0].endswith("; 96 training, 24 test examples of 2 features; classes no, yes")
+    assert result.err.splitlines()[1].endswith("; 96 training, 24 test examples of 2 features; classes no, yes")
     others = [*words[:-4], "partitioner=iid", "partitioner.clients=3", "participation.cohort=null", "budget.rounds=1"]
-    unused = fedopt(monkeypatch, capsys, *others, f"output_dir={tmp_path / 'other'}").err.splitlines()[0]
-    assert "; whose each row is goes unused, which partitioner=by_column divides by; " in unused
+    unused = fedopt(monkeypatch, capsys, *others, f"output_dir={tmp_path / 'other'}").err.splitlines()
+    assert "note: whose each row is goes unused, which partitioner=by_column divides by" in unused
     bytes_of_a_model = 4 * (2 * 2 + 2)
     assert table["bytes_up"].iloc[-1] == 20 * len({*hospital}) * bytes_of_a_model
 

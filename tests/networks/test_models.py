@@ -557,8 +557,11 @@ def test_refused_networks(named, message):
 
 def test_probabilities_are_remarked():
     words = ("fedavg", "classification", "problem.model=support.networks.{}")
-    said, silent = (small(*words[:2], words[2].format(name)).problem.remark for name in ("Probabilities", "Normed"))
-    assert said == f"{silent}; the model gives probabilities where losses take logits; leave out its last softmax"
+    noted, silent = (small(*words[:2], words[2].format(name)).problem.notes for name in ("Probabilities", "Normed"))
+    assert (noted, silent) == (
+        ["the model gives probabilities where losses take logits; leave out its last softmax"],
+        [],
+    )
 
 
 def test_a_network_whose_last_layer_nobody_can_split_off():
