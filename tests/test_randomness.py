@@ -12,7 +12,7 @@ from fedopt.data.datasets import Digits
 from fedopt.data.partitioners import Iid
 from fedopt.data.world import World
 from fedopt.errors import UserError
-from fedopt.randomness import Part, Purpose, keyed_rng
+from fedopt.randomness import Part, Purpose, keyed_rng, keyed_rngs
 
 PASSED_ON = {"keyed_rng", "torch_seed", "rng"}  # the functions through which a place asks for a stream
 FURTHER = {  # what draws more than the usual options do
@@ -81,3 +81,10 @@ def test_a_stream_without_a_name_is_refused(given):
     for rng in (World(0, Iid(3)).rng, fed.rng):
         with pytest.raises(UserError, match="need a name"):
             rng(*given)
+
+
+def test_generators_of_many_clients_in_turn():
+    """Are those of each client by itself, at whatever point the last one was left."""
+    clients, draws = [0, 5, 2**40], lambda rng: [rng.random(3).tolist(), int(rng.integers(7, dtype=np.uint32))]
+    alone = [draws(keyed_rng(3, Purpose.SPLIT, client=i)) for i in clients]
+    assert list(map(draws, keyed_rngs(3, Purpose.SPLIT, clients))) == alone

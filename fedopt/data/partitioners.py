@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, Positiv
 from pydantic.dataclasses import dataclass
 
 from fedopt.data.datasets import LabelledData, expanded
+from fedopt.data.ragged import cut
 from fedopt.errors import UserError, first_line
 from fedopt.files.reading import read_text
 
@@ -36,7 +37,7 @@ def check_division(partitioner: Partitioner, parts: Any, count: int, least: int)
     key = f"partitioner._target_={type(partitioner).__module__}.{type(partitioner).__name__}"
     clients = getattr(partitioner, "clients", None)
     arrays = [np.asarray(part) for part in parts] if isinstance(parts, Sequence | np.ndarray) else []
-    if not arrays or any(a.ndim != 1 or (a.size and not np.issubdtype(a.dtype, np.integer)) for a in arrays):
+    if not arrays or any(a.ndim != 1 or (a.size and a.dtype.kind not in "iu") for a in arrays):
         raise UserError(f"{key}: must return a list of arrays, the row numbers of each client")
     if clients is not None and len(arrays) != clients:
         raise UserError(f"{key}: gives {len(arrays)} clients, and partitioner.clients={clients}")
@@ -68,7 +69,7 @@ def _labels(labels: Labels, partitioner: object) -> np.ndarray:
 
 def _by_owner(owner: np.ndarray, sizes: np.ndarray) -> Parts:
     """The rows of each client, in order. owner: the number of each row's client; sizes: the clients' numbers of rows."""
-    return np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
+    return cut(np.argsort(owner, kind="stable"), sizes)
 
 
 @dataclass(frozen=True, config=_config)
@@ -79,7 +80,7 @@ class Iid:
 
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
         _check(self.clients, count, least)
-        return np.array_split(rng.permutation(count), self.clients)
+        return cut(rng.permutation(count), count // self.clients + (np.arange(self.clients) < count % self.clients))
 
 
 @dataclass(frozen=True, config=_config)

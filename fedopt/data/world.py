@@ -7,9 +7,9 @@ import torch
 
 from fedopt.data.datasets import DatasetSource, LabelledData
 from fedopt.data.partitioners import ByColumn, Partitioner, check_division
-from fedopt.data.ragged import Ragged
+from fedopt.data.ragged import Ragged, cut
 from fedopt.errors import UserError, memory
-from fedopt.randomness import Part, Purpose, keyed_rng, untouched
+from fedopt.randomness import Part, Purpose, keyed_rng, keyed_rngs, untouched
 
 BYTES_AN_EXAMPLE = 100  # at least, while examples are divided and a problem is made
 
@@ -91,10 +91,10 @@ class World:
                     why = "the data say which are for validation, and each client needs some of both"
                     raise UserError(f"client {client} has no examples in the split {name}: {why}")
             return {"train": Ragged(train, names), "val": Ragged(held_out, names)}
-        held_out, train = [], []
-        for i, part in enumerate(parts):
-            size = min(max(round(validation * len(part)), 1), len(part) - 1)
-            order = keyed_rng(self.seed, Purpose.SPLIT, client=i).permutation(part)
-            held_out.append(order[:size])
-            train.append(order[size:])
-        return {"train": Ragged(train, names), "val": Ragged(held_out, names)}
+        own = Ragged(parts)
+        rngs = keyed_rngs(self.seed, Purpose.SPLIT, range(len(own)))
+        for rng, rows in zip(rngs, cut(own.rows, own.sizes), strict=True):
+            rng.shuffle(rows)  # in place, and so in own.rows
+        held_out = np.clip(np.rint(validation * own.sizes), 1, own.sizes - 1).astype(np.int64)
+        pieces = cut(own.rows, np.stack([held_out, own.sizes - held_out], 1).ravel())
+        return {"train": Ragged(pieces[1::2], names), "val": Ragged(pieces[::2], names)}

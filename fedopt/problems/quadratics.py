@@ -12,6 +12,8 @@ from torch import Tensor
 from fedopt.problems.classes import Problem, Rows
 from fedopt.randomness import Part
 
+BATCH = 1000  # matrices that are made in one go, which the cache holds
+
 
 def spd(rng: np.random.Generator, count: int, dim: int, conditioning: float) -> np.ndarray:
     """Random symmetric matrices with eigenvalues from 1 / conditioning to 1, [count, dim, dim]."""
@@ -51,8 +53,9 @@ class Quadratic(Problem):
         rng_common, rng_own = self.world.rng(Part.COMMON), self.world.rng(Part.CLIENTS)
 
         def family(draw: Callable[..., np.ndarray], *args: float) -> Tensor:
-            common, own = draw(rng_common, 1, *args), draw(rng_own, self.clients, *args)
-            return self.world.tensor((1 - own_share) * common + own_share * own)
+            common, counts = draw(rng_common, 1, *args), [*[BATCH] * (self.clients // BATCH), self.clients % BATCH]
+            own = [draw(rng_own, count, *args) for count in counts if count]
+            return torch.cat([self.world.tensor((1 - own_share) * common + own_share * some) for some in own])
 
         return family
 

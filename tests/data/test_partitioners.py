@@ -15,6 +15,7 @@ from fedopt.data.partitioners import ByColumn, Centralized, Dirichlet, Iid, QHet
 from fedopt.data.ragged import Ragged
 from fedopt.data.world import World
 from fedopt.errors import UserError
+from fedopt.randomness import Purpose, keyed_rng
 
 KINDS = ("iid", "shards", "dirichlet", "q_heterogeneity", "centralized")
 seeds = st.integers(0, 2**32 - 1)
@@ -248,6 +249,19 @@ def test_split(data, count, validation, seed):
         assert abs(len(held_out) - np.clip(target, 1, n - 1)) <= 0.5
     again = World(seed, partitioner).split(count, labels, validation)
     assert all(np.array_equal(again[name].rows, splits[name].rows) for name in splits)
+
+
+def test_a_split_of_many_clients(monkeypatch):
+    """Holds out what each client's own stream says, and makes no generator for each of them."""
+    parts = Iid(300)(1000, None, keyed_rng(5, Purpose.PARTITION), 2)
+    orders = [keyed_rng(5, Purpose.SPLIT, client=i).permutation(part) for i, part in enumerate(parts)]
+    made, generator = [], np.random.Generator
+    monkeypatch.setattr(np.random, "Generator", lambda philox: made.append(1) or generator(philox))
+    splits = World(5, Iid(300)).split(1000, None, 0.4)
+    assert len(made) < 5
+    for i, order in enumerate(orders):  # of 3 or 4
+        np.testing.assert_array_equal(splits["val"][i], order[: round(0.4 * len(order))])
+        np.testing.assert_array_equal(splits["train"][i], order[round(0.4 * len(order)) :])
 
 
 def test_split_without_validation():
