@@ -13,7 +13,6 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from fedopt.config.build import INTERFACES
 from fedopt.config.compose import CLASSES, merge
 from fedopt.config.files import CONF, GROUPS, Folders, chain, file_of, options
 from fedopt.config.tuned import tuned_names
@@ -142,7 +141,7 @@ def _tuned_problems(algo: str, folders: Folders) -> str:
 def _leaves(config: Mapping[str, Any]) -> dict[str, Any]:
     """The values by their dotted keys, except those that begin with an underscore; schedules are values."""
     leaves: dict[str, Any] = {}
-    for key, value in config.items():
+    for key, value in _with_loggers(config).items():
         inner = (
             {f"{key}.{name}": leaf for name, leaf in value.items() if name[0] != "_"}
             if isinstance(value, dict)
@@ -197,10 +196,18 @@ def _meanings(chosen: Mapping[str, str], folders: Folders) -> dict[str, str]:
 
 def _types(nodes: Mapping[str, Any]) -> dict[str, str]:
     types = dict(CLASSES["Settings"]["fields"])
-    for group in INTERFACES:
-        fields = CLASSES.get(nodes[group].get("_target_"), {}).get("fields", {})
-        types |= {f"{group}.{key}": words for key, words in fields.items()}
+    for where, node in _with_loggers(nodes).items():
+        path = node.get("_target_") if isinstance(node, dict) else ""
+        fields = CLASSES.get(str(path), {}).get("fields", {})
+        types |= {f"{where}.{key}": words for key, words in fields.items()}
     return types
+
+
+def _with_loggers(nodes: Mapping[str, Any]) -> dict[str, Any]:
+    """The nodes of a config, each logger's by itself."""
+    loggers = {name: node for name, node in nodes["logger"].items() if isinstance(node, dict)}
+    rest = {name: value for name, value in nodes["logger"].items() if name not in loggers}
+    return {**nodes, "logger": rest, **{f"logger.{name}": node for name, node in loggers.items()}}
 
 
 def comments(path: Path) -> dict[str, str]:

@@ -65,7 +65,7 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
     word = f"{where}._target_={node['_target_']}"
     cls = imported(node["_target_"], word)
     defined = {name for base in getattr(cls, "__mro__", ()) for name in vars(base)}
-    lacking = sorted({*getattr(cls, "__abstractmethods__", ())} | {*INTERFACES[where]} - defined)
+    lacking = sorted({*getattr(cls, "__abstractmethods__", ())} | {*INTERFACES[where.partition(".")[0]]} - defined)
     body = vars(cls) if isinstance(cls, type) else {}
     undecorated = "__dataclass_fields__" not in body and body.get("__annotations__")
     if lacking or undecorated or not hasattr(cls, "__dataclass_fields__"):

@@ -42,7 +42,7 @@ def class_path(group: str, option: str, folders: Folders = ()) -> str:
     """The `_target_` of an option, in its file or in the one that it builds on; empty without one."""
     for name in reversed(chain(group, option, folders)):
         node = content(file_of(group, name, folders))
-        if path := node.get(group, node).get("_target_"):
+        if path := node.get(group, node.get(name, node)).get("_target_"):
             return str(path)
     return ""
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import yaml
 
-from fedopt.config.build import build_target
 from fedopt.config.compose import Composed
 from fedopt.console import say as console
 from fedopt.console.bar import Bar
@@ -100,13 +99,12 @@ class Run:
         if entry == "done":
             ranks.from_main(self._draw_again)
             return "finished"
-        node = self.config["logger"]
-        logger = build_target(node, "logger") if self.main and node.get("_target_") else None
+        loggers = sinks.loggers(self.config["logger"]) if self.main else []
         e, state, checkpoint, rows_size = self._set_up(entry)
         # Sinks too are interruptible: a library that Ctrl-C comes down in, such as one that draws, may lose it
         with interruptible(self.interrupt), ExitStack() as opened:
             ranks.from_main(lambda: self._begin(e, resuming=entry != "anew"))
-            taking = self._sinks(opened, e, checkpoint, rows_size, logger) if self.main else []
+            taking = self._sinks(opened, e, checkpoint, rows_size, loggers) if self.main else []
             for moment in loop(e, state, self.progress, self.interrupt.is_set):
                 for sink in taking:
                     sink(moment)
@@ -170,16 +168,16 @@ class Run:
         self.folder.close()
 
     def _sinks(
-        self, opened: ExitStack, e: Experiment, checkpoint: Checkpoint, rows_size: int | None, logger: Any
+        self, opened: ExitStack, e: Experiment, checkpoint: Checkpoint, rows_size: int | None, loggers: list[Any]
     ) -> list[sinks.Sink]:
         """Who takes each moment, in this order. `opened` closes them, the pictures last.
 
-        rows_size: the bytes of metrics.csv to go on from, None for a run that begins; logger: builds the tracker, None for none.
+        rows_size: the bytes of metrics.csv to go on from, None for a run that begins; loggers: build the trackers.
         """
         begun, new = (e.original, 0) if rows_size is None else (None, self.progress.round + 1)
         opened.enter_context(sinks.pictures(self.folder, e.problem.metrics, self.config["from"], begun))
         rows = opened.enter_context(closing(MetricsFile(self.folder.metrics, rows_size)))
-        trackers = [opened.enter_context(sinks.tracker(logger, self.folder.path, new))] if logger else []
+        trackers = [opened.enter_context(sinks.tracker(logger, self.folder, new)) for logger in loggers]
         display = opened.enter_context(closing(self._display(opened, e)))
         self.keeper = sinks.Keeper(e, self.progress, checkpoint, rows, stamp(self.config) | e.data)
         return [sinks.on_rows(rows.append), *trackers, display, sinks.on_rows(self.callback), self.keeper]

@@ -6,14 +6,15 @@ A sink is a function of a moment. A context manager gives one that has something
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from threading import Event
 from typing import Any
 
-from fedopt.errors import number_of
+from fedopt.config.build import build_target
+from fedopt.console.say import note
+from fedopt.errors import UserError, first_line, number_of
 from fedopt.federation.ledger import Ledger
 from fedopt.metrics import Metric
 from fedopt.problems.classes import Problem, named
@@ -65,11 +66,36 @@ class Callback:
             raise
 
 
+def loggers(node: Mapping[str, Any]) -> list[Any]:
+    """What the node `logger` of a config names: one object, or several under their names. Raises UserError."""
+    several = {f"logger.{name}": part for name, part in node.items() if isinstance(part, dict) and "_target_" in part}
+    one = {key: value for key, value in node.items() if f"logger.{key}" not in several}
+    nodes = several | ({"logger": one} if one.get("_target_") else {})
+    return [build_target(part, where) for where, part in nodes.items()]
+
+
 @contextmanager
-def tracker(logger: Any, folder: Path, first: int) -> Iterator[Sink]:
-    """logger: the object of the config's node; first: the round from which on rows are new."""
-    with closing(logger.start(folder, first)) as writer:
-        yield on_rows(lambda row: writer.log({key: row[key] for key in row if key != "round"}, row["round"]))
+def tracker(logger: Any, folder: RunFolder, first: int) -> Iterator[Sink]:
+    """logger: of `loggers`; first: the round from which on rows are new. What fails in it ends the tracking, and not the run,
+    except for a UserError at its start."""
+    failed = False
+
+    def attempt(call: Callable[..., Any], *given: Any) -> Any:
+        nonlocal failed
+        try:
+            return None if failed else call(*given)
+        except Exception as error:
+            if isinstance(error, UserError) and call == logger.start:
+                raise
+            failed = True
+            note(line := f"{type(logger).__name__}: {first_line(error)}; the run goes on without it")
+            folder.log(line)
+
+    writer = attempt(logger.start, folder.path, first)
+    try:
+        yield on_rows(lambda row: attempt(lambda: writer.log({k: row[k] for k in row if k != "round"}, row["round"])))
+    finally:
+        attempt(lambda: writer.close())
 
 
 @dataclass

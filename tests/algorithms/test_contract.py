@@ -1,6 +1,7 @@
 """The contract of algorithms and problems, over everything in conf/algo and conf/problem, in all pairs that fit."""
 
 import dataclasses
+from importlib.util import find_spec
 from itertools import islice
 
 import numpy as np
@@ -35,6 +36,7 @@ from fedopt.federation.round import Round
 from fedopt.problems import classes
 from fedopt.problems.classes import Problem
 from fedopt.results.checkpoint import Checkpoint
+from fedopt.running import sinks
 
 PAIRS = pairs()
 both = pytest.mark.parametrize(("algo", "problem"), marked(PAIRS))
@@ -324,5 +326,9 @@ def test_groups_have_files_that_can_be_built(group):
         node = config(f"{group}={option}", *(f"{group}.{key}=x" for key in missing))[group]
         if group == "hardware":
             build(Hardware, node, group)
+        elif group == "logger":
+            libraries = {"tensorboard", "wandb", "mlflow"} & {*node}
+            if all(map(find_spec, libraries)):
+                assert len(sinks.loggers(node)) == len(libraries)
         elif node["_target_"] is not None:
             build_target(node, group)

@@ -1,9 +1,15 @@
-"""TensorBoard event files, read back by TensorBoard's own reader."""
+"""What trackers were given, read back by their own readers: TensorBoard, Weights & Biases offline, MLflow with a file store."""
 
+import json
+import struct
 import sys
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
+from support.command import TINY
 
+import fedopt as api
 from fedopt.config.build import build_target
 from fedopt.errors import UserError
 from fedopt.results.trackers import TensorBoard
@@ -55,7 +61,7 @@ def test_without_the_package(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(UserError, match="pip install tensorboard"):
+    with pytest.raises(UserError, match=r"^logger=tensorboard: .* pip install 'fedopt\[tensorboard\]'$"):
         build_target(NODE, "logger")
 
 
@@ -63,3 +69,149 @@ def test_unknown_key():
     pytest.importorskip("tensorboard")
     with pytest.raises(UserError, match=r"logger\.folder: there is no such key"):
         build_target({**NODE, "folder": "x"}, "logger")
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_without_the_other_packages(name, monkeypatch, tmp_path):
+    """One line before anything runs."""
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=rf"^logger={name}: .* pip install 'fedopt\[{name}\]'$"):
+        api.run([*TINY, f"logger={name}"], output_dir=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / "metrics.csv").exists()
+
+
+def in_two_parts(folder, *words):
+    """A run that is stopped after two of its four rounds and goes on; its rows."""
+    words = [*TINY, "eval.every=1", *words]
+    stopped = api.run(words, lambda row: row["round"] == 2, output_dir=folder, quiet=True)
+    assert stopped.status == "stopped"
+    run = api.run([*words, "resume=true"], output_dir=folder, quiet=True)
+    assert run.status == "finished"
+    return run.metrics
+
+
+@pytest.fixture
+def file_store(tmp_path, monkeypatch):
+    """MLflow's runs in a folder, a class that reads them."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return mlflow.MlflowClient, f"file:{tmp_path}/mlruns"
+
+
+def test_mlflow(tmp_path, file_store):
+    """One run of MLflow with all rounds, and with the config as parameters, though the run was stopped and went on."""
+    client, uri = file_store
+    rows = in_two_parts(tmp_path / "run", "logger=mlflow", f"logger.mlflow.uri={uri}", "logger.mlflow.experiment=mine")
+    client = client(uri)
+    (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    history = client.get_metric_history(found.info.run_id, "distance")
+    assert [point.step for point in history] == [0, 1, 2, 3, 4]
+    assert [point.value for point in history] == pytest.approx(list(rows["distance"]))
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "run")
+    assert found.data.params["budget.rounds"] == "4"
+    assert found.data.params["algo._target_"] == "fedopt.algorithms.fedmsa.FedMSA"
+
+
+def test_wandb(tmp_path, monkeypatch):
+    """Offline, without being asked for; both parts of a run are one run, by rounds, with the config."""
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    rows = in_two_parts(tmp_path / "run", "logger=wandb", "logger.wandb.project=mine")
+    files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+    records = [record for file in files for record in records_of(file)]
+    begun = [record.run for record in records if record.HasField("run")]
+    assert {run.run_id for run in begun} == {json.loads((tmp_path / "run" / "wandb.json").read_text())["id"]}
+    assert {run.project for run in begun} == {"mine"}
+    config = {item.key: json.loads(item.value_json) for item in begun[0].config.update}
+    assert (config["budget.rounds"], config["algo._target_"]) == (4, "fedopt.algorithms.fedmsa.FedMSA")
+    points = [
+        {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.HasField("history")
+    ]
+    assert [point["round"] for point in points] == [0, 1, 2, 3, 4]
+    assert [point["distance"] for point in points] == pytest.approx(list(rows["distance"]))
+
+
+def records_of(file):
+    """What a file of wandb's holds: a head of 7 bytes, then blocks of 32 kB with parts of records, as LevelDB has them."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, at, part = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        part += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(part)
+            part = b""
+            yield record
+
+
+def test_nobody_is_asked_to_log_in(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setattr(wandb, "login", lambda prompt: prompt)
+    with pytest.raises(UserError, match="nobody is logged in"):
+        api.run([*TINY, "logger=wandb", "logger.wandb.mode=online"], output_dir=tmp_path / "run", quiet=True)
+    with pytest.raises(UserError, match=r"logger\.wandb\.mode=on"):
+        api.run([*TINY, "logger=wandb", "logger.wandb.mode=on"], output_dir=tmp_path / "run", quiet=True)
+
+
+def test_several_at_once(tmp_path, file_store):
+    """And a tracker of one's own, whose node has no name."""
+    pytest.importorskip("tensorboard")
+    client, uri = file_store
+    words = ["logger=[tensorboard,mlflow]", f"logger.mlflow.uri={uri}", f"+logger._target_={__name__}.Failing"]
+    run = api.run([*TINY, "eval.every=2", *words, "+logger.at=[9]"], output_dir=tmp_path / "run", quiet=True)
+    assert [step for step, _ in scalars(run.folder)["distance"]] == [0, 2, 4]
+    (found,) = client(uri).search_runs([client(uri).get_experiment_by_name("fedopt").experiment_id])
+    assert found.data.metrics["distance"] == pytest.approx(run.final["distance"])
+    assert Failing.logged[-1] == 4
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A tracker that fails at these rounds; -1: at its start."""
+
+    at: list[int]
+    logged: ClassVar[list[int]] = []
+
+    def start(self, folder, first):
+        if -1 in self.at:
+            raise ConnectionError("no route")
+        return self
+
+    def log(self, row, step):
+        self.logged.append(step)
+        if step in self.at:
+            raise ConnectionError("no route")
+
+    def close(self):
+        raise ConnectionError("no route")
+
+
+@pytest.mark.parametrize("at", [-1, 2, 9])
+def test_a_tracker_that_fails_ends_no_run(at, tmp_path, capsys):
+    """It is said once, and the tracker is left alone from then on."""
+    words = [f"logger._target_={__name__}.Failing", f"+logger.at=[{at}]", "eval.every=1"]
+    Failing.logged.clear()
+    run = api.run([*TINY, *words], output_dir=tmp_path / "run", quiet=True)
+    assert (run.status, list(run.metrics["round"])) == ("finished", [0, 1, 2, 3, 4])
+    assert Failing.logged == {-1: [], 2: [0, 1, 2], 9: [0, 1, 2, 3, 4]}[at]
+    assert capsys.readouterr().err.count("Failing: no route; the run goes on without it") == 1
+    assert "no route" in (run.folder / "log.txt").read_text()
+
+
+def test_a_folder_that_is_a_link(tmp_path):
+    """Nothing outside of the run's folder is written."""
+    pytest.importorskip("wandb")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "else").mkdir()
+    (tmp_path / "run" / "wandb").symlink_to(tmp_path / "else")
+    with pytest.raises(UserError, match="is a link"):
+        api.run([*TINY, "logger=wandb"], output_dir=tmp_path / "run", quiet=True)
+    assert not list((tmp_path / "else").iterdir())
