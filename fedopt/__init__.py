@@ -18,7 +18,7 @@ __version__ = "0.3.0"
 
 _NAMES = {
     "algorithms": ("Algorithm",),
-    "api": ("Result", "compare", "load", "run"),
+    "api": ("Result", "compare", "load", "run", "sweep"),
     "config.compose": ("Composed", "compose", "recorded"),
     "data.examples": ("cross_entropy",),
     "data.world": ("World",),

@@ -3,6 +3,7 @@ from fedopt.api import Result as Result
 from fedopt.api import compare as compare
 from fedopt.api import load as load
 from fedopt.api import run as run
+from fedopt.api import sweep as sweep
 from fedopt.config.compose import Composed as Composed
 from fedopt.config.compose import compose as compose
 from fedopt.config.compose import recorded as recorded

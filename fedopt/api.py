@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass, field
 from io import StringIO
@@ -15,13 +15,11 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedopt.config.compose import recorded
-from fedopt.config.words import last_of_each, of_folder, quoted
+from fedopt.config.words import last_of_each, of_folder, words_of
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say
 from fedopt.errors import UserError, first_line, mistake
 from fedopt.results.folder import RunFolder, described, numbers_of
-from fedopt.results.identity import refuse_other_data, stamp
 from fedopt.results.metrics_file import whole_rows
 from fedopt.running.place import configured, place
 
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from fedopt.metrics import Metric
 
 Which = Literal["last", "best"]
+Config = str | Sequence[str] | Mapping[str, Any]
 _turn = RLock()  # threads, dtypes and generators of torch belong to the process: runs in its threads take turns
 
 
@@ -138,77 +137,48 @@ class Result:
         if time not in self._read:
             self._read.clear()
             with _turn, _mistakes_said():
-                self._read[time] = _restored(self.folder, self.which)
+                from fedopt.running.read_back import read_back
+
+                self._read[time] = read_back(self.folder, self.which == "best")
         return self._read[time]
 
 
-def _restored(path: Path, which: Which) -> "tuple[dict[str, Tensor], nn.Module | None]":
-    """The variables by name, and the network of the problem that has one."""
-    from fedopt.problems.classes import named
-    from fedopt.results.checkpoint import Checkpoint, refuse_foreign
-    from fedopt.running.assemble import assemble
-    from fedopt.running.hardware import restored
-
-    folder = RunFolder(path)
-    config = folder.config()
-    on_cpu = {"hardware": {**config.get("hardware", {}), "device": "cpu"}, "dataset": _dataset(path, config)}
-    with restored():
-        e = assemble(recorded(config | on_cpu))
-        checkpoint = Checkpoint(folder.checkpoint, e.algorithm.init(e.problem))
-        state, metadata = checkpoint.restore(e.federation.ledger)
-    refuse_foreign(folder.checkpoint, metadata, stamp(config)["run"])
-    refuse_other_data(path, metadata, e.data)
-    variables = named(e.problem, e.algorithm.output(state))
-    if which == "best":
-        if not checkpoint.best:
-            raise UserError(f"{path}: has no best variables; a run keeps them with keep=best")
-        variables = {name: checkpoint.best[name] for name in variables if name in checkpoint.best}
-    variables = {name: value.detach().cpu().clone() for name, value in variables.items()}
-    return variables, e.problem.network(*variables.values())
-
-
-def _dataset(folder: Path, config: dict[str, Any]) -> Any:
-    """The data set's node; a file that is not in this working directory is one of the directory where the run began."""
-    from fedopt.data.datasets import expanded
-
-    node, begun = config.get("dataset"), RunFolder(folder).card().get("directory")
-    if not isinstance(node, dict) or not begun:
-        return node
-    paths = {key: node[key] for key in ("path", "root") if isinstance(node.get(key), str)}
-    return node | {key: str(Path(begun) / path) for key, path in paths.items() if not expanded(path).exists()}
-
-
 def run(
-    words: str | Sequence[str] = "",
+    words: Config = "",
     on_eval: Callable[[dict[str, Any]], object] | None = None,
     *,
     output_dir: str | Path | None = None,
     start: Result | str | Path | None = None,
     folders: str | Path | Sequence[str | Path] = (),
     quiet: bool = False,
+    interrupt: Literal["raise", "return"] = "raise",
+    **values: Any,
 ) -> Result:
     """Do what `fedopt WORDS` does, in the same folder with the same files, and return the run.
 
-    words: overrides as on the command line, as a list or as one text with the quotes of a shell.
+    words: overrides as on the command line, as a list or as one text with the quotes of a shell; or a dict of keys and values,
+        {"algo": "fedavg", "algo.eta": 0.1}. The groups choose, dotted keys set; {"budget": {"rounds": 9}} is {"budget.rounds": 9}.
+    values: the same as keyword arguments, which win: algo="fedavg", seed=1, **{"algo.eta": 0.1}. Texts mean just themselves.
     on_eval: called with each row of metrics.csv, a dict; where it returns true, the run stops. What it raises ends the run, as
         failed.
     output_dir: the run's folder, as the key of this name, without quotes.
     start: a run, or its folder, at whose last checkpoint this one begins, as the key `from`.
     folders: your config folders, as of --config-dir; quiet: show no progress.
+    interrupt: what Ctrl-C does after the round, when the run has kept a checkpoint: raise KeyboardInterrupt, or return the run.
 
     Runs in several threads take turns; several processes run at once. A run that on_eval stops has the status stopped, one that
     Ctrl-C stops interrupted; both go on with resume=true. A second Ctrl-C raises KeyboardInterrupt at once. Raises UserError for
     what the command would answer in one line.
     """
+    if interrupt not in ("raise", "return"):
+        raise UserError(f"interrupt={interrupt}: must be raise or return")
     if on_eval is not None and not callable(on_eval):
         raise UserError(f"on_eval={on_eval}: must be a function of a row")
     if isinstance(start, Result) and start.which == "best":
         raise UserError(f"start: {start.folder} was loaded with which=best; a run begins at a last checkpoint")
-    overrides = _words(words)
-    for key, run_folder in (("output_dir", output_dir), ("from", start)):
-        if run_folder is not None:
-            overrides.append(f"{key}=" + quoted(str(_folder_of(run_folder)).replace("${", "\\${")))
-    overrides = last_of_each(overrides)
+    places = {"output_dir": output_dir, "from": start}
+    folders_of_runs = {key: _folder_of(given) for key, given in places.items() if given is not None}
+    overrides = last_of_each([*_words(words), *words_of(values | folders_of_runs)])
     with _turn, _mistakes_said(overrides):
         composed = configured(overrides, [folders] if isinstance(folders, str | Path) else folders)
         from fedopt.running.hardware import restored
@@ -218,7 +188,47 @@ def run(
             status, folder = execute(composed, lambda: place(composed), on_eval=on_eval, quiet=quiet)
     if status == "interrupted":
         say(f"interrupted after {folder.summary().get('round')} rounds, in {folder.path}; resume=true goes on")
+        if interrupt == "raise":
+            raise KeyboardInterrupt
     return Result(folder.path)
+
+
+def sweep(
+    words: Config | Sequence[Mapping[str, Any]] = "",
+    *,
+    jobs: int = 1,
+    output_dir: str | Path | None = None,
+    folders: str | Path | Sequence[str | Path] = (),
+    quiet: bool = False,
+    **values: Any,
+) -> list[Result]:
+    """Do what `fedopt -m WORDS` does, in the same folders with the same files, and return the runs, which `compare` takes.
+
+    words, values: as of `run`. A list has alternatives, seed=[0, 1, 2], and all combinations run; [[1, 2]] is one list. A list of
+        dicts has configs that each get the other values too.
+    jobs: how many run at once, each in a process of its own, which does not run your script again.
+    output_dir: the folder of all runs; folders, quiet: as of `run`.
+
+    Runs that are there are not run again, interrupted ones go on. One that failed is among those that are returned, as its status
+    says. Raises UserError for mistakes, and at the end for runs that could not begin; KeyboardInterrupt as `run`.
+    """
+    if not isinstance(jobs, int) or jobs < 1:
+        raise UserError(f"jobs={jobs}: must be a whole number from 1")
+    configs = [words] if isinstance(words, str | Mapping) or not all(isinstance(w, Mapping) for w in words) else words
+    values |= {} if output_dir is None else {"output_dir": output_dir}
+    others = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
+    given = [last_of_each([*_words(config, sweep=True), *words_of(values, sweep=True)]) for config in configs or [""]]
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, ExitStack() as stack:
+        for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
+            stack.enter_context(redirect(nowhere))
+        stack.enter_context(_turn)
+        stack.enter_context(_mistakes_said())
+        from fedopt.jobs.sweep import sweep_all
+        from fedopt.running.hardware import restored
+        from fedopt.running.lifecycle import execute as _  # before `ending_at_once`, which would end a notebook  # noqa: F401
+
+        stack.enter_context(restored())
+        return [Result(path) for path in sweep_all(given, others, jobs)]
 
 
 def load(folder: str | Path, which: Which = "last") -> Result:
@@ -263,9 +273,13 @@ def _folder_of(run: Result | str | Path) -> Path:
     return run.folder if isinstance(run, Result) else Path(run)
 
 
-def _words(words: str | Sequence[str]) -> list[str]:
+def _words(words: Any, sweep: bool = False) -> list[str]:
+    if isinstance(words, Mapping):
+        return words_of(words, sweep)
     if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
-        raise UserError(f"{words}: must be words as on the command line, key=value, in one text or in a list of texts")
+        raise UserError(
+            f"{words}: must be words as on the command line, key=value, in one text or in a list of texts, or a dict"
+        )
     try:
         return [of_folder(word) for word in (shlex.split(words) if isinstance(words, str) else words)]
     except ValueError as error:

@@ -5,10 +5,12 @@ import os
 import runpy
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -22,9 +24,12 @@ from torch.nn import functional as F
 
 import fedopt as api
 from fedopt.commands import compare
+from fedopt.config.compose import compose
+from fedopt.config.words import parsed, words_of
 from fedopt.data.datasets import Digits
 from fedopt.problems.classes import named
 from fedopt.results import checkpoint
+from fedopt.running import loop
 
 SHORT = [
     "dataset=digits",
@@ -116,6 +121,158 @@ def test_mistakes(words, fragment, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+ODD = [
+    *(
+        None,
+        True,
+        False,
+        0,
+        -3,
+        1e-05,
+        1.5e22,
+        0.1,
+        float("inf"),
+        "",
+        "a,b",
+        "a b",
+        "null",
+        "1",
+        "1e3",
+        "x=1",
+        "it's",
+        'say "x"',
+    ),
+    *("${seed}", "\\${x}", "[1,2]", "{a: 1}", "C:\\x\\", "two\nlines", "$x", "ä", "a:b", "(c)", " blank ", "#no", "%"),
+    *([1, 2.5, "a,b"], [[1], [2, "x"]], [], {"kind": "inverse_power", "initial": 0.1}, {"a": {"b": [None, "c,d"]}}),
+]
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_values_of_python_are_what_the_config_has(value):
+    (word,) = words_of({"problem.note": value})
+    assert compose(["algo=fedmsa", "problem=mco", f"+{word}"]).nodes["problem"]["note"] == value
+    alternatives = words_of({"+problem.note": [value, "other"]}, sweep=True)
+    (override,) = parsed(alternatives)
+    assert override.is_sweep_override()
+    assert len(list(override.sweep_string_iterator())) == 2
+
+
+def test_values_of_other_types():
+    values = {"algo.eta": np.float32(0.5), "seed": np.int64(3), "eval.at": np.arange(3), "problem.widths": (4, 5)}
+    assert words_of(values) == ["algo.eta=0.5", "seed=3", "eval.at=[0,1,2]", "problem.widths=[4,5]"]
+    assert words_of({"dataset.path": Path("a b/c.npz"), "x": torch.tensor(2.0)}) == [
+        "dataset.path='a b/c.npz'",
+        "x=2.0",
+    ]
+    assert words_of({"seed": range(3), "eval.at": [[1, 2]]}, sweep=True) == ["seed=0,1,2", "eval.at=[1,2]"]
+    assert words_of({"budget": {"rounds": 5, "bytes": None}}) == ["budget.rounds=5", "budget.bytes=null"]
+    for wrong in ({"seed": {1}}, {"seed": object()}, {3: 1}, {"a=b": 1}, {"algo.x": {"a b": 1}}, {"~seed": 1}):
+        with pytest.raises(api.UserError, match="must be a"):
+            words_of(wrong)
+    with pytest.raises(api.UserError, match=r"seed=\[\]: has no value"):
+        words_of({"seed": []}, sweep=True)
+
+
+def test_keyword_arguments_and_dicts():
+    """Give the run that the words give; keyword arguments win over what stands before them."""
+    config = {
+        "algo": "fedmsa",
+        "problem": {"examples": 40},
+        "budget.rounds": 4,
+        "algo.K": 2,
+        "hardware": {"threads": 1},
+    }
+    runs = [
+        api.run(["algo=fedmsa", *TINY, "algo.K=2"], quiet=True, output_dir="words"),
+        api.run(config | {"algo.K": 7}, quiet=True, output_dir=Path("dict"), **{"algo.K": 2}),
+        api.run(
+            algo="fedmsa", problem={"examples": 40}, **{key: config[key] for key in config if "." in key}, quiet=True
+        ),
+    ]
+    for run in runs[1:]:
+        pd.testing.assert_frame_equal(without_time(run), without_time(runs[0]))
+    assert api.load("dict").config["algo"]["K"] == 2
+    with pytest.raises(api.UserError, match=r"did you mean algo\.alpha"):
+        api.run(algo="fedmsa", problem="mco", **{"algo.alhpa": 0.1})
+
+
+# Sweeps
+
+
+def test_sweep(tmp_path, capsys):
+    """All combinations in their order, in the folders of the command; what is there is not run again."""
+    runs = api.sweep(TINY, seed=range(2), **{"algo.K": [1, 5]}, quiet=True)
+    assert [(run.config["seed"], run.config["algo"]["K"]) for run in runs] == [(0, 1), (0, 5), (1, 1), (1, 5)]
+    assert {run.status for run in runs} == {"finished"}
+    assert capsys.readouterr() == ("", "")
+    sweep_folder = runs[0].folder.parent
+    assert sweep_folder.is_relative_to(tmp_path / "outputs" / "multirun")
+    assert len(pd.read_csv(sweep_folder / "sweep.csv")) == 4
+    times = [run.folder.joinpath("metrics.csv").stat().st_mtime_ns for run in runs]
+    again = api.sweep([*TINY, "seed=0,1", "algo.K=1,5"])
+    assert [run.folder for run in again] == [run.folder for run in runs]
+    assert [run.folder.joinpath("metrics.csv").stat().st_mtime_ns for run in again] == times
+    assert capsys.readouterr().out.count("was there already") == 4
+    assert list(api.compare(runs, metric="distance").table["runs"]) == [2, 2]
+
+
+def test_sweep_of_configs_with_lists():
+    configs = [{"algo": "fedmsa", "problem": "mco"}, {"algo": "fedmsa", "problem": "quadratic_compositional"}]
+    runs = api.sweep(configs, seed=[0, 1], output_dir="both", **{"budget.rounds": 2, "eval.at": [[1]]}, quiet=True)
+    assert [Path(run.config["problem"]["_target_"]).suffix for run in runs] == [".Mco"] * 2 + [
+        ".QuadraticCompositional"
+    ] * 2
+    assert all(run.config["eval"]["at"] == [1] for run in runs)
+    assert {run.folder.parent.name for run in runs} == {"both"}
+
+
+def test_sweeps_that_go_wrong(tmp_path):
+    for wrong, fragment in (
+        ({"jobs": 0}, "jobs=0"),
+        ({"algo": ["fedmsa", "fedmas"]}, "did you mean"),
+        ({"seed": []}, "no value"),
+    ):
+        with pytest.raises(api.UserError, match=fragment):
+            api.sweep(TINY, quiet=True, **wrong)
+    with pytest.raises(api.UserError, match="hydra"):
+        api.sweep([*TINY, "hydra/launcher=joblib"], quiet=True)
+    assert not list(tmp_path.iterdir())
+    api.sweep(TINY, seed=[0, 1], output_dir="here", quiet=True)
+    config = next(tmp_path.glob("here/*/config.yaml"))
+    config.write_text(config.read_text().replace("examples: 40", "examples: 50"))
+    with pytest.raises(api.UserError, match="1 of 2 runs could not be done"):
+        api.sweep(TINY, seed=[0, 1], output_dir="here", quiet=True)
+
+
+def test_sweep_in_a_thread_and_interrupted(monkeypatch):
+    with ThreadPoolExecutor(1) as pool:
+        (run,) = pool.submit(api.sweep, TINY, quiet=True).result(timeout=120)
+    assert run.status == "finished"
+    spent = loop.share_spent
+    monkeypatch.setattr(loop, "share_spent", lambda *of: os.kill(os.getpid(), signal.SIGINT) or spent(*of))
+    with pytest.raises(KeyboardInterrupt):
+        api.sweep(TINY, seed=[5, 6], output_dir="pressed", quiet=True)
+    (run,) = map(api.load, Path("pressed").iterdir())
+    assert (run.status, run.summary["round"]) == ("interrupted", 0)
+
+
+def test_sweep_in_a_script_without_a_guard(tmp_path):
+    """Its processes do not run the script again, see the environment of now, and are at the same place."""
+    (tmp_path / "else").mkdir()
+    (tmp_path / "own.py").write_text("from fedopt.problems.mco import Mco\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nimport fedopt\nprint('began')\nos.chdir('else')\nos.environ['FEDOPT_PICTURES'] = '0'\n"
+        f"words = {[*TINY, 'problem._target_=own.Mco']}\n"
+        "runs = fedopt.sweep(words, seed=[0, 1, 2], jobs=2)\nprint('statuses', [run.status for run in runs])\n"
+    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("began") == 1
+    assert "statuses ['finished', 'finished', 'finished']" in done.stdout
+    assert len(list(tmp_path.glob("else/outputs/multirun/*/*/metrics.csv"))) == 3
+
+
 def test_folders_of_ones_own(tmp_path):
     (tmp_path / "conf" / "algo").mkdir(parents=True)
     (tmp_path / "conf" / "algo" / "mine.yaml").write_text(
@@ -169,9 +326,8 @@ def test_a_run_whose_process_is_gone():
 
 
 def test_mistakes_from_python():
-    for words, said in (({"algo": "fedmsa"}, "must be words"), ([1], "must be words")):
-        with pytest.raises(api.UserError, match=said):
-            api.run(words)
+    with pytest.raises(api.UserError, match="must be words"):
+        api.run([1])
     with pytest.raises(api.UserError, match="on_eval=3: must be a function"):
         api.run(TINY, 3)
     with pytest.raises(api.UserError, match="the list of runs is empty"):
@@ -201,12 +357,18 @@ def test_ctrl_c(times):
         for _ in range(times if row["round"] == 1 else 0):
             os.kill(os.getpid(), signal.SIGINT)
 
-    if times == 1:
-        assert api.run(TINY, pressed, output_dir="run", quiet=True).status == "interrupted"
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            api.run(TINY, pressed, output_dir="run", quiet=True)
-    assert list(api.load("run").metrics["round"]) == [0, 1]
+    with pytest.raises(KeyboardInterrupt):
+        api.run(TINY, pressed, output_dir="run", quiet=True)
+    run = api.load("run")
+    assert list(run.metrics["round"]) == [0, 1]
+    if times == 1:  # the checkpoint is of this round
+        assert (run.status, run.summary["round"]) == ("interrupted", 1)
+        run = api.run([*TINY, "resume=true"], pressed, output_dir="run", quiet=True, interrupt="return")
+        assert (run.status, list(run.metrics["round"])) == ("finished", [0, 1, 2, 3, 4])
+        again = api.run(TINY, pressed, output_dir="again", quiet=True, interrupt="return")
+        assert (again.status, again.summary["round"]) == ("interrupted", 1)
+    with pytest.raises(api.UserError, match="interrupt=no: "):
+        api.run(TINY, interrupt="no")
 
 
 def test_in_several_threads_at_once(tmp_path):

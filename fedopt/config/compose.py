@@ -24,7 +24,7 @@ from fedopt.config.files import CONF, GROUPS, Folders, class_path, flat, options
 from fedopt.config.sent import check_folders, refuse_expanding, refuse_hydra, refuse_outside
 from fedopt.config.settings import Settings
 from fedopt.config.tuned import Tuned, other_model, overlap, tuned_values
-from fedopt.config.words import key_of, parsed, quoted
+from fedopt.config.words import key_of, literal, parsed, quoted
 from fedopt.errors import UserError, first_line, nearest, unknown
 
 # What scripts/docs says of fedopt's classes, so that help and mistakes import nothing: the types of their fields, in words, and the
@@ -118,7 +118,7 @@ def _literal(node: Any) -> Any:
         return {key: _literal(value) for key, value in node.items()}
     if isinstance(node, list):
         return [*map(_literal, node)]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", node) if isinstance(node, str) else node
+    return literal(node) if isinstance(node, str) else node
 
 
 def _merged(

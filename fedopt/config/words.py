@@ -1,10 +1,11 @@
 """The words of a command: reading, quoting and comparing overrides."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -35,6 +36,52 @@ def quoted(text: str) -> str:
         return text
     escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def literal(text: str) -> str:
+    """A text that OmegaConf takes as it is, without interpolations."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
+def words_of(values: Mapping[str, Any], sweep: bool = False) -> list[str]:
+    """The overrides that give keys values of Python's. A dict under a key without a dot has keys of its node.
+
+    sweep: a list has the alternatives of its key. Raises UserError for keys and values that no override has.
+    """
+    words = []
+    for key, value in values.items():
+        value = _plain(value)
+        if not isinstance(key, str) or not re.fullmatch(r"\+{0,2}\w[\w./]*", key):
+            raise UserError(f"{key}: must be a key, such as seed, algo or 'algo.eta'")
+        if isinstance(value, Mapping) and "." not in key:
+            words += words_of({f"{key}.{name}": inner for name, inner in value.items()}, sweep)
+        elif sweep and isinstance(value, list):
+            if not value:
+                raise UserError(f"{key}=[]: has no value")
+            words.append(f"{key}=" + ",".join(_written(key, one) for one in value))
+        else:
+            words.append(f"{key}={_written(key, value)}")
+    return words
+
+
+def _plain(value: Any) -> Any:
+    """Without types of numpy, torch and pandas, and with lists for tuples and ranges."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [*value] if isinstance(value, Sequence) and not isinstance(value, str | bytes) else value
+
+
+def _written(key: str, value: Any) -> str:
+    """A value of Python's as that of an override. Texts and paths mean just themselves."""
+    value = _plain(value)
+    if value is None or isinstance(value, bool | int | float):
+        return {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else repr(value)
+    if isinstance(value, str | PurePath):
+        return quoted(literal(str(value)))
+    if isinstance(value, list):
+        return f"[{','.join(_written(key, one) for one in value)}]"
+    if isinstance(value, Mapping) and all(isinstance(name, str) and re.fullmatch(r"\w+", name) for name in value):
+        return "{" + ",".join(f"{name}:{_written(key, one)}" for name, one in value.items()) + "}"
+    raise UserError(f"{key}={value}: must be a number, a text, a path, True, False, None, or a list or dict of these")
 
 
 def _means_more(text: str) -> bool:

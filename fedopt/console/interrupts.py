@@ -14,7 +14,11 @@ GRACE = 30  # seconds from SIGTERM to SIGKILL, as torchrun has it
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process then and there, in one line: for imports, in which an exception may get lost."""
+    """Ctrl-C ends the process then and there, in one line: for imports, in which an exception may get lost. In the main thread, to
+    which it comes."""
+    if current_thread() is not main_thread():
+        yield
+        return
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         if os.environ.get("RANK", "0") == "0":

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stderr, suppress
 from itertools import chain
 from multiprocessing import connection
+from threading import current_thread, main_thread
+from types import ModuleType
 from typing import Any
 
 from fedopt.console.bar import Bar
@@ -63,8 +65,9 @@ def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
                 receives, sends = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(job, at_once, sends), daemon=True)
-                process.start()
+                process = context.Process(target=_work, args=(job, at_once, sends, {**os.environ}), daemon=True)
+                with _program_hidden():
+                    process.start()
                 sends.close()
                 running[receives] = process, job, time.monotonic()
             ready = connection.wait(list(running))
@@ -84,7 +87,18 @@ def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
             process.join()
 
 
-def _work(job: Job, at_once: int, sends: connection.Connection) -> None:
+@contextmanager
+def _program_hidden() -> Iterator[None]:
+    """A process that starts would run the user's script again, of which it needs nothing: scripts need no guard."""
+    program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
+
+
+def _work(job: Job, at_once: int, sends: connection.Connection, environment: dict[str, str]) -> None:
+    os.environ.update(environment)  # of now, and not of the first sweep of a long session
     os.setpgrp()  # Ctrl-C goes only to the command, which stops the runs
     command = multiprocessing.parent_process()
     assert command is not None
@@ -101,6 +115,10 @@ def _work(job: Job, at_once: int, sends: connection.Connection) -> None:
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """In the main thread, to which signals come."""
+    if current_thread() is not main_thread():
+        yield
+        return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

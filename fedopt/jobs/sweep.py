@@ -83,6 +83,29 @@ def sweep(words: Sequence[str], folders: Sequence[str], at_once: int) -> int:
     return max(report(planned.folder), bad)
 
 
+def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once: int) -> list[Path]:
+    """Do the sweeps of several commands under one bar, as `sweep` does one. Returns the folders of the runs, in their order.
+
+    Raises UserError before anything runs, and at the end where runs were refused or could not begin; KeyboardInterrupt after
+    Ctrl-C, when what ran has kept a checkpoint.
+    """
+    for words in commands:
+        refuse_hydra(words)
+    sweeps = [plan(words, folders) for words in commands]
+    show(*(line for planned in sweeps for line in _head(planned)))
+    jobs = {job.folder: job for planned in sweeps for job in map(planned.job, planned.composed)}
+    bad = run_all([*jobs.values()], at_once)
+    for folder in dict.fromkeys(planned.folder for planned in sweeps):
+        report(folder)
+    failed = {
+        job for job in bad if RunFolder(job.folder).status() == "failed" and (job.folder / "config.yaml").is_file()
+    }
+    lost = [f"{job.folder}: {why}" for job, why in bad.items() if job not in failed]
+    if lost:
+        raise UserError(f"{len(lost)} of {len(jobs)} runs could not be done; {lost[0]}")
+    return [*jobs]
+
+
 def _head(planned: Sweep) -> list[str]:
     """What runs, with which tuned values, on what data, and where."""
     shared = frozenset[str].intersection(*map(frozenset, planned.composed))

@@ -1,0 +1,48 @@
+"""What a run has found, read from its checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedopt.config.compose import recorded
+from fedopt.data.datasets import expanded
+from fedopt.errors import UserError
+from fedopt.problems.classes import named
+from fedopt.results.checkpoint import Checkpoint, refuse_foreign
+from fedopt.results.folder import RunFolder
+from fedopt.results.identity import refuse_other_data, stamp
+from fedopt.running.assemble import assemble
+from fedopt.running.hardware import restored
+
+
+def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | None]:
+    """The variables by name, and the network of the problem that has one.
+
+    path: the run's folder; best: those of the best evaluation, else of the last checkpoint. Raises UserError.
+    """
+    folder = RunFolder(path)
+    config = folder.config()
+    on_cpu = {"hardware": {**config.get("hardware", {}), "device": "cpu"}, "dataset": _dataset(path, config)}
+    with restored():
+        e = assemble(recorded(config | on_cpu))
+        checkpoint = Checkpoint(folder.checkpoint, e.algorithm.init(e.problem))
+        state, metadata = checkpoint.restore(e.federation.ledger)
+    refuse_foreign(folder.checkpoint, metadata, stamp(config)["run"])
+    refuse_other_data(path, metadata, e.data)
+    variables = named(e.problem, e.algorithm.output(state))
+    if best:
+        if not checkpoint.best:
+            raise UserError(f"{path}: has no best variables; a run keeps them with keep=best")
+        variables = {name: checkpoint.best[name] for name in variables if name in checkpoint.best}
+    variables = {name: value.detach().cpu().clone() for name, value in variables.items()}
+    return variables, e.problem.network(*variables.values())
+
+
+def _dataset(folder: Path, config: dict[str, Any]) -> Any:
+    """The data set's node; a file that is not in this working directory is one of the directory where the run began."""
+    node, begun = config.get("dataset"), RunFolder(folder).card().get("directory")
+    if not isinstance(node, dict) or not begun:
+        return node
+    paths = {key: node[key] for key in ("path", "root") if isinstance(node.get(key), str)}
+    return node | {key: str(Path(begun) / path) for key, path in paths.items() if not expanded(path).exists()}
