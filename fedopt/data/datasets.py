@@ -7,6 +7,8 @@ which downloads them into that folder. The data folder is `dataset.root`, else t
 
 import os
 import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from hashlib import sha256
@@ -192,6 +194,21 @@ def divided(count: int, test: float, seed: int, path: Path) -> tuple[np.ndarray,
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
+def parted(columns: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of an .npz from x, y and client of all examples. rows: those for training, and those for testing."""
+    splits = list(zip(("train", "test"), rows, strict=True))
+    return {f"{key}_{split}": values[part] for key, values in columns.items() for split, part in splits}
+
+
+def numbered(labels: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The number of each label among the classes, [n], and the names of the classes: in the order of their numbers where all are
+    numbers, of which 1 and 1.0 are one class, else of their names."""
+    with suppress(ValueError):
+        labels = labels.astype(float)
+    classes, numbers = np.unique(labels, return_inverse=True)
+    return numbers, tuple(str(name).removesuffix(".0") for name in classes.tolist())
+
+
 def checked(
     arrays: dict[str, np.ndarray], path: Path, channels: Channels | None = None, tokens: bool = False
 ) -> LabelledData:
@@ -228,10 +245,11 @@ def _numbered(arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], tup
         notes.append("labels [n, 1] are taken as [n]")
     kinds = {y.dtype.kind if y.ndim == 1 and y.size else "" for y in labels.values()}
     if "" not in kinds and (kinds == {"U"} or kinds <= {*"ifb"}):
-        values = np.unique(np.concatenate(list(labels.values())))
+        together = np.concatenate(list(labels.values()))
+        values = np.unique(together)
         if kinds == {"U"} or values.tolist() == [-1, 1]:
-            labels = {key: np.searchsorted(values, y) for key, y in labels.items()}
-            names = tuple(str(value).removesuffix(".0") for value in values)
+            numbers, names = numbered(together)
+            labels = dict(zip(labels, np.split(numbers, [len(labels["y_train"])]), strict=True))
             shown = ", ".join(f"{name} is {number}" for number, name in enumerate(names[:4]))
             notes.append(f"classes are numbered: {shown}{', ...' * (len(names) > 4)}")
         elif "i" not in kinds and np.isin(values, np.arange(MOST_CLASSES)).all():

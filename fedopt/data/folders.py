@@ -9,7 +9,7 @@ from PIL import Image
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.data.datasets import KEYS, VALIDATES, LabelledData, Pixels, checked, divided, expanded, refuse_larger
+from fedopt.data.datasets import VALIDATES, LabelledData, Pixels, checked, divided, expanded, parted, refuse_larger
 from fedopt.data.tables import Fraction
 from fedopt.errors import UserError, first_line
 
@@ -59,7 +59,7 @@ class Folder:
             train, test = np.flatnonzero(of_split != "test"), np.flatnonzero(of_split == "test")
         else:
             train, test = divided(len(y), self.test, self.split_seed, path)
-        arrays = dict(zip(KEYS, (array[part] for part in (train, test) for array in (images, y)), strict=True))
+        arrays = parted({"x": images, "y": y}, (train, test))
         if "val" in parts:
             arrays[VALIDATES] = of_split[train] == "val"
         notes = [f"{len(passed):,} hidden or other files are passed over"] * bool(passed)

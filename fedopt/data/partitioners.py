@@ -112,7 +112,9 @@ class ByColumn:
             names = self._read(expanded(self.file), train, test)
             return replace(data, owners=names[:train], owners_test=names[train:] if len(names) > train else None)
         if data.owners is None:
-            where = "partitioner.file=FILE, dataset.client=COLUMN of dataset=csv, or client_train in an .npz"
+            where = (
+                "partitioner.file=FILE, dataset.client=COLUMN of dataset=csv, client_train in an .npz, or dataset=leaf"
+            )
             raise UserError(f"partitioner=by_column: nothing says whose each row is; {where} does")
         return data
 
@@ -131,7 +133,9 @@ class ByColumn:
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
         """labels: whose each row is."""
         if labels is None:
-            raise UserError("partitioner=by_column: goes with dataset=csv, npz or images; other data have no owners")
+            raise UserError(
+                "partitioner=by_column: goes with dataset=csv, npz, leaf or images; other data have no owners"
+            )
         names, owner, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         if self.clients not in (None, len(names)):
             raise UserError(f"partitioner.clients={self.clients}: the data have {len(names)} clients")

@@ -9,12 +9,11 @@ import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.data.datasets import KEYS, LabelledData, Pixels, checked, divided, expanded, refuse_larger
+from fedopt.data.datasets import LabelledData, Pixels, checked, divided, expanded, numbered, parted, refuse_larger
 from fedopt.data.tables import Fraction, unpacked
 from fedopt.errors import UserError, first_line
 
 _config = ConfigDict(extra="forbid")
-_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
 _LINE = re.compile(r"(\S+)((?:\s+\d+:\S+)*)\s*(?:#.*)?")
 
 
@@ -41,30 +40,21 @@ class Libsvm:
             refuse_larger(path, 4 * width * len(labels))
             if columns.size and not 0 < columns.min() <= columns.max() <= width:
                 raise UserError(f"{path}: has the feature {columns.max()} or 0, and features are 1 to {width}")
-        names = np.unique(np.concatenate([labels for labels, *_ in read]))
-        if all(_NUMBER.fullmatch(name) for name in names):
-            names = names[np.argsort(names.astype(float), kind="stable")]
-        number = {name: k for k, name in enumerate(names.tolist())}
-        x, y = [], []
-        for labels, rows, columns, values in read:
-            dense = np.zeros((len(labels), width), dtype=np.float32)
-            dense[rows, columns - 1] = values
-            x.append(dense)
-            y.append(np.array([number[label] for label in labels.tolist()]))
-        if self.test_path is None:
-            parts = divided(len(y[0]), self.test, self.split_seed, paths[0])
-            x, y = [x[0][part] for part in parts], [y[0][part] for part in parts]
-        arrays = dict(zip(KEYS, (x[0], y[0], x[1], y[1]), strict=True))
-        return replace(checked(arrays, paths[0]), pixels=self.pixels, class_names=tuple(map(str, names)))
+        y, names = numbered(np.concatenate([labels for labels, *_ in read]))
+        x, train = np.zeros((len(y), width), dtype=np.float32), len(read[0][0])
+        for start, (_, rows, columns, values) in zip((0, train), read, strict=False):
+            x[start + rows, columns - 1] = values
+        parts = np.arange(train), np.arange(train, len(y))
+        parts = parts if self.test_path else divided(train, self.test, self.split_seed, paths[0])
+        data = checked(parted({"x": x, "y": y}, parts), paths[0])
+        return replace(data, pixels=self.pixels, class_names=names)
 
 
 def _lines(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The labels, [n], and the rows, columns and values of all entries. Raises UserError for a line of another form."""
-    if not path.exists():
-        raise UserError(f"{path}: there is no such file; it should have lines label index:value ...")
     try:
-        lines = unpacked(path).decode().splitlines()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        lines = unpacked(path, "lines label index:value ...").decode().splitlines()
+    except UnicodeDecodeError as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
     labels, rows, entries = list[str](), list[int](), list[str]()
     for number, line in enumerate(lines, 1):

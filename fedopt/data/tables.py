@@ -4,6 +4,7 @@ import csv
 import gzip
 import os
 import re
+import zlib
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic import ConfigDict, Field, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
 from fedopt.data import datasets
-from fedopt.data.datasets import CLIENTS, KEYS, VALIDATES, LabelledData, Pixels, divided, expanded
+from fedopt.data.datasets import VALIDATES, LabelledData, Pixels, divided, expanded, parted
 from fedopt.errors import UserError, first_line, memory, nearest
 from fedopt.files.reading import opened
 
@@ -79,11 +80,11 @@ class Csv:
         if classes.dtype.kind == "f" and (fractions := classes[classes % 1 != 0]).size:
             raise UserError(f"dataset.label={self.label}: has fractions such as {fractions[0]}, and must be classes")
         rows = divided(len(y), self.test, self.split_seed, path) if self.split is None else self._given(table, path)
-        arrays = dict(zip(KEYS, (array[part] for part in rows for array in (x, y)), strict=True))
+        columns = {"x": x, "y": y}
         if self.client is not None:
             owners = table[self.client].to_numpy()
-            owners = owners if owners.dtype.kind in "iu" else owners.astype(str)
-            arrays |= dict(zip(CLIENTS, (owners[part] for part in rows), strict=True))
+            columns["client"] = owners if owners.dtype.kind in "iu" else owners.astype(str)
+        arrays = parted(columns, rows)
         if self.split is not None and (validates := table[self.split].to_numpy()[rows[0]] == "val").any():
             arrays[VALIDATES] = validates
         data = replace(datasets.checked(arrays, path), pixels=self.pixels)
@@ -127,12 +128,10 @@ class Csv:
         return pd.read_csv(StringIO(text), low_memory=False, index_col=False, **apart), notes  # type: ignore[call-overload]
 
     def _text(self, path: Path) -> tuple[str, list[str]]:
-        if not path.exists():
-            raise UserError(f"{path}: there is no such file; it should be a CSV with a line of column names")
+        content = unpacked(path, "a CSV with a line of column names")
         try:
-            content = unpacked(path)
             return content.decode(self.encoding or "utf-8-sig"), []
-        except (OSError, EOFError, LookupError) as error:
+        except LookupError as error:
             raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
         except UnicodeDecodeError:
             if self.encoding is not None or b"\0" in content:
@@ -163,13 +162,21 @@ def _refuse_alike(column: pd.Series, path: Path) -> None:
             raise UserError(f"{path}: the column {column.name} says {other!r} and {name!r}; write them alike")
 
 
-def unpacked(path: Path) -> bytes:
-    """A file, or what is in one that ends in .gz. Raises OSError and EOFError, and UserError for more than memory takes."""
-    if path.suffix != ".gz":
+def unpacked(path: Path, form: str) -> bytes:
+    """A file, or what is in one that ends in .gz. Raises UserError where it cannot be read, and for more than memory takes.
+
+    form: what it should be, in words.
+    """
+    try:
         with opened(path) as file:
-            datasets.refuse_larger(path, os.fstat(file.fileno()).st_size)
-            return file.read()
-    with opened(path) as file, gzip.open(file) as packed:
-        content = packed.read(most := memory() // 5)
+            if path.suffix != ".gz":
+                datasets.refuse_larger(path, os.fstat(file.fileno()).st_size)
+                return file.read()
+            with gzip.open(file) as packed:
+                content = packed.read(most := memory() // 5)
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file; it should be {form}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
     datasets.refuse_larger(path, 2 * most if len(content) == most else len(content))
     return content

@@ -83,14 +83,14 @@ class World:
         if validation is None:
             return {"train": Ragged(parts, names)}
         if isinstance(validation, np.ndarray):
-            held_out = [part[validation[part]] for part in parts]
-            train = [part[~validation[part]] for part in parts]
-            for name, rows_of_clients in (("train", train), ("val", held_out)):
+            masks = {"train": ~validation, "val": validation}
+            splits = {name: [part[mask[part]] for part in parts] for name, mask in masks.items()}
+            for name, rows_of_clients in splits.items():
                 if lacking := [i for i, rows in enumerate(rows_of_clients) if not len(rows)]:
                     client = names[lacking[0]] if names else lacking[0]
                     why = "the data say which are for validation, and each client needs some of both"
                     raise UserError(f"client {client} has no examples in the split {name}: {why}")
-            return {"train": Ragged(train, names), "val": Ragged(held_out, names)}
+            return {name: Ragged(rows_of_clients, names) for name, rows_of_clients in splits.items()}
         own = Ragged(parts)
         rngs = keyed_rngs(self.seed, Purpose.SPLIT, range(len(own)))
         for rng, rows in zip(rngs, cut(own.rows, own.sizes), strict=True):

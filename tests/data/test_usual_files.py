@@ -1,6 +1,8 @@
 """Files of the kinds that people have: read where they are unambiguous, with a note, and never wrongly without a word."""
 
 import gzip
+import json
+import os
 
 import numpy as np
 import pytest
@@ -8,8 +10,11 @@ from PIL import Image
 
 from fedopt.data.datasets import Npz
 from fedopt.data.folders import Folder
+from fedopt.data.leaf import Leaf
+from fedopt.data.partitioners import ByColumn
 from fedopt.data.sparse import Libsvm
 from fedopt.data.tables import Csv
+from fedopt.data.world import World
 from fedopt.errors import UserError
 
 ROWS = [(k, k / 4, "ab"[k % 2]) for k in range(10)]
@@ -219,3 +224,141 @@ def test_hidden_files_are_passed_over_and_equal_ones_said(tmp_path):
     assert data.notes == ("16 hidden or other files are passed over",)
     (tmp_path / "test" / "ants" / "copy.png").write_bytes((tmp_path / "train" / "ants" / "0.png").read_bytes())
     assert Folder(str(tmp_path)).load().notes[1] == "1 training images are equal to one for testing"
+
+
+# LEAF
+
+
+def leaf(path, examples, **changed):
+    """A file that says of each user its x and y."""
+    data = {name: {"x": x, "y": y} for name, (x, y) in examples.items()}
+    content = {"users": [*data], "num_samples": [len(y) for _, y in examples.values()], "user_data": data} | changed
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+def rows_of(start, count, width=4):
+    return (start + np.arange(count * width).reshape(count, width)).tolist()
+
+
+def test_leaf_in_folders(tmp_path):
+    """Users are owners, of training and of test examples; a user may stand in several files."""
+    leaf(tmp_path / "train" / "a.json", {"f1": (rows_of(0, 2), [3, 1]), "f0": (rows_of(50, 1), [0]), "f2": ([], [])})
+    leaf(tmp_path / "train" / "b.json.gz", {"f1": (rows_of(20, 1), [2])})
+    leaf(tmp_path / "test" / "a.json", {"f0": (rows_of(90, 2), [1, 2])})
+    (tmp_path / "train" / "._a.json").write_bytes(b"\0")
+    (tmp_path / "sampled_data").mkdir()
+    data = Leaf(str(tmp_path)).load()
+    assert data.x_train.tolist() == [*rows_of(0, 2), *rows_of(50, 1), *rows_of(20, 1)]
+    assert (data.y_train.tolist(), data.owners.tolist()) == ([3, 1, 0, 2], ["f1", "f1", "f0", "f1"])
+    assert (data.y_test.tolist(), data.owners_test.tolist()) == ([1, 2], ["f0", "f0"])
+    assert data.x_train.dtype == np.float32
+    assert len(data.notes) == 1
+    assert "2 users" in data.notes[0]
+    world = World(0, ByColumn(), Leaf(str(tmp_path)))
+    splits = world.split(4, owners=world.load().owners)
+    assert (splits["train"].names, splits["train"].sizes.tolist()) == (["f0", "f1"], [1, 3])
+    images = Leaf(str(tmp_path), shape=[2, 2]).load()
+    np.testing.assert_array_equal(images.x_train[:, 0].reshape(4, 4), data.x_train)
+
+
+@pytest.mark.parametrize("name", ["d.json", "d.json.gz", "folder/d.json"])
+def test_leaf_in_one_file(name, tmp_path):
+    users = {f"u{i}": (rows_of(100 * i, 5), ["no", "yes", "no", "yes", "yes"]) for i in range(4)}
+    path = leaf(tmp_path / name, users)
+    data = Leaf(str(path.parent if "/" in name else path)).load()
+    assert (len(data.y_train), len(data.y_test), data.class_names) == (16, 4, ("no", "yes"))
+    for x, y, owner in zip(data.x_train, data.y_train, data.owners, strict=True):
+        user, row = divmod(int(x[0]), 100)
+        assert (owner, ["no", "yes", "no", "yes", "yes"][row // 4]) == (f"u{user}", data.class_names[y])
+    assert [note.split(":")[0].split(",")[0] for note in data.notes] == ["4 users of LEAF", "classes are numbered"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"users": ["u"]}, "the users that it lists are not"),
+        ({"user_data": []}, "the users that it lists are not"),
+        ({"users": None}, "the users that it lists are not"),
+        ({"users": ["u", "u", "w"]}, "the users that it lists are not"),
+        ({"num_samples": [2]}, "num_samples must have a number for each of the 2 users"),
+        ({"num_samples": [2, 3]}, "user w: has 2 examples, and num_samples says 3"),
+        ({"num_samples": ["2", 2]}, "user u: has 2 examples"),
+    ],
+)
+def test_files_that_are_none_of_leaf(changed, said, tmp_path):
+    users = {name: ([[1, 2], [3, 4]], [0, 1]) for name in "uw"}
+    path = leaf(tmp_path / "d.json", users, **changed)
+    with pytest.raises(UserError, match=rf"d\.json: {said}"):
+        Leaf(str(path)).load()
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        (["to be", "or no"], ["t", "t"], "x must be rows of numbers"),
+        ([[1, 2], [3]], [0, 1], "x must be rows of numbers"),
+        ([[1, "2"], [3, 4]], [0, 1], "x must be rows of numbers"),
+        ([[1, None], [3, 4]], [0, 1], "x must be rows of numbers"),
+        ([1, 2], [0, 1], "x must be rows of numbers"),
+        (None, [0, 1], "x must be rows of numbers"),
+        ([[1, 2]], [0, 1], "x must be rows of numbers"),
+        ([[1, 2], [3, 4]], "01", "x must be rows of numbers"),
+        ([[1, 2], [3, 4]], [0, "1"], "y as many whole numbers or texts"),
+        ([[1, 2], [3, 4]], [0, 1.5], "y as many whole numbers or texts"),
+        ([[1, 2], [3, 4]], [True, False], "y as many whole numbers or texts"),
+        ([[1, 2, 3], [4, 5, 6]], [0, 1], r"has examples \[3\] with numbers as labels, and u \[2\]|has examples \[3\]"),
+        ([[1, 2], [3, 4]], ["a", "b"], "with texts as labels"),
+    ],
+)
+def test_users_whose_examples_are_odd(x, y, said, tmp_path):
+    path = leaf(tmp_path / "d.json", {"u": ([[1, 2], [3, 4]], [0, 1]), "odd": (x, y)}, num_samples=[2, 2])
+    with pytest.raises(UserError, match=rf"d\.json: user odd.*{said}"):
+        Leaf(str(path)).load()
+
+
+def test_leaf_with_other_shapes_or_nothing(tmp_path):
+    path = leaf(tmp_path / "d.json", {"u": ([[1, 2], [3, 4], [5, 6]], [0, 1, 1])})
+    with pytest.raises(UserError, match=r"dataset\.shape=\[2, 2\]"):
+        Leaf(str(path), shape=[2, 2]).load()
+    with pytest.raises(UserError, match="has no examples"):
+        Leaf(str(leaf(tmp_path / "none.json", {}))).load()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"has no \.json files"):
+        Leaf(str(tmp_path / "empty")).load()
+    for text in ("{", "[" * 100_000, '{"users": 1e'):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(UserError, match=r"bad\.json: is no JSON"):
+            Leaf(str(tmp_path / "bad.json")).load()
+    for text in ("[]", "1", "null"):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(UserError, match=r"bad\.json: the users"):
+            Leaf(str(tmp_path / "bad.json")).load()
+
+
+READERS = {"csv": lambda path: Csv(path, "label"), "txt": Libsvm, "json": Leaf}
+
+
+@pytest.mark.parametrize("end", READERS)
+def test_files_that_cannot_be_read(end, tmp_path):
+    """Are one line: none there, a torn archive, a folder, a pipe."""
+    read = lambda path: READERS[end](str(path)).load()  # noqa: E731
+    with pytest.raises(UserError, match="there is no such file; it should be"):
+        read(tmp_path / f"none.{end}")
+    torn = bytearray(gzip.compress(b"1,2,label\n" * 1000))
+    torn[15:25] = b"\xff" * 10
+    for content in (bytes(torn), torn[:20], b"no archive"):
+        (tmp_path / f"d.{end}.gz").write_bytes(content)
+        with pytest.raises(UserError, match="cannot be read"):
+            read(tmp_path / f"d.{end}.gz")
+    os.mkfifo(tmp_path / f"pipe.{end}")
+    with pytest.raises(UserError, match="is no regular file"):
+        read(tmp_path / f"pipe.{end}")
+
+
+def test_labels_of_libsvm_that_are_one_number(tmp_path):
+    (tmp_path / "t").write_text("1 1:1\n1.0 1:2\n+1 1:3\n10 1:4\n2 1:5\n")
+    data = Libsvm(str(tmp_path / "t"), str(tmp_path / "t")).load()
+    assert (data.y_train.tolist(), data.class_names) == ([0, 0, 0, 2, 1], ("1", "2", "10"))
