@@ -1,19 +1,30 @@
-"""Progress. A terminal has one line: a bar, the percentage, the time left, and texts as they fit. Elsewhere there is no bar."""
+"""Progress. A terminal, and a cell of a notebook, has one line: a bar, the percentage, the time left, and texts as they fit.
+Elsewhere there is no bar."""
 
+import math
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from fedopt.console.say import note
-from fedopt.console.texts import printable
+from fedopt.console.texts import html_text, printable
 
 WIDTH, NARROW = 16, 52  # of the bar, and how many columns the rest takes where there are few
+REFRESH = 0.2  # seconds between what a notebook shows
+
+
+def _cell() -> Any:
+    """What shows something in place below a cell of a notebook that runs; None elsewhere."""
+    interactive = sys.modules.get("IPython")
+    if interactive is None or not hasattr(interactive.get_ipython(), "kernel"):
+        return None
+    return interactive.display.display({"text/plain": ""}, raw=True, display_id=True)
 
 
 class Bar:
@@ -25,9 +36,12 @@ class Bar:
     def __init__(self, jobs: int = 1, quiet: bool = False, stream: TextIO | None = None):
         stream = stream or sys.stderr
         quiet = quiet or stream is None  # closed by whoever started this process
+        self._cell, self._shown = None if quiet else _cell(), -math.inf  # when the cell showed something new last
+        stream = sys.stdout if self._cell else stream  # notebooks show stderr in red
         self.jobs, self.done, self._lines = jobs, 0, set[str]()
-        self._console = Console(file=stream, quiet=quiet)
-        self.live = not quiet and stream.isatty()
+        self._console = Console(file=stream, quiet=quiet, force_jupyter=False)
+        terminal = not quiet and stream.isatty()
+        self.live = terminal or self._cell is not None
         self._began: tuple[float, float] | None = None  # the time, and the share of all jobs that was done then
         self._width = max(min(WIDTH, self._console.width - NARROW), 4)
         columns = (
@@ -35,8 +49,8 @@ class Bar:
             TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[text]}", markup=False),
         )
-        apart = {f"redirect_{name}": getattr(sys, name).isatty() for name in ("stdout", "stderr") if self.live}
-        self._progress = Progress(*columns, console=self._console, transient=True, disable=not self.live, **apart)
+        apart = {f"redirect_{name}": getattr(sys, name).isatty() for name in ("stdout", "stderr") if terminal}
+        self._progress = Progress(*columns, console=self._console, transient=True, disable=not terminal, **apart)
         self._task = self._progress.add_task("", total=1.0, text="")
         self._progress.start()
 
@@ -54,7 +68,16 @@ class Bar:
             while parts and len("  ".join(parts)) > self._console.width - self._width - len(" 100% "):
                 parts.pop()
             self._progress.update(self._task, completed=share, text="  ".join(parts))
+            self._show(share, "  ".join(parts))
         return left
+
+    def _show(self, share: float, text: str) -> None:
+        """In the cell, at most so often that it is pleasant to read."""
+        now = time.monotonic()
+        if self._cell and (share == 1 or now > self._shown + REFRESH):
+            text, self._shown = f"{share:4.0%} {text}", now
+            markup = f"<progress value='{share:.4f}' max='1'></progress> {html_text(text)}"
+            self._cell.update({"text/plain": text, "text/html": markup}, raw=True)
 
     def restart(self) -> None:
         """Measure the speed of a single job from now on: its first round is slower than the others."""

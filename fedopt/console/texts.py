@@ -1,5 +1,6 @@
 """How a text that somebody else may have made leaves the program: names of files, values of configs, labels of metrics."""
 
+import html
 import re
 from contextlib import suppress
 
@@ -33,6 +34,11 @@ def csv_cell(text: str) -> str:
 def markdown_cell(text: str) -> str:
     """For a cell of a Markdown table: no markup of HTML, no link and no further cell."""
     return re.sub(r"<(?=[\w/!?])", "&lt;", printable(text)).replace("](", "]\\(").replace("|", "\\|")
+
+
+def html_text(text: str) -> str:
+    """For HTML, such as of a notebook: no markup."""
+    return html.escape(printable(text))
 
 
 def latex_cell(text: str) -> str:

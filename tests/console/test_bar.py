@@ -2,6 +2,8 @@
 
 import io
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,3 +95,44 @@ def test_a_note_stands_once_for_all_jobs(capsys):
     assert capsys.readouterr().err.count("passed over") == 1
     Bar(quiet=True).note("nobody asked")
     assert not capsys.readouterr().err
+
+
+class Cell:
+    """Of IPython, what a bar asks for: a kernel, and displays by their handles."""
+
+    kernel = 1
+
+    def __init__(self):
+        self.shown = []
+
+    def __call__(self, content, raw, display_id):
+        assert raw
+        assert display_id
+        self.shown.append([])
+        return self
+
+    def update(self, content, raw):
+        self.shown[-1].append(content)
+
+
+def test_a_notebook_has_one_bar(clock, monkeypatch, capsys):
+    """It is shown in place, ends at all of it, and has no markup of a text's; rows are no lines."""
+    cell = Cell()
+    monkeypatch.setitem(
+        sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: cell, display=SimpleNamespace(display=cell))
+    )
+    bar = Bar()
+    display = Display(bar, ["<b>loss"])
+    for round in range(101):
+        display(Moment(round, None, round / 100, {"comm_rounds": round, "<b>loss": 1.0}, False, None))
+        clock[0] += 0.05
+    display.close()
+    bar.close()
+    (shown,) = cell.shown
+    assert 20 <= len(shown) <= 26
+    assert shown[-1]["text/plain"].startswith("100%")
+    assert "&lt;b&gt;loss" in shown[-1]["text/html"]
+    bar.line("done")
+    assert capsys.readouterr() == ("done\n", "")
+    Bar(quiet=True).move(1)
+    assert len(cell.shown) == 1
