@@ -45,10 +45,10 @@ def number(text: str) -> float:
     return value
 
 
-def positive(text: str) -> int:
-    """For argparse: a whole number from 1 on."""
-    if not (text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+def positive(text: str, least: int = 1) -> int:
+    """For argparse: a whole number from the least on."""
+    if not (text.isdecimal() and int(text) >= least):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} on")
     return int(text)
 
 

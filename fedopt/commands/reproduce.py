@@ -7,6 +7,7 @@ experiment that needs the same ones; nothing here imports torch but the processe
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -39,7 +40,7 @@ def _main() -> int:
         show_list(wanted, given.folders, given.output)
         return 0
     if given.claims:
-        show(claims_table(wanted, given.folders, given.keep or given.output))
+        show(claims_table(wanted, given.folders, given.keep or given.results))
         return 0
     if not given.names:
         raise UserError("which experiment? fedopt-reproduce --list shows them")
@@ -64,7 +65,9 @@ def _arguments() -> argparse.Namespace:
     add("--claims", action="store_true", help="run nothing: judge again what was measured, and show it as Markdown")
     small = "keep a small figure, its curves and the claims in DIR/<paper>/<name>; --claims judges what is kept there"
     add("--keep", type=Path, metavar="DIR", help=small)
-    add("--seeds", type=positive, metavar="N", help="seeds 0 to N-1 of each line (default: what the experiment says)")
+    add("--seeds", type=positive, metavar="N", help="how many of each line (default: what the experiment says)")
+    first = "the first seed, such as one on which nothing was chosen (default: 0); results go to DIR/seeds_from_N"
+    add("--first-seed", dest="first", type=partial(positive, least=0), default=0, metavar="N", help=first)
     add("--quick", action="store_true", help="a few rounds and one seed, to see that everything runs")
     formats = f"of the figure, beside png: {', '.join(FORMATS)}"
     add("--format", type=some_of(FORMATS), default=[], metavar="NAME,...", help=formats)
@@ -73,7 +76,9 @@ def _arguments() -> argparse.Namespace:
     add("--output", type=Path, default=Path("outputs/reproduce"), metavar="DIR", help="default: outputs/reproduce")
     folder = "your config folder, with experiment/<paper>/<name>.yaml"
     add("--config-dir", dest="folders", nargs=1, type=Path, default=[], metavar="DIR", help=folder)
-    return parser.parse_args()
+    given = parser.parse_args()
+    given.results = given.output / f"seeds_from_{given.first}" if given.first else given.output
+    return given
 
 
 # Running
@@ -82,13 +87,15 @@ def _arguments() -> argparse.Namespace:
 def _plan(name: str, given: argparse.Namespace) -> Plan:
     """Raises UserError for an experiment whose file is broken."""
     published, words = load(name, given.folders), [f"hardware={given.hardware}"] if given.hardware else []
-    results, seeds = given.output / name, given.seeds or published.seeds
+    results, seeds = given.results / name, given.seeds or published.seeds
+    if given.first:
+        published = replace(published, title=f"{published.title}, seeds from {given.first} on")
     if given.quick:
         published = replace(published, title=f"{published.title} (a few rounds, no result)")
         words += published.quick
-        results, seeds = given.output / "quick" / name, given.seeds or 1
+        results, seeds = given.results / "quick" / name, given.seeds or 1
     most = 0 if given.quick or given.seeds else MOST_SEEDS
-    plan = Plan(name, published, given.folders, words, given.output / RUNS, results, most, not given.quick)
+    plan = Plan(name, published, given.folders, words, given.output / RUNS, results, most, not given.quick, given.first)
     plan.add(seeds)
     return plan
 

@@ -6,7 +6,7 @@ Else it is undecided.
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, model_validator
 from pydantic.dataclasses import dataclass
@@ -14,11 +14,14 @@ from pydantic.dataclasses import dataclass
 from fedopt.comparing.tables import moments, plus_minus
 from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable, parsed
 
-HOLDS, FAILS, UNDECIDED, UNMEASURED = "holds", "does not hold", "undecided", "not measured"
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+UNTESTED, UNMEASURED = "not tested", "not measured"
+Kind = Literal["paper", "control", "variant"]
 LEVEL = 0.9  # of the two-sided t-interval
 EXACT = 1e-9  # relative, of `equals`
 MADE = ("date", "commit", "machine")  # of the runs
-COLUMNS = ("says", "measure", "bound", "paper", "mean", "std", "seeds", "holds", "why", "note", "values", *MADE)
+MEASURED = ("measure", "mean", "std", "seeds", "note", "values", *MADE)  # whatever the bound and the words are
+COLUMNS = ("kind", "says", "measure", "bound", "paper", "mean", "std", "seeds", "holds", "why", "note", "values", *MADE)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
@@ -30,6 +33,9 @@ class Claim:
     within: the largest distance of the mean from `of`, half the width of a band.
     exact: whether the measure has the same value for all seeds by construction, so that one seed decides.
     why: one sentence on what makes the difference, shown if the claim does not hold.
+    kind: of whom the claim is: the paper's; a control, which is ours; or a variant, the paper's claim on other settings.
+    untested: why the runs cannot refute the claim, such as a small twin; if it does not hold, it counts as not tested.
+    here: what its value says on the paper's line of results, with {} for the value, such as '{} rounds to 90 %'.
     """
 
     says: str
@@ -42,6 +48,9 @@ class Claim:
     equals: float | None = None
     exact: bool = False
     why: str = ""
+    kind: Kind = "paper"
+    untested: str = ""
+    here: str = ""
 
     @model_validator(mode="after")
     def _one_bound(self) -> "Claim":
@@ -49,6 +58,8 @@ class Claim:
             raise ValueError("give one of at_least, at_most, within, equals")
         if self.of and self.within is None:
             raise ValueError("of goes with within")
+        if self.here and self.here.count("{}") != 1:
+            raise ValueError("here has {} once, for the value")
         return self
 
     @property
@@ -104,16 +115,24 @@ def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
 def row(claim: Claim, mean: float, std: float, n: int, note: str, values: str) -> dict[str, Any]:
     """A row of claims.csv, without MADE. values: the measure of each seed, as seed:value."""
     verdict = claim.verdict(mean, std, n)
-    why = claim.why if verdict == FAILS else ""
-    cells = (claim.says, claim.measure.text, claim.bound, claim.paper, mean, std, n, verdict, why, note, values)
-    return dict(zip(COLUMNS, cells, strict=False))
+    if claim.untested and verdict not in (HOLDS, UNMEASURED):
+        verdict = UNTESTED
+    why = {FAILS: claim.why, UNTESTED: claim.untested}.get(verdict, "")
+    stated = (claim.kind, claim.says, claim.measure.text, claim.bound, claim.paper)
+    return dict(zip(COLUMNS, (*stated, mean, std, n, verdict, why, note, values), strict=False))
+
+
+def seeds_of(row: Mapping[str, Any], word: str = "") -> str:
+    """How many seeds a row of claims.csv has, and the first of them if it is not 0. word: after the number."""
+    first = str(row["values"]).partition(":")[0]
+    return f"{row['seeds']}{word}" + (f" from {first} on" if first not in ("", "0") else "")
 
 
 def sentence(row: Mapping[str, Any]) -> str:
     """The line that is printed for a row of claims.csv."""
     if row["holds"] == UNMEASURED:
         return f"{UNMEASURED:<24}{row['says']}: {row['note'] or 'no run of it'}"
-    count = f"{row['seeds']} seed{'s' * (row['seeds'] != 1)}"
+    count = seeds_of(row, f" seed{'s' * (row['seeds'] != 1)}")
     text = f"{row['holds']:<24}{row['says']}: {plus_minus(row['mean'], row['std'])} ({count}), asked {row['bound']}"
     text += f", paper {row['paper']}" if row["paper"] else ""
     text += f" [{row['note']}]" if row["note"] else ""

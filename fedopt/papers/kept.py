@@ -20,7 +20,7 @@ from fedopt.papers.published import load, tasks
 POINTS = 100  # of a curve that is kept
 TYPES = {"mean": float, "std": float, "values": str}  # of columns that pandas might take for something else
 COPIED = ("claims.csv", "runs.csv", "table.csv")
-HEADS = {"says": "claim", "bound": "asked", "measured": "measured (seeds)", "holds": "verdict"}
+HEADS = {"kind": "whose", "says": "claim", "bound": "asked", "measured": "measured (seeds)", "holds": "verdict"}
 
 
 def keep(folder: Path, into: Path) -> None:
@@ -64,7 +64,7 @@ def judged_again(name: str, folders: Sequence[Path], folder: Path) -> list[dict[
     claims.csv and runs.csv. Raises UserError.
     """
     published = load(name, folders)
-    measured = {row["measure"]: row for row in rows_of(folder / "claims.csv", claims.COLUMNS)}
+    measured = {row["measure"]: row for row in rows_of(folder / "claims.csv", claims.MEASURED)}
     before = {(row["line"], row["seed"]): row["run"] for row in rows_of(folder / "runs.csv", ("line", "seed", "run"))}
     about = [claim.measure.lines(published.points) for claim in published.claims]
     seeds = max((seed for _, seed in before), default=0) + 1
@@ -86,13 +86,14 @@ def judged_again(name: str, folders: Sequence[Path], folder: Path) -> list[dict[
 
 
 def claims_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of claims.csv as Markdown, with a column for the experiment where they have one."""
+    """Rows of claims.csv as Markdown, with columns for the experiment and for the kind where they have any but the paper's."""
     cells = []
     for row in rows:
-        measured = f"{plus_minus(row['mean'], row['std'])} ({row['seeds']})" if row["seeds"] else ""
+        measured = f"{plus_minus(row['mean'], row['std'])} ({claims.seeds_of(row)})" if row["seeds"] else ""
         why = " ".join(filter(None, (row["why"], f"[{row['note']}]" if row["note"] else "")))
         cells.append({**row, "measured": measured, "why": why})
     columns = ["experiment"] * any("experiment" in row for row in rows)
+    columns += ["kind"] * any(row["kind"] != "paper" for row in rows)
     columns += ["says", "bound", "paper", "measured", "holds", "why"]
     return markdown(pd.DataFrame(cells, columns=columns).rename(columns=HEADS))
 
@@ -105,6 +106,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
         text = StringIO(read_text(path))  # pandas would take a ~ in a path for the home folder
         empty = {"mean": "", "std": ""}
         table = pd.read_csv(text, usecols=list(columns), keep_default_na=False, na_values=empty, dtype=TYPES)
+        table = table.replace("^'(?=[=@+-])", "", regex=True)  # the quote of `csv_cell`
         return [{str(column): value for column, value in row.items()} for row in table.to_dict("records")]
     except (OSError, ValueError) as error:
         why = first_line(error)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -14,7 +15,7 @@ from fedopt.config.compose import Composed, compose
 from fedopt.config.files import options
 from fedopt.config.words import key_of
 from fedopt.errors import UserError, nearest
-from fedopt.papers.claims import Claim
+from fedopt.papers.claims import Claim, Kind
 from fedopt.papers.measure import Measure, parsed
 from fedopt.papers.where import filled
 from fedopt.results.identity import digits
@@ -32,6 +33,21 @@ def _each_series(point: Any, info: ValidationInfo) -> Any:
 EachSeries = BeforeValidator(_each_series, json_schema_input_type=str | dict[str, str])
 OF_THE_COMMAND = ("seed", "output_dir", "resume", "from", "experiment")  # keys that no line sets
 Cell = tuple[str, float | None]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Headline:
+    """A line of a paper's page of results, whose verdict scripts/docs takes from the claims.
+
+    figure: in the paper, such as 'Figure 3'. says: what the paper says of it. why: one sentence on the verdict.
+    also: experiments whose claims count too. about: a regular expression, for the claims with such words only.
+    """
+
+    figure: str
+    says: str
+    why: str = ""
+    also: list[str] = Field(default_factory=list)
+    about: str = ""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -55,6 +71,7 @@ class Published:
     curves are drawn then.
 
     claims: see `Claim`; one that names axes stands for several (`fedopt.papers.where`).
+    headlines: see `Headline`; most experiments have one. kind: as in `Claim`, of claims that say none.
     """
 
     paper: str
@@ -79,6 +96,8 @@ class Published:
     y_label: str = ""
     quick: Words = Field(default_factory=lambda: ["budget.rounds=4", "eval.every=1"])
     claims: list[Claim] = Field(default_factory=list)
+    headlines: list[Headline] = Field(default_factory=list)
+    kind: Kind = "paper"
 
     @model_validator(mode="after")
     def _points_are_measured(self) -> "Published":
@@ -148,7 +167,8 @@ def load(name: str, folders: Sequence[Path] = ()) -> Published:
             raise UserError("must begin with the line '# @package _global_'")
         published = build(Published, filled(node), "experiment")
         published.check_labels()
-    return published
+    kinds = [replace(claim, kind=published.kind) if claim.kind == "paper" else claim for claim in published.claims]
+    return replace(published, claims=kinds)
 
 
 def takes(name: str, published: Published, folders: Sequence[Path] = ()) -> str:
@@ -165,8 +185,9 @@ def tasks(
     further: Sequence[str] = (),
     folders: Sequence[Path] = (),
     lines: Sequence[str] | None = None,
+    first: int = 0,
 ) -> list[Task]:
-    """The runs of the lines, by default of all, with seeds 0, 1, ... Raises UserError.
+    """The runs of the lines, by default of all, with so many seeds from the first on. Raises UserError.
 
     further: overrides that win over a line's.
     """
@@ -179,7 +200,7 @@ def tasks(
                 raise UserError(f"{taken[0]}: a line does not say this; fedopt-reproduce does")
             composed = compose([f"experiment={name}", *words, *further], folders)
         module = {group: composed.nodes[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
-        for seed in range(seeds):
+        for seed in range(first, first + seeds):
             seeded = composed.changed(seed=seed)
             folder = f"{module['algo']}_{module['problem']}-{digits(seeded.nodes)}"
             needed.append(Task(line, seed, seeded, folder))

@@ -27,7 +27,7 @@ class Plan:
 
     name: <paper>/<name>. folders: config folders besides fedopt's. words: overrides that win over those of lines.
     runs: the folder of all runs. results: the folder of its results. most_seeds: of the lines of undecided claims, 0 for no more
-    than all have. with_claims: whether claims are judged. tasks: the runs that it needs so far.
+    than all have. with_claims: whether claims are judged. first: seed. tasks: the runs that it needs so far.
     """
 
     name: str
@@ -38,12 +38,13 @@ class Plan:
     results: Path
     most_seeds: int
     with_claims: bool
+    first: int = 0
     tasks: list[Task] = field(default_factory=list)
 
     def add(self, seeds: int, lines: Sequence[str] | None = None) -> int:
-        """Add runs of the lines, by default of all, with seeds 0, 1, ...; returns how many are new. Raises UserError."""
+        """Add runs of the lines, by default of all, with the first so many seeds; returns how many are new. Raises UserError."""
         there = {(task.line, task.seed) for task in self.tasks}
-        needed = tasks(self.name, self.published, seeds, self.words, self.folders, lines)
+        needed = tasks(self.name, self.published, seeds, self.words, self.folders, lines, self.first)
         new = [task for task in needed if (task.line, task.seed) not in there]
         self.tasks += new
         return len(new)
@@ -57,7 +58,7 @@ class Plan:
             about = claim.measure.lines(self.published.points)
             ended = [runs.runs[line] for runs in seeds.values() for line in about if line in runs.runs]
             longest = max((run.table["train_seconds"].iloc[-1] for run in ended), default=SHORT)
-            if row["holds"].startswith(claims.UNDECIDED) and longest < SHORT:
+            if claim.verdict(row["mean"], row["std"], row["seeds"]).startswith(claims.UNDECIDED) and longest < SHORT:
                 lines += about
         return self.add(self.most_seeds, lines)
 

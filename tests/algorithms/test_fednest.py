@@ -326,6 +326,20 @@ def test_communication_rounds_of_lfednest_nonalt():
     assert e.federation.ledger.comm_rounds == 2
 
 
+def test_lfednest_is_fednest_on_the_saddle_with_all_clients():
+    """Its floor in figure 4 is that of client sampling: with all clients it is the same iteration. With a cohort it is not."""
+
+    def ends(cohort):
+        keys = {"T": 2, "tau_out": 3, "participation.cohort": cohort}
+        return [steps(fednest(algo, "saddle", **keys), 3)[-1] for algo in ("lfednest", "fednest")]
+
+    ours, theirs = ends("null")
+    torch.testing.assert_close(ours.x, theirs.x, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(ours.y, theirs.y, rtol=1e-6, atol=1e-9)
+    ours, theirs = ends(3)
+    assert torch.linalg.norm(ours.y - theirs.y) > 1e-3
+
+
 @pytest.mark.parametrize("cohorts", ["fresh", "one"])
 def test_products_on_fresh_cohorts(cohorts, monkeypatch):
     """FedIHGP takes a new cohort for the gradient and for each product, or FedOut's for all."""

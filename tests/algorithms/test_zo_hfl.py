@@ -245,6 +245,19 @@ def test_estimate_is_the_gradient_where_local_steps_are_exact():
     torch.testing.assert_close(g, e.problem.hypergradient(x), rtol=1e-9, atol=1e-12)
 
 
+def test_the_error_of_local_steps_does_not_grow_as_eta_falls():
+    """On a quadratic: both points take the same samples, so that what local steps leave of f2's difference is proportional to eta.
+
+    The factor n^2 / eta^2 of Lemma 4 (iii) is for samples of their own.
+    """
+    x = torch.tensor([0.3, -1.0, 0.5, 2.0], dtype=F64)
+    words = ["problem.conditioning=1", "algo.B=1", "algo.tau=3"]
+    wide, narrow, exact = (quadratic(*words, more) for more in ("algo.eta=0.1", "algo.eta=0.01", "algo.B=null"))
+    g, h, k = (estimate(e.algorithm, e.problem, e.federation, x, 0) for e in (wide, narrow, exact))
+    torch.testing.assert_close(g, h, rtol=1e-9, atol=1e-12)
+    assert torch.linalg.norm(g - k) > 1e-3  # there is an error
+
+
 @pytest.mark.parametrize("delay", [4, pytest.param(1e300, marks=pytest.mark.slow)])
 def test_error_of_local_steps(delay):
     """Proposition 1: with A = I, e_H = sum_t gamma_t zeta_t prod_{s > t} (1 - gamma_s), and the estimate is off by B'e_H."""

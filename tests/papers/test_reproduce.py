@@ -774,6 +774,70 @@ def test_undecided_claims_get_more_seeds(tmp_path, experiment, command, monkeypa
     assert "undecided with 2 seeds" in long.out
 
 
+def test_seeds_from_another_first_one(tmp_path, experiment, command, monkeypatch):
+    """Results stand in a folder of their own and say so; an undecided claim gets the seeds after them."""
+    monkeypatch.setattr(reproduce, "MOST_SEEDS", 3)
+    claim = {"says": "doubtful", "measure": "setting('FedMSA', 'seed')", "at_least": 7.5}
+    experiment("one", claims=[claim])
+    result = command("test/one", "--first-seed", 7)
+    assert result.code == 0, result.err
+    assert "doubtful: 8.0 ± 1.0 (3 seeds from 7 on)" in result.out
+    folder = tmp_path / "outputs/reproduce/seeds_from_7/test/one"
+    assert pd.read_csv(folder / "claims.csv")["values"][0] == "7:7 8:8 9:9"
+    assert list(pd.read_csv(folder / "runs.csv")["seed"]) == [7, 8, 9]
+    assert not (tmp_path / "outputs/reproduce/test").exists()
+    assert " (3 from 7 on) | " in command("--claims", "test", "--first-seed", 7).out
+    assert command("test/one", "--first-seed", 8, "--seeds", 2).code == 0  # of runs that are there
+    assert list(pd.read_csv(tmp_path / "outputs/reproduce/seeds_from_8/test/one/runs.csv")["seed"]) == [8, 9]
+    assert len(list((tmp_path / "outputs/reproduce/runs").iterdir())) == 3
+    assert "argument --first-seed: -1 is not a whole number from 0 on" in command("test/one", "--first-seed=-1").err
+
+
+# Whose claims, and what they say of a figure
+
+
+def test_whose_a_claim_is(experiment, tmp_path):
+    """The experiment's kind holds for the claims that say none."""
+    claim = {"says": "a", "measure": "1", "at_least": 0}
+    experiment("one", claims=[claim, {**claim, "kind": "control"}, {**claim, "kind": "variant"}])
+    experiment("two", claims=[claim, {**claim, "kind": "control"}], kind="variant")
+    kinds = [
+        [claim.kind for claim in published.load(f"test/{name}", [tmp_path / "conf"]).claims] for name in ("one", "two")
+    ]
+    assert kinds == [["paper", "control", "variant"], ["variant", "control"]]
+
+
+@pytest.mark.parametrize(
+    ("mean", "verdict", "why"),
+    [(1, "holds", ""), (-1, "not tested", "Too short."), (math.nan, "not measured", "")],
+)
+def test_runs_that_cannot_refute_a_claim(mean, verdict, why):
+    claim = claims.Claim("x", "1", at_least=0, why="Other.", untested="Too short.")
+    row = claims.row(claim, mean, 0.0, 2, "", "")
+    assert (row["holds"], row["why"]) == (verdict, why)
+    undecided = claims.row(claim, mean, 99.0, 2, "", "")
+    assert undecided["holds"] == ("not measured" if math.isnan(mean) else "not tested")
+
+
+def test_undecided_claims_get_more_seeds_though_they_count_as_not_tested(tmp_path, experiment, command, monkeypatch):
+    monkeypatch.setattr(reproduce, "MOST_SEEDS", 3)
+    claim = {"says": "doubtful", "measure": "setting('FedMSA', 'seed')", "at_least": 0.5, "untested": "Too short."}
+    experiment("one", claims=[claim])
+    assert command("test/one").code == 0
+    (row,) = pd.read_csv(tmp_path / "outputs/reproduce/test/one/claims.csv").to_dict("records")
+    assert (row["seeds"], row["holds"], row["why"]) == (3, "not tested", "Too short.")
+
+
+def test_texts_that_a_spreadsheet_would_take_for_formulas_are_judged_again(experiment, command):
+    claim = {"says": "+ it stays", "measure": "-diverged('FedMSA')", "equals": 0, "paper": "-1 by the bound"}
+    experiment("one", claims=[claim], seeds=1)
+    assert command("test/one", "--seeds", 2, "--keep", "kept").code == 0
+    for _ in range(2):
+        row = command("--claims", "test", "--keep", "kept").out.splitlines()[2]
+        assert row.startswith("| test/one | + it stays | = 0 | -1 by the bound | ")
+        assert row.endswith(" | holds |  |")
+
+
 # What is kept
 
 
@@ -918,6 +982,9 @@ def test_a_broken_file_in_the_list(experiment, command):
         ({"points": {"s": {1: "FedMSA"}}}, "points and point go together"),
         ({"claims": [{"says": "a", "measure": "1"}]}, "give one of at_least, at_most, within, equals"),
         ({"claims": [{"says": "a", "measure": "1", "at_least": 1, "of": 3}]}, "of goes with within"),
+        ({"claims": [{"says": "a", "measure": "1", "at_least": 1, "here": "many"}]}, "here has {} once"),
+        ({"claims": [{"says": "a", "measure": "1", "at_least": 1, "kind": "ours"}]}, "kind"),
+        ({"headlines": [{"figure": "1"}]}, "says: is missing"),
     ],
 )
 def test_mistakes_in_files(node, said, experiment, command):
