@@ -29,7 +29,7 @@ BLOCK = re.compile(r"(?:<!-- ([\w ]+?)(?:: ([^\n]*?))? -->\n)?```(\w+)\n(.*?)```
 FILE = re.compile(r"(?:# @package _global_\n)?# ([\w/]+\.(?:py|yaml))\n")
 LINK = re.compile(r"""(?:\]\(|src=")([^)"\s]+)[)"]""")
 MAIN = {"fedopt-compare": compare.main, "fedopt-reproduce": reproduce.main}
-PAPERS = sorted(path.stem for path in (ROOT / "docs" / "papers").glob("*.md"))
+PAPERS = sorted(path.stem for path in (ROOT / "docs" / "papers").glob("*.md") if path.stem != "index")
 
 
 class Block(NamedTuple):
