@@ -46,9 +46,9 @@ def number(text: str) -> float:
 
 
 def positive(text: str, least: int = 1) -> int:
-    """For argparse: a whole number from the least on."""
-    if not (text.isdecimal() and int(text) >= least):
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} on")
+    """For argparse: a whole number from the least on, which a seed may be."""
+    if not (text.isdecimal() and least <= int(text) < 2**62):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} on, below 2^62")
     return int(text)
 
 

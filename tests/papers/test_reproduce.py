@@ -790,7 +790,10 @@ def test_seeds_from_another_first_one(tmp_path, experiment, command, monkeypatch
     assert command("test/one", "--first-seed", 8, "--seeds", 2).code == 0  # of runs that are there
     assert list(pd.read_csv(tmp_path / "outputs/reproduce/seeds_from_8/test/one/runs.csv")["seed"]) == [8, 9]
     assert len(list((tmp_path / "outputs/reproduce/runs").iterdir())) == 3
-    assert "argument --first-seed: -1 is not a whole number from 0 on" in command("test/one", "--first-seed=-1").err
+    for seed in ("-1", 10**20):  # a run takes seeds below 2^63
+        result = command("test/one", f"--first-seed={seed}")
+        assert f"argument --first-seed: {seed} is not a whole number from 0 on" in result.err
+        assert result.code == 2
 
 
 # Whose claims, and what they say of a figure
