@@ -37,7 +37,7 @@ class Metric:
     @property
     def title(self) -> str:
         """The label with its unit."""
-        return f"{self.label} ({self.unit})" if self.unit else self.label
+        return f"{self.label} ({self.unit})" if self.unit and self.unit not in self.label else self.label
 
     @property
     def worst(self) -> float:

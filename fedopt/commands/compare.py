@@ -9,12 +9,13 @@ from pathlib import Path
 
 from fedopt.commands.answer import Parser, answer, number, some_of
 from fedopt.comparing.comparison import TABLES, Look, compared
+from fedopt.comparing.curves import BANDS
 from fedopt.comparing.shown import COLUMNS, shown_table, tests_shown
 from fedopt.comparing.tables import print_table, write_table
 from fedopt.comparing.unequal import amount
 from fedopt.config.build import build
 from fedopt.console.say import show
-from fedopt.results.figures import COSTS, FORMATS, LEGENDS
+from fedopt.results.figures import COSTS, FORMATS, LEGENDS, STYLE, WIDTH
 
 
 def main() -> None:
@@ -39,7 +40,7 @@ def compare(arguments: argparse.Namespace) -> None:
         at = "last values" if arguments.at is None else f"values at {amount(arguments.x, arguments.at)}"
         about = f"{at}, seed by seed; two-sided paired t-test, Holm: over all pairs"
         print_table(tests, list(tests.columns[1:]), about)
-    show(f"figure: {' '.join(comparison.explained(look).split())}")
+    show(f"figure: {comparison.explained(look)}")
     show(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")
 
 
@@ -70,7 +71,19 @@ def _arguments() -> argparse.Namespace:
     digits = "of the metric in the tables other than CSV, 0 to 15 (default: by its deviation)"
     add("--decimals", type=int, choices=range(16), metavar="N", help=digits)
     add("--smooth", type=int, default=1, metavar="N", help="draw means of N evaluations, centred; N is odd")
-    add("--legend", choices=LEGENDS, default="below", help="where the legend is (default: below)")
+    add(
+        "--band",
+        choices=[*BANDS],
+        default="std",
+        help="standard deviation, standard error, 95%% t-interval, or extremes",
+    )
+    add("--legend", choices=LEGENDS, default="above", help="where the legend is (default: above)")
+    add("--caption", action=argparse.BooleanOptionalAction, default=True, help="say below the picture what is drawn")
+    add("--width", type=number, metavar="INCHES", help=f"of the picture (default: {WIDTH}, a column of a paper)")
+    add("--height", type=number, metavar="INCHES", help="of all of the picture (default: by what is in it)")
+    add("--font", type=number, metavar="POINTS", help=f"the size of letters (default: {STYLE['font.size']})")
+    add("--style", type=Path, metavar="FILE", help="a matplotlib style file")
+    add("--slides", action="store_true", help="a picture for slides: 16:9, with large letters and thick lines")
     for axis in "xy":
         add(f"--{axis}lim", type=_ends, metavar="LOW,HIGH", help=f"the ends of the {axis} axis")
     add("--logx", action=argparse.BooleanOptionalAction, default=False, help="a logarithmic x axis")

@@ -18,7 +18,7 @@ from fedopt.console.say import say, show
 from fedopt.errors import UserError, cores
 from fedopt.jobs.job import Job
 from fedopt.jobs.local import run_all
-from fedopt.papers.kept import claims_markdown, judged_again, keep, rows_of
+from fedopt.papers.kept import claims_markdown, draw_again, judged_again, keep, rows_of
 from fedopt.papers.published import chosen, load, names, takes
 from fedopt.papers.report import Plan, report
 from fedopt.results.figures import FORMATS
@@ -41,6 +41,8 @@ def _main() -> int:
         return 0
     if given.claims:
         show(claims_table(wanted, given.folders, given.keep or given.results))
+        for name in wanted if given.keep else ():
+            draw_again(name, given.folders, given.keep / name)
         return 0
     if not given.names:
         raise UserError("which experiment? fedopt-reproduce --list shows them")
@@ -63,7 +65,7 @@ def _arguments() -> argparse.Namespace:
     add("names", nargs="*", metavar="PAPER/NAME", help="such as fedmsa/fig2; a paper stands for all of its experiments")
     add("--list", action="store_true", help="show all experiments and how far they are")
     add("--claims", action="store_true", help="run nothing: judge again what was measured, and show it as Markdown")
-    small = "keep a small figure, its curves and the claims in DIR/<paper>/<name>; --claims judges what is kept there"
+    small = "keep the figure, its curves and the claims in DIR/<paper>/<name>; --claims judges and draws again what is kept there"
     add("--keep", type=Path, metavar="DIR", help=small)
     add("--seeds", type=positive, metavar="N", help="how many of each line (default: what the experiment says)")
     first = "the first seed, such as one on which nothing was chosen (default: 0); results go to DIR/seeds_from_N"
@@ -116,7 +118,7 @@ def reproduce(plans: Sequence[Plan], jobs: int, formats: Sequence[str], kept: Pa
         report(plan, list(dict.fromkeys(formats)))
         show(f"results: {plan.results}")
         if kept:
-            keep(plan.results, kept / plan.name)
+            keep(plan.name, plan.folders, plan.results, kept / plan.name)
             show(f"kept: {kept / plan.name}")
     for folder, why in failed.items():
         say(f"{folder}: {why}")

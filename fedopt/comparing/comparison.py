@@ -1,16 +1,16 @@
 """The comparison of runs: groups of them, a table, paired tests and a picture. Nothing here imports torch."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import AfterValidator, ConfigDict, FiniteFloat
+from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass as validated
 
 from fedopt.comparing.curves import curve, draw_line, explained
@@ -24,6 +24,8 @@ from fedopt.config.build import build
 from fedopt.console.say import note
 from fedopt.errors import UserError
 from fedopt.results import figures
+from fedopt.results.folder import OVER
+from fedopt.results.styles import read_style
 
 TABLES = ("csv", "latex", "markdown")
 
@@ -41,13 +43,17 @@ def _rising(limits: tuple[float, float]) -> tuple[float, float]:
 
 
 Limits = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_rising)]
+Inches = Annotated[float, Field(ge=1, le=20)]
+Points = Annotated[float, Field(ge=4, le=60)]
 
 
 @validated(frozen=True, config=ConfigDict(extra="forbid"))
 class Look:
     """Of the picture. smooth: a value is the centred mean of so many evaluations; logy: None leaves the y scale to the values.
 
-    xlim, ylim: the ends of the axes; logx: a logarithmic x axis, which leaves out what has x = 0; legend: of figures.LEGENDS.
+    xlim, ylim: the ends of the axes; logx: a logarithmic x axis, which leaves out what has x = 0; legend: of figures.LEGENDS;
+    caption: whether the picture says below what is drawn; band: of curves.BANDS.
+    width, height: inches of all of the picture; font: points; style: a matplotlib style file; slides: 16:9, in large letters.
     """
 
     smooth: Annotated[int, AfterValidator(odd)] = 1
@@ -56,7 +62,20 @@ class Look:
     logx: bool = False
     logy: bool | None = None
     title: str = ""
-    legend: Literal["below", "inside", "none"] = "below"
+    legend: Literal["above", "below", "inside", "none"] = "above"
+    caption: bool = True
+    band: Literal["std", "sem", "ci", "minmax"] = "std"
+    width: Inches | None = None
+    height: Inches | None = None
+    font: Points | None = None
+    style: Path | None = None
+    slides: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of matplotlib. Raises UserError for a style file that is none."""
+        settings = {**(figures.SLIDES if self.slides else {}), **(read_style(self.style) if self.style else {})}
+        return settings | ({"font.size": self.font} if self.font else {})
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,55 +108,79 @@ class Comparison:
         """For each problem, which has a picture of its own, whether its y axis is logarithmic."""
         logs = {}
         for problem, groups in by_problem(self.groups).items():
-            runs = list(chain.from_iterable(groups.values()))
-            values = np.concatenate([run.values(self.metric) for run in runs])
-            logs[problem] = figures.spans_decades(runs[0].metric(self.metric), values) if how.logy is None else how.logy
+            described = next(iter(groups.values()))[0].metric(self.metric)
+            spans = figures.spans_decades(described, self._values(groups))
+            logs[problem] = spans if how.logy is None else how.logy
         return logs
+
+    def _values(self, groups: Mapping[str, Sequence[Recorded]]) -> np.ndarray:
+        return np.concatenate([run.values(self.metric) for runs in groups.values() for run in runs])
 
     def explained(self, how: Look) -> str:
         """What is drawn, in words for a caption."""
-        return explained(list(self.groups.values()), set(self.logarithmic(how).values()), how.smooth)
+        lines, logs = list(self.groups.values()), set(self.logarithmic(how).values())
+        each_seed_once = all(len({run.keys.get("seed") for run in runs}) == len(runs) for runs in lines)
+        members = {len(runs) for runs in lines}, logs, "seed" if each_seed_once else "run"
+        text = explained(*members, how.smooth, how.band, self.x)
+        if max(members[0]) > 1 and any(run.status not in OVER for runs in lines for run in runs):
+            text += "; runs that have not finished count as far as they have got"
+        return text
 
-    @figures.styled()
     def draw(self, *paths: str | Path, **how_drawn: Any) -> pd.DataFrame:
         """Write a figure with a line and a band for each group, in the formats of the paths' endings; returns the points drawn.
         Each problem has its picture in it.
 
-        how_drawn: title, smooth (an odd number), xlim and ylim (pairs of numbers), logx, logy (True or False), legend ("below",
-        "inside" or "none"). Raises UserError for others, and for limits and endings that cannot be.
+        how_drawn: the fields of `Look`. Raises UserError for others, for limits, endings and sizes that cannot be, and for a style
+        file that is none.
         """
         how = build(Look, how_drawn)
         if unknown := [str(path) for path in paths if Path(path).suffix[1:] not in figures.FORMATS]:
             raise UserError(f"{unknown[0]}: a picture's name ends in .{', .'.join(figures.FORMATS)}")
-        logs = self.logarithmic(how)
+        settings, problems = how.settings, list(by_problem(self.groups))
+        width, height = figures.SLIDE if how.slides else settings.get("figure.figsize", (None, None))
+        height = how.height or height
+        columns = math.ceil(len(problems) ** 0.5) if how.slides else 1
+        with figures.styled(settings):
+            figure, axes = figures.grid(-(-len(problems) // columns), columns, how.width or width, height)
+            for empty in axes.flat[len(problems) :]:
+                empty.remove()
+            points = self.draw_on(dict(zip(problems, axes.flat, strict=False)), how)
+            note = self.explained(how) * how.caption
+            figures.save(figure, *map(Path, paths), title=how.title, note=note, place=how.legend, grows=height is None)
+        return points
+
+    def draw_on(self, pictures: Mapping[tuple[str, ...], figures.plt.Axes], how: Look) -> pd.DataFrame:
+        """Draw on matplotlib's axes, without a legend; returns the points drawn. pictures: the axes of each problem of
+        `recorded.by_problem`. Raises UserError for limits that cannot be."""
+        logs, lines = self.logarithmic(how), []
         for axis, begins, limits in (("x", how.logx, how.xlim), ("y", any(logs.values()), how.ylim)):
             if begins and limits and limits[0] <= 0:
                 raise UserError(f"--{axis}lim: a logarithmic axis begins above 0; --no-log{axis} makes it linear")
-        figure, drawn_on = figures.grid(len(logs), 1)
-        pictures = dict(zip(logs, drawn_on.flat, strict=True))
-        lines = []
-        for j, (label, runs) in enumerate(self.groups.items()):
-            slot, problem = self.slots.get(label, j), runs[0].problem
-            points = curve(runs, self.metric, logs[problem], how.smooth)
-            style = figures.look(slot) | figures.marks(slot, j, len(self.groups))
-            draw_line(pictures[problem], with_status(label, runs), points, style)
-            cells = dict(zip((self.x, self.metric, "low", "high"), points, strict=True))
-            lines.append(pd.DataFrame({"line": label, **cells}))
-            title = how.title if len(logs) == 1 else ", ".join(part for part in problem if part not in (ABSENT, "none"))
-            figures.describe(pictures[problem], self.x, runs[0].metric(self.metric).title, title)
-        for problem, axes in pictures.items():
+        for problem, groups in by_problem(self.groups).items():
+            axes, described = pictures[problem], next(iter(groups.values()))[0].metric(self.metric)
+            share = figures.is_share(described.title, self._values(groups))
+            for label, runs in groups.items():
+                j = list(self.groups).index(label)
+                slot = self.slots.get(label, j)
+                points = curve(runs, self.metric, logs[problem], how.smooth, how.band)
+                if share:
+                    points = (*points[:2], *np.clip(points[2:], 0, 100))
+                style = figures.look(slot) | figures.marks(slot, j, len(self.groups))
+                draw_line(axes, with_status(label, runs), points, style)
+                cells = dict(zip((self.x, self.metric, "low", "high"), points, strict=True))
+                lines.append(pd.DataFrame({"line": label, **cells, "band": how.band}))
+            parts = ", ".join(part for part in problem if part not in (ABSENT, "none"))
+            figures.describe(axes, self.x, described.title, parts * (len(logs) > 1))
+            thin = 0.7 * axes.lines[0].get_linewidth()
             if self.target is not None:
                 axes.axhline(self.target, color="grey", linestyle=":", label=f"target {self.target:g}")
             if self.at is not None:
-                axes.axvline(self.at, color="grey", linestyle="--", linewidth=0.8, label="where the table compares")
+                axes.axvline(self.at, color="grey", linestyle="--", linewidth=thin, label="where the table compares")
             if how.logx:
                 axes.set_xscale("log")
             axes.set_yscale("log" if logs[problem] else "linear")
             axes.set_xlim(how.xlim)
-            axes.set_ylim(how.ylim or figures.percent(axes))
-        if len(logs) > 1:
-            figure.suptitle(figures.fill(how.title, 62))
-        figures.save_with_legend(figure, *map(Path, paths), note=self.explained(how), place=how.legend)
+            axes.set_ylim(how.ylim or figures.within(axes, share))
         return pd.concat(lines)
 
     def write(

@@ -57,8 +57,8 @@ class Recorded:
         return self.metrics.get(name, Metric(name, name))
 
     def called(self, metric: str, label: str) -> "Recorded":
-        """With another label, unit included, of a metric."""
-        return replace(self, metrics={**self.metrics, metric: replace(self.metric(metric), label=label, unit="")})
+        """With another label of a metric, which has its unit or gets it."""
+        return replace(self, metrics={**self.metrics, metric: replace(self.metric(metric), label=label)})
 
     def values(self, metric: str) -> np.ndarray:
         """[rows], nan for whatever is not finite."""

@@ -14,6 +14,7 @@ from fedopt.results.folder import OVER
 
 UNEQUAL = 1.1  # spends whose ratio is larger are named
 SPARSE = 2  # and intervals of evaluations whose ratio is larger
+ABOVE = 2  # times its best value: a loss that ends above is named
 MANY = 10  # times its first value: a loss that has grown to more is named
 
 Groups = Mapping[str, Sequence[Recorded]]  # by label
@@ -39,6 +40,8 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
         for how, number in counts.items():
             if how:
                 yield f"{label}: {number} of {len(members)} runs end with {how}: are the steps too long?"
+        if not any(counts):
+            yield from _above_best(label, members, metric)
     yield from _versions(runs)
     yield from _tuning(runs)
 
@@ -112,6 +115,18 @@ def _ends_worse(run: Recorded, metric: str) -> str:
         if run.metric(name).better == "lower" and last > MANY * first:
             return f"a {name} of more than {MANY} times what they began with"
     return ""
+
+
+def _above_best(label: str, members: Sequence[Recorded], metric: str) -> Iterator[str]:
+    """One line for a group with a run whose last value of the metric, or of a loss, is far above its best."""
+    names = dict.fromkeys([metric, *(name for name, described in members[0].metrics.items() if described.bounds)])
+    for name in (name for name in names if members[0].metric(name).better == "lower"):
+        values = [run.values(name) for run in members if name in run.table]
+        pairs = [(its[-1], float(np.nanmin(its))) for its in values if np.isfinite(its).any()]
+        if far := [(last / best, last, best) for last, best in pairs if best > 0 and last > ABOVE * best]:
+            _, last, best = max(far)
+            yield f"{label}: {name} ends at {last:.4g}, above twice its best, {best:.4g}: smaller steps may keep it there"
+            return
 
 
 def _versions(runs: Sequence[Recorded]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The figure of a published experiment."""
+"""The figure of a published experiment, drawn from a table: of its runs, or of what is kept of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,82 +8,122 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedopt.comparing.curves import curve, draw_line, explained, from_to
+from fedopt.comparing.curves import FEW, curve, draw_line, explained
 from fedopt.comparing.recorded import Recorded
-from fedopt.comparing.tables import moments
 from fedopt.papers.measure import Mark
 from fedopt.papers.published import Published
-from fedopt.results.figures import describe, fill, grid, look, percent, plt, save_with_legend, spans_decades, styled
+from fedopt.results.figures import describe, grid, is_share, look, plt, save, spans_decades, styled, within
 from fedopt.results.figures import marks as line_marks
 
 NO_LINE: dict[str, Any] = {"linestyle": "none"}
 STAR = NO_LINE | {"marker": "*", "markersize": 8, "markeredgecolor": "white", "markeredgewidth": 0.4}
 END = NO_LINE | {"marker": "X", "markersize": 6, "color": "black", "clip_on": False}
+CURVES = ("line", "metric", "title", "scale", "seeds", "diverged")  # before the figure's x and what `curve` gives
+
+
+def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.DataFrame:
+    """The points of all lines, in the columns `CURVES`, the figure's x, mean, low and high. lines: label -> its runs.
+
+    title: of the metric; scale: of its axes; seeds: how many; diverged: whether a run has.
+    """
+    parts = []
+    for metric in published.y:
+        drawn = {label: its for label, runs in lines.items() if (its := _drawn(published, runs, metric))}
+        log = _logarithmic(published, [run for runs in drawn.values() for run in runs], metric)
+        for label, runs in drawn.items():
+            title, diverged = runs[0].metric(metric).title, any(run.status == "diverged" for run in runs)
+            facts = (label, metric, title, "log" if log else "linear", len(runs), diverged)
+            points = dict(zip((published.x, "mean", "low", "high"), curve(runs, metric, log), strict=True))
+            parts.append(pd.DataFrame(dict(zip(CURVES, facts, strict=True)) | points))
+    columns = [*CURVES, published.x, "mean", "low", "high"]
+    return pd.concat(parts) if parts else pd.DataFrame(columns=columns)
 
 
 @styled()
-def draw_curves(paths: Sequence[Path], published: Published, lines: Mapping[str, list[Recorded]]) -> pd.DataFrame:
-    """Draw a picture for each panel and metric: a row of them for each panel, or several panels in a row if there is one metric.
+def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
+    """Draw a picture for each panel and metric: a row of them for each panel, or several panels in a row.
 
-    A line has the same look in all pictures. Its name is what tells it apart from the others of its panel. lines: label -> its
-    runs. Returns the curves, with the columns line, metric, the figure's x, mean, low, high.
+    A line has the same look in all pictures. Its name is what tells it apart from the others of its panel. table: as of `curves`.
     """
     panels = published.panels or {"": list(published.lines)}
     pictures = [(title, labels, metric) for title, labels in panels.items() for metric in published.y]
-    columns = len(published.y) if len(published.y) > 1 else 2 if len(panels) == 4 else min(len(panels), 3)
-    names = {label: name for labels in panels.values() for label, name in _names(labels, len(panels) > 1).items()}
+    columns = len(published.y)
+    by_metric = len(published.y) > 1 and len(panels) <= 4
+    if not by_metric:
+        pictures.sort(key=lambda picture: published.y.index(picture[2]))
+        columns = 2 if len(panels) == 4 else min(len(panels), 3)
+    names = {(t, label): name for t, labels in panels.items() for label, name in _names(t, labels).items()}
     looks = {name: look(j) for j, name in enumerate(dict.fromkeys(names.values()))}
-    figure, axes = grid(-(-len(pictures) // columns), columns)
-    figure.suptitle(fill(f"{published.paper}: {published.title}", 54 * columns))
-    logs, ends, parts = set(), [], []
-    for axis, (title, labels, metric) in zip(axes.flat, pictures, strict=False):
-        drawn = {label: runs for label in labels if (runs := _drawn(published, lines.get(label, []), metric))}
-        log = _logarithmic(published, [run for runs in drawn.values() for run in runs], metric)
-        logs.add(log)
-        for j, (label, runs) in enumerate(drawn.items()):
-            name, points = names[label], curve(runs, metric, log)
-            cells = dict(zip((published.x, "mean", "low", "high"), points, strict=True))
-            parts.append(pd.DataFrame({"line": label, "metric": metric, **cells}))
+    rows = -(-len(pictures) // columns)
+    figure, axes = grid(rows, columns, sharex=True, sharey="col" if by_metric else "row")
+    ends, limits, marked = [], [], False
+    for k, (axis, (panel, labels, metric)) in enumerate(zip(axes.flat, pictures, strict=False)):
+        part = table[(table["metric"] == metric) & table["line"].isin(labels)]
+        drawn = {label: its for label in labels if len(its := part[part["line"] == label])}
+        title, highest = next(iter(part["title"]), metric), part["mean"].max()
+        share = is_share(title, part["mean"].to_numpy(dtype=float))
+        for j, (label, of_line) in enumerate(drawn.items()):
+            name = names[panel, label]
+            style = looks[name]
+            points = of_line[[published.x, "mean", "low", "high"]].to_numpy(dtype=float, copy=True).T
+            points[2:] = points[2:].clip(0, 100) if share else points[2:]
             if label in published.horizontal:
-                level, colour = moments([run.values(metric)[-1] for run in runs])[0], looks[name]["color"]
-                axis.axhline(level, color=colour, linestyle="--", label=f"{name} (last value)")
+                axis.axhline(points[1][-1], color=style["color"], linestyle="--", label=f"{name} (last value)")
                 continue
-            draw_line(axis, name, points, looks[name] | line_marks(list(looks).index(name), j, len(drawn)))
-            if any(run.status == "diverged" for run in runs):
-                x, y = (part[-1] for part in points[:2])
+            beside = (j - (len(drawn) - 1) / 2) / len(drawn)
+            draw_line(axis, name, points, style | line_marks(list(looks).index(name), j, len(drawn)), beside)
+            if of_line["diverged"].any():
+                x, y = points[:2, -1]
                 below = published.y_from is not None and y < published.y_from
-                ends.append((axis, x, published.y_from if below else y, looks[name]["color"]))
+                ends.append((axis, x, published.y_from if below else y, style["color"]))
         for name, level in published.constants.items():
             axis.axhline(level, color="black", linestyle=":", linewidth=0.8, label=f"{level:g}, {name}")
         for claim in published.claims if published.transform == "none" else []:
             mark = claim.measure.mark(claim.paper, published.y[0], published.x)
             if mark and mark.label in drawn and mark.metric == metric:
-                _draw_mark(axis, mark, looks[names[mark.label]]["color"])
-        titles = [runs[0].metric(metric).title for runs in drawn.values()] or [metric]
-        y_label = published.y_label or titles[0] + (", squared" if published.transform == "square" else "")
-        describe(axis, published.x_label or published.x, y_label, title)
-        axis.set_yscale("log" if log else "linear")
-        axis.set_ylim(percent(axis))
+                _draw_mark(axis, mark, looks[names[panel, mark.label]]["color"])
+                marked = True
+        title += ", squared" * (published.transform == "square")
+        describe(
+            axis, _label(published.x_label, panel) or published.x, _label(published.y_label, panel) or title, panel
+        )
+        if k + columns < len(pictures):
+            axis.set_xlabel("")
+        if k % columns and not by_metric:
+            axis.set_ylabel("")
+        axis.tick_params(labelbottom=k + columns >= len(pictures))
+        axis.set_yscale(next(iter(part["scale"]), "linear"))
+        limits.append(
+            (axis, share, published.y_from is not None and highest > published.y_from)
+        )  # not so after a few rounds
+    for axis, share, cut in limits:  # when all that shares them is drawn
+        axis.set_ylim(within(axis, share))
+        if cut:
+            axis.set_ylim(bottom=published.y_from)
         if published.until is not None:
             axis.set_xlim(0, published.until)
-        highest = max((np.nanmax(run.values(metric)) for runs in drawn.values() for run in runs), default=-np.inf)
-        if published.y_from is not None and highest > published.y_from:  # not so after a few rounds
-            axis.set_ylim(bottom=published.y_from)
     for axis, x, y, colour in ends:
         axis.plot(x, y, **END | {"color": colour})
-        axis.plot([], [], **END | {"clip_on": True}, label="the first of the line's runs diverges here")  # no place
+    last = axes.flat[len(pictures) - 1]  # whose entries come last in the legend
+    if marked:
+        last.plot([], [], color="black", label="the paper's numbers, in the line's colour", **STAR | {"linestyle": ":"})
+    if ends:
+        last.plot([], [], **END | {"clip_on": True}, label="the first of the line's runs diverges here")  # no place
     for axis in axes.flat[len(pictures) :]:
         axis.remove()
-    curves = [runs for label, runs in lines.items() if label not in published.horizontal]
-    save_with_legend(figure, *paths, note=explained(curves, logs) if curves else "")
-    empty = pd.DataFrame(columns=["line", "metric", published.x, "mean", "low", "high"])
-    return pd.concat(parts).drop_duplicates() if parts else empty
+    note = ""
+    if len(table):
+        logs, x = {scale == "log" for scale in table["scale"]}, "" if published.x_label else published.x
+        few = table.groupby(["line", "metric"]).size().max() <= FEW
+        note = explained({*table["seeds"]}, logs, x=x).replace("bands:", "bars:" if few else "bands:")
+    save(figure, *paths, title=f"{published.paper}: {published.title}", note=note)
 
 
-def _names(labels: Sequence[str], several: bool) -> dict[str, str]:
-    """label -> the line's name in its panel: of several panels, without what all lines of the panel have in common."""
+def _names(panel: str, labels: Sequence[str]) -> dict[str, str]:
+    """label -> the line's name in its panel, without what all have in common: of that, what the panel's title says, or else all."""
     parts = {label: label.split(", ") for label in labels}
-    shared = set.intersection(*map(set, parts.values())) if several and len(parts) > 1 else set()
+    shared = set.intersection(*map(set, parts.values())) if panel and len(parts) > 1 else set()
+    shared = {part for part in shared if part in panel} or shared
     return {label: ", ".join(part for part in words if part not in shared) or label for label, words in parts.items()}
 
 
@@ -109,39 +149,45 @@ def _draw_mark(axis: plt.Axes, mark: Mark, colour: str) -> None:
         axis.axhspan(*mark.y, color=colour, alpha=0.1, linewidth=0)
         for y in mark.y:
             axis.axhline(y, color=colour, linestyle=":", linewidth=0.8)
-    axis.plot([], [], color="black", label="the paper's numbers, in the line's colour", **STAR | {"linestyle": ":"})
+
+
+def _label(label: str | Mapping[str, str], panel: str) -> str:
+    return label if isinstance(label, str) else label.get(panel, "")
 
 
 @styled()
 def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
-    """Draw the mean and the standard deviation of each point's finite values, on a logarithmic axis of their logarithms."""
+    """Draw the mean and the standard deviation of each point's finite values, on a logarithmic axis of their logarithms.
+
+    table: with the columns series, x, seed and y.
+    """
     slopes = dict(filter(None, (claim.measure.slope(claim.paper) for claim in published.claims)))
-    figure, ((axes,),) = grid(1, 1)
-    figure.suptitle(fill(f"{published.paper}: {published.title}", 54))
-    finite = table[np.isfinite(table["y"])]
-    decades = {axis: finite[axis].min() > 0 and finite[axis].max() >= 10 * finite[axis].min() for axis in "xy"}
-    log = {axis: published.scale == "log" or (published.scale == "auto" and decades[axis]) for axis in "xy"}
-    for j, series in enumerate(published.points):
-        rows = finite[finite["series"] == series]
-        seeds = rows.assign(y=np.log(rows["y"]) if log["y"] else rows["y"]).groupby("x")["y"]
-        mean, std = seeds.mean(), seeds.std().fillna(0)
-        low, high = mean - std, mean + std
-        mean, low, high = (np.exp(part) if log["y"] else part for part in (mean, low, high))
-        axes.errorbar(mean.index, mean, [mean - low, high - mean], label=series, marker="o", capsize=3, **look(j))
-        if series in slopes and len(mean) and log["x"] and log["y"]:
-            line = mean.iloc[0] * (mean.index / mean.index[0]) ** slopes[series]
-            label = f"{series}: slope {slopes[series]:g}, in the paper"
-            axes.plot(mean.index, line, label=label, color=look(j)["color"], linestyle=":")
-    describe(axes, published.x_label, published.y_label)
-    if len(finite):
-        axes.set_xscale("log" if log["x"] else "linear")
-        if log["x"]:
-            axes.set_xticks(finite["x"].unique(), [f"{x:.4g}" for x in finite["x"].unique()])
-            axes.xaxis.minorticks_off()
-        axes.set_yscale("log" if log["y"] else "linear")
-    counts = set(finite.groupby(["series", "x"])["seed"].nunique())
-    note = "points: 1 seed"
-    if max(counts, default=1) > 1:
-        mean, scale = ("geometric mean", " of the logarithm") if log["y"] else ("mean", "")
-        note = f"points: {mean} of {from_to(counts)} seeds; bars: ± one standard deviation{scale}"
-    save_with_legend(figure, *paths, note=fill(note, 62))
+    panels = published.panels or {"": list(published.points)}
+    figure, axes = grid(1, len(panels))
+    finite, logs = table[np.isfinite(table["y"])], set()
+    for axis, (panel, series) in zip(axes.flat, panels.items(), strict=True):
+        part = finite[finite["series"].isin(series)]
+        decades = {name: part[name].min() > 0 and part[name].max() >= 10 * part[name].min() for name in "xy"}
+        log = {name: published.scale == "log" or (published.scale == "auto" and decades[name]) for name in "xy"}
+        logs.add(log["y"])
+        for name in series:
+            rows, colour = part[part["series"] == name], look(list(published.points).index(name))
+            seeds = rows.assign(y=np.log(rows["y"]) if log["y"] else rows["y"]).groupby("x")["y"]
+            mean, std = seeds.mean(), seeds.std().fillna(0)
+            low, high = mean - std, mean + std
+            mean, low, high = (np.exp(line) if log["y"] else line for line in (mean, low, high))
+            axis.errorbar(mean.index, mean, [mean - low, high - mean], label=name, marker="o", capsize=3, **colour)
+            if name in slopes and len(mean) and log["x"] and log["y"]:
+                line = mean.iloc[0] * (mean.index / mean.index[0]) ** slopes[name]
+                label = f"{name}: slope {slopes[name]:g}, in the paper"
+                axis.plot(mean.index, line, label=label, color=colour["color"], linestyle=":")
+        describe(axis, _label(published.x_label, panel), _label(published.y_label, panel), panel)
+        if len(part):
+            axis.set_xscale("log" if log["x"] else "linear")
+            if log["x"]:
+                axis.set_xticks(part["x"].unique(), [f"{x:.4g}" for x in part["x"].unique()])
+                axis.xaxis.minorticks_off()
+            axis.set_yscale("log" if log["y"] else "linear")
+    counts = set(finite.groupby(["series", "x"])["seed"].nunique()) or {1}
+    note = explained(counts, logs).replace("lines:", "points:").replace("bands:", "bars:")
+    save(figure, *paths, title=f"{published.paper}: {published.title}", note=note)

@@ -1,48 +1,61 @@
-"""What is kept of an experiment without its runs: a small figure, its curves, and the claims with the values of each seed."""
+"""What is kept of an experiment without its runs: its figure, its curves, and the claims with the values of each seed."""
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO, StringIO
+from io import StringIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from PIL import Image
 
 from fedopt.comparing.tables import markdown, plus_minus, write_table
 from fedopt.errors import UserError, first_line
 from fedopt.files.reading import read_bytes, read_text
 from fedopt.files.writing import write_atomically
 from fedopt.papers import claims
+from fedopt.papers.figure import CURVES, draw_curves, draw_points
 from fedopt.papers.published import load, tasks
 
 POINTS = 100  # of a curve that is kept
 TYPES = {"mean": float, "std": float, "values": str}  # of columns that pandas might take for something else
+FIGURE = "figure.svg"
 COPIED = ("claims.csv", "runs.csv", "table.csv")
 HEADS = {"kind": "whose", "says": "claim", "bound": "asked", "measured": "measured (seeds)", "holds": "verdict"}
 
 
-def keep(folder: Path, into: Path) -> None:
-    """Copy an experiment's results: the figure at half the size, curves with up to `POINTS` points and values to five digits.
+def keep(name: str, folders: Sequence[Path], folder: Path, into: Path) -> None:
+    """Copy an experiment's results: curves with up to `POINTS` points and values to five digits, and the figure that they make.
 
-    For points against a setting, figure.csv is copied as it is. Files of an earlier copy are replaced.
+    For points against a setting, figure.csv is copied as it is. Files of an earlier copy are replaced. folders: of configs.
     """
     into.mkdir(parents=True, exist_ok=True)
-    for name in (*COPIED, "curves.csv", "figure.png"):
-        (into / name).unlink(missing_ok=True)
-    for name in COPIED:
-        if (folder / name).exists():
-            write_atomically(into / name, read_bytes(folder / name))
+    for file in (*COPIED, "curves.csv", FIGURE):
+        (into / file).unlink(missing_ok=True)
+    for file in COPIED:
+        if (folder / file).exists():
+            write_atomically(into / file, read_bytes(folder / file))
     if (folder / "figure.png").exists():
-        with Image.open(folder / "figure.png", formats=["PNG"]) as figure:
-            small = figure.convert("RGB").reduce(2)  # all colours: fewer would make thin lines look like others
-        content = BytesIO()
-        small.save(content, "PNG", optimize=True)
-        write_atomically(into / "figure.png", content.getvalue())
         curves = folder / "curves.csv"
         drawn = read_text(curves if curves.exists() else folder / "figure.csv")
         write_table(into / "curves.csv", thinned(pd.read_csv(StringIO(drawn))))
+        draw_again(name, folders, into)
+
+
+def draw_again(name: str, folders: Sequence[Path], folder: Path) -> None:
+    """Draw the figure of what is kept in a folder, with the experiment's present titles, panels and claims. Raises UserError."""
+    if not (folder / "curves.csv").exists():
+        return
+    published, table = load(name, folders), pd.read_csv(StringIO(read_text(folder / "curves.csv")))
+    if (
+        lacking := {*CURVES, published.x, "mean"} - {*table}
+        if "line" in table
+        else {"series", "x", "seed", "y"} - {*table}
+    ):
+        raise UserError(
+            f"{folder / 'curves.csv'}: has no column {', '.join(sorted(lacking))}; run the experiment again"
+        )
+    (draw_curves if "line" in table else draw_points)([folder / FIGURE], published, table)
 
 
 def thinned(curves: pd.DataFrame) -> pd.DataFrame:

@@ -61,8 +61,9 @@ class Published:
     x: what is spent; until: where the picture ends, though runs may go on. y: columns of metrics.csv, a picture for each; a
     measure that names no metric takes the first. y_from: the lower end of the y axis. transform: what is drawn of a value.
     scale: of the axes; auto is logarithmic where values span decades.
-    panels: title -> labels, a row of pictures for each. horizontal: labels that are drawn as a horizontal line at the mean of
-    their last values. constants: name -> a number of the published figure that no run gives, drawn as a dotted line.
+    panels: title -> labels, or series of points, a row of pictures for each. x_label, y_label: of all panels, or by their titles.
+    horizontal: labels that are drawn as a horizontal line at the mean of their last values. constants: name -> a number of the
+    published figure that no run gives, drawn as a dotted line.
 
     points: series -> {x: label}, drawn as one picture of `point` against x instead of the lines' curves. point: a measure that
     may use the names `line` and `x`, one for all series or one for each: series -> measure.
@@ -92,8 +93,8 @@ class Published:
     point: Annotated[dict[str, Annotated[Measure, parsed("line", "x")]], EachSeries] = Field(default_factory=dict)
     table: dict[str, dict[str, Cell]] = Field(default_factory=dict)
     cell: Annotated[Measure, parsed("line")] = Field(default_factory=lambda: Measure.parse("final(line)", "line"))
-    x_label: str = ""
-    y_label: str = ""
+    x_label: str | dict[str, str] = ""
+    y_label: str | dict[str, str] = ""
     quick: Words = Field(default_factory=lambda: ["budget.rounds=4", "eval.every=1"])
     claims: list[Claim] = Field(default_factory=list)
     headlines: list[Headline] = Field(default_factory=list)
@@ -109,7 +110,9 @@ class Published:
         """Raises UserError for a label that is not of a line, or in `fit` of a series."""
         cells = [label for row in self.table.values() for label, _ in row.values()]
         points = [label for series in self.points.values() for label in series.values()]
-        labels = [(label, label, "line") for label in chain(self.horizontal, *self.panels.values(), cells, points)]
+        drawn = "series" if self.points else "line"
+        labels = [(label, label, drawn) for label in chain(*self.panels.values())]
+        labels += [(label, label, "line") for label in chain(self.horizontal, cells, points)]
         measures = [(f"claim '{claim.says}'", claim.measure) for claim in self.claims]
         measures += [("cell", self.cell), *(("point", measure) for measure in self.point.values())]
         for where, measure in measures:

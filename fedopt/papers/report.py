@@ -13,7 +13,7 @@ from fedopt.comparing.recorded import Recorded, read
 from fedopt.comparing.tables import beside_paper, moments, print_table, write_table
 from fedopt.console.say import show
 from fedopt.papers import claims
-from fedopt.papers.figure import draw_curves, draw_points
+from fedopt.papers.figure import curves, draw_curves, draw_points
 from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable
 from fedopt.papers.published import Published, Task, tasks
 from fedopt.results.folder import ENDED, RunFolder
@@ -99,7 +99,8 @@ def report(plan: Plan, formats: Sequence[str]) -> None:
                 lines[label] = runs
         values = _evaluations(published, lines)
         if lines and not published.table:
-            write_table(plan.results / "curves.csv", draw_curves(pictures, published, lines))
+            write_table(plan.results / "curves.csv", drawn := curves(published, lines))
+            draw_curves(pictures, published, drawn)
     write_table(plan.results / "figure.csv", values)
 
 

@@ -13,6 +13,7 @@ from threading import Event
 from typing import Any
 
 from fedopt.config.build import build_target
+from fedopt.config.words import key_of
 from fedopt.console.say import note
 from fedopt.errors import UserError, first_line, number_of
 from fedopt.federation.ledger import Ledger
@@ -147,7 +148,7 @@ class Keeper:
 
 @contextmanager
 def pictures(folder: RunFolder, metrics: Sequence[Metric], source: str | None, begun: Problem | None) -> Iterator[None]:
-    """partition.png of the problem that a run begins with, None for a run that goes on; metrics.png when it has ended.
+    """partition.png of the problem that a run begins with, if it has classes, None for a run that goes on; metrics.png at its end.
 
     source: the run at whose checkpoint this one began.
     """
@@ -156,7 +157,16 @@ def pictures(folder: RunFolder, metrics: Sequence[Metric], source: str | None, b
         return
     from fedopt.results import figures  # which takes a second to import
 
-    if begun is not None:
+    if begun is not None and begun.labels is not None:
         figures.partition(folder.path / "partition.png", begun.splits["train"], begun.labels, begun.class_names)
     yield
-    figures.metrics(folder.path / "metrics.png", folder.metrics, metrics, source)
+    figures.metrics(folder.path / "metrics.png", folder.metrics, metrics, _title(folder), source or "")
+
+
+def _title(folder: RunFolder) -> str:
+    """Which run it is: its method, problem and seed, and the further words of its command."""
+    card, config = folder.card(), folder.config()
+    method, problem = (card.get("chosen", {}).get(group, "?") for group in ("algo", "problem"))
+    placed = ("algo", "problem", "seed", "output_dir", "resume", "from", "name")
+    words = [word for word in card.get("overrides", ()) if key_of(word) not in placed]
+    return ", ".join([f"{method} on {problem}", f"seed {config.get('seed')}", *words])

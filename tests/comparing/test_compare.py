@@ -6,8 +6,11 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,6 +27,7 @@ from fedopt.config.tuned import Tuned
 from fedopt.errors import UserError
 from fedopt.metrics import TRAIN_LOSS, Metric
 from fedopt.results import figures
+from fedopt.results.styles import read_style
 
 
 @pytest.fixture
@@ -116,15 +120,36 @@ def test_runs_that_lack_a_loss_of_the_first_are_compared(tmp_path, command):
     assert (code, csv["runs"][0]) == (0, 2)
 
 
-@pytest.mark.parametrize(("last", "said"), [(19, ""), (21, "1 of 1 runs end with a train_loss of more than 10 times")])
-def test_a_loss_that_has_grown_many_times_is_said(last, said, tmp_path, command):
-    """Where the metric that is compared does not show it."""
-    folder = record(tmp_path / "runs" / "0", (10, 12), 0)
-    table = pd.read_csv(folder / "metrics.csv").assign(train_loss=[2, last])
-    table.to_csv(folder / "metrics.csv", index=False)
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ([2, 2, 21], "1 of 1 runs end with a train_loss of more than 10 times"),
+        ([2, 1, 2.1], "FedMSA: train_loss ends at 2.1, above twice its best, 1: smaller steps"),
+        ([2, 1, 1.9], ""),
+        ([2, 0, 1.9], ""),
+        ([2, -2, 1.9], ""),
+        ([2, "nan", 1.9], ""),
+        ([2, 1, "nan"], ""),
+    ],
+)
+def test_a_loss_that_ends_far_above_its_best_is_said(losses, said, tmp_path, command):
+    """In one line of a group, also where the metric that is compared does not show it, and of what can be divided."""
+    for seed in (0, 1):
+        folder = record(tmp_path / "runs" / str(seed), (10, 12, 12), seed)
+        table = pd.read_csv(folder / "metrics.csv").assign(train_loss=losses if seed == 0 else [2, 2, 2])
+        table.to_csv(folder / "metrics.csv", index=False)
     err = command(tmp_path / "runs")[3]
-    assert said in err
-    assert bool(err) == bool(said)
+    assert said.replace("1 of 1", "1 of 2") in err
+    assert err.count("\n") == bool(said)
+
+
+def test_the_metric_that_is_compared_comes_before_other_losses(tmp_path, command):
+    """With the values of the run that is worst; what is better when higher is no loss."""
+    for seed, values in enumerate([(8, 1, 5), (8, 1, 3)]):
+        record(tmp_path / "runs" / str(seed), values, seed, metric="gap")
+    assert "gap ends at 5, above twice its best, 1" in command(tmp_path / "runs")[3]
+    record(tmp_path / "high" / "0", (1, 9, 4))
+    assert command(tmp_path / "high")[3] == ""
 
 
 def test_default_metric(tmp_path):
@@ -361,7 +386,7 @@ def test_problems_have_pictures_of_their_own(tmp_path, command, drawn):
     assert [one.get_yscale(), other.get_yscale()] == ["log", "linear"]
     assert [list(axes.lines[0].get_ydata()) for axes in (one, other)] == [pytest.approx([1e-3, 1]), [5, 6]]
     assert all(axes.lines[1].get_label() == "target 2" for axes in (one, other))
-    assert drawn[0].get_suptitle() == "both"
+    assert drawn[0].legends[0].get_title().get_text() == "both"
 
 
 def test_pairs_that_differ_by_the_same_have_no_p(tmp_path, command):
@@ -483,6 +508,178 @@ def drawn(monkeypatch):
     return kept
 
 
+def caption(figure):
+    """What stands below the axes."""
+    return figure.get_supxlabel().replace("\n", " ")
+
+
+NAMES = ["a", "FedNest", "a method with a name that is much longer than others have, as users write them" * 2]
+
+
+SIZES = {"usual": [], "narrow": ["--width", "2"], "wide": ["--width", "10", "--height", "8"], "slide": ["--slides"]}
+
+
+@pytest.mark.parametrize(
+    ("lines", "name", "size"),
+    [(14, NAMES[2], "usual"), (2, NAMES[2], "narrow"), (6, NAMES[1], "narrow"), (14, NAMES[2], "wide"), (6, NAMES[1], "slide"),
+     (2, NAMES[0], "usual"), (14, NAMES[0], "wide")],
+)  # fmt: skip
+def test_nothing_overlaps_or_is_cut_off(lines, name, size, tmp_path, command, drawn):
+    """Methods stand in rows above the axes, and what is drawn below. One seed, values that are not numbers."""
+    for j in range(lines):
+        values = (1, 2, 3) if j else (1, float("nan"), float("nan"))
+        record(tmp_path / "runs" / str(j), values, algo={**FEDMSA, "rule": f"{name} {j}"})
+    code, _, _, err = command(tmp_path / "runs", *SIZES[size], "--title", "A title of a picture")
+    assert code == 0, err
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    (axes,), (legend,) = figure.axes, figure.legends
+    area, below = axes.get_window_extent(), figure._supxlabel
+    assert legend.get_window_extent().y0 >= area.y1 - 1
+    assert below.get_window_extent().y1 <= axes.xaxis.label.get_window_extent().y0 + 1
+    assert min(area.width, area.height) > 60
+    read = figure.get_tightbbox()
+    assert read.x0 >= -0.02
+    assert read.y0 >= -0.02
+    assert read.x1 <= figure.get_figwidth() + 0.02
+    assert read.y1 <= figure.get_figheight() + 0.02
+    rows = {round(text.get_window_extent().y0) for text in legend.get_texts()}
+    if name == "a":
+        assert len(rows) == (1 if size == "usual" else 2)
+
+
+def test_methods_are_read_row_by_row(tmp_path, command, drawn):
+    for j in range(5):
+        record(tmp_path / "runs" / str(j), (1, 2, 3), algo={**FEDMSA, "rule": f"no. {j}"})
+    command(tmp_path / "runs")
+    drawn[0].draw_without_rendering()
+    extents = [(text.get_window_extent(), text.get_text()) for text in drawn[0].legends[0].get_texts()]
+    read = [text[-1] for box, text in sorted(extents, key=lambda pair: (-round(pair[0].y0 / 5), pair[0].x0))]
+    assert read == ["0", "1", "2", "3", "4"]
+    assert len({round(box.x0) for box, _ in extents}) > 1
+
+
+def test_sizes_of_a_picture(tmp_path, command, drawn):
+    """Inches of all of it, points, and slides of 16:9."""
+    record(tmp_path / "runs" / "0", (1, 2, 3))
+    command(tmp_path / "runs")
+    command(tmp_path / "runs", "--width", "5", "--height", "3", "--font", "11")
+    command(tmp_path / "runs", "--slides")
+    usual, chosen, slide = drawn
+    assert tuple(chosen.get_size_inches()) == (5, 3)
+    sizes = [figure.axes[0].xaxis.label.get_fontsize() for figure in drawn]
+    assert sizes == [8, 11, figures.SLIDES["font.size"]]
+    assert slide.get_figwidth() / slide.get_figheight() == pytest.approx(16 / 9)
+    assert slide.axes[0].lines[0].get_linewidth() > 2 * usual.axes[0].lines[0].get_linewidth()
+    for options in (["--width", "0"], ["--height", "1e9"], ["--font", "nan"], ["--width", "1", "--font", "40"]):
+        code, _, _, err = command(tmp_path / "runs", *options)
+        assert (code, err.count("\n")) == (2, 1)
+    assert "the axes have no room in a figure of 1 x" in err
+
+
+def test_the_caption_can_be_left_out(tmp_path, command, drawn):
+    record(tmp_path / "runs" / "0", (1, 2, 3))
+    assert "figure: lines: 1 seed" in command(tmp_path / "runs", "--no-caption")[2]
+    assert caption(drawn[0]) == ""
+
+
+@pytest.mark.parametrize(
+    ("band", "reach"),
+    [("std", 10), ("sem", 10 / 3**0.5), ("ci", scipy.stats.t.ppf(0.975, 2) * 10 / 3**0.5), ("minmax", 10)],
+)
+def test_bands(band, reach, tmp_path, command, drawn):
+    """Of 40, 50 and 60, whose deviation is 10. The caption and the points say which."""
+    for seed, value in enumerate((40, 50, 60)):
+        record(tmp_path / "runs" / str(seed), (value, value), seed)
+    command(tmp_path / "runs", "--band", band)
+    points = pd.read_csv(tmp_path / "out" / "compare_curves.csv")
+    assert list(points["low"]) == pytest.approx([50 - reach] * 2)
+    assert list(points["high"]) == pytest.approx([50 + reach] * 2)
+    assert set(points["band"]) == {band}
+    assert f"bands: {curves.BANDS[band]}" in caption(drawn[0])
+    assert len({*curves.BANDS.values()}) == 4
+
+
+def test_a_style_file(tmp_path, command, drawn):
+    style = tmp_path / "a.mplstyle"
+    style.write_text(
+        "# a comment\naxes.prop_cycle: cycler('color', ['ff0000', \"#00ff00\"])\nfont.size : 10 # points\n"
+        'figure.figsize: 5, 4\naxes.facecolor: "#eeeeee"\naxes.spines.top: False\nlines.linewidth: 3\ntext.usetex: False\n'
+    )
+    for j in range(3):
+        record(tmp_path / "runs" / str(j), (1, 2, 3), algo={**FEDMSA, "K": j})
+    before = dict(matplotlib.rcParams)
+    assert command(tmp_path / "runs", "--style", style)[0] == 0
+    (axes,) = drawn[0].axes
+    assert [line.get_color() for line in axes.lines] == ["#ff0000", "#00ff00", "#ff0000"]
+    assert axes.lines[0].get_linestyle() != axes.lines[2].get_linestyle()
+    assert (axes.xaxis.label.get_fontsize(), axes.lines[0].get_linewidth()) == (10, 3)
+    assert tuple(drawn[0].get_size_inches()) == (5, 4)
+    command(tmp_path / "runs", "--style", style, "--font", "7", "--width", "4")
+    assert (drawn[1].axes[0].xaxis.label.get_fontsize(), drawn[1].get_figwidth()) == (7, 4)
+    assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("text.usetex: True", "text.usetex"),
+        (r"text.latex.preamble: \input{/etc/passwd}", "text.latex.preamble"),
+        ("figure.hooks: os:system", "figure.hooks"),
+        ("path.effects: [withStroke]", "path.effects"),
+        ("savefig.directory: /", "savefig.directory"),
+        ("backend: pgf", "backend"),
+        ("pgf.preamble: a", "pgf.preamble"),
+        ("mathtext.rm: :file=/dev/zero", "mathtext.rm"),
+        ("keymap.save: s", "keymap.save"),
+        ("axes.prop_cycle: cycler('color', [__import__('os').getcwd()])", "must be cycler('color'"),
+        ("axes.prop_cycle: cycler('c', ['r']) * cycler('lw', [1, 2])", "must be cycler('color'"),
+        ("axes.prop_cycle: ().__class__", "must be cycler('color'"),
+        ("grid.linestyle: (0, (1e-9, 1e-9))", "grid.linestyle"),
+        ("lines.dashed_pattern: 0, 0", "lines.dashed_pattern"),
+        ("savefig.dpi: 1e9", "savefig.dpi"),
+        ("font.size: nan", "font.size"),
+        ("axes.facecolor: no colour", "color"),
+        ("axes.nokey: 1", "axes.nokey"),
+        ("words without a key", "KEY: VALUE"),
+        ("\0\1", "KEY: VALUE"),
+        (None, "No such file"),
+        (" " * 70_000, "too large"),
+        (b"\xff\xfe", "UTF-8"),
+    ],
+)
+def test_style_files_that_are_not_taken(line, said, tmp_path, command, drawn):
+    """One line, which names the file and the place; somebody may have sent it."""
+    record(tmp_path / "runs" / "0", (1, 2))
+    style = tmp_path / "a.mplstyle"
+    if line is not None:
+        style.write_bytes(line if isinstance(line, bytes) else f"font.size: 8\n\n{line}\n".encode())
+    code, csv, _, err = command(tmp_path / "runs", "--style", style)
+    assert (code, csv, err.count("\n")) == (2, None, 1)
+    assert said in err
+    assert str(style) in err
+    assert ("line 3" in err) == (isinstance(line, str) and "large" not in said)
+    assert not drawn
+
+
+def test_a_style_that_is_no_file(tmp_path, command):
+    record(tmp_path / "runs" / "0", (1, 2))
+    os.mkfifo(tmp_path / "pipe")
+    for style in (tmp_path, tmp_path / "pipe", "/dev/zero", "http://127.0.0.1:9/a.mplstyle"):
+        code, _, _, err = command(tmp_path / "runs", "--style", style)
+        assert (code, err.count("\n")) == (2, 1)
+
+
+def test_the_styles_that_matplotlib_brings(tmp_path):
+    """Nearly all are read; classic and fast also set how things are rendered."""
+    folder = Path(matplotlib.get_data_path()) / "stylelib"
+    taken = 0
+    for file in folder.glob("*.mplstyle"):
+        with suppress(UserError):
+            taken += bool(read_style(file))
+    assert taken >= len([*folder.glob("*.mplstyle")]) - 2
+
+
 def test_picture(tmp_path, drawn):
     run = recorded.read(record(tmp_path / "0", (100, 1), metric="distance"), "bytes")
     two = {"FedMSA, algo.K=5": [run], "FedAvg": [run]}
@@ -562,12 +759,12 @@ def test_the_legend_says_what_is_drawn(values, said, tmp_path, command, drawn):
     for seed, of in enumerate(values):
         record(tmp_path / "runs" / str(seed), of, seed, metric="distance")
     command(tmp_path / "runs")
-    note = drawn[0].legends[0].get_title().get_text()
-    assert note.replace("\n", " ") == said
+    assert caption(drawn[0]) == f"{said}; x: trips from the server to clients and back"
     command(tmp_path / "runs", "--no-logy", "--smooth", 3, "--title", "T", "--ylim=-1,5")
     (axes,) = drawn[1].axes
-    assert (axes.get_yscale(), axes.get_title(), axes.get_ylim()) == ("linear", "T", (-1, 5))
-    assert drawn[1].legends[0].get_title().get_text().replace("\n", " ").endswith("means of 3 evaluations, centred")
+    assert (axes.get_yscale(), axes.get_ylim()) == ("linear", (-1, 5))
+    assert drawn[1].legends[0].get_title().get_text() == "T"
+    assert "means of 3 evaluations, centred" in caption(drawn[1])
 
 
 # Names that were chosen, and what may be pooled
@@ -594,19 +791,27 @@ def test_tuned_values_of_another_model_are_said(tmp_path, command):
     assert line in command(tmp_path / "runs")[-1]
 
 
-def test_percentages_have_the_ends_of_percentages(tmp_path, command, drawn):
-    """Also where a band goes beyond them; what is no percentage, and --ylim, are left alone."""
+@pytest.mark.parametrize("band", ["std", "sem", "ci", "minmax"])
+def test_percentages_have_the_ends_of_percentages(band, tmp_path, command, drawn):
+    """Also bands; what is no percentage, or has values beyond, and --ylim, are left alone."""
     for seed, values in enumerate([(0, 99), (8, 1)]):
         record(tmp_path / "runs" / f"a{seed}", values, seed)
         record(tmp_path / "other" / f"a{seed}", values, seed, metric="gap")
-    command(tmp_path / "runs")
+        record(tmp_path / "beyond" / f"a{seed}", [2 * value for value in values], seed)
+    command(tmp_path / "runs", "--band", band, "--label", "accuracy")
     command(tmp_path / "other", "--metric", "gap", "--no-logy")
     command(tmp_path / "runs", "--ylim=-50,200")
-    limits = [figure.axes[0].get_ylim() for figure in drawn]
-    assert limits[0] == (-3, 103)
-    assert limits[1][0] < -10
-    assert limits[1][1] > 110
-    assert limits[2] == (-50, 200)
+    command(tmp_path / "beyond")
+    axes = [figure.axes[0] for figure in drawn]
+    low, high = axes[0].get_ylim()
+    assert 0 <= low < high <= 100
+    edges = axes[0].collections[0].get_paths()[0].vertices[:, 1]
+    assert 0 <= min(edges) < max(edges) <= 100
+    assert axes[0].get_ylabel() == "accuracy (%)"
+    assert axes[1].get_ylim()[0] < -10
+    assert axes[1].get_ylim()[1] > 110
+    assert axes[2].get_ylim() == (-50, 200)
+    assert axes[3].get_ylim()[1] > 190
 
 
 @pytest.mark.parametrize("group", ["algo", "problem"])
@@ -748,7 +953,7 @@ def test_a_legend_leaves_room_for_the_lines(tmp_path, command, drawn):
     command(tmp_path / "runs")
     record(tmp_path / "few" / "a", (1, 2, 3))
     figure = drawn[-1]
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     assert figure.axes[0].get_window_extent().height > 100  # dots, of 2.3 inches at 100
     assert not figure.legends[0].get_window_extent().overlaps(figure.axes[0].get_window_extent())
 
@@ -862,7 +1067,20 @@ def test_legends_elsewhere(place, tmp_path, command, drawn):
     assert "figure: lines: 1 seed" in out
     assert (drawn[0].axes[0].get_legend() is not None) == (place == "inside")
     assert not drawn[0].legends
-    assert drawn[0].get_size_inches()[1] == figures.HEIGHT
+    assert caption(drawn[0]).startswith("lines: 1 seed")
+    command(tmp_path / "runs", "--legend", place, "--no-caption")
+    assert drawn[1].get_size_inches()[1] == figures.HEIGHT
+
+
+def test_a_legend_below(tmp_path, command, drawn):
+    """Has the caption, and the title stands above."""
+    record(tmp_path / "runs" / "0", (10, 90))
+    command(tmp_path / "runs", "--legend", "below", "--title", "T")
+    drawn[0].draw_without_rendering()
+    (legend,), (axes,) = drawn[0].legends, drawn[0].axes
+    assert legend.get_window_extent().y1 <= axes.xaxis.label.get_window_extent().y0
+    assert legend.get_title().get_text().startswith("lines: 1 seed")
+    assert (drawn[0].get_suptitle(), drawn[0].get_supxlabel()) == ("T", "")
 
 
 def test_curves_as_drawn(tmp_path, command):
@@ -870,8 +1088,8 @@ def test_curves_as_drawn(tmp_path, command):
         record(tmp_path / "runs" / str(seed), (10, value), seed)
     command(tmp_path / "runs")
     drawn = pd.read_csv(tmp_path / "out" / "compare_curves.csv")
-    assert list(drawn.columns) == ["line", "comm_rounds", "test_accuracy", "low", "high"]
-    assert drawn.iloc[1].tolist() == ["FedMSA", 20, 91, pytest.approx(91 - 2**0.5), pytest.approx(91 + 2**0.5)]
+    assert list(drawn.columns) == ["line", "comm_rounds", "test_accuracy", "low", "high", "band"]
+    assert drawn.iloc[1].tolist() == ["FedMSA", 20, 91, pytest.approx(91 - 2**0.5), pytest.approx(91 + 2**0.5), "std"]
 
 
 def test_paired_tests(tmp_path, command):

@@ -26,7 +26,8 @@ from fedopt.config.settings import Budget, Evaluation, Participation
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
 from fedopt.papers import claims, published, report
-from fedopt.papers.figure import draw_curves
+from fedopt.papers.figure import CURVES, curves, draw_curves, draw_points
+from fedopt.papers.kept import draw_again
 from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable
 from fedopt.results import figures, identity
 from fedopt.results.folder import RunFolder
@@ -379,18 +380,20 @@ def test_curves(tmp_path, monkeypatch):
     node |= {"panels": {"left": ["A", "C"], "right": ["B", "C"]}, "horizontal": ["C"], "transform": "square"}
     node["constants"] = {"published": 3.0}
     described = build(published.Published, {**node, "scale": "log"}, "experiment")
-    draw_curves([tmp_path / "a.png"], described, runs)
+    draw_curves([tmp_path / "a.png"], described, curves(described, runs))
     monkeypatch.undo()
     (figure,) = kept
     assert [axes.get_title() for axes in figure.axes] == ["left", "left", "right", "right"]
-    first = figure.axes[0]
-    assert (first.get_yscale(), first.get_xlabel()) == ("log", "rounds")
-    assert first.get_ylabel() == "distance to the solution, squared"
-    assert list(first.lines[0].get_ydata()) == pytest.approx([2, 16])  # geometric means of 1, 4 and 16, 16
-    assert list(first.lines[1].get_ydata()) == [16, 16]  # C
-    assert list(first.lines[2].get_ydata()) == [3, 3]
+    first, last = figure.axes[0], figure.axes[-1]
+    assert (first.get_yscale(), first.get_xlabel(), last.get_xlabel()) == ("log", "", "rounds")
+    assert first.get_ylabel().replace("\n", " ") == "distance to the solution, squared"
+    drawn = {line.get_label(): list(line.get_ydata()) for line in first.lines}
+    assert drawn["A"] == pytest.approx([2, 16])  # geometric means of 1, 4 and 16, 16
+    assert drawn["C (last value)"] == pytest.approx([16, 16])
+    assert drawn["3, published"] == [3, 3]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "C (last value)", "3, published", "B"]
-    assert "geometric mean of 2 seeds" in figure.legends[0].get_title().get_text()
+    assert "geometric mean of 2 seeds" in figure.get_supxlabel()
+    assert figure.legends[0].get_title().get_text().startswith(described.paper)
 
 
 def test_a_line_says_that_a_run_diverged(tmp_path, monkeypatch):
@@ -404,12 +407,13 @@ def test_a_line_says_that_a_run_diverged(tmp_path, monkeypatch):
         ],
     }
     node = {**FEDMSA, "lines": {"A": [], "B": []}, "y": "distance", "x": "round", "scale": "linear"}
-    draw_curves([tmp_path / "a.png"], build(published.Published, node, "experiment"), runs)
+    described = build(published.Published, node, "experiment")
+    draw_curves([tmp_path / "a.png"], described, curves(described, runs))
     monkeypatch.undo()
     (axes,) = kept[0].axes
     (end,) = [line for line in axes.lines if line.get_marker() == "X" and len(line.get_xdata())]
     line = next(line for line in axes.lines if line.get_label() == "B")
-    assert (end.get_color(), *end.get_xydata()[0]) == (line.get_color(), line.get_xdata()[-1], 6)
+    assert (end.get_color(), *end.get_xydata()[0]) == (line.get_color(), 10, 6)
     assert "the first of the line's runs diverges here" in [text.get_text() for text in kept[0].legends[0].get_texts()]
     kept[0].draw_without_rendering()
     assert (
@@ -427,7 +431,8 @@ def test_panels(y_from, bottom, tmp_path, monkeypatch):
     panels = {f"q = {q}": [f"A, q = {q}", f"B, q = {q}"] for q in (1, 2, 3)}
     node = {**FEDMSA, "lines": {label: [] for label in labels}, "panels": panels, "x": "round", "y_from": y_from}
     node["y_label"] = "a label that is much longer than the axis that it belongs to"
-    draw_curves([tmp_path / "a.png"], build(published.Published, node, "experiment"), runs)
+    described = build(published.Published, node, "experiment")
+    draw_curves([tmp_path / "a.png"], described, curves(described, runs))
     monkeypatch.undo()
     (figure,) = kept
     assert [axes.get_title() for axes in figure.axes] == list(panels)
@@ -463,20 +468,21 @@ def test_clients_have_names_or_whole_numbers(names, ticks, tmp_path, monkeypatch
     split = Ragged(np.split(np.arange(120), [3, *range(5, 5 + max(0, len(names) - 2))]), names)
     figures.partition(tmp_path / "a.png", split, np.arange(120) % 3)
     monkeypatch.undo()
-    (axes,) = kept[0].axes
+    axes = kept[0].axes[0]
     shown = [text.get_text() for text in axes.get_xticklabels()]
     assert shown == ticks or ticks is None
     assert not set(shown) & {*names} or ticks is not None
     assert all(tick == round(tick) for tick in axes.get_xticks())
     assert ("run.json" in axes.get_xlabel()) == (len(names) > 40)
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["0", "1", "2"]
+    if len(split) <= figures.BARS:
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize(("clients", "classes", "bars"), [(3, 2, True), (3, 100, False), (300, 2, False)])
+@pytest.mark.parametrize(("clients", "classes", "bars"), [(3, 2, True), (20, 20, True), (3, 21, False), (21, 2, False)])
 def test_bars_are_as_high_as_the_counts(clients, classes, bars, tmp_path, monkeypatch):
     """Bars on each other, one colour a class, or the same counts as an image."""
     kept = []
-    monkeypatch.setattr(figures, "_save", lambda figure, *_: kept.append(figure))
+    monkeypatch.setattr(figures, "save", lambda figure, *_, **__: kept.append(figure))
     labels = np.arange(3 * clients * classes + 1) % classes
     split = Ragged(np.array_split(np.arange(len(labels)), clients))
     figures.partition(tmp_path / "a.png", split, labels)
@@ -486,8 +492,12 @@ def test_bars_are_as_high_as_the_counts(clients, classes, bars, tmp_path, monkey
         drawn = [patch.get_data() for patch in axes.patches]
         np.testing.assert_array_equal([(of.values - of.baseline)[::2] for of in drawn], counts.T)
         np.testing.assert_array_equal([of.values[::2] for of in drawn], counts.cumsum(1).T)
+        looks = {(patch.get_facecolor(), patch.get_hatch()) for patch in axes.patches}
+        assert len(looks) == classes  # nominal: not along a scale
+        assert len({look[0] for look in looks}) == min(classes, len(figures.NOMINAL))
     else:
         np.testing.assert_array_equal(axes.images[0].get_array(), counts.T)
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("client", "class")
 
 
 def test_points(tmp_path, experiment, command, monkeypatch):
@@ -581,7 +591,8 @@ def test_the_papers_numbers_are_drawn(tmp_path, monkeypatch):
     numbers = {"at('A', 10)": "91", "best('B')": "92 to 93"}
     stated = [{"says": "a", "measure": m, "at_least": 0, "paper": p} for m, p in numbers.items()]
     node = {**FEDMSA, "lines": {"A": [], "B": []}, "x": "round", "y": "test_accuracy", "claims": stated}
-    draw_curves([tmp_path / "a.png"], build(published.Published, node, "experiment"), runs)
+    described = build(published.Published, node, "experiment")
+    draw_curves([tmp_path / "a.png"], described, curves(described, runs))
     monkeypatch.undo()
     (axes,) = kept[0].axes
     (star,) = [line for line in axes.lines if line.get_marker() == "*" and len(line.get_xdata())]
@@ -589,8 +600,7 @@ def test_the_papers_numbers_are_drawn(tmp_path, monkeypatch):
     assert star.get_color() == axes.lines[0].get_color()
     (band,) = axes.patches
     assert (band.get_y(), band.get_height()) == (92, 1)
-    entries = [text.get_text() for text in kept[0].legends[0].get_texts()]
-    assert entries[-1] == "the paper's numbers, in the line's colour"
+    assert axes.get_legend_handles_labels()[1] == ["A", "B", "the paper's numbers, in the line's colour"]
 
 
 @pytest.mark.parametrize(
@@ -604,7 +614,7 @@ def test_values_that_span_decades_are_drawn_on_a_logarithmic_axis(metric, values
     node = {**FEDMSA, "lines": {"A": []}, "x": "round", "y": metric}
     for said, expected in (("auto", scale), ("linear", "linear"), ("log", "log")):
         described = build(published.Published, {**node, "scale": said}, "experiment")
-        draw_curves([tmp_path / "a.png"], described, runs)
+        draw_curves([tmp_path / "a.png"], described, curves(described, runs))
         assert kept[-1].axes[0].get_yscale() == expected
     monkeypatch.undo()
 
@@ -851,14 +861,17 @@ def test_what_is_kept(tmp_path, experiment, command):
     result = command("test/one", "--seeds", 2, "--keep", "kept")
     assert result.code == 0, result.err
     kept = tmp_path / "kept" / "test" / "one"
-    assert sorted(file.name for file in kept.iterdir()) == ["claims.csv", "curves.csv", "figure.png", "runs.csv"]
-    assert (kept / "figure.png").stat().st_size < (tmp_path / "outputs/reproduce/test/one/figure.png").stat().st_size
-    curves, whole = pd.read_csv(kept / "curves.csv"), pd.read_csv(tmp_path / "outputs/reproduce/test/one/curves.csv")
-    assert list(curves.columns) == ["line", "metric", "comm_rounds", "mean", "low", "high"]
-    assert (len(whole), len(curves)) == (241, 100)
-    assert list(curves["comm_rounds"].iloc[[0, -1]]) == list(whole["comm_rounds"].iloc[[0, -1]]) == [0, 480]
-    at = whole.set_index("comm_rounds").loc[list(curves["comm_rounds"])]
-    np.testing.assert_allclose(curves["mean"], at["mean"], rtol=1e-4)
+    assert sorted(file.name for file in kept.iterdir()) == ["claims.csv", "curves.csv", "figure.svg", "runs.csv"]
+    assert b"<svg" in (picture := (kept / "figure.svg").read_bytes())
+    thin, whole = pd.read_csv(kept / "curves.csv"), pd.read_csv(tmp_path / "outputs/reproduce/test/one/curves.csv")
+    facts = ["line", "metric", "title", "scale", "seeds", "diverged"]
+    assert list(thin.columns) == [*facts, "comm_rounds", "mean", "low", "high"]
+    assert set(thin["title"]) == {"distance to the solution"}
+    assert set(thin["seeds"]) == {2}
+    assert (len(whole), len(thin)) == (241, 100)
+    assert list(thin["comm_rounds"].iloc[[0, -1]]) == list(whole["comm_rounds"].iloc[[0, -1]]) == [0, 480]
+    at = whole.set_index("comm_rounds").loc[list(thin["comm_rounds"])]
+    np.testing.assert_allclose(thin["mean"], at["mean"], rtol=1e-4)
     row = pd.read_csv(kept / "claims.csv").iloc[0]
     assert [part.split(":")[0] for part in row["values"].split()] == ["0", "1"]
     card = json.loads(next(tmp_path.glob("outputs/reproduce/runs/*/run.json")).read_text())
@@ -870,10 +883,12 @@ def test_what_is_kept(tmp_path, experiment, command):
         shutil.rmtree(outputs)
     text = command("--claims", "test", "--keep", "kept").out
     assert "| does not hold | It is solved. |" in text
+    (kept / "figure.svg").unlink()
     experiment("one", claims=[{**claim, "at_least": -1}, {**other, "measure": "1"}], common={"budget": {"rounds": 240}})
     first, second = command("--claims", "test", "--keep", "kept").out.splitlines()[2:]
     assert first.endswith(f"| {plus_minus(row['mean'], row['std'])} (2) | holds |  |")
     assert second.endswith("|  | not measured | [not run yet] |")
+    assert (kept / "figure.svg").read_bytes() == picture  # drawn again, of what is kept, and the same
     assert list(pd.read_csv(kept / "claims.csv")["holds"]) == ["holds", "not measured"]
     experiment("one", claims=[claim], common={"budget": {"rounds": 200}})
     assert command("--claims", "test", "--keep", "kept").out.endswith(
@@ -891,7 +906,75 @@ def test_points_that_are_kept(tmp_path, experiment, command):
 
 def test_results_in_the_docs_are_small():
     files = [file for file in (ROOT / "docs" / "results").rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) <= 8e6
+    assert sum(file.stat().st_size for file in files) <= 9e6
+    pictures = [file.stat().st_size for file in files if file.suffix == ".svg"]
+    assert len(pictures) > 30
+    assert max(pictures) <= 400_000
+    assert np.quantile(pictures, 0.85) <= 160_000
+
+
+def test_each_kept_figure_can_be_drawn_again(tmp_path):
+    """Its curves have what it takes, and lines and panels of the present file."""
+    for file in (ROOT / "docs" / "results").glob("*/*/figure.svg"):
+        described = published.load("/".join(file.parts[-3:-1]))
+        table = pd.read_csv(file.with_name("curves.csv"))
+        if described.points:
+            assert {"series", "x", "seed", "y"} == {*table}
+            assert {*table["series"]} <= {*described.points}
+        else:
+            assert [*CURVES, described.x, "mean", "low", "high"] == [*table]
+            assert {*table["line"]} <= {*described.lines}
+            assert {*table["scale"]} <= {"log", "linear"}
+    folder = ROOT / "docs" / "results" / "fedmsa" / "theorem31"
+    shutil.copy(folder / "curves.csv", tmp_path)
+    draw_again("fedmsa/theorem31", (), tmp_path)
+    assert b"<svg" in (tmp_path / "figure.svg").read_bytes()
+
+
+def test_kept_curves_without_what_a_figure_needs(tmp_path):
+    (tmp_path / "curves.csv").write_text("line,metric,round,mean,low,high\nFedNest,a,1,2,3,4\n")
+    with pytest.raises(UserError, match="has no column diverged, scale, seeds, title; run the experiment again"):
+        draw_again("fednest/fig2a", (), tmp_path)
+
+
+def test_panels_of_points(tmp_path, monkeypatch):
+    """Each has its axes and labels, and its own series."""
+    kept = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    described = published.load("fedmsa/theorem31")
+    draw_points([tmp_path / "a.png"], described, pd.read_csv(ROOT / "docs/results/fedmsa/theorem31/curves.csv"))
+    monkeypatch.undo()
+    left, right = kept[0].axes
+    assert (left.get_xlabel(), right.get_xlabel()) == ("local steps K", "clients M")
+    assert [left.get_legend_handles_labels()[1], right.get_legend_handles_labels()[1]] == list(
+        described.panels.values()
+    )
+    with pytest.raises(UserError, match="there is no such series"):
+        build(published.Published, {**FEDMSA, "lines": {"A": []}, "points": {"s": {1: "A"}}, "point": "final(line)",
+                                    "panels": {"p": ["A"]}}).check_labels()  # fmt: skip
+
+
+def test_few_points_stand_beside_each_other(tmp_path, monkeypatch):
+    """With bars, where lines and bands would lie on each other; legends name methods in their order, and marks last."""
+    kept = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    described = published.load("zohfl/fig2_delayed")
+    draw_curves([tmp_path / "a.png"], described, pd.read_csv(ROOT / "docs/results/zohfl/fig2_delayed/curves.csv"))
+    described = published.load("fednest/fig2a")
+    draw_curves([tmp_path / "a.png"], described, pd.read_csv(ROOT / "docs/results/fednest/fig2a/curves.csv"))
+    monkeypatch.undo()
+    few, many = kept
+    assert few.axes[0].get_gridspec().get_geometry() == (4, 3)
+    marked = [line for line in few.axes[0].lines if line.get_label().startswith("tau")]
+    assert len({tuple(line.get_xdata()) for line in marked}) == 3
+    assert "bars: " in few.get_supxlabel()
+    assert [text.get_text() for text in few.legends[0].get_texts()] == ["tau = 5", "tau = 20", "tau = 50"]
+    assert len({axes.get_ylim() for axes in few.axes[:3]}) == 1
+    entries = {text.get_text() for text in many.legends[0].get_texts()}
+    assert {"FedNest, iid", "FedNest, non-iid", "LFedNest, iid", "LFedNest, non-iid", "penalty"} < entries
+    assert "FedNest" not in entries
+    for figure in kept:
+        assert all(axes.get_ylim()[1] <= 100 for axes in figure.axes)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a,b\n1,2\n", b"run,says,mean,std\n1,2,x,y\n"])

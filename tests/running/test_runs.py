@@ -26,6 +26,7 @@ from fedopt.config.compose import compose
 from fedopt.config.words import quoted
 from fedopt.console.bar import Bar
 from fedopt.errors import UserError, cores
+from fedopt.results import figures
 from fedopt.results.figures import COSTS
 from fedopt.results.folder import RunFolder
 from fedopt.results.identity import stamp
@@ -54,7 +55,7 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     assert str(folder.relative_to(tmp_path)) in result.out
     present = {path.name for path in folder.iterdir()}
     expected = {"config.yaml", "metrics.csv", "run.json", "summary.json", "checkpoint.safetensors", "log.txt"}
-    assert present == expected | {"partition.png", "metrics.png", ".lock"}
+    assert present == expected | {"metrics.png", ".lock"}  # there are no classes that clients have
     table = pd.read_csv(folder / "metrics.csv")
     first = ["round", "comm_rounds", "bytes_down", "bytes_up", "grad_calls", "hvp_calls", "jvp_calls", "train_seconds"]
     assert list(table.columns) == [*first, "distance", "objective", "suboptimality"]
@@ -89,8 +90,25 @@ def test_pictures_of_every_problem(problem, monkeypatch, capsys, tmp_path):
         monkeypatch, capsys, *words, *harness.FEDERATION, "budget.rounds=1", f"output_dir={tmp_path / 'run'}"
     )
     assert (result.code, result.err.count("Warning")) == (0, 0), result.err
-    for name in ("partition.png", "metrics.png"):
-        assert np.ptp(plt.imread(tmp_path / "run" / name)) > 0.5
+    card = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (tmp_path / "run" / "partition.png").exists() or "classes" not in card
+    for picture in (tmp_path / "run").glob("*.png"):
+        assert np.ptp(plt.imread(picture)) > 0.5
+
+
+@pytest.mark.pictures
+def test_a_picture_names_its_run(monkeypatch, capsys, tmp_path):
+    """Its method, problem and seed, and what else the command says."""
+    titles = []
+    monkeypatch.setattr(figures, "save", lambda *_, title="", **__: titles.append(title))
+    first = [*TINY, "seed=3", "algo.K=2", f"output_dir={tmp_path / 'run'}"]
+    assert fedopt(monkeypatch, capsys, *first).code == 0
+    again = [*TINY, "budget.rounds=8", f"from={tmp_path / 'run'}", f"output_dir={tmp_path / 'new'}"]
+    assert fedopt(monkeypatch, capsys, *again).code == 0
+    assert titles[0].startswith("fedmsa on mco, seed 3, ")
+    assert titles[0].endswith("algo.K=2")
+    assert "output_dir" not in titles[0]
+    assert f"goes on from {tmp_path / 'run'} after 4 rounds" in titles[1]
 
 
 @pytest.mark.parametrize(
