@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedopt.config.words import last_of_each, of_folder, words_of
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say
+from fedopt.console.texts import html_text
 from fedopt.errors import UserError, first_line, mistake
 from fedopt.results.folder import RunFolder, described, numbers_of
 from fedopt.results.metrics_file import whole_rows
@@ -56,6 +57,18 @@ class Result:
         except UserError:
             state = "which cannot be read"
         return f"Result({str(self.folder)!r}, {state})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: where, how it ended, and its last values."""
+        cells: dict[str, Any] = {"run": self.folder}
+        try:
+            chosen = self._folder.card().get("chosen", {})
+            cells |= {group: chosen.get(group) for group in ("algo", "problem")} | {"status": self.status}
+            cells |= {name: f"{value:.5g}" for name, value in self.final.items()}
+        except UserError as error:
+            cells[""] = error
+        rows = (f"<tr><th>{html_text(name)}</th><td>{html_text(str(cell))}</td></tr>" for name, cell in cells.items())
+        return f"<table>{''.join(rows)}</table>"
 
     @property
     def config(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Runs from Python: the command's folder, early stops, variables by name, networks that take raw images, the best evaluation."""
 
+import html
 import json
 import os
 import runpy
@@ -536,6 +537,24 @@ def test_compare(monkeypatch, capsys):
             two.write("paper", **wrong)
     assert repr(two).split()[:2] == ["algo.K", "runs"]
     assert list(api.compare(runs, group_by=["algo.K", "seed"]).table["runs"]) == [1, 1, 1, 1]
+
+
+def test_tables_in_notebooks(tmp_path):
+    """Labels and names of folders are texts there, and stand there in full."""
+    runs = [api.run([*TINY, f"algo.K={K}"], output_dir=tmp_path / f"<i>{K}", quiet=True) for K in (1, 5)]
+    long = "<script>" + 30 * "long" + " end"
+    table = api.compare(runs, metric="distance", names={"algo.K=5": long})._repr_html_()
+    assert html.escape(long) in table
+    assert "<script" not in table
+    assert table.count("<tr") == 3
+    assert "<b>" in table  # the best one
+    shown = runs[0]._repr_html_()
+    assert "&lt;i&gt;1" in shown
+    assert "<i>" not in shown
+    assert "fedmsa" in shown
+    assert f"{runs[0].final['distance']:.5g}" in shown
+    shutil.rmtree(runs[0].folder)
+    assert "there is no run in it" in runs[0]._repr_html_()
 
 
 @pytest.mark.parametrize(

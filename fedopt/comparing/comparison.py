@@ -22,6 +22,7 @@ from fedopt.comparing.tables import moments
 from fedopt.comparing.unequal import unequal, with_status
 from fedopt.config.build import build
 from fedopt.console.say import note
+from fedopt.console.texts import html_text
 from fedopt.errors import UserError
 from fedopt.results import figures
 from fedopt.results.folder import OVER
@@ -97,6 +98,14 @@ class Comparison:
 
     def __repr__(self) -> str:
         return shown_table(self)[0].to_string(index=False)
+
+    def _repr_html_(self) -> str:
+        """For notebooks. Labels have no markup."""
+        shown, best = shown_table(self)
+        cells = shown.rename(columns=html_text).map(html_text)
+        cells = cells.where(~best.to_numpy(), "<b>" + cells + "</b>")
+        with pd.option_context("display.max_colwidth", None):
+            return cells.to_html(index=False, escape=False)
 
     @cached_property
     def paired(self) -> pd.DataFrame:
