@@ -162,7 +162,10 @@ def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame
     table: with the columns series, x, seed and y.
     """
     slopes = dict(filter(None, (claim.measure.slope(claim.paper) for claim in published.claims)))
-    panels = published.panels or {"": list(published.points)}
+    of_series = {
+        panel: [name for name in names if name in published.points] for panel, names in published.panels.items()
+    }
+    panels = of_series if all(of_series.values()) and of_series else {"": list(published.points)}
     figure, axes = grid(1, len(panels))
     finite, logs = table[np.isfinite(table["y"])], set()
     for axis, (panel, series) in zip(axes.flat, panels.items(), strict=True):

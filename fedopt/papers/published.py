@@ -110,9 +110,8 @@ class Published:
         """Raises UserError for a label that is not of a line, or in `fit` of a series."""
         cells = [label for row in self.table.values() for label, _ in row.values()]
         points = [label for series in self.points.values() for label in series.values()]
-        drawn = "series" if self.points else "line"
-        labels = [(label, label, drawn) for label in chain(*self.panels.values())]
-        labels += [(label, label, "line") for label in chain(self.horizontal, cells, points)]
+        panels = [label for label in chain(*self.panels.values()) if label not in self.points]
+        labels = [(label, label, "line") for label in chain(self.horizontal, panels, cells, points)]
         measures = [(f"claim '{claim.says}'", claim.measure) for claim in self.claims]
         measures += [("cell", self.cell), *(("point", measure) for measure in self.point.values())]
         for where, measure in measures:

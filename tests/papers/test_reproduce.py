@@ -949,9 +949,9 @@ def test_panels_of_points(tmp_path, monkeypatch):
     assert [left.get_legend_handles_labels()[1], right.get_legend_handles_labels()[1]] == list(
         described.panels.values()
     )
-    with pytest.raises(UserError, match="there is no such series"):
+    with pytest.raises(UserError, match="Q: there is no such line"):
         build(published.Published, {**FEDMSA, "lines": {"A": []}, "points": {"s": {1: "A"}}, "point": "final(line)",
-                                    "panels": {"p": ["A"]}}).check_labels()  # fmt: skip
+                                    "panels": {"p": ["s", "Q"]}}).check_labels()  # fmt: skip
 
 
 def test_few_points_stand_beside_each_other(tmp_path, monkeypatch):
