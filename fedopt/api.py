@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from threading import RLock
@@ -26,6 +26,7 @@ from fedopt.running.place import configured, place
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from torch import Tensor, nn
 
     from fedopt.comparing.comparison import Comparison
@@ -122,6 +123,18 @@ class Result:
         if network is None:
             raise UserError(f"{self.folder}: this problem has no network; its solution is in variables")
         return deepcopy(network)
+
+    def draw(self, metric: str | None = None, x: str = "comm_rounds", label: str | None = None, **how: Any) -> "Axes":
+        """Draw a metric, by default the problem's first one, on matplotlib's axes `ax`, by default those of pyplot; returns them.
+
+        x: as of `compare`; label: in the legend; how: as of `Comparison.draw`. Lines on the same axes get different colours.
+        Raises UserError where there is nothing to draw.
+        """
+        from matplotlib import pyplot
+
+        ax, one = how.pop("ax", None) or pyplot.gca(), compare([self], metric, x)
+        groups = {label or name: runs for name, runs in one.groups.items()}
+        return replace(one, groups=groups, slots={name: len(ax.lines) for name in groups}).draw(ax=ax, **how)
 
     @property
     def _folder(self) -> RunFolder:

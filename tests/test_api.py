@@ -96,11 +96,11 @@ def test_what_a_run_says_of_itself():
 
 
 def test_nothing_of_the_process_changes(capsys):
-    before = torch.get_num_threads(), plt.get_backend(), signal.getsignal(signal.SIGINT)
+    before = torch.get_num_threads(), plt.get_backend(), signal.getsignal(signal.SIGINT), plt.get_fignums()
     api.run([*TINY, "hardware.threads=2", "hardware.deterministic=true"], quiet=True)
-    assert (torch.get_num_threads(), plt.get_backend(), signal.getsignal(signal.SIGINT)) == before
+    after = torch.get_num_threads(), plt.get_backend(), signal.getsignal(signal.SIGINT), plt.get_fignums()
+    assert after == before
     assert not torch.are_deterministic_algorithms_enabled()
-    assert not plt.get_fignums()
     assert capsys.readouterr() == ("", "")
 
 
@@ -555,6 +555,29 @@ def test_tables_in_notebooks(tmp_path):
     assert f"{runs[0].final['distance']:.5g}" in shown
     shutil.rmtree(runs[0].folder)
     assert "there is no run in it" in runs[0]._repr_html_()
+
+
+def test_drawing_on_given_axes(tmp_path):
+    """In the style that they have; lines of several runs have their own colours and are all within the limits."""
+    runs = [api.run([*TINY, f"algo.K={K}"], output_dir=tmp_path / str(K), quiet=True) for K in (1, 5)]
+    _, (one, two) = plt.subplots(1, 2)
+    size = one.xaxis.label.get_size()
+    comparison = api.compare(runs, metric="distance")
+    assert comparison.draw(ax=one, title="both", logy=False) is one
+    assert [text.get_text() for text in one.get_legend().get_texts()] == list(comparison.groups)
+    assert (one.get_title(), one.get_yscale(), one.xaxis.label.get_size()) == ("both", "linear", size)
+    for run in runs:
+        assert run.draw("distance", ax=two, label=f"K of {run.folder.name}") is two
+    assert len({line.get_color() for line in two.lines}) == 2
+    assert [line.get_label() for line in two.lines] == ["K of 1", "K of 5"]
+    low, high = two.get_ylim()
+    assert all(low <= value <= high for run in runs for value in run.metrics["distance"])
+    assert runs[0].draw() is plt.gca()
+    plt.close("all")
+    other = api.run("algo=fedavg_s problem=saddle budget.rounds=1", output_dir=tmp_path / "saddle", quiet=True)
+    with pytest.raises(api.UserError, match="ax: the runs are on 2 problems"):
+        api.compare([runs[0], other], metric="distance").draw(ax=one)
+    assert not list(tmp_path.glob("*.png"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A notebook, executed: one bar a run or a sweep, tables of runs and comparisons, sweeps in processes."""
+"""A notebook, executed: one bar a run or a sweep, tables of runs and comparisons, pictures on axes, sweeps in processes."""
 
 import pytest
 from support.command import ROOT, TINY
@@ -11,6 +11,7 @@ CELLS = [
     "run",
     "runs = fedopt.sweep(words, algo='fedmsa', problem='mco', seed=[0, 1], jobs=2)",
     "fedopt.compare(runs, metric='distance')",
+    "axes = run.draw(metric='distance')",
 ]
 
 
@@ -42,3 +43,7 @@ def test_tables(cell, outputs):
     (output,) = outputs[cell]
     assert "<table" in output["data"]["text/html"]
     assert "distance" in output["data"]["text/html"]
+
+
+def test_pictures(outputs):
+    assert "image/png" in outputs[5][-1]["data"]

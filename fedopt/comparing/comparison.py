@@ -135,9 +135,9 @@ class Comparison:
             text += "; runs that have not finished count as far as they have got"
         return text
 
-    def draw(self, *paths: str | Path, **how_drawn: Any) -> pd.DataFrame:
+    def draw(self, *paths: str | Path, ax: figures.plt.Axes | None = None, **how_drawn: Any) -> Any:
         """Write a figure with a line and a band for each group, in the formats of the paths' endings; returns the points drawn.
-        Each problem has its picture in it.
+        Each problem has its picture in it. Or draw on matplotlib's axes `ax`, and return these; the figure is not written.
 
         how_drawn: the fields of `Look`. Raises UserError for others, for limits, endings and sizes that cannot be, and for a style
         file that is none.
@@ -146,6 +146,8 @@ class Comparison:
         if unknown := [str(path) for path in paths if Path(path).suffix[1:] not in figures.FORMATS]:
             raise UserError(f"{unknown[0]}: a picture's name ends in .{', .'.join(figures.FORMATS)}")
         settings, problems = how.settings, list(by_problem(self.groups))
+        if ax is not None:
+            return self._draw_beside(ax, problems, how)
         width, height = figures.SLIDE if how.slides else settings.get("figure.figsize", (None, None))
         height = how.height or height
         columns = math.ceil(len(problems) ** 0.5) if how.slides else 1
@@ -157,6 +159,20 @@ class Comparison:
             note = self.explained(how) * how.caption
             figures.save(figure, *map(Path, paths), title=how.title, note=note, place=how.legend, grows=height is None)
         return points
+
+    def _draw_beside(self, ax: figures.plt.Axes, problems: Sequence[tuple[str, ...]], how: Look) -> figures.plt.Axes:
+        """On axes that may have lines already, in the style that they have."""
+        if len(problems) > 1:
+            raise UserError(
+                f"ax: the runs are on {len(problems)} problems, which have a picture each; compare those of one"
+            )
+        ax.autoscale()  # earlier lines may have fixed the limits
+        self.draw_on({problems[0]: ax}, how)
+        if how.title:
+            ax.set_title(how.title)
+        if how.legend != "none":
+            ax.legend()
+        return ax
 
     def draw_on(self, pictures: Mapping[tuple[str, ...], figures.plt.Axes], how: Look) -> pd.DataFrame:
         """Draw on matplotlib's axes, without a legend; returns the points drawn. pictures: the axes of each problem of
