@@ -1,10 +1,10 @@
 """Data in the form of LEAF [Caldas et al. 2018]: JSON files that say of each user which examples are its own."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt
@@ -46,52 +46,44 @@ class Leaf:
     def load(self) -> LabelledData:
         path = expanded(self.path)
         splits = [folder for name in ("train", "test") if (folder := path / name).is_dir()] or [path]
-        of_splits = [[user for file in _files(split) for user in _users(file)] for split in splits]
+        of_splits = [list(_users(split)) for split in splits]
         users = [user for split in of_splits for user in split]
         for user in users:
-            if (forms := [(list(u.x.shape[1:]), u.y.dtype.kind) for u in (user, users[0])])[0] != forms[1]:
-                had = [
-                    f"examples {shape} with {'texts' if kind == 'U' else 'numbers'} as labels" for shape, kind in forms
-                ]
-                raise UserError(f"{user.where} has {had[0]}, and {users[0].name} {had[1]}")
+            if (user.x.shape[1:], user.y.dtype.kind) != (users[0].x.shape[1:], users[0].y.dtype.kind):
+                raise UserError(
+                    f"{user.where}: has examples of another shape, or labels of another type, than {users[0].name}"
+                )
         if not users:
-            raise UserError(f"{path}: has no examples")
+            raise UserError(f"{path}: has no examples; it should have .json files of the form {FORM}")
         x, y = np.concatenate([user.x for user in users]), np.concatenate([user.y for user in users])
         if self.shape is not None and np.prod(self.shape) != x[0].size:
             raise UserError(f"dataset.shape={self.shape}: an example of {path} has {x[0].size} numbers")
         owners = np.repeat([user.name for user in users], [len(user.y) for user in users])
         columns = {"x": x if self.shape is None else x.reshape(len(x), *self.shape), "y": y, "client": owners}
-        if len(splits) == 1:
-            parts = divided(len(y), self.test, self.split_seed, path)
-        else:
-            train = sum(len(user.y) for user in of_splits[0])
-            parts = np.arange(train), np.arange(train, len(y))
+        parts: Sequence[np.ndarray] = np.split(np.arange(len(y)), [sum(len(user.y) for user in of_splits[0])])
+        parts = divided(len(y), self.test, self.split_seed, path) if len(splits) == 1 else parts
         data = replace(checked(parted(columns, parts), path, "last"), pixels=self.pixels)
         note = f"{len(np.unique(owners)):,} users of LEAF, for partitioner=by_column, with examples {list(x.shape[1:])}"
         return replace(data, notes=(note, *data.notes))
 
 
-def _files(path: Path) -> list[Path]:
-    """The file, or those in a folder. Raises UserError where it has none."""
-    if not path.is_dir():
-        return [path]
-    files = sorted(file for end in ("json", "json.gz") for file in path.glob(f"[!.]*.{end}"))
-    if not files:
-        raise UserError(f"{path}: has no .json files, nor folders train and test that do; each should be {FORM}")
-    return files
-
-
 def _users(file: Path) -> Iterator[_User]:
-    """Those of a file that have examples. Raises UserError, which names the file and the user."""
+    """Those of a file, or of the files in a folder, that have examples. Raises UserError, which names the file and the user."""
+    if file.is_dir():
+        for inner in sorted(inner for end in ("json", "json.gz") for inner in file.glob(f"[!.]*.{end}")):
+            yield from _users(inner)
+        return
     try:
         content = json.loads(unpacked(file, FORM))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: is no JSON ({first_line(error)})") from None
-    names, counts, data = map((content if isinstance(content, dict) else {}).get, ("users", "num_samples", "user_data"))
-    if not (isinstance(data, dict) and isinstance(names, list) and sorted(map(str, names)) == sorted(data)):
-        raise UserError(f"{file}: the users that it lists are not those that it has data of; it should be {FORM}")
-    if not (isinstance(counts, list) and len(counts) == len(names)):
-        raise UserError(f"{file}: num_samples must have a number for each of the {len(names)} users")
+    held: dict[str, Any] = content if isinstance(content, dict) else {}
+    names, counts, data = [held.get(key, ()) for key in ("users", "num_samples", "user_data")]
+    alike = isinstance(names, list) and isinstance(counts, list) and len(names) == len(counts)
+    if not (alike and isinstance(data, dict) and sorted(map(str, names)) == sorted(data)):
+        raise UserError(
+            f"{file}: users, num_samples and user_data must be there, of the same users; it should be {FORM}"
+        )
     for name, count in zip(map(str, names), counts, strict=True):
         own, where = data[name] if isinstance(data[name], dict) else {}, f"{file}: user {name}"
         y = own["y"] if isinstance(own.get("y"), list) else []

@@ -17,6 +17,7 @@ Weighted = tuple[Tensor, Tensor]  # numbers of examples, or positions among a cl
 Splits = Mapping[str, Ragged]
 # One number for all clients, [M], or as a function of some of them
 Amount = float | np.ndarray | Callable[[np.ndarray], np.ndarray]
+Pieces = list[np.ndarray]  # samples, as positions among a client's examples
 Rngs = list[np.random.Generator]  # of some clients
 STRETCH = 2**20  # positions of a stack that are made in one go: bounds memory
 
@@ -47,13 +48,7 @@ class Steps:
         """The number of local steps of each of these clients."""
         return np.ceil(_of(self.steps, clients)).astype(np.int64)
 
-    def width(self, n: int) -> int:
-        """The most examples of a sample from n."""
-        return (self.B or n) if self.replace else min(self.B or n, n)
-
-    def positions(
-        self, rng: np.random.Generator, n: int, count: int, left: list[np.ndarray]
-    ) -> list[np.ndarray] | np.ndarray:
+    def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces | np.ndarray:
         """The next `count` samples, as positions among a client's n examples; they leave nothing over."""
         if self.replace:
             return rng.integers(n, size=(count, self.B or n))
@@ -82,11 +77,7 @@ class Epochs:
         steps = _of(self.epochs, clients) * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))
         return np.ceil(steps).astype(np.int64)
 
-    def width(self, n: int) -> int:
-        """The most examples of a sample from n."""
-        return min(self.B or n, n)
-
-    def positions(self, rng: np.random.Generator, n: int, count: int, left: list[np.ndarray]) -> list[np.ndarray]:
+    def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces:
         """The next `count` samples, as positions among a client's n examples; what they leave of a pass is kept in `left`."""
         while len(left) < count:
             order = rng.permutation(n)
@@ -143,7 +134,7 @@ def draw(
     drawn = {}
     for name, wanted in draws.items():
         drawn_from = tuple(split for split in splits if wanted.split in (None, split))
-        widest = max((wanted.width(splits[split].sizes[clients].max()) for split in drawn_from), default=1)
+        widest = max((_width(wanted, splits[split].sizes[clients].max()) for split in drawn_from), default=1)
         length = max(STRETCH // (len(clients) * widest), 1)
         drawn[name] = Drawn(drawn_from, wanted.steps_of(splits, clients), wanted.samples, length)
     rngs, whole = [rng_of(int(i)) for i in clients], {}
@@ -170,14 +161,14 @@ def _stretches(
     wanted: Steps | Epochs, sizes: np.ndarray, counts: np.ndarray, length: int, like: Tensor, rngs: Rngs
 ) -> Iterator[Weighted]:
     """The positions of the clients' samples, `length` samples at a time."""
-    width, left = wanted.width(sizes[counts > 0].max(initial=1)), [list[np.ndarray]() for _ in rngs]
+    width, left = _width(wanted, sizes[counts > 0].max(initial=1)), [Pieces() for _ in rngs]
     for first in range(0, max(counts.max(), 1), length):
         due = np.clip(counts - first, 0, length).tolist()
         yield _padded(list(map(wanted.positions, rngs, sizes.tolist(), due, left)), width, like)
 
 
 def _padded(
-    lists: Sequence[list[np.ndarray] | np.ndarray], width: int, like: Tensor, step: int | slice = slice(None)
+    lists: Sequence[Pieces | np.ndarray], width: int, like: Tensor, step: int | slice = slice(None)
 ) -> Weighted:
     """Numbers [clients, samples, width] from lists of unequal lengths, and their weights: equal in a sample, zero for padding."""
     shape = (len(lists), max(len(of_client) for of_client in lists), width)
@@ -190,6 +181,12 @@ def _padded(
             index[c, k, : len(numbers)] = numbers
             weight[c, k, : len(numbers)] = 1 / len(numbers)
     return torch.from_numpy(index[:, step]).to(like.device), torch.from_numpy(weight[:, step]).to(like)
+
+
+def _width(wanted: Steps | Epochs, n: int) -> int:
+    """The most examples of a sample from n."""
+    B = wanted.B or n
+    return B if isinstance(wanted, Steps) and wanted.replace else min(B, n)
 
 
 def _of(amount: Amount, clients: np.ndarray) -> np.ndarray:
