@@ -6,15 +6,20 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import fedopt
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say
 from fedopt.errors import UserError, first_line, mistake, nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError for a mistake."""
+    """Raises UserError for a mistake. Every command has --version."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.add_argument("--version", action="version", version=f"{self.prog.split()[0]} {fedopt.__version__}")
 
     def error(self, message: str) -> NoReturn:
         settings = "; settings are words without dashes, such as algo=fedavg" * (

@@ -56,7 +56,7 @@ def _arguments() -> argparse.Namespace:
     add("--x", choices=COSTS, default="comm_rounds", help="what a run spends (default: comm_rounds)")
     add("--target", type=number, help="say how much x it took to reach this value of the metric")
     add("--at", type=number, metavar="VALUE", help="use each run's evaluations up to this x (default: all)")
-    left = "leave out runs whose path, or a folder's name in it, matches, such as '*seed=3*'; may be repeated"
+    left = "leave out runs whose path, or a folder's name in it, matches, such as '*seed3*'; may be repeated"
     add("--exclude", action="append", default=[], metavar="PATTERN", help=left)
     add("--group-by", metavar="KEY,...", help="keys of config.yaml, such as algo,algo.K (default: all that differ)")
     called = (

@@ -16,7 +16,6 @@ import yaml
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-import fedopt
 from fedopt.commands.answer import Parser, answer, positive
 from fedopt.config.build import INTERFACES
 from fedopt.config.compose import Composed
@@ -44,13 +43,18 @@ def _dispatch(arguments: list[str]) -> int:
 
         new(arguments[1:])
         return 0
+    if arguments[:1] == ["ls"]:
+        from fedopt.commands.ls import ls
+
+        ls(arguments[1:])
+        return 0
     parser = Parser(prog="fedopt", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[])
     parser.add_argument("--cfg", choices=["job"])
     parser.add_argument("--jobs", "-j", type=positive, default=1)
     parser.add_argument("--schema", choices=["config", "experiment", *INTERFACES])
-    for flags in (("--help", "-h"), ("--version",), ("--multirun", "-m"), ("-sc",)):
+    for flags in (("--help", "-h"), ("--multirun", "-m"), ("-sc",)):
         parser.add_argument(*flags, action="store_true")
     given = parser.parse_intermixed_args(arguments)
     given.overrides = last_of_each(map(of_folder, given.overrides))
@@ -66,8 +70,6 @@ def _dispatch(arguments: list[str]) -> int:
         from fedopt.commands.help import show_keys
 
         show_keys(given.overrides, given.folders)
-    elif given.version:
-        show(f"fedopt {fedopt.__version__}")
     elif given.multirun and not given.cfg:
         from fedopt.jobs.sweep import sweep  # which imports pandas
 

@@ -34,7 +34,7 @@ from fedopt.files.writing import refuse_links
 from fedopt.jobs.job import Job, optimised
 from fedopt.jobs.local import run_all
 from fedopt.results.folder import RunFolder
-from fedopt.running.place import name_in_sweep
+from fedopt.running.place import FIRST, named, old_name_in_sweep, run_name, run_place, sweep_place
 
 MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
 # How the keys begin that set up a sweep by one of Hydra's launchers or sweepers
@@ -45,7 +45,8 @@ LAUNCHED = ("hydra/launcher", "hydra.launcher.", "hydra/sweeper", "hydra.sweeper
 class Sweep:
     """The combinations of a sweep, composed and checked.
 
-    composed: by the words of each combination. folder: of all runs. naming: the keys that name the folder of a run; None: all.
+    composed: by the words of each combination, as places: the folders of the runs. folder: of all runs. naming: the keys that name
+        the folder of a run; None: all.
     """
 
     words: tuple[str, ...]
@@ -53,13 +54,19 @@ class Sweep:
     composed: Mapping[tuple[str, ...], Composed]
     folder: Path
     naming: frozenset[str] | None
+    places: dict[tuple[str, ...], Path]
 
     def job(self, words: tuple[str, ...]) -> Job:
         """The job of a combination; one that another sweeper than Hydra's own chooses is composed now. Raises UserError."""
         composed = self.composed.get(words) or compose(words, self.folders)
-        shown = [word for word in words if self.naming is None or key_of(word) in self.naming]
-        name = name_in_sweep(composed.chosen["algo"], composed.chosen["problem"], shown, composed.settings.seed)
-        return Job(self.folder / name, composed, name)
+        place = self.places.get(words) or self.place(composed, {})
+        return Job(place, composed, place.name)
+
+    def place(self, composed: Composed, taken: dict[str, Composed]) -> Path:
+        """The folder of a run, as of `run_place`."""
+        shown = [word for word in composed.words if self.naming is None or key_of(word) in self.naming]
+        old = old_name_in_sweep(composed.chosen["algo"], composed.chosen["problem"], shown, composed.settings.seed)
+        return run_place(self.folder / run_name(composed, self.naming), self.folder / old, composed, taken)
 
 
 def sweep(words: Sequence[str], folders: Sequence[str], at_once: int) -> int:
@@ -91,7 +98,8 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once
     """
     for words in commands:
         refuse_hydra(words)
-    sweeps = [plan(words, folders) for words in commands]
+    taken: dict[str, Composed] = {}
+    sweeps = [plan(words, folders, taken) for words in commands]
     show(*(line for planned in sweeps for line in _head(planned)))
     jobs = {job.folder: job for planned in sweeps for job in map(planned.job, planned.composed)}
     bad = run_all([*jobs.values()], at_once)
@@ -124,8 +132,11 @@ def _head(planned: Sweep) -> list[str]:
     return [*filter(None, [head, "; ".join(tuned), "; ".join(data)]), f"in {planned.folder}"]
 
 
-def plan(words: Sequence[str], folders: Sequence[str]) -> Sweep:
-    """Compose and check every combination, as far as that needs no data: no mistake ends a sweep half-way. Raises UserError."""
+def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed] | None = None) -> Sweep:
+    """Compose and check every combination, as far as that needs no data: no mistake ends a sweep half-way. Raises UserError.
+
+    taken: the folders of sweeps that begin with this one, as of `run_place`.
+    """
     given = {word: _alternatives(override) for word, override in zip(words, parsed(words), strict=True)}
     given = {word: values for word, values in given.items() if not word.startswith("hydra")}
     swept = [word for values in given.values() if len(values) > 1 for word in values]
@@ -146,13 +157,20 @@ def plan(words: Sequence[str], folders: Sequence[str]) -> Sweep:
     keys = {key_of(word) for word in swept}
     if warning := differences(list(composed.values()), keys):
         note(warning)
+    naming = None if by_sweeper else frozenset(keys)
     if place := places.pop():
-        return Sweep(tuple(words), tuple(folders), composed, Path(place), None)
-    first = next(iter(composed.values())).chosen
-    algo, problem = (f"{group}s" if group in keys else first[group] for group in ("algo", "problem"))
-    shared = [word for word in given if key_of(word) not in keys]
-    folder = Path("outputs") / "multirun" / name_in_sweep(algo, problem, [*shared, *keys])
-    return Sweep(tuple(words), tuple(folders), composed, folder, None if by_sweeper else frozenset(keys))
+        folder, naming = Path(place), None
+    else:
+        first = next(iter(composed.values())).chosen
+        algo, problem = (f"{group}s" if group in keys else first[group] for group in ("algo", "problem"))
+        shared = [word for word in given if key_of(word) not in keys]
+        root, words_in_name = Path("outputs") / "multirun", [*shared, *keys]
+        name = named((word for word in words_in_name if key_of(word) not in FIRST), [f"{algo}_{problem}"])
+        folder = sweep_place(root / name, root / old_name_in_sweep(algo, problem, words_in_name), shared, keys)
+    planned = Sweep(tuple(words), tuple(folders), composed, folder, naming, {})
+    taken = {} if taken is None else taken
+    planned.places.update({combination: planned.place(one, taken) for combination, one in composed.items()})
+    return planned
 
 
 def _by_hydra(planned: Sweep) -> bool:

@@ -35,7 +35,8 @@ NUMERICAL = ("fedopt", "python", "torch", "numpy")  # the versions that numbers 
 def how(composed: Composed) -> dict[str, Any]:
     """How a run was asked for, as its card has it."""
     words, folders = list(composed.words), list(composed.folders)
-    return {"overrides": words, "chosen": dict(composed.chosen), "folders": folders, "tuned": asdict(composed.tuned)}
+    asked = {"overrides": words, "chosen": dict(composed.chosen), "folders": folders, "tuned": asdict(composed.tuned)}
+    return {**asked, "seed": composed.settings.seed}
 
 
 def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None]) -> dict[str, Any]:
@@ -50,7 +51,6 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None
         "command": " ".join(sys.argv),
         "directory": os.getcwd(),
         **how(composed),
-        "seed": composed.settings.seed,
         "metrics": [asdict(metric) for metric in problem.metrics],
         **{key: list(value) for key, value in names.items() if len(value)},
         **data,

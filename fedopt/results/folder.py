@@ -36,6 +36,7 @@ CARD = {
     "overrides": list[str],
     "chosen": dict[str, str],
     "tuned": Tuned,
+    "seed": int,
     "directory": str,
     "started": str,
     "metrics": list[Metric],

@@ -3,48 +3,135 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from fedopt.config.compose import Composed, compose, recorded
-from fedopt.config.files import GROUPS, Folders
+from fedopt.config.files import GROUPS, Folders, flat
 from fedopt.config.words import key_of, parsed
 from fedopt.errors import UserError
 from fedopt.results.folder import RunFolder
 
-LONGEST, ODD = 120, "[^A-Za-z0-9=._,+-]"  # of a name: characters, and those that are none of a name's
+LONGEST, LONGEST_VALUE = 80, 24  # characters of a folder's name, and of one value in it
 PLACED = ("output_dir", "resume")  # the keys that say where a run goes or how it starts, and do not name its folder
+FIRST = ("algo", "problem", "seed", *PLACED)  # those that the other words in a sweep's names come after
 
 
-def slug(overrides: Iterable[str]) -> str:
-    """A folder name for a run, from its overrides, whose order does not matter.
+# Names: seed1-K5-eta0.1. They leave out much; which run a folder holds is asked of what is recorded in it
 
-    If the words are too long together, the first ones that fit stand there whole; of a long path its last part. A hash tells apart
-    names from which something was left out.
+
+def named(words: Iterable[str], first: Iterable[str] = ()) -> str:
+    """A folder's name from overrides, whose order does not matter: the parts that fit, after those of `first`."""
+    name = "-".join(filter(None, first))
+    for word in sorted((word for word in words if key_of(word) not in PLACED), key=key_of):
+        longer = f"{name}-{_short(word)}" if name else _short(word)
+        name = longer if len(longer) <= LONGEST else name
+    return name
+
+
+def _short(word: str) -> str:
+    """An override as part of a name: the last part of its key, and its value; of a config group only the option."""
+    key, _, value = word.lstrip("+~").partition("=")
+    value = value.rstrip("/").rpartition("/")[2] if len(value) > LONGEST_VALUE else value
+    value = re.sub("[^A-Za-z0-9.+-]+", "_", value).strip("_")
+    if len(value) > LONGEST_VALUE:  # between its words: half a number is another
+        value = value[: LONGEST_VALUE + 1].rpartition("_")[0] or value[:LONGEST_VALUE]
+    if key in GROUPS and value:
+        return value
+    last = re.sub(r"\W+", "_", re.split("[./]", key)[-1], flags=re.ASCII).strip("_")
+    between = "" if last[-1:].isalpha() and value[:1].isdigit() else "_"
+    return f"no_{last}" if word.startswith("~") else f"{last}{between}{value}" if value else last
+
+
+def run_name(composed: Composed, naming: Collection[str] | None) -> str:
+    """The name of a run's folder in that of a sweep. naming: the keys in it, besides seed; None: all."""
+    groups = [composed.chosen[group] for group in ("algo", "problem") if naming is None or group in naming]
+    words = (word for word in composed.words if key_of(word) not in FIRST)
+    shown = (word for word in words if naming is None or key_of(word) in naming)
+    return named(shown, ["_".join(groups), f"seed{composed.settings.seed}"])
+
+
+def _numbered(path: Path, before: str = "-") -> Iterator[Path]:
+    """The path, and those with 2, 3, ... behind it."""
+    yield path
+    yield from (path.with_name(f"{path.name}{before}{n}") for n in count(2))
+
+
+def run_place(path: Path, old: Path, composed: Composed, taken: MutableMapping[str, Composed]) -> Path:
+    """The folder of a run: the one that holds it already, else the first of `path`, `path`-2, ... that is free.
+
+    old: where an earlier version put it. taken: the folders of runs that have not begun, without capitals; the answer is added.
     """
+    if RunFolder(old).used:
+        return old
+    for place in _numbered(path):
+        other, folder = taken.get(str(place).casefold()), RunFolder(place)
+        if _values(other.nodes) == _values(composed.nodes) if other else not folder.used or _holds(folder, composed):
+            taken[str(place).casefold()] = composed
+            return place
+    raise AssertionError
+
+
+def sweep_place(path: Path, old: Path, shared: Iterable[str], swept: Collection[str]) -> Path:
+    """The folder of a sweep: as `run_place`; it holds the runs that were given the same words, except for what is swept."""
+    if old.is_dir():
+        return old
+    wanted = {word for word in shared if key_of(word) not in FIRST}
+    for place in _numbered(path):
+        card = next(place.glob("*/run.json"), None)
+        given = RunFolder(card.parent).card().get("overrides", []) if card else wanted
+        if {word for word in given if key_of(word) not in {*FIRST, *swept}} == wanted:
+            return place
+    raise AssertionError
+
+
+def _holds(folder: RunFolder, composed: Composed) -> bool:
+    """Whether the run in a folder was asked for in the same words, or has the same values."""
+    given, asked = (
+        {word for word in words if key_of(word) not in PLACED}
+        for words in (folder.card().get("overrides", ["?"]), composed.words)
+    )
+    with suppress(UserError):  # a config that cannot be read
+        return given == asked or _values(folder.config()) == _values(composed.nodes)
+    return False
+
+
+def _values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All that are set, except where the run goes."""
+    return {key: value for key, value in flat(config).items() if key not in PLACED and value is not None}
+
+
+# Names before version 0.4: seed=1,algo.K=5. Their folders are found, and go on
+
+OLD_LONGEST, ODD = 120, "[^A-Za-z0-9=._,+-]"  # of a name: characters, and those that are none of a name's
+
+
+def old_name(overrides: Iterable[str]) -> str:
+    """Of a run: its overrides, as many as fit; a hash tells apart names from which something was left out."""
     kept = sorted((word for word in overrides if key_of(word) not in PLACED), key=key_of)
     text = ",".join(kept) or "default"
-    if not re.search(ODD, text) and len(text) <= LONGEST:
+    if not re.search(ODD, text) and len(text) <= OLD_LONGEST:
         return text
     shown: list[str] = []
     for word in kept:
         key, equals, value = word.partition("=")
         last = value.rstrip("/").rpartition("/")[2] if len(value) > 24 else value
         part = re.sub(f"(_*({ODD}|,)+_*)+", "_", f"{key}{equals}{last}").replace("=_", "=").rstrip("_")
-        part = part if len(part) <= LONGEST - 9 else key
-        if len(",".join([*shown, part])) <= LONGEST - 9:
+        part = part if len(part) <= OLD_LONGEST - 9 else key
+        if len(",".join([*shown, part])) <= OLD_LONGEST - 9:
             shown.append(part)
     digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
     return "-".join(filter(None, [",".join(shown), digest]))
 
 
-def name_in_sweep(algo: str, problem: str, overrides: Iterable[str], seed: Any = None) -> str:
-    """A folder name for a sweep, from what all of its runs share, or with a seed for one of them: fedmsa_mco,seed=1,algo.K=5."""
+def old_name_in_sweep(algo: str, problem: str, overrides: Iterable[str], seed: Any = None) -> str:
+    """Of a sweep, from what all of its runs share, or with a seed of one of them: fedmsa_mco,seed=1,algo.K=5."""
     first = f"{algo}_{problem}" if seed is None else f"{algo}_{problem},seed={seed}"
-    others = [word for word in overrides if key_of(word) not in ("algo", "problem", "seed", *PLACED)]
-    return f"{re.sub(r'[^A-Za-z0-9=._,-]', '_', first)},{slug(others)}" if others else first
+    others = [word for word in overrides if key_of(word) not in FIRST]
+    return f"{re.sub(r'[^A-Za-z0-9=._,-]', '_', first)},{old_name(others)}" if others else first
 
 
 def configured(words: Sequence[str], folders: Folders = ()) -> Composed:
@@ -81,10 +168,13 @@ def place(composed: Composed) -> Path:
     if composed.settings.output_dir:
         return Path(composed.settings.output_dir)
     others = [word for word in composed.words if key_of(word) not in ("algo", "problem")]
-    base = Path("outputs") / f"{composed.chosen['algo']}_{composed.chosen['problem']}" / slug(others)
-    path, last = base, None
-    for n in count(2):
-        if not (RunFolder(path).used or RunFolder(path).alive):
-            break
-        path, last = base.with_name(f"{base.name}.{n}"), path
-    return last if composed.settings.resume and last else path
+    parent = Path("outputs") / f"{composed.chosen['algo']}_{composed.chosen['problem']}"
+    begun: dict[Path, None] = {}  # with this config, the last one last
+    for names in _numbered(parent / old_name(others), "."), _numbered(parent / (named(others) or "default")):
+        for path in names:
+            folder = RunFolder(path)
+            if not (folder.used or folder.alive):
+                break
+            if composed.settings.resume and _holds(folder, composed):
+                begun.setdefault(path)
+    return [*begun][-1] if begun else path

@@ -19,7 +19,6 @@ import fedopt as api
 from fedopt.config import compose as config
 from fedopt.results.folder import RunFolder
 from fedopt.results.metrics_file import MetricsFile
-from fedopt.running.place import name_in_sweep, slug
 
 DIGITS = ["problem=classification", "algo=fedavg", "dataset=digits", "problem.model=linear", "budget.rounds=1"]
 
@@ -678,12 +677,22 @@ def test_algorithms_that_do_what_nobody_expects(algorithm, said, monkeypatch, ca
 
 
 def test_refused_jobs_are_failures(monkeypatch, capsys, tmp_path):
-    """A folder in which there is another run: the sweep says so with its exit code, too."""
-    folder = tmp_path / "sweep" / name_in_sweep("fedmsa", "mco", [*TINY, "algo.K=2"], 0)
-    assert fedopt(monkeypatch, capsys, *TINY, "algo.K=3", f"output_dir='{folder}'").code == 0
+    """A folder in which another process is writing: the sweep says so with its exit code, too."""
+    folder = RunFolder(tmp_path / "sweep" / "fedmsa_mco-seed0-K2-rounds4-threads1-examples40")
+    folder.open()
     result = fedopt(monkeypatch, capsys, "-m", *TINY, "algo.K=2,3", f"output_dir={tmp_path / 'sweep'}")
+    folder.close()
     assert result.code == 1
-    assert "refused" in result.out
+    assert "another run is writing here" in result.err
+    assert "1 finished" in result.out
+
+
+def test_a_folder_of_another_run_is_passed_by(monkeypatch, capsys, tmp_path):
+    folder = tmp_path / "sweep" / "fedmsa_mco-seed0-K2-rounds4-threads1-examples40"
+    assert fedopt(monkeypatch, capsys, *TINY, "algo.K=3", f"output_dir='{folder}'").code == 0
+    assert fedopt(monkeypatch, capsys, "-m", *TINY, "algo.K=2", f"output_dir={tmp_path / 'sweep'}").code == 0
+    assert RunFolder(folder).config()["algo"]["K"] == 3
+    assert RunFolder(folder.with_name(f"{folder.name}-2")).config()["algo"]["K"] == 2
 
 
 def test_a_launcher_that_cannot_work(monkeypatch, capsys, tmp_path):
@@ -696,7 +705,6 @@ def test_a_launcher_that_cannot_work(monkeypatch, capsys, tmp_path):
 def test_each_job_has_a_folder_of_its_own(monkeypatch, capsys, tmp_path):
     """Values that differ only in what no folder's name holds."""
     values = "algo.alpha={kind: inverse_power, initial: 0.01},{kind: inverse_power, initial: 0.01, power: 1}"
-    assert slug(["algo.alpha={a: 1}"]) != slug(["algo.alpha=[a: 1]"])
     result = fedopt(monkeypatch, capsys, "-m", *TINY, values, f"output_dir={tmp_path / 'sweep'}")
     assert result.code == 0, result.err
     assert len(list(tmp_path.glob("sweep/*/metrics.csv"))) == 2

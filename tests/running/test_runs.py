@@ -32,7 +32,7 @@ from fedopt.results.folder import RunFolder
 from fedopt.results.identity import stamp
 from fedopt.running.display import Display
 from fedopt.running.loop import Moment
-from fedopt.running.place import slug
+from fedopt.running.place import named, old_name
 
 LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=300", "eval.every=3", "hardware.threads=1"]
 
@@ -51,7 +51,7 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     result = fedopt(monkeypatch, capsys, *TINY, "seed=3")
     assert result.code == 0
-    folder = tmp_path / "outputs" / "fedmsa_mco" / "budget.rounds=4,hardware.threads=1,problem.examples=40,seed=3"
+    folder = tmp_path / "outputs" / "fedmsa_mco" / "rounds4-threads1-examples40-seed3"
     assert str(folder.relative_to(tmp_path)) in result.out
     present = {path.name for path in folder.iterdir()}
     expected = {"config.yaml", "metrics.csv", "run.json", "summary.json", "checkpoint.safetensors", "log.txt"}
@@ -71,7 +71,7 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     assert "seed=3" in card["overrides"]
 
     assert fedopt(monkeypatch, capsys, *TINY, "seed=3").code == 0  # the same again gets a folder of its own
-    assert without_time(folder).equals(without_time(folder.with_name(folder.name + ".2")))
+    assert without_time(folder).equals(without_time(folder.with_name(folder.name + "-2")))
     assert "finished" in fedopt(monkeypatch, capsys, *TINY, "seed=3", "resume=true").out
 
 
@@ -181,8 +181,8 @@ def test_the_last_word_of_a_key_counts(monkeypatch, capsys, tmp_path):
     words = ["algo=fedmsa", "problem=mco", *TINY, "seed=3", "algo=fedmsa", "seed=4", "budget.rounds=1"]
     assert fedopt(monkeypatch, capsys, *words).code == 0
     (folder,) = (path.parent for path in Path("outputs").rglob("summary.json"))
-    assert "seed=4" in folder.name
-    assert "seed=3" not in folder.name
+    assert "seed4" in folder.name
+    assert "seed3" not in folder.name
     assert json.loads((folder / "run.json").read_text())["overrides"].count("algo=fedmsa") == 1
     digits = ["algo=fedavg", "problem=classification", "dataset=fashion_mnist", "dataset=digits", "budget.rounds=1"]
     assert "without dataset=digits\n" in fedopt(monkeypatch, capsys, "-m", *digits, "seed=1,2", "seed=5").out
@@ -359,7 +359,7 @@ def test_sweep_resumes_interrupted_runs(monkeypatch, capsys, tmp_path):
     assert fedopt(monkeypatch, capsys, *sweep).code == 0
     assert set(pd.read_csv("sweep/sweep.csv")["status"]) == {"finished"}
     assert fedopt(monkeypatch, capsys, *LONG, "budget.rounds=150", "seed=0", "output_dir=alone").code == 0
-    (of_sweep,) = (path.parent for path in tmp_path.glob("sweep/*/metrics.csv") if "seed=0" in path.parent.name)
+    (of_sweep,) = (path.parent for path in tmp_path.glob("sweep/*/metrics.csv") if "seed0" in path.parent.name)
     pd.testing.assert_frame_equal(without_time(of_sweep), without_time(tmp_path / "alone"))
 
 
@@ -386,11 +386,11 @@ def test_a_longer_sweep_finds_its_runs(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert fedopt(monkeypatch, capsys, "-m", "algo=fedmsa", "problem=mco", *SMALL, "algo.K=1,2").code == 0
     before = runs_of(tmp_path)
-    sweep = "outputs/multirun/fedmsa_mco,algo.K,budget.rounds=2,hardware.threads=1,problem.examples=40"
-    assert set(before) == {f"{sweep}/fedmsa_mco,seed=0,algo.K={K}" for K in (1, 2)}
+    sweep = "outputs/multirun/fedmsa_mco-K-rounds2-threads1-examples40"
+    assert set(before) == {f"{sweep}/seed0-K{K}" for K in (1, 2)}
     assert fedopt(monkeypatch, capsys, "-m", "seed=0,1", *SMALL[::-1], "algo.K=2,1", "problem=mco").code == 0
     after = runs_of(tmp_path)
-    assert set(after) == {f"{sweep}/fedmsa_mco,seed={seed},algo.K={K}" for seed in (0, 1) for K in (1, 2)}
+    assert set(after) == {f"{sweep}/seed{seed}-K{K}" for seed in (0, 1) for K in (1, 2)}
     assert {path: after[path] for path in before} == before
     assert sorted(pd.read_csv(f"{sweep}/sweep.csv")["run"]) == sorted(Path(path).name for path in after)
 
@@ -408,20 +408,103 @@ def test_the_table_has_what_runs_were_not_given(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (["seed=3", "+a_=3_"], "+a_=3_,seed=3"),
-        (["dataset.path=/home/someone/projects/data/patients.csv"], "dataset.path=patients.csv-"),
-        (["problem.model={_target_: mynets.Net, width: 64}"], "problem.model=target_mynets.Net_width_64-"),
-        (["eval.at=[1,2]", "~x", "preset=fednest/saddle"], "eval.at=1_2,preset=fednest_saddle,_x-"),
-        (["dataset.path=" + "x" * 300, "seed=1"], "dataset.path,seed=1-"),
-        ([f"a.key{i}=value{i}" for i in range(9)], ",".join(f"a.key{i}=value{i}" for i in range(8)) + "-"),
+        (["seed=3", "+a_=3_"], "a3-seed3"),
+        (["seed=1", "algo.K=5", "algo.eta=1e-3"], "K5-eta1e-3-seed1"),
+        (
+            ["algo.rho1=0.1", "problem.x0=-1", "algo.inner=sgd", "budget.rounds=null"],
+            "inner_sgd-rho1_0.1-rounds_null-x0_-1",
+        ),
+        (["dataset.path=/home/someone/projects/data/patients.csv"], "path_patients.csv"),
+        (["problem.model={_target_: mynets.Net, width: 64}"], "model_target_mynets.Net_width"),
+        (["eval.at=[1,2]", "~x", "preset=fednest/saddle"], "at1_2-preset_fednest_saddle-no_x"),
+        (["dataset=digits", "'algo.tau=5 epochs'"], "tau5_epochs-digits"),
+        ([f"a.key{i}=value{i}" for i in range(9)], "-".join(f"key{i}_value{i}" for i in range(6))),
     ],
 )
 def test_names_of_folders_can_be_read(words, name):
-    """Words are whole; a hash stands for what was left out."""
-    made = slug(words)
-    assert re.fullmatch(re.escape(name) + "[0-9a-f]{8}" * name.endswith("-"), made)
-    assert len(made) <= 120
-    assert slug(words[::-1]) == made
+    """Short keys and values, without signs that a shell or a person stumbles over."""
+    words = [word.strip("'") for word in words]
+    assert named(words) == named(words[::-1]) == name
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["seed=3", "+a_=3_"], "+a_=3_,seed=3"),
+        (["eval.at=[1,2]", "~x", "preset=fednest/saddle"], "eval.at=1_2,preset=fednest_saddle,_x-82aaf102"),
+        (["dataset.path=" + "x" * 300, "seed=1"], "dataset.path,seed=1-89891b06"),
+    ],
+)
+def test_names_of_earlier_versions(words, name):
+    assert old_name(words) == name
+
+
+def moved_to_old_names(sweep):
+    """A sweep's folder with the names that it had before version 0.4."""
+    old = sweep.with_name("fedmsa_mco,algo.K,budget.rounds=2,hardware.threads=1,problem.examples=40")
+    sweep.rename(old)
+    for path in [path for path in old.iterdir() if path.is_dir()]:
+        seed, K = re.findall(r"\d+", path.name)
+        path.rename(old / f"fedmsa_mco,seed={seed},algo.K={K}")
+    return old
+
+
+def test_folders_of_earlier_versions_go_on(monkeypatch, capsys, tmp_path):
+    """Those of a sweep are skipped, and new ones lie beside them; a single run is found by resume=true."""
+    monkeypatch.chdir(tmp_path)
+    words = ["algo=fedmsa", "problem=mco", *SMALL]
+    assert fedopt(monkeypatch, capsys, "-m", *words, "algo.K=1,2").code == 0
+    old = moved_to_old_names(Path("outputs/multirun/fedmsa_mco-K-rounds2-threads1-examples40"))
+    before = runs_of(tmp_path)
+    assert fedopt(monkeypatch, capsys, "-m", *words, "algo.K=1,2,3").code == 0
+    after = runs_of(tmp_path)
+    assert {path: after[path] for path in before} == before
+    assert {*after} - {*before} == {f"{old}/seed0-K3"}
+    assert fedopt(monkeypatch, capsys, *words, "seed=1").code == 0
+    alone = Path("outputs/fedmsa_mco")
+    (alone / "rounds2-threads1-examples40-seed1").rename(alone / f"{','.join(sorted([*SMALL, 'seed=1']))}")
+    assert "finished" in fedopt(monkeypatch, capsys, *words, "seed=1", "resume=true").out
+    assert len(list(alone.iterdir())) == 1
+
+
+PAIR = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=1", "hardware.threads=1"]
+ALIKE = [f"algo.alpha={{kind: inverse_power, initial: 0.01{more}}}" for more in ("", ", power: 1")]  # in names
+ALIKE_NAME = "alpha_kind_inverse_power-rounds1-threads1"
+
+
+def test_runs_of_one_name_keep_apart(monkeypatch, capsys, tmp_path):
+    """Which is whose is decided by what is recorded, also for resume=true."""
+    monkeypatch.chdir(tmp_path)
+    for more in ([], ["resume=true"]):
+        for word in ALIKE:
+            out = fedopt(monkeypatch, capsys, *PAIR, word, *more).out
+            folder = Path("outputs/fedmsa_quadratic_bilevel", f"{ALIKE_NAME}{'-2' * (word == ALIKE[1])}")
+            assert f"results: {folder}" in out
+    assert len(runs_of(tmp_path)) == 2
+
+
+def test_runs_of_a_sweep_of_one_name_keep_apart(monkeypatch, capsys, tmp_path):
+    """In any order of the values."""
+    monkeypatch.chdir(tmp_path)
+    values = [word.removeprefix("algo.alpha=") for word in ALIKE]
+    assert fedopt(monkeypatch, capsys, "-m", *PAIR, f"algo.alpha={','.join(values)}", "output_dir=sweep").code == 0
+    before = runs_of(tmp_path)
+    first = f"sweep/fedmsa_quadratic_bilevel-seed0-{ALIKE_NAME}"
+    assert {*before} == {first, f"{first}-2"}
+    assert (
+        fedopt(monkeypatch, capsys, "-m", *PAIR, f"algo.alpha={','.join(values[::-1])}", "output_dir=sweep").code == 0
+    )
+    assert runs_of(tmp_path) == before
+
+
+def test_sweeps_of_one_name_keep_apart(monkeypatch, capsys, tmp_path):
+    """They share other words."""
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        for word in ALIKE:
+            assert fedopt(monkeypatch, capsys, "-m", *PAIR, word, "seed=0,1").code == 0
+    first = f"outputs/multirun/fedmsa_quadratic_bilevel-{ALIKE_NAME}"
+    assert {*runs_of(tmp_path)} == {f"{place}/seed{seed}" for place in (first, f"{first}-2") for seed in (0, 1)}
 
 
 def test_sweeps_in_one_folder_keep_apart(monkeypatch, capsys, tmp_path):
@@ -429,8 +512,8 @@ def test_sweeps_in_one_folder_keep_apart(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     for word in ("algo.K=1", "algo.K=2"):
         assert fedopt(monkeypatch, capsys, "-m", *SMALL, word, "hydra.sweep.dir=here/there").code == 0
-    shared = "budget.rounds=2,hardware.threads=1,problem.examples=40"
-    assert set(runs_of(tmp_path)) == {f"here/there/fedmsa_mco,seed=0,algo.K={K},{shared}" for K in (1, 2)}
+    shared = "rounds2-threads1-examples40"
+    assert set(runs_of(tmp_path)) == {f"here/there/fedmsa_mco-seed0-K{K}-{shared}" for K in (1, 2)}
 
 
 @pytest.mark.parametrize(
@@ -481,7 +564,7 @@ def test_failures_are_said_when_they_happen(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(Bar, "line", lambda bar, text: print(text, file=sys.stderr))
     result = fedopt(monkeypatch, capsys, "-m", *SMALL, "algo.beta=[1],0.1", "output_dir=sweep")
     lines = result.err.splitlines()
-    (failed,) = (n for n, line in enumerate(lines) if line.startswith("fedopt: sweep/fedmsa_mco,seed=0,algo.beta="))
+    (failed,) = (n for n, line in enumerate(lines) if line.startswith("fedopt: sweep/fedmsa_mco-seed0-beta1-"))
     (ended,) = (n for n, line in enumerate(lines) if line.startswith("[2/2] finished"))
     assert failed < ended
     assert "algo.beta" in lines[failed].partition(": ")[2]
@@ -511,7 +594,7 @@ def test_what_sweepers_optimise(monkeypatch, capsys, tmp_path):
     assert sorted(returned.values()) == pytest.approx(sorted(table["final_objective"]))
     returned.clear()
     jobs("eval.diverged=1e-9,1e6", "eval.metric=null", "eval.target=null")
-    ended = [RunFolder(path).summary() for path in Path("sweep").glob("*eval.diverged=*")]
+    ended = [RunFolder(path).summary() for path in Path("sweep").glob("*-diverged*")]
     final = {summary["status"]: summary["final"]["distance"] for summary in ended}
     assert final.keys() == {"finished", "diverged"}
     assert sorted(returned.values()) == [final["finished"], math.inf]

@@ -1,0 +1,165 @@
+"""`fedopt ls`: the runs in folders, a row each, from their cards and summaries; from config.yaml where a key of it is asked for.
+
+It writes the rows itself: rich takes two seconds for the table of a thousand.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from fedopt.commands.answer import Parser
+from fedopt.config.files import flat
+from fedopt.console.say import note, show
+from fedopt.console.texts import counted, printable
+from fedopt.errors import UserError, nearest
+from fedopt.results.folder import TEXTS, RunFolder, numbers_of
+
+NUMBERS = ("seed", "value", "time", "size")  # flush right
+UNITS: dict[str, dict[str, float]] = {  # of what a unit counts, the largest first
+    "size": {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1},
+    "time": {"d": 86400, "h": 3600, "min": 60, "s": 1},
+}
+COLUMNS = ("status", "algo", "problem", "seed", "metric", "value", "time", "size", "folder")
+LEFT_OUT = (
+    "size",
+    "time",
+    "seed",
+    "problem",
+    "algo",
+)  # in this order where a terminal is narrow: folders tell most of them
+
+
+def ls(arguments: list[str]) -> None:
+    """Print the table, and how to go on. Raises UserError for a folder, a column or a key that is not there."""
+    parser = Parser(prog="fedopt ls", description="The runs in folders, at any depth.")
+    what = "a folder (default: outputs), or KEY=VALUE,... of a column or a config key: only the runs that fit, such as algo=fed*"
+    parser.add_argument("words", nargs="*", metavar="WORD", help=what)
+    parser.add_argument("--sort", metavar="KEY", help=f"{', '.join(COLUMNS)}, or a config key (default: folder)")
+    parser.add_argument("--reverse", "-r", action="store_true", help="the largest, or last, first")
+    given = parser.parse_intermixed_args(arguments)
+    filters = [word for word in given.words if "=" in word and not Path(word).exists()]
+    paths = [word for word in given.words if word not in filters]
+    rows = list(_rows(paths or ["outputs"])) if paths or Path("outputs").is_dir() else []
+    if broken := [str(row["folder"]) for row in rows if row["status"] is None]:
+        note(f"{counted(len(broken), 'folder')} skipped, whose summary.json cannot be read: {', '.join(broken[:3])}")
+    rows = runs = [row for row in rows if row["status"] is not None]
+    for key in filter(None, [given.sort, *(word.partition("=")[0] for word in filters)]):
+        names = [*COLUMNS, *dict.fromkeys(name for row in runs if key not in COLUMNS for name in _config(row))]
+        if key not in names:
+            raise UserError(f"{key}: no run has such a column or key{nearest(key, names)}")
+    for key, _, wanted in (word.partition("=") for word in filters):
+        rows = [row for row in rows if any(_fits(_value(row, key), value) for value in wanted.split(","))]
+    rows.sort(key=lambda row: _order(_value(row, given.sort or "folder")), reverse=given.reverse)
+    if rows:
+        _print(rows)
+    show(_last_line(rows, len(runs), paths or ["outputs"], filters))
+
+
+def _rows(paths: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Of each folder that holds a run, once; links are not followed. A status of None: it cannot be read."""
+    seen = set()
+    for path in paths:
+        if not os.path.isdir(path):
+            raise UserError(f"{path}: there is no such folder")
+        for place, _, files in os.walk(path):
+            if {*files} & {*TEXTS[:4]} and (real := os.path.realpath(place)) not in seen:
+                seen.add(real)
+                yield _row(Path(place), files)
+
+
+def _row(path: Path, files: Sequence[str]) -> dict[str, Any]:
+    folder, size = RunFolder(path), 0
+    card, summary = folder.card(), folder.summary()
+    for name in files:
+        with suppress(OSError):  # it is gone by now
+            size += os.lstat(path / name).st_size
+    status, metric = summary.get("status"), next((metric.name for metric in card.get("metrics", ())), None)
+    chosen, final = card.get("chosen", {}), numbers_of(summary.get("final"))
+    return {
+        "status": "interrupted" if status == "running" and not folder.alive else status,
+        "algo": chosen.get("algo"),
+        "problem": chosen.get("problem"),
+        "seed": card.get("seed"),
+        "metric": metric,
+        "value": final.get(metric or ""),
+        "time": summary.get("seconds"),
+        "size": size,
+        "folder": path,
+        "chosen": chosen,
+    }
+
+
+def _config(row: dict[str, Any]) -> dict[str, Any]:
+    """The values of a run by the keys of its config, and what was chosen from the groups; read once."""
+    if "config" not in row:
+        row["config"] = dict(row["chosen"])
+        with suppress(UserError):  # it cannot be read
+            row["config"] |= flat(RunFolder(row["folder"]).config())
+    return row["config"]
+
+
+def _value(row: dict[str, Any], key: str) -> Any:
+    return row[key] if key in COLUMNS else _config(row).get(key)
+
+
+def _fits(value: Any, wanted: str) -> bool:
+    """Whether a value is the one that is wanted, as a number or as a pattern of a shell."""
+    with suppress(ValueError, TypeError):
+        if not isinstance(value, bool):
+            return float(value) == float(wanted)
+    words = {"None": "null", "True": "true", "False": "false"}
+    return fnmatchcase(words.get(str(value), str(value)), wanted)
+
+
+def _order(value: Any) -> tuple[bool, list[Any]]:
+    """Numbers by size, texts with the numbers in them by size, what is missing last."""
+    if isinstance(value, int | float):
+        return False, ["", value]
+    parts = re.split(r"(\d+)", str(value))
+    return value is None, [int(part) if part.isdecimal() else part for part in parts]
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if units := UNITS.get(name):
+        unit, one = next((item for item in units.items() if value >= item[1]), [*units.items()][-1])
+        return f"{value / one:.3g} {unit}"
+    return f"{value:.4g}" if name == "value" else printable(str(value))
+
+
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    """With the columns that fit beside each other; folders that do not fit stand under their rows."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 250
+    table = {name: [name, *(_cell(name, row[name]) for row in rows)] for name in COLUMNS}
+    widths = {name: max(map(len, cells)) for name, cells in table.items()}
+    for name in LEFT_OUT:
+        if sum(widths.values()) + 2 * len(widths) - 2 > width:
+            del widths[name]
+    *others, _ = widths
+    between = "  " if sum(widths.values()) + 2 * len(widths) - 2 <= width else "\n  "
+    for cells in zip(*(table[name] for name in widths), strict=True):
+        aligned = [
+            cell.rjust(widths[name]) if name in NUMBERS else cell.ljust(widths[name])
+            for name, cell in zip(others, cells[:-1], strict=True)
+        ]
+        show(f"{'  '.join(aligned)}{between}{cells[-1]}")
+
+
+def _last_line(rows: Sequence[dict[str, Any]], runs: int, paths: Sequence[str], filters: Sequence[str]) -> str:
+    if not rows:
+        begin = "" if runs else "; fedopt algo=fedmsa problem=mco begins one"
+        return f"no run{' with ' * bool(filters)}{' '.join(filters)} in {', '.join(paths)}, which has {runs}{begin}"
+    counts = Counter(row["status"] for row in rows)
+    line = f"{counted(len(rows), 'run')}: {', '.join(f'{number} {status}' for status, number in counts.items())}"
+    line += f"\nto compare: fedopt-compare {shlex.join(paths)}" * (len(rows) > 1)
+    stopped = next((row["folder"] for row in rows if row["status"] == "interrupted"), None)
+    return line + (f"\nto go on: fedopt resume=true {shlex.quote(f'output_dir={stopped}')}" if stopped else "")
