@@ -86,7 +86,11 @@ def run(command: str, further: str, monkeypatch, capsys) -> None:
     if settings:
         assert settings == {"PYTHONPATH": "."}
         monkeypatch.syspath_prepend(Path.cwd())
-    if program == "fedopt" and not set(arguments) & {"new", "--help", "--cfg"} and "budget." not in command + further:
+    if (
+        program == "fedopt"
+        and not set(arguments) & {"new", "ls", "list", "--help", "--cfg"}
+        and "budget." not in command + further
+    ):
         arguments.append("budget.rounds=2")
     if program == "fedopt":
         result = fedopt(monkeypatch, capsys, *arguments)

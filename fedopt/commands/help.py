@@ -7,19 +7,23 @@ imported, so that help comes at once and runs no code.
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 import yaml
 from rich.console import Console
 from rich.table import Table
 
+from fedopt.commands.answer import Parser
 from fedopt.config.compose import CLASSES, merge
 from fedopt.config.files import CONF, GROUPS, Folders, chain, file_of, options
+from fedopt.config.sent import check_folders
 from fedopt.config.tuned import tuned_names
 from fedopt.config.words import extra_folders, key_of
 from fedopt.console.say import show
 from fedopt.console.texts import printable
-from fedopt.errors import UserError
+from fedopt.errors import UserError, nearest
 from fedopt.files.reading import config_text
 
 # Of a value, where no class says more
@@ -33,20 +37,37 @@ NOTES = {
 }
 
 
-USAGE = """fedopt: experiments in federated nested optimisation
+USAGE = """fedopt: federated nested optimisation in PyTorch
 
-  fedopt algo=fedmsa problem=mco                 one run
-  fedopt algo=fedmsa problem=mco algo.K=10       with another value
-  fedopt -m algo=fedmsa problem=mco seed=0,1,2   a sweep
-  fedopt --help algo=fedmsa problem=mco          all keys of a run: meaning, type, default and tuned value
-  fedopt --help algo=fedmsa                      the keys of an algorithm, a problem, ...
-  fedopt algo=fedmsa problem=mco --cfg job       show the config and do not run
-  fedopt resume=true output_dir=DIR              go on with the run that is there
-  fedopt --schema experiment                     a JSON schema of experiment files, for editors; or config
-  eval "$(fedopt -sc install=bash)"              complete words with the tab key; or zsh, fish
-  fedopt new algo NAME                           begin an algorithm of your own; or new problem NAME, --class bilevel
-  fedopt-compare DIR...                          compare runs
-  fedopt-reproduce PAPER/NAME...                 a published figure; --list shows all"""
+  fedopt algo=fedmsa problem=mco         one run
+  fedopt -m algo=fedmsa problem=mco seed=0,1   a sweep
+  fedopt-compare outputs                 tables, curves
+
+more:
+  fedopt list                            algorithms, data, ...
+  fedopt list commands                   all commands
+  fedopt algo=fedmsa problem=mco --help  the keys of a run
+  fedopt ls                              your runs"""
+COMMANDS = {
+    "fedopt algo=fedmsa problem=mco": "one run",
+    "fedopt algo=fedmsa problem=mco algo.K=10": "with another value",
+    "fedopt -m algo=fedmsa problem=mco seed=0,1,2": "a sweep; --jobs 2 does two runs at a time",
+    "fedopt --help algo=fedmsa problem=mco": "all keys of a run: meaning, type, default and tuned value",
+    "fedopt --help algo=fedmsa": "the keys of an algorithm, a problem, ...",
+    "fedopt algo=fedmsa problem=mco --cfg job": "show the config and do not run",
+    "fedopt resume=true output_dir=DIR": "go on with the run that is there",
+    "fedopt --config-dir DIR ...": "with your own algorithms, problems, ...",
+    "fedopt ls": "the runs that are there; --help shows how to choose and sort them",
+    "fedopt list TOPIC": "what there is; --config-dir DIR adds yours",
+    "fedopt new algo NAME": "begin an algorithm of your own; or new problem NAME, --class bilevel",
+    "fedopt --schema experiment": "a JSON schema of experiment files, for editors; or config",
+    'eval "$(fedopt -sc install=bash)"': "complete words with the tab key; or zsh, fish",
+    "fedopt-compare DIR...": "compare runs",
+    "fedopt-reproduce PAPER/NAME...": "a published figure; --list shows all",
+}
+TOPICS = {"algorithms": "algo", "problems": "problem", "data": "dataset", "partitioners": "partitioner"}
+TOPICS |= {"hardware": "hardware", "loggers": "logger", "experiments": "experiment"}
+OTHER_TOPICS = {"keys": "those that every run has", "commands": "all commands and options"}
 PLAIN = ["problem=quadratic_minimax"]  # its file sets none of the keys that every run has
 EVERY = ""  # the part of the keys that every run has, beside the groups
 
@@ -78,40 +99,82 @@ def keys(words: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[st
     return described, composed.chosen, str(composed.tuned)
 
 
+def show_list(arguments: list[str]) -> None:
+    """`fedopt list TOPIC`: what can be chosen, and what it is. Raises UserError for an unknown topic."""
+    parser = Parser(prog="fedopt list", description="What there is.")
+    topics = [*TOPICS, *OTHER_TOPICS]
+    parser.add_argument("topic", nargs="?", metavar="TOPIC", help=", ".join(topics))
+    parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[], help="a folder of yours")
+    given = parser.parse_args(arguments)
+    check_folders(tuple(given.folders))
+    counts = {topic: f"{len(options(group, given.folders))}, with {group}=NAME" for topic, group in TOPICS.items()}
+    if given.topic is None:
+        show("fedopt list TOPIC:")
+        _columns({f"  {topic}": text for topic, text in (counts | OTHER_TOPICS).items()})
+        return
+    names = {word: topic for topic, group in TOPICS.items() for word in (group, f"{group}s", topic, topic.rstrip("s"))}
+    topic = {**names, **{name: name for name in OTHER_TOPICS}}.get(given.topic)
+    if topic is None:
+        near = nearest(given.topic, topics)
+        raise UserError(f"fedopt list {given.topic}: there is no such topic{near}; there are {', '.join(topics)}")
+    if topic == "commands":
+        _columns(COMMANDS)
+    elif topic == "keys":
+        show_keys([], given.folders)
+    else:
+        _columns({name: _title(TOPICS[topic], name, given.folders) for name in options(TOPICS[topic], given.folders)})
+
+
+def _columns(rows: Mapping[str, str]) -> None:
+    """Names, and texts that are folded beside them; on narrow terminals below the names."""
+    width = _width()
+    left = max(map(len, rows)) + 2
+    for name, text in rows.items():
+        beside = left + 30 <= width
+        indent = left if beside else 6
+        lines = wrap(text, width - indent) or [""]
+        first = f"{name:<{left}}{lines.pop(0)}".rstrip() if beside else name
+        show(first, *(" " * indent + line for line in lines))
+
+
+def _width() -> int:
+    return get_terminal_size().columns if sys.stdout.isatty() else 180
+
+
+def show_help(words: list[str], folders: list[str]) -> None:
+    """Of the command, or of the keys that its words choose."""
+    if words:
+        show_keys(words, folders)
+    else:
+        show(USAGE)
+
+
 def show_keys(words: list[str], folders: list[str]) -> None:
     """Print the keys of what a command chooses: of the groups that it names, or with an algorithm and a problem of the whole run.
-    Without words, everything there is. folders: config folders besides fedopt's."""
+    Without words, of every run. folders: config folders besides fedopt's."""
     described, chosen, tuned = keys(words or PLAIN, folders)
     groups = [group for group in GROUPS if group in map(key_of, words)]
     of_run = bool(words) and (not groups or {"algo", "problem"} <= {*groups} or "experiment" in groups)
     parts = [*GROUPS, EVERY] if of_run else groups or [EVERY]
-    if not words:
-        show(USAGE, *(_listed(group, folders) for group in GROUPS))
-    console = Console(width=None if sys.stdout.isatty() else 180, highlight=False, markup=False, soft_wrap=False)
+    console = Console(width=_width(), highlight=False, markup=False, soft_wrap=False)
     shown = {part: {key: row for key, row in described.items() if _part(key) == part} for part in parts}
     for part, rows in shown.items():
         if rows:
             title = f"={chosen[part]}: {_title(part, chosen[part], folders)}" if part in chosen else ":"
-            show(f"\n{part or 'every run'}{title}")
+            show("", *wrap(f"{part or 'every run'}{title}", _width()))
             _print(console, rows, of_run)
     types = " ".join(row.type for rows in shown.values() for row in rows.values())
     for kind, note in NOTES.items():
         if kind in types:
-            show(f"\n{kind}: {note}")
+            show("", *wrap(f"{kind}: {note}", _width()))
     if "algo" in parts:
-        show(f"\n{tuned if of_run else _tuned_problems(chosen['algo'], folders)}")
+        show("", *wrap(tuned if of_run else _tuned_problems(chosen["algo"], folders), _width()))
 
 
 def _part(key: str) -> str:
     """The group of a key."""
     first = key.partition(".")[0]
     return first if first in GROUPS else EVERY
-
-
-def _listed(group: str, folders: Folders) -> str:
-    names = options(group, folders)
-    width = max(24, *map(len, names))
-    return "\n".join(["", f"{group}=", *(f"  {name:<{width}} {_title(group, name, folders)}" for name in names)])
 
 
 def _title(group: str, name: str, folders: Folders) -> str:
@@ -128,7 +191,9 @@ def _print(console: Console, rows: Mapping[str, Key], with_tuned: bool) -> None:
     for key, row in rows.items():
         cells = key, row.default, *([row.tuned] if with_tuned else []), row.type, row.meaning
         table.add_row(*map(printable, cells))
-    console.print(table)
+    with console.capture() as shown:
+        console.print(table)
+    show(*(line.rstrip() for line in shown.get().splitlines()))
 
 
 def _tuned_problems(algo: str, folders: Folders) -> str:
@@ -168,9 +233,12 @@ def completions(line: str) -> list[str]:
         described = {}
     name, equals, _ = word.partition("=")
     begun = word[: max(word.rfind("="), word.rfind(",")) + 1]  # in a sweep, the earlier values
-    if not equals:
+    if [*map(str, before[1:])] in (["list"], ["new"]):
+        words = {*TOPICS, *OTHER_TOPICS} if before[1] == "list" else {"algo", "problem"}
+    elif not equals:
         ends = {key: key.find(".", len(word)) + 1 for key in described}
         words = {*(key[:end] if (end := ends[key]) else f"{key}=" for key in described), *(f"{g}=" for g in GROUPS)}
+        words |= {"ls", "list", "new"} if len(before) == 1 else set()
     elif name in GROUPS:
         words = {f"{begun}{option}" for option in options(name, folders)}
     else:

@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib import import_module
 from typing import Any
 
 import yaml
@@ -38,15 +39,9 @@ def main() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if arguments[:1] == ["new"]:
-        from fedopt.commands.new import new
-
-        new(arguments[1:])
-        return 0
-    if arguments[:1] == ["ls"]:
-        from fedopt.commands.ls import ls
-
-        ls(arguments[1:])
+    if arguments[:1] in (["new"], ["ls"], ["list"]):
+        module, name = {"list": ("help", "show_list")}.get(arguments[0], (arguments[0], arguments[0]))
+        getattr(import_module(f"fedopt.commands.{module}"), name)(arguments[1:])
         return 0
     parser = Parser(prog="fedopt", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
@@ -67,9 +62,9 @@ def _dispatch(arguments: list[str]) -> int:
     elif given.sc:
         _complete(given.overrides)
     elif given.help or not arguments:
-        from fedopt.commands.help import show_keys
+        from fedopt.commands.help import show_help
 
-        show_keys(given.overrides, given.folders)
+        show_help(given.overrides, given.folders)
     elif given.multirun and not given.cfg:
         from fedopt.jobs.sweep import sweep  # which imports pandas
 

@@ -5,13 +5,15 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 from omegaconf import OmegaConf
 from support.command import ROOT, fedopt
 from support.harness import config
 
-from fedopt.commands.help import comments, completions, keys
+from fedopt import __version__
+from fedopt.commands.help import TOPICS, comments, completions, keys
 from fedopt.commands.schema import schema
 from fedopt.config.files import CONF, options
 
@@ -57,7 +59,7 @@ def test_keys_of_a_group(monkeypatch, capsys):
 
 def test_defaults_of_every_run(monkeypatch, capsys):
     """Not those that a problem's file sets."""
-    assert row(fedopt(monkeypatch, capsys, "--help"), "participation.cohort")[1] == "null"
+    assert row(fedopt(monkeypatch, capsys, "list", "keys"), "participation.cohort")[1] == "null"
 
 
 def test_every_key_has_a_meaning_and_a_type():
@@ -97,7 +99,7 @@ def test_own_files(tmp_path, monkeypatch, capsys):
     folder = ["--config-dir", str(tmp_path / "conf")]
     assert any(
         line.split() == ["mine", "My", "algorithm"]
-        for line in fedopt(monkeypatch, capsys, "--help", *folder).out.splitlines()
+        for line in fedopt(monkeypatch, capsys, "list", "algorithms", *folder).out.splitlines()
     )
     result = fedopt(monkeypatch, capsys, "--help", *folder, "algo=mine")
     assert row(result, "algo.share")[1:] == ["0.5", "number", "of all # that there is"]
@@ -130,6 +132,92 @@ def test_help_is_quick(tmp_path):
     subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, env=env, check=True, capture_output=True)
 
 
+# What there is
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["list"],
+        *(["list", topic] for topic in [*TOPICS, "keys", "commands"]),
+        ["--help", "algo=fedmsa", "problem=mco"],
+    ],
+    ids=" ".join,
+)
+def test_it_fits_the_terminal(words, width, monkeypatch, capsys):
+    monkeypatch.setattr("fedopt.commands.help._width", lambda: width)
+    lines = fedopt(monkeypatch, capsys, *words).out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert not [line for line in lines if line.endswith(" ")]
+
+
+def test_help_is_short(monkeypatch, capsys):
+    lines = fedopt(monkeypatch, capsys, "--help").out.splitlines()
+    assert len(lines) <= 15
+    assert "federated nested optimisation" in lines[0]
+    assert sum(line.startswith("  fedopt") and "=" in line for line in lines) >= 2
+    assert any("fedopt list" in line for line in lines)
+
+
+def test_screens_of_list(monkeypatch, capsys):
+    """Names and texts beside each other; texts below the names where it is narrow."""
+    screens = {}
+    for width in (40, 60):
+        monkeypatch.setattr("fedopt.commands.help._width", lambda width=width: width)
+        screens[width] = fedopt(monkeypatch, capsys, "list", "hardware").out
+    assert (
+        screens[60]
+        == """\
+cpu   One cpu device a process; with torchrun, clients are
+      shared out over processes
+cuda  One cuda device a process; with torchrun, clients are
+      shared out over processes
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("topic", "group"),
+    [
+        ("algorithms", "algo"),
+        ("algo", "algo"),
+        ("problem", "problem"),
+        ("data", "dataset"),
+        ("experiment", "experiment"),
+    ],
+)
+def test_topics(topic, group, monkeypatch, capsys):
+    """By the names of groups too, in the singular or the plural."""
+    out = fedopt(monkeypatch, capsys, "list", topic).out
+    assert {line.split()[0] for line in out.splitlines() if line[0] != " "} == {*options(group)}
+
+
+def test_an_unknown_topic(monkeypatch, capsys):
+    result = fedopt(monkeypatch, capsys, "list", "algoritms")
+    assert (result.code, "did you mean algorithms?" in result.err, result.err.count("\n")) == (2, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("run", ["--version"]),
+        ("run", ["ls", "--version"]),
+        ("run", ["new", "--version"]),
+        ("run", ["list", "--version"]),
+        ("compare", ["--version"]),
+        ("reproduce", ["--version"]),
+    ],
+)
+def test_version_of_every_command(module, words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fedopt", *words])
+    with pytest.raises(SystemExit) as stop:
+        import_module(f"fedopt.commands.{module}").main()
+    program = "fedopt" if module == "run" else f"fedopt-{module}"
+    assert (stop.value.code, capsys.readouterr().out) == (0, f"{program} {__version__}\n")
+
+
 # Completion
 
 
@@ -137,6 +225,9 @@ def test_help_is_quick(tmp_path):
     ("line", "words"),
     [
         ("fedopt al", {"algo.", "algo="}),
+        ("fedopt l", {"list", "logger=", "ls"}),
+        ("fedopt list p", {"partitioners", "problems"}),
+        ("fedopt new ", {"algo", "problem"}),
         ("fedopt algo=fedav", {"algo=fedavg", "algo=fedavg_s"}),
         ("fedopt -m algo=fedmsa,fedn", {"algo=fedmsa,fednest", "algo=fedmsa,fednest_sgd"}),
         ("fedopt algo=fednest algo.in", {"algo.inner=", "algo.inverse="}),
