@@ -44,7 +44,7 @@ USAGE = """fedopt: federated nested optimisation in PyTorch
   fedopt-compare outputs                 tables, curves
 
 more:
-  fedopt list                            algorithms, data, ...
+  fedopt list                            what there is
   fedopt list commands                   all commands
   fedopt algo=fedmsa problem=mco --help  the keys of a run
   fedopt ls                              your runs"""
