@@ -287,7 +287,7 @@ def checked_settings(nodes: Mapping[str, Any]) -> Settings:
     if missing := next((key for key, value in flat(nodes).items() if value == MISSING), ""):
         raise UserError(f"{missing}: a value must be given")
     settings = build(Settings, nodes)
-    solves, kind = (CLASSES.get(nodes[group].get("_target_"), {}).get("fits") for group in ("algo", "problem"))
+    solves, kind = (CLASSES.get(str(nodes[group].get("_target_")), {}).get("fits") for group in ("algo", "problem"))
     if solves and kind and not {*kind} & {*solves}:  # a user's own class says it when it is built
         problems, methods = ("|".join(_that_fit(*wanted)) for wanted in (("problem", solves), ("algo", kind)))
         raise UserError(

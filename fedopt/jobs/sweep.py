@@ -14,7 +14,7 @@ from socket import gethostname
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 from hydra.core.utils import JobReturn
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
@@ -266,5 +266,7 @@ def _alternatives(override: Override) -> list[str]:
         interval = override.value()
         assert isinstance(interval, IntervalSweep)
         return [f"{override.key_or_group}={end}" for end in (interval.start, interval.end)]
+    if isinstance(override.value(), Glob):
+        raise UserError(f"{override.input_line}: glob is not read; give the values, with commas between them")
     values = islice(override.sweep_string_iterator(), MOST_RUNS + 1)
     return [f"{override.key_or_group}={value}" for value in values]

@@ -336,6 +336,8 @@ def test_sweep(monkeypatch, capsys, tmp_path):
         (["algo=fedmsa", "partitioner.clients=5,0"], "fedopt: partitioner.clients=0: must be"),
         (["algo=fedmsa", "partitioner.clients=5,20", "participation.cohort=9"], "partitioner.clients=5\n"),
         (["algo=fedmsa", "problem.dx=2,some"], "fedopt: problem.dx=some: must be a whole number"),
+        (["algo=fedmsa", "seed=0,1", "dataset._target_=glob(*)"], "fedopt: dataset._target_=glob(*): glob is not read"),
+        (["algo=fedmsa", "seed=0,1", "algo._target_=[[nan],x]"], "algo._target_=["),
     ],
 )
 def test_a_sweep_with_a_wrong_combination_runs_nothing(words, said, monkeypatch, capsys, tmp_path):

@@ -69,7 +69,10 @@ def unreadable(ended: Ended) -> str | None:
     return next((kind for kind, mark in marks.items() if mark in said), None)
 
 
+RUN = re.compile(r" *\d+%  |[\w/]+ on [\w/]+; |[\d,]+ clients?\b|in |note: ")
+
+
 def one_line(ended: Ended) -> bool:
-    """Whether a mistake or a fault is answered by one line, besides what the run is and its rows."""
-    lines = [line for line in ended.err.strip("\n").split("\n") if not re.match(r"round |\w+ on \w+, in ", line)]
+    """Whether a mistake or a fault is answered by one line, besides the head of the run, its rows and notes."""
+    lines = [line for line in ended.err.strip("\n").split("\n") if not RUN.match(line)]
     return len(lines) == 1 and lines[0].startswith("fedopt: ") and len(lines[0]) <= LONGEST
