@@ -69,6 +69,7 @@ TOPICS = {"algorithms": "algo", "problems": "problem", "data": "dataset", "parti
 TOPICS |= {"hardware": "hardware", "loggers": "logger", "experiments": "experiment"}
 OTHER_TOPICS = {"keys": "those that every run has", "commands": "all commands and options"}
 PLAIN = ["problem=quadratic_minimax"]  # its file sets none of the keys that every run has
+STAND_INS = {"algo": "fedmsa", "problem": "mco"}  # for what a command does not choose
 EVERY = ""  # the part of the keys that every run has, beside the groups
 
 
@@ -83,6 +84,8 @@ class Key(NamedTuple):
 
 def keys(words: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[str, str], str]:
     """Each key of the config that a command's words compose to, what they choose, and a line on tuned values. Raises UserError."""
+    chosen = {*map(key_of, words)}
+    words = [f"{group}={name}" for group, name in STAND_INS.items() if not {group, "experiment"} & chosen] + words
     composed = merge(words, folders)
     usual = merge([*words, "preset=none"], folders) if composed.tuned.name else composed
     values, defaults = _leaves(composed.nodes), {**_leaves(usual.nodes), "preset": composed.nodes["preset"]}

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from omegaconf import Node
-from support.command import ROOT, TINY, fedopt, one_line, run, without_time
+from support.command import PAIR, ROOT, TINY, fedopt, one_line, run, without_time
 
 import fedopt as api
 from fedopt.config import compose as config
@@ -317,7 +317,12 @@ def test_missing_data_without_network(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr(torchvision.datasets.mnist, "download_and_extract_archive", refuse)
     result = fedopt(
-        monkeypatch, capsys, "problem=imbalanced_mnist", f"dataset.root={tmp_path}", f"output_dir={tmp_path / 'o'}"
+        monkeypatch,
+        capsys,
+        "algo=fedmsa",
+        "problem=imbalanced_mnist",
+        f"dataset.root={tmp_path}",
+        f"output_dir={tmp_path / 'o'}",
     )
     one_line(result.__class__(result.code, "", result.err.splitlines()[-1]), "mnist.npz", str(tmp_path), "FEDOPT_DATA")
 
@@ -733,7 +738,7 @@ def test_config_folders_of_any_name(monkeypatch, capsys, tmp_path):
         put(tmp_path / folder / "experiment" / f"{name}.yaml", OWN_FILE)
     folders = [word for folder in names.values() for word in ("--config-dir", str(tmp_path / folder))]
     for name in names:
-        arguments = [*folders, *TINY[:1], f"experiment={name}", f"output_dir={tmp_path / 'runs' / name}"]
+        arguments = [*folders, *PAIR, *TINY[2:3], f"experiment={name}", f"output_dir={tmp_path / 'runs' / name}"]
         assert fedopt(monkeypatch, capsys, *arguments).code == 0
     sweep = ["-m", *folders, *TINY, f"experiment={','.join(names)}", f"output_dir={tmp_path / 'sweep'}"]
     result = fedopt(monkeypatch, capsys, *sweep)

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support.command import ROOT, code_of, fedopt
+from support.command import PAIR, ROOT, code_of, fedopt
 from support.harness import small
 
 from fedopt.commands import compare
@@ -399,7 +399,9 @@ def test_a_mistake_of_ours_is_ours(monkeypatch, capsys, tmp_path):
     """Where nothing of the user's was at work."""
     monkeypatch.setattr("fedopt.running.lifecycle.costs", lambda *_: [][0])
     monkeypatch.setattr("fedopt.blame.is_own", lambda path: path.startswith(str(tmp_path)))
-    result = fedopt(monkeypatch, capsys, "problem.examples=40", "budget.rounds=1", f"output_dir={tmp_path / 'run'}")
+    result = fedopt(
+        monkeypatch, capsys, *PAIR, "problem.examples=40", "budget.rounds=1", f"output_dir={tmp_path / 'run'}"
+    )
     assert result.code == 1
     assert "this is a bug" in result.err
 
@@ -514,7 +516,7 @@ def test_a_module_that_is_not_found(monkeypatch, capsys, tmp_path):
     """Also where it lies in the working directory: the line says what to type."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere.py").write_text("")
-    result = fedopt(monkeypatch, capsys, "algo._target_=elsewhere.Mine")
+    result = fedopt(monkeypatch, capsys, *PAIR, "algo._target_=elsewhere.Mine")
     assert result.code == 2
     assert "type PYTHONPATH=. before the command" in result.err
 
@@ -523,7 +525,10 @@ def test_a_module_with_a_mistake(monkeypatch, capsys, tmp_path):
     (tmp_path / "broken_at_3.py").write_text("\n\nx = 1 / 0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert "broken_at_3.py:3: ZeroDivisionError" in fedopt(monkeypatch, capsys, "algo._target_=broken_at_3.Mine").err
+    assert (
+        "broken_at_3.py:3: ZeroDivisionError"
+        in fedopt(monkeypatch, capsys, *PAIR, "algo._target_=broken_at_3.Mine").err
+    )
 
 
 def test_contract_settings_and_metrics_of_ones_own(tmp_path):

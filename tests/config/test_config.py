@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import yaml
-from support.command import ROOT, fedopt, one_line
+from support.command import PAIR, ROOT, fedopt, one_line
 from support.harness import composed, config, names
 
 from fedopt.config.compose import compose, merge
@@ -67,17 +67,17 @@ def test_own_algorithms_and_families(tmp_path, monkeypatch, capsys):
     assert {key: nodes("algo=variant", "problem=saddle")["algo"][key] for key in "TN"} == {"T": 3, "N": 7}
     faster = nodes("algo=faster", "problem=mco")["algo"]  # what a file changes is not tuned away
     assert (faster["alpha"], faster["beta"]) == (3.0, 0.9)
-    mine = nodes("algo=mine")
+    mine = nodes("algo=mine", "problem=mco")
     assert (mine["algo"]["alpha"], mine["algo"]["K"], mine["budget"]["rounds"]) == (0.25, 3, 5)
     assert nodes("algo=mine", "problem=quadratic_bilevel")["algo"]["beta"] == 0.3  # of fedmsa, which it builds on
-    assert nodes("algo=mine", "preset=fedmsa/mco")["algo"]["alpha"] == 1e-4
-    assert nodes("preset=mine/mco")["budget"]["rounds"] == 5
-    assert nodes("algo=plain")["algo"] == {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "K": 4}
+    assert nodes("algo=mine", "problem=mco", "preset=fedmsa/mco")["algo"]["alpha"] == 1e-4
+    assert nodes(*PAIR, "preset=mine/mco")["budget"]["rounds"] == 5
+    assert nodes("algo=plain", "problem=mco")["algo"] == {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "K": 4}
     with pytest.raises(UserError, match=r"preset=mine/moc: there is no such preset, did you mean mine/mco\?"):
         merge(["preset=mine/moc"], [tmp_path])
     result = fedopt(monkeypatch, capsys, "--help", f"--config-dir={tmp_path}", "algo=plain")
     assert result.out.endswith("no tuned values for any problem\n")
-    assert nodes("algo=plain", "preset=none")["algo"] == nodes("algo=plain")["algo"]
+    assert nodes("algo=plain", "preset=none")["algo"] == nodes("algo=plain", "problem=mco")["algo"]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_tuned_values_that_are_all_overridden():
 
 def test_misspelt_preset_in_a_sweep(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    result = fedopt(monkeypatch, capsys, "-m", "preset=none,fedmsa/mcoo")
+    result = fedopt(monkeypatch, capsys, "-m", *PAIR, "preset=none,fedmsa/mcoo")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert result.err.startswith("fedopt: preset=fedmsa/mcoo: there is no such preset, did you mean fedmsa/mco?")
     assert not list(tmp_path.iterdir())
@@ -159,7 +159,7 @@ def test_clients_of_an_own_problem(tmp_path):
     """It is divided evenly unless its file says otherwise."""
     (tmp_path / "problem").mkdir()
     (tmp_path / "problem" / "own.yaml").write_text("_target_: own.Own\n")
-    partitioner = merge(["problem=own"], [tmp_path]).nodes["partitioner"]
+    partitioner = merge(["algo=fedmsa", "problem=own"], [tmp_path]).nodes["partitioner"]
     assert partitioner == {"_target_": "fedopt.data.partitioners.Iid", "clients": 10}
 
 
@@ -204,7 +204,7 @@ assert "torch" not in sys.modules
 
 @pytest.mark.parametrize("value", ["true", "false"])
 def test_values_that_are_right(value):
-    composed = compose([f"resume={value}", "seed=9223372036854775807", "output_dir=a/b", "budget.rounds=0"])
+    composed = compose([*PAIR, f"resume={value}", "seed=9223372036854775807", "output_dir=a/b", "budget.rounds=0"])
     for values in (vars(composed.settings), composed.nodes):
         assert (values["resume"], values["seed"]) == (value == "true", 2**63 - 1)
     assert "experiment" not in composed.nodes

@@ -197,8 +197,8 @@ def test_parts_of_an_epoch(epochs, B, steps):
     work = build(Keys, {"alpha": 1, "tau": f"{epochs} epochs"}, "algo").tau
     drawn = Epochs(work(0, 2), B)
     assert drawn.steps_of(splits, np.arange(2)).tolist() == steps
-    whole = Epochs(2, B).positions(np.random.default_rng(0), 12, 6)
-    for some, wanted in zip(drawn.positions(np.random.default_rng(0), 12, steps[0]), whole, strict=False):
+    whole = Epochs(2, B).positions(np.random.default_rng(0), 12, 6, [])
+    for some, wanted in zip(drawn.positions(np.random.default_rng(0), 12, steps[0], []), whole, strict=False):
         np.testing.assert_array_equal(some, wanted)
 
 

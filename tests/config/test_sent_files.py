@@ -9,7 +9,7 @@ import pickle
 import pandas as pd
 import pytest
 import yaml
-from support.command import TINY, code_of, fedopt, run
+from support.command import PAIR, TINY, code_of, fedopt, run
 from support.records import record
 
 from fedopt.commands import compare
@@ -181,7 +181,7 @@ def test_a_preset_that_a_file_names(monkeypatch, capsys, tmp_path):
     path = tmp_path / "own" / "experiment" / "mine.yaml"
     path.parent.mkdir(parents=True)
     path.write_text("# @package _global_\npreset: fedmsa/nope\n")
-    words = ["--config-dir", str(tmp_path / "own"), "experiment=mine", f"output_dir={tmp_path / 'run'}"]
+    words = ["--config-dir", str(tmp_path / "own"), *PAIR, "experiment=mine", f"output_dir={tmp_path / 'run'}"]
     one_line(fedopt(monkeypatch, capsys, *words), "preset=fedmsa/nope", "fedmsa/mco")
 
 

@@ -7,7 +7,7 @@ from support.harness import small
 
 from fedopt.running.loop import begin, loop
 
-WORDS = ["budget.rounds=7", "eval.every=3", "eval.at=[1]"]
+WORDS = ["algo=fedmsa", "problem=mco", "budget.rounds=7", "eval.every=3", "eval.at=[1]"]
 
 
 def experiment(*more):

@@ -375,7 +375,7 @@ def test_a_sweep_that_is_stopped_says_how_it_goes_on(monkeypatch, capsys, tmp_pa
     assert (result.code, result.err) == (130, "fedopt: stopped; the same command goes on from here\n")
 
 
-SMALL = ["budget.rounds=2", "problem.examples=40", "hardware.threads=1"]
+SMALL = ["algo=fedmsa", "problem=mco", "budget.rounds=2", "problem.examples=40", "hardware.threads=1"]
 
 
 def runs_of(tmp_path):
@@ -464,7 +464,7 @@ def test_folders_of_earlier_versions_go_on(monkeypatch, capsys, tmp_path):
     assert {*after} - {*before} == {f"{old}/seed0-K3"}
     assert fedopt(monkeypatch, capsys, *words, "seed=1").code == 0
     alone = Path("outputs/fedmsa_mco")
-    (alone / "rounds2-threads1-examples40-seed1").rename(alone / f"{','.join(sorted([*SMALL, 'seed=1']))}")
+    (alone / "rounds2-threads1-examples40-seed1").rename(alone / f"{','.join(sorted([*SMALL[2:], 'seed=1']))}")
     assert "finished" in fedopt(monkeypatch, capsys, *words, "seed=1", "resume=true").out
     assert len(list(alone.iterdir())) == 1
 
@@ -721,7 +721,14 @@ def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
 def test_going_on_with_what_is_there(monkeypatch, capsys, tmp_path):
     """resume=true output_dir=DIR alone takes the config that is in DIR; further values go on top, and choices are made anew."""
     monkeypatch.chdir(tmp_path)
-    words = ["problem=quadratic_bilevel", "problem.examples=40", "algo.K=2", "hardware.threads=1", "eval.every=1"]
+    words = [
+        "algo=fedmsa",
+        "problem=quadratic_bilevel",
+        "problem.examples=40",
+        "algo.K=2",
+        "hardware.threads=1",
+        "eval.every=1",
+    ]
     assert fedopt(monkeypatch, capsys, *words, "budget.rounds=2", "output_dir=run").code == 0
     assert fedopt(monkeypatch, capsys, *words, "budget.rounds=4", "output_dir=whole").code == 0
     Path("run").rename("a=1,b=2")  # which needs no quotes
@@ -831,11 +838,32 @@ def test_ranks_leave_no_thread_behind(tmp_path):
     torchrun(script, cwd=tmp_path)
 
 
-def test_help_names_everything(monkeypatch, capsys):
-    result = fedopt(monkeypatch, capsys, "--help")
+@pytest.mark.parametrize(
+    ("topic", "names"),
+    [
+        ("algorithms", ("fedmsa", "fedavg")),
+        ("problems", ("mco", "imbalanced_mnist")),
+        ("partitioners", ("dirichlet",)),
+        ("data", ("digits",)),
+        ("keys", ("budget.rounds", "resume")),
+    ],
+)
+def test_lists_name_everything(topic, names, monkeypatch, capsys):
+    result = fedopt(monkeypatch, capsys, "list", topic)
     assert result.code == 0
-    for word in ("fedmsa", "fedavg", "mco", "imbalanced_mnist", "dirichlet", "digits", "budget.rounds", "resume"):
-        assert word in result.out
+    assert all(name in result.out for name in names)
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"), [(["problem=mco"], "algo"), (["algo=fedmsa"], "problem"), (["seed=3"], "algo")]
+)
+def test_nothing_is_chosen_in_silence(words, missing, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for command in ([], ["-m"], ["--cfg", "job"]):
+        result = fedopt(monkeypatch, capsys, *command, *words)
+        assert (result.code, result.out) == (2, "")
+        assert result.err == f"fedopt: {missing}: is missing; {missing}=NAME chooses one\n"
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import pytest
 from fedopt.commands import run as cli
 
 ROOT = Path(__file__).parents[2]
-TINY = ["problem.examples=40", "budget.rounds=4", "hardware.threads=1"]  # for mco and quadratic_bilevel
+PAIR = ["algo=fedmsa", "problem=mco"]
+TINY = [*PAIR, "problem.examples=40", "budget.rounds=4", "hardware.threads=1"]  # quadratic_bilevel takes it too
 
 
 class Result(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from support.command import PAIR
 from torch.utils._pytree import tree_leaves
 
 from fedopt.config.build import imported
@@ -112,8 +113,10 @@ def marked(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
 
 
 def config(*words: str) -> dict[str, Any]:
-    """The values that words compose to, checked or not."""
-    return dict(merge(words, FOLDERS[1:]).nodes)
+    """The values that words compose to, checked or not; with FedMSA on mco for what they do not choose."""
+    chosen = {word.partition("=")[0] for word in words}
+    others = [word for word in PAIR if not {word.partition("=")[0], "experiment"} & chosen]
+    return dict(merge([*others, *words], FOLDERS[1:]).nodes)
 
 
 def overrides(algo: str, problem: str) -> list[str]:

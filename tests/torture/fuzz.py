@@ -18,7 +18,13 @@ from fedopt.config.files import GROUPS, flat
 VALUES = ODD["numbers"] + ODD["texts"] + ODD["nodes"] + ODD["special"] + ["\udcff", "x" * 300, "9" * 5000, "[" * 300]
 WORDS = [*ODD["words"], "\udcff"]
 PLAIN = [*ODD["plain"], "x" * 300, *ODD["expressions"], "+".join(["1"] * 3000)]
-TINY = ["problem.examples=40", "budget.rounds=3", "hardware.threads=1"]  # for FedMSA on mco
+TINY = [
+    "algo=fedmsa",
+    "problem=mco",
+    "problem.examples=40",
+    "budget.rounds=3",
+    "hardware.threads=1",
+]  # for FedMSA on mco
 BASE = ["budget.rounds=2", "hardware.threads=1", "partitioner.clients=4", "participation.cohort=null", "output_dir=out"]
 EXPERIMENT = {
     "defaults": [{"override /algo": "fedmsa"}, {"override /problem": "mco"}],
