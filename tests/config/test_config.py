@@ -74,10 +74,10 @@ def test_own_algorithms_and_families(tmp_path, monkeypatch, capsys):
     assert nodes(*PAIR, "preset=mine/mco")["budget"]["rounds"] == 5
     assert nodes("algo=plain", "problem=mco")["algo"] == {"_target_": "fedopt.algorithms.fedmsa.FedMSA", "K": 4}
     with pytest.raises(UserError, match=r"preset=mine/moc: there is no such preset, did you mean mine/mco\?"):
-        merge(["preset=mine/moc"], [tmp_path])
+        merge([*PAIR, "preset=mine/moc"], [tmp_path])
     result = fedopt(monkeypatch, capsys, "--help", f"--config-dir={tmp_path}", "algo=plain")
     assert result.out.endswith("no tuned values for any problem\n")
-    assert nodes("algo=plain", "preset=none")["algo"] == nodes("algo=plain", "problem=mco")["algo"]
+    assert nodes("algo=plain", "problem=mco", "preset=none")["algo"] == nodes("algo=plain", "problem=mco")["algo"]
 
 
 @pytest.mark.parametrize(
