@@ -19,6 +19,7 @@ from matplotlib.legend import Legend
 from matplotlib.mathtext import MathTextParser
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from fedopt.console.texts import printable
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
 from fedopt.files.reading import read_text
@@ -74,7 +75,8 @@ NAMES, LETTERS = 40, 90  # of clients: up to so many stand below their bars, and
 def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
     """While figures are made and written, also as a decorator; matplotlib's settings stay as they are. more: further ones."""
     settings: Any = {**STYLE, **more}
-    with plt.rc_context(settings):
+    with plt.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
         yield
 
 
@@ -182,8 +184,9 @@ def marks(j: int, line: int, lines: int) -> dict[str, Any]:
 
 
 def cut(text: str) -> str:
-    """A text for a picture. One that is too long for any is cut, and dollars that are no formula are signs."""
-    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    """A text for a picture. One that is too long for any is cut, what is not printed is escaped, and dollars that are no formula are
+    signs."""
+    text = "\n".join(map(printable, (text if len(text) <= LONGEST else f"{text[:LONGEST]}…").split("\n")))
     try:
         for line in text.splitlines():
             _mathematics.parse(line)
@@ -205,7 +208,7 @@ def grid(
 
 
 def _short(name: str) -> str:
-    return (name if len(name) <= 18 else f"{name[:17]}…").replace("$", r"\$")
+    return printable(name if len(name) <= 18 else f"{name[:17]}…").replace("$", r"\$")
 
 
 def save(
@@ -239,7 +242,6 @@ def save(
             height + sum(part.get_window_extent().height / figure.dpi + GAP for part in [*parts, *texts])
         )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")
         warnings.filterwarnings("error", "constrained_layout not applied")
         try:
             figure.draw_without_rendering()
