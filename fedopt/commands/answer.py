@@ -70,6 +70,9 @@ def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> Non
     except KeyboardInterrupt:
         say("stopped")
         code = 130
+    except BrokenPipeError:  # whoever read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
     except Exception as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise

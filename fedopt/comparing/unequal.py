@@ -167,4 +167,5 @@ def with_status(label: str, runs: Sequence[Recorded]) -> str:
 
 def amount(x: str, mean: float, std: float = math.nan) -> str:
     """What is spent, with its unit."""
-    return in_bytes(mean, std) if x == "bytes" else f"{plus_minus(mean, std)} {COSTS[x][1]}"
+    what = COSTS[x][1].removesuffix("s") if mean == 1 and math.isnan(std) else COSTS[x][1]
+    return in_bytes(mean, std) if x == "bytes" else f"{plus_minus(mean, std)} {what}"

@@ -100,15 +100,7 @@ def prepared() -> Path:
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     write(folder / "conf", EXPERIMENT)
-    sweep = [
-        "-m",
-        "problem.examples=40",
-        "budget.rounds=3",
-        "hardware.threads=1",
-        "seed=0,1",
-        "algo.K=1,2",
-        "output_dir=runs",
-    ]
+    sweep = ["-m", *TINY, "seed=0,1", "algo.K=1,2", "output_dir=runs"]
     for program, words in (
         ("fedopt", sweep),
         ("fedopt-reproduce", ["own/tiny", "--config-dir", "conf", "--output", "done", "--jobs", "1"]),
