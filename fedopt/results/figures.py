@@ -184,7 +184,7 @@ def marks(j: int, line: int, lines: int) -> dict[str, Any]:
 
 
 def cut(text: str) -> str:
-    """A text for a picture: cut if it is too long for any, with escapes for what is not printed; dollars of no formula are signs."""
+    """A text for a picture: cut if it is too long, with escapes for what is not printed; dollars of no formula are signs."""
     text = "\n".join(map(printable, (text if len(text) <= LONGEST else f"{text[:LONGEST]}…").split("\n")))
     try:
         for line in text.splitlines():
