@@ -28,13 +28,7 @@ UNITS: dict[str, dict[str, float]] = {  # of what a unit counts, the largest fir
     "time": {"d": 86400, "h": 3600, "min": 60, "s": 1},
 }
 COLUMNS = ("status", "algo", "problem", "seed", "metric", "value", "time", "size", "folder")
-LEFT_OUT = (
-    "size",
-    "time",
-    "seed",
-    "problem",
-    "algo",
-)  # in this order where a terminal is narrow: folders tell most of them
+LEFT_OUT = ("size", "time", "seed", "problem", "algo")  # in this order on narrow terminals: folders tell most of them
 
 
 def ls(arguments: list[str]) -> None:

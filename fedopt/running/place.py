@@ -104,7 +104,7 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flat(config).items() if key not in PLACED and value is not None}
 
 
-# Names before version 0.4: seed=1,algo.K=5. Their folders are found, and go on
+# Names before version 0.3: seed=1,algo.K=5. Their folders are found, and go on
 
 OLD_LONGEST, ODD = 120, "[^A-Za-z0-9=._,+-]"  # of a name: characters, and those that are none of a name's
 
