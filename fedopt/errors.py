@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T", int, float)
 PACKAGE, STANDARD = Path(__file__).parent, Path(sysconfig.get_path("stdlib"))
-MOST_NAMED, MOST_ALIKE = 30, 4  # options in a message, and those that it suggests
+MOST_NAMED, MOST_ALIKE = 30, 6  # options in a message, and those that it suggests
 _STEPS = tuple(
     f"algo.{key}" for key in ("eta", "alpha", "beta", "gamma", "gamma_local", "eta_x", "eta_y", "rho1", "rho2")
 )
@@ -97,7 +97,8 @@ def nearest(word: str, known: list[str]) -> str:
     leaves = {name.rpartition(".")[2]: of for name, of in whole.items()}
     typed = word.casefold()
     leaf = re.split(r"[./]", typed)[-1]
-    alike = [name for name in known if re.split(r"[./]", name)[-1] == leaf or name in MEANT.get(leaf, ())]
+    part = re.compile(rf"(.*[./])?{re.escape(leaf)}[a-z]?")  # fig2 may be fig2a
+    alike = [name for name in known if part.fullmatch(name) or name in MEANT.get(leaf, ())]
     if alike and typed not in whole:
         return f", did you mean {' or '.join(alike[:MOST_ALIKE])}?"
     for names, text in ((whole, typed), (leaves, typed.rpartition(".")[2])):

@@ -69,6 +69,10 @@ WRONG = {
         ["-m", "seed=0,1", "hydra/launcher=submitit_slurm"],
         ["hydra/launcher=submitit_slurm", "pip install hydra-submitit-launcher"],
     ),
+    "a figure of all papers": (
+        ["experiment=fig2"],
+        ["fedmsa/fig2 or fednest/fig2a or fednest/fig2b or fednest/fig2c or zohfl/fig2?"],
+    ),
     "a figure of another paper": (["experiment=fedmsa/fig9"], ["did you mean fednormsgda/fig9?"]),
     "a word as a number": (["budget.rounds=x"], ["budget.rounds=x: must be a whole number"]),
     "a word as a step": (["eval.diverged=x"], ["eval.diverged=x: must be a number"]),
