@@ -1021,6 +1021,7 @@ def test_mistakes_are_answered_in_one_line(command, arguments, said):
 
 
 GLOBAL = "# @package _global_\n"
+ON_MCO = GLOBAL + "defaults: [{override /problem: mco}, {override /algo: fedmsa}]\n"
 
 
 @pytest.mark.parametrize(
@@ -1028,12 +1029,12 @@ GLOBAL = "# @package _global_\n"
     [
         (GLOBAL + "experiment: [1", 'one.yaml", line 3'),
         (GLOBAL + "experiment: {<<: *x}", "found undefined alias"),
-        (GLOBAL + "budget: {rounds: 3}", "has no node experiment"),
-        (GLOBAL + "experiment: 3", "has no node experiment"),
+        (ON_MCO + "budget: {rounds: 3}", "has no node experiment"),
+        (ON_MCO + "experiment: 3", "has no node experiment"),
         ("experiment: {paper: A}", "must begin with the line '# @package _global_'"),
-        (GLOBAL + "experiment: {paper: A}", "experiment.title: is missing"),
+        (ON_MCO + "experiment: {paper: A}", "experiment.title: is missing"),
         (
-            GLOBAL + "experiment: {paper: A, title: B, minutes: 1, y: c, lines: {d: []}, lnies: {}}",
+            ON_MCO + "experiment: {paper: A, title: B, minutes: 1, y: c, lines: {d: []}, lnies: {}}",
             "lnies: there is no such key",
         ),
         (GLOBAL + "defaults: [{override /algo: fedmas}]", "algo=fedmas: there is no such algo, did you mean fedmsa?"),
