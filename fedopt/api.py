@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedopt.config.words import last_of_each, of_folder, words_of
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say
-from fedopt.console.texts import html_text
+from fedopt.console.texts import counted, html_text
 from fedopt.errors import UserError, first_line, mistake
 from fedopt.results.folder import RunFolder, described, numbers_of
 from fedopt.results.metrics_file import whole_rows
@@ -213,7 +213,8 @@ def run(
         with restored():
             status, folder = execute(composed, lambda: place(composed), on_eval=on_eval, quiet=quiet)
     if status == "interrupted":
-        say(f"interrupted after {folder.summary().get('round')} rounds, in {folder.path}; resume=true goes on")
+        rounds = counted(folder.summary()["round"], "round")
+        say(f"interrupted after {rounds}, in {folder.path}; resume=true goes on")
         if interrupt == "raise":
             raise KeyboardInterrupt
     return Result(folder.path)

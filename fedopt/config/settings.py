@@ -39,9 +39,8 @@ class Budget:
 class Evaluation:
     """Rounds at which metrics are taken: 0, the last, every `every` rounds, and those in `at`.
 
-    points: in place of `every`, each time that another so-manieth part of the budget is spent. Methods whose rounds cost unequally
-    are then evaluated at equal spends.
-
+    points: number of equal parts of the budget. Metrics are taken when another part is spent, in place of every `every` rounds, so
+    that methods whose rounds cost unequally are evaluated at equal spends.
     metric: what keep=best goes by; with a target, summary.json says when the metric first reached it.
     diverged: a run whose loss, objective or distance exceeds this, or is not finite, is stopped.
     """

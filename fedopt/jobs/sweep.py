@@ -74,7 +74,6 @@ def sweep(words: Sequence[str], folders: Sequence[str], at_once: int) -> int:
     words = [re.sub(r"^\+*hydra\.sweep\.dir=", "output_dir=", word) for word in words]
     refuse_hydra(words, LAUNCHED)
     planned = plan(words, folders)
-    refuse_links(planned.folder / name for name in ("multirun.yaml", "sweep.csv"))
     bad = False
     show(*_head(planned))
     try:
@@ -167,6 +166,7 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
         root, words_in_name = Path("outputs") / "multirun", [*shared, *keys]
         name = named((word for word in words_in_name if key_of(word) not in FIRST), [f"{algo}_{problem}"])
         folder = sweep_place(root / name, root / old_name_in_sweep(algo, problem, words_in_name), shared, keys)
+    refuse_links(folder / name for name in ("multirun.yaml", "sweep.csv"))
     planned = Sweep(tuple(words), tuple(folders), composed, folder, naming, {})
     taken = {} if taken is None else taken
     planned.places.update({combination: planned.place(one, taken) for combination, one in composed.items()})

@@ -519,7 +519,10 @@ def test_a_sweep_writes_through_no_link(name, monkeypatch, capsys, tmp_path):
     (tmp_path / "sweep" / name).symlink_to(tmp_path / "victim")
     result = fedopt(monkeypatch, capsys, "-m", *TINY, "seed=0,1", f"output_dir={tmp_path / 'sweep'}")
     one_line(result, name, "link")
+    with pytest.raises(api.UserError, match=f"{name}.*link"):
+        api.sweep(TINY, seed=[0, 1], output_dir=tmp_path / "sweep", quiet=True)
     assert (tmp_path / "victim").read_text() == "precious"
+    assert [*(tmp_path / "sweep").iterdir()] == [tmp_path / "sweep" / name]
 
 
 @pytest.mark.parametrize("how", ["replaced", "emptied", "gone"])
