@@ -13,6 +13,7 @@ class Algorithm(Protocol):
 
     solves: the classes of problems that it is written for; reductions bring more.
     uneven: the field of type `LocalWork` that participation.least, work and stragglers make uneven, where they may.
+    first_order: True for one that takes no second derivatives of a problem with an inner objective: they are then refused.
     """
 
     solves: ClassVar[tuple[type[Problem], ...]]

@@ -292,9 +292,19 @@ def checked_settings(nodes: Mapping[str, Any]) -> Settings:
         problems, methods = ("|".join(_that_fit(*wanted)) for wanted in (("problem", solves), ("algo", kind)))
         raise UserError(
             f"algo and problem do not fit: this algorithm solves {', '.join(solves)} problems (problem={problems}), and this "
-            f"problem is {kind[0]} (algo={methods})"
+            f"problem is {kind[0]} (algo={methods}){other_solution(solves, kind)}"
         )
     return settings
+
+
+def other_solution(solves: Collection[str], kind: Collection[str]) -> str:
+    """Why an algorithm for `solves` is refused on a problem of a class in `kind`, if they differ in what is local."""
+    solved, given = (
+        {name.replace("two_level", "compositional").removeprefix("local_") for name in n} for n in (solves, kind)
+    )
+    if not solved & given:
+        return ""
+    return "; a lower level or a composition that is local to each client has another solution than one of all clients"
 
 
 def _that_fit(group: str, classes: Collection[str]) -> list[str]:

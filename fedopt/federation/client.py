@@ -13,7 +13,7 @@ from fedopt.errors import UserError, gives
 from fedopt.federation.derivatives import Calls
 from fedopt.federation.draws import Drawn, Weighted
 from fedopt.federation.oracles import Oracles, for_problems
-from fedopt.problems.classes import Bilevel, Hierarchical, Minimax, Problem
+from fedopt.problems.classes import Hierarchical, Minimax, Nested, Problem
 
 SMALL, AT_ONCE = 8, 256  # a stack fetches several batches of fewer than SMALL examples in one go, which saves overhead
 
@@ -101,7 +101,7 @@ class Client(Oracles):
         self._counted, self._iterate = everyone, None  # what is returned is not written over
         return carry
 
-    @for_problems(Bilevel, Minimax, Hierarchical)
+    @for_problems(Nested, Minimax, Hierarchical)
     def project(self, *point: Any) -> Any:
         """The nearest point that the problem's constraint admits."""
         return self._problem.project(*point)

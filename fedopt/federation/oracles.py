@@ -10,7 +10,7 @@ from torch import Tensor
 from fedopt.errors import UserError
 from fedopt.federation.derivatives import Calls, Derivatives
 from fedopt.federation.inverse import Inverse
-from fedopt.problems.classes import Bilevel, Compositional, Hierarchical, Minimax, Minimisation, Problem, class_of
+from fedopt.problems.classes import CLASSES, Composition, Hierarchical, Minimax, Minimisation, Nested, Problem, class_of
 from fedopt.problems.classes import name as class_name
 
 Oracle = TypeVar("Oracle", bound=Callable[..., Any])
@@ -66,8 +66,8 @@ class Oracles(Derivatives):
     problem: of the class that an oracle's description names. calls, stack: as of `Derivatives`.
     """
 
-    f, g = Function(Minimisation, Bilevel, Minimax), Function(Bilevel)
-    level = Function(Compositional)
+    f, g = Function(Minimisation, Nested, Minimax), Function(Nested)
+    level = Function(Composition)
     f2, h = Function(Hierarchical), Function(Hierarchical)
 
     def __init__(self, problem: Any, calls: Calls | None = None, stack: int | None = None):
@@ -90,7 +90,7 @@ class Oracles(Derivatives):
         self._iterate = self._stepped(self.f, (x, sample), eta, plus, anchor)
         return self._iterate
 
-    @for_problems(Bilevel)
+    @for_problems(Nested)
     def inner_step_(
         self, x: Tensor, y: Tensor, sample: Any, beta: Step, plus: Term = None, anchor: Term = None
     ) -> Tensor:
@@ -112,29 +112,29 @@ class Oracles(Derivatives):
             direction = direction - self.grad(fn, *fixed, anchor, sample)
         return moved(x, direction if plus is None else direction + plus, eta)
 
-    @for_problems(Bilevel, Minimax)
+    @for_problems(Nested, Minimax)
     def outer_gradients(self, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
         """(grad_x f, grad_y f) at (x, y) of a bilevel or minimax problem, from one graph. One gradient call."""
         return self._both_gradients(self.f, x, y, sample)
 
-    @for_problems(Bilevel, Minimax)
+    @for_problems(Nested, Minimax)
     def outer_gradient_x(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """grad_x f(x, y), [dx], of a bilevel or minimax problem. One gradient call; none where the problem says that it is zero."""
-        if isinstance(self._problem, Bilevel) and not self._problem.direct:
+        if isinstance(self._problem, Nested) and not self._problem.direct:
             return torch.zeros_like(x)
         return self.grad(lambda x, sample: self.f(x, y, sample), x, sample)
 
-    @for_problems(Bilevel, Minimax)
+    @for_problems(Nested, Minimax)
     def outer_gradient_y(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """grad_y f(x, y), [dy], of a bilevel or minimax problem. One gradient call."""
         return self.grad(self.f, x, y, sample)
 
-    @for_problems(Bilevel)
+    @for_problems(Nested)
     def inner_gradient(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """grad_y g(x, y), [dy], of a bilevel problem. One gradient call; none where there is no y."""
         return self.grad(self.g, x, y, sample) if self._problem.nested else torch.zeros_like(y)
 
-    @for_problems(Bilevel)
+    @for_problems(Nested)
     def inner_gradients(self, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
         """(grad_x g, grad_y g) at (x, y) of a bilevel problem, from one graph. One gradient call; none where there is no y."""
         if not self._problem.nested:
@@ -146,7 +146,7 @@ class Oracles(Derivatives):
         grad_x, grad_y = product(torch.ones_like(value))
         return grad_x, grad_y
 
-    @for_problems(Bilevel)
+    @for_problems(Nested)
     def inner_hessian(self, x: Tensor, y: Tensor, sample: Any) -> Callable[[Tensor], Tensor]:
         """The map v -> grad^2_yy g(x, y) v, [dy], from one gradient graph. Each use is one Hessian-vector product; none where
         there is no y."""
@@ -155,7 +155,7 @@ class Oracles(Derivatives):
         _, product = self.vjp(lambda y: self.grad(self.g, x, y, sample), y, hvp=1)
         return lambda v: product(v)[0]
 
-    @for_problems(Bilevel)
+    @for_problems(Nested)
     def cross_product(self, x: Tensor, y: Tensor, v: Tensor, sample: Any) -> Tensor:
         """grad^2_xy g(x, y) v, [dx], of a bilevel problem. One Jacobian-vector product; none where there is no y."""
         if not self._problem.nested:
@@ -163,7 +163,7 @@ class Oracles(Derivatives):
         _, product = self.vjp(lambda x: self.grad(self.g, x, y, sample), x, jvp=1)
         return product(v)[0]
 
-    @for_problems(Bilevel)
+    @for_problems(Nested)
     def hypergradient(self, x: Tensor, y: Tensor, samples: Sequence[Any], inverse: Inverse) -> Tensor:
         """grad_x f - grad^2_xy g p, p = inverse(products with grad^2_yy g, grad_y f): all of one client of a bilevel problem
         [FedNest Alg. 5, LocalBSG eq. 3.3]. One gradient call, one Jacobian-vector product and the products of the inverse.
@@ -195,7 +195,7 @@ class Oracles(Derivatives):
         """Raises UserError where the problem is of none of these classes."""
         if isinstance(self._problem, classes):
             return
-        kind, wanted = class_of(self._problem), " and ".join(map(class_name, classes))
+        kind, wanted = class_of(self._problem), ", ".join(class_name(c) for c in CLASSES if issubclass(c, classes))
         names = ", ".join(f"client.{name}" for name in offered(type(self), kind)) or "none of its own"
         raise UserError(
             f"client.{oracle} is for {wanted} problems, and {type(getattr(self._problem, 'original', self._problem)).__name__} is "

@@ -1,5 +1,6 @@
 """The simulated federation, and a round of it: its cohorts, its draws, and the one exchange between server and clients."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -21,7 +22,7 @@ from fedopt.federation.engines import ClientFn, Engine, Stack
 from fedopt.federation.ledger import Ledger, size_in_bytes
 from fedopt.federation.memory import Memory
 from fedopt.federation.oracles import Oracles
-from fedopt.problems.classes import Hierarchical, Problem
+from fedopt.problems.classes import Hierarchical, Nested, Problem
 from fedopt.randomness import Purpose, keyed_rng
 
 
@@ -30,6 +31,7 @@ class Federation:
     """M clients and a server.
 
     participation: which clients take part in a round, and how uneven their local work is; by default all, evenly.
+    first_order: whether second derivatives of problems with an inner objective are refused.
 
     Where torch.distributed runs, the clients of an exchange are shared out over the ranks; every rank holds the same server.
     """
@@ -38,6 +40,7 @@ class Federation:
     engine: Engine
     seed: int
     participation: Participation = field(default_factory=Participation)
+    first_order: bool = False
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.problem.clients)
@@ -152,6 +155,7 @@ class Round:
         weights: np.ndarray | None = None,
         memory: Memory | None = None,
         own: Tensor | None = None,
+        combine: Callable[[Any, Tensor], Any] | None = None,
         **draws: Steps | Epochs,
     ) -> Any:
         """Send `message` to the cohort, run `client_fn(client, message)` on each, return the mean of what the clients send back.
@@ -161,6 +165,8 @@ class Round:
         memory: a row for each client, seen as `client.memory`; client_fn then returns (answer, new row) and this returns
             (mean, new memory).
         own: [cohort, ...], a part of the message for each client alone, seen as `client.own`.
+        combine: what the server makes of the answers in place of their mean, such as a median: it is given every tensor of an
+            answer with all clients' in a row, [cohort, ...] in double precision, and the weights, [cohort].
         draws: which of their examples the clients use, by the name under which they ask for them.
 
         Messages and answers are tensors or (nested) tuples of them. Bills one communication round. Raises UserError where client_fn
@@ -182,7 +188,7 @@ class Round:
         busy = np.lexsort((problem.sizes()[cohort], steps))[::-1]
         mine = busy[ranks.rank() :: ranks.count()]
         idle = len(mine) == 0
-        mine, weights = (busy[:1], 0 * weights) if idle else (mine, weights)
+        mine, counted = (busy[:1], 0 * weights) if idle else (mine, weights)
 
         sums, new_rows, calls = list[Tensor](), list[Tensor](), Calls()
         for members in self._federation.engine.stacks(mine, steps[mine], size_in_bytes(message)):
@@ -197,20 +203,28 @@ class Round:
                 answers, of_stack = answers
                 new_rows.append(of_stack)
             leaves, structure = tree_flatten(answers)
-            sums = sums or [torch.zeros_like(leaf[0], dtype=torch.float64) for leaf in leaves]
+            rows = () if combine is None else (len(cohort),)
+            sums = sums or [leaf.new_zeros(*rows, *leaf.shape[1:], dtype=torch.float64) for leaf in leaves]
             for total, leaf in zip(sums, leaves, strict=True):
-                for weight, answer in zip(weights[members], leaf, strict=True):
-                    total.add_(answer, alpha=weight)  # in double: the order of clients is lost in the rounding
+                for member, weight, answer in zip(members, counted[members], leaf, strict=True):
+                    if combine is None:
+                        total.add_(answer, alpha=weight)  # in double: the order of clients is lost in the rounding
+                    elif not idle:
+                        total[int(member)] = answer
 
         sent = message if own is None else (message, own[0])
         self._federation.ledger.bill(cohort, size_in_bytes(sent), size_in_bytes([leaf[0] for leaf in leaves]))
         self._federation.ledger.count(Calls() if idle else calls, like.device)
+        if self._federation.first_order and isinstance(problem, Nested) and calls.hvp + calls.jvp:
+            raise WrongFunction(client_fn, "takes second derivatives, and its algorithm says first_order = True")
         fence.check(client_fn)  # again: a client may have put its answer where only the server looks
         if versions != _versions(message):
             raise WrongFunction(client_fn, "writes over its message: write x = x - 1 in place of x -= 1")
         dtypes = [leaf.dtype if leaf.is_floating_point() else like.dtype for leaf in leaves]
-        sums = [total.to(dtype) for total, dtype in zip(ranks.total(sums), dtypes, strict=True)]
-        mean = tree_unflatten(sums, structure)
+        sums = ranks.total(sums)
+        if combine is not None:
+            sums = tree_leaves(combine(tree_unflatten(sums, structure), torch.from_numpy(weights).to(like.device)))
+        mean = tree_unflatten([total.to(dtype) for total, dtype in zip(sums, dtypes, strict=True)], structure)
         if memory is None:
             return mean
         new = new_rows[0].new_zeros(len(cohort), *new_rows[0].shape[1:])

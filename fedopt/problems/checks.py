@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError, WrongFunction, first_line, gives
-from fedopt.problems.classes import Bilevel, Compositional, Hierarchical, Minimax, Minimisation, Problem
+from fedopt.problems.classes import Composition, Hierarchical, Minimax, Minimisation, Nested, Problem
 from fedopt.randomness import untouched
 
 # A function, its arguments, the shape of its result
@@ -26,7 +26,7 @@ def check(problem: Problem) -> None:
     """
     if "train" not in getattr(problem, "splits", ()):
         raise WrongFunction(type(problem), "has no splits: self.splits = self.world.split(EXAMPLES) in __post_init__")
-    if isinstance(problem, Bilevel):
+    if isinstance(problem, Nested):
         _check_splits(problem)
     name, start = type(problem).__name__, _start(problem)
     rows = {split: torch.from_numpy(of[0][:2]).to(start[0].device) for split, of in problem.splits.items()}
@@ -50,7 +50,7 @@ def check(problem: Problem) -> None:
                 _check_type(function, found, problem.world.dtype)
             if not isinstance(problem, Hierarchical):  # whose methods take none of most of its functions
                 _gradient(function, arguments)
-    if isinstance(problem, Bilevel) and not problem.direct:
+    if isinstance(problem, Nested) and not problem.direct:
         gradient = _gradient(problem.f, (*start, sample))
         if gradient is not None and gradient.any():
             raise WrongFunction(problem.f, "depends on x, and the class says direct = False: take out one of them")
@@ -78,7 +78,7 @@ def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> di
 def _start(problem: Problem) -> tuple[Tensor, ...]:
     with untouched(problem.start, ()):
         start = problem.start()
-    count = 2 if isinstance(problem, Bilevel | Minimax) else 1
+    count = 2 if isinstance(problem, Nested | Minimax) else 1
     tensors = isinstance(start, tuple) and all(isinstance(v, Tensor) for v in start)
     if tensors and (shaped := [v for v in start if v.ndim != 1]):
         raise gives(problem.start, shaped[0], "flat vectors: v.flatten() is one, and v.view(shape) undoes it in f")
@@ -89,7 +89,7 @@ def _start(problem: Problem) -> tuple[Tensor, ...]:
     return start
 
 
-def _check_splits(problem: Bilevel) -> None:
+def _check_splits(problem: Nested) -> None:
     """Raises UserError where there are no examples that f or g are taken on."""
     for function, split in (("f", problem.f_split), ("g", problem.g_split)):
         if split not in problem.splits:
@@ -119,13 +119,13 @@ def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator
         yield problem.f1, (x, problem.server_sample(np.random.default_rng(0), 1)), ()
         yield problem.f2, (x, x, sample), ()
         yield problem.h, (x, x, sample), ()
-    elif isinstance(problem, Compositional):
+    elif isinstance(problem, Composition):
         shapes = [*((dim,) for dim in problem.dims), ()]
         for n, dim in enumerate(problem.dims):
             yield partial(problem.level, n), (x.new_zeros(dim), sample), shapes[n + 1]
-    elif isinstance(problem, Minimisation | Bilevel | Minimax):
+    elif isinstance(problem, Minimisation | Nested | Minimax):
         yield problem.f, (*start, sample), ()
-        if isinstance(problem, Bilevel):
+        if isinstance(problem, Nested):
             yield problem.g, (*start, sample), ()
 
 

@@ -1,4 +1,4 @@
-"""The five problem classes.
+"""The classes of problems.
 
 A problem says what *one* client computes on one sample of its own data, on flat vectors. Problems are dataclasses whose fields
 are the keys of `conf/problem/<name>.yaml`, and `world`, which brings the data; `__post_init__` prepares what they compute with.
@@ -117,8 +117,17 @@ class Minimisation(Problem):
         """f_i(x), a scalar."""
 
 
-class Bilevel(Problem):
-    """min_x sum_i p_i f_i(x, y*(x)), y*(x) = argmin_{y in Y} sum_i p_i g_i(x, y).
+class Conditional(Minimisation):
+    """min_x sum_i p_i E_xi f_xi(E_{eta | xi} r(x; eta, xi)).
+
+    f: f_xi at the mean of r over `inner` samples eta of each example xi; a finite number of them makes it biased.
+    """
+
+    inner: int
+
+
+class Nested(Problem):
+    """An outer objective f of a variable x and of the solution y of an inner problem in g.
 
     The hypergradient is grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f; what is known of its parts saves work:
     direct: False where grad_x f is zero; indirect: False where grad_y f is zero at y*(x); identity: True where grad^2_yy g = I;
@@ -126,7 +135,6 @@ class Bilevel(Problem):
     f_split, g_split: the examples that f and g are taken on.
     """
 
-    variables: Sequence[str] = ("x", "y", "v")  # v: [grad^2_yy g]^-1 grad_y f, where an algorithm has it as a variable
     direct: bool = True
     indirect: bool = True
     identity: bool = False
@@ -157,6 +165,19 @@ class Bilevel(Problem):
         return y
 
 
+class Bilevel(Nested):
+    """min_x sum_i p_i f_i(x, y*(x)), y*(x) = argmin_{y in Y} sum_i p_i g_i(x, y): the lower level belongs to all clients."""
+
+    variables: Sequence[str] = ("x", "y", "v")  # v: [grad^2_yy g]^-1 grad_y f, where an algorithm has it as a variable
+
+
+class LocalBilevel(Nested):
+    """min_x sum_i p_i f_i(x, y_i*(x)), y_i*(x) = argmin_y g_i(x, y): each client has a lower level of its own.
+
+    `start` gives (x, y_i), the same y_i for all clients; `evaluate` and `solution` are of x.
+    """
+
+
 class Minimax(Problem):
     """min_x max_{y in Y} sum_i p_i f_i(x, y)."""
 
@@ -171,26 +192,34 @@ class Minimax(Problem):
         return y
 
 
-class Compositional(Problem):
-    """min_x F^N o ... o F^0 (x), F^n = sum_i p_i f_i^n.
+class Composition(Problem):
+    """Functions of functions, f_i^n.
 
     dims: the dimensions (d_0, ..., d_N) of what the levels take: x has d_0, f^n maps d_n to d_{n+1}, f^N to a scalar.
     """
 
     dims: tuple[int, ...]
 
-    @property
-    def variables(self) -> Sequence[str]:  # type: ignore[override]
-        """x, and z1, z2, ... for what the levels but the last one give."""
-        return ("x", *(f"z{n}" for n in range(1, len(self.dims))))
-
     @abstractmethod
     def level(self, n: int, z: Tensor, sample: Any) -> Tensor:
         """f_i^n(z)."""
 
 
+class Compositional(Composition):
+    """min_x F^N o ... o F^0 (x), F^n = sum_i p_i f_i^n: every level is a mean over all clients."""
+
+    @property
+    def variables(self) -> Sequence[str]:  # type: ignore[override]
+        """x, and z1, z2, ... for what the levels but the last one give."""
+        return ("x", *(f"z{n}" for n in range(1, len(self.dims))))
+
+
 class TwoLevel(Compositional):
     """A compositional problem with N = 1, min_x F^1(F^0(x)): the ones that are bilevel problems too."""
+
+
+class LocalCompositional(Composition):
+    """min_x sum_i p_i f_i^N o ... o f_i^0 (x): each client has a composition of its own."""
 
 
 class Hierarchical(Problem):
@@ -217,7 +246,17 @@ class Hierarchical(Problem):
         return y
 
 
-CLASSES: tuple[type[Problem], ...] = (Minimisation, Bilevel, Minimax, TwoLevel, Compositional, Hierarchical)
+CLASSES: tuple[type[Problem], ...] = (
+    Conditional,
+    Minimisation,
+    Bilevel,
+    LocalBilevel,
+    Minimax,
+    TwoLevel,
+    Compositional,
+    LocalCompositional,
+    Hierarchical,
+)
 
 
 def name(cls: type[Problem]) -> str:

@@ -7,11 +7,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedopt.config.compose import other_solution
 from fedopt.errors import UserError
 from fedopt.problems.classes import (
     CLASSES,
     Bilevel,
     Compositional,
+    LocalCompositional,
     Minimax,
     Minimisation,
     Problem,
@@ -83,6 +85,17 @@ class MinimisationAsCompositional(_Reduced, Compositional):
         return self.original.f(z, sample)
 
 
+class LocalCompositionalAsMinimisation(_Reduced, Minimisation):
+    """All levels on one sample: its gradient is biased unless the sample is all that a client has."""
+
+    source = LocalCompositional
+
+    def f(self, x: Tensor, sample: Any) -> Tensor:
+        for n in range(len(self.original.dims)):
+            x = self.original.level(n, x, sample)
+        return x
+
+
 class MinimisationAsBilevel(_Reduced, Bilevel):
     """f_i(x), and y of dimension 0, so that the outer part is all of an algorithm [FedNest Sec. 3.3]."""
 
@@ -116,13 +129,14 @@ REDUCTIONS: tuple[type[_Reduced], ...] = (
     TwoLevelAsBilevel,
     MinimisationAsCompositional,
     MinimisationAsBilevel,
+    LocalCompositionalAsMinimisation,
 )
 
 
 def covered(solves: tuple[type[Problem], ...]) -> set[str]:
     """The names of the classes that an algorithm for `solves` covers, itself or through a reduction."""
-    reduced = {name(reduction.source) for reduction in REDUCTIONS if issubclass(reduction, solves)}
-    return reduced | {name(c) for c in CLASSES if issubclass(c, solves)}
+    kinds = (*solves, *(reduction.source for reduction in REDUCTIONS if issubclass(reduction, solves)))
+    return {name(c) for c in CLASSES if issubclass(c, kinds)}
 
 
 def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
@@ -135,5 +149,7 @@ def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
     for reduction in REDUCTIONS:
         if isinstance(problem, reduction.source) and issubclass(reduction, solves):
             return reduction(problem)
-    kinds, kind = ", ".join(sorted(covered(solves))), name(class_of(problem))
-    raise UserError(f"the algorithm solves {kinds} problems, and {type(problem).__name__} is {kind}")
+    kinds, kind = sorted(covered(solves)), name(class_of(problem))
+    raise UserError(
+        f"the algorithm solves {', '.join(kinds)} problems, and {type(problem).__name__} is {kind}{other_solution(kinds, [kind])}"
+    )

@@ -94,7 +94,9 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     if wanted is not None and settings.keep == "best":
         known[wanted].check_goal("keep=best")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
-    federation = Federation(problem, engine, settings.seed, participation)
+    federation = Federation(
+        problem, engine, settings.seed, participation, first_order=getattr(algorithm, "first_order", False)
+    )
     read = "+".join(sorted(world.read)) or None
     return Experiment(
         algorithm, original, problem, federation, settings.budget, evaluation, settings.keep, device, read

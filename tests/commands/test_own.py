@@ -73,7 +73,7 @@ IN_ALGORITHM = {
     "an oracle of another class": (
         GRADIENT,
         "return client.inner_gradient(x, x, client.sample('xi'))",
-        "is for bilevel problems, and Classification is minimisation here, which offers client.f, client.gradient, ",
+        "is for bilevel, local_bilevel problems, and Classification is minimisation here, which offers client.f, client.gradient, ",
         None,
     ),
     "a server's gradient": (
