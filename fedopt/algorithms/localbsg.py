@@ -22,10 +22,11 @@ from torch import Tensor
 from fedopt.algorithms.vectors import Tensors
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
-from fedopt.federation.inverse import neumann_sum
+from fedopt.federation.inverse import neumann_sum, neumann_term
 from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Bilevel
+from fedopt.randomness import Purpose
 
 
 class State(NamedTuple):
@@ -63,9 +64,13 @@ class Momentum:
         products = self.Q if problem.indirect and not problem.identity else 0
         return Steps(iterations, self.B, problem.hypergradient_samples(products))
 
-    def estimates(self, client: Client, x: Tensor, y: Tensor, xi: list[Any]) -> tuple[Tensor, Tensor]:
-        """(D, G)."""
+    def estimates(
+        self, client: Client, x: Tensor, y: Tensor, xi: list[Any], term: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(D, G). term: the number of the one term of the Neumann sum that stands for all, 0..Q; None: all of them."""
         inverse = partial(neumann_sum, N=self.Q, l=1 / self.theta)
+        if term is not None:
+            inverse = partial(neumann_term, N=self.Q + 1, l=1 / self.theta, chosen=term)
         return client.hypergradient(x, y, xi, inverse), client.inner_gradient(x, y, xi[0])
 
     def output(self, s: State) -> Tensors:
@@ -106,6 +111,7 @@ class LocalBSGVRM(Momentum):
     eta_t = eta where step_size is constant, else Theorem 2's, with L its constant L-hat.
     S: how many xi the first D and G are means over.
     warm_up: rounds at the start in which x stays, so that y comes near y*(x_1), where the paper starts.
+    neumann: sum, all Q + 1 terms, or term: a random one of them, times Q + 1, drawn anew for each xi [Khanduri et al. 2021].
     """
 
     step_size: Literal["constant", "theorem"]
@@ -113,6 +119,7 @@ class LocalBSGVRM(Momentum):
     L_Phi: PositiveFloat
     S: PositiveInt
     warm_up: NonNegativeInt
+    neumann: Literal["sum", "term"]
 
     def __post_init__(self) -> None:
         largest = self.eta if self.step_size == "constant" else 1 / max(self.L * self.p, 2 * self.rho1 * self.L_Phi)
@@ -137,21 +144,24 @@ class LocalBSGVRM(Momentum):
         K, first = fed.cohort_size, fed.r * self.p
         S = self.S if first == 0 and (self.B is not None or problem.random) else 1  # all examples make one xi
         rho1_now = 0.0 if fed.r < self.warm_up else self.rho1
+        terms: list[int | None] = [None] * (S - 1 + self.p)
+        if self.neumann == "term":
+            terms = fed.rng(Purpose.ESTIMATOR).integers(self.Q + 1, size=len(terms)).tolist()
 
         # After a communication x_t, y_t, u_{t-1}, v_{t-1} are averages, and x_{t-1}, y_{t-1} still the client's own: they are
         # not replaced. Where cohorts change, a client that joins has none of its own: their averages are sent with the rest.
         def iterations(client: Client, message: Tensors) -> tuple[Tensors, Tensor]:
             x, y, u, v, *averaged = message
             x_prev, y_prev = (averaged[0] if averaged else client.memory).split([len(x), len(y)])
-            xis = client.steps("xi")
+            xis = zip(client.steps("xi"), terms, strict=True)
             for t in range(first, first + self.p):
                 eta, now = self.eta_t(t, K), [next(xis) for _ in range(S if t == 0 else 1)]
-                new = [self.estimates(client, x, y, xi) for xi in now]
+                new = [self.estimates(client, x, y, *xi) for xi in now]
                 D, G = (sum(part) / len(part) for part in zip(*new, strict=True))
                 if t == 0:
                     u, v = D, G
                 else:
-                    D_prev, G_prev = self.estimates(client, x_prev, y_prev, now[0])  # the same xi
+                    D_prev, G_prev = self.estimates(client, x_prev, y_prev, *now[0])  # the same xi
                     a, b = (weight * self.eta_t(t - 1, K) ** 2 for weight in (self.alpha, self.beta))
                     u, v = (1 - a) * (u - D_prev) + D, (1 - b) * (v - G_prev) + G  # eq. 3.8
                 x_prev, y_prev = x, y

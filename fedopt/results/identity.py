@@ -11,7 +11,8 @@ from fedopt.errors import UserError
 
 PLACE = ("output_dir", "resume", "logger", "keep", "preset")  # where a run goes, how it starts, and what it leaves
 LENGTH = "budget"  # a run may be made longer, and is another one then
-LATER = ("eval.points", "budget.oracle_calls")  # keys that older runs lack: null, they change nothing
+# Keys that older runs lack, and the values with which they change nothing
+LATER = {"eval.points": None, "budget.oracle_calls": None, "algo.neumann": "sum"}
 PRECISION = ("hardware.dtype", "hardware.autocast", "hardware.tf32")  # numbers depend on these of the machine
 
 
@@ -28,7 +29,7 @@ def numbers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """The dotted keys and values that all runs with the same metrics.csv share: `numbers`, and the budget."""
-    values = {key: value for key, value in flat(config).items() if value is not None or key not in LATER}
+    values = {key: value for key, value in flat(config).items() if key not in LATER or value != LATER[key]}
     others = (*PLACE, "hardware")
     return {key: value for key, value in values.items() if key in PRECISION or key.partition(".")[0] not in others}
 

@@ -23,6 +23,8 @@ from support.harness import (
     small,
     steps,
     tuned,
+    variants,
+    with_variants,
 )
 from support.recount import Tapped, Watching
 from torch.utils._pytree import tree_leaves
@@ -140,8 +142,8 @@ def test_resumed_is_undisturbed(algo, tmp_path):
 
 
 def test_two_ranks_agree(tmp_path):
-    """Every algorithm, on one problem each."""
-    chosen = [(algo, [p for a, p in PAIRS if a == algo][-1]) for algo in names("algo")]
+    """Every algorithm that is no variant of another, on one problem each."""
+    chosen = [(algo, [p for a, p in PAIRS if a == algo][-1]) for algo in names("algo") if algo not in variants()]
     words = [f"{algo}:{problem}" for algo, problem in chosen]
     torchrun(ROOT / "tests" / "support" / "two_ranks.py", tmp_path / "states", *words, cwd=tmp_path)
     found = torch.load(tmp_path / "states", weights_only=True)
@@ -209,7 +211,7 @@ def test_equal_clients_are_one_client(algo, problem):
     close(of_server(one), of_server(many))
 
 
-@both
+@pytest.mark.parametrize(("algo", "problem"), marked(PAIRS, with_variants))
 def test_metric_improves(algo, problem):
     """With the tuned values, in at most 100 rounds, by a fifth: the objective, or the loss that is minimised; where the solution is
     known, the distance or the hypergradient; of a problem of one's own, the first metric that it declares. Of fedopt's algorithms

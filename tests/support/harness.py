@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedopt.config.build import imported
 from fedopt.config.compose import Composed, compose, merge
-from fedopt.config.files import CONF, class_path, file_of
+from fedopt.config.files import CONF, chain, class_path, file_of
 from fedopt.config.words import last_of_each
 from fedopt.errors import UserError
 from fedopt.federation.draws import Drawn
@@ -91,13 +91,36 @@ def composed(*words: str) -> Composed:
     return compose(words, FOLDERS[1:])
 
 
+def structure(algo: str) -> tuple[Any, ...]:
+    """What decides which code of an algorithm runs: its class, its choices, and which numbers are zero; batches aside."""
+
+    def kind(value: Any) -> Any:
+        amount = isinstance(value, dict) or (isinstance(value, str) and value[0].isdigit())  # a schedule, or '5 epochs'
+        return amount or (value if isinstance(value, str | None) else bool(value))
+
+    values = ((key, kind(value)) for key, value in node("algo", algo).items() if key[0] not in "_B")
+    return class_at("algo", algo), *sorted(values)
+
+
+@cache
+def variants() -> frozenset[str]:
+    """fedopt's algorithms of the same structure as one before them, which files with fewer parents come before."""
+    seen, repeated = set[tuple[Any, ...]](), set[str]()
+    for algo in sorted(names("algo"), key=lambda name: (len(chain("algo", name, FOLDERS[1:])), name)):
+        if structure(algo) in seen and is_ours("algo", algo):
+            repeated.add(algo)
+        seen.add(structure(algo))
+    return frozenset(repeated)
+
+
 @cache
 def usual_pairs() -> frozenset[tuple[str, str]]:
-    """Each algorithm with one problem of each class that it covers, each problem with one algorithm, and all of your own."""
+    """Each algorithm with one problem of each class that it covers, variants with none, each problem with one algorithm, and all of
+    your own."""
     classes = problem_classes()
     usual: dict[tuple[str, str], None] = {}
     used = Counter()
-    for algo in names("algo"):
+    for algo in (name for name in names("algo") if name not in variants()):
         for kind in sorted({classes[p] for a, p in pairs() if a == algo}):
             rarest = min((p for a, p in pairs() if a == algo and classes[p] == kind), key=lambda p: (used[p], p))
             used[rarest] += 1
@@ -107,9 +130,17 @@ def usual_pairs() -> frozenset[tuple[str, str]]:
     return frozenset({*usual, *own})
 
 
-def marked(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+@cache
+def with_variants() -> frozenset[tuple[str, str]]:
+    """The usual pairs, and each variant with one problem."""
+    return usual_pairs() | {next(pair for pair in pairs() if pair[0] == variant) for variant in variants()}
+
+
+def marked(
+    cases: Iterable[tuple[Any, ...]], usual: Callable[[], frozenset[tuple[str, str]]] = usual_pairs
+) -> list[Any]:
     """Cases that begin with an algorithm and a problem; those that are no usual pair are slow."""
-    return [pytest.param(*case, marks=[] if case[:2] in usual_pairs() else pytest.mark.slow) for case in cases]
+    return [pytest.param(*case, marks=[] if case[:2] in usual() else pytest.mark.slow) for case in cases]
 
 
 def config(*words: str) -> dict[str, Any]:
