@@ -1,13 +1,17 @@
 """Federated averaging [McMahan et al. 2017, Alg. 1], with a proximal term FedProx [Li et al. 2020, Alg. 2]; the server's step and
-momentum as Reddi et al. 2021, Alg. 1, and Hsu et al. 2019 have them.
+momentum as Reddi et al. 2021, Alg. 1, and Hsu et al. 2019 have them, its adaptive steps as Reddi et al. 2021, Alg. 2.
+
+Alg. 2 is from memory of the paper, not compared.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
+from fedopt.algorithms.vectors import Tensors
 from fedopt.config.schedules import LocalWork, Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.round import Round
@@ -15,10 +19,13 @@ from fedopt.problems.classes import Minimisation
 
 
 class State(NamedTuple):
-    """v: (the server's momentum,), or () where it has none."""
+    """v: (the server's momentum,), or () where it has none; of FedOpt the first and the second moments, (m, v)."""
 
     x: Tensor
-    v: tuple[Tensor, ...]
+    v: Tensors
+
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class FedAvg:
 
     eta: Schedule
     gamma: Schedule
-    momentum: Annotated[float, Field(ge=0, lt=1)]
+    momentum: Decay
     tau: LocalWork
     B: PositiveInt | None
     mu: NonNegativeFloat
@@ -55,8 +62,48 @@ class FedAvg:
             return client.scan("local", step, x)
 
         mean = fed.exchange(local_steps, s.x, fed.cohort(), local=fed.local(self.tau, self.B, replace=True))
-        v = tuple(self.momentum * v + (mean - s.x) for v in s.v)
-        return State(s.x + self.gamma(fed.r) * (v[0] if v else mean - s.x), v)
+        direction, v = self.direction(mean - s.x, s.v)
+        return State(s.x + self.gamma(fed.r) * direction, v)
 
-    def output(self, s: State) -> tuple[Tensor, ...]:
+    def direction(self, change: Tensor, v: Tensors) -> tuple[Tensor, Tensors]:
+        """The server's direction after the clients' mean change, and its new momentum."""
+        v = tuple(self.momentum * of_before + change for of_before in v)
+        return (v[0] if v else change), v
+
+    def output(self, s: State) -> Tensors:
         return (s.x,)
+
+
+@dataclass(frozen=True)
+class FedOpt(FedAvg):
+    """FedAvg whose server divides by roots of second moments, coordinate by coordinate: FedAdam, FedYogi, FedAdagrad.
+
+    server: the rule of the second moments v. beta_1, beta_2: decays of m and, but for adagrad, of v.
+    epsilon: tau in the paper. v_0: v before the first round, in all coordinates.
+    """
+
+    server: Literal["adam", "yogi", "adagrad"]
+    beta_1: Decay
+    beta_2: Decay
+    epsilon: PositiveFloat
+    v_0: NonNegativeFloat
+
+    def __post_init__(self) -> None:
+        if self.momentum:
+            raise ValueError(f"momentum must be 0, not {self.momentum:g}: beta_1 has its place here")
+
+    def init(self, problem: Minimisation) -> State:
+        (x,) = problem.start()
+        return State(x, (0 * x, 0 * x + self.v_0))
+
+    def direction(self, change: Tensor, v: Tensors) -> tuple[Tensor, Tensors]:
+        """m / (sqrt(v) + epsilon), and (m, v)."""
+        (m, second), square = v, change**2
+        m = self.beta_1 * m + (1 - self.beta_1) * change
+        if self.server == "adagrad":
+            second = second + square
+        elif self.server == "yogi":
+            second = second - (1 - self.beta_2) * square * torch.sign(second - square)
+        else:
+            second = self.beta_2 * second + (1 - self.beta_2) * square
+        return m / (second.sqrt() + self.epsilon), (m, second)

@@ -9,6 +9,7 @@ from support.harness import small, steps
 from support.softmax import examples, gradient
 
 from fedopt.config.compose import compose
+from fedopt.errors import UserError
 from fedopt.running.assemble import assemble
 
 UNEQUAL = ["problem.model=softmax", "partitioner=dirichlet", "algo.B=null", "algo.tau=3"]
@@ -54,6 +55,52 @@ def test_golden_numbers_of_fedavg_and_fedprox(gamma, momentum, mu, weighting, st
         v = momentum * v + (mean - x)
         x = x + gamma * v
         np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("algo", ["fedadam", "fedyogi", "fedadagrad"])
+def test_golden_numbers_of_adaptive_servers(algo):
+    """Reddi et al. 2021, Alg. 2, on cohorts of 3 out of 6, full batches, four rounds."""
+    gamma, beta_1, beta_2, epsilon, v_0 = 0.05, 0.8, 0.6, 1e-3, 1e-4
+    settings = {"gamma": gamma, "beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon, "v_0": v_0}
+    e = experiment(algo, *(f"algo.{key}={value}" for key, value in settings.items()))
+    data, sizes = clients_data(e.problem), e.problem.sizes()
+    x = e.problem.start()[0].numpy()
+    m, v, shrank = np.zeros_like(x), np.full_like(x, v_0), False
+    for (S, _), state in zip(cohorts(e, 4), steps(e, 4)[1:], strict=True):
+        delta = 0
+        for i, weight in zip(S, sizes[S] / sizes[S].sum(), strict=True):
+            x_i = x
+            for _ in range(3):
+                x_i = x_i - 0.1 * gradient(x_i, *data[i])
+            delta = delta + weight * (x_i - x)
+        m = beta_1 * m + (1 - beta_1) * delta
+        before = v
+        if algo == "fedadam":
+            v = beta_2 * v + (1 - beta_2) * delta**2
+        elif algo == "fedyogi":
+            v = v - (1 - beta_2) * delta**2 * np.sign(v - delta**2)
+        else:
+            v = v + delta**2
+        shrank = shrank or (v < before).any()
+        x = x + gamma * m / (np.sqrt(v) + epsilon)
+        for ours, theirs in zip((state.x, *state.v), (x, m, v), strict=True):
+            np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-12)
+    assert shrank == (algo != "fedadagrad")
+
+
+def test_the_first_step_of_an_adaptive_server_is_a_sign():
+    """Without memory, v_0 and epsilon, every coordinate that changes moves by gamma."""
+    settings = ["algo.beta_1=0", "algo.beta_2=0", "algo.epsilon=1e-15", "algo.v_0=0", "algo.gamma=0.05"]
+    for algo in ("fedadam", "fedyogi", "fedadagrad"):
+        before, after = steps(experiment(algo, *settings), 1)
+        moved = (after.x - before.x).abs()
+        torch.testing.assert_close(moved[moved > 0], torch.full_like(moved[moved > 0], 0.05), rtol=1e-9, atol=0)
+        assert (moved > 0).any()
+
+
+def test_an_adaptive_server_has_no_other_momentum():
+    with pytest.raises(UserError, match="beta_1 has its place"):
+        experiment("fedadam", "algo.momentum=0.5")
 
 
 @pytest.mark.parametrize("B", ["null", "4"])

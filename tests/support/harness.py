@@ -20,7 +20,7 @@ from fedopt.config.files import CONF, chain, class_path, file_of
 from fedopt.config.words import last_of_each
 from fedopt.errors import UserError
 from fedopt.federation.draws import Drawn
-from fedopt.problems.classes import class_of
+from fedopt.problems.classes import Problem, class_of
 from fedopt.problems.classes import name as class_name
 from fedopt.problems.reductions import covered
 from fedopt.randomness import Purpose, keyed_rng
@@ -132,8 +132,12 @@ def usual_pairs() -> frozenset[tuple[str, str]]:
 
 @cache
 def with_variants() -> frozenset[tuple[str, str]]:
-    """The usual pairs, and each variant with one problem."""
-    return usual_pairs() | {next(pair for pair in pairs() if pair[0] == variant) for variant in variants()}
+    """The usual pairs, and each variant with one problem of its first class, whose solution is known."""
+    closed = {
+        p: kind for p, kind in problem_classes().items() if class_at("problem", p).solution is not Problem.solution
+    }
+    first = {variant: class_name(class_at("algo", variant).solves[0]) for variant in variants()}
+    return usual_pairs() | {(v, next(p for p, kind in closed.items() if kind == first[v])) for v in variants()}
 
 
 def marked(
