@@ -15,6 +15,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
+from fedopt.algorithms.directions import bilevel_maps, bilevel_start, descend
 from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import Schedule
 from fedopt.errors import UserError
@@ -58,11 +59,11 @@ class FedMSA:
     solves: ClassVar = (Bilevel, Compositional)
 
     def init(self, problem: Bilevel | Compositional) -> State:
-        start = problem.start()
         if isinstance(problem, Bilevel):
-            u = Vectors((*start, 0 * start[1]) if problem.indirect else start)  # v = 0
+            u = bilevel_start(problem)  # v = 0
         else:
-            u = Vectors((*start, *(start[0].new_zeros(d) for d in problem.dims[1:])))  # Z = 0
+            (x,) = problem.start()
+            u = Vectors((x, *(x.new_zeros(d) for d in problem.dims[1:])))  # Z = 0
         if isinstance(self.beta, list) and len(self.beta) != len(u) - 1:
             raise UserError(f"algo.beta: {len(self.beta)} step sizes, and this problem has {len(u) - 1} sequences z^n")
         return State(u, u, u, u)
@@ -74,9 +75,10 @@ class FedMSA:
         def F(client: Client, u: Vectors, xi: list[Any]) -> Vectors:
             return bilevel_maps(client, u, xi[0], self.damping) if bilevel else chain_maps(client, u, xi)
 
-        def descend(client: Client, u: Vectors, d: Vectors) -> Vectors:
-            u = Vectors(u_n.sub(d_n, alpha=alpha) for u_n, d_n, alpha in zip(u, d, step_sizes, strict=True))
-            return Vectors((u[0], client.project(u[1]), *u[2:])) if bilevel else u  # w in Y of a minimax problem
+        def moved(client: Client, u: Vectors, d: Vectors) -> Vectors:
+            if bilevel:
+                return descend(client, u, d, step_sizes)  # w stays in Y of a minimax problem
+            return Vectors(u_n.sub(d_n, alpha=alpha) for u_n, d_n, alpha in zip(u, d, step_sizes, strict=True))
 
         def directions(client: Client, message: tuple[Vectors, ...]) -> Vectors:  # eq. 5, but for (1 - rho) d_{r-1}
             (u, *u_prev), xi = message, client.sample("xi")
@@ -84,14 +86,14 @@ class FedMSA:
 
         def local_steps(client: Client, message: tuple[Vectors, Vectors]) -> tuple[Any, Any]:
             u_prev, d = message
-            u, drawn, known = descend(client, u_prev, d), u_prev, None  # k = 1: x^0 = x^1, so that h and q stay
+            u, drawn, known = moved(client, u_prev, d), u_prev, None  # k = 1: x^0 = x^1, so that h and q stay
             for k, xi in enumerate(client.steps("xi"), start=2):
                 # With full local batches the samples are those of the last step, which has computed F(u_prev; xi)
                 F_prev = known[0] if known and same(known[1], xi) else F(client, u_prev, xi)
                 F_u = F(client, u, xi)
                 d, known = F_u + (d - F_prev), (F_u, xi)  # eq. 6
                 drawn = u if k == k_drawn else drawn
-                u_prev, u = u, descend(client, u, d)
+                u_prev, u = u, moved(client, u, d)
             return u, drawn if self.iterate == "random" else ()
 
         # h_r = mean p^m(u_r; xi) + (1 - rho_r) (h_{r-1} - mean p^m(u_{r-1}; xi)), likewise q_r [eq. 5]. With the full data of all
@@ -119,25 +121,6 @@ class FedMSA:
         """The draw of line 19, round by round: whether u_drawn is replaced, and by which of this round's iterates k = 1, ..., K."""
         rng = fed.rng(Purpose.OUTPUT)
         return bool(rng.random() < K / (1 + fed.r * self.K)), int(rng.integers(1, K + 1))
-
-
-def bilevel_maps(client: Client, u: Vectors, xi: Any, damping: float = 0.0) -> Vectors:
-    """(P, S^w, S^v) at u = (x, w, v), zero exactly at the stationary points, each of the shape of its variable [eq. 2, 10].
-
-    P = grad_x f - grad^2_xw g v,  S^w = grad_w g,  S^v = (grad^2_ww g + damping I) v - grad_w f (eq. 10a prints grad_x f).
-    Where u = (x, w), P is grad_x f. Two gradient calls and one product of each kind.
-    """
-    x, w, *v = u
-    if not v:
-        return Vectors((client.outer_gradient_x(x, w, xi), client.inner_gradient(x, w, xi)))
-
-    # The second derivatives of g along v and the gradients of -f are one backward pass through one graph
-    def inner_gradient_and_outer_value(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        return client.grad(client.g, x, w, xi), client.f(x, w, xi)
-
-    (s_w, f), product = client.vjp(inner_gradient_and_outer_value, x, w, grad=2, hvp=1, jvp=1)
-    minus_p, s_v = product((*v, -torch.ones_like(f)))
-    return Vectors((-minus_p, s_w, s_v.add(*v, alpha=damping) if damping else s_v))
 
 
 def chain_maps(client: Client, u: Vectors, xi: list[Any]) -> Vectors:

@@ -12,7 +12,8 @@ from support.harness import pairs, small, steps
 from torch.autograd.functional import hessian, jacobian
 
 from fedopt.algorithms import fedmsa
-from fedopt.algorithms.fedmsa import bilevel_maps, chain_maps
+from fedopt.algorithms.directions import bilevel_maps
+from fedopt.algorithms.fedmsa import chain_maps
 from fedopt.errors import UserError
 from fedopt.federation import inverse
 from fedopt.federation.client import Client

@@ -1,0 +1,70 @@
+"""The directions along which single-loop bilevel methods move x, y and v together, and a step along them.
+
+Notation
+    z = (x, y, v)        the variables; v stands for [grad^2_yy g]^-1 grad_y f, and is left out where the hypergradient is grad_x f
+    D = (Dx, Dy, Dv)     the directions, zero in the mean at the solution; P, S^w and S^v in FedMSA's letters
+    P_r                  the projection onto the ball |v| <= r
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedopt.algorithms.vectors import Vectors
+from fedopt.federation.client import Client
+from fedopt.problems.classes import Bilevel
+
+
+def bilevel_start(problem: Bilevel) -> Vectors:
+    """z = (x, y, 0), or (x, y) where grad_y f is zero at y*(x)."""
+    x, y = problem.start()
+    return Vectors((x, y, torch.zeros_like(y)) if problem.indirect else (x, y))
+
+
+def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> Vectors:
+    """D at z on one sample, each part of the shape of its variable [FedMSA eq. 2, 10].
+
+    Dx = grad_x f - grad^2_xy g v,  Dy = grad_y g,  Dv = (grad^2_yy g + damping I) v - grad_y f (FedMSA's eq. 10a prints grad_x f).
+    Where z = (x, y), Dx is grad_x f. Two gradient calls and one product of each kind.
+    """
+    x, y, *v = z
+    if not v:
+        return Vectors((client.outer_gradient_x(x, y, xi), client.inner_gradient(x, y, xi)))
+
+    # The second derivatives of g along v and the gradients of -f are one backward pass through one graph
+    def inner_gradient_and_outer_value(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return client.grad(client.g, x, y, xi), client.f(x, y, xi)
+
+    (d_y, f), product = client.vjp(inner_gradient_and_outer_value, x, y, grad=2, hvp=1, jvp=1)
+    minus_d_x, d_v = product((*v, -torch.ones_like(f)))
+    return Vectors((-minus_d_x, d_y, d_v.add(*v, alpha=damping) if damping else d_v))
+
+
+def independent_maps(client: Client, z: Vectors, xis: Sequence[Any]) -> Vectors:
+    """D at z as `bilevel_maps` gives it, with a sample for each of Dx, Dy and Dv.
+
+    Three gradient calls, of which one is saved where grad_x f is zero, and one product of each kind.
+    """
+    (x, y, *v), (xi_x, xi_y, xi_v) = z, xis
+    d_x, d_y = client.outer_gradient_x(x, y, xi_x), client.inner_gradient(x, y, xi_y)
+    if not v:
+        return Vectors((d_x, d_y))
+    d_v = client.inner_hessian(x, y, xi_v)(v[0]) - client.outer_gradient_y(x, y, xi_v)
+    return Vectors((d_x - client.cross_product(x, y, v[0], xi_x), d_y, d_v))
+
+
+def descend(
+    space: Client | Bilevel, z: Vectors, D: Vectors, steps: Sequence[float], radius: float | None = None
+) -> Vectors:
+    """z - steps D, with a step for each variable; then y is projected onto Y, which is everything except for minimax problems,
+    and v onto the ball of that radius."""
+    x, y, *v = (part.sub(direction, alpha=step) for part, direction, step in zip(z, D, steps, strict=False))
+    return Vectors((x, space.project(y), *(v_n if radius is None else in_ball(v_n, radius) for v_n in v)))
+
+
+def in_ball(v: Tensor, radius: float) -> Tensor:
+    """P_r(v): v where |v| <= r, else r v / |v|."""
+    norm = torch.linalg.vector_norm(v)
+    return v * torch.where(norm > radius, radius / norm, 1.0)
