@@ -1,0 +1,123 @@
+"""SimFBO and ShroFBO [Yang, Xiao & Ji 2023], FedBiO [Li, Huang & Huang 2023]: x, y and v move together, in one exchange a round.
+
+All are from memory of the papers, not compared with their text; abstracts confirm the shape of SimFBO. The limits that the tests
+hold are derived here.
+
+Notation
+    z = (x, y, v), D, P_r    variables, directions, the projection onto |v| <= r (directions.py); v is u in FedBiO
+    tau_i, q_i               client i's local steps, and the sum of its directions over them, |a_i|_1 = tau_i of them
+    pt_i                     p_i M / |S|, client i's weight in the cohort S; 1 in the sum where the p_i are equal
+    I, t                     the iterations between averages, a round, and the iteration
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import PositiveFloat, PositiveInt
+
+from fedopt.algorithms.directions import bilevel_maps, bilevel_start, descend, independent_maps
+from fedopt.algorithms.vectors import Tensors, Vectors
+from fedopt.config.schedules import LocalWork, Schedule
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.round import Round
+from fedopt.problems.classes import Bilevel
+
+
+class State(NamedTuple):
+    z: Vectors
+
+
+@dataclass(frozen=True)
+class SimFBO:
+    """eta_x, eta_y, eta_v: the clients' steps; gamma_x, gamma_y, gamma_v: the server's.
+
+    tau: local work, in steps or in epochs; the most of it where clients are uneven.
+    B: examples of a local step's sample, one for all three directions; None for all that a client has.
+    r: radius of the ball that the server projects v onto; None for no projection.
+    normalised: True is ShroFBO, whose clients send means of their directions: more local work is no more weight.
+    """
+
+    eta_x: Schedule
+    eta_y: Schedule
+    eta_v: Schedule
+    gamma_x: Schedule
+    gamma_y: Schedule
+    gamma_v: Schedule
+    tau: LocalWork
+    B: PositiveInt | None
+    r: PositiveFloat | None
+    normalised: bool
+
+    solves: ClassVar = (Bilevel,)
+    uneven: ClassVar = "tau"
+
+    def init(self, problem: Bilevel) -> State:
+        return State(bilevel_start(problem))
+
+    def step(self, s: State, problem: Bilevel, fed: Round) -> State:
+        etas = [eta(fed.r) for eta in (self.eta_x, self.eta_y, self.eta_v)]
+        gammas = [gamma(fed.r) for gamma in (self.gamma_x, self.gamma_y, self.gamma_v)]
+
+        def local_steps(client: Client, z: Vectors) -> Any:
+            def step(carry: tuple[Vectors, Vectors], xi: Any) -> tuple[Vectors, Vectors]:
+                z_i, q_i = carry
+                D = bilevel_maps(client, z_i, xi)
+                return descend(client, z_i, D, etas), q_i + D
+
+            _, q_i = client.scan("local", step, (z, 0.0 * z))
+            if not self.normalised:
+                return q_i, ()
+            a_i = client.own_steps("local").to(z[0].dtype)
+            return Vectors(q / a_i.clamp(min=1) for q in q_i), a_i  # 0, 0 of a straggler
+
+        S, p = fed.cohort(), problem.weights
+        pt, local = p[S] * problem.clients / len(S), fed.local(self.tau, self.B)
+        Q, a = fed.exchange(local_steps, s.z, S, weights=pt, local=local)
+        Q = Vectors(a * q for q in Q) if self.normalised else Q
+        return State(descend(problem, s.z, Q, gammas, self.r))
+
+    def output(self, s: State) -> Tensors:
+        return s.z
+
+
+@dataclass(frozen=True)
+class FedBiO:
+    """eta, gamma, tau: steps of x, y and u.
+
+    I: iterations between averages. B: examples of a sample, of which each direction has its own; None for all that a client has.
+    r: radius of the ball that a client projects its u onto after each iteration; None for no projection.
+    """
+
+    eta: Schedule
+    gamma: Schedule
+    tau: Schedule
+    I: PositiveInt
+    B: PositiveInt | None
+    r: PositiveFloat | None
+
+    solves: ClassVar = (Bilevel,)
+
+    def init(self, problem: Bilevel) -> State:
+        return State(bilevel_start(problem))
+
+    def step(self, s: State, problem: Bilevel, fed: Round) -> State:
+        steps = self.steps(fed.r)
+
+        def iterations(client: Client, z: Vectors) -> Vectors:
+            return self.iterations(client, z, steps)
+
+        return State(fed.exchange(iterations, s.z, fed.cohort(), xi=Steps(self.I, self.B, samples=3)))
+
+    def steps(self, r: int) -> tuple[float, float, float]:
+        return self.eta(r), self.gamma(r), self.tau(r)
+
+    def iterations(self, client: Client, z: Vectors, steps: Sequence[float]) -> Vectors:
+        """z_i after I iterations of client i from z."""
+        for xi in client.steps("xi"):
+            z = descend(client, z, independent_maps(client, z, xi), steps, self.r)
+        return z
+
+    def output(self, s: State) -> Tensors:
+        return s.z
