@@ -35,7 +35,7 @@ class SimFBO:
 
     tau: local work, in steps or in epochs; the most of it where clients are uneven.
     B: examples of a local step's sample, one for all three directions; None for all that a client has.
-    r: radius of the ball that the server projects v onto; None for no projection.
+    radius: of the ball that the server projects v onto; None for no projection.
     normalised: True is ShroFBO, whose clients send means of their directions: more local work is no more weight.
     """
 
@@ -47,7 +47,7 @@ class SimFBO:
     gamma_v: Schedule
     tau: LocalWork
     B: PositiveInt | None
-    r: PositiveFloat | None
+    radius: PositiveFloat | None
     normalised: bool
 
     solves: ClassVar = (Bilevel,)
@@ -57,13 +57,14 @@ class SimFBO:
         return State(bilevel_start(problem))
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
-        etas = [eta(fed.r) for eta in (self.eta_x, self.eta_y, self.eta_v)]
-        gammas = [gamma(fed.r) for gamma in (self.gamma_x, self.gamma_y, self.gamma_v)]
+        r = fed.r
+        etas = [eta(r) for eta in (self.eta_x, self.eta_y, self.eta_v)]
+        gammas = [gamma(r) for gamma in (self.gamma_x, self.gamma_y, self.gamma_v)]
 
         def local_steps(client: Client, z: Vectors) -> Any:
             def step(carry: tuple[Vectors, Vectors], xi: Any) -> tuple[Vectors, Vectors]:
                 z_i, q_i = carry
-                D = bilevel_maps(client, z_i, xi)
+                D = self.directions(client, z_i, xi, r)
                 return descend(client, z_i, D, etas), q_i + D
 
             _, q_i = client.scan("local", step, (z, 0.0 * z))
@@ -76,7 +77,11 @@ class SimFBO:
         pt, local = p[S] * problem.clients / len(S), fed.local(self.tau, self.B)
         Q, a = fed.exchange(local_steps, s.z, S, weights=pt, local=local)
         Q = Vectors(a * q for q in Q) if self.normalised else Q
-        return State(descend(problem, s.z, Q, gammas, self.r))
+        return State(descend(problem, s.z, Q, gammas, self.radius))
+
+    def directions(self, client: Client, z: Vectors, xi: Any, r: int) -> Vectors:
+        """D at z on one sample, in round r."""
+        return bilevel_maps(client, z, xi)
 
     def output(self, s: State) -> Tensors:
         return s.z
@@ -87,7 +92,7 @@ class FedBiO:
     """eta, gamma, tau: steps of x, y and u.
 
     I: iterations between averages. B: examples of a sample, of which each direction has its own; None for all that a client has.
-    r: radius of the ball that a client projects its u onto after each iteration; None for no projection.
+    radius: of the ball that a client projects its u onto after each iteration; None for no projection.
     """
 
     eta: Schedule
@@ -95,7 +100,7 @@ class FedBiO:
     tau: Schedule
     I: PositiveInt
     B: PositiveInt | None
-    r: PositiveFloat | None
+    radius: PositiveFloat | None
 
     solves: ClassVar = (Bilevel,)
 
@@ -116,7 +121,7 @@ class FedBiO:
     def iterations(self, client: Client, z: Vectors, steps: Sequence[float]) -> Vectors:
         """z_i after I iterations of client i from z."""
         for xi in client.steps("xi"):
-            z = descend(client, z, independent_maps(client, z, xi), steps, self.r)
+            z = descend(client, z, independent_maps(client, z, xi), steps, self.radius)
         return z
 
     def output(self, s: State) -> Tensors:

@@ -65,7 +65,7 @@ def test_golden_numbers(algo):
         "participation.work=[1,2,2,3]",
         "participation.stragglers=0.25",
         "algo.B=3",
-        f"algo.r={r}",
+        f"algo.radius={r}",
     )
     x, y = e.problem.start()
     z, norms, done = [x.numpy(), y.numpy(), 0 * y.numpy()], [], set()
@@ -104,7 +104,7 @@ def test_golden_numbers_of_fedbio():
         *stepped(FEDBIO, *values),
         "participation.cohort=2",
         f"algo.I={I}",
-        f"algo.r={r}",
+        f"algo.radius={r}",
         "algo.B=3",
     )
     x, y = e.problem.start()
@@ -186,7 +186,7 @@ def test_shrofbo_is_simfbo_where_work_is_even():
 
 @pytest.mark.parametrize("algo", ["simfbo", "shrofbo", "fedbio"])
 def test_v_stays_in_its_ball(algo):
-    free, bound = (steps(small(algo, "quadratic_bilevel", "algo.B=3", f"algo.r={r}"), 5) for r in ("null", 0.01))
+    free, bound = (steps(small(algo, "quadratic_bilevel", "algo.B=3", f"algo.radius={r}"), 5) for r in ("null", 0.01))
     assert max(float(s.z[2].norm()) for s in free) > 0.1
     assert all(float(s.z[2].norm()) <= 0.01 * (1 + 1e-12) for s in bound)
 

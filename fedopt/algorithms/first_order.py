@@ -1,0 +1,62 @@
+"""First-order federated bilevel optimisation: SimFBO with directions that take gradients only.
+
+The federation of both estimators is derived here and unpublished. One-machine forms: a penalty [Kwon et al. 2023, F2SA, read in
+benchmark_bilevel], differences of gradients [Yang et al. 2023, from memory]. MemFBO [Yang et al. 2025] is related; its update is not
+known here.
+
+Notation
+    z = (x, y, v)    as in SimFBO; with estimator=penalty v stands for s, which tends to y*(x), while y tends to the minimiser of
+                     f + lam g
+    lam              the penalty's coefficient of round r: the error of the hypergradient is of the order of 1 / lam
+    delta            half the distance of the points at which grad g is taken: exact for quadratic g, whatever it is
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat
+
+from fedopt.algorithms.directions import bilevel_maps, bilevel_start
+from fedopt.algorithms.simfbo import SimFBO, State
+from fedopt.algorithms.vectors import Vectors
+from fedopt.federation.client import Client
+from fedopt.problems.classes import Bilevel
+
+
+@dataclass(frozen=True)
+class FirstOrder(SimFBO):
+    """As SimFBO; eta_v, gamma_v are the steps of s with estimator=penalty, and normalised weighs clients as in ShroFBO.
+
+    lam, growth, power: lam + growth r^power is the penalty's coefficient of round r.
+    delta: of estimator=difference.
+    """
+
+    estimator: Literal["penalty", "difference"]
+    lam: PositiveFloat
+    growth: NonNegativeFloat
+    power: NonNegativeFloat
+    delta: PositiveFloat
+
+    first_order: ClassVar = True
+
+    def __post_init__(self) -> None:
+        if self.estimator == "penalty" and self.radius is not None:
+            raise ValueError("radius goes with estimator=difference: with estimator=penalty there is no v")
+
+    def init(self, problem: Bilevel) -> State:
+        x, y, *v = bilevel_start(problem)
+        return State(Vectors((x, y, *(y if self.estimator == "penalty" else v_0 for v_0 in v))))
+
+    def directions(self, client: Client, z: Vectors, xi: Any, r: int) -> Vectors:
+        """D at z on one sample. Three gradient calls with a penalty, four with differences."""
+        x, y, *v = z
+        if not v:
+            return bilevel_maps(client, z, xi)  # the hypergradient is grad_x f
+        f_x, f_y = client.outer_gradients(x, y, xi)
+        if self.estimator == "penalty":
+            lam, (s,) = self.lam + self.growth * r**self.power, v
+            (g_x, g_y), (g_x_s, g_y_s) = client.inner_gradients(x, y, xi), client.inner_gradients(x, s, xi)
+            return Vectors((f_x + lam * (g_x - g_x_s), f_y + lam * g_y, g_y_s))
+        ahead, behind = (client.inner_gradients(x, y + d * v[0], xi) for d in (self.delta, -self.delta))
+        cross, hessian = ((a - b) / (2 * self.delta) for a, b in zip(ahead, behind, strict=True))  # times v
+        return Vectors((f_x - cross, client.inner_gradient(x, y, xi), hessian - f_y))
