@@ -121,11 +121,12 @@ def _above_best(label: str, members: Sequence[Recorded], metric: str) -> Iterato
     """One line for a group with a run whose last value of the metric, or of a loss, is far above its best."""
     names = dict.fromkeys([metric, *(name for name, described in members[0].metrics.items() if described.bounds)])
     for name in (name for name in names if members[0].metric(name).better == "lower"):
-        values = [run.values(name) for run in members if name in run.table]
-        pairs = [(its[-1], float(np.nanmin(its))) for its in values if np.isfinite(its).any()]
-        if far := [(last / best, last, best) for last, best in pairs if best > 0 and last > ABOVE * best]:
-            _, last, best = max(far)
-            yield f"{label}: {name} ends at {last:.4g}, above twice its best, {best:.4g}: smaller steps may keep it there"
+        values = [(run.keys.get("seed"), run.values(name)) for run in members if name in run.table]
+        ends = [(seed, its[-1], float(np.nanmin(its))) for seed, its in values if np.isfinite(its).any()]
+        if far := [(last / best, last, best, seed) for seed, last, best in ends if best > 0 and last > ABOVE * best]:
+            _, last, best, seed = max(far)
+            where = f" on seed {seed}" if seed else ""
+            yield f"{label}: {name} ends{where} at {last:.4g}, above twice its best, {best:.4g}: smaller steps may keep it there"
             return
 
 

@@ -124,7 +124,7 @@ def test_runs_that_lack_a_loss_of_the_first_are_compared(tmp_path, command):
     ("losses", "said"),
     [
         ([2, 2, 21], "1 of 1 runs end with a train_loss of more than 10 times"),
-        ([2, 1, 2.1], "FedMSA: train_loss ends at 2.1, above twice its best, 1: smaller steps"),
+        ([2, 1, 2.1], "FedMSA: train_loss ends on seed 0 at 2.1, above twice its best, 1: smaller steps"),
         ([2, 1, 1.9], ""),
         ([2, 0, 1.9], ""),
         ([2, -2, 1.9], ""),
@@ -147,7 +147,7 @@ def test_the_metric_that_is_compared_comes_before_other_losses(tmp_path, command
     """With the values of the run that is worst; what is better when higher is no loss."""
     for seed, values in enumerate([(8, 1, 5), (8, 1, 3)]):
         record(tmp_path / "runs" / str(seed), values, seed, metric="gap")
-    assert "gap ends at 5, above twice its best, 1" in command(tmp_path / "runs")[3]
+    assert "gap ends on seed 0 at 5, above twice its best, 1" in command(tmp_path / "runs")[3]
     record(tmp_path / "high" / "0", (1, 9, 4))
     assert command(tmp_path / "high")[3] == ""
 
