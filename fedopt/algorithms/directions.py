@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedopt.algorithms.vectors import Vectors
 from fedopt.federation.client import Client
-from fedopt.problems.classes import Bilevel
+from fedopt.problems.classes import Nested
 
 
-def bilevel_start(problem: Bilevel) -> Vectors:
+def bilevel_start(problem: Nested) -> Vectors:
     """z = (x, y, 0), or (x, y) where grad_y f is zero at y*(x)."""
     x, y = problem.start()
     return Vectors((x, y, torch.zeros_like(y)) if problem.indirect else (x, y))
@@ -56,7 +56,7 @@ def independent_maps(client: Client, z: Vectors, xis: Sequence[Any]) -> Vectors:
 
 
 def descend(
-    space: Client | Bilevel, z: Vectors, D: Vectors, steps: Sequence[float], radius: float | None = None
+    space: Client | Nested, z: Vectors, D: Vectors, steps: Sequence[float], radius: float | None = None
 ) -> Vectors:
     """z - steps D, with a step for each variable; then y is projected onto Y, which is everything except for minimax problems,
     and v onto the ball of that radius."""

@@ -1,8 +1,8 @@
 """First-order federated bilevel optimisation: SimFBO with directions that take gradients only.
 
 The federation of both estimators is derived here and unpublished. One-machine forms: a penalty [Kwon et al. 2023, F2SA, read in
-benchmark_bilevel], differences of gradients [Yang et al. 2023, from memory]. MemFBO [Yang et al. 2025] is related; its update is not
-known here.
+benchmark_bilevel], differences of gradients [Yang et al. 2023, from memory]. MemFBO [Yang et al. 2025] is related; its update is
+not known here.
 
 Notation
     z = (x, y, v)    as in SimFBO; with estimator=penalty v stands for s, which tends to y*(x), while y tends to the minimiser of

@@ -1,4 +1,4 @@
-"""SimFBO and ShroFBO [Yang, Xiao & Ji 2023], FedBiO [Li, Huang & Huang 2023]: x, y and v move together, in one exchange a round.
+"""SimFBO and ShroFBO [Yang, Xiao & Ji 2023], FedBiO and FedBiO-Local [Li, Huang & Huang 2023]: x, y and v move together.
 
 All are from memory of the papers, not compared with their text; abstracts confirm the shape of SimFBO. The limits that the tests
 hold are derived here.
@@ -14,19 +14,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor
 
 from fedopt.algorithms.directions import bilevel_maps, bilevel_start, descend, independent_maps
 from fedopt.algorithms.vectors import Tensors, Vectors
 from fedopt.config.schedules import LocalWork, Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
+from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
-from fedopt.problems.classes import Bilevel
+from fedopt.problems.classes import Bilevel, LocalBilevel
 
 
 class State(NamedTuple):
     z: Vectors
+
+
+class LocalState(NamedTuple):
+    """memory: (y_i, u_i) of each client, [2 dy]."""
+
+    x: Tensor
+    memory: Memory
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,7 @@ class FedBiO:
     B: PositiveInt | None
     radius: PositiveFloat | None
 
-    solves: ClassVar = (Bilevel,)
+    solves: ClassVar[Any] = (Bilevel,)
 
     def init(self, problem: Bilevel) -> State:
         return State(bilevel_start(problem))
@@ -126,3 +136,27 @@ class FedBiO:
 
     def output(self, s: State) -> Tensors:
         return s.z
+
+
+@dataclass(frozen=True)
+class FedBiOLocal(FedBiO):
+    """FedBiO where the lower level belongs to each client: y_i and u_i stay there, and only x is averaged."""
+
+    solves: ClassVar[Any] = (LocalBilevel,)
+
+    def init(self, problem: Any) -> Any:
+        x, *local = bilevel_start(problem)
+        return LocalState(x, Memory([torch.cat(local)] * problem.clients))
+
+    def step(self, s: Any, problem: Any, fed: Round) -> Any:
+        steps, dy = self.steps(fed.r), len(problem.start()[1])
+
+        def iterations(client: Client, x: Tensor) -> tuple[Tensor, Tensor]:
+            x, *local = self.iterations(client, Vectors((x, *client.memory.split(dy))), steps)
+            return x, torch.cat(local)
+
+        xi = Steps(self.I, self.B, samples=3)
+        return LocalState(*fed.exchange(iterations, s.x, fed.cohort(), memory=s.memory, xi=xi))
+
+    def output(self, s: Any) -> Tensors:
+        return (s.x,)

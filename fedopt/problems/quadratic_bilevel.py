@@ -4,25 +4,46 @@
     f_i(x, y) = 1/2 x'D_i x - (d_i + noise)'x + 1/2 y'F_i y - (e_i + noise)'y + x'G_i y
 
 With the means over clients written without index, y*(x) = A^-1 (B x + c), the hypergradient is
-grad f(x) = D x - d + G y* + B' A^-1 (F y* - e + G'x), and it is linear in x.
+grad f(x) = D x - d + G y* + B' A^-1 (F y* - e + G'x), and it is linear in x. Where the lower level belongs to each client, each
+has its own terms there, and the mean is taken afterwards.
 """
 
+from abc import abstractmethod
 from collections import namedtuple
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
-from fedopt.problems.classes import Bilevel
+from fedopt.problems.classes import Bilevel, Nested
 from fedopt.problems.quadratics import Quadratic, gaussian, spd
 
 Sample = namedtuple("Sample", "A B c D d F e G")
 
 
+class Outer(NamedTuple):
+    """Of f(x, y*(x)): its Hessian, its gradient at 0 and its value there, each with a leading dimension where there are several."""
+
+    hessian: Tensor
+    constant: Tensor
+    value: Tensor
+
+
+def reduced(terms: Sample) -> Outer:
+    """f(x, y*(x)) as a quadratic function of x. terms: of one problem, or of several, [M, ...]."""
+    A, B, c, D, d, F, e, G = (term if name.isupper() else term[..., None] for name, term in terms._asdict().items())
+    S, y0 = torch.linalg.solve(A, B), torch.linalg.solve(A, c)  # y*(x) = S x + y0
+    hessian = D + G @ S + (G @ S).mT + S.mT @ F @ S
+    constant = -d + G @ y0 + S.mT @ (F @ y0 - e)
+    value = y0.mT @ (0.5 * F @ y0 - e)
+    return Outer(hessian, constant[..., 0], value[..., 0, 0])
+
+
 @dataclass(eq=False)
-class QuadraticBilevel(Quadratic, Bilevel):
+class NestedQuadratic(Quadratic, Nested):
     """dx, dy: dimensions of x and y.
 
     conditioning: of the Hessians of g_i in y and of f_i in (x, y); heterogeneity, noise, examples: see `Quadratic`.
@@ -48,27 +69,19 @@ class QuadraticBilevel(Quadratic, Bilevel):
             G=H[:, :dx, dx:],
         )
         self.set_up(terms, {"c": "train", "d": "val", "e": "val"})
-        A, B, c, D, d, F, e, G = self._mean = self.mean(self.weights)
-        S, y0 = torch.linalg.solve(A, B), torch.linalg.solve(A, c)  # y*(x) = S x + y0
-        self._hessian = D + G @ S + S.T @ G.T + S.T @ F @ S
-        self._constant = -d + G @ y0 + S.T @ (F @ y0 - e)
-        self._x = -torch.linalg.solve(self._hessian, self._constant)
+        self._outer = self.outer(terms)
+        self._x = -torch.linalg.solve(self._outer.hessian, self._outer.constant)
 
-    def inner_solution(self, x: Tensor) -> Tensor:
-        """y*(x), [dy]."""
-        return torch.linalg.solve(self._mean.A, self._mean.B @ x + self._mean.c)
+    @abstractmethod
+    def outer(self, terms: Sample) -> Outer:
+        """The outer objective as a function of x. terms: the clients', [M, ...]."""
 
     def hypergradient(self, x: Tensor) -> Tensor:
-        """grad f(x), [dx], in closed form."""
-        return self._hessian @ x + self._constant
-
-    def solution(self) -> tuple[Tensor, ...]:
-        x, (A, _, _, _, _, F, e, G) = self._x, self._mean
-        y = self.inner_solution(x)
-        return x, y, torch.linalg.solve(A, F @ y - e + G.T @ x)
+        """The gradient of the outer objective, [dx], in closed form."""
+        return self._outer.hessian @ x + self._outer.constant
 
     def start(self) -> tuple[Tensor, ...]:
-        return self._constant.new_ones(self.dx), self._constant.new_zeros(self.dy)
+        return self._x.new_ones(self.dx), self._x.new_zeros(self.dy)
 
     def f(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         _, _, _, D, d, F, e, G = sample
@@ -79,9 +92,28 @@ class QuadraticBilevel(Quadratic, Bilevel):
         return 0.5 * y @ (A @ y) - y @ (B @ x + c)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        x = point[0]
+        x, (_, constant, value) = point[0], self._outer
+        hypergradient = self.hypergradient(x)
         return {
-            "objective": float(self.f(x, self.inner_solution(x), self._mean)),
+            "objective": float(0.5 * x @ (hypergradient + constant) + value),
             "distance": float(torch.linalg.norm(x - self._x)),
-            "hypergradient_norm": float(torch.linalg.norm(self.hypergradient(x))),
+            "hypergradient_norm": float(torch.linalg.norm(hypergradient)),
         }
+
+
+@dataclass(eq=False)
+class QuadraticBilevel(NestedQuadratic, Bilevel):
+    """The lower level of the means over clients: one y*(x) for all."""
+
+    def outer(self, terms: Sample) -> Outer:
+        self._mean = self.mean(self.weights)
+        return reduced(self._mean)
+
+    def inner_solution(self, x: Tensor) -> Tensor:
+        """y*(x), [dy]."""
+        return torch.linalg.solve(self._mean.A, self._mean.B @ x + self._mean.c)
+
+    def solution(self) -> tuple[Tensor, ...]:
+        x, (A, _, _, _, _, F, e, G) = self._x, self._mean
+        y = self.inner_solution(x)
+        return x, y, torch.linalg.solve(A, F @ y - e + G.T @ x)

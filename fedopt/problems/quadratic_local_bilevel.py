@@ -1,0 +1,27 @@
+"""The quadratic bilevel problem whose lower level belongs to each client, with closed forms.
+
+    min_x sum_i p_i f_i(x, y_i*(x)),    y_i*(x) = argmin_y g_i(x, y) = A_i^-1 (B_i x + c_i)
+
+f_i, g_i and their numbers are those of `quadratic_bilevel`, whose y* solves the mean of the g_i: the solutions differ unless
+clients are equal.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedopt.problems.classes import LocalBilevel
+from fedopt.problems.quadratic_bilevel import NestedQuadratic, Outer, Sample, reduced
+
+
+@dataclass(eq=False)
+class QuadraticLocalBilevel(NestedQuadratic, LocalBilevel):
+    """The lower levels of the clients by themselves: a y_i*(x) for each."""
+
+    def outer(self, terms: Sample) -> Outer:
+        p = torch.from_numpy(self.weights).to(terms.A)
+        return Outer(*(torch.tensordot(p, part, dims=1) for part in reduced(terms)))
+
+    def solution(self) -> tuple[Tensor, ...]:
+        return (self._x,)
