@@ -204,7 +204,7 @@ class Round:
                 new_rows.append(of_stack)
             leaves, structure = tree_flatten(answers)
             rows = () if combine is None else (len(cohort),)
-            sums = sums or [leaf.new_zeros(*rows, *leaf.shape[1:], dtype=torch.float64) for leaf in leaves]
+            sums = sums or [leaf.new_zeros((*rows, *leaf.shape[1:]), dtype=torch.float64) for leaf in leaves]
             for total, leaf in zip(sums, leaves, strict=True):
                 for member, weight, answer in zip(members, counted[members], leaf, strict=True):
                     if combine is None:
