@@ -39,6 +39,7 @@ class Purpose(IntEnum):
     DIRECTIONS = 12
     NOISE = 13
     TEST = 14  # which examples of a file are for testing
+    COIN = 15  # when a round ends, where that is random
 
 
 class Part(IntEnum):

@@ -34,13 +34,14 @@ FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 
 
 def contract(path: Path) -> dict[str, Any]:
-    """What a contract.yaml says: overrides by NAME or by 'ALGO PROBLEM'; less, by ALGO; approximate, by ALGO."""
+    """What a contract.yaml says: overrides by NAME or by 'ALGO PROBLEM'; less, by ALGO; everyone: [ALGO]; approximate, by ALGO."""
     return (yaml.safe_load(path.read_text()) if path.exists() else None) or {}
 
 
 OURS = contract(Path(__file__).with_name("contract.yaml"))
 YOURS = contract(Path(EXTRA) / "contract.yaml") if EXTRA else {}
 LESS: dict[str, list[str]] = OURS.pop("less") | YOURS.pop("less", {})
+EVERYONE: list[str] = OURS.pop("everyone") + YOURS.pop("everyone", [])  # algorithms that take no cohorts
 APPROXIMATE: dict[str, float] = YOURS.pop("approximate", {})  # how far from the solution rounds may lead
 FEDERATION = ["partitioner.clients=6", "participation.cohort=3", "hardware.dtype=float64", "hardware.threads=1"]
 
@@ -167,8 +168,10 @@ def small(algo: str, problem: str, *words: str) -> Experiment:
 
 def tuned(algo: str, problem: str, *words: str) -> Experiment:
     """With tuned values, except for those of contract.yaml."""
-    chosen = [f"algo={algo}", f"problem={problem}", *overrides(algo, problem), *FEDERATION]
-    return assemble(composed(*last_of_each([*chosen, *words])))
+    chosen = [f"algo={algo}", f"problem={problem}", *overrides(algo, problem), *FEDERATION, *words]
+    if algo in EVERYONE:
+        chosen = [word for word in chosen if not word.startswith("participation.")]
+    return assemble(composed(*last_of_each(chosen)))
 
 
 def rows_of(whole: dict[str, Any], drawn: Drawn, split: str) -> tuple[torch.Tensor, torch.Tensor]:

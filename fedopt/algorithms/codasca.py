@@ -1,0 +1,107 @@
+"""CODA+ and CODASCA: local descent-ascent in stages, each on an objective that is drawn to the stage's point [Yuan et al. 2021].
+
+Read in the authors' public code, `ICML2021_FedDeepAUC_CODASCA`, and in another one, `federated-minimax`; they differ.
+
+Notation
+    w, u       (x, y) of the server, and of a client in its local steps
+    x_s        the stage's point, which x is drawn to
+    G_k        F_i(u; b) = (grad_x f_i, -grad_y f_i) in local step k
+    c, c_i     control variates of the server and of client i, estimates of F and of F_i; c = sum_i p_i c_i [CODASCA]
+    p_i        the clients' weights in the objective
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.algorithms.minimax_field import field, moved, parts, step
+from fedopt.algorithms.vectors import Vectors
+from fedopt.config.schedules import Schedule, values
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.memory import Memory
+from fedopt.federation.round import Round
+from fedopt.problems.classes import Minimax
+
+
+class State(NamedTuple):
+    """x_mean: of the stage so far. memory: c_i of each client. c, memory: () in CODA+."""
+
+    w: Vectors
+    x_s: Tensor
+    x_mean: Tensor
+    c: Any
+    memory: Any
+
+
+@dataclass(frozen=True)
+class Codasca:
+    """eta_x, eta_y: the clients' steps in the first stage; gamma: the server's on their mean change, in x and in y.
+
+    K: local steps; B: examples of a step, None for all that a client has.
+    stage, decay: the rounds of a stage, and what the steps are divided by from one to the next.
+    stage_point: x_s is the last x, or the mean of the x of the last stage's rounds.
+    lam: weight of the term lam (u_x - x_s).
+    control: no control variates (CODA+), or c_i is the mean of the local gradients G_k or, as in SCAFFOLD, comes from iterates.
+    """
+
+    eta_x: Schedule
+    eta_y: Schedule
+    gamma: Schedule
+    K: PositiveInt
+    B: PositiveInt | None
+    stage: PositiveInt
+    decay: Annotated[float, Field(ge=1)]
+    stage_point: Literal["last", "mean"]
+    lam: NonNegativeFloat
+    control: Literal["none", "gradients", "iterates"]
+
+    solves: ClassVar = (Minimax,)
+
+    def __post_init__(self) -> None:
+        if self.control == "iterates" and 0 in values(self.eta_x) + values(self.eta_y):
+            raise ValueError("eta_x and eta_y must be greater than 0: with control=iterates, c_i is a change over eta")
+
+    def init(self, problem: Minimax) -> State:
+        w = Vectors(problem.start())
+        if self.control == "none":
+            return State(w, w[0], w[0], (), ())
+        return State(w, w[0], w[0], 0 * w, Memory([torch.cat(0 * w)] * problem.clients))
+
+    def step(self, s: State, problem: Minimax, fed: Round) -> State:
+        number, place = divmod(fed.r, self.stage)
+        eta = (self.eta_x(fed.r) / self.decay**number, self.eta_y(fed.r) / self.decay**number)
+        K, lam, control = self.K, self.lam, self.control
+
+        def local_steps(client: Client, message: tuple[Any, ...]) -> Any:
+            w, c, x_s = message
+            u, total = w, 0 * w
+            c_i = parts(client.memory, w) if c else c
+            for b in client.steps("local"):
+                G = field(client, u, b)
+                plus = c - c_i if c else 0 * G
+                if x_s:
+                    plus = Vectors((plus[0] + lam * (u[0] - x_s[0]), plus[1]))  # on the primal only
+                u, total = step(client, u, G + plus, eta), total + G
+            if not c:
+                return u
+            new = 1 / K * total if control == "gradients" else moved(c_i - c, u - w, (1 / eta[0] / K, 1 / eta[1] / K))
+            return (u, new - c_i), torch.cat(new)
+
+        S, draws = fed.cohort(), Steps(K, self.B)
+        message = (s.w, s.c, (s.x_s,) if lam else ())
+        if control == "none":
+            mean, c, memory = fed.exchange(local_steps, message, S, local=draws), s.c, s.memory
+        else:
+            (mean, dc), memory = fed.exchange(local_steps, message, S, memory=s.memory, local=draws)
+            c = s.c + float(problem.weights[S].sum()) * dc
+        x, _ = w = step(problem, s.w, s.w - mean, (self.gamma(fed.r),) * 2)  # w + gamma (mean u - w)
+        x_mean = s.x_mean + (x - s.x_mean) / (place + 1)
+        ends = place + 1 == self.stage
+        return State(w, (x if self.stage_point == "last" else x_mean) if ends else s.x_s, x_mean, c, memory)
+
+    def output(self, s: State) -> Vectors:
+        return s.w

@@ -1,0 +1,123 @@
+"""Local extragradient, and FeDualEx: its dual form for composite objectives [Bai & Bullins 2024].
+
+Local extragradient was read in two public codes, `ProxSkipVIP` and `federated-minimax`; FeDualEx in the paper's text.
+
+Notation
+    w, u       (x, y) of the server, and of a client in its local steps
+    F_i        (grad_x f_i, -grad_y f_i)
+    h, b       the half point, and two fresh samples of a step
+    o          FeDualEx: w_0 less the sum of all eta F_i so far, the dual variable
+    T_t(o)     FeDualEx: o with its entries moved towards 0 by t eta lam, and cut to [-D, D]; t counts the steps
+    z, z_h     FeDualEx: the points that o stands for, before and after the half step
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch.nn.functional import softshrink
+
+from fedopt.algorithms.minimax_field import field, moved, step
+from fedopt.algorithms.vectors import Vectors
+from fedopt.config.schedules import Schedule
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.round import Round
+from fedopt.problems.classes import Minimax
+
+
+class State(NamedTuple):
+    w: Vectors
+
+
+@dataclass(frozen=True)
+class LocalExtragradient:
+    """eta_x, eta_y: the clients' steps; eta_s: the server's on their mean change; K: local steps.
+
+    B: examples of each of a step's two samples, None for all that a client has.
+    """
+
+    eta_x: Schedule
+    eta_y: Schedule
+    eta_s: Schedule
+    K: PositiveInt
+    B: PositiveInt | None
+
+    solves: ClassVar = (Minimax,)
+
+    def init(self, problem: Minimax) -> State:
+        return State(Vectors(problem.start()))
+
+    def step(self, s: State, problem: Minimax, fed: Round) -> State:
+        eta = (self.eta_x(fed.r), self.eta_y(fed.r))
+
+        def local_steps(client: Client, u: Vectors) -> Vectors:
+            for b1, b2 in client.steps("local"):
+                h = moved(u, field(client, u, b1), eta)  # not projected, as in the public code
+                u = step(client, u, field(client, h, b2), eta)
+            return u
+
+        mean = fed.exchange(local_steps, s.w, fed.cohort(), local=Steps(self.K, self.B, samples=2))
+        return State(step(problem, s.w, s.w - mean, (self.eta_s(fed.r),) * 2))  # w + eta_s (mean u - w)
+
+    def output(self, s: State) -> Vectors:
+        return s.w
+
+
+class DualState(NamedTuple):
+    """o; z, what it stands for; and the mean of all z_h so far, z before there are any."""
+
+    o: Vectors
+    z: Vectors
+    mean: Vectors
+
+
+@dataclass(frozen=True)
+class FeDualEx:
+    """eta_x, eta_y: the clients' steps; eta_s: the server's on their mean change; K: local steps.
+
+    B: examples of each of a step's two samples, None for all that a client has.
+    lam, D: the objective is f + lam |x|_1 - lam |y|_1, and entries of x and y are within [-D, D]; None for no such box.
+    iterate: the output, the last z or the mean of all z_h [theorem], which clients then send too.
+    """
+
+    eta_x: PositiveFloat
+    eta_y: PositiveFloat
+    eta_s: PositiveFloat
+    K: PositiveInt
+    B: PositiveInt | None
+    lam: NonNegativeFloat
+    D: PositiveFloat | None
+    iterate: Literal["last", "mean"]
+
+    solves: ClassVar = (Minimax,)
+
+    def init(self, problem: Minimax) -> DualState:
+        w = Vectors(problem.start())
+        return DualState(w, self._T(problem, w, 0), w)
+
+    def step(self, s: DualState, problem: Minimax, fed: Round) -> DualState:
+        eta, K, first, theory = (self.eta_x, self.eta_y), self.K, self.eta_s * fed.r * self.K, self.iterate == "mean"
+
+        def local_steps(client: Client, o: Vectors) -> tuple[Vectors, ...]:
+            total = 0 * o
+            for k, (b1, b2) in enumerate(client.steps("local")):
+                z = self._T(client, o, first + k)
+                z_h = self._T(client, moved(o, field(client, z, b1), eta), first + k + 1)
+                o, total = moved(o, field(client, z_h, b2), eta), total + z_h
+            return (o, 1 / K * total) if theory else (o,)
+
+        mean, *z_h = fed.exchange(local_steps, s.o, fed.cohort(), local=Steps(K, self.B, samples=2))
+        o = s.o + self.eta_s * (mean - s.o)
+        of_all = s.mean + 1 / (fed.r + 1) * (z_h[0] - s.mean) if theory else s.mean
+        return DualState(o, self._T(problem, o, first + self.eta_s * K), of_all)
+
+    def output(self, s: DualState) -> Vectors:
+        return s.z if self.iterate == "last" else s.mean
+
+    def _T(self, at: Client | Minimax, o: Vectors, t: float) -> Vectors:
+        """T_t(o), with y projected onto the problem's constraint: exact where the problem has none, or lam = 0 and no box."""
+        if self.lam:
+            o = Vectors(softshrink(v, t * eta * self.lam) for v, eta in zip(o, (self.eta_x, self.eta_y), strict=True))
+        x, y = o if self.D is None else (v.clamp(-self.D, self.D) for v in o)
+        return Vectors((x, at.project(y)))

@@ -1,0 +1,75 @@
+"""FESS-GDA: local descent-ascent whose server smooths the objective in x [Shen et al. 2024].
+
+The equations are those of a third party's note on the paper (in the repository `zij`), not compared with the paper's text.
+
+Notation
+    w, w_i       (x, y) of the server and of client i
+    z            where the server draws x to, a slow average of it
+    K            the local steps of a client; where they are uneven, the cohort's mean
+    eta_l        (eta_x, eta_y), the clients' steps (eta_xl, eta_yl in the note)
+    gamma        the server's steps (eta_xg, eta_yg)
+    p, beta      weight of the smoothing term p/2 |x - z|^2, and step of z
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.algorithms.minimax_field import field, step
+from fedopt.algorithms.vectors import Vectors
+from fedopt.config.schedules import LocalWork, Schedule
+from fedopt.federation.client import Client
+from fedopt.federation.round import Round
+from fedopt.problems.classes import Minimax
+
+
+class State(NamedTuple):
+    w: Vectors
+    z: Tensor
+
+
+@dataclass(frozen=True)
+class FessGda:
+    """eta_x, eta_y: the clients' steps; gamma_x, gamma_y: the server's, relative to them.
+
+    tau: local work, in epochs or in steps; B: examples of a step, None for all that a client has.
+    p, beta: weight of the smoothing, 0 is none, and step of z; with beta = 1 there is none either, since z = x.
+    """
+
+    eta_x: Schedule
+    eta_y: Schedule
+    gamma_x: Schedule
+    gamma_y: Schedule
+    tau: LocalWork
+    B: PositiveInt | None
+    p: NonNegativeFloat
+    beta: Annotated[float, Field(gt=0, le=1)]
+
+    solves: ClassVar = (Minimax,)
+    uneven: ClassVar = "tau"
+
+    def init(self, problem: Minimax) -> State:
+        w = Vectors(problem.start())
+        return State(w, w[0])
+
+    def step(self, s: State, problem: Minimax, fed: Round) -> State:
+        eta_l, gamma = (self.eta_x(fed.r), self.eta_y(fed.r)), (self.gamma_x(fed.r), self.gamma_y(fed.r))
+
+        def local_steps(client: Client, w: Vectors) -> Vectors:
+            def local_step(w_i: Vectors, b: Any) -> Vectors:
+                return step(client, w_i, field(client, w_i, b), eta_l)
+
+            return client.scan("local", local_step, w)
+
+        S, local = fed.cohort(), fed.local(self.tau, self.B)
+        mean = fed.exchange(local_steps, s.w, S, local=local)
+        K = float(np.average(local.steps_of(problem.splits, S), weights=problem.weights[S]))
+        x, y = step(problem, s.w, s.w - mean, gamma)  # w + gamma (mean w_i - w)
+        x = x - eta_l[0] * gamma[0] * K * self.p * (s.w[0] - s.z)
+        return State(Vectors((x, y)), s.z + self.beta * (x - s.z))
+
+    def output(self, s: State) -> Vectors:
+        return s.w

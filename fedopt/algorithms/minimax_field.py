@@ -1,0 +1,41 @@
+"""The field of a minimax problem, F_i(w) = (grad_x f_i, -grad_y f_i) at w = (x, y), and steps along it: descent in x, ascent in y.
+
+Where F = mean F_i is zero, (x, y) is stationary. Methods that correct local steps add one term `plus` to F_i, which may have an
+`anchor`, as `Client.gradient_step_` has on minimisation problems.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from fedopt.algorithms.vectors import Vectors
+from fedopt.federation.client import Client
+from fedopt.problems.classes import Minimax
+
+Etas = tuple[float, float]  # steps of x and of y
+
+
+def field(client: Client, w: Vectors, xi: Any, plus: Vectors | None = None, anchor: Vectors | None = None) -> Vectors:
+    """F_i(w) - F_i(anchor) + plus on one sample; None for no such term. One gradient call, and one more with an anchor."""
+    x, y = w
+    f_x, f_y = client.outer_gradients(x, y, xi)
+    F = Vectors((f_x, -f_y))
+    if anchor is not None:
+        F = F - field(client, anchor, xi)
+    return F if plus is None else F + plus
+
+
+def moved(w: Vectors, direction: Vectors, eta: Etas) -> Vectors:
+    """w - eta direction."""
+    return Vectors(v.sub(d, alpha=e) for v, d, e in zip(w, direction, eta, strict=True))
+
+
+def step(at: Client | Minimax, w: Vectors, direction: Vectors, eta: Etas) -> Vectors:
+    """P_Y(w - eta direction): y is projected onto the problem's constraint. at: the client or, on the server, the problem."""
+    x, y = moved(w, direction, eta)
+    return Vectors((x, at.project(y)))
+
+
+def parts(row: Tensor, like: Vectors) -> Vectors:
+    """A row of a memory, [dx + dy], as the x and y that it was made of."""
+    return Vectors(row.split([v.numel() for v in like]))

@@ -1,0 +1,79 @@
+"""ProxSkip-GDA (ProxSkip-VIP-FL): local descent-ascent that exchanges at random times [Zhang et al. 2024].
+
+Read in public code, `ProxSkipVIP`.
+
+Notation
+    w, w_i     (x, y) of the server, and of client i in its local steps
+    h_i        client i's control variate, which comes to be F_i(w*); without a constraint sum_i p_i h_i = 0
+    a_i        w_i - (gamma / p) h_i, what client i sends, and then h_i = (p / gamma) (w - a_i) once w has come
+    p          probability that an iteration ends with an exchange: one coin for all clients
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
+
+import torch
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.algorithms.minimax_field import field, moved, parts
+from fedopt.algorithms.vectors import Vectors
+from fedopt.errors import UserError
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.memory import Memory
+from fedopt.federation.round import Round
+from fedopt.problems.classes import Minimax
+from fedopt.randomness import Purpose
+
+
+class State(NamedTuple):
+    """memory: a_i of each client."""
+
+    w: Vectors
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class ProxSkipGda:
+    """gamma_x, gamma_y: steps of x and y; the paper has one gamma, 1 / (the largest cocoercivity constant).
+
+    p: probability of an exchange; the paper: sqrt(gamma mu) for a field that is mu-strongly monotone.
+    B: examples of a step, None for all that a client has.
+
+    A round is the iterations until the coin shows heads, with the exchange that follows. Everyone takes part.
+    """
+
+    gamma_x: PositiveFloat
+    gamma_y: PositiveFloat
+    p: Annotated[float, Field(gt=0, le=1)]
+    B: PositiveInt | None
+
+    solves: ClassVar = (Minimax,)
+
+    def init(self, problem: Minimax) -> State:
+        w = Vectors(problem.start())
+        return State(w, Memory([torch.cat(w)] * problem.clients))  # h_i = 0
+
+    def step(self, s: State, problem: Minimax, fed: Round) -> State:
+        if not fed.complete:
+            raise UserError("participation: ProxSkip-GDA needs everyone in every round, without dropout")
+        gamma = (self.gamma_x, self.gamma_y)
+        skipped = (self.gamma_x / self.p, self.gamma_y / self.p)
+
+        def iterations(client: Client, w: Vectors) -> tuple[Vectors, Tensor]:
+            a_i, w_i = parts(client.memory, w), w
+            h_i = Vectors((w_v - a_v) / g for w_v, a_v, g in zip(w, a_i, skipped, strict=True))
+            for b in client.steps("local"):
+                w_i = moved(w_i, field(client, w_i, b, plus=-1 * h_i), gamma)
+            a_i = moved(w_i, h_i, skipped)
+            return a_i, torch.cat(a_i)
+
+        until_heads = int(fed.rng(Purpose.COIN).geometric(self.p))
+        (x, y), memory = fed.exchange(
+            iterations, s.w, fed.everyone(), memory=s.memory, local=Steps(until_heads, self.B)
+        )
+        return State(Vectors((x, problem.project(y))), memory)  # the proximal step of consensus and constraint
+
+    def output(self, s: State) -> Vectors:
+        return s.w

@@ -1,0 +1,121 @@
+"""Games of few numbers for the tests of minimax methods, with their fields in NumPy."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from support.derivatives import F64
+from support.harness import node, rows_of, sampling
+
+from fedopt.config.build import build_target
+from fedopt.config.settings import Participation
+from fedopt.data.partitioners import Iid
+from fedopt.data.world import World
+from fedopt.federation.draws import draw
+from fedopt.federation.engines import Vectorised
+from fedopt.federation.round import Federation
+from fedopt.problems.classes import Minimax
+
+
+@dataclass(eq=False)
+class Game(Minimax):
+    """f_i(x, y) = 1/2 x'A_i x - c_i'x + x'B_i y - 1/2 y'D_i y + e_i'y, y within [-box, box].
+
+    terms: (A, B, D, c, e), [clients, ...] each; w_0: the start.
+    """
+
+    terms: tuple
+    w_0: tuple
+    box: float = np.inf
+
+    metrics = ()
+
+    def __post_init__(self):
+        self.per_client = {name: torch.as_tensor(t, dtype=F64) for name, t in zip("ABDce", self.terms, strict=True)}
+        self.splits = self.world.split(self.world.clients)
+
+    def start(self):
+        return tuple(torch.as_tensor(v, dtype=F64) for v in self.w_0)
+
+    def sample(self, client, rows):
+        return [t[client] for t in self.per_client.values()]
+
+    def f(self, x, y, sample):
+        A, B, D, c, e = sample
+        return 0.5 * x @ (A @ x) - c @ x + x @ (B @ y) - 0.5 * y @ (D @ y) + e @ y
+
+    def project(self, y):
+        return y.clamp(-self.box, self.box)
+
+    def evaluate(self, *point):
+        return {}
+
+    def solution(self):
+        """The saddle of the mean without the box."""
+        A, B, D, c, e = (t.mean(0) for t in self.per_client.values())
+        F = torch.cat([torch.cat([A, B], dim=1), torch.cat([-B.T, D], dim=1)])
+        return torch.linalg.solve(F, torch.cat([c, e])).split([len(c), len(e)])
+
+
+def game(terms, w_0, box=np.inf):
+    return Game(World(0, Iid(len(terms[0])), dtype=F64), terms, w_0, box)
+
+
+def scalar(a, b, d, box=np.inf, w_0=(1.0, 1.0)):
+    """One client, 1/2 a x² + b x y - 1/2 d y². (1, 1, 1) is H2: f = 1/2 x² + x y - 1/2 y² from (1, 1)."""
+    zero = np.zeros((1, 1))
+    return game([np.full((1, 1, 1), v) for v in (a, b, d)] + [zero, zero], ([w_0[0]], [w_0[1]]), box)
+
+
+def unlike(clients=4, dx=3, dy=2, seed=0):
+    """Clients with matrices of their own, eigenvalues in [.5, 2]."""
+    rng = np.random.default_rng(seed)
+
+    def spd(d):
+        axes = np.linalg.qr(rng.standard_normal((clients, d, d)))[0]
+        return axes * rng.uniform(0.5, 2, (clients, 1, d)) @ axes.swapaxes(1, 2)
+
+    B = rng.standard_normal((clients, dx, dy)) / 2
+    return game((spd(dx), B, spd(dy), *(rng.standard_normal((clients, d)) for d in (dx, dy))), (np.ones(dx), np.ones(dy)))
+
+
+def algorithm(name, **changes):
+    return build_target({**node("algo", name), **changes}, "algo")
+
+
+def run(method, problem, rounds, cohort=None, seed=0):
+    """The states, the initial one first."""
+    federation = Federation(problem, Vectorised(), seed, Participation(cohort=cohort))
+    states = [method.init(problem)]
+    for r in range(rounds):
+        states.append(method.step(states[-1], problem, federation.at(r)))
+    return states
+
+
+def distance(method, state, problem):
+    """To the saddle, relative to the saddle's norm."""
+    at, known = torch.cat(method.output(state)), torch.cat(problem.solution())
+    return float((at - known).norm() / known.norm())
+
+
+def numpy_field(problem, i, w, noise=(0.0, 0.0)):
+    """F_i(w) of `Game` and `QuadraticMinimax`, [dx + dy]. noise: of c and of e."""
+    A, B, D, c, e = (problem.per_client[name][i].numpy() for name in "ABDce")
+    x, y = np.split(w, [len(c)])
+    return np.concatenate([A @ x - c - noise[0] + B @ y, -(B.T @ x - D @ y + e + noise[1])])
+
+
+def noise_of_draws(e, r, exchange, client, **draws):
+    """Of (c, e) of `QuadraticMinimax`, for each sample that a client draws, by the name of the draws."""
+    rng_of, like = sampling(e.federation.seed, r, exchange), torch.zeros((), dtype=F64)
+    rows, drawn = draw(draws, e.problem.splits, np.array([client]), rng_of, like)
+    noise = {}
+    for name in draws:
+        index, weight = (t[0].numpy() for t in rows_of(rows, drawn[name], "train"))
+        terms = [e.problem._noise[term].numpy() for term in "ce"]
+        noise[name] = [tuple(q @ term[at] for term in terms) for at, q in zip(index, weight, strict=True)]
+    return noise
+
+
+def numpy_start(problem):
+    return np.concatenate([v.numpy() for v in problem.start()])
