@@ -74,6 +74,7 @@ WORST_PERSONAL_ACCURACY = Metric(
     "worst_personal_accuracy", "accuracy of the worst client on its own examples", "%", better="higher"
 )
 OBJECTIVE = Metric("objective", "objective", scale="log", bounds=True)
+WORST_LOSS = Metric("worst_loss", "loss of the client with the largest")
 DISTANCE = Metric("distance", "distance to the solution", scale="log", bounds=True)
 DISTANCE_X = Metric("distance_x", "|x - x*|", scale="log")
 DISTANCE_Y = Metric("distance_y", "|y - y*|", scale="log")

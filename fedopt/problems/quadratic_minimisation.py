@@ -13,7 +13,7 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from fedopt.metrics import DISTANCE, OBJECTIVE
+from fedopt.metrics import DISTANCE, OBJECTIVE, WORST_LOSS
 from fedopt.problems.classes import Minimisation
 from fedopt.problems.quadratics import Quadratic, gaussian, spd
 
@@ -29,7 +29,7 @@ class QuadraticMinimisation(Quadratic, Minimisation):
 
     dim: PositiveInt
 
-    metrics = (DISTANCE, OBJECTIVE)
+    metrics = (DISTANCE, OBJECTIVE, WORST_LOSS)
 
     def __post_init__(self) -> None:
         family = self.families()
@@ -51,7 +51,9 @@ class QuadraticMinimisation(Quadratic, Minimisation):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         (x,) = point
+        losses = torch.func.vmap(self.f, in_dims=(None, 0))(x, Sample(**self.per_client))
         return {
             "distance": float(torch.linalg.norm(x - self._x)),
             "objective": float(self.f(x, self._mean)),
+            "worst_loss": float(losses.max()),
         }

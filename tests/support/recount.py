@@ -43,6 +43,8 @@ class Tapped:
 
         def tapped(*arguments):
             *point, sample = arguments
+            if not any(v.requires_grad or torch._C._functorch.is_gradtrackingtensor(v) for v in point):
+                return function(*arguments)  # a value, which is no derivative
             events = tuple([] for _ in point)
             self.seen.append((name, events))
             return function(*(Tap.apply(v, e) for v, e in zip(point, events, strict=True)), sample)

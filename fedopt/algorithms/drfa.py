@@ -1,0 +1,117 @@
+"""DRFA and AFL: federated learning that is fair to every mixture of the clients, min_x max_lambda sum_i lambda_i f_i(x), lambda in
+the simplex [Deng, Kamani & Mahdavi 2020; Mohri, Sivek & Suresh 2019].
+
+The steps were read in the public code FedTorch, whose decay and floor of lambda are left out. The weights of the kept points are
+derived here. The paper, from memory and not compared, draws the cohort by lambda and takes plain means.
+
+Notation
+    lambda_i    the weight of client i; lambda lives on the server, and starts as the problem's weights
+    S, U        who takes part in the first and in the second exchange
+    k           the local steps after which a client keeps its point, one number for all clients
+    M           the number of clients
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from pydantic import NonNegativeInt, PositiveInt
+from torch import Tensor
+
+from fedopt.algorithms.vectors import Tensors
+from fedopt.config.schedules import Schedule
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.memory import Memory
+from fedopt.federation.oracles import moved
+from fedopt.federation.round import Round
+from fedopt.problems.classes import Minimisation
+from fedopt.problems.projections import simplex
+from fedopt.randomness import Purpose
+
+
+class State(NamedTuple):
+    """mixture: lambda, a row of one number for each client."""
+
+    x: Tensor
+    mixture: Memory
+
+
+@dataclass(frozen=True)
+class Drfa:
+    """eta, gamma_l: steps of x and of lambda; tau: local steps; B: examples of a batch, None for all that a client has.
+
+    losses: of the kept points in a second exchange (DRFA), or of each client's last local batch, before the step on it (AFL).
+    k: local steps before a point is kept, at most tau; None: drawn uniformly in every round, from 1..tau, and from 0..tau-2 where
+        kept=public.
+    kept: the mean of the kept points, weighted by lambda as the local steps are, or plain, as in the public code.
+    """
+
+    eta: Schedule
+    gamma_l: Schedule
+    tau: PositiveInt
+    B: PositiveInt | None
+    losses: Literal["kept", "last"]
+    k: NonNegativeInt | None
+    kept: Literal["weighted", "public"]
+
+    solves: ClassVar = (Minimisation,)
+
+    def __post_init__(self) -> None:
+        if self.k is not None and self.k > self.tau:
+            raise ValueError(f"k must be at most tau, {self.tau}, and is {self.k}")
+        if self.k is None and self.kept == "public" and self.tau == 1:
+            raise ValueError("kept=public draws k from 0..tau-2: tau must be 2 or more, or k a number")
+
+    def init(self, problem: Minimisation) -> State:
+        (x,) = problem.start()
+        return State(x, Memory(x.new_tensor(problem.weights)[:, None].unbind()))
+
+    def step(self, s: State, problem: Minimisation, fed: Round) -> State:
+        eta, k, of_kept = self.eta(fed.r), self._k(fed), self.losses == "kept"
+        S, mixture = fed.cohort(), s.mixture.tensor()[:, 0]
+
+        def local_steps(client: Client, x: Tensor) -> Tensors:
+            def step(carry: Tensors, xi: Any, number: int) -> Tensors:
+                x_i, kept = carry
+                loss = kept if of_kept else client.f(x_i, xi)
+                x_i = moved(x_i, client.gradient(x_i, xi), eta)
+                return x_i, x_i if of_kept and number < k else loss
+
+            x_i, kept = client.scan("local", step, (x, x if of_kept else x.new_zeros(())), lambda number: number)
+            return x_i - x, kept - x if of_kept else kept
+
+        def mean_changes(answers: Tensors, weights: Tensor) -> Tensors:
+            changes, kept = answers
+            if not of_kept:
+                return weights @ changes, kept
+            return weights @ changes, kept.mean(0) if self.kept == "public" else weights @ kept
+
+        weights = mixture[S].double().cpu().numpy() * (problem.clients / len(S))
+        local = Steps(self.tau, self.B, replace=True)
+        change, kept = fed.exchange(local_steps, s.x, S, weights=weights, combine=mean_changes, local=local)
+        if of_kept:
+            S, kept = self._losses(s.x + kept, fed)
+        gain = self.gamma_l(fed.r) * (self.tau if of_kept else 1) * problem.clients / len(S)
+        mixture = mixture.clone()
+        mixture[S] += gain * kept
+        return State(s.x + change, Memory(simplex(mixture)[:, None].unbind()))
+
+    def output(self, s: State) -> Tensors:
+        return (s.x,)
+
+    def _k(self, fed: Round) -> int:
+        """The local steps before a point is kept: before the kth step, k = 1..tau-1, is after 0..tau-2 steps."""
+        if self.k is not None or self.losses == "last":
+            return self.k or 0
+        first, end = (0, self.tau - 1) if self.kept == "public" else (1, self.tau + 1)
+        return int(fed.rng(Purpose.ESTIMATOR).integers(first, end))
+
+    def _losses(self, x: Tensor, fed: Round) -> tuple[np.ndarray, Tensor]:
+        """A cohort U, and the loss of each of its clients on one batch."""
+
+        def loss(client: Client, x: Tensor) -> Tensor:
+            return client.f(x, client.sample("xi"))
+
+        U = fed.cohort()
+        return U, fed.exchange(loss, x, U, combine=lambda losses, weights: losses, xi=Steps(1, self.B))

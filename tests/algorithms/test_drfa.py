@@ -1,0 +1,180 @@
+"""DRFA and AFL against hand examples, NumPy derivations and closed forms."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from support.harness import small, steps
+from support.softmax import examples, gradient, loss
+
+from fedopt.algorithms.drfa import Drfa, State
+from fedopt.config.schedules import Constant
+from fedopt.data.ragged import Ragged
+from fedopt.errors import UserError
+from fedopt.federation.engines import Vectorised
+from fedopt.federation.memory import Memory
+from fedopt.federation.round import Federation
+from fedopt.problems.classes import Minimisation
+from fedopt.randomness import Purpose
+
+
+@dataclass(eq=False)
+class Parabolas(Minimisation):
+    """f_i(x) = a_i / 2 (x - b_i)^2."""
+
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+
+    def __post_init__(self):
+        self.splits = {"train": Ragged([np.array([i]) for i in range(len(self.a))])}
+        self.per_client = {name: torch.tensor(getattr(self, name), dtype=torch.float64) for name in "ab"}
+
+    def start(self):
+        return (torch.zeros(1, dtype=torch.float64),)
+
+    def sample(self, client, rows):
+        return self.per_client["a"][client], self.per_client["b"][client]
+
+    def f(self, x, sample):
+        a, b = sample
+        return (a / 2 * (x - b) ** 2).sum()
+
+    def evaluate(self, *point):
+        return {}
+
+
+def round_of(problem, step=0.1, tau=1, k=1, kept="weighted"):
+    """(x, lambda_1) of two clients to the next, where both steps are the same."""
+    drfa = Drfa(Constant(step), Constant(step), tau, None, "kept", k, kept)
+    federation = Federation(problem, Vectorised(), 0)
+
+    def next_point(point):
+        x, first = torch.tensor(point, dtype=torch.float64)
+        mixture = Memory(torch.stack([first, 1 - first])[:, None].unbind())
+        state = drfa.step(State(x[None], mixture), problem, federation.at(0))
+        return np.array([float(state.x), float(state.mixture.tensor()[0])])
+
+    return next_point
+
+
+def limit(next_point, start):
+    """Where rounds end: Newton's method for next_point(z) = z, with differences as derivatives."""
+    z, h = np.array(start), 1e-6
+    for _ in range(4):
+        residual = next_point(z) - z
+        columns = [(next_point(z + h * unit) - (z + h * unit) - residual) / h for unit in np.eye(2)]
+        z = z - np.linalg.solve(np.stack(columns, axis=1), residual)
+    return z
+
+
+def test_two_rounds_by_hand():
+    next_point = round_of(Parabolas(None, (1.0, 1.0), (1.0, -2.0)))
+    first = next_point([0, 0.5])
+    np.testing.assert_allclose(first, [-0.05, 0.4325], atol=1e-12)
+    np.testing.assert_allclose(next_point(first), [-0.11525, 0.3748], atol=5e-5)
+    np.testing.assert_allclose(limit(next_point, first), [-0.5, 0.5], atol=1e-9)
+
+
+SADDLE = Parabolas(None, (1.0, 4.0), (1.0, -2.0))  # x = -1, lambda = (2/3, 1/3)
+
+
+def errors(tau, k, kept):
+    """Of x and of lambda_1 in the limit, with steps of 0.02 and of 0.01."""
+    ends = [limit(round_of(SADDLE, step, tau, k, kept), [-0.9, 0.6]) for step in (0.02, 0.01)]
+    return abs(np.array(ends) - [-1, 2 / 3]).T
+
+
+@pytest.mark.parametrize(("k", "kept"), [(0, "public"), (0, "weighted"), (4, "weighted")])
+def test_points_kept_at_either_end_leave_no_error_of_x(k, kept):
+    """Four local steps leave one of lambda, of the order of the step."""
+    of_x, of_mixture = errors(4, k, kept)
+    assert of_x.max() < 1e-7
+    assert 1.8 < of_mixture[0] / of_mixture[1] < 2.2
+
+
+def test_one_local_step_is_exact():
+    of_x, of_mixture = errors(1, 1, "weighted")
+    assert max(of_x.max(), of_mixture.max()) < 1e-7
+
+
+@pytest.mark.parametrize(("kept", "ratio", "size"), [("public", 2, 0.0412), ("weighted", 4, 0.0032)])
+def test_points_kept_in_between(kept, ratio, size):
+    """Weighted uniformly they leave an error of the order of the step, weighted by lambda one of its square."""
+    of_x, _ = errors(4, 2, kept)
+    assert of_x[0] / of_x[1] == pytest.approx(ratio, rel=0.1)
+    assert of_x[0] == pytest.approx(size, rel=0.02)
+
+
+def experiment(algo, *overrides):
+    return small(algo, "classification", "problem.model=softmax", "partitioner=dirichlet", *overrides)
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_without_steps_of_lambda_it_is_fedavg(weighting):
+    everyone = ["participation.cohort=6", f"problem.weighting={weighting}", "algo.tau=3", "algo.B=4"]
+    fedavg, drfa = (
+        steps(experiment(algo, *everyone, *words), 3)[-1].x
+        for algo, words in (("fedavg", []), ("drfa", ["algo.gamma_l=0"]))
+    )
+    torch.testing.assert_close(drfa, fedavg, rtol=0, atol=1e-12)
+
+
+def onto_the_simplex(v):
+    falling = np.sort(v)[::-1]
+    thresholds = (falling.cumsum() - 1) / np.arange(1, len(v) + 1)
+    return np.maximum(v - thresholds[falling > thresholds][-1], 0)
+
+
+@pytest.mark.parametrize(
+    ("algo", "kept", "tau"),
+    [("drfa", "weighted", 3), ("drfa", "public", 3), ("drfa", "weighted", 1), ("afl", "weighted", 2)],
+)
+def test_golden_numbers(algo, kept, tau):
+    """Cohorts of 3 out of 6, another one for the losses, full batches, five rounds."""
+    eta, gamma_l = 0.2, 0.1
+    steps_and_form = [f"algo.eta={eta}", f"algo.gamma_l={gamma_l}", f"algo.tau={tau}", f"algo.kept={kept}"]
+    e = experiment(algo, *steps_and_form, "algo.B=null")
+    data, n = [examples(e.problem.train, rows) for rows in e.problem.splits["train"]], e.problem.sizes()
+    x, mixture, drawn = e.problem.start()[0].numpy(), n / n.sum(), set()
+    for r, state in enumerate(steps(e, 5)[1:]):
+        fed = e.federation.at(r)
+        low, high = (0, tau - 1) if kept == "public" else (1, tau + 1)
+        k = int(fed.rng(Purpose.ESTIMATOR).integers(low, high))
+        drawn.add(k)
+        S, change, x_s, losses = fed.cohort(), 0, x, np.zeros(6)
+        for i in S:
+            w, path = mixture[i] * 6 / 3, [x]
+            for _ in range(tau):
+                path.append(path[-1] - eta * gradient(path[-1], *data[i]))
+            change = change + w * (path[-1] - x)
+            x_s = x_s + (1 / 3 if kept == "public" else w) * (path[k] - x)
+            losses[i] = 2 * loss(path[-2], *data[i])
+        if algo == "drfa":
+            U = fed.cohort()
+            losses = np.array([tau * 2 * loss(x_s, *data[i]) if i in U else 0 for i in range(6)])
+        mixture = onto_the_simplex(mixture + gamma_l * losses)
+        x = x + change
+        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(state.mixture.tensor()[:, 0].numpy(), mixture, rtol=1e-9, atol=1e-12)
+    assert (mixture == 0).any()
+    assert len(drawn) == min(tau, 2)
+
+
+@pytest.mark.parametrize(("algo", "exchanges", "down", "up"), [("drfa", 2, 2, 2), ("afl", 1, 1, 1)])
+def test_what_is_sent(algo, exchanges, down, up):
+    """A point each way, of DRFA two points up, and down again for the losses, each of one number."""
+    e = experiment(algo)
+    steps(e, 1)
+    d, ledger = 8 * len(e.problem.start()[0]), e.federation.ledger
+    assert ledger.comm_rounds == exchanges
+    assert ledger.down.sum() == 3 * down * d
+    assert ledger.up.sum() == 3 * (up * d + 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"), [(["algo.k=6"], "k must be"), (["algo.tau=1", "algo.kept=public"], "tau must be")]
+)
+def test_steps_that_are_not_there(words, says):
+    with pytest.raises(UserError, match=says):
+        experiment("drfa", *words)
