@@ -10,8 +10,10 @@ from support.quadratics import (
     ALL,
     EXACT,
     SMALL,
+    adjoint,
     directions,
     hand_example,
+    inner,
     limit,
     noises,
     solution,
@@ -200,3 +202,51 @@ def test_one_exchange_of_x_and_two_y(algo, calls):
     assert ledger.comm_rounds == 3
     assert set(ledger.up) == set(ledger.down) == {3 * 8 * (5 + 2 * 8)}
     assert (ledger.calls.grad, ledger.calls.hvp, ledger.calls.jvp) == tuple(3 * 4 * 5 * n for n in calls)
+
+
+# FedBiO-Local
+
+
+def local(*words):
+    return small("fedbio_local", "quadratic_local_bilevel", *EXACT, *SMALL, *words)
+
+
+def test_golden_numbers_of_fedbio_local():
+    """Cohorts of 2 out of 4: x is averaged, y_i and u_i stay, those of the absent unchanged."""
+    values, I = (0.2, 0.3, 0.4), 2
+    words = [*SMALL, *stepped(FEDBIO, *values), "participation.cohort=2", f"algo.I={I}", "algo.B=3"]
+    e = small("fedbio_local", "quadratic_local_bilevel", *words)
+    x, y = (v.numpy() for v in e.problem.start())
+    rows = [[y, 0 * y] for _ in range(4)]
+    for number, state in enumerate(islice(iterate(e, 4), 1, None)):
+        answers = []
+        for i in e.federation.at(number).cohort():
+            z, m, drawn = [x, *rows[i]], terms(e.problem, i), noises(e, number, i, "xi", Steps(I, 3, samples=3))
+            for t in range(I):
+                D = [directions(m, z, drawn[3 * t + n])[n] for n in range(3)]
+                z = [z_n - step * D_n for z_n, step, D_n in zip(z, values, D, strict=True)]
+            answers.append(z[0])
+            rows[i] = z[1:]
+        x = np.mean(answers, axis=0)
+        np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(state.memory.tensor().numpy(), np.reshape(rows, (4, -1)), rtol=1e-10, atol=1e-12)
+
+
+def test_fedbio_local_leads_to_the_solution_of_local_lower_levels():
+    """And FedBiO, on the same numbers, to that of the common one."""
+    e, common = local("algo.I=1"), quadratic("fedbio", "algo.I=1")
+    x, memory = limit(e)
+    (known,), (pooled, *_) = e.problem.solution(), common.problem.solution()
+    torch.testing.assert_close(x, known, rtol=0, atol=1e-11)
+    torch.testing.assert_close(limit(common).z[0], pooled, rtol=0, atol=1e-11)
+    assert torch.linalg.norm(known - pooled) > 0.05
+    for i, row in enumerate(memory.tensor().numpy()):
+        m = terms(e.problem, i)
+        y = inner(m, known.numpy())
+        np.testing.assert_allclose(row, [*y, *adjoint(m, known.numpy(), y)], atol=1e-10)
+
+
+def test_only_x_crosses():
+    e = small("fedbio_local", "quadratic_local_bilevel", ALL, "partitioner.clients=4", "algo.B=3")
+    steps(e, 3)
+    assert set(e.federation.ledger.up) == set(e.federation.ledger.down) == {3 * 8 * 5}
