@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fedopt.commands.answer import Parser
 from fedopt.config.compose import CLASSES, merge
-from fedopt.config.files import CONF, GROUPS, Folders, chain, file_of, options
+from fedopt.config.files import CONF, GROUPS, Folders, chain, class_path, file_of, options
 from fedopt.config.sent import check_folders
 from fedopt.config.tuned import tuned_names
 from fedopt.config.words import extra_folders, key_of
@@ -70,6 +70,9 @@ TOPICS |= {"hardware": "hardware", "loggers": "logger", "experiments": "experime
 OTHER_TOPICS = {"keys": "those that every run has", "commands": "all commands and options"}
 PLAIN = ["problem=quadratic_minimax"]  # its file sets none of the keys that every run has
 STAND_INS = {"algo": "fedmsa", "problem": "mco"}  # for what a command does not choose
+# Classes of problems: an algorithm that solves several is listed under the first
+KINDS = ("bilevel", "local_bilevel", "compositional", "two_level", "minimax", "hierarchical", "minimisation")
+KINDS += ("local_compositional", "conditional")
 EVERY = ""  # the part of the keys that every run has, beside the groups
 
 
@@ -125,13 +128,28 @@ def show_list(arguments: list[str]) -> None:
     elif topic == "keys":
         show_keys([], given.folders)
     else:
-        _columns({name: _title(TOPICS[topic], name, given.folders) for name in options(TOPICS[topic], given.folders)})
+        titles = {name: _title(TOPICS[topic], name, given.folders) for name in options(TOPICS[topic], given.folders)}
+        if TOPICS[topic] in ("algo", "problem"):
+            _by_class(TOPICS[topic], titles, given.folders)
+        else:
+            _columns(titles)
+
+
+def _by_class(group: str, titles: Mapping[str, str], folders: Folders) -> None:
+    """Algorithms or problems by the first class of problems that they are for; the others that fit a class are named below it."""
+    fits = {name: CLASSES.get(str(class_path(group, name, folders)), {}).get("fits", ["yours"]) for name in titles}
+    first = {name: next((kind for kind in KINDS if kind in kinds), kinds[0]) for name, kinds in fits.items()}
+    for kind in dict.fromkeys([*KINDS, *first.values()]):
+        show(f"{kind}:")
+        _columns({f"  {name}": title for name, title in titles.items() if first[name] == kind})
+        if also := [name for name, kinds in fits.items() if kind in kinds and first[name] != kind]:
+            show(*wrap(f"also {', '.join(also)}", _width(), initial_indent="  ", subsequent_indent="    "))
 
 
 def _columns(rows: Mapping[str, str]) -> None:
     """Names, and texts that are folded beside them; on narrow terminals below the names."""
     width = _width()
-    left = max(map(len, rows)) + 2
+    left = max(map(len, rows), default=0) + 2
     for name, text in rows.items():
         beside = left + 30 <= width
         indent = left if beside else 6

@@ -76,7 +76,9 @@ def unlike(clients=4, dx=3, dy=2, seed=0):
         return axes * rng.uniform(0.5, 2, (clients, 1, d)) @ axes.swapaxes(1, 2)
 
     B = rng.standard_normal((clients, dx, dy)) / 2
-    return game((spd(dx), B, spd(dy), *(rng.standard_normal((clients, d)) for d in (dx, dy))), (np.ones(dx), np.ones(dy)))
+    return game(
+        (spd(dx), B, spd(dy), *(rng.standard_normal((clients, d)) for d in (dx, dy))), (np.ones(dx), np.ones(dy))
+    )
 
 
 def algorithm(name, **changes):
