@@ -15,15 +15,15 @@ from torch import Tensor
 
 from fedopt.errors import UserError
 from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
-from fedopt.problems.classes import TwoLevel
+from fedopt.problems.classes import Composition, TwoLevel
 from fedopt.problems.quadratics import Quadratic, gaussian, isometry, spd
 
 Sample = namedtuple("Sample", "A c Q e")
 
 
 @dataclass(eq=False)
-class QuadraticCompositional(Quadratic, TwoLevel):
-    """d0, d1: dimensions of x and of y = F^0(x), d0 <= d1. Each A_i is drawn with orthonormal columns before it is mixed.
+class QuadraticComposition(Quadratic, Composition):
+    """d0, d1: dimensions of x and of y = f^0(x), d0 <= d1. Each A_i is drawn with orthonormal columns before it is mixed.
 
     conditioning: of the Q_i; heterogeneity, noise, examples: see `Quadratic`.
     """
@@ -42,19 +42,23 @@ class QuadraticCompositional(Quadratic, TwoLevel):
         self.dims = (self.d0, self.d1)
         A, Q = family(isometry, self.d1, self.d0), family(spd, self.d1, self.conditioning)
         self.set_up(Sample(A, family(gaussian, self.d1), Q, family(gaussian, self.d1)), {"c": "train", "e": "train"})
-        A, c, Q, e = self._mean = self.mean(self.weights)
-        self._x = torch.linalg.solve(A.T @ Q @ A, A.T @ (e - Q @ c))
+        (A, c, Q, e), w = self.compositions()
+        Qc = torch.einsum("pjk,pk->pj", Q, c)
+        self._hessian = torch.einsum("p,pji,pjk,pkl->il", w, A, Q, A)
+        self._linear = torch.einsum("p,pji,pj->i", w, A, e - Qc)
+        self._constant = w @ torch.sum(c * (Qc / 2 - e), dim=1)
+        self._x = torch.linalg.solve(self._hessian, self._linear)
+
+    def compositions(self) -> tuple[Sample, Tensor]:
+        """The terms of the P compositions that the objective is a mean of, [P, ...] each, and their weights, [P]."""
+        raise NotImplementedError
 
     def gradient(self, x: Tensor) -> Tensor:
-        """grad F^1(F^0(x)), [d0], in closed form."""
-        A, c, Q, e = self._mean
-        return A.T @ (Q @ (A @ x + c) - e)
-
-    def solution(self) -> tuple[Tensor, ...]:
-        return self._x, self.level(0, self._x, self._mean)
+        """The gradient of the objective, [d0], in closed form."""
+        return self._hessian @ x - self._linear
 
     def start(self) -> tuple[Tensor, ...]:
-        return (self._mean.A.new_ones(self.d0),)
+        return (self._linear.new_ones(self.d0),)
 
     def level(self, n: int, z: Tensor, sample: Sample) -> Tensor:
         A, c, Q, e = sample
@@ -63,7 +67,19 @@ class QuadraticCompositional(Quadratic, TwoLevel):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x = point[0]
         return {
-            "objective": float(self.level(1, self.level(0, x, self._mean), self._mean)),
+            "objective": float(x @ (self._hessian @ x / 2 - self._linear) + self._constant),
             "distance": float(torch.linalg.norm(x - self._x)),
             "hypergradient_norm": float(torch.linalg.norm(self.gradient(x))),
         }
+
+
+@dataclass(eq=False)
+class QuadraticCompositional(QuadraticComposition, TwoLevel):
+    """One composition, of the clients' means: see `QuadraticComposition`."""
+
+    def compositions(self) -> tuple[Sample, Tensor]:
+        self._mean = self.mean(self.weights)
+        return Sample(*(term[None] for term in self._mean)), self._mean.c.new_ones(1)
+
+    def solution(self) -> tuple[Tensor, ...]:
+        return self._x, self.level(0, self._x, self._mean)

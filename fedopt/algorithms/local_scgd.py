@@ -1,0 +1,113 @@
+"""Local-SCGD and Local-SCGDM: local compositional descent with estimates u of the inner functions, and with momentum [Gao et al.
+2022]. With one client they are SCGD [Wang, Fang & Liu 2017] and NASA without a constraint [Ghadimi et al. 2020].
+
+Read in public code (Federated-Minimax-and-Conditional-Stochastic-Optimization); order=step_first and share_u=false in the text of
+FedCoMuon (arXiv 2608.12710). More than two levels are derived here.
+
+Notation
+    r_i^1, ..., r_i^K, f_i    the levels of client i's composition f_i(r_i^K(... r_i^1(x))); K = 1 in the paper
+    u = (u^1, ..., u^K)       estimates of what the levels give; u^0 = x
+    m                         the momentum, of J r^1(x)' ... J r^K(u^(K-1))' grad f(u^K)
+    xi                        the samples of one step, one for each level
+    t, I                      the step, and the number of steps between exchanges
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from fedopt.algorithms.vectors import Tensors
+from fedopt.config.schedules import Schedule
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.memory import Memory
+from fedopt.federation.round import Round
+from fedopt.problems.classes import LocalCompositional
+
+Weight = Annotated[float, Field(gt=0, le=1)]
+
+
+class State(NamedTuple):
+    """m: (m,), or () where each step has a new one. u: the clients' mean u where they share it, else (); memory: each client's own
+    u, [d_1 + ... + d_K], where they do not, else ()."""
+
+    x: Tensor
+    m: Tensors
+    u: Tensors
+    memory: Any
+
+
+@dataclass(frozen=True)
+class LocalScgd:
+    """eta: the step size; alpha, beta: weights of the newest estimates in u and in m; beta = 1 is no momentum.
+
+    I: local steps; B: examples of each sample, None for all that a client has.
+    share_u: whether u is averaged with x and m, or each client keeps its own.
+    order: whether a step first estimates u and m and then moves x, or first moves x; then the first round has the estimates at the
+        start alone.
+    """
+
+    eta: Schedule
+    alpha: Weight
+    beta: Weight
+    I: PositiveInt
+    B: PositiveInt | None
+    share_u: bool
+    order: Literal["estimate_first", "step_first"]
+
+    solves: ClassVar = (LocalCompositional,)
+
+    def init(self, problem: LocalCompositional) -> State:
+        (x,) = problem.start()
+        u = tuple(x.new_zeros(d) for d in problem.dims[1:])
+        m = (0 * x,) if self.beta < 1 or self.order == "step_first" else ()
+        return State(x, m, u, ()) if self.share_u else State(x, m, (), Memory([torch.cat(u)] * problem.clients))
+
+    def step(self, s: State, problem: LocalCompositional, fed: Round) -> State:
+        eta, step_first, sizes, share_u = self.eta(fed.r), self.order == "step_first", problem.dims[1:], self.share_u
+        first, momentum = fed.r == 0, bool(s.m)
+
+        def local_steps(client: Client, message: tuple[Tensor, Tensors, Tensors]) -> Any:
+            x, (*m_sent,), u = message
+            m, u = m_sent[0] if m_sent else 0 * x, u if share_u else client.memory.split(sizes)
+            for t, xi in enumerate(client.steps("xi")):
+                a, b = (1.0, 1.0) if first and t == 0 else (self.alpha, self.beta)
+                if step_first:
+                    x = x - eta * m  # m = 0 at the very first one
+                u, gradient = chain(client, x, xi, lambda k, r, a=a, u=u: (1 - a) * u[k] + a * r)
+                m = (1 - b) * m + b * gradient
+                if not step_first:
+                    x = x - eta * m
+            sent = (x, (m,) if momentum else ())
+            return (*sent, u) if share_u else ((*sent, ()), torch.cat(u))
+
+        draws = Steps(1 if first and step_first else self.I, self.B, samples=len(problem.dims))
+        if share_u:
+            return State(*fed.exchange(local_steps, s[:3], fed.cohort(), xi=draws), s.memory)
+        S = fed.everyone() if first else fed.cohort()  # each client has its u from the start
+        mean, memory = fed.exchange(local_steps, s[:3], S, memory=s.memory, xi=draws)
+        return State(*mean, memory)
+
+    def output(self, s: State) -> Tensors:
+        return (s.x,)
+
+
+def chain(
+    client: Client, x: Tensor, xi: Sequence[Any], follow: Callable[[int, Tensor], Tensor]
+) -> tuple[Tensors, Tensor]:
+    """(u^1, ..., u^K) and J r^1(x)' J r^2(u^1)' ... grad f(u^K), u^k = follow(k - 1, r^k(u^(k-1))). One gradient call and K
+    Jacobian-vector products; no Jacobian is formed."""
+    u, products, last = [x], [], len(xi) - 1
+    for k in range(last):
+        r, product = client.vjp(lambda z, k=k: client.level(k, z, xi[k]), u[-1], jvp=1)
+        u.append(follow(k, r))
+        products.append(product)
+    p = client.grad(partial(client.level, last), u[-1], xi[last])
+    for product in reversed(products):
+        (p,) = product(p)
+    return tuple(u[1:]), p
