@@ -79,7 +79,7 @@ class LocalScgd:
                 a, b = (1.0, 1.0) if first and t == 0 else (self.alpha, self.beta)
                 if step_first:
                     x = x - eta * m  # m = 0 at the very first one
-                u, gradient = chain(client, x, xi, lambda k, r, a=a, u=u: (1 - a) * u[k] + a * r)
+                u, gradient = chain(client, x, xi, partial(mixed, a, u))
                 m = (1 - b) * m + b * gradient
                 if not step_first:
                     x = x - eta * m
@@ -88,13 +88,19 @@ class LocalScgd:
 
         draws = Steps(1 if first and step_first else self.I, self.B, samples=len(problem.dims))
         if share_u:
-            return State(*fed.exchange(local_steps, s[:3], fed.cohort(), xi=draws), s.memory)
+            x, m, u = fed.exchange(local_steps, s[:3], fed.cohort(), xi=draws)
+            return State(x, m, u, ())
         S = fed.everyone() if first else fed.cohort()  # each client has its u from the start
-        mean, memory = fed.exchange(local_steps, s[:3], S, memory=s.memory, xi=draws)
-        return State(*mean, memory)
+        (x, m, u), memory = fed.exchange(local_steps, s[:3], S, memory=s.memory, xi=draws)
+        return State(x, m, u, memory)
 
     def output(self, s: State) -> Tensors:
         return (s.x,)
+
+
+def mixed(a: float, u: Tensors, k: int, r: Tensor) -> Tensor:
+    """(1 - a) u^(k+1) + a r."""
+    return (1 - a) * u[k] + a * r
 
 
 def chain(
