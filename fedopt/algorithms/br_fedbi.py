@@ -1,0 +1,148 @@
+"""BR-FedBi: SimFBO with one local step, whose server takes a robust mean of the clients' directions [BR-FedBi 2026].
+
+The equations are those of notes by others on the paper, whose text was not read. Rules: coordinate-wise median and trimmed mean
+[Yin et al. 2018], the geometric median RFA [Pillutla et al. 2022]. Attacks: ALIE [Baruch et al. 2019], IPM [Xie et al. 2020].
+
+Notation
+    z = (x, y, v), D, P_r   variables, directions, the projection onto |v| <= r (directions.py); the notes' v is -v
+    g_i                     what client i sends: D_i itself, its momentum, or PAGE's estimate of D_i
+    S                       who takes part; clients 0 to hostile - 1 are hostile
+"""
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.algorithms.directions import bilevel_maps, bilevel_start, descend
+from fedopt.algorithms.vectors import Tensors, Vectors
+from fedopt.config.schedules import Schedule
+from fedopt.errors import UserError
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.memory import Memory
+from fedopt.federation.round import Round
+from fedopt.problems.classes import Bilevel
+
+
+class State(NamedTuple):
+    """memory: what each client has sent last, with PAGE also the z that it was for, and 1 once it has; () where none is kept."""
+
+    z: Vectors
+    memory: Any
+
+
+@dataclass(frozen=True)
+class BRFedBi:
+    """gamma_x, gamma_y, gamma_v: steps; radius: of the ball that v is projected onto, None for no projection.
+
+    B: examples of a sample, None for all that a client has.
+    rule: mean, coordinate-wise median, trimmed (the mean without the `trim` least and largest of each coordinate) or geometric (the
+        geometric median, by `iterations` of Weiszfeld's), for x, y and v by themselves.
+    variance: none; momentum, g_i = momentum g_i + (1 - momentum) D_i; or page, with probability p, by one coin of the server's,
+        g_i = D_i on B_page examples, else g_i + D_i(z) - D_i(z_prev) on one sample.
+    hostile: how many clients are. attack: what they send: large, 10^6 in every coordinate; sign_flip, -g_i; ipm, -1/2 of the
+        honest mean; alie, the honest mean less as many standard deviations as stay unseen.
+    """
+
+    gamma_x: Schedule
+    gamma_y: Schedule
+    gamma_v: Schedule
+    radius: PositiveFloat | None
+    B: PositiveInt | None
+    rule: Literal["mean", "median", "trimmed", "geometric"]
+    trim: NonNegativeInt
+    iterations: PositiveInt
+    variance: Literal["none", "momentum", "page"]
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+    p: Annotated[float, Field(gt=0, le=1)]
+    B_page: PositiveInt | None
+    hostile: NonNegativeInt
+    attack: Literal["none", "large", "sign_flip", "ipm", "alie"]
+
+    solves: ClassVar = (Bilevel,)
+
+    def init(self, problem: Bilevel) -> State:
+        z = bilevel_start(problem)
+        if self.variance == "none":
+            return State(z, ())
+        row = torch.zeros_like(torch.cat([*z, *self.kept(z), z[0].new_zeros(1)]))
+        return State(z, Memory([row] * problem.clients))
+
+    def step(self, s: State, problem: Bilevel, fed: Round) -> State:
+        sizes, S = [len(part) for part in s.z], fed.cohort()
+        hostile = np.isin(S, np.arange(self.hostile))
+        anew = self.variance != "page" or fed.r == 0 or bool(fed.rng("coin").random() < self.p)
+
+        def directions(client: Client, z: Vectors) -> Any:
+            xi = client.sample("xi")
+            D = bilevel_maps(client, z, xi)
+            if self.variance == "none":
+                return D
+            *row, has_sent = client.memory.split([*sizes, *map(len, self.kept(z)), 1])
+            g, z_prev = Vectors(row[: len(z)]), Vectors(row[len(z) :])
+            if self.variance == "momentum":
+                g = self.momentum * g + (1 - self.momentum) * D
+            else:
+                g = D if anew else g + (D - bilevel_maps(client, z_prev, xi))
+            g = Vectors(torch.where(has_sent > 0, *pair) for pair in zip(g, D, strict=True))
+            return g, torch.cat([*g, *self.kept(z), torch.ones_like(has_sent)])
+
+        def aggregate(answers: Vectors, weights: Tensor) -> Vectors:
+            return Vectors(self.combined(self.attacked(g, hostile), weights) for g in answers)
+
+        pt = problem.weights[S] * problem.clients / len(S)
+        xi = Steps(1, self.B_page if anew and self.variance == "page" else self.B)
+        memory = {} if self.variance == "none" else {"memory": s.memory}
+        answer = fed.exchange(directions, s.z, S, weights=pt, combine=aggregate, xi=xi, **memory)
+        Q, new = answer if memory else (answer, ())
+        gammas = [gamma(fed.r) for gamma in (self.gamma_x, self.gamma_y, self.gamma_v)]
+        return State(descend(problem, s.z, Q, gammas, self.radius), new)
+
+    def output(self, s: State) -> Tensors:
+        return s.z
+
+    def kept(self, z: Vectors) -> Tensors:
+        """What of z a client keeps beside g_i."""
+        return z if self.variance == "page" else ()
+
+    def combined(self, g: Tensor, weights: Tensor) -> Tensor:
+        """The rule's mean of the answers, [d]. g: [S, d]; weights: [S], which mean and geometric take."""
+        n = len(g)
+        if self.rule == "mean":
+            return weights @ g
+        if self.rule == "median":
+            in_order = g.sort(dim=0).values
+            return (in_order[(n - 1) // 2] + in_order[n // 2]) / 2
+        if self.rule == "trimmed":
+            if 2 * self.trim >= n:
+                raise UserError(f"algo.trim={self.trim}: of {n} answers nothing is left without so many at each end")
+            return g.sort(dim=0).values[self.trim : n - self.trim].mean(dim=0)
+        point = weights @ g / weights.sum()
+        for _ in range(self.iterations):  # Weiszfeld's, smoothed as in RFA
+            closeness = weights / torch.linalg.vector_norm(g - point, dim=1).clamp(min=1e-6)
+            point = closeness @ g / closeness.sum()
+        return point
+
+    def attacked(self, g: Tensor, hostile: np.ndarray) -> Tensor:
+        """The answers with those of hostile clients replaced by what they send, [S, d]. hostile: [S] of bool."""
+        n, f = len(g), int(hostile.sum())
+        if self.attack == "none" or f == 0:
+            return g
+        bad = torch.from_numpy(hostile).to(g.device)
+        honest = g if f == n else g[~bad]
+        if self.attack == "large":
+            sent = torch.full_like(g, 1e6)
+        elif self.attack == "sign_flip":
+            sent = -g
+        elif self.attack == "ipm":
+            sent = -0.5 * honest.mean(dim=0)
+        else:
+            supporters = max(n // 2 + 1 - f, 1)  # honest clients that must look further off
+            share = max((n - f - supporters) / max(n - f, 1), 0.5)
+            sent = honest.mean(dim=0) - NormalDist().inv_cdf(share) * honest.std(dim=0, correction=0)
+        return torch.where(bad[:, None], sent, g)
