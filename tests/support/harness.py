@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedopt.config.build import imported
 from fedopt.config.compose import Composed, compose, merge
-from fedopt.config.files import CONF, chain, class_path, file_of
+from fedopt.config.files import CONF, chain, class_path, file_of, values_of
 from fedopt.config.words import last_of_each
 from fedopt.errors import UserError
 from fedopt.federation.draws import Drawn
@@ -96,11 +96,17 @@ def structure(algo: str) -> tuple[Any, ...]:
     """What decides which code of an algorithm runs: its class, its choices, and which numbers are zero; batches aside."""
 
     def kind(value: Any) -> Any:
-        amount = isinstance(value, dict) or (isinstance(value, str) and value[0].isdigit())  # a schedule, or '5 epochs'
+        amount = isinstance(value, str) and value[0].isdigit()  # '5 epochs'
         return amount or (value if isinstance(value, str | None) else bool(value))
 
-    values = ((key, kind(value)) for key, value in node("algo", algo).items() if key[0] not in "_B")
-    return class_at("algo", algo), *sorted(values)
+    kinds: dict[str, Any] = {}
+    for option in chain("algo", algo, FOLDERS[1:]):  # from the files alone: composing all of them would take half a minute
+        for key, value in values_of("algo", option, FOLDERS[1:]).items():
+            place, _, field = key.partition(".")
+            field, _, inside = field.partition(".")  # of a schedule, its keys are inside
+            if place == "algo" and field[0] not in "_B":
+                kinds[field] = bool(inside) or kind(value)
+    return class_at("algo", algo), *sorted(kinds.items())
 
 
 @cache
