@@ -12,7 +12,8 @@ class Algorithm(Protocol):
     """A frozen dataclass of hyperparameters, whose fields are the keys of `conf/algo/<name>.yaml`.
 
     solves: the classes of problems that it is written for; reductions bring more.
-    uneven: the field of type `LocalWork` that participation.least, work and stragglers make uneven, where they may.
+    uneven: the field of type `LocalWork`, or a whole number, that participation.least, work and stragglers make uneven, where they
+        may; several fields as a tuple of names, which participation.work, one list, does not serve.
     first_order: True for one that takes no second derivatives of a problem with an inner objective: they are then refused.
     """
 

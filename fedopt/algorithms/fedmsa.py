@@ -11,6 +11,7 @@ Notation
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
@@ -37,8 +38,9 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class FedMSA:
-    """alpha, beta: steps of x and of the z^n (one for all n, or a list of N); rho: momentum; K: local steps.
+    """alpha, beta: steps of x and of the z^n (one for all n, or a list of N); rho: momentum.
 
+    K: local steps, the most of them where clients are uneven.
     B: examples of each sample; None for all that a client has.
     anchor: who takes part in lines 5 to 8, all clients (the paper) or a cohort of its own.
     warm_up: rounds at the start in which only Z moves, towards its solution at the first x; 0 in the paper.
@@ -57,6 +59,7 @@ class FedMSA:
     iterate: Literal["last", "random"]
 
     solves: ClassVar = (Bilevel, Compositional)
+    uneven: ClassVar = "K"
 
     def init(self, problem: Bilevel | Compositional) -> State:
         if isinstance(problem, Bilevel):
@@ -86,15 +89,26 @@ class FedMSA:
 
         def local_steps(client: Client, message: tuple[Vectors, Vectors]) -> tuple[Any, Any]:
             u_prev, d = message
-            u, drawn, known = moved(client, u_prev, d), u_prev, None  # k = 1: x^0 = x^1, so that h and q stay
-            for k, xi in enumerate(client.steps("xi"), start=2):
+            known: Any = None
+
+            def step(carry: tuple[Vectors, ...], xi: list[Any], k: int) -> tuple[Vectors, ...]:
+                nonlocal known
+                u_prev, u, d, drawn = carry
                 # With full local batches the samples are those of the last step, which has computed F(u_prev; xi)
                 F_prev = known[0] if known and same(known[1], xi) else F(client, u_prev, xi)
                 F_u = F(client, u, xi)
                 d, known = F_u + (d - F_prev), (F_u, xi)  # eq. 6
-                drawn = u if k == k_drawn else drawn
-                u_prev, u = u, moved(client, u, d)
+                return u, moved(client, u, d), d, u if k <= k_drawn else drawn
+
+            steps = client.own_steps("K")
+            # k = 1: x^0 = x^1, so that h and q stay; a straggler stays where it is
+            u = Vectors(torch.where(steps > 0, *pair) for pair in zip(moved(client, u_prev, d), u_prev, strict=True))
+            _, u, _, drawn = client.scan("xi", step, (u_prev, u, d, u_prev), lambda k: k + 2)
             return u, drawn if self.iterate == "random" else ()
+
+        def work(clients: np.ndarray) -> np.ndarray:  # K of each, 0 for a straggler; 1 in round 0
+            steps = np.broadcast_to(fed.work(self.K, clients), clients.shape)
+            return steps if fed.r else np.minimum(steps, 1)
 
         # h_r = mean p^m(u_r; xi) + (1 - rho_r) (h_{r-1} - mean p^m(u_{r-1}; xi)), likewise q_r [eq. 5]. With the full data of all
         # clients, and no dropout, h_{r-1} is that mean exactly, and the bracket is left out.
@@ -106,7 +120,8 @@ class FedMSA:
         d = d if exact or rho == 1 else d + (1 - rho) * s.d
 
         replace, k_drawn = self._drawn(fed, K)
-        u, drawn = fed.exchange(local_steps, (s.u, d), fed.cohort(), xi=Steps(K - 1, self.B, samples))
+        sampled = Steps(lambda clients: np.maximum(work(clients) - 1, 0), self.B, samples)
+        u, drawn = fed.exchange(local_steps, (s.u, d), fed.cohort(), xi=sampled, K=Steps(work))
         return State(u, s.u, d, drawn if replace and drawn else s.u_drawn)
 
     def output(self, s: State) -> Vectors:

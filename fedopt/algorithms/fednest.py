@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
@@ -41,7 +42,7 @@ class State(NamedTuple):
 class FedNest:
     """alpha, beta: steps of x and y; T: inner rounds.
 
-    tau_in, tau_out: local inner and outer work, in steps or in epochs.
+    tau_in, tau_out: local inner and outer work, in steps or in epochs, the most of it where clients are uneven.
     N: terms of the Neumann series, or steps of conjugate gradients; 1/l: the Neumann step.
     B: examples for an inner step; B_anchor: for q; B_out: for all that the outer part evaluates; None for all a client has.
     inner, outer: svrg (FedInn, FedOut) or sgd (LFedInn, LFedOut).
@@ -73,6 +74,7 @@ class FedNest:
     divided: bool
 
     solves: ClassVar = (Bilevel,)
+    uneven: ClassVar = ("tau_in", "tau_out")
 
     def __post_init__(self) -> None:
         if not self.alternating and (self.inner, self.outer) != ("sgd", "sgd"):
@@ -110,7 +112,10 @@ class FedNest:
                 # y_i - beta q_i_nu, q_i_nu = grad_y g_i(x, y_i; zeta) - grad_y g_i(x, y; zeta) + q
                 return client.inner_step_(x, y_i, zeta, beta_i, q, anchor=y)
 
-            return client.scan("inner", step, client.project(moved(y, q, beta_i)), skip=1)  # q_i_nu = q where y_i = y
+            # q_i_nu = q where y_i = y
+            return client.scan(
+                "inner", step, unless_late(client, "inner", client.project(moved(y, q, beta_i)), y), skip=1
+            )
 
         S = fed.cohort()
         anchored = fed.everyone() if self.anchor == "all" else S
@@ -146,7 +151,8 @@ class FedNest:
                 h_i_nu = client.outer_gradient_x(x_i, y, xi) - client.outer_gradient_x(x, y, xi) + h
                 return moved(x_i, h_i_nu, alpha_i)
 
-            return client.scan("outer", step, moved(x, h, alpha_i), skip=1)  # h_i_nu = h where x_i = x
+            # h_i_nu = h where x_i = x
+            return client.scan("outer", step, unless_late(client, "outer", moved(x, h, alpha_i), x), skip=1)
 
         S = fed.cohort()
         p = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
@@ -210,7 +216,7 @@ class FedNest:
 
     def step_of(self, work: str, step: float) -> Callable[[Client], float | Tensor]:
         """A client's local step, for work drawn under that name."""
-        return lambda client: step / client.own_steps(work).double() if self.divided else step
+        return lambda client: step / client.own_steps(work).clamp(min=1).double() if self.divided else step
 
     def _products(self, problem: Bilevel, fed: Round) -> int:
         """The number of Hessian-vector products: N', uniform in 0..N-1, for the randomised estimate, else N."""
@@ -224,6 +230,11 @@ class FedNest:
             return partial(conjugate_gradients, N=self.N)
         neumann = neumann_sum if self.inverse == "truncated" else partial(neumann_term, chosen=products)
         return partial(neumann, N=self.N, l=self.l)
+
+
+def unless_late(client: Client, work: str, after: Tensor, before: Tensor) -> Tensor:
+    """The point after a first local step, or before it, of a client that takes none."""
+    return torch.where(client.own_steps(work) > 0, after, before)
 
 
 def sgd(client: Client, x: Tensor, y: Tensor, beta: float | Tensor) -> Tensor:

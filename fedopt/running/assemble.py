@@ -131,20 +131,26 @@ def _digest(nodes: str, files: Hashable) -> str:
 
 def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:
     """Raises UserError where participation does not fit the number of clients, or the algorithm's local work."""
-    who, key = participation, getattr(algorithm, "uneven", None)
-    if key is not None and not hasattr(algorithm, key):
-        raise WrongFunction(type(algorithm), f"has uneven = {key!r}, and no field {key}")
+    who, keys = participation, getattr(algorithm, "uneven", ())
+    keys = (keys,) if isinstance(keys, str) else keys
+    for key in keys:
+        if not hasattr(algorithm, key):
+            raise WrongFunction(type(algorithm), f"has uneven = {key!r}, and no field {key}")
     if who.cohort is not None and who.cohort > clients:
         raise UserError(f"participation.cohort={who.cohort}: must be at most partitioner.clients={clients}")
     if who.stragglers and not round(who.stragglers * clients):
         raise UserError(f"participation.stragglers={who.stragglers}: is no client of {clients}, to the nearest number")
     if isinstance(who.work, list) and len(who.work) != clients:
         raise UserError(f"participation.work={who.work}: must have an entry for each of the {clients} clients")
-    if who.uneven and key is None:
+    if who.uneven and not keys:
         uneven = next(name for name in ("least", "work", "stragglers") if getattr(who, name))
         raise UserError(f"participation.{uneven}: {type(algorithm).__name__} has no uneven local work")
-    if who.least is not None and key is not None:
+    if isinstance(who.work, list) and len(keys) > 1:
+        several = " and ".join(f"algo.{key}" for key in keys)
+        raise UserError(f"participation.work={who.work}: {several} would be the same; participation.least draws both")
+    for key in keys:
         local = getattr(algorithm, key)
-        most = int(np.min(local(0, clients)))
-        if who.least > most:
-            raise UserError(f"participation.least={who.least}: must be at most algo.{key}, {most} {local.unit}")
+        most = int(np.min(local(0, clients) if callable(local) else local))
+        if who.least is not None and who.least > most:
+            unit = getattr(local, "unit", "steps")
+            raise UserError(f"participation.least={who.least}: must be at most algo.{key}, {most} {unit}")
