@@ -34,6 +34,7 @@ _NAMES = {
         "Compositional",
         "Conditional",
         "Hierarchical",
+        "KnownOuter",
         "LocalBilevel",
         "LocalCompositional",
         "Minimax",

@@ -298,9 +298,12 @@ def checked_settings(nodes: Mapping[str, Any]) -> Settings:
 
 
 def other_solution(solves: Collection[str], kind: Collection[str]) -> str:
-    """Why an algorithm for `solves` is refused on a problem of a class in `kind`, if they differ in what is local."""
+    """Why an algorithm for `solves` is refused on a problem of a class in `kind`, if they differ in what is local, or known."""
+    if "known_outer" in solves and {"two_level", "compositional"} & {*kind}:
+        return "; it needs two levels, the last of which is one function that everyone knows"
     solved, given = (
-        {name.replace("two_level", "compositional").removeprefix("local_") for name in n} for n in (solves, kind)
+        {re.sub("two_level|known_outer", "compositional", name).removeprefix("local_") for name in n}
+        for n in (solves, kind)
     )
     if not solved & given:
         return ""

@@ -218,6 +218,10 @@ class TwoLevel(Compositional):
     """A compositional problem with N = 1, min_x F^1(F^0(x)): the ones that are bilevel problems too."""
 
 
+class KnownOuter(TwoLevel):
+    """Two levels of which the last is one function that everyone knows: the same for all clients, and of no examples."""
+
+
 class LocalCompositional(Composition):
     """min_x sum_i p_i f_i^N o ... o f_i^0 (x): each client has a composition of its own."""
 
@@ -252,6 +256,7 @@ CLASSES: tuple[type[Problem], ...] = (
     Bilevel,
     LocalBilevel,
     Minimax,
+    KnownOuter,
     TwoLevel,
     Compositional,
     LocalCompositional,
