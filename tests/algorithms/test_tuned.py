@@ -3,13 +3,14 @@
 import pytest
 from support.harness import composed, pairs
 
+from fedopt.config.tuned import tuned_values
 from fedopt.running.assemble import assemble
 from fedopt.running.loop import begin, loop
 
 
 def with_tuned_values():
     """Every pair that tuned values apply to, by themselves or from the algorithm that it builds on."""
-    return [pair for pair in pairs() if composed(f"algo={pair[0]}", f"problem={pair[1]}").tuned.name]
+    return [(a, p) for a, p in pairs() if tuned_values("auto", {"algo": a, "problem": p}, ())[0]]
 
 
 @pytest.mark.slow
