@@ -23,7 +23,8 @@ from fedopt.config.files import options
 from fedopt.papers import published
 from fedopt.papers.kept import rows_of
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WRITTEN = (path for path in sorted((ROOT / "docs").rglob("*.md")) if "_outside" not in path.parts)  # by docs/conf.py
+PAGES = [ROOT / "README.md", *WRITTEN]
 OTHERS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 BLOCK = re.compile(r"(?:<!-- ([\w ]+?)(?:: ([^\n]*?))? -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
 FILE = re.compile(r"(?:# @package _global_\n)?# ([\w/]+\.(?:py|yaml))\n")

@@ -1,0 +1,100 @@
+"""The site: `sphinx-build -W docs site`.
+
+The pages are those that are read in the repository. What the navigation needs follows from index.md: its sections and their links.
+Files outside of docs that pages link to get a page each.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+OUTSIDE = "_outside"  # pages of files outside of docs
+LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
+
+project = "fedopt"
+version = re.search(r'__version__ = "(.*)"', (ROOT / "fedopt" / "__init__.py").read_text(encoding="utf-8"))[1]
+extensions = ["myst_parser", "sphinx_copybutton"]
+myst_heading_anchors = 4
+html_theme = "furo"
+html_title = f"fedopt {version}"
+html_copy_source = False
+exclude_patterns = ["results/**/*.md"]
+
+
+def outside(page: Path, link: str) -> str | None:
+    """The name of the page that shows a file outside of docs, as links have it; None for all other links."""
+    target = Path(os.path.normpath(page.parent / link))
+    if target.is_relative_to(DOCS) or not target.is_file():
+        return None
+    return f"/{OUTSIDE}/{target.relative_to(ROOT).as_posix()}.md"
+
+
+def write_outside(app: Sphinx) -> None:
+    """A page for each file outside of docs that a page links to, or that such a page links to."""
+    waiting, seen = [*DOCS.rglob("*.md")], set[Path]()
+    while waiting:
+        page = waiting.pop()
+        if page.is_relative_to(DOCS / OUTSIDE) or page in seen:
+            continue
+        seen.add(page)
+        for link, _ in LINK.findall(page.read_text(encoding="utf-8")):
+            if (name := outside(page, link)) is None:
+                continue
+            file, shown = Path(os.path.normpath(page.parent / link)), DOCS / name.removeprefix("/")
+            shown.parent.mkdir(parents=True, exist_ok=True)
+            path = os.path.relpath(file, shown.parent)
+            if file.suffix == ".md":
+                text = moved(file)
+                waiting.append(file)
+            else:
+                title = file.relative_to(ROOT).as_posix()
+                language = LANGUAGES.get(file.suffix, "text")
+                text = f"# {title}\n\n```{{literalinclude}} {path}\n:language: {language}\n:lineno-start: 1\n```\n"
+            if not shown.exists() or shown.read_text(encoding="utf-8") != f"---\norphan: true\n---\n\n{text}":
+                shown.write_text(f"---\norphan: true\n---\n\n{text}", encoding="utf-8")
+
+
+def moved(file: Path) -> str:
+    """The text of a page outside of docs, with links from the root of docs."""
+
+    def there(match: re.Match[str]) -> str:
+        link, anchor = match[1], match[2] or ""
+        target = Path(os.path.normpath(file.parent / link))
+        if target.is_relative_to(DOCS):
+            return f"](/{target.relative_to(DOCS).as_posix()}{anchor})"
+        return f"]({outside(file, link) or link}{anchor})"
+
+    text = LINK.sub(there, file.read_text(encoding="utf-8"))
+    return re.sub(r'src="docs/', 'src="/_images/', text)
+
+
+def from_repository(app: Sphinx, name: str, source: list[str]) -> None:
+    """Links that lead out of docs lead to their pages; index.md gets its navigation."""
+    page = DOCS / f"{name}.md"
+    if name.startswith(OUTSIDE):
+        return
+    if name == "index":
+        source[0] += navigation(source[0])
+    source[0] = LINK.sub(lambda m: f"]({outside(page, m[1]) or m[1]}{m[2] or ''})", source[0])
+
+
+def navigation(text: str) -> str:
+    """A hidden tree of contents for each section of index.md, of the pages that the section links to."""
+    trees = []
+    for section in text.split("\n## ")[1:]:
+        caption = section.partition("\n")[0]
+        links = [link.removeprefix("./") for link, _ in LINK.findall(section)]
+        pages = dict.fromkeys(link.removesuffix(".md") for link in links if (DOCS / link).suffix == ".md" and ".." not in link)
+        if pages:
+            trees.append("\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", *pages, "```"]))
+    return "\n\n" + "\n\n".join(trees) + "\n"
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", write_outside)
+    app.connect("source-read", from_repository)
