@@ -61,10 +61,10 @@ def game(terms, w_0, box=np.inf):
     return Game(World(0, Iid(len(terms[0])), dtype=F64), terms, w_0, box)
 
 
-def scalar(a, b, d, box=np.inf, w_0=(1.0, 1.0)):
-    """One client, 1/2 a x² + b x y - 1/2 d y². (1, 1, 1) is H2: f = 1/2 x² + x y - 1/2 y² from (1, 1)."""
-    zero = np.zeros((1, 1))
-    return game([np.full((1, 1, 1), v) for v in (a, b, d)] + [zero, zero], ([w_0[0]], [w_0[1]]), box)
+def scalar(a, b, d, e=0.0, box=np.inf, w_0=(1.0, 1.0)):
+    """One client, 1/2 a x² + b x y - 1/2 d y² + e y."""
+    matrices, vectors = (np.full((1, 1, 1), float(v)) for v in (a, b, d)), (np.full((1, 1), v) for v in (0.0, e))
+    return game((*matrices, *vectors), ([w_0[0]], [w_0[1]]), box)
 
 
 def unlike(clients=4, dx=3, dy=2, seed=0):
@@ -79,6 +79,20 @@ def unlike(clients=4, dx=3, dy=2, seed=0):
     return game(
         (spd(dx), B, spd(dy), *(rng.standard_normal((clients, d)) for d in (dx, dy))), (np.ones(dx), np.ones(dy))
     )
+
+
+def quadratic_game(clients=20, d=10, functions=100, seed=0):
+    """Means over each client's functions: A and D with eigenvalues in [.01, 1], B in [0, 1], offsets N(0, 1); from zero."""
+    rng, n = np.random.default_rng(seed), clients * functions
+
+    def mean_spd(least):
+        axes = np.linalg.qr(rng.standard_normal((n, d, d)))[0]
+        matrices = axes * rng.uniform(least, 1, (n, 1, d)) @ axes.swapaxes(1, 2)
+        return matrices.reshape(clients, functions, d, d).mean(1)
+
+    A, B, D = mean_spd(0.01), mean_spd(0), mean_spd(0.01)
+    c, e = (rng.standard_normal((clients, functions, d)).mean(1) for _ in range(2))
+    return game((A, B, D, c, e), (np.zeros(d), np.zeros(d)))
 
 
 def algorithm(name, **changes):
