@@ -16,7 +16,8 @@ from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from fedopt.algorithms.minimax_field import field, step
+from fedopt.algorithms.directions import descend
+from fedopt.algorithms.minimax_field import field
 from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import Schedule
 from fedopt.federation.client import Client
@@ -82,7 +83,7 @@ class AnchoredGda:
                 q = q - field(client, w, client.sample("local"))
             for b in client.steps("local"):
                 plus = q + lam * (u - stage[0]) if stage else q
-                u = step(client, u, field(client, u, b, plus, anchor), eta)  # u - eta (F_i(u; b) - F_i(w; b) + q)
+                u = descend(client, u, field(client, u, b, plus, anchor), eta)  # u - eta (F_i(u; b) - F_i(w; b) + q)
             return u
 
         S_local = fed.cohort()
@@ -94,7 +95,7 @@ class AnchoredGda:
 
         K = self.K if self.steps == "fixed" else int(fed.rng(Purpose.COIN).geometric(1 / self.K))
         mean = fed.exchange(local_steps, (s.w, q, w_s) if lam else (s.w, q), S_local, local=Steps(K, self.B))
-        return State(step(problem, s.w, s.w - mean, (self.gamma_x(fed.r), self.gamma_y(fed.r))), s.w, q, w_s)
+        return State(descend(problem, s.w, s.w - mean, (self.gamma_x(fed.r), self.gamma_y(fed.r))), s.w, q, w_s)
 
     def output(self, s: State) -> Vectors:
         return s.w

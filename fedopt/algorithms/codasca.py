@@ -17,7 +17,8 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.minimax_field import field, moved, parts, step
+from fedopt.algorithms.directions import descend
+from fedopt.algorithms.minimax_field import field, moved, parts
 from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import Schedule, values
 from fedopt.federation.client import Client
@@ -85,7 +86,7 @@ class Codasca:
                 plus = c - c_i if c else 0 * G
                 if x_s:
                     plus = Vectors((plus[0] + lam * (u[0] - x_s[0]), plus[1]))  # on the primal only
-                u, total = step(client, u, G + plus, eta), total + G
+                u, total = descend(client, u, G + plus, eta), total + G
             if not c:
                 return u
             new = 1 / K * total if control == "gradients" else moved(c_i - c, u - w, (1 / eta[0] / K, 1 / eta[1] / K))
@@ -98,7 +99,7 @@ class Codasca:
         else:
             (mean, dc), memory = fed.exchange(local_steps, message, S, memory=s.memory, local=draws)
             c = s.c + float(problem.weights[S].sum()) * dc
-        x, _ = w = step(problem, s.w, s.w - mean, (self.gamma(fed.r),) * 2)  # w + gamma (mean u - w)
+        x, _ = w = descend(problem, s.w, s.w - mean, (self.gamma(fed.r),) * 2)  # w + gamma (mean u - w)
         x_mean = s.x_mean + (x - s.x_mean) / (place + 1)
         ends = place + 1 == self.stage
         return State(w, (x if self.stage_point == "last" else x_mean) if ends else s.x_s, x_mean, c, memory)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedopt.algorithms.vectors import Vectors
 from fedopt.federation.client import Client
-from fedopt.problems.classes import Nested
+from fedopt.problems.classes import Minimax, Nested
 
 
 def bilevel_start(problem: Nested) -> Vectors:
@@ -56,7 +56,7 @@ def independent_maps(client: Client, z: Vectors, xis: Sequence[Any]) -> Vectors:
 
 
 def descend(
-    space: Client | Nested, z: Vectors, D: Vectors, steps: Sequence[float], radius: float | None = None
+    space: Client | Nested | Minimax, z: Vectors, D: Vectors, steps: Sequence[float], radius: float | None = None
 ) -> Vectors:
     """z - steps D, with a step for each variable; then y is projected onto Y, which is everything except for minimax problems,
     and v onto the ball of that radius."""

@@ -17,7 +17,8 @@ from typing import ClassVar, Literal, NamedTuple
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch.nn.functional import softshrink
 
-from fedopt.algorithms.minimax_field import field, moved, step
+from fedopt.algorithms.directions import descend
+from fedopt.algorithms.minimax_field import field, moved
 from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import Schedule
 from fedopt.federation.client import Client
@@ -54,11 +55,11 @@ class LocalExtragradient:
         def local_steps(client: Client, u: Vectors) -> Vectors:
             for b1, b2 in client.steps("local"):
                 h = moved(u, field(client, u, b1), eta)  # not projected, as in the public code
-                u = step(client, u, field(client, h, b2), eta)
+                u = descend(client, u, field(client, h, b2), eta)
             return u
 
         mean = fed.exchange(local_steps, s.w, fed.cohort(), local=Steps(self.K, self.B, samples=2))
-        return State(step(problem, s.w, s.w - mean, (self.eta_s(fed.r),) * 2))  # w + eta_s (mean u - w)
+        return State(descend(problem, s.w, s.w - mean, (self.eta_s(fed.r),) * 2))  # w + eta_s (mean u - w)
 
     def output(self, s: State) -> Vectors:
         return s.w

@@ -18,7 +18,8 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.minimax_field import field, step
+from fedopt.algorithms.directions import descend
+from fedopt.algorithms.minimax_field import field
 from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import LocalWork, Schedule
 from fedopt.federation.client import Client
@@ -60,14 +61,14 @@ class FessGda:
 
         def local_steps(client: Client, w: Vectors) -> Vectors:
             def local_step(w_i: Vectors, b: Any) -> Vectors:
-                return step(client, w_i, field(client, w_i, b), eta_l)
+                return descend(client, w_i, field(client, w_i, b), eta_l)
 
             return client.scan("local", local_step, w)
 
         S, local = fed.cohort(), fed.local(self.tau, self.B)
         mean = fed.exchange(local_steps, s.w, S, local=local)
         K = float(np.average(local.steps_of(problem.splits, S), weights=problem.weights[S]))
-        x, y = step(problem, s.w, s.w - mean, gamma)  # w + gamma (mean w_i - w)
+        x, y = descend(problem, s.w, s.w - mean, gamma)  # w + gamma (mean w_i - w)
         x = x - eta_l[0] * gamma[0] * K * self.p * (s.w[0] - s.z)
         return State(Vectors((x, y)), s.z + self.beta * (x - s.z))
 

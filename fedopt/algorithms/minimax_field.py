@@ -1,7 +1,7 @@
 """The field of a minimax problem, F_i(w) = (grad_x f_i, -grad_y f_i) at w = (x, y), and steps along it: descent in x, ascent in y.
 
-Where F = mean F_i is zero, (x, y) is stationary. Methods that correct local steps add one term `plus` to F_i, which may have an
-`anchor`, as `Client.gradient_step_` has on minimisation problems.
+Where F = mean F_i is zero, (x, y) is stationary. A correction of local steps is `plus` and `anchor`, as in
+`Client.gradient_step_` on minimisation problems; `descend` of directions.py takes the step, and projects y.
 """
 
 from typing import Any
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedopt.algorithms.vectors import Vectors
 from fedopt.federation.client import Client
-from fedopt.problems.classes import Minimax
 
 Etas = tuple[float, float]  # steps of x and of y
 
@@ -28,12 +27,6 @@ def field(client: Client, w: Vectors, xi: Any, plus: Vectors | None = None, anch
 def moved(w: Vectors, direction: Vectors, eta: Etas) -> Vectors:
     """w - eta direction."""
     return Vectors(v.sub(d, alpha=e) for v, d, e in zip(w, direction, eta, strict=True))
-
-
-def step(at: Client | Minimax, w: Vectors, direction: Vectors, eta: Etas) -> Vectors:
-    """P_Y(w - eta direction): y is projected onto the problem's constraint. at: the client or, on the server, the problem."""
-    x, y = moved(w, direction, eta)
-    return Vectors((x, at.project(y)))
 
 
 def parts(row: Tensor, like: Vectors) -> Vectors:
