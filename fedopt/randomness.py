@@ -56,6 +56,7 @@ class Part(IntEnum):
     SERVER = 2
     FIT = 3
     PRETRAINING = 4
+    LABELS = 5  # which of them are made wrong
 
 
 def keyed_rng(

@@ -1,6 +1,8 @@
 """Training a network against one perturbation of all inputs [FedNormSGDA eq. 7].
 
 min_x max_{|y| <= eps} (1/n) sum_j loss(h_x(a_j + y), b_j), over the n examples j of all clients.
+
+With a penalty, y is in no ball, and penalty |y|^2 is subtracted: so CD-MAGE's public code (federated-minimax) has it, with 0.001.
 """
 
 from dataclasses import dataclass
@@ -27,11 +29,13 @@ class RobustNn(SupervisedMinimax):
 
     eps, norm: the radius of the ball that y is in, and the norm, l1, l2 or linf.
     ascent: steps of the search for the worst perturbation, one pass over the test set together; 0: it is not looked for.
+    penalty: factor of |y|^2, which then takes the place of the ball; None: the ball.
     """
 
     eps: PositiveFloat
     norm: Norm
     ascent: NonNegativeInt
+    penalty: PositiveFloat | None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,10 +48,11 @@ class RobustNn(SupervisedMinimax):
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
         batch = sample["train"]
-        return cross_entropy(self.net(x, batch.x + y, *batch.keys), batch)
+        loss = cross_entropy(self.net(x, batch.x + y, *batch.keys), batch)
+        return loss if self.penalty is None else loss - self.penalty * torch.sum(y**2)
 
     def project(self, y: Tensor) -> Tensor:
-        return ball(y, self.eps, self.norm)
+        return ball(y, self.eps, self.norm) if self.penalty is None else y
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """test_accuracy is of the test set as it is, perturbed_accuracy under y, and robust_accuracy under the worst perturbation
@@ -66,11 +71,18 @@ class RobustNn(SupervisedMinimax):
         return self.test_metrics(lambda images: self.net(x, images + y))["test_accuracy"]
 
     def worst(self, x: Tensor, y: Tensor) -> Tensor:
-        """A perturbation that the test loss is large under, by projected ascent from y with normalised steps."""
+        """A perturbation that the test loss is large under, by ascent from y: projected, with normalised steps, or, with a penalty,
+        of the penalised loss with steps of size 1."""
         for rows in torch.arange(len(self._test), device=y.device).chunk(self.ascent):
             batch = self._test.batch(rows, torch.full(rows.shape, 1 / len(rows)).to(y))
             y = y.detach().requires_grad_()
             (g,) = torch.autograd.grad(cross_entropy(self.net(x, batch.x + y), batch), y)
-            steepest = g.sign() if self.norm == "linf" else g / torch.linalg.vector_norm(g).clamp(min=1e-12)
-            y = self.project(y.detach() + 2.5 * self.eps / self.ascent * steepest)  # far enough to cross the ball
+            y = self._climbed(y.detach(), g)
         return y
+
+    def _climbed(self, y: Tensor, g: Tensor) -> Tensor:
+        """y after one step of `worst`. g: the gradient of the test loss."""
+        if self.penalty is not None:
+            return y + g - 2 * self.penalty * y
+        steepest = g.sign() if self.norm == "linf" else g / torch.linalg.vector_norm(g).clamp(min=1e-12)
+        return self.project(y + 2.5 * self.eps / self.ascent * steepest)  # far enough to cross the ball

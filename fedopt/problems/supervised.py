@@ -61,6 +61,10 @@ class Supervised(Problem):
         self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
         self._start: tuple[Tensor, ...] = (self.net.initial.to(world.device, world.dtype),)
 
+    def subset(self, data: LabelledData, examples: int | None) -> np.ndarray:
+        """So many rows of the training set at most, drawn at random, or all (None)."""
+        return np.sort(self.world.rng(Part.SUBSET).permutation(len(data.y_train))[:examples])
+
     def _remark(self, data: LabelledData) -> str:
         """How many examples there are, and of which classes."""
         counts = {"training": self.splits["train"].sizes.sum(), "test": len(data.y_test)}
@@ -201,8 +205,12 @@ class SupervisedMinimax(Supervised, Minimax):
     weighting: Weighting
 
     def __post_init__(self) -> None:
-        data = self.world.load()
-        self.set_up(data, np.sort(self.world.rng(Part.SUBSET).permutation(len(data.y_train))[: self.examples]))
+        data = self.load()
+        self.set_up(data, self.subset(data, self.examples))
+
+    def load(self) -> LabelledData:
+        """The data set, with the classes that the problem is about."""
+        return self.world.load()
 
 
 @dataclass(eq=False)

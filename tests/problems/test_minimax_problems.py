@@ -76,7 +76,7 @@ def world(partitioner=None, **more):
 
 
 def robust(where=None, **changes):
-    fields = {"model": "mlp", "widths": [5], "eps": 2.0, "norm": "l2", "examples": None, "ascent": 4}
+    fields = {"model": "mlp", "widths": [5], "eps": 2.0, "norm": "l2", "examples": None, "ascent": 4, "penalty": None}
     return RobustNn(where or world(), **{**fields, "weighting": "samples", **changes})
 
 

@@ -1,0 +1,100 @@
+"""Maximising the area under the ROC curve [Ying et al. 2016; CODA+ and CODASCA, Yuan et al. 2021].
+
+    min over (w, a, b), max over alpha of, with E[.; +] the mean of . over all examples, negative ones counting 0,
+
+    square   (1-p) E[(s-a)²; +] + p E[(s-b)²; -] + 2 (1 + alpha) (p E[s; -] - (1-p) E[s; +]) - p(1-p) alpha²
+    margin   (1-p) E[(s-a)²; +] + p E[(s-b)²; -] + 2 alpha (p(1-p) + p E[s; -] - (1-p) E[s; +]) - p(1-p) alpha²
+
+s is the score of an example under the network w, softmax[1]; p the share of positive examples. Read in public code (federated-minimax,
+ICML2021_FedDeepAUC_CODASCA). The solution in a, b and alpha was derived here: a* and b* are the mean scores of positive and of negative
+examples, alpha* = b* - a*, or 1 + b* - a* in the margin form. What is left to minimise over w is p(1-p) times
+E(1 - s+ + s-)² - 1, or var+ + var- + (1 + b* - a*)²: a positive and a negative example are drawn independently.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import NonNegativeInt
+from torch import Tensor
+
+from fedopt.data.datasets import LabelledData
+from fedopt.data.examples import Batch, Batches
+from fedopt.errors import UserError
+from fedopt.metrics import OBJECTIVE, Metric
+from fedopt.problems.supervised import SupervisedMinimax
+
+TEST_AUC = Metric("test_auc", "test AUC", better="higher")
+
+
+def area(scores: np.ndarray, positive: np.ndarray) -> float:
+    """The share of pairs of a positive and a negative example that the scores order right; ties are half right; nan without pairs."""
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    n, m = positive.sum(), (~positive).sum()
+    return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * m)) if n and m else float("nan")
+
+
+@dataclass(eq=False)
+class Auc(SupervisedMinimax):
+    """x: (w, a, b), the network's parameters, of two outputs, and two numbers; y: (alpha).
+
+    positive: the class that is told from all others. form: see above.
+    """
+
+    positive: NonNegativeInt
+    form: Literal["square", "margin"]
+
+    metrics = (TEST_AUC, replace(OBJECTIVE, label="largest objective over alpha", scale="linear"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.p = float(self.class_shares("train")[1])
+        (w,) = self._start
+        self._start = (torch.cat([w, w.new_zeros(2)]), w.new_zeros(1))
+
+    def load(self) -> LabelledData:
+        """The classes are 0 for negative and 1 for positive examples. Raises UserError where the training set lacks one of them."""
+        data = super().load()
+        y_train, y_test = ((y == self.positive).astype(np.int64) for y in (data.y_train, data.y_test))
+        if len(np.unique(y_train)) < 2:
+            raise UserError(f"problem.positive={self.positive}: the training set has none of that class, or no others")
+        name = data.class_names[self.positive] if data.class_names else f"class {self.positive}"
+        return replace(data, y_train=y_train, y_test=y_test, class_names=("others", name))
+
+    def scores(self, w: Tensor, inputs: Tensor, *keys: Tensor) -> Tensor:
+        """Of examples, [B]."""
+        return torch.softmax(self.net(w, inputs, *keys), 1)[:, 1]
+
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
+        batch = sample["train"]
+        squares, gap = (values @ batch.weight for values in self._of_examples(x, batch))
+        return self._value(squares, gap, y[0])
+
+    def _of_examples(self, x: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What the two squares, and p s; - less (1-p) s; +, are means of, [B]."""
+        a, b, p = x[-2], x[-1], self.p
+        s, positive = self.scores(x[:-2], batch.x, *batch.keys), batch.y == 1
+        squares = torch.where(positive, (1 - p) * (s - a) ** 2, p * (s - b) ** 2)
+        return squares, torch.where(positive, -(1 - p) * s, p * s)
+
+    def _value(self, squares: Any, gap: Any, alpha: Any) -> Any:
+        spread = self.p * (1 - self.p)
+        linear = (1 + alpha) * gap if self.form == "square" else alpha * (spread + gap)
+        return squares + 2 * linear - spread * alpha**2
+
+    def parameters(self, *point: Tensor) -> Tensor:
+        return point[0][:-2]
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        """The objective is max over alpha, over the training examples."""
+        x, of = point[0], self.splits["train"]
+        squares, gap = self.train.means(partial(self._of_examples, x), of.rows, of.example_weights(self.weights))
+        best = gap / (self.p * (1 - self.p)) + (self.form == "margin")
+        scores = torch.cat([self.scores(x[:-2], inputs) for inputs in self._test.x.split(2048)]).cpu().numpy()
+        return {
+            "test_auc": area(scores, self._test.y.cpu().numpy() == 1),
+            "objective": float(self._value(squares, gap, best)),
+        }

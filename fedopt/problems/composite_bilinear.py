@@ -1,0 +1,94 @@
+"""A bilinear saddle with l1 penalties and boxes [FedDualEx, Bai & Bullins 2024].
+
+    min over |x_k| <= D, max over |y_k| <= D of   y'(A x - b) + lam |x|_1 - lam |y|_1
+
+Read in the paper's text: dimensions 600 and 300, lam = 0.1, D = 0.05, 100 clients, gradients with noise of deviation 0.1, and the two
+measures. Chosen here: A and b are standard normal, and noise is of examples, whose linear terms in x and y sum to zero over a client.
+
+Problems have a set Y and none for x. Here A takes the point of the box nearest to x, and |x|_1 is of x itself. That is the same
+problem: within the box f is as above, and outside of it the penalty pulls back, so that no x there is better than its nearest point.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.metrics import Metric
+from fedopt.problems.classes import Minimax, Rows
+from fedopt.problems.policeman_burglar import DUALITY_GAP
+from fedopt.problems.projections import box
+from fedopt.randomness import Part
+
+NON_ZEROS = Metric("non_zeros", "share of non-zero entries of x and y", better="neither")
+
+
+class Sample(NamedTuple):
+    """b: the client's, [n]. x, y: the mean of the examples' linear terms, [m] and [n]."""
+
+    b: Tensor
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(eq=False)
+class CompositeBilinear(Minimax):
+    """m, n: dimensions of x and y. lam: factor of the penalties; D: of the boxes.
+
+    penalties: in_f, as above; or by_method: f is without them, for methods that have lam themselves, such as FeDualEx.
+    heterogeneity: deviation of the clients' b_i around their mean b; noise: of the examples' linear terms.
+    examples: over all clients. x0: every coordinate of the start of x and of y.
+    """
+
+    m: PositiveInt
+    n: PositiveInt
+    lam: NonNegativeFloat
+    D: PositiveFloat
+    penalties: Literal["in_f", "by_method"]
+    heterogeneity: NonNegativeFloat
+    noise: NonNegativeFloat
+    examples: PositiveInt
+    x0: float
+
+    metrics = (DUALITY_GAP, NON_ZEROS)
+
+    def __post_init__(self) -> None:
+        world = self.world
+        self.splits = world.split(self.examples)
+        rng = world.rng(Part.COMMON)
+        A, b = rng.standard_normal((self.n, self.m)), rng.standard_normal(self.n)
+        own = self.heterogeneity * world.rng(Part.CLIENTS).standard_normal((self.clients, self.n))
+        terms = self.noise * world.rng(Part.EXAMPLES).standard_normal((self.examples, self.m + self.n))
+        for rows in self.splits["train"]:
+            terms[rows] -= terms[rows].mean(0)
+        self._A, self._b, self._terms = (world.tensor(v) for v in (A, b, terms))
+        self.per_client = {"b": world.tensor(b + own - own.mean(0))}
+
+    def start(self) -> tuple[Tensor, ...]:
+        return self._A.new_full((self.m,), self.x0), self._b.new_full((self.n,), self.x0)
+
+    def sample(self, client: int | Tensor, rows: Rows) -> Sample:
+        index, weight = rows["train"]
+        of_x, of_y = (weight @ self._terms[index]).split([self.m, self.n])
+        return Sample(self.per_client["b"][client], of_x, of_y)
+
+    def f(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
+        value = y @ (self._A @ self._boxed(x) - sample.b) + sample.x @ x + sample.y @ y
+        return value if self.penalties == "by_method" else value + self.lam * (x.abs().sum() - y.abs().sum())
+
+    def project(self, y: Tensor) -> Tensor:
+        return self._boxed(y)
+
+    def _boxed(self, v: Tensor) -> Tensor:
+        return box(v, -self.D, self.D)
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        """At the points of the boxes nearest to x and y. The gap is
+        lam (|x|_1 + |y|_1) + b'y + D sum_k (|A x - b|_k - lam)_+ + D sum_k (|A'y|_k - lam)_+."""
+        x, y = map(self._boxed, point[:2])
+        reached = [torch.relu(slope.abs() - self.lam).sum() for slope in (self._A @ x - self._b, self._A.T @ y)]
+        entries = torch.cat([x, y])
+        gap = self.lam * entries.abs().sum() + self._b @ y + self.D * sum(reached)
+        return {"duality_gap": float(gap), "non_zeros": float((entries != 0).double().mean())}

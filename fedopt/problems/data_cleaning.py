@@ -1,0 +1,95 @@
+"""Learning which training labels to trust [benchmark_bilevel's data cleaning, after Franceschi et al. 2017].
+
+    f(x, y) = the clean validation loss of a network with parameters y
+    g(x, y) = (1/N) sum_j sigma(x_j) loss(y; a_j, b_j) + ridge/2 |y|^2,    x_j the trust in training example j of all N
+
+The benchmark's public code was read: it has one machine, a linear softmax, x = -2 and y = 0 at the start, and 0.2 |y|^2. The federated
+form is derived here: client i owns the x_j of its examples and weighs n_i / N, so that the mean over clients is the pooled problem.
+Coordinate j of the hypergradient is -sigma'(x_j) <grad loss_j(y*), v*> / N.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from fedopt.data.examples import Batch, Batches, cross_entropy
+from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, VAL_LOSS, Metric
+from fedopt.networks.flat import Tuning
+from fedopt.problems.classes import Weighting
+from fedopt.problems.supervised import Share, SupervisedBilevel
+from fedopt.randomness import Part
+
+DETECTION = Metric("detection_f1", "F1 of 'sigma(x_j) < 1/2: the label is wrong'", better="higher")
+
+
+@dataclass(eq=False)
+class DataCleaning(SupervisedBilevel):
+    """x: the trust, as a logit, in each training example, in each class as it is labelled, or in each client's examples; y: the
+    network's parameters, 0 at the start where it has one layer.
+
+    examples: of the training set, those for validation included, drawn at random, at most; None for all.
+    weighting: clients count by their numbers of training examples, so that g is the pooled problem's, or uniformly.
+    corruption: the probability with which a training label is redrawn uniformly over all classes.
+    level: what has a trust of its own. x0: every coordinate of x at the start.
+    """
+
+    examples: PositiveInt | None
+    weighting: Weighting
+    corruption: Share
+    level: Literal["example", "class", "client"]
+    x0: float
+
+    direct = False
+    metrics = (TEST_ACCURACY, TEST_LOSS, VAL_LOSS, DETECTION)
+
+    def __post_init__(self) -> None:
+        data = self.world.load(validation=True)
+        self.set_up(data, self.subset(data, self.examples), self.validation, self.dropout)
+        split, clean, rng = self.splits["train"], self.labels, self.world.rng(Part.LABELS)
+        redrawn, at_random = rng.random(len(clean)) < self.corruption, rng.integers(self.classes, size=len(clean))
+        labels = clean.copy()
+        labels[split.rows] = np.where(redrawn, at_random, clean)[split.rows]
+        self.wrong = labels != clean
+        self.train.y = torch.from_numpy(labels).to(self.train.y.device)
+        share = f"{self.wrong.sum():,} of {len(split.rows):,} training labels"
+        self.notes = [*self.notes, f"problem.corruption makes {share} wrong"]
+        trusted = labels.copy()  # by row: which coordinate of x is its trust
+        if self.level != "class":
+            order = np.sort(split.rows)
+            trusted[split.rows] = (
+                np.searchsorted(order, split.rows)
+                if self.level == "example"
+                else np.repeat(np.arange(len(split)), split.sizes)
+            )
+        self.trusted = torch.from_numpy(trusted).to(self.train.y.device)
+        size = {"example": len(split.rows), "class": self.classes, "client": len(split)}[self.level]
+        (y,) = self._start
+        self._start = (y.new_full((size,), self.x0), torch.zeros_like(y) if self.model in ("linear", "softmax") else y)
+
+    def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
+        batch = sample["val"]
+        return cross_entropy(self.net(y, batch.x, *batch.keys), batch)
+
+    def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
+        trust = torch.sigmoid(x.gather(0, self.trusted.gather(0, batch.rows)))
+        return batch._replace(weight=batch.weight * trust), None
+
+    def parameters(self, *point: Tensor) -> Tensor:
+        return point[1]
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        """detection_f1 is 2 hits / (distrusted + wrong), over the training examples."""
+        x, y = point[:2]
+        rows = self.splits["train"].rows
+        distrusted = (x < 0).cpu().numpy()[self.trusted.cpu().numpy()[rows]]
+        wrong = self.wrong[rows]
+        return {
+            "val_loss": self.client_loss("val", partial(self.net, y)),
+            "detection_f1": 2 * float(np.sum(distrusted & wrong)) / max(float(distrusted.sum() + wrong.sum()), 1.0),
+            **self.test_metrics(partial(self.net, y)),
+        }

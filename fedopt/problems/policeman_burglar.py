@@ -1,0 +1,69 @@
+"""The matrix game of a policeman and a burglar [Nemirovski 2013; ProxSkip-VIP, Zhang et al. 2024].
+
+    min over p in the simplex, max over y in the simplex of   p'A y,    A_kj = w_j (1 - e^{-theta |j - k|})
+
+The burglar is at house j, of wealth w_j = |N(0, 1)|, with probability y_j; the policeman at house k with probability p_k, and catches
+him with probability e^{-theta |j - k|}. The matrix was read in the public code (ProxSkipVIP), which projects both players; that w_j
+belongs to the burglar's house is from memory of Nemirovski's notes. The examples are reports of all houses' wealth.
+
+Chosen here: p = softmax(x) with x free, since problems have a set Y and none for x. That leaves the game and its duality gap as they
+are: (largest entry of A'p) - (least entry of A y), which is 0 at a solution and nowhere else.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.metrics import Metric
+from fedopt.problems.classes import Minimax, Rows
+from fedopt.problems.projections import simplex
+from fedopt.randomness import Part
+
+DUALITY_GAP = Metric("duality_gap", "duality gap", scale="log", bounds=True)
+
+
+@dataclass(eq=False)
+class PolicemanBurglar(Minimax):
+    """x: the logits of the policeman's probabilities; y: the burglar's probabilities; [houses] each. At the start the
+    policeman is anywhere, and the burglar at the first house.
+
+    examples: reports of the wealth of all houses, over all clients. theta: how near the policeman must be.
+    """
+
+    houses: PositiveInt
+    examples: PositiveInt
+    theta: PositiveFloat
+
+    metrics = (DUALITY_GAP,)
+
+    def __post_init__(self) -> None:
+        world, house = self.world, np.arange(self.houses)
+        self.splits = world.split(self.examples)
+        wealth = np.abs(world.rng(Part.DATA).standard_normal((self.examples, self.houses)))
+        self._wealth = world.tensor(wealth)
+        self._escapes = world.tensor(1 - np.exp(-self.theta * np.abs(house[:, None] - house)))  # [houses, houses]
+
+    def start(self) -> tuple[Tensor, ...]:
+        x = torch.zeros_like(self._wealth[0])
+        return x, (torch.arange(self.houses, device=x.device) == 0).to(x)
+
+    def sample(self, client: int | Tensor, rows: Rows) -> Tensor:
+        """The mean of reports, [houses]."""
+        index, weight = rows["train"]
+        return weight @ self._wealth[index]
+
+    def f(self, x: Tensor, y: Tensor, sample: Tensor) -> Tensor:
+        return torch.softmax(x, 0) @ (self._escapes @ (sample * y))
+
+    def project(self, y: Tensor) -> Tensor:
+        return simplex(y)
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        x, y = point[:2]
+        split = self.splits["train"]
+        wealth = self._wealth.new_tensor(split.example_weights(self.weights)) @ self._wealth[split.rows]
+        most = (wealth * (self._escapes @ torch.softmax(x, 0))).max()
+        return {"duality_gap": float(most - (self._escapes @ (wealth * y)).min())}

@@ -1,0 +1,85 @@
+"""The quadratic game of local minimax methods [ProxSkip-VIP, Zhang et al. 2024].
+
+    f_i(x, y) = mean over i's functions j of   1/2 x'A_j x + x'B_j y - 1/2 y'C_j y + a_j'x - c_j'y
+
+Read in the public code (ProxSkipVIP): 20 clients with 100 functions each, 10 + 10 dimensions, eigenvalues of A_j and C_j uniform in
+[0.01, 1], those of B_j uniform in [0, 1], a_j and c_j standard normal, start 0. Example j of the data is function j.
+"""
+
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.metrics import DISTANCE, Metric
+from fedopt.problems.classes import Minimax, Rows
+from fedopt.problems.quadratics import isometry
+from fedopt.randomness import Part
+
+RELATIVE = Metric("relative_distance", "|w - w*|² / |w*|²", scale="log")
+
+Function = namedtuple("Function", "A B C a c")
+
+
+@dataclass(eq=False)
+class QuadraticGame(Minimax):
+    """d: dimension of x and of y. examples: the number of functions over all clients.
+
+    mu, L: the eigenvalues of A_j and C_j are uniform between them; coupling: those of B_j between 0 and this.
+    heterogeneity: 0 makes all functions their mean, 1 leaves them as they are drawn.
+    """
+
+    d: PositiveInt
+    examples: PositiveInt
+    mu: PositiveFloat
+    L: PositiveFloat
+    coupling: NonNegativeFloat
+    heterogeneity: Annotated[float, Field(ge=0, le=1)]
+
+    metrics = (RELATIVE, DISTANCE)
+
+    def __post_init__(self) -> None:
+        world, n, d = self.world, self.examples, self.d
+        self.splits = world.split(n)
+        rng = world.rng(Part.DATA)
+
+        def symmetric(low: float, high: float) -> np.ndarray:
+            axes = isometry(rng, n, d, d)
+            return (axes * rng.uniform(low, high, (n, 1, d))) @ axes.swapaxes(1, 2)
+
+        A, B, C = symmetric(self.mu, self.L), symmetric(0.0, self.coupling), symmetric(self.mu, self.L)
+        drawn = Function(A, B, C, rng.standard_normal((n, d)), rng.standard_normal((n, d)))
+        weights = self.splits["train"].example_weights(self.weights)
+        self._functions, means = [], []
+        for terms in drawn:
+            mean = np.tensordot(weights, terms[self.splits["train"].rows], 1)
+            self._functions.append(world.tensor(mean + self.heterogeneity * (terms - mean)))
+            means.append(mean)
+        A, B, C, a, c = means
+        w = np.linalg.solve(np.block([[A, B], [B.T, -C]]), np.concatenate([-a, c]))
+        self._solution = tuple(world.tensor(v) for v in np.split(w, 2))
+
+    def solution(self) -> tuple[Tensor, ...]:
+        return self._solution
+
+    def start(self) -> tuple[Tensor, ...]:
+        zero = torch.zeros_like(self._solution[0])
+        return zero, zero.clone()
+
+    def sample(self, client: int | Tensor, rows: Rows) -> Function:
+        """The mean of the functions."""
+        index, weight = rows["train"]
+        return Function(*(torch.tensordot(weight, terms[index], dims=1) for terms in self._functions))
+
+    def f(self, x: Tensor, y: Tensor, sample: Function) -> Tensor:
+        A, B, C, a, c = sample
+        return 0.5 * x @ (A @ x) + x @ (B @ y) - 0.5 * y @ (C @ y) + a @ x - c @ y
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        known = torch.cat(self._solution)
+        off = torch.linalg.norm(torch.cat(point[:2]) - known)
+        return {"relative_distance": float((off / torch.linalg.norm(known)) ** 2), "distance": float(off)}
