@@ -5,10 +5,10 @@
     square   (1-p) E[(s-a)²; +] + p E[(s-b)²; -] + 2 (1 + alpha) (p E[s; -] - (1-p) E[s; +]) - p(1-p) alpha²
     margin   (1-p) E[(s-a)²; +] + p E[(s-b)²; -] + 2 alpha (p(1-p) + p E[s; -] - (1-p) E[s; +]) - p(1-p) alpha²
 
-s is the score of an example under the network w, softmax[1]; p the share of positive examples. Read in public code (federated-minimax,
-ICML2021_FedDeepAUC_CODASCA). The solution in a, b and alpha was derived here: a* and b* are the mean scores of positive and of negative
-examples, alpha* = b* - a*, or 1 + b* - a* in the margin form. What is left to minimise over w is p(1-p) times
-E(1 - s+ + s-)² - 1, or var+ + var- + (1 + b* - a*)²: a positive and a negative example are drawn independently.
+s is the score of an example under the network w, softmax[1]; p is the share of positive examples. Read in public code
+(federated-minimax, ICML2021_FedDeepAUC_CODASCA). Derived here: a and b are best at the mean scores of positive and of negative
+examples, and alpha at b - a, or 1 + b - a in the margin form. What is then left to minimise over w is p(1-p) times
+E(1 - s+ + s-)² - 1, for a positive and a negative example drawn independently, or var+ + var- + (1 + b - a)².
 """
 
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ TEST_AUC = Metric("test_auc", "test AUC", better="higher")
 
 
 def area(scores: np.ndarray, positive: np.ndarray) -> float:
-    """The share of pairs of a positive and a negative example that the scores order right; ties are half right; nan without pairs."""
+    """The share of pairs of a positive and a negative example that scores put in order; a tie is half of one; nan without pairs."""
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     n, m = positive.sum(), (~positive).sum()

@@ -2,11 +2,11 @@
 
     min over |x_k| <= D, max over |y_k| <= D of   y'(A x - b) + lam |x|_1 - lam |y|_1
 
-Read in the paper's text: dimensions 600 and 300, lam = 0.1, D = 0.05, 100 clients, gradients with noise of deviation 0.1, and the two
-measures. Chosen here: A and b are standard normal, and noise is of examples, whose linear terms in x and y sum to zero over a client.
+Read in the paper's text: dimensions 600 and 300, lam = 0.1, D = 0.05, 100 clients, gradients with noise of deviation 0.1, and
+both measures. Chosen here: A and b are standard normal, and noise is of examples, whose linear terms sum to zero over a client.
 
 Problems have a set Y and none for x. Here A takes the point of the box nearest to x, and |x|_1 is of x itself. That is the same
-problem: within the box f is as above, and outside of it the penalty pulls back, so that no x there is better than its nearest point.
+problem: within the box f is as above, and outside of it the penalty pulls back, so that its nearest point is better.
 """
 
 from dataclasses import dataclass

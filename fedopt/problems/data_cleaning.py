@@ -1,11 +1,11 @@
 """Learning which training labels to trust [benchmark_bilevel's data cleaning, after Franceschi et al. 2017].
 
     f(x, y) = the clean validation loss of a network with parameters y
-    g(x, y) = (1/N) sum_j sigma(x_j) loss(y; a_j, b_j) + ridge/2 |y|^2,    x_j the trust in training example j of all N
+    g(x, y) = (1/N) sum_j sigma(x_j) loss(y; a_j, b_j) + ridge/2 |y|²,    x_j the trust in training example j of all N
 
-The benchmark's public code was read: it has one machine, a linear softmax, x = -2 and y = 0 at the start, and 0.2 |y|^2. The federated
-form is derived here: client i owns the x_j of its examples and weighs n_i / N, so that the mean over clients is the pooled problem.
-Coordinate j of the hypergradient is -sigma'(x_j) <grad loss_j(y*), v*> / N.
+Read in the public code: one machine, a linear softmax, x = -2 and y = 0 at the start, and 0.2 |y|². Derived here: client i has the
+x_j of its own examples and weighs n_i / N, so that the mean over clients is the pooled problem; and coordinate j of the
+hypergradient, -sigma'(x_j) <grad loss_j(y*), v*> / N.
 """
 
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ from fedopt.problems.classes import Weighting
 from fedopt.problems.supervised import Share, SupervisedBilevel
 from fedopt.randomness import Part
 
-DETECTION = Metric("detection_f1", "F1 of 'sigma(x_j) < 1/2: the label is wrong'", better="higher")
+DETECTION = Metric("detection_f1", "F1 of 'the label is wrong where sigma(x_j) < 1/2'", better="higher")
 
 
 @dataclass(eq=False)
 class DataCleaning(SupervisedBilevel):
-    """x: the trust, as a logit, in each training example, in each class as it is labelled, or in each client's examples; y: the
-    network's parameters, 0 at the start where it has one layer.
+    """x: the trust, before the sigmoid, in each training example, in each class that labels name, or in each client; y: the
+    parameters of the network, 0 at the start where it has one layer.
 
     examples: of the training set, those for validation included, drawn at random, at most; None for all.
-    weighting: clients count by their numbers of training examples, so that g is the pooled problem's, or uniformly.
+    weighting: clients count by their numbers of training examples, or uniformly.
     corruption: the probability with which a training label is redrawn uniformly over all classes.
     level: what has a trust of its own. x0: every coordinate of x at the start.
     """
@@ -50,25 +50,18 @@ class DataCleaning(SupervisedBilevel):
     def __post_init__(self) -> None:
         data = self.world.load(validation=True)
         self.set_up(data, self.subset(data, self.examples), self.validation, self.dropout)
-        split, clean, rng = self.splits["train"], self.labels, self.world.rng(Part.LABELS)
-        redrawn, at_random = rng.random(len(clean)) < self.corruption, rng.integers(self.classes, size=len(clean))
-        labels = clean.copy()
-        labels[split.rows] = np.where(redrawn, at_random, clean)[split.rows]
+        split, clean, rng = self.splits["train"], self.train.y.cpu().numpy(), self.world.rng(Part.LABELS)
+        redrawn, drawn = rng.random(len(clean)) < self.corruption, rng.integers(self.classes, size=len(clean))
+        labels, place = clean.copy(), np.zeros_like(clean)
+        labels[split.rows] = np.where(redrawn, drawn, clean)[split.rows]
+        place[np.sort(split.rows)] = np.arange(len(split.rows))
+        owner = np.repeat(np.arange(len(split)), split.sizes)[np.argsort(split.rows)]
+        place = {"example": place, "class": labels, "client": owner[place]}[self.level]
         self.wrong = labels != clean
-        self.train.y = torch.from_numpy(labels).to(self.train.y.device)
+        self.train.y, self._place = (torch.from_numpy(v).to(self.train.y.device) for v in (labels, place))
         share = f"{self.wrong.sum():,} of {len(split.rows):,} training labels"
         self.notes = [*self.notes, f"problem.corruption makes {share} wrong"]
-        trusted = labels.copy()  # by row: which coordinate of x is its trust
-        if self.level != "class":
-            order = np.sort(split.rows)
-            trusted[split.rows] = (
-                np.searchsorted(order, split.rows)
-                if self.level == "example"
-                else np.repeat(np.arange(len(split)), split.sizes)
-            )
-        self.trusted = torch.from_numpy(trusted).to(self.train.y.device)
-        size = {"example": len(split.rows), "class": self.classes, "client": len(split)}[self.level]
-        (y,) = self._start
+        (y,), size = self._start, {"example": len(split.rows), "class": self.classes, "client": len(split)}[self.level]
         self._start = (y.new_full((size,), self.x0), torch.zeros_like(y) if self.model in ("linear", "softmax") else y)
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
@@ -76,18 +69,17 @@ class DataCleaning(SupervisedBilevel):
         return cross_entropy(self.net(y, batch.x, *batch.keys), batch)
 
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
-        trust = torch.sigmoid(x.gather(0, self.trusted.gather(0, batch.rows)))
+        trust = torch.sigmoid(x.gather(0, self._place.gather(0, batch.rows)))
         return batch._replace(weight=batch.weight * trust), None
 
     def parameters(self, *point: Tensor) -> Tensor:
         return point[1]
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """detection_f1 is 2 hits / (distrusted + wrong), over the training examples."""
+        """detection_f1 is 2 hits / (distrusted + wrong), over the training examples; 0 where there are none of both."""
         x, y = point[:2]
         rows = self.splits["train"].rows
-        distrusted = (x < 0).cpu().numpy()[self.trusted.cpu().numpy()[rows]]
-        wrong = self.wrong[rows]
+        distrusted, wrong = (x < 0).cpu().numpy()[self._place.cpu().numpy()[rows]], self.wrong[rows]
         return {
             "val_loss": self.client_loss("val", partial(self.net, y)),
             "detection_f1": 2 * float(np.sum(distrusted & wrong)) / max(float(distrusted.sum() + wrong.sum()), 1.0),

@@ -2,12 +2,12 @@
 
     min over p in the simplex, max over y in the simplex of   p'A y,    A_kj = w_j (1 - e^{-theta |j - k|})
 
-The burglar is at house j, of wealth w_j = |N(0, 1)|, with probability y_j; the policeman at house k with probability p_k, and catches
-him with probability e^{-theta |j - k|}. The matrix was read in the public code (ProxSkipVIP), which projects both players; that w_j
-belongs to the burglar's house is from memory of Nemirovski's notes. The examples are reports of all houses' wealth.
+The burglar is at house j, of wealth w_j = |N(0, 1)|, with probability y_j; the policeman at house k with probability p_k, and
+catches him with probability e^{-theta |j - k|}. The matrix was read in the public code (ProxSkipVIP), which projects both players;
+that w_j belongs to the burglar's house is from memory of Nemirovski's notes. An example is a report of all houses' wealth.
 
-Chosen here: p = softmax(x) with x free, since problems have a set Y and none for x. That leaves the game and its duality gap as they
-are: (largest entry of A'p) - (least entry of A y), which is 0 at a solution and nowhere else.
+Chosen here: p = softmax(x) with x free, since problems have a set Y and none for x. The game and its duality gap stay as they are:
+(largest entry of A'p) - (least entry of A y), 0 at solutions and nowhere else.
 """
 
 from dataclasses import dataclass

@@ -29,25 +29,16 @@ Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody c
 PRETRAIN_BATCH = 128
 
 
-@dataclass(eq=False)
-class Supervised(Problem):
-    """Problems about a network on labelled examples. `set_up`, or `set_up_shared`, makes all that they have in common.
+class Labelled(Problem):
+    """Problems about labelled examples. `divide` makes all that they have in common; they set `_start` themselves."""
 
-    model: a name of `models.build`, or a module of one's own, as of `modules.build`; widths: see `models.build`.
-    """
+    _start: tuple[Tensor, ...]
 
-    model: str | dict[str, Any]
-    widths: list[PositiveInt]
-
-    def set_up(
-        self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None, dropout: float = 0.0
-    ) -> None:
+    def divide(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
         """The clients get the training examples `rows`, or all, and each holds out a fraction of its own, for the split `val`, or
         those that the data say are for validation.
 
-        dropout: as of `models.build`.
-
-        Sets `train`, `labels`, `classes`, `splits`, the network `net`, and its parameters as the start.
+        Sets `train`, `labels`, `classes`, `splits`.
         """
         world = self.world
         x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
@@ -56,10 +47,7 @@ class Supervised(Problem):
         self.class_names, self.feature_names = data.class_names, data.feature_names
         owners, validates = (v if rows is None or v is None else v[rows] for v in (data.owners, data.validates))
         self.splits = world.split(len(y), y, held_out if validates is None else validates, owners)
-        self.net = self._network(self.train, data, dropout)
-        self.remark, self.notes = self._remark(data), self._notes(data)
-        self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
-        self._start: tuple[Tensor, ...] = (self.net.initial.to(world.device, world.dtype),)
+        self.remark = self._remark(data)
 
     def subset(self, data: LabelledData, examples: int | None) -> np.ndarray:
         """So many rows of the training set at most, drawn at random, or all (None)."""
@@ -74,6 +62,60 @@ class Supervised(Problem):
         some = 0 < len(data.class_names) <= MOST_NAMED
         classes = f"; classes {', '.join(data.class_names)}" if some else ""
         return f"{', '.join(f'{count:,} {name}' for name, count in counts.items())} examples{features}{classes}"
+
+    def start(self) -> tuple[Tensor, ...]:
+        return self._start
+
+    def sample(self, client: int | Tensor, rows: Rows) -> Any:
+        return {split: self.train.batch(*of_split) for split, of_split in rows.items()}
+
+    def class_shares(self, split: str) -> np.ndarray:
+        """The weighted mean over clients of the share of each class in their examples of a split, [C]; 1 for a class without any.
+
+        That is not the class's count where clients differ in size: an example weighs p_i / n_i.
+        """
+        of, labels = self.splits[split], self.train.y.cpu().numpy()
+        shares = np.bincount(labels[of.rows], of.example_weights(self.weights), minlength=self.classes)
+        return np.where(shares > 0, shares, 1)
+
+    def client_loss(self, split: str, logits: Logits, class_weight: Tensor | None = None) -> float:
+        """sum_i p_i of the clients' own means of class_weight[y_j] CE_j over their examples of a split.
+
+        class_weight: [classes], one by default.
+        """
+
+        def of_examples(batch: Batch) -> tuple[Tensor]:
+            loss = losses(logits(batch.x), batch)
+            return (loss if class_weight is None else loss * class_weight[batch.y],)
+
+        of = self.splits[split]
+        return self.train.means(of_examples, of.rows, of.example_weights(self.weights))[0]
+
+    def test_metrics(self, logits: Logits) -> dict[str, float]:
+        """test_loss, and test_accuracy in percent, over all test examples."""
+        loss, accuracy = self._test.loss_and_accuracy(logits)
+        return {"test_loss": loss, "test_accuracy": 100 * accuracy}
+
+
+@dataclass(eq=False)
+class Supervised(Labelled):
+    """Problems about a network on labelled examples. `set_up`, or `set_up_shared`, makes all that they have in common.
+
+    model: a name of `models.build`, or a module of one's own, as of `modules.build`; widths: see `models.build`.
+    """
+
+    model: str | dict[str, Any]
+    widths: list[PositiveInt]
+
+    def set_up(
+        self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None, dropout: float = 0.0
+    ) -> None:
+        """`divide`, and dropout as of `models.build`. Sets the network `net`, and its parameters as the start."""
+        self.divide(data, rows, held_out)
+        self.net = self._network(self.train, data, dropout)
+        self.notes = self._notes(data)
+        self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
+        self._start = (self.net.initial.to(self.world.device, self.world.dtype),)
 
     def _notes(self, data: LabelledData) -> list[str]:
         """What was taken for what, and which parts of the data are not used."""
@@ -140,14 +182,8 @@ class Supervised(Problem):
             x = x - size * gradient
         return x
 
-    def start(self) -> tuple[Tensor, ...]:
-        return self._start
-
     def keyed(self, sample: Any, key: Tensor) -> Any:
         return {split: batch._replace(keys=(key,)) for split, batch in sample.items()}
-
-    def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        return {split: self.train.batch(*of_split) for split, of_split in rows.items()}
 
     def parameters(self, *point: Tensor) -> Tensor:
         """Those of the network `net` at a point, [dim]."""
@@ -156,33 +192,6 @@ class Supervised(Problem):
     def network(self, *point: Tensor) -> nn.Module:
         trained = self.net.trained(self.parameters(*point))
         return Normalised(trained.cpu(), self.train.normalisation, self.train.shape)
-
-    def class_shares(self, split: str) -> np.ndarray:
-        """The weighted mean over clients of the share of each class in their examples of a split, [C]; 1 for a class without any.
-
-        That is not the class's count where clients differ in size: an example weighs p_i / n_i.
-        """
-        of, labels = self.splits[split], self.train.y.cpu().numpy()
-        shares = np.bincount(labels[of.rows], of.example_weights(self.weights), minlength=self.classes)
-        return np.where(shares > 0, shares, 1)
-
-    def client_loss(self, split: str, logits: Logits, class_weight: Tensor | None = None) -> float:
-        """sum_i p_i of the clients' own means of class_weight[y_j] CE_j over their examples of a split.
-
-        class_weight: [classes], one by default.
-        """
-
-        def of_examples(batch: Batch) -> tuple[Tensor]:
-            loss = losses(logits(batch.x), batch)
-            return (loss if class_weight is None else loss * class_weight[batch.y],)
-
-        of = self.splits[split]
-        return self.train.means(of_examples, of.rows, of.example_weights(self.weights))[0]
-
-    def test_metrics(self, logits: Logits) -> dict[str, float]:
-        """test_loss, and test_accuracy in percent, over all test examples."""
-        loss, accuracy = self._test.loss_and_accuracy(logits)
-        return {"test_loss": loss, "test_accuracy": 100 * accuracy}
 
     def own_metrics(self, w: Tensor) -> dict[str, float]:
         """personal_accuracy, the mean over clients of the accuracy of each one's model on the test examples that it keeps, and that
