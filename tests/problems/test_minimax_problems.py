@@ -11,6 +11,7 @@ from fedopt.data.world import World
 from fedopt.problems.fair_classification import FairClassification
 from fedopt.problems.quadratic_minimax import QuadraticMinimax
 from fedopt.problems.robust_nn import RobustNn
+from fedopt.results.identity import digits
 
 pytestmark = pytest.mark.smoke
 
@@ -133,6 +134,31 @@ def test_robust_metrics(norm, p):
     train = problem.train.batch(torch.arange(60), torch.full((60,), 1 / 60, dtype=F64))
     of_each = numpy_losses(numpy_logits(problem.net, x, train.x.numpy() + y.numpy()), train.y.numpy())
     assert metrics["train_loss"] == pytest.approx(of_each.mean(), rel=1e-12)
+
+
+def test_a_penalty_takes_the_place_of_the_ball():
+    """Of the mean loss less penalty |y|^2, over all y; where it is searched for the worst one, with steps of size 1."""
+    p, ball = robust(penalty=0.2), robust()
+    x, y = p.start()[0], 9 * normal(16, seed=4)
+    sample = full(p, 1)
+    assert float(p.f(x, y, sample)) == pytest.approx(float(ball.f(x, y, sample)) - 0.2 * float(y @ y), rel=1e-12)
+    assert torch.equal(p.project(y), y)
+    assert float(ball.project(y).norm()) == pytest.approx(2)
+    one = robust(penalty=0.2, ascent=1)
+    test = one._test.batch(torch.arange(30), torch.full((30,), 1 / 30, dtype=F64))
+
+    def penalised(y):
+        logits = numpy_logits(one.net, x, test.x.numpy() + y.numpy())
+        return numpy_losses(logits, test.y.numpy()).mean() - 0.2 * float(y @ y)
+
+    np.testing.assert_allclose(one.worst(x, y), y.numpy() + central_differences(penalised, y), atol=1e-7)
+    assert penalised(robust(penalty=0.2, ascent=10).worst(x, 0 * y)) > penalised(0 * y)
+
+
+def test_a_run_without_a_penalty_is_the_run_that_it_was():
+    before = {"problem": {"eps": 6.0, "norm": "l2"}}
+    assert digits(before) == digits({"problem": {**before["problem"], "penalty": None}})
+    assert digits(before) != digits({"problem": {**before["problem"], "penalty": 0.001}})
 
 
 def test_some_training_examples():
