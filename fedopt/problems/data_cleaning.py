@@ -35,13 +35,13 @@ class DataCleaning(SupervisedBilevel):
     examples: of the training set, those for validation included, drawn at random, at most; None for all.
     weighting: clients count by their numbers of training examples, or uniformly.
     corruption: the probability with which a training label is redrawn uniformly over all classes.
-    level: what has a trust of its own. x0: every coordinate of x at the start.
+    per: what has a trust of its own. x0: every coordinate of x at the start.
     """
 
     examples: PositiveInt | None
     weighting: Weighting
     corruption: Share
-    level: Literal["example", "class", "client"]
+    per: Literal["example", "class", "client"]
     x0: float
 
     direct = False
@@ -56,12 +56,12 @@ class DataCleaning(SupervisedBilevel):
         labels[split.rows] = np.where(redrawn, drawn, clean)[split.rows]
         place[np.sort(split.rows)] = np.arange(len(split.rows))
         owner = np.repeat(np.arange(len(split)), split.sizes)[np.argsort(split.rows)]
-        place = {"example": place, "class": labels, "client": owner[place]}[self.level]
+        place = {"example": place, "class": labels, "client": owner[place]}[self.per]
         self.wrong = labels != clean
         self.train.y, self._place = (torch.from_numpy(v).to(self.train.y.device) for v in (labels, place))
         share = f"{self.wrong.sum():,} of {len(split.rows):,} training labels"
         self.notes = [*self.notes, f"problem.corruption makes {share} wrong"]
-        (y,), size = self._start, {"example": len(split.rows), "class": self.classes, "client": len(split)}[self.level]
+        (y,), size = self._start, {"example": len(split.rows), "class": self.classes, "client": len(split)}[self.per]
         self._start = (y.new_full((size,), self.x0), torch.zeros_like(y) if self.model in ("linear", "softmax") else y)
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:

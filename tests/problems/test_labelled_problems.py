@@ -5,7 +5,6 @@ import pytest
 import torch
 from support.derivatives import F64, Given, central_differences, full, normal
 from support.harness import small, steps
-from torch.func import hessian
 
 from fedopt.data.datasets import Digits, LabelledData
 from fedopt.data.partitioners import Dirichlet, Iid, Shards
@@ -50,7 +49,7 @@ def everything(p):
 
 
 def inner_hessian(p, x, y):
-    return hessian(lambda y: p.g(x, y, everything(p)), y)
+    return torch.func.jacrev(torch.func.grad(p.g, 1), 1)(x, y, everything(p))
 
 
 def fitted(p, x, y, steps=8):
@@ -84,7 +83,7 @@ def slopes(p, x, y):
 
 def cleaning(where=None, **changes):
     fields = {"model": "linear", "widths": [5], "validation": 0.3, "ridge": 0.4, "norms": 0.0, "dropout": 0.0}
-    fields |= {"examples": None, "weighting": "samples", "corruption": 0.5, "level": "example", "x0": -2.0}
+    fields |= {"examples": None, "weighting": "samples", "corruption": 0.5, "per": "example", "x0": -2.0}
     return DataCleaning(where or world(), **{**fields, **changes})
 
 
@@ -146,7 +145,7 @@ def test_only_training_labels_are_made_wrong():
 
 @pytest.mark.parametrize(("level", "size"), [("example", 44), ("class", 3), ("client", 4)])
 def test_what_has_a_trust_of_its_own(level, size):
-    p = cleaning(world(Iid(4)), level=level, validation=0.3)
+    p = cleaning(world(Iid(4)), per=level, validation=0.3)
     x, y = p.start()
     assert len(x) == size
     assert torch.equal(x, torch.full_like(x, -2.0))

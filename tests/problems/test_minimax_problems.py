@@ -152,7 +152,7 @@ def test_a_penalty_takes_the_place_of_the_ball():
         return numpy_losses(logits, test.y.numpy()).mean() - 0.2 * float(y @ y)
 
     np.testing.assert_allclose(one.worst(x, y), y.numpy() + central_differences(penalised, y), atol=1e-7)
-    assert penalised(robust(penalty=0.2, ascent=10).worst(x, 0 * y)) > penalised(0 * y)
+    assert penalised(one.worst(x, 0 * y)) > penalised(0 * y)
 
 
 def test_a_run_without_a_penalty_is_the_run_that_it_was():
