@@ -189,8 +189,8 @@ def test_promises_are_held_by_tests():
 
 
 def test_own_files_are_held_to_the_contract(tmp_path):
-    """Those of docs/own-methods.md."""
-    for block in blocks(ROOT / "docs" / "own-methods.md"):
+    """Those of docs/own-algorithm.md, own-problem.md and own-contract.md."""
+    for block in (block for page in sorted((ROOT / "docs").glob("own-*.md")) for block in blocks(page)):
         if (file := FILE.match(block.text)) and block.language in ("python", "yaml"):
             (tmp_path / file[1]).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / file[1]).write_text(block.text)

@@ -28,7 +28,7 @@ from fedopt.problems.function import function
 from fedopt.results.card import sources
 from fedopt.results.folder import LEFT_OVER
 
-PAGE = (ROOT / "docs" / "own-methods.md").read_text()  # which shows the templates
+PAGE = "".join(path.read_text() for path in sorted((ROOT / "docs").glob("own-*.md")))  # which show the templates
 COUNT = itertools.count()
 CHOSEN = {
     "my_sgd": ["algo=my_sgd", "problem=classification", "dataset=digits", "problem.widths=[4]", "algo.B=4"],
