@@ -11,6 +11,7 @@ Notation
     K            the number of clients that take part
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -19,7 +20,8 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.vectors import Tensors
+from fedopt.algorithms.storm import Averages, Storm, together
+from fedopt.algorithms.vectors import Tensors, Vectors
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.inverse import neumann_sum, neumann_term
@@ -141,37 +143,28 @@ class LocalBSGVRM(Momentum):
         return State(z, point, Memory([point] * problem.clients))
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
-        K, first = fed.cohort_size, fed.r * self.p
-        S = self.S if first == 0 and (self.B is not None or problem.random) else 1  # all examples make one xi
-        rho1_now = 0.0 if fed.r < self.warm_up else self.rho1
+        K, rho1_now = fed.cohort_size, 0.0 if fed.r < self.warm_up else self.rho1
+        S = self.S if fed.r == 0 and (self.B is not None or problem.random) else 1  # all examples make one xi
         terms: list[int | None] = [None] * (S - 1 + self.p)
         if self.neumann == "term":
             terms = fed.rng(Purpose.ESTIMATOR).integers(self.Q + 1, size=len(terms)).tolist()
 
-        # After a communication x_t, y_t, u_{t-1}, v_{t-1} are averages, and x_{t-1}, y_{t-1} still the client's own: they are
-        # not replaced. Where cohorts change, a client that joins has none of its own: their averages are sent with the rest.
-        def iterations(client: Client, message: Tensors) -> tuple[Tensors, Tensor]:
-            x, y, u, v, *averaged = message
-            x_prev, y_prev = (averaged[0] if averaged else client.memory).split([len(x), len(y)])
-            xis = zip(client.steps("xi"), terms, strict=True)
-            for t in range(first, first + self.p):
-                eta, now = self.eta_t(t, K), [next(xis) for _ in range(S if t == 0 else 1)]
-                new = [self.estimates(client, x, y, *xi) for xi in now]
-                D, G = (sum(part) / len(part) for part in zip(*new, strict=True))
-                if t == 0:
-                    u, v = D, G
-                else:
-                    D_prev, G_prev = self.estimates(client, x_prev, y_prev, *now[0])  # the same xi
-                    a, b = (weight * self.eta_t(t - 1, K) ** 2 for weight in (self.alpha, self.beta))
-                    u, v = (1 - a) * (u - D_prev) + D, (1 - b) * (v - G_prev) + G  # eq. 3.8
-                x_prev, y_prev = x, y
-                x, y = x - rho1_now * eta * u, client.project(y - self.rho2 * eta * v)  # eq. 3.5 with eta_t
-            return (x, y, u, v), torch.cat([x_prev, y_prev])
+        def samples(client: Client) -> Iterator[Any]:
+            return zip(client.steps("xi"), terms, strict=True)
+
+        def estimates(client: Client, z: Vectors, xi_and_term: Any) -> Vectors:
+            x, y = z
+            return Vectors(self.estimates(client, x, y, *xi_and_term))
+
+        def move(client: Client, z: Vectors, d: Vectors, t: int) -> Vectors:  # eq. 3.5 with eta_t
+            (x, y), (u, v), eta = z, d, self.eta_t(t, K)
+            return Vectors((x - rho1_now * eta * u, client.project(y - self.rho2 * eta * v)))
+
+        def weights(t: int) -> list[float]:  # of D and G in eq. 3.8
+            return [weight * self.eta_t(t, K) ** 2 for weight in (self.alpha, self.beta)]
 
         # Averaged after p iterations, where Alg. 2, which counts from 1, first does so after p - 1
+        averages = Averages(Vectors(s.z[:2]), Vectors(s.z[2:]), s.previous, s.memory)
         draws = self.samples(problem, S - 1 + self.p)
-        if fed.complete:
-            z, memory = fed.exchange(iterations, s.z, fed.cohort(), memory=s.memory, xi=draws)
-            return State(z, s.previous, memory)
-        z, previous = fed.exchange(iterations, (*s.z, s.previous), fed.cohort(), xi=draws)
-        return State(z, previous, s.memory)
+        z, d, previous, memory = together(Storm(estimates, move, weights), averages, fed, self.p, draws, S, samples)
+        return State((*z, *d), previous, memory)

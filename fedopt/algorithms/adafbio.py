@@ -1,0 +1,146 @@
+"""AdaFBiO [Huang 2022] and AdaFGDA [Huang et al. 2024]: bilevel and minimax steps along recursive momenta, with adaptive matrices.
+
+From memory of the papers, not compared with their text; reviews of a sibling, AdaMFCGD, confirm the skeleton. The limits that the
+tests hold are derived here.
+
+Notation
+    z = (x, y), d = (w, v)    the variables and their momenta, of the hypergradient and of grad_y g
+    a, A, b, B                running means of what the averages of w and v are, and the matrices that they make
+    t, q                      the iteration, counted from 0, and the iterations of a round
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.algorithms.minimax_field import field
+from fedopt.algorithms.storm import Storm
+from fedopt.algorithms.vectors import Tensors, Vectors
+from fedopt.errors import UserError
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.inverse import neumann_sum
+from fedopt.federation.round import Round
+from fedopt.problems.classes import Bilevel, Minimax, Problem
+
+Matrix = Literal["diagonal", "norm"]
+Directions = Callable[[Client, Vectors, Any], Vectors]
+
+
+class State(NamedTuple):
+    """z, d: their means. a, b: [dim] where the matrix is diagonal, [1] where it is a multiple of I."""
+
+    z: Vectors
+    d: Vectors
+    a: Tensor
+    b: Tensor
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """What both have: gamma, lam: steps of x and y; k, n: eta_t = k (M / (n + t))^(1/3), the share of the way that they go.
+
+    c1, c2: weights of the newest directions in w and v over eta_t^2.
+    q: iterations of a round, which ends with the averages.
+    r, rho: a = r a + (1 - r) w^2 and A = diag(sqrt(a) + rho), or with |w| a multiple of I; r = rho = 1: A = B = I.
+    A_of_x, A_of_y: the kinds of A and B.
+    B: examples of a sample; B1: of those of the first w and v; None for all that a client has.
+    """
+
+    gamma: PositiveFloat
+    lam: PositiveFloat
+    k: PositiveFloat
+    n: PositiveFloat
+    c1: NonNegativeFloat
+    c2: NonNegativeFloat
+    q: PositiveInt
+    r: Annotated[float, Field(ge=0, le=1)]
+    rho: PositiveFloat
+    A_of_x: Matrix
+    A_of_y: Matrix
+    B: PositiveInt | None
+    B1: PositiveInt | None
+
+    def init(self, problem: Problem) -> State:
+        largest = self.eta(0, problem.clients)
+        if largest > 1 or max(self.c1, self.c2) * largest**2 > 1:
+            raise UserError(
+                f"algo.k, algo.n: eta_0 = k (M / n)^(1/3) is {largest:.3g} with {problem.clients} clients, and eta_0, c1 eta_0^2 "
+                "and c2 eta_0^2 must be at most 1"
+            )
+        z = Vectors(problem.start()[:2])
+        kinds = zip((self.A_of_x, self.A_of_y), z, strict=True)
+        return State(z, 0.0 * z, *(0.0 * (part if kind == "diagonal" else z[0][:1]) for kind, part in kinds))
+
+    def adapted(self, s: State, fed: Round, D: Directions, samples: int | None = None) -> State:
+        """The state after a round. D: the directions on one sample, or on a list of so many samples."""
+        M, start = fed.cohort_size, fed.r * self.q
+
+        def c(t: int) -> tuple[float, float]:
+            return self.c1 * self.eta(t, M) ** 2, self.c2 * self.eta(t, M) ** 2
+
+        def first(client: Client, z: Vectors) -> Vectors:
+            return D(client, z, client.sample("first"))
+
+        def iterations(client: Client, message: Any) -> tuple[Vectors, Vectors]:
+            z, d, A, B = message
+
+            def move(client: Client, z: Vectors, d: Vectors, t: int) -> Vectors:
+                (x, y), (w, v), eta = z, d, self.eta(t, M)
+                return Vectors((x - eta * self.gamma * w / A, y + eta * (client.project(y - self.lam * v / B) - y)))
+
+            return Storm(D, move, c).iterations(client, z, d, client.steps("xi"), start)
+
+        d = s.d if fed.r else fed.exchange(first, s.z, fed.cohort(), first=Steps(1, self.B1, samples))
+        (a, A), (b, B) = map(self.rebuilt, (self.A_of_x, self.A_of_y), (s.a, s.b), d)
+        z, d = fed.exchange(iterations, (s.z, d, A, B), fed.cohort(), xi=Steps(self.q, self.B, samples))
+        return State(z, d, a, b)
+
+    def eta(self, t: int, M: int) -> float:
+        return self.k * (M / (self.n + t)) ** (1 / 3)
+
+    def rebuilt(self, kind: Matrix, a: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        """a and A after an exchange, from a before it and the mean w."""
+        if kind == "diagonal":
+            a = self.r * a + (1 - self.r) * w**2
+            return a, a.sqrt() + self.rho
+        a = self.r * a + (1 - self.r) * torch.linalg.vector_norm(w)
+        return a, a + self.rho
+
+    def output(self, s: State) -> Tensors:
+        return s.z
+
+
+@dataclass(frozen=True)
+class AdaFBiO(Adaptive):
+    """theta, Q: step and products of the Neumann sum in the hypergradient."""
+
+    theta: PositiveFloat
+    Q: NonNegativeInt
+
+    solves: ClassVar = (Bilevel,)
+
+    def step(self, s: State, problem: Bilevel, fed: Round) -> State:
+        inverse = partial(neumann_sum, N=self.Q, l=1 / self.theta)
+
+        def directions(client: Client, z: Vectors, xi: list[Any]) -> Vectors:
+            x, y = z
+            return Vectors((client.hypergradient(x, y, xi, inverse), client.inner_gradient(x, y, xi[0])))
+
+        products = self.Q if problem.indirect and not problem.identity else 0
+        return self.adapted(s, fed, directions, problem.hypergradient_samples(products))
+
+
+@dataclass(frozen=True)
+class AdaFGDA(Adaptive):
+    """AdaFBiO with the two gradients of a minimax problem."""
+
+    solves: ClassVar = (Minimax,)
+
+    def step(self, s: State, problem: Minimax, fed: Round) -> State:
+        return self.adapted(s, fed, field)

@@ -1,0 +1,110 @@
+"""FedBiOAcc and FedBiOAcc-Local: bilevel steps along recursive momenta, averaged in two exchanges [Li, Huang & Huang 2023].
+
+From memory of the paper, not compared with its text; its abstract confirms the rates. The limits in the tests are derived here.
+
+Notation
+    z = (x, y, u), m    the variables, u = [grad^2_yy g]^-1 grad_y f (v in directions.py), and their momenta (d in storm.py)
+    alpha_t             the step size delta / (u0 + t)^(1/3), which eta (of x), gamma (of y) and tau (of u) are in units of
+    c                   (c_x, c_y, c_u): c alpha_t^2 are the weights of the newest directions in m_{t+1}
+    t, I                the iteration, counted from 0, and the iterations of a round
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from fedopt.algorithms.directions import bilevel_start, descend, independent_maps
+from fedopt.algorithms.storm import Storm, points_first
+from fedopt.algorithms.vectors import Tensors, Vectors
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.memory import Memory
+from fedopt.federation.round import Round
+from fedopt.problems.classes import Bilevel, LocalBilevel
+
+
+class State(NamedTuple):
+    """z, m: the means of what is averaged. memory: z and m of each client, () where all of them are averaged."""
+
+    z: Vectors
+    m: Vectors
+    memory: Any = ()
+
+
+@dataclass(frozen=True)
+class FedBiOAcc:
+    """eta, gamma, tau: steps of x, y and u in units of alpha_t; c_x, c_y, c_u: weights of the newest directions over alpha_t^2.
+
+    delta, u0: alpha_t = delta / (u0 + t)^(1/3).
+    I: iterations of a round, which ends with the averages.
+    B: examples of a sample, of which each direction has its own; B1: of those of m_0; None for all that a client has.
+    """
+
+    eta: PositiveFloat
+    gamma: PositiveFloat
+    tau: PositiveFloat
+    delta: PositiveFloat
+    u0: PositiveFloat
+    c_x: NonNegativeFloat
+    c_y: NonNegativeFloat
+    c_u: NonNegativeFloat
+    I: PositiveInt
+    B: PositiveInt | None
+    B1: PositiveInt | None
+
+    solves: ClassVar[Any] = (Bilevel,)
+
+    def __post_init__(self) -> None:
+        largest = self.alpha(0)
+        for name, c in (("c_x", self.c_x), ("c_y", self.c_y), ("c_u", self.c_u)):
+            if c * largest**2 > 1:
+                raise ValueError(f"{name} * alpha_0^2 must be at most 1, and is {c:g} * {largest:g}^2")
+
+    def alpha(self, t: int) -> float:
+        return self.delta / (self.u0 + t) ** (1 / 3)
+
+    def init(self, problem: Bilevel) -> State:
+        z = bilevel_start(problem)
+        return State(z, 0.0 * z)
+
+    def step(self, s: State, problem: Bilevel, fed: Round) -> State:
+        # Only between the two exchanges does a client have a point and momenta of its own
+        z, m, _ = self.iterations(s.z, s.m, rows(s.z, problem.clients), [len(part) for part in s.z], fed)
+        return State(z, m)
+
+    def iterations(self, z: Vectors, m: Vectors, memory: Memory, sizes: list[int], fed: Round) -> Any:
+        """z, m and the memory after a round."""
+
+        def move(client: Client, z: Vectors, m: Vectors, t: int) -> Vectors:
+            return descend(client, z, m, [step * self.alpha(t) for step in (self.eta, self.gamma, self.tau)])
+
+        def c(t: int) -> list[float]:
+            return [weight * self.alpha(t) ** 2 for weight in (self.c_x, self.c_y, self.c_u)]
+
+        draws = {"first": Steps(1, self.B1, 3), "xi": Steps(self.I - 1, self.B, 3), "last": Steps(1, self.B, 3)}
+        return points_first(Storm(independent_maps, move, c), z, m, memory, sizes, fed, self.I, draws)
+
+    def output(self, s: State) -> Tensors:
+        return s.z
+
+
+@dataclass(frozen=True)
+class FedBiOAccLocal(FedBiOAcc):
+    """FedBiOAcc where the lower level belongs to the client: y_i, u_i and their momenta never leave it."""
+
+    solves: ClassVar[Any] = (LocalBilevel,)
+
+    def init(self, problem: LocalBilevel) -> State:  # type: ignore[override]
+        z = bilevel_start(problem)
+        return State(Vectors(z[:1]), Vectors((0.0 * z[0],)), rows(z, problem.clients))
+
+    def step(self, s: State, problem: LocalBilevel, fed: Round) -> State:  # type: ignore[override]
+        sizes = [len(part) for part in bilevel_start(problem)]
+        return State(*self.iterations(s.z, s.m, s.memory, sizes, fed))
+
+
+def rows(z: Vectors, clients: int) -> Memory:
+    """z without momentum, of each client."""
+    return Memory([torch.cat((*z, *(0.0 * z)))] * clients)

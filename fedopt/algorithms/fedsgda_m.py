@@ -1,0 +1,131 @@
+"""FedSGDA-M [Wu et al. 2023] and Momentum Local SGDA [Sharma et al. 2022]: minimax steps along momenta of the gradients.
+
+From memory of the papers, not compared with their text. Abstracts confirm FedSGDA-M's rates, and that in Momentum Local SGDA all
+clients take part. FedSGDA-M's order of averaging is unverified. The limits in the tests are derived here.
+
+Notation
+    z = (x, y)    the variables, each client's own until they are averaged
+    d = (u, v)    their momenta: estimates of (grad_x f, -grad_y f), so that both variables descend
+    Q, tau        the iterations of a round, which ends with the averages
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.algorithms.minimax_field import field
+from fedopt.algorithms.storm import Averages, Storm, at_start, together
+from fedopt.algorithms.vectors import Tensors, Vectors
+from fedopt.config.schedules import Schedule, values
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.round import Round
+from fedopt.problems.classes import Minimax
+
+Weight = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class FedSGDAM:
+    """eta_x, eta_y: steps of x and y; alpha, beta: weights of the newest gradients in u and v.
+
+    lam: y moves by eta_y (P(y - lam v) - y), as in other papers of the authors; None: to P(y - eta_y v).
+    Q: iterations between averages, a round. B: examples of a sample; None for all that a client has.
+    S: samples that the first u and v are means over.
+    """
+
+    eta_x: Schedule
+    eta_y: Schedule
+    alpha: Weight
+    beta: Weight
+    lam: PositiveFloat | None
+    Q: PositiveInt
+    B: PositiveInt | None
+    S: PositiveInt
+
+    solves: ClassVar = (Minimax,)
+
+    def __post_init__(self) -> None:
+        if self.lam is not None and max(values(self.eta_y)) > 1:
+            raise ValueError("eta_y must be at most 1 with lam: it is the share of the way to P(y - lam v)")
+
+    def init(self, problem: Minimax) -> Averages:
+        return at_start(Vectors(problem.start()), problem.clients)
+
+    def step(self, s: Averages, problem: Minimax, fed: Round) -> Averages:
+        eta_x, eta_y = self.eta_x(fed.r), self.eta_y(fed.r)
+
+        def move(client: Client, z: Vectors, d: Vectors, t: int) -> Vectors:
+            (x, y), (u, v) = z, d
+            if self.lam is None:
+                return Vectors((x - eta_x * u, client.project(y - eta_y * v)))
+            return Vectors((x - eta_x * u, toward(y, client.project(y - self.lam * v), eta_y)))
+
+        S = self.S if fed.r == 0 and (self.B is not None or problem.random) else 1  # all examples make one sample
+        storm = Storm(field, move, lambda t: (self.alpha, self.beta))
+        return together(storm, s, fed, self.Q, Steps(S - 1 + self.Q, self.B), S)
+
+    def output(self, s: Averages) -> Tensors:
+        return s.z
+
+
+class State(NamedTuple):
+    """z, d: their means."""
+
+    z: Vectors
+    d: Vectors
+
+
+@dataclass(frozen=True)
+class MomentumLocalSGDA:
+    """eta_x, eta_y: steps to where x and y are drawn; alpha: the share of that way that they go.
+
+    beta_x, beta_y: weights of the newest gradients, in units of 1 / alpha. tau: iterations of a round. B: examples of a sample.
+    """
+
+    eta_x: Schedule
+    eta_y: Schedule
+    alpha: Weight
+    beta_x: NonNegativeFloat
+    beta_y: NonNegativeFloat
+    tau: PositiveInt
+    B: PositiveInt | None
+
+    solves: ClassVar = (Minimax,)
+
+    def __post_init__(self) -> None:
+        for name, beta in (("beta_x", self.beta_x), ("beta_y", self.beta_y)):
+            if beta * self.alpha > 1:
+                raise ValueError(f"{name} * alpha must be at most 1, and is {beta:g} * {self.alpha:g}")
+
+    def init(self, problem: Minimax) -> State:
+        z = Vectors(problem.start())
+        return State(z, 0.0 * z)
+
+    def step(self, s: State, problem: Minimax, fed: Round) -> State:
+        alpha, eta_x, eta_y = self.alpha, self.eta_x(fed.r), self.eta_y(fed.r)
+
+        def gradients(client: Client, z: Vectors) -> Vectors:
+            return field(client, z, client.sample("xi"))
+
+        def iterations(client: Client, message: tuple[Vectors, Vectors]) -> tuple[Vectors, Vectors]:
+            (x, y), (u, v) = message
+            for xi in client.steps("xi"):
+                x, y = x - alpha * eta_x * u, toward(y, client.project(y - eta_y * v), alpha)
+                new_u, new_v = field(client, Vectors((x, y)), xi)
+                a, b = self.beta_x * alpha, self.beta_y * alpha
+                u, v = (1 - a) * u + a * new_u, (1 - b) * v + b * new_v
+            return Vectors((x, y)), Vectors((u, v))
+
+        d = s.d if fed.r else fed.exchange(gradients, s.z, fed.cohort(), xi=Steps(1, self.B))
+        return State(*fed.exchange(iterations, (s.z, d), fed.cohort(), xi=Steps(self.tau, self.B)))
+
+    def output(self, s: State) -> Tensors:
+        return s.z
+
+
+def toward(y: Tensor, target: Tensor, share: float) -> Tensor:
+    """y moved by a share of the way to a target."""
+    return y + share * (target - y)

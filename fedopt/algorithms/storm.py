@@ -1,0 +1,149 @@
+"""Recursive momentum [Cutkosky & Orabona 2019], which several methods share, and the two orders in which they average it.
+
+Notation
+    z, d    a client's point, and its estimates of the directions there: a vector for each variable
+    D       the directions at a point on one sample xi
+    c       the weights of the newest directions in d, one a variable: 1 is no memory, 0 forgets nothing
+    t       the iteration, counted from 0
+
+    d_t = D(z_t; xi) + (1 - c)(d_{t-1} - D(z_{t-1}; xi)),   the same xi twice;   z_{t+1} = move(z_t, d_t)
+
+Where the clients' values become their means decides what the limit is at a constant step. z_{t-1} stays the client's own.
+    together        z_{t+1} and d_t become means at once, in one exchange
+    points_first    z_{t+1} does, and then d_{t+1}, which the clients estimate at that mean: two exchanges
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedopt.algorithms.vectors import Vectors
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.memory import Memory
+from fedopt.federation.round import Round
+
+
+class Storm(NamedTuple):
+    """A recursion: D(client, z, xi); move(client, z, d, t), the point after iteration t's step; c(t), the weights in d_{t+1}."""
+
+    D: Callable[[Client, Vectors, Any], Vectors]
+    move: Callable[[Client, Vectors, Vectors, int], Vectors]
+    c: Callable[[int], Sequence[float]]
+
+    def first(self, client: Client, z: Vectors, xis: Iterable[Any]) -> Vectors:
+        """d_0, the mean of D over samples."""
+        new = [self.D(client, z, xi) for xi in xis]
+        return Vectors(sum(part) / len(part) for part in zip(*new, strict=True))
+
+    def estimate(self, client: Client, z: Vectors, z_prev: Vectors, d: Vectors, xi: Any, t: int) -> Vectors:
+        """d_t from d_{t-1}."""
+        D, D_prev = self.D(client, z, xi), self.D(client, z_prev, xi)
+        return Vectors((1 - c) * part + new for c, part, new in zip(self.c(t - 1), d - D_prev, D, strict=False))
+
+    def iterations(self, client: Client, z: Vectors, d: Vectors, xis: Iterable[Any], t: int) -> tuple[Vectors, Vectors]:
+        """(z_t, d_t) after one more iteration for each sample."""
+        for t_now, xi in enumerate(xis, t):
+            z_prev, z = z, self.move(client, z, d, t_now)
+            d = self.estimate(client, z, z_prev, d, xi, t_now + 1)
+        return z, d
+
+
+class Averages(NamedTuple):
+    """Between two rounds of `together`: the means of z_t and d_{t-1}; z_{t-1} as one vector, its mean where the cohort changes, and
+    each client's own where all take part."""
+
+    z: Vectors
+    d: Vectors
+    previous: Tensor
+    memory: Memory
+
+
+def at_start(z: Vectors, clients: int) -> Averages:
+    """Before the first iteration."""
+    return Averages(z, Vectors(map(torch.zeros_like, z)), torch.cat(z), Memory([torch.cat(z)] * clients))
+
+
+def together(
+    storm: Storm,
+    s: Averages,
+    fed: Round,
+    p: int,
+    draws: Steps,
+    S: int = 1,
+    samples: Callable[[Client], Iterator[Any]] = lambda client: client.steps("xi"),
+) -> Averages:
+    """p iterations and one exchange. d_0 is the mean of D over S samples. samples: what a client makes of its draws xi."""
+    first = fed.r * p
+
+    # What is averaged is z_t and d_{t-1}; a client's z_{t-1} is not replaced. Where cohorts change, a client that joins has none of
+    # its own: their averages are sent with the rest.
+    def iterations(client: Client, message: tuple[Any, ...]) -> tuple[tuple[Vectors, Vectors], Tensor]:
+        z, d, *averaged = message
+        z_prev = Vectors((averaged[0] if averaged else client.memory).split([len(part) for part in z]))
+        xis = samples(client)
+        for t in range(first, first + p):
+            if t == 0:
+                d = storm.first(client, z, [next(xis) for _ in range(S)])
+            else:
+                d = storm.estimate(client, z, z_prev, d, next(xis), t)
+            z_prev, z = z, storm.move(client, z, d, t)
+        return (z, d), torch.cat(z_prev)
+
+    if fed.complete:
+        (z, d), memory = fed.exchange(iterations, (s.z, s.d), fed.cohort(), memory=s.memory, xi=draws)
+        return Averages(z, d, s.previous, memory)
+    (z, d), previous = fed.exchange(iterations, (s.z, s.d, s.previous), fed.cohort(), xi=draws)
+    return Averages(z, d, previous, s.memory)
+
+
+def points_first(
+    storm: Storm,
+    z: Vectors,
+    d: Vectors,
+    memory: Memory,
+    sizes: Sequence[int],
+    fed: Round,
+    I: int,
+    draws: Mapping[str, Steps],
+) -> tuple[Vectors, Vectors, Memory]:
+    """z, d and the memory after I iterations and two exchanges; the first round has one more before them, for d_0.
+
+    z, d: the means of the first of the variables, which have these sizes; the others never leave a client. memory: z and d of each
+    client as one vector. draws: `first` for d_0, `xi` for I - 1 iterations, `last` for the estimate at the mean.
+    """
+    start, last, n = fed.r * I, fed.r * I + I - 1, len(z)
+
+    def own(client: Client) -> tuple[Vectors, Vectors]:
+        parts = client.memory.split([*sizes, *sizes])
+        return Vectors(parts[: len(sizes)]), Vectors(parts[len(sizes) :])
+
+    def first(client: Client, z: Vectors) -> tuple[Vectors, Tensor]:
+        z = replaced(own(client)[0], z)
+        d = storm.first(client, z, client.steps("first"))
+        return Vectors(d[:n]), torch.cat((*z, *d))
+
+    def to_the_step(client: Client, means: tuple[Vectors, Vectors]) -> tuple[Vectors, Tensor]:
+        z, d = map(replaced, own(client), means)
+        z, d = storm.iterations(client, z, d, client.steps("xi"), start)
+        return Vectors(storm.move(client, z, d, last)[:n]), torch.cat((*z, *d))
+
+    def at_the_mean(client: Client, z_mean: Vectors) -> tuple[Vectors, Tensor]:
+        z_prev, d = own(client)
+        z = replaced(storm.move(client, z_prev, d, last), z_mean)
+        d = storm.estimate(client, z, z_prev, d, client.sample("last"), last + 1)
+        return Vectors(d[:n]), torch.cat((*z, *d))
+
+    if fed.r == 0:
+        d, memory = fed.exchange(first, z, fed.everyone(), memory=memory, first=draws["first"])
+    S = fed.cohort()
+    z, memory = fed.exchange(to_the_step, (z, d), S, memory=memory, xi=draws["xi"])
+    d, memory = fed.exchange(at_the_mean, z, S, memory=memory, last=draws["last"])
+    return z, d, memory
+
+
+def replaced(z: Vectors, means: Vectors) -> Vectors:
+    """z with its first variables replaced by their means."""
+    return Vectors((*means, *z[len(means) :]))
