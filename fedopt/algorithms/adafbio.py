@@ -21,7 +21,6 @@ from torch import Tensor
 from fedopt.algorithms.minimax_field import field
 from fedopt.algorithms.storm import Storm
 from fedopt.algorithms.vectors import Tensors, Vectors
-from fedopt.errors import UserError
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.inverse import neumann_sum
@@ -43,8 +42,9 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Adaptive:
-    """What both have: gamma, lam: steps of x and y; k, n: eta_t = k (M / (n + t))^(1/3), the share of the way that they go.
+    """What both have: gamma, lam: steps of x and y, in units of A^-1 and B^-1.
 
+    k, n: eta_t = k / (n + t)^(1/3), the share of its step that a variable goes; k is the papers' times M^(1/3), with M clients.
     c1, c2: weights of the newest directions in w and v over eta_t^2.
     q: iterations of a round, which ends with the averages.
     r, rho: a = r a + (1 - r) w^2 and A = diag(sqrt(a) + rho), or with |w| a multiple of I; r = rho = 1: A = B = I.
@@ -66,23 +66,30 @@ class Adaptive:
     B: PositiveInt | None
     B1: PositiveInt | None
 
+    def __post_init__(self) -> None:
+        eta = self.eta(0)
+        for name, share in (
+            ("k / n^(1/3)", eta),
+            ("c1 * eta_0^2", self.c1 * eta**2),
+            ("c2 * eta_0^2", self.c2 * eta**2),
+        ):
+            if share > 1:
+                raise ValueError(f"{name} must be at most 1, and is {share:g} with eta_0 = {eta:g}")
+
+    def eta(self, t: int) -> float:
+        return self.k / (self.n + t) ** (1 / 3)
+
     def init(self, problem: Problem) -> State:
-        largest = self.eta(0, problem.clients)
-        if largest > 1 or max(self.c1, self.c2) * largest**2 > 1:
-            raise UserError(
-                f"algo.k, algo.n: eta_0 = k (M / n)^(1/3) is {largest:.3g} with {problem.clients} clients, and eta_0, c1 eta_0^2 "
-                "and c2 eta_0^2 must be at most 1"
-            )
-        z = Vectors(problem.start()[:2])
+        z = Vectors(problem.start())
         kinds = zip((self.A_of_x, self.A_of_y), z, strict=True)
         return State(z, 0.0 * z, *(0.0 * (part if kind == "diagonal" else z[0][:1]) for kind, part in kinds))
 
     def adapted(self, s: State, fed: Round, D: Directions, samples: int | None = None) -> State:
         """The state after a round. D: the directions on one sample, or on a list of so many samples."""
-        M, start = fed.cohort_size, fed.r * self.q
+        start = fed.r * self.q
 
         def c(t: int) -> tuple[float, float]:
-            return self.c1 * self.eta(t, M) ** 2, self.c2 * self.eta(t, M) ** 2
+            return self.c1 * self.eta(t) ** 2, self.c2 * self.eta(t) ** 2
 
         def first(client: Client, z: Vectors) -> Vectors:
             return D(client, z, client.sample("first"))
@@ -91,7 +98,7 @@ class Adaptive:
             z, d, A, B = message
 
             def move(client: Client, z: Vectors, d: Vectors, t: int) -> Vectors:
-                (x, y), (w, v), eta = z, d, self.eta(t, M)
+                (x, y), (w, v), eta = z, d, self.eta(t)
                 return Vectors((x - eta * self.gamma * w / A, y + eta * (client.project(y - self.lam * v / B) - y)))
 
             return Storm(D, move, c).iterations(client, z, d, client.steps("xi"), start)
@@ -100,9 +107,6 @@ class Adaptive:
         (a, A), (b, B) = map(self.rebuilt, (self.A_of_x, self.A_of_y), (s.a, s.b), d)
         z, d = fed.exchange(iterations, (s.z, d, A, B), fed.cohort(), xi=Steps(self.q, self.B, samples))
         return State(z, d, a, b)
-
-    def eta(self, t: int, M: int) -> float:
-        return self.k * (M / (self.n + t)) ** (1 / 3)
 
     def rebuilt(self, kind: Matrix, a: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """a and A after an exchange, from a before it and the mean w."""

@@ -6,7 +6,7 @@ clients take part. FedSGDA-M's order of averaging is unverified. The limits in t
 Notation
     z = (x, y)    the variables, each client's own until they are averaged
     d = (u, v)    their momenta: estimates of (grad_x f, -grad_y f), so that both variables descend
-    Q, tau        the iterations of a round, which ends with the averages
+    q, tau        the iterations of a round, which ends with the averages
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class FedSGDAM:
     """eta_x, eta_y: steps of x and y; alpha, beta: weights of the newest gradients in u and v.
 
     lam: y moves by eta_y (P(y - lam v) - y), as in other papers of the authors; None: to P(y - eta_y v).
-    Q: iterations between averages, a round. B: examples of a sample; None for all that a client has.
+    q: iterations between averages, a round (Q in the paper). B: examples of a sample; None for all that a client has.
     S: samples that the first u and v are means over.
     """
 
@@ -41,7 +41,7 @@ class FedSGDAM:
     alpha: Weight
     beta: Weight
     lam: PositiveFloat | None
-    Q: PositiveInt
+    q: PositiveInt
     B: PositiveInt | None
     S: PositiveInt
 
@@ -65,7 +65,7 @@ class FedSGDAM:
 
         S = self.S if fed.r == 0 and (self.B is not None or problem.random) else 1  # all examples make one sample
         storm = Storm(field, move, lambda t: (self.alpha, self.beta))
-        return together(storm, s, fed, self.Q, Steps(S - 1 + self.Q, self.B), S)
+        return together(storm, s, fed, self.q, Steps(S - 1 + self.q, self.B), S)
 
     def output(self, s: Averages) -> Tensors:
         return s.z
