@@ -96,9 +96,10 @@ def test_without_matrices_it_is_localbsgvrm_but_for_the_old_point(algo, weight, 
     words = ["algo.eta=0.5", "algo.rho1=0.2", "algo.rho2=0.4", f"algo.alpha={4 * weight}", f"algo.beta={4 * weight}"]
     theirs = [small("localbsgvrm", NESTED[algo], *SMALL, *SHORT, *EXACT, *words, f"algo.p={p}") for p in (1, 4)]
     state = theirs[0].algorithm.init(theirs[0].problem)
-    for r, adaptive in enumerate(steps(ours, 3)):
+    for r in range(4):
         e = theirs[min(r, 1)]
         state = e.algorithm.step(state, e.problem, e.federation.at(r))
+    adaptive = steps(ours, 3)[-1]
     z = [
         part - size * d for part, d, size in zip(adaptive.z, adaptive.d, (0.1, 0.2), strict=True)
     ]  # one iteration more
