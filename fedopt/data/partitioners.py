@@ -84,6 +84,19 @@ class Iid:
 
 
 @dataclass(frozen=True, config=_config)
+class Proportions:
+    """A random division in given proportions: client i has `shares[i]` of their sum; all further clients have the last one."""
+
+    clients: PositiveInt
+    shares: Annotated[list[PositiveFloat], Field(min_length=1)]
+
+    def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
+        _check(self.clients, count, least)
+        shares = np.cumsum((self.shares + self.clients * self.shares[-1:])[: self.clients])
+        return np.split(rng.permutation(count), np.rint(count * shares[:-1] / shares[-1]).astype(int))
+
+
+@dataclass(frozen=True, config=_config)
 class Centralized:
     """One client with everything."""
 

@@ -120,10 +120,10 @@ class Minimisation(Problem):
 class Conditional(Minimisation):
     """min_x sum_i p_i E_xi f_xi(E_{eta | xi} r(x; eta, xi)).
 
-    f: f_xi at the mean of r over `inner` samples eta of each example xi; a finite number of them makes it biased.
+    f: f_xi at the mean of r over `inner` samples eta of each example xi, which makes it biased; None: at the exact expectation.
     """
 
-    inner: int
+    inner: int | None
 
 
 class Nested(Problem):

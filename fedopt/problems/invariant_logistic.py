@@ -1,0 +1,90 @@
+"""Invariant logistic regression: labels that do not change when the features are disturbed [Hu et al. 2020, Wu et al. 2023].
+
+    min_x E_{a, b} log(1 + exp(-b E_{eta | a}[eta]'x)) + lam sum_k gamma x_k^2 / (1 + gamma x_k^2),
+    a ~ N(0, I),   b = sign(a'w),   eta ~ N(a, sigma^2 I)
+
+Because E[eta | a] = a, the exact objective is plain logistic regression on a. The mean of the losses at single eta, which a public
+code takes in place of the loss at their mean, is another problem, with nothing nested.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.metrics import OBJECTIVE, Metric
+from fedopt.problems.classes import Conditional, Rows
+from fedopt.problems.keyed import normal
+from fedopt.randomness import Part
+
+GRADIENT_NORM = Metric("gradient_norm", "norm of the exact gradient", scale="log")
+ERROR = Metric("error", "wrong labels on the clients' examples", "%")
+
+
+class Sample(NamedTuple):
+    """a: [B, d]; b: [B], -1 or 1; weight: [B], sums to one; keys: of the inner samples, or none."""
+
+    a: Tensor
+    b: Tensor
+    weight: Tensor
+    keys: tuple[Tensor, ...] = ()
+
+
+@dataclass(eq=False)
+class InvariantLogistic(Conditional):
+    """d: dimension of x and a; examples: (a, b), over all clients; sigma: deviation of eta from a.
+
+    inner: eta for each (a, b) of a sample, drawn anew each time; None: their expectation.
+    lam, gamma: weight and scale of the penalty, which is not convex.
+    """
+
+    d: PositiveInt
+    examples: PositiveInt
+    sigma: NonNegativeFloat
+    inner: PositiveInt | None
+    lam: NonNegativeFloat
+    gamma: NonNegativeFloat
+
+    metrics = (OBJECTIVE, GRADIENT_NORM, ERROR)
+
+    def __post_init__(self) -> None:
+        world = self.world
+        rng = world.rng(Part.DATA)
+        w, a = rng.standard_normal(self.d), rng.standard_normal((self.examples, self.d))
+        self.a, self.w = world.tensor(a), world.tensor(w)
+        self.b = torch.where(self.a @ self.w > 0, 1.0, -1.0).to(self.a)
+        self.splits, self.random = world.split(self.examples), self.inner is not None
+
+    def start(self) -> tuple[Tensor, ...]:
+        return (torch.zeros_like(self.w),)
+
+    def sample(self, client: int | Tensor, rows: Rows) -> Sample:
+        index, weight = rows["train"]
+        return Sample(self.a[index], self.b[index], weight)
+
+    def keyed(self, sample: Sample, key: Tensor) -> Sample:
+        return sample._replace(keys=(key,))
+
+    def f(self, x: Tensor, sample: Sample) -> Tensor:
+        a, b, weight, keys = sample
+        for key in keys:  # the mean of `inner` normal eta is one normal number
+            a = a + self.sigma / (self.inner or 1) ** 0.5 * normal(key, *a.shape).to(a)
+        squares = self.gamma * x**2
+        return weight @ F.softplus(-b * (a @ x)) + self.lam * torch.sum(squares / (1 + squares))
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        """Of the exact objective."""
+        split = self.splits["train"]
+        weight = torch.from_numpy(split.example_weights(self.weights)).to(self.a)
+        index = torch.from_numpy(split.rows).to(self.a.device)
+        everything = Sample(self.a[index], self.b[index], weight)
+        gradient, objective = torch.func.grad_and_value(self.f)(point[0], everything)
+        wrong = (everything.a @ point[0]).sign() != everything.b
+        return {
+            "objective": float(objective),
+            "gradient_norm": float(torch.linalg.norm(gradient)),
+            "error": 100 * float(weight @ wrong.to(weight)),
+        }

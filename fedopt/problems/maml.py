@@ -1,0 +1,181 @@
+"""Meta-learning of sinusoids: an initial point from which one gradient step fits a new curve [Finn et al. 2017].
+
+    min_x E_tau L_tau(x - a grad L_tau(x)),   L_tau the mean squared error on t -> A sin(t + phi),   A in [0.1, 5], phi in [0, pi]
+
+The step x - a grad L_tau(x) is the adaptation; the exact gradient is (I - a grad^2 L_tau(x)) grad L_tau(x - a grad L_tau(x)).
+Two forms: the adaptation is each client's own lower level, with one curve a client, or the inner expectation of a conditional
+problem, with many curves a client. t is one of POINTS numbers from -5 to 5.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.metrics import OBJECTIVE, Metric
+from fedopt.networks import flat as models
+from fedopt.problems.classes import Conditional, LocalBilevel, Problem, Rows
+from fedopt.problems.keyed import uniform
+from fedopt.randomness import Part
+
+POINTS = 50
+NEW_TASK_LOSS = Metric("new_task_loss", "squared error on new curves after the adaptation", bounds=True)
+NEW_TASK_START = Metric("new_task_start", "squared error on new curves before the adaptation", better="neither")
+
+
+class Curve(NamedTuple):
+    """Points of a curve, or of several: t, target, weight [..., B]; the weights of a curve sum to one."""
+
+    t: Tensor
+    target: Tensor
+    weight: Tensor
+
+
+@dataclass(eq=False)
+class _Sinusoids(Problem):
+    """widths: hidden layers of the network; a: the step of the adaptation; new_tasks: curves of no client, which metrics are of."""
+
+    widths: list[PositiveInt]
+    a: PositiveFloat
+    new_tasks: PositiveInt
+
+    metrics = (NEW_TASK_LOSS, NEW_TASK_START, OBJECTIVE)
+
+    def set_up(self, curves: int) -> None:
+        """Sets the network and its start, the amplitudes and phases of so many curves, [curves], and the new ones."""
+        world = self.world
+        self.net = models.build("mlp", self.widths, (1,), 1, world.seed, world.autocast)
+        self._start = self.net.initial.to(world.device, world.dtype)
+        self.grid = world.tensor(np.linspace(-5, 5, POINTS))
+        rng, rng_new = world.rng(Part.CLIENTS), world.rng(Part.COMMON)
+        self.amplitude, self.phase = self._drawn(rng, curves)
+        self._new = self.curve(*self._drawn(rng_new, self.new_tasks))
+
+    def _drawn(self, rng: np.random.Generator, curves: int) -> tuple[Tensor, Tensor]:
+        return self.world.tensor(rng.uniform(0.1, 5, curves)), self.world.tensor(rng.uniform(0, np.pi, curves))
+
+    def curve(self, amplitude: Tensor, phase: Tensor, t: Tensor | None = None) -> Curve:
+        """The points t of curves, all of the grid by default, with equal weights. amplitude, phase: [...]; t: [..., B]."""
+        t = self.grid.expand(*amplitude.shape, POINTS) if t is None else t
+        return Curve(t, amplitude[..., None] * torch.sin(t + phase[..., None]), torch.ones_like(t) / t.shape[-1])
+
+    def loss(self, w: Tensor, points: Curve) -> Tensor:
+        """L(w) on points of one curve, a scalar."""
+        return points.weight @ (self.net(w, points.t[:, None])[:, 0] - points.target) ** 2
+
+    def adapted(self, x: Tensor, points: Curve) -> Tensor:
+        """x - a grad L(x)."""
+        return x - self.a * torch.func.grad(self.loss)(x, points)
+
+    def after(self, x: Tensor, support: Curve, query: Curve) -> Tensor:
+        """L at the adapted point of several curves, [curves]: adapted on the support, measured on the query."""
+        one = lambda support, query: self.loss(self.adapted(x, support), query)  # noqa: E731
+        return torch.func.vmap(one)(support, query)
+
+    def of_new_tasks(self, x: Tensor) -> dict[str, float]:
+        before = torch.func.vmap(self.loss, (None, 0))(x, self._new)
+        return {
+            "new_task_loss": float(self.after(x, self._new, self._new).mean()),
+            "new_task_start": float(before.mean()),
+        }
+
+
+@dataclass(eq=False)
+class Maml(_Sinusoids, LocalBilevel):
+    """Each client has one curve, y_i*(x) = x - a grad L_i(x), on its training points, and f_i(y) = L_i(y) on its validation points.
+
+    g_i(x, y) = 1/2 |y - (x - a grad L_i(x))|^2, whose Hessian in y is the identity.
+    points: over all clients, half of each client's for training.
+    """
+
+    points: Annotated[int, Field(ge=2)]
+
+    direct = False
+    identity = True
+
+    def __post_init__(self) -> None:
+        self.set_up(self.world.clients)
+        self.splits = self.world.split(self.points, None, 0.5)
+        self.t = self.grid[torch.from_numpy(self.world.rng(Part.EXAMPLES).integers(POINTS, size=self.points))]
+        self.per_client = {"amplitude": self.amplitude, "phase": self.phase}
+
+    def start(self) -> tuple[Tensor, ...]:
+        return self._start, self._start.clone()
+
+    def sample(self, client: int | Tensor, rows: Rows) -> Mapping[str, Curve]:
+        amplitude, phase = (self.per_client[name][client] for name in ("amplitude", "phase"))
+        of_split = {split: (self.t[index], weight) for split, (index, weight) in rows.items()}
+        return {
+            split: self.curve(amplitude, phase, t)._replace(weight=weight) for split, (t, weight) in of_split.items()
+        }
+
+    def f(self, x: Tensor, y: Tensor, sample: Mapping[str, Curve]) -> Tensor:
+        return self.loss(y, sample["val"])
+
+    def g(self, x: Tensor, y: Tensor, sample: Mapping[str, Curve]) -> Tensor:
+        return 0.5 * torch.sum((y - self.adapted(x, sample["train"])) ** 2)
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        """objective: sum_i p_i f_i(y_i*(x)) with each client's own points."""
+        (x, *_), losses = point, []
+        for i in range(self.clients):
+            rows = {split: torch.from_numpy(of_clients[i]).to(x.device) for split, of_clients in self.splits.items()}
+            whole = {split: (index, x.new_full(index.shape, 1 / len(index))) for split, index in rows.items()}
+            sample = self.sample(i, whole)
+            losses.append(float(self.f(x, self.adapted(x, sample["train"]), sample)))
+        return {"objective": float(self.weights @ losses), **self.of_new_tasks(x)}
+
+
+class Curves(NamedTuple):
+    """amplitude, phase, weight: [B]; the weights sum to one. keys: of the inner samples, or none."""
+
+    amplitude: Tensor
+    phase: Tensor
+    weight: Tensor
+    keys: tuple[Tensor, ...] = ()
+
+
+@dataclass(eq=False)
+class MamlConditional(_Sinusoids, Conditional):
+    """An example xi is a curve, an inner sample eta a point of it: r(x; eta, xi) = x - a grad_x of the squared error there, and
+    f_xi = L_xi on all points.
+
+    tasks: curves over all clients. inner: points that a curve is adapted on, drawn anew each time; None: all points.
+    """
+
+    tasks: PositiveInt
+    inner: PositiveInt | None
+
+    def __post_init__(self) -> None:
+        self.set_up(self.tasks)
+        self.splits, self.random = self.world.split(self.tasks), self.inner is not None
+
+    def start(self) -> tuple[Tensor, ...]:
+        return (self._start,)
+
+    def sample(self, client: int | Tensor, rows: Rows) -> Curves:
+        index, weight = rows["train"]
+        return Curves(self.amplitude[index], self.phase[index], weight)
+
+    def keyed(self, sample: Curves, key: Tensor) -> Curves:
+        return sample._replace(keys=(key,))
+
+    def f(self, x: Tensor, sample: Curves) -> Tensor:
+        amplitude, phase, weight, keys = sample
+        query = support = self.curve(amplitude, phase)
+        for key in keys:
+            places = (POINTS * uniform(key, len(weight), self.inner or 1)).long()
+            support = self.curve(amplitude, phase, self.grid[places])
+        return weight @ self.after(x, support, query)
+
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
+        """objective: of the exact problem, adapted on all points."""
+        x, split = point[0], self.splits["train"]
+        index = torch.from_numpy(split.rows).to(x.device)
+        weight = torch.from_numpy(split.example_weights(self.weights)).to(x)
+        objective = self.f(x, Curves(self.amplitude[index], self.phase[index], weight))
+        return {"objective": float(objective), **self.of_new_tasks(x)}
