@@ -70,6 +70,15 @@ class Client(Oracles):
         """What the first step takes of the draws of a name, for draws that are made once."""
         return next(self.steps(name))
 
+    def batch(self, name: str, split: str) -> tuple[Tensor, Tensor]:
+        """Of the sample of `Steps(1, B, fixed=True)`: the number of its batch of a split, and the batch's share of this client's
+        examples there."""
+        positions, (_, weight) = self._stretch(name, 0)[1], self._share["whole"][split]
+        if not positions:
+            return torch.zeros_like(weight[0], dtype=torch.int64), torch.ones_like(weight[0])
+        at, weight_in_batch = positions[split]
+        return at[0, 0] // at.shape[-1], weight[0] / weight_in_batch[0, 0]
+
     def steps(self, name: str) -> Iterator[Any]:
         """What each local step takes in turn: a sample, or a list of them where the draws say how many.
 

@@ -32,6 +32,8 @@ class Steps:
     samples: how many samples a step takes, as a list; None: one sample by itself.
     split: the only split to draw from; None for all of them.
     replace: with replacement, every example for itself: fast where steps are many.
+    fixed: each sample is one of the batches into which a client's examples are cut once, B by B in their order: the batch of a
+        uniformly random example, so that the smaller last one comes less often. `client.batch` says which one it is.
     """
 
     steps: Amount = 1
@@ -39,6 +41,7 @@ class Steps:
     samples: int | None = None
     split: str | None = None
     replace: bool = False
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         if self.B is not None and self.B < 1:
@@ -54,6 +57,9 @@ class Steps:
             return rng.integers(n, size=(count, self.B or n))
         if self.B is None or n <= self.B:
             return [np.arange(n)] * count
+        if self.fixed:
+            starts = rng.integers(n, size=count) // self.B * self.B
+            return [np.arange(start, min(start + self.B, n)) for start in starts]
         return [rng.choice(n, self.B, replace=False, shuffle=False) for _ in range(count)]
 
 

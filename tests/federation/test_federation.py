@@ -163,11 +163,37 @@ def test_stretches_of_draws_are_those_in_one_go(size, monkeypatch):
         "replaced": Steps(30, 5, replace=True),
         "all": Full("val"),
         "more": Steps(24, 1000),
+        "fixed": Steps(24, 4, fixed=True),
     }
     one_go = stretched(wanted, splits, monkeypatch, 2**20)
-    assert len(one_go) == 2 * 9
+    assert len(one_go) == 2 * 11
     for key, table in stretched(wanted, splits, monkeypatch, size).items():
         assert torch.equal(table, one_go[key])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fixed_batches(problem, engine):
+    """One of the batches that a client's examples are cut into, its number and its share, as often as the share says."""
+    sizes, B = problem.splits["train"].sizes, 5
+    numbers, shares = [], []
+
+    def drawn(client, x):
+        number, share = client.batch("xi", "train")
+        return number.to(x), share
+
+    for r in range(200):
+        number, share = (
+            Federation(problem, engine, 0)
+            .at(r)
+            .exchange(drawn, torch.zeros((), dtype=torch.float64), np.array([2]), xi=Steps(1, B, fixed=True))
+        )
+        numbers.append(int(number))
+        shares.append(float(share))
+    batches = np.minimum(B, sizes[2] - np.arange(0, sizes[2], B))
+    assert shares == pytest.approx([batches[j] / sizes[2] for j in numbers])
+    counts = np.bincount(numbers, minlength=len(batches)) / 200
+    assert counts == pytest.approx(batches / sizes[2], abs=0.12)
+    assert sizes[2] % B  # the last batch is smaller
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -42,7 +42,8 @@ OURS = contract(Path(__file__).with_name("contract.yaml"))
 YOURS = contract(Path(EXTRA) / "contract.yaml") if EXTRA else {}
 LESS: dict[str, list[str]] = OURS.pop("less") | YOURS.pop("less", {})
 EVERYONE: list[str] = OURS.pop("everyone") + YOURS.pop("everyone", [])  # algorithms that take no cohorts
-APPROXIMATE: dict[str, float] = YOURS.pop("approximate", {})  # how far from the solution rounds may lead
+# How far from the solution rounds may lead
+APPROXIMATE: dict[str, float] = OURS.pop("approximate") | YOURS.pop("approximate", {})
 FEDERATION = ["partitioner.clients=6", "participation.cohort=3", "hardware.dtype=float64", "hardware.threads=1"]
 
 

@@ -1,0 +1,141 @@
+"""One-machine first-order bilevel methods, which pull y towards the least value of g: F2SA [Kwon et al. 2023] and BOME [Ye et al.
+2022]. No second derivative is taken.
+
+A server has all variables, and clients answer with gradients at the points that it sends them. All of them are linear in f_i and
+g_i. So the iterates are those of one machine that has the data of all clients; with one client they are the papers'.
+
+Notation
+    y, s          F2SA: the inner variable of f + lam g, and that of g alone
+    y_n, q        BOME: y after n steps on g, and q(x, y) = g(x, y) - g(x, y_n), with y_n held fixed in its gradient
+    eta_x, ...    the steps of x, of y and, in F2SA, of s
+    lam           the penalty
+    xi, zeta      samples of each client, independent of each other and of all others
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.algorithms.vectors import Tensors, Vectors
+from fedopt.config.schedules import Schedule
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.round import Round
+from fedopt.problems.classes import Bilevel
+
+
+class Penalised(NamedTuple):
+    x: Tensor
+    y: Tensor
+    s: Tensor
+    lam: float
+
+
+@dataclass(frozen=True)
+class F2SA:
+    """n steps of y and s, then one of x along grad_x f(x, y) + lam (grad_x g(x, y) - grad_x g(x, s)); then lam += delta.
+
+    lam: its first value. At a constant lam the limit is off by O(1 / lam). B: examples of a sample, None for all that a client has.
+
+    From memory of the paper, not compared. benchmark_bilevel, which was read, takes the gradients of f at s in place of y, and lets
+    lam eta_y grow like t^(1/7), so that it must diverge in the end.
+    """
+
+    eta_x: Schedule
+    eta_y: Schedule
+    eta_s: Schedule
+    lam: PositiveFloat
+    delta: Schedule
+    n: PositiveInt
+    B: PositiveInt | None
+
+    solves: ClassVar = (Bilevel,)
+    first_order: ClassVar = True
+
+    def init(self, problem: Bilevel) -> Penalised:
+        x, y = problem.start()
+        return Penalised(x, y, y, self.lam)
+
+    def step(self, state: Penalised, problem: Bilevel, fed: Round) -> Penalised:
+        (x, y, s, lam), S, samples = state, fed.cohort(), Steps(1, self.B, samples=2)
+        eta_x, eta_y, eta_s = self.eta_x(fed.r), self.eta_y(fed.r), self.eta_s(fed.r)
+        pulled = problem.indirect  # else grad_y f is zero where grad_y g is, and y needs no pull
+
+        def inner(client: Client, point: Tensors) -> Tensors:
+            (x, y, s), (xi, zeta) = point, client.sample("xi")
+            D_y = lam * client.inner_gradient(x, y, xi)
+            return D_y + client.outer_gradient_y(x, y, xi) if pulled else D_y, client.inner_gradient(x, s, zeta)
+
+        def outer(client: Client, point: Tensors) -> Tensor:
+            (x, y, s), (xi, zeta) = point, client.sample("xi")
+            change = client.inner_gradients(x, y, xi)[0] - client.inner_gradients(x, s, zeta)[0]
+            return client.outer_gradient_x(x, y, xi) + lam * change
+
+        for _ in range(self.n):
+            D_y, D_s = fed.exchange(inner, (x, y, s), S, xi=samples)
+            y, s = problem.project(y - eta_y * D_y), problem.project(s - eta_s * D_s)
+        x = x - eta_x * fed.exchange(outer, (x, y, s), S, xi=samples)
+        return Penalised(x, y, s, lam + self.delta(fed.r))
+
+    def output(self, state: Penalised) -> Tensors:
+        return state.x, state.y
+
+
+class Point(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class BOME:
+    """(x, y) -= steps (grad f + lam grad q), lam = max(phi - <grad f, grad q>, 0) / |grad q|^2, phi = eta |grad q|^2.
+
+    So the direction falls along q at least at the rate phi. The solution is no fixed point: there grad q = 0, and grad_y f moves y
+    off y*(x). B: None in the paper, which has no samples; the ratio in lam is biased on samples.
+
+    As read in benchmark_bilevel, with its phi of the gradient; the paper from memory, not compared.
+    """
+
+    eta_x: Schedule
+    eta_y: Schedule
+    eta: NonNegativeFloat
+    n: PositiveInt
+    B: PositiveInt | None
+
+    solves: ClassVar = (Bilevel,)
+    first_order: ClassVar = True
+
+    def init(self, problem: Bilevel) -> Point:
+        return Point(*problem.start())
+
+    def step(self, state: Point, problem: Bilevel, fed: Round) -> Point:
+        (x, y), S, xi = state, fed.cohort(), Steps(1, self.B)
+        eta_x, eta_y, y_n = self.eta_x(fed.r), self.eta_y(fed.r), state.y
+
+        def inner(client: Client, point: Tensors) -> Tensor:
+            x, y_n = point
+            return client.inner_gradient(x, y_n, client.sample("xi"))
+
+        def gradients(client: Client, point: Tensors) -> Any:
+            (x, y, y_n), xi = point, client.sample("xi")
+            (g_x, g_y), (g_x_n, _) = client.inner_gradients(x, y, xi), client.inner_gradients(x, y_n, xi)
+            return Vectors(client.outer_gradients(x, y, xi)), Vectors((g_x - g_x_n, g_y))
+
+        for _ in range(self.n):
+            y_n = problem.project(y_n - eta_y * fed.exchange(inner, (x, y_n), S, xi=xi))
+        f, q = fed.exchange(gradients, (x, y, y_n), S, xi=xi)
+        d = f + self.penalty(f, q) * q
+        return Point(x - eta_x * d[0], problem.project(y - eta_y * d[1]))
+
+    def penalty(self, f: Vectors, q: Vectors) -> Any:
+        """lam from the gradients of f and q, 0 where grad q is."""
+        square = sum((q_n @ q_n for q_n in q), 0 * q[0].sum())
+        product = sum((f_n @ q_n for f_n, q_n in zip(f, q, strict=True)), 0 * square)
+        lam = (self.eta * square - product).clamp(min=0) / square
+        return torch.where(square > 0, lam, 0.0)
+
+    def output(self, state: Point) -> Tensors:
+        return state

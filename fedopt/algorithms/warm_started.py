@@ -1,0 +1,257 @@
+"""One-machine bilevel methods that keep v, the solution of the Hessian system, from iteration to iteration: MA-SOBA [Chen, Xiao &
+Balasubramanian 2024], FSLA [Li, Gu & Huang 2022], AmIGO [Arbel & Mairal 2022], SABA [Dagreou et al. 2022] and SRBA [Dagreou et al.
+2024].
+
+A server has all variables, and clients answer with derivatives at the points that it sends them. All directions are linear in f_i
+and g_i. So the iterates are those of one machine that has the data of all clients; with one client they are the papers'.
+
+Notation
+    z = (x, y, v)    all variables; v goes to [grad^2_yy g]^-1 grad_y f; z = (x, y) where grad_x f is the hypergradient
+    Dx, Dy, Dv       grad_x f - grad^2_xy g v,  grad_y g,  grad^2_yy g v - grad_y f
+    eta_x, ...       the steps: x - eta_x Dx, likewise y, which is projected, and v
+    xi               a sample of each client, independent of all others; d, an estimate of directions
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from fedopt.algorithms.directions import bilevel_maps, bilevel_start, descend
+from fedopt.algorithms.vectors import Vectors
+from fedopt.config.schedules import Schedule
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.memory import Memory
+from fedopt.federation.round import Round
+from fedopt.problems.classes import Bilevel
+
+
+@dataclass(frozen=True)
+class WarmStarted:
+    """What all have: eta_x, eta_y, eta_v: steps of x, y and v; B: examples of a sample, None for all that a client has."""
+
+    eta_x: Schedule
+    eta_y: Schedule
+    eta_v: Schedule
+    B: PositiveInt | None
+
+    solves: ClassVar = (Bilevel,)
+
+    def descended(self, z: Vectors, d: Vectors, problem: Bilevel, r: int) -> Vectors:
+        """z after a step of all variables at once."""
+        return descend(problem, z, d, [eta(r) for eta in (self.eta_x, self.eta_y, self.eta_v)])
+
+    def output(self, s: Any) -> Vectors:
+        return s.z
+
+
+def Dx(client: Client, z: Vectors, xi: Any) -> Tensor:
+    """[dx]. One gradient call and one cross product."""
+    x, y, *v = z
+    direct = client.outer_gradient_x(x, y, xi)
+    return direct - client.cross_product(x, y, v[0], xi) if v else direct
+
+
+def Dy(client: Client, point: tuple[Tensor, Tensor]) -> Tensor:
+    """On a fresh sample, [dy]. One gradient call."""
+    return client.inner_gradient(*point, client.sample("xi"))
+
+
+def Dv(client: Client, z: Vectors) -> Tensor:
+    """On a fresh sample, [dy]. One gradient call and one Hessian-vector product."""
+    (x, y, v), xi = z, client.sample("xi")
+    return client.inner_hessian(x, y, xi)(v) - client.outer_gradient_y(x, y, xi)
+
+
+class Averaged(NamedTuple):
+    """z; d: the momentum of Dx; point: (x_{t-1}, y_t, v_t), where Dx was last taken."""
+
+    z: Vectors
+    d: Tensor
+    point: Vectors
+
+
+@dataclass(frozen=True)
+class AlternatingSOBA(WarmStarted):
+    """One step of y, one of v at the new y, one of x at the new y and v.
+
+    rho: weight of the newest Dx in the momentum of x; 1 is none. In MA-SOBA d = rho Dx + (1 - rho) d, with 1 - rho as its beta.
+    storm: whether the momentum is corrected by the change of Dx on the same sample, d = Dx + (1 - rho) (d - Dx at the last point),
+        as in FSLA, whose eta is rho.
+
+    Both orders as read in public code: MA-SOBA's in that of MingruiLiu-ML-Lab, FSLA's in benchmark_bilevel. The papers from
+    memory, not compared. The first d is Dx.
+    """
+
+    rho: Schedule
+    storm: bool
+
+    def __post_init__(self) -> None:
+        if self.rho(0) > 1:
+            raise ValueError(f"rho must be at most 1, and is {self.rho(0):g}")
+
+    def init(self, problem: Bilevel) -> Averaged:
+        z = bilevel_start(problem)
+        return Averaged(z, 0 * z[0], z)
+
+    def step(self, s: Averaged, problem: Bilevel, fed: Round) -> Averaged:
+        r, S, xi = fed.r, fed.cohort(), Steps(1, self.B)
+        keep = 1 - self.rho(r) if r else 0.0
+        x, y, *v = s.z
+        y = problem.project(y - self.eta_y(r) * fed.exchange(Dy, (x, y), S, xi=xi))
+        v = [v_t - self.eta_v(r) * fed.exchange(Dv, (x, y, v_t), S, xi=xi) for v_t in v]  # at the new y
+        z = Vectors((x, y, *v))
+
+        def direction(client: Client, points: tuple[Vectors, ...]) -> Tensor:
+            (z, *last), sample = points, client.sample("xi")
+            return Dx(client, z, sample) - keep * Dx(client, last[0], sample) if last else Dx(client, z, sample)
+
+        storm = self.storm and keep > 0
+        d = fed.exchange(direction, (z, s.point) if storm else (z,), S, xi=xi)
+        d = (d if self.storm else (1 - keep) * d) + keep * s.d
+        return Averaged(Vectors((x - self.eta_x(r) * d, y, *v)), d, z)
+
+
+class Point(NamedTuple):
+    z: Vectors
+
+
+@dataclass(frozen=True)
+class AmIGO(WarmStarted):
+    """n steps of y, then n of v with one grad_y f, then one of x. n -> infinity is descent along the hypergradient.
+
+    As read in benchmark_bilevel; the paper from memory, not compared. grad_x f is of the sample of grad_y f.
+    """
+
+    n: PositiveInt
+
+    def init(self, problem: Bilevel) -> Point:
+        return Point(bilevel_start(problem))
+
+    def step(self, s: Point, problem: Bilevel, fed: Round) -> Point:
+        r, S, xi = fed.r, fed.cohort(), Steps(1, self.B)
+        (x, y, *v), indirect = s.z, problem.indirect
+        for _ in range(self.n):
+            y = problem.project(y - self.eta_y(r) * fed.exchange(Dy, (x, y), S, xi=xi))
+
+        def outer(client: Client, point: tuple[Tensor, Tensor]) -> Any:
+            sample = client.sample("xi")
+            return client.outer_gradients(*point, sample) if indirect else (client.outer_gradient_x(*point, sample),)
+
+        def product(client: Client, z: Vectors) -> Tensor:
+            x, y, v = z
+            return client.inner_hessian(x, y, client.sample("xi"))(v)
+
+        def cross(client: Client, z: Vectors) -> Tensor:
+            x, y, v = z
+            return client.cross_product(x, y, v, client.sample("xi"))
+
+        d, *b = fed.exchange(outer, (x, y), S, xi=xi)
+        if indirect:
+            for _ in range(self.n):
+                v = [v[0] - self.eta_v(r) * (fed.exchange(product, (x, y, v[0]), S, xi=xi) - b[0])]
+            d = d - fed.exchange(cross, (x, y, v[0]), S, xi=xi)
+        return Point(Vectors((x - self.eta_x(r) * d, y, *v)))
+
+
+class Remembering(NamedTuple):
+    """memory: of each client its tables, that of g and that of f, one after the other."""
+
+    z: Vectors
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class SABA(WarmStarted):
+    """All variables at once, with the SAGA estimates of grad_y g, grad^2_yy g v, grad^2_xy g v, and of grad_x f, grad_y f.
+
+    B: the size of the fixed batches into which a client's examples of g, and those of f, are cut, in their order. A client keeps
+    the last value of each quantity on each of its batches, 0 at first.
+
+    As read in benchmark_bilevel, except for the batch: it is that of a uniformly random example here, so that a smaller last one
+    leaves no bias. The paper from memory, not compared.
+    """
+
+    def init(self, problem: Bilevel) -> Remembering:
+        z = bilevel_start(problem)
+        return Remembering(z, Memory([z[0].new_zeros(sum(map(_entries, self._tables(problem))))] * problem.clients))
+
+    def step(self, s: Remembering, problem: Bilevel, fed: Round) -> Remembering:
+        of_g, of_f = self._tables(problem)
+        g_split, f_split, dx = problem.g_split, problem.f_split, len(s.z[0])
+
+        def estimates(client: Client, z: Vectors) -> tuple[Vectors, Tensor]:
+            (x, y, *v), xi = z, client.sample("xi")
+            tables = client.memory.split([_entries(of_g), _entries(of_f)])
+            if v:
+                gradient, product = client.vjp(lambda x, y: client.grad(client.g, x, y, xi), x, y, grad=1, hvp=1, jvp=1)
+                new_g, new_f = torch.cat([gradient, *product(*v)]), torch.cat(client.outer_gradients(x, y, xi))
+            else:
+                new_g, new_f = client.inner_gradient(x, y, xi), client.outer_gradient_x(x, y, xi)
+            d_g, table_g = saga(tables[0].view(of_g), new_g, *client.batch("xi", g_split))
+            d_f, table_f = saga(tables[1].view(of_f), new_f, *client.batch("xi", f_split))
+            Dy, cross, hessian = d_g[: len(y)], d_g[len(y) : len(y) + dx], d_g[len(y) + dx :]
+            d = Vectors((d_f[:dx] - cross, Dy, hessian - d_f[dx:]) if v else (d_f, Dy))
+            return d, torch.cat([table_g.flatten(), table_f.flatten()])
+
+        d, memory = fed.exchange(estimates, s.z, fed.cohort(), memory=s.memory, xi=Steps(1, self.B, fixed=True))
+        return Remembering(self.descended(s.z, d, problem, fed.r), memory)
+
+    def _tables(self, problem: Bilevel) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rows and columns of a client's tables of g and of f."""
+        dx, dy = (len(v) for v in problem.start())
+        columns = (dx + 2 * dy, dx + dy) if problem.indirect else (dy, dx)
+        most = [problem.splits[split].sizes.max() for split in (problem.g_split, problem.f_split)]
+        batches = [-(-int(n) // (self.B or int(n))) for n in most]
+        return (batches[0] + 1, columns[0]), (batches[1] + 1, columns[1])
+
+
+def _entries(table: tuple[int, int]) -> int:
+    return table[0] * table[1]
+
+
+def saga(table: Tensor, new: Tensor, number: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """The SAGA estimate, [d], and the table with a batch's new value, [batches + 1, d].
+
+    table: a row for each batch, and in the last one the mean of the others. share: of the examples, that the batch has; the weights
+    of that mean.
+    """
+    batch = torch.arange(len(table), device=table.device) == number
+    change, mean = new - torch.where(batch[:, None], table, 0.0).sum(0), table[-1]
+    table = torch.where(batch[:, None], new, table)
+    return change + mean, torch.cat([table[:-1], (mean + share * change)[None]])
+
+
+class Recursive(NamedTuple):
+    """z; previous: z of the last iteration; d: the estimates of (Dx, Dy, Dv) there."""
+
+    z: Vectors
+    previous: Vectors
+    d: Vectors
+
+
+@dataclass(frozen=True)
+class SRBA(WarmStarted):
+    """All variables at once. In every period-th round d is the mean on all data of all clients; between, d + D(z) - D(previous z),
+    both on one sample. As read in benchmark_bilevel; the paper from memory, not compared."""
+
+    period: PositiveInt
+
+    def init(self, problem: Bilevel) -> Recursive:
+        z = bilevel_start(problem)
+        return Recursive(z, z, Vectors(0 * z_n for z_n in z))
+
+    def step(self, s: Recursive, problem: Bilevel, fed: Round) -> Recursive:
+        def directions(client: Client, points: tuple[Vectors, ...]) -> Vectors:
+            (z, *previous), xi = points, client.sample("xi")
+            D = bilevel_maps(client, z, xi)
+            return D - bilevel_maps(client, previous[0], xi) if previous else D
+
+        if fed.r % self.period == 0:
+            d = fed.exchange(directions, (s.z,), fed.everyone(), xi=Steps(1, None))
+        else:
+            d = s.d + fed.exchange(directions, (s.z, s.previous), fed.cohort(), xi=Steps(1, self.B))
+        return Recursive(self.descended(s.z, d, problem, fed.r), s.z, d)
