@@ -170,6 +170,17 @@ def test_momentum_local_sgda_without_memory_is_sgda_for_one_step_and_not_for_mor
     assert (two[1] - sgda[2]).norm() < 1e-12 < 1e-4 < (two[2] - sgda[4]).norm()
 
 
+def test_averaged_momenta_lower_the_floor_of_local_sgda():
+    """The more so the longer they remember; it halves with the step."""
+    floors = {}
+    for step, beta in ((0.02, 1), (0.02, 0.1), (0.01, 0.1)):
+        words = [f"algo.eta_x={step}", f"algo.eta_y={step}", f"algo.beta_x={beta}", f"algo.beta_y={beta}"]
+        e = minimax("momentum_local_sgda", *EXACT, *words, "algo.alpha=1", "algo.tau=5")
+        floors[step, beta] = distance(e, settled(e))
+    assert floors[0.02, 0.1] < floors[0.02, 1] / 3
+    assert 1.8 < floors[0.02, 0.1] / floors[0.01, 0.1] < 2.2
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
