@@ -38,8 +38,87 @@ class State(NamedTuple):
     y: Tensor
 
 
+class FedOut:
+    """The outer part of FedNest, of methods that have these hyperparameters; they mean what they do in `FedNest`."""
+
+    alpha: Schedule
+    tau_out: LocalWork
+    B_out: int | None
+    N: int
+    l: float
+    inverse: str
+    cohorts: str
+    divided: bool
+
+    def fed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
+        """Alg. 2: x after local outer steps with SVRG."""
+        alpha, direct = self.step_of("outer", self.alpha(fed.r)), problem.direct
+
+        def h_i(client: Client, message: Tensors) -> Tensor:
+            (x, y, *p), xi = message, client.sample("anchor")
+            f_x = client.outer_gradient_x(x, y, xi)
+            return f_x - client.cross_product(x, y, p[0], xi) if p else f_x
+
+        def local_steps(client: Client, message: Tensors) -> Tensor:
+            (x, y, h), alpha_i = message, alpha(client)
+
+            def step(x_i: Tensor, xi: Any) -> Tensor:
+                if not direct:
+                    return moved(x_i, h, alpha_i)
+                h_i_nu = client.outer_gradient_x(x_i, y, xi) - client.outer_gradient_x(x, y, xi) + h
+                return moved(x_i, h_i_nu, alpha_i)
+
+            # h_i_nu = h where x_i = x
+            return client.scan("outer", step, unless_late(client, "outer", moved(x, h, alpha_i), x), skip=1)
+
+        S = fed.cohort()
+        p = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
+        h = fed.exchange(h_i, (x, y, *p), S, anchor=Steps(1, self.B_out))
+        outer = fed.local(self.tau_out, self.B_out, split=problem.f_split)
+        return fed.exchange(local_steps, (x, y, h), S, outer=outer)
+
+    def fed_ihgp(self, x: Tensor, y: Tensor, S: Any, problem: Bilevel, fed: Round) -> Tensor:
+        """Alg. 3: p. The clients send H_i p_{n-1}; the server takes p_n = p_{n-1} - mean H_i p_{n-1} / l (lines 13, 15)."""
+
+        def gradient(client: Client, message: Tensors) -> Tensor:
+            x, y = message
+            return client.outer_gradient_y(x, y, client.sample("xi"))
+
+        def product(client: Client, message: Tensors) -> Tensor:
+            x, y, p = message
+            return client.inner_hessian(x, y, client.sample("zeta"))(p)
+
+        def mean_product(p: Tensor, n: int) -> Tensor:
+            return fed.exchange(product, (x, y, p), cohort(), zeta=Steps(1, self.B_out, split=problem.g_split))
+
+        def cohort() -> Any:
+            return fed.cohort() if self.cohorts == "fresh" else S
+
+        b = fed.exchange(gradient, (x, y), cohort(), xi=Steps(1, self.B_out, split=problem.f_split))
+        if problem.identity:
+            return b
+        return self._inverse(self._products(problem, fed))(mean_product, b)
+
+    def step_of(self, work: str, step: float) -> Callable[[Client], float | Tensor]:
+        """A client's local step, for work drawn under that name."""
+        return lambda client: step / client.own_steps(work).clamp(min=1).double() if self.divided else step
+
+    def _products(self, problem: Bilevel, fed: Round) -> int:
+        """The number of Hessian-vector products: N', uniform in 0..N-1, for the randomised estimate, else N."""
+        if problem.identity or not problem.indirect:
+            return 0
+        return int(fed.rng(Purpose.ESTIMATOR).integers(self.N)) if self.inverse == "randomised" else self.N
+
+    def _inverse(self, products: int) -> Inverse:
+        """The estimate of H^-1 b that is chosen, from so many products."""
+        if self.inverse == "cg":
+            return partial(conjugate_gradients, N=self.N)
+        neumann = neumann_sum if self.inverse == "truncated" else partial(neumann_term, chosen=products)
+        return partial(neumann, N=self.N, l=self.l)
+
+
 @dataclass(frozen=True)
-class FedNest:
+class FedNest(FedOut):
     """alpha, beta: steps of x and y; T: inner rounds.
 
     tau_in, tau_out: local inner and outer work, in steps or in epochs, the most of it where clients are uneven.
@@ -133,55 +212,6 @@ class FedNest:
         inner = fed.local(self.tau_in, self.B, split=problem.g_split)
         return fed.exchange(local_steps, (x, y), fed.cohort(), inner=inner)
 
-    def fed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
-        """Alg. 2: x after local outer steps with SVRG."""
-        alpha, direct = self.step_of("outer", self.alpha(fed.r)), problem.direct
-
-        def h_i(client: Client, message: Tensors) -> Tensor:
-            (x, y, *p), xi = message, client.sample("anchor")
-            f_x = client.outer_gradient_x(x, y, xi)
-            return f_x - client.cross_product(x, y, p[0], xi) if p else f_x
-
-        def local_steps(client: Client, message: Tensors) -> Tensor:
-            (x, y, h), alpha_i = message, alpha(client)
-
-            def step(x_i: Tensor, xi: Any) -> Tensor:
-                if not direct:
-                    return moved(x_i, h, alpha_i)
-                h_i_nu = client.outer_gradient_x(x_i, y, xi) - client.outer_gradient_x(x, y, xi) + h
-                return moved(x_i, h_i_nu, alpha_i)
-
-            # h_i_nu = h where x_i = x
-            return client.scan("outer", step, unless_late(client, "outer", moved(x, h, alpha_i), x), skip=1)
-
-        S = fed.cohort()
-        p = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
-        h = fed.exchange(h_i, (x, y, *p), S, anchor=Steps(1, self.B_out))
-        outer = fed.local(self.tau_out, self.B_out, split=problem.f_split)
-        return fed.exchange(local_steps, (x, y, h), S, outer=outer)
-
-    def fed_ihgp(self, x: Tensor, y: Tensor, S: Any, problem: Bilevel, fed: Round) -> Tensor:
-        """Alg. 3: p. The clients send H_i p_{n-1}; the server takes p_n = p_{n-1} - mean H_i p_{n-1} / l (lines 13, 15)."""
-
-        def gradient(client: Client, message: Tensors) -> Tensor:
-            x, y = message
-            return client.outer_gradient_y(x, y, client.sample("xi"))
-
-        def product(client: Client, message: Tensors) -> Tensor:
-            x, y, p = message
-            return client.inner_hessian(x, y, client.sample("zeta"))(p)
-
-        def mean_product(p: Tensor, n: int) -> Tensor:
-            return fed.exchange(product, (x, y, p), cohort(), zeta=Steps(1, self.B_out, split=problem.g_split))
-
-        def cohort() -> Any:
-            return fed.cohort() if self.cohorts == "fresh" else S
-
-        b = fed.exchange(gradient, (x, y), cohort(), xi=Steps(1, self.B_out, split=problem.f_split))
-        if problem.identity:
-            return b
-        return self._inverse(self._products(problem, fed))(mean_product, b)
-
     def lfed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
         """Alg. 5: x after local outer steps with SGD, each client with its own Hessian.
 
@@ -213,23 +243,6 @@ class FedNest:
         outer = fed.local(self.tau_out, self.B_out, samples=samples, over=problem.f_split)
         inner = fed.local(self.tau_in, self.B, split=problem.g_split, times=self.T)
         return fed.exchange(local_steps, (x, y), fed.cohort(), outer=outer, inner=inner)
-
-    def step_of(self, work: str, step: float) -> Callable[[Client], float | Tensor]:
-        """A client's local step, for work drawn under that name."""
-        return lambda client: step / client.own_steps(work).clamp(min=1).double() if self.divided else step
-
-    def _products(self, problem: Bilevel, fed: Round) -> int:
-        """The number of Hessian-vector products: N', uniform in 0..N-1, for the randomised estimate, else N."""
-        if problem.identity or not problem.indirect:
-            return 0
-        return int(fed.rng(Purpose.ESTIMATOR).integers(self.N)) if self.inverse == "randomised" else self.N
-
-    def _inverse(self, products: int) -> Inverse:
-        """The estimate of H^-1 b that is chosen, from so many products."""
-        if self.inverse == "cg":
-            return partial(conjugate_gradients, N=self.N)
-        neumann = neumann_sum if self.inverse == "truncated" else partial(neumann_term, chosen=products)
-        return partial(neumann, N=self.N, l=self.l)
 
 
 def unless_late(client: Client, work: str, after: Tensor, before: Tensor) -> Tensor:

@@ -66,8 +66,10 @@ class Journal:
             like = memory.rows(np.zeros(1, dtype=np.int64))
             if clients.max() >= len(memory) or len(raw) != len(clients) * like.numel() * like.element_size():
                 raise ValueError("the memory of other clients, or of another model")
-            rows = torch.frombuffer(bytearray(raw), dtype=like.dtype).view(len(clients), -1).to(like.device)
-            self._counted[number] = memory.replaced(clients, rows)
+            rows = (
+                torch.frombuffer(bytearray(raw), dtype=like.dtype) if raw else like.new_empty(0)
+            )  # of a problem without y
+            self._counted[number] = memory.replaced(clients, rows.view(len(clients), like.numel()).to(like.device))
         return self._counted
 
 

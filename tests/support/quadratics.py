@@ -80,6 +80,8 @@ def noises(e, r, client, name, wanted, exchange=1):
     rows = {split: [t[0].numpy() for t in rows_of(whole, drawn[name], split)] for split in drawn[name].splits}
 
     def noise(letter, split, k):
+        if split not in rows:
+            return 0
         index, weight = rows[split]
         return weight[k] @ e.problem._noise[letter].numpy()[index[k]]
 
