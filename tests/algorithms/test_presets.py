@@ -125,7 +125,12 @@ RATES = [
 def test_methods_of_two_loops(algo, T, N, rule, words):
     """T inner steps, the Neumann series (a random one of its N terms times N, or all to the N-th power), one outer step."""
     e, l = one_machine(algo, *words, *(f"algo.{B}=null" for B in ("B", "B_anchor", "B_out"))), 2.0
-    assert {key: node("algo", algo)[key] for key in ("tau_in", "tau_out", "N")} == {"tau_in": T, "tau_out": 1, "N": N}
+    assert {key: node("algo", algo)[key] for key in ("T", "tau_in", "tau_out", "N")} == {
+        "T": 1,
+        "tau_in": T,
+        "tau_out": 1,
+        "N": N,
+    }
     m, (x, y) = terms(e.problem), (z.numpy() for z in e.problem.start())
     factor, drawn = np.eye(len(y)) - m["A"] / l, set()
     for t, state in enumerate(steps(e, 6)[1:]):
