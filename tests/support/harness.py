@@ -101,7 +101,9 @@ def structure(algo: str) -> tuple[Any, ...]:
         return amount or (value if isinstance(value, str | None) else bool(value))
 
     kinds: dict[str, Any] = {}
-    for option in chain("algo", algo, FOLDERS[1:]):  # from the files alone: composing all of them would take half a minute
+    for option in chain(
+        "algo", algo, FOLDERS[1:]
+    ):  # from the files alone: composing all of them would take half a minute
         for key, value in values_of("algo", option, FOLDERS[1:]).items():
             place, _, field = key.partition(".")
             field, _, inside = field.partition(".")  # of a schedule, its keys are inside
@@ -177,7 +179,7 @@ def tuned(algo: str, problem: str, *words: str) -> Experiment:
     """With tuned values, except for those of contract.yaml."""
     chosen = [f"algo={algo}", f"problem={problem}", *overrides(algo, problem), *FEDERATION, *words]
     if algo in EVERYONE:
-        chosen = [word for word in chosen if not word.startswith("participation.")]
+        chosen = [*(word for word in chosen if not word.startswith("participation.")), "participation.cohort=null"]
     return assemble(composed(*last_of_each(chosen)))
 
 
