@@ -171,29 +171,34 @@ def test_stretches_of_draws_are_those_in_one_go(size, monkeypatch):
         assert torch.equal(table, one_go[key])
 
 
+def test_fixed_batches_come_as_often_as_their_share():
+    drawn = Steps(1, 5, fixed=True).positions(np.random.default_rng(0), 13, 3000, [])
+    assert {tuple(batch) for batch in drawn} == {tuple(range(k, min(k + 5, 13))) for k in (0, 5, 10)}
+    counts = np.bincount([batch[0] // 5 for batch in drawn])
+    assert counts / 3000 == pytest.approx([5 / 13, 5 / 13, 3 / 13], abs=0.03)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-def test_fixed_batches(problem, engine):
-    """One of the batches that a client's examples are cut into, its number and its share, as often as the share says."""
-    sizes, B = problem.splits["train"].sizes, 5
-    numbers, shares = [], []
+def test_a_client_knows_its_fixed_batch(problem, engine):
+    """The number of the batch, and its share of the client's examples; several clients at once."""
+    B, cohort = 5, np.array([0, 2, 3])
+    sizes = problem.splits["train"].sizes
 
     def drawn(client, x):
-        number, share = client.batch("xi", "train")
-        return number.to(x), share
-
-    for r in range(200):
-        number, share = (
-            Federation(problem, engine, 0)
-            .at(r)
-            .exchange(drawn, torch.zeros((), dtype=torch.float64), np.array([2]), xi=Steps(1, B, fixed=True))
+        return torch.stack(
+            [*(part.to(x) for part in client.batch("xi", "train")), client.sample("xi")["train"].y[0].to(x)]
         )
-        numbers.append(int(number))
-        shares.append(float(share))
-    batches = np.minimum(B, sizes[2] - np.arange(0, sizes[2], B))
-    assert shares == pytest.approx([batches[j] / sizes[2] for j in numbers])
-    counts = np.bincount(numbers, minlength=len(batches)) / 200
-    assert counts == pytest.approx(batches / sizes[2], abs=0.12)
-    assert sizes[2] % B  # the last batch is smaller
+
+    x = torch.zeros((), dtype=torch.float64)
+    for r in range(20):
+        fed = Federation(problem, engine, 0).at(r)
+        answers = fed.exchange(
+            drawn, x, cohort, combine=lambda of_all, _: of_all.reshape(-1), xi=Steps(1, B, fixed=True)
+        )
+        for i, (number, share, label) in zip(cohort, answers.reshape(-1, 3).tolist(), strict=True):
+            rows = problem.splits["train"][i][int(number) * B : (int(number) + 1) * B]
+            assert share == pytest.approx(len(rows) / sizes[i])
+            assert label == problem.train.y[rows[0]]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -53,10 +53,10 @@ def on_quadratic(algo: str, *words: str, clients: int = 2) -> Experiment:
 
 
 class Written:
-    """The directions of the quadratic problem from its definition: means over clients, on the samples that clients draw."""
+    """The directions of the quadratic problem from its definition: means over `clients`, on the samples that they draw."""
 
     def __init__(self, e: Experiment):
-        self.e, self.clients = e, range(e.problem.clients)
+        self.e, self.clients = e, np.arange(e.problem.clients)
         self.m = {k: v.numpy() for k, v in e.problem.per_client.items()}
 
     def start(self) -> list[np.ndarray]:
@@ -64,7 +64,7 @@ class Written:
         return [x, y, 0 * y]
 
     def noise(self, r: int, exchange: int, steps: Steps, k: int = 0) -> list[dict[str, Any]]:
-        """Of c, d and e in the k-th sample of an exchange, for each client."""
+        """Of c, d and e in the k-th sample of an exchange, for each of the clients that take part."""
         if steps.B is None:
             return [dict.fromkeys("cde", 0.0) for _ in self.clients]
         p, like, of_clients = self.e.problem, torch.zeros((), dtype=torch.float64), []
@@ -87,7 +87,8 @@ class Written:
 
     def mean(self, z: Sequence[np.ndarray], noise: list[dict[str, Any]]) -> list[np.ndarray]:
         """The clients' mean of `maps`; they have equally many examples."""
-        return [np.mean(part, axis=0) for part in zip(*(self.maps(i, z, noise[i]) for i in self.clients), strict=True)]
+        of_clients = (self.maps(i, z, own) for i, own in zip(self.clients, noise, strict=True))
+        return [np.mean(part, axis=0) for part in zip(*of_clients, strict=True)]
 
     def directions(self, z: Sequence[np.ndarray], noise: list[dict[str, Any]]) -> list[np.ndarray]:
         """(Dx, Dy, Dv)."""
