@@ -1,0 +1,86 @@
+"""FedDRO: compositional descent in which the low-dimensional inner value is exchanged at every step, and x rarely [Khanduri et al.
+2026]. From a review and from memory of the paper, not compared; which point y is taken at is derived here.
+
+Notation
+    min_x f(mean_i g_i(x))    a composition of the means of all clients, whose outer function f everyone knows. The paper's further
+                              term h(x) is one more entry of g, to which f adds: f(h, g) = h + f(g)
+    ybar, y_i                 the estimate of mean_i g_i(x), and client i's part of it
+    x_old                     client i's own point of one step before
+    xi, xi'                   the samples of one step: of the Jacobian, and of the values of g
+    I                         steps between exchanges of x
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from fedopt.algorithms.vectors import Tensors
+from fedopt.config.schedules import Schedule
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.memory import Memory
+from fedopt.federation.round import Round
+from fedopt.problems.classes import KnownOuter
+
+
+class State(NamedTuple):
+    """memory: the point of each client's last y_i, [M, d]."""
+
+    x: Tensor
+    ybar: Tensor
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class FedDro:
+    """eta: the step size; beta: how much of the newest value of g is in ybar beside its change.
+
+    I: local steps; B: examples of each sample, None for all that a client has.
+    """
+
+    eta: Schedule
+    beta: Annotated[float, Field(gt=0, le=1)]
+    I: PositiveInt
+    B: PositiveInt | None
+
+    solves: ClassVar = (KnownOuter,)
+
+    def init(self, problem: KnownOuter) -> State:
+        (x,) = problem.start()
+        return State(x, x.new_zeros(problem.dims[1]), Memory([x] * problem.clients))
+
+    def step(self, s: State, problem: KnownOuter, fed: Round) -> State:
+        eta, beta = self.eta(fed.r), self.beta if fed.r else 1.0
+
+        def moved(client: Client, x: Tensor, ybar: Tensor, xi: Any) -> Tensor:
+            _, product = client.vjp(lambda x: client.level(0, x, xi), x, jvp=1)
+            (G,) = product(client.grad(lambda y, xi: client.level(1, y, xi), ybar, xi))  # J g_i(x; xi)' grad f(ybar)
+            return x - eta * G
+
+        def y_i(client: Client, x: Tensor, ybar: Tensor, xi: Any) -> Tensor:
+            return client.level(0, x, xi) + (1 - beta) * (ybar - client.level(0, client.memory, xi))
+
+        def first(client: Client, message: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            x, ybar = message
+            return y_i(client, x, ybar, client.sample("xi")), x
+
+        def later(client: Client, ybar: Tensor) -> tuple[Tensor, Tensor]:
+            xi, xi_y = client.sample("xi")
+            x = moved(client, client.memory, ybar, xi)
+            return y_i(client, x, ybar, xi_y), x
+
+        def last(client: Client, ybar: Tensor) -> tuple[Tensor, Tensor]:
+            return moved(client, client.memory, ybar, client.sample("xi")), client.memory
+
+        # A step's y is taken where x already is the mean: so x is exchanged by itself, after I exchanges of y
+        S = fed.cohort()
+        ybar, memory = fed.exchange(first, (s.x, s.ybar), S, memory=s.memory, xi=Steps(1, self.B))
+        for _ in range(self.I - 1):
+            ybar, memory = fed.exchange(later, ybar, S, memory=memory, xi=Steps(1, self.B, samples=2))
+        x, memory = fed.exchange(last, ybar, S, memory=memory, xi=Steps(1, self.B))
+        return State(x, ybar, memory)
+
+    def output(self, s: State) -> Tensors:
+        return (s.x,)

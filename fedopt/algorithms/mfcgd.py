@@ -1,0 +1,154 @@
+"""MFCGD and AdaMFCGD: momentum-based compositional descent, with one step size or adaptive ones [Huang et al. 2026].
+
+From reviews that quote its Algorithm 1; whether h, U and v are averaged is not known. FedCoMuon-VR, whose text was read (arXiv
+2608.12710), keeps them local: so does share=false.
+
+Notation
+    r_i, f_i     the levels of client i's composition f_i(r_i(x))
+    h, U, v      estimates of r_i(x), of its Jacobian, [d_1, d_0], and of grad f_i(h)
+    w            U'v, an estimate of the gradient
+    a, A         the mean square of wbar over past exchanges, and the matrix of the adaptive steps
+    xi, zeta     the samples of r and of f in one iteration
+    t, I         the iteration, and the number of them between exchanges
+    C_f, C_g     radii of the balls that v and U are projected onto
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.algorithms.vectors import Tensors
+from fedopt.errors import UserError
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.memory import Memory
+from fedopt.federation.round import Round
+from fedopt.problems.classes import LocalCompositional
+from fedopt.problems.projections import ball
+
+LARGEST = 200  # rows of a Jacobian: each is a derivative, and is kept for each client
+
+
+class State(NamedTuple):
+    """x, w: the means. a: ([d_0],), ([1],) in the norm form, () for none. memory: each client's h, U and v in one row; shared: (the
+    mean of the rows,), or ()."""
+
+    x: Tensor
+    w: Tensor
+    a: Tensors
+    memory: Memory
+    shared: Tensors
+
+
+@dataclass(frozen=True)
+class Mfcgd:
+    """gamma: the step in units of eta_t = k / (n + t)^(1/3); c1, c2, c3: weights of the newest h, U and v in units of 1 / eta_t^2.
+
+    adaptive: A = I (none: MFCGD), diag(sqrt(a) + rho) with a the mean of wbar^2, or (a + rho) I with a the mean of |wbar| (norm).
+    theta: how much of a is kept at an exchange. C_f, C_g: None for no projection.
+    I: iterations between exchanges; B: examples of each sample, B_start: of the first ones; None for all that a client has.
+    share: whether h, U and v are averaged with x and w.
+    """
+
+    gamma: PositiveFloat
+    k: PositiveFloat
+    n: PositiveFloat
+    c1: PositiveFloat
+    c2: PositiveFloat
+    c3: PositiveFloat
+    adaptive: Literal["none", "diagonal", "norm"]
+    theta: Annotated[float, Field(ge=0, lt=1)]
+    rho: PositiveFloat
+    C_f: PositiveFloat | None
+    C_g: PositiveFloat | None
+    I: PositiveInt
+    B: PositiveInt | None
+    B_start: PositiveInt | None
+    share: bool
+
+    solves: ClassVar = (LocalCompositional,)
+
+    def __post_init__(self) -> None:
+        for name, c in (("c1", self.c1), ("c2", self.c2), ("c3", self.c3)):
+            if c * self.eta(0) ** 2 > 1 + 1e-12:
+                raise ValueError(f"{name} * eta_0^2 must be at most 1, and is {c:g} * {self.eta(0):g}^2")
+
+    def eta(self, t: int) -> float:
+        """eta_t, t = 0, 1, ...; it falls."""
+        return self.k / (self.n + t) ** (1 / 3)
+
+    def init(self, problem: LocalCompositional) -> State:
+        (x,) = problem.start()
+        if len(problem.dims) != 2 or problem.dims[1] > LARGEST:
+            raise UserError(
+                f"the algorithm needs two levels, and the whole Jacobian of the first, of at most {LARGEST} rows; this problem "
+                f"has levels of dimensions {', '.join(map(str, problem.dims))}"
+            )
+        row = x.new_zeros(problem.dims[1] * (2 + len(x)))
+        a = {"none": (), "diagonal": (0 * x,), "norm": (x.new_zeros(1),)}[self.adaptive]
+        return State(x, 0 * x, a, Memory([row] * problem.clients), (row,) if self.share else ())
+
+    def step(self, s: State, problem: LocalCompositional, fed: Round) -> State:
+        share, first, d1, entries = self.share, (fed.r - 1) * self.I, problem.dims[1], problem.dims[1] * problem.dims[0]
+
+        def answer(x: Tensor, h: Tensor, U: Tensor, v: Tensor) -> Any:
+            row = torch.cat([h, U.flatten(), v])
+            return (x, U.T @ v, (row,) if share else ()), row
+
+        def start(client: Client, x: Tensor) -> Any:
+            xi, zeta = client.sample("xi")
+            h, U = value_and_jacobian(client, x, xi)
+            return answer(x, h, within(U, self.C_g), within(grad_f(client, h, zeta), self.C_f))
+
+        def iterations(client: Client, message: tuple[Tensor, Tensor, Tensors, Tensors]) -> Any:
+            x, w, a, shared = message
+            h, U, v = (shared[0] if shared else client.memory).split([d1, entries, d1])
+            U = U.view(d1, -1)
+            for t, (xi, zeta) in enumerate(client.steps("xi"), first):
+                eta = self.eta(t)
+                keep_h, keep_U, keep_v = (max(1 - c * eta**2, 0) for c in (self.c1, self.c2, self.c3))
+                x_old, x = x, x - eta * self.gamma * self.scaled(w, a)  # x + eta (xh - x), xh = x - gamma A^-1 w
+                (r_old, J_old), (r, J) = (value_and_jacobian(client, point, xi) for point in (x_old, x))
+                h_old, h = h, r + keep_h * (h - r_old)
+                U = within(J + keep_U * (U - J_old), self.C_g)
+                v = within(grad_f(client, h, zeta) + keep_v * (v - grad_f(client, h_old, zeta)), self.C_f)
+                w = U.T @ v
+            return answer(x, h, U, v)
+
+        if fed.r == 0:  # each client has its h, U and v from the start
+            draws, S = Steps(1, self.B_start, samples=2), fed.everyone()
+            (x, w, shared), memory = fed.exchange(start, s.x, S, memory=s.memory, xi=draws)
+        else:
+            draws, S = Steps(self.I, self.B, samples=2), fed.cohort()
+            (x, w, shared), memory = fed.exchange(iterations, (s.x, s.w, s.a, s.shared), S, memory=s.memory, xi=draws)
+        newest = torch.linalg.vector_norm(w)[None] if self.adaptive == "norm" else w**2
+        return State(x, w, tuple(self.theta * a + (1 - self.theta) * newest for a in s.a), memory, shared)
+
+    def scaled(self, w: Tensor, a: Tensors) -> Tensor:
+        """A^-1 w."""
+        if not a:
+            return w
+        return w / ((a[0] if self.adaptive == "norm" else torch.sqrt(a[0])) + self.rho)
+
+    def output(self, s: State) -> Tensors:
+        return (s.x,)
+
+
+def value_and_jacobian(client: Client, x: Tensor, xi: Any) -> tuple[Tensor, Tensor]:
+    """r_i(x) and its Jacobian, [d_1, d_0]: d_1 products."""
+    r, product = client.vjp(lambda x: client.level(0, x, xi), x, jvp=1)
+    return r, torch.stack([product(unit)[0] for unit in torch.eye(len(r), dtype=r.dtype, device=r.device)])
+
+
+def grad_f(client: Client, h: Tensor, zeta: Any) -> Tensor:
+    """grad f_i(h), one gradient call."""
+    return client.grad(partial(client.level, 1), h, zeta)
+
+
+def within(value: Tensor, radius: float | None) -> Tensor:
+    """Projected onto the ball of that radius, of all entries together."""
+    return value if radius is None else ball(value.flatten(), radius).view_as(value)

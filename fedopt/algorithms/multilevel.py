@@ -1,0 +1,117 @@
+"""Multi-level composition with variance reduction of the levels and of the gradient.
+
+The recursion is read in the text of Gao (NeurIPS 2025, smoothed multi-level minimax), for one machine. Its federation is derived
+here, after the abstract of Gao (ICML 2024): so it has no paper's name.
+
+Notation
+    r_i^1, ..., r_i^K, f_i    the levels of client i's composition f_i(r_i^K(... r_i^1(x)))
+    h = (h^1, ..., h^K), p    estimates of what the levels give, and of the gradient; h^0 = x
+    G(h; xi)                  J r^1(h^0)' ... J r^K(h^(K-1))' grad f(h^K)
+    xi                        the samples of one step, one for each level; a prime marks what is new
+    tau                       steps between exchanges
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from fedopt.algorithms.local_scgd import chain
+from fedopt.algorithms.vectors import Tensors
+from fedopt.federation.client import Client
+from fedopt.federation.draws import Steps
+from fedopt.federation.memory import Memory
+from fedopt.federation.round import Round
+from fedopt.problems.classes import LocalCompositional
+
+Estimates = tuple[Tensor, Tensors, Tensor]  # x, h, p
+
+
+class State(NamedTuple):
+    """x, p: the means; memory: each client's x, h and p, [2 d_0 + d_1 + ... + d_K]."""
+
+    x: Tensor
+    p: Tensor
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class Multilevel:
+    """gamma, eta: the step is gamma eta; alpha, rho: weights of the newest values in h and in p, in units of 1 / eta^2.
+
+    tau: local steps; B: examples of each sample, B_start: of the first ones; None for all that a client has.
+    order: A, the last step of a round takes its estimates at the mean x, which needs a second exchange; B, at the client's own.
+    """
+
+    gamma: PositiveFloat
+    eta: PositiveFloat
+    alpha: PositiveFloat
+    rho: NonNegativeFloat
+    tau: PositiveInt
+    B: PositiveInt | None
+    B_start: PositiveInt | None
+    order: Literal["A", "B"]
+
+    solves: ClassVar = (LocalCompositional,)
+
+    def __post_init__(self) -> None:
+        for name, weight in (("alpha", self.alpha), ("rho", self.rho)):
+            if weight * self.eta**2 > 1 + 1e-12:
+                raise ValueError(f"{name} * eta^2 must be at most 1, and is {weight:g} * {self.eta:g}^2")
+
+    def init(self, problem: LocalCompositional) -> State:
+        (x,) = problem.start()
+        row = x.new_zeros(2 * len(x) + sum(problem.dims[1:]))
+        return State(x, 0 * x, Memory([row] * problem.clients))
+
+    def step(self, s: State, problem: LocalCompositional, fed: Round) -> State:
+        step, at_mean, sizes = self.gamma * self.eta, self.order == "A", [*problem.dims, problem.dims[0]]
+
+        def start(client: Client, x: Tensor) -> Any:
+            h, p = chain(client, x, client.sample("xi"), lambda k, r: r)
+            return p, torch.cat([x, *h, p])
+
+        def local_steps(client: Client, message: tuple[Tensor, Tensor]) -> Any:
+            (x, p), (_, *h, _) = message, client.memory.split(sizes)
+            now: Estimates = x, tuple(h), p
+            for xi in client.steps("xi"):
+                now = self.estimates(client, now[0] - step * now[2], now, xi)
+            x, h, p = now
+            return x - step * p if at_mean else (x, p), torch.cat([x, *h, p])
+
+        def at_mean_x(client: Client, x: Tensor) -> Any:
+            x_old, *h, p = client.memory.split(sizes)
+            x, h, p = self.estimates(client, x, (x_old, tuple(h), p), client.sample("xi"))
+            return p, torch.cat([x, *h, p])
+
+        n = len(problem.dims)
+        if fed.r == 0:  # each client has its h and p from the start
+            p, memory = fed.exchange(start, s.x, fed.everyone(), memory=s.memory, xi=Steps(1, self.B_start, n))
+            return State(s.x, p, memory)
+        S, draws = fed.cohort(), Steps(self.tau - at_mean, self.B, n)
+        if not at_mean:
+            (x, p), memory = fed.exchange(local_steps, (s.x, s.p), S, memory=s.memory, xi=draws)
+            return State(x, p, memory)
+        x, memory = fed.exchange(local_steps, (s.x, s.p), S, memory=s.memory, xi=draws)
+        p, memory = fed.exchange(at_mean_x, x, S, memory=memory, xi=Steps(1, self.B, n))
+        return State(x, p, memory)
+
+    def estimates(self, client: Client, x: Tensor, old: Estimates, xi: Sequence[Any]) -> Estimates:
+        """x, h' and p' at a new x, after the old x, h and p, with the same samples at both."""
+        x_old, h, p = old
+        r_old = list[Tensor]()
+
+        def known(k: int, r: Tensor) -> Tensor:
+            r_old.append(r)
+            return h[k]
+
+        _, G_old = chain(client, x_old, xi, known)
+        keep = max(1 - self.alpha * self.eta**2, 0)
+        h_new, G = chain(client, x, xi, lambda k, r: r + keep * (h[k] - r_old[k]))
+        return x, h_new, G + max(1 - self.rho * self.eta**2, 0) * (p - G_old)
+
+    def output(self, s: State) -> Tensors:
+        return (s.x,)
