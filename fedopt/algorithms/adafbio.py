@@ -104,20 +104,22 @@ class Adaptive:
             return Storm(D, move, c).iterations(client, z, d, client.steps("xi"), start)
 
         d = s.d if fed.r else fed.exchange(first, s.z, fed.cohort(), first=Steps(1, self.B1, samples))
-        (a, A), (b, B) = map(self.rebuilt, (self.A_of_x, self.A_of_y), (s.a, s.b), d)
+        a, A = rebuilt(self.A_of_x, s.a, d[0], self.r, self.rho)
+        b, B = rebuilt(self.A_of_y, s.b, d[1], self.r, self.rho)
         z, d = fed.exchange(iterations, (s.z, d, A, B), fed.cohort(), xi=Steps(self.q, self.B, samples))
         return State(z, d, a, b)
 
-    def rebuilt(self, kind: Matrix, a: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        """a and A after an exchange, from a before it and the mean w."""
-        if kind == "diagonal":
-            a = self.r * a + (1 - self.r) * w**2
-            return a, a.sqrt() + self.rho
-        a = self.r * a + (1 - self.r) * torch.linalg.vector_norm(w)
-        return a, a + self.rho
-
     def output(self, s: State) -> Tensors:
         return s.z
+
+
+def rebuilt(kind: Matrix, a: Tensor, w: Tensor, r: float, rho: float) -> tuple[Tensor, Tensor]:
+    """a and A after an exchange, from a before it and the mean w."""
+    if kind == "diagonal":
+        a = r * a + (1 - r) * w**2
+        return a, a.sqrt() + rho
+    a = r * a + (1 - r) * torch.linalg.vector_norm(w)
+    return a, a + rho
 
 
 @dataclass(frozen=True)

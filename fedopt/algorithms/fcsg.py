@@ -17,21 +17,20 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.vectors import Tensors
+from fedopt.algorithms.storm import Averages, Storm, at_start, together
+from fedopt.algorithms.vectors import Tensors, Vectors
 from fedopt.config.schedules import Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
-from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimisation
 
 
 class State(NamedTuple):
-    """m: (m,), or () where alpha = 1; memory: x_prev of each client, [M, d], () where it is not needed."""
+    """m: (m,), or () where alpha = 1. Of momentum=storm the state is `Averages`."""
 
     x: Tensor
     m: Tensors
-    memory: Any
 
 
 @dataclass(frozen=True)
@@ -50,34 +49,31 @@ class Fcsg:
 
     solves: ClassVar = (Minimisation,)
 
-    def init(self, problem: Minimisation) -> State:
+    def init(self, problem: Minimisation) -> State | Averages:
         (x,) = problem.start()
-        storm = self.momentum == "storm" and self.alpha < 1
-        return State(x, (0 * x,) if self.alpha < 1 else (), Memory([x] * problem.clients) if storm else ())
+        if self.momentum == "storm":
+            return at_start(Vectors((x,)), problem.clients)
+        return State(x, (0 * x,) if self.alpha < 1 else ())
 
-    def step(self, s: State, problem: Minimisation, fed: Round) -> State:
-        eta, alpha, storm, first = self.eta(fed.r), self.alpha, s.memory != (), fed.r == 0
+    def step(self, s: State | Averages, problem: Minimisation, fed: Round) -> State | Averages:
+        eta, alpha, first, draws = self.eta(fed.r), self.alpha, fed.r == 0, Steps(self.I, self.B)
+        if isinstance(s, Averages):
 
-        def local_steps(client: Client, message: tuple[Tensor, Tensors]) -> Any:
+            def G(client: Client, z: Vectors, xi: Any) -> Vectors:
+                return Vectors((client.gradient(z[0], xi),))
+
+            return together(Storm(G, lambda client, x, m, t: x - eta * m, lambda t: (alpha,)), s, fed, self.I, draws)
+
+        def local_steps(client: Client, message: tuple[Tensor, Tensors]) -> State:
             x, m = message
-            x_prev = client.memory if storm else x
             for t, xi in enumerate(client.steps("xi")):
+                a = 1.0 if first and t == 0 else alpha
                 G = client.gradient(x, xi)
-                if m and first and t == 0:
-                    m = (G,)
-                elif m and storm:
-                    m = (G + (1 - alpha) * (m[0] - client.gradient(x_prev, xi)),)
-                elif m:
-                    m = ((1 - alpha) * m[0] + alpha * G,)
-                x_prev, x = x, x - eta * (m[0] if m else G)
-            return ((x, m), x_prev) if storm else (x, m)
+                m = tuple((1 - a) * m_old + a * G for m_old in m)
+                x = x - eta * (m[0] if m else G)
+            return State(x, m)
 
-        draws = Steps(self.I, self.B)
-        if storm:
-            (x, m), memory = fed.exchange(local_steps, s[:2], fed.cohort(), memory=s.memory, xi=draws)
-            return State(x, m, memory)
-        x, m = fed.exchange(local_steps, s[:2], fed.cohort(), xi=draws)
-        return State(x, m, ())
+        return fed.exchange(local_steps, s, fed.cohort(), xi=draws)
 
-    def output(self, s: State) -> Tensors:
-        return (s.x,)
+    def output(self, s: State | Averages) -> Tensors:
+        return (s[0],) if isinstance(s, State) else s.z

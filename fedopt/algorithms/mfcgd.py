@@ -21,6 +21,7 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
+from fedopt.algorithms.adafbio import rebuilt
 from fedopt.algorithms.vectors import Tensors
 from fedopt.errors import UserError
 from fedopt.federation.client import Client
@@ -105,13 +106,13 @@ class Mfcgd:
             return answer(x, h, within(U, self.C_g), within(grad_f(client, h, zeta), self.C_f))
 
         def iterations(client: Client, message: tuple[Tensor, Tensor, Tensors, Tensors]) -> Any:
-            x, w, a, shared = message
+            x, w, A, shared = message
             h, U, v = (shared[0] if shared else client.memory).split([d1, entries, d1])
             U = U.view(d1, -1)
             for t, (xi, zeta) in enumerate(client.steps("xi"), first):
                 eta = self.eta(t)
                 keep_h, keep_U, keep_v = (max(1 - c * eta**2, 0) for c in (self.c1, self.c2, self.c3))
-                x_old, x = x, x - eta * self.gamma * self.scaled(w, a)  # x + eta (xh - x), xh = x - gamma A^-1 w
+                x_old, x = x, x - eta * self.gamma * (w / A[0] if A else w)  # x + eta (xh - x), xh = x - gamma A^-1 w
                 (r_old, J_old), (r, J) = (value_and_jacobian(client, point, xi) for point in (x_old, x))
                 h_old, h = h, r + keep_h * (h - r_old)
                 U = within(J + keep_U * (U - J_old), self.C_g)
@@ -122,17 +123,12 @@ class Mfcgd:
         if fed.r == 0:  # each client has its h, U and v from the start
             draws, S = Steps(1, self.B_start, samples=2), fed.everyone()
             (x, w, shared), memory = fed.exchange(start, s.x, S, memory=s.memory, xi=draws)
-        else:
-            draws, S = Steps(self.I, self.B, samples=2), fed.cohort()
-            (x, w, shared), memory = fed.exchange(iterations, (s.x, s.w, s.a, s.shared), S, memory=s.memory, xi=draws)
-        newest = torch.linalg.vector_norm(w)[None] if self.adaptive == "norm" else w**2
-        return State(x, w, tuple(self.theta * a + (1 - self.theta) * newest for a in s.a), memory, shared)
-
-    def scaled(self, w: Tensor, a: Tensors) -> Tensor:
-        """A^-1 w."""
-        if not a:
-            return w
-        return w / ((a[0] if self.adaptive == "norm" else torch.sqrt(a[0])) + self.rho)
+            return State(x, w, s.a, memory, shared)
+        pairs = [rebuilt(self.adaptive, a, s.w, self.theta, self.rho) for a in s.a if self.adaptive != "none"]
+        a, A = zip(*pairs, strict=True) if pairs else ((), ())
+        draws, S = Steps(self.I, self.B, samples=2), fed.cohort()
+        (x, w, shared), memory = fed.exchange(iterations, (s.x, s.w, A, s.shared), S, memory=s.memory, xi=draws)
+        return State(x, w, a, memory, shared)
 
     def output(self, s: State) -> Tensors:
         return (s.x,)

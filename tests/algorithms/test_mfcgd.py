@@ -121,10 +121,10 @@ def test_golden_numbers(adaptive, share, B):
         x = [np.mean(x, axis=0)] * 3
         if share:
             h, U, v = ([np.mean(each, axis=0)] * 3 for each in (h, U, v))
-        a = 0.6 * a + 0.4 * (np.linalg.norm(w[0]) if adaptive == "norm" else w[0] ** 2)
-        A = {"none": 1, "diagonal": np.sqrt(a) + 0.2, "norm": a + 0.2}[adaptive]
         if r == 3:
             break
+        a = 0.6 * a + 0.4 * (np.linalg.norm(w[0]) if adaptive == "norm" else w[0] ** 2)
+        A = {"none": 1, "diagonal": np.sqrt(a) + 0.2, "norm": a + 0.2}[adaptive]
         for i in M:
             value, jacobian, gradient = maps(e.problem, i)
             for k, (xi, zeta) in enumerate(noises(e, r, i, 2, B)):
