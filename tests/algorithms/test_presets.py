@@ -16,6 +16,7 @@ from fedopt.federation.engines import Vectorised
 from fedopt.federation.round import Federation
 from fedopt.problems.classes import Minimax
 from fedopt.randomness import Purpose
+from fedopt.results.identity import identity
 
 
 def same(ours, theirs):
@@ -181,6 +182,13 @@ def test_methods_of_variance_reduction(algo, B):
         before = x, y
         x, y = x - rho1 * eta * d[: len(x)], y - rho2 * eta * d[len(x) :]
         same(state.z[:2], (x, y))
+
+
+def test_runs_of_localbsgvrm_from_before_neumann_are_the_same_runs():
+    nodes = composed("algo=localbsgvrm", "problem=quadratic_bilevel").nodes
+    before = {**nodes, "algo": {key: value for key, value in nodes["algo"].items() if key != "neumann"}}
+    one_term = composed("algo=localbsgvrm", "problem=quadratic_bilevel", "algo.neumann=term").nodes
+    assert identity(before) == identity(nodes) != identity(one_term)
 
 
 # Minimax: Local SGDA
