@@ -1,4 +1,4 @@
-"""A bilinear saddle with l1 penalties and boxes [FedDualEx, Bai & Bullins 2024].
+"""A bilinear saddle with l1 penalties and boxes [FeDualEx, Bai & Bullins 2024].
 
     min over |x_k| <= D, max over |y_k| <= D of   y'(A x - b) + lam |x|_1 - lam |y|_1
 
