@@ -12,17 +12,15 @@ Notation
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from fedopt.algorithms.directions import bilevel_start, descend, independent_maps
-from fedopt.algorithms.storm import Storm, points_first
+from fedopt.algorithms.storm import Storm, points_first, rows
 from fedopt.algorithms.vectors import Tensors, Vectors
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
-from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
-from fedopt.problems.classes import Bilevel, LocalBilevel
+from fedopt.problems.classes import Bilevel, LocalBilevel, Nested
 
 
 class State(NamedTuple):
@@ -55,6 +53,7 @@ class FedBiOAcc:
     B1: PositiveInt | None
 
     solves: ClassVar[Any] = (Bilevel,)
+    averaged: ClassVar = 3  # of the variables, from x on
 
     def __post_init__(self) -> None:
         largest = self.alpha(0)
@@ -65,26 +64,21 @@ class FedBiOAcc:
     def alpha(self, t: int) -> float:
         return self.delta / (self.u0 + t) ** (1 / 3)
 
-    def init(self, problem: Bilevel) -> State:
-        z = bilevel_start(problem)
+    def init(self, problem: Nested) -> State:
+        z = Vectors(bilevel_start(problem)[: self.averaged])
         return State(z, 0.0 * z)
 
-    def step(self, s: State, problem: Bilevel, fed: Round) -> State:
-        # Only between the two exchanges does a client have a point and momenta of its own
-        z, m, _ = self.iterations(s.z, s.m, rows(s.z, problem.clients), [len(part) for part in s.z], fed)
-        return State(z, m)
-
-    def iterations(self, z: Vectors, m: Vectors, memory: Memory, sizes: list[int], fed: Round) -> Any:
-        """z, m and the memory after a round."""
-
+    def step(self, s: State, problem: Nested, fed: Round) -> State:
         def move(client: Client, z: Vectors, m: Vectors, t: int) -> Vectors:
             return descend(client, z, m, [step * self.alpha(t) for step in (self.eta, self.gamma, self.tau)])
 
         def c(t: int) -> list[float]:
             return [weight * self.alpha(t) ** 2 for weight in (self.c_x, self.c_y, self.c_u)]
 
+        storm, begin = Storm(independent_maps, move, c), bilevel_start(problem)
         draws = {"first": Steps(1, self.B1, 3), "xi": Steps(self.I - 1, self.B, 3), "last": Steps(1, self.B, 3)}
-        return points_first(Storm(independent_maps, move, c), z, m, memory, sizes, fed, self.I, draws)
+        z, m, memory = points_first(storm, s.z, s.m, s.memory, begin, fed, self.I, draws)
+        return State(z, m, memory if s.memory else ())  # where all is averaged, rows differ between the exchanges alone
 
     def output(self, s: State) -> Tensors:
         return s.z
@@ -95,16 +89,7 @@ class FedBiOAccLocal(FedBiOAcc):
     """FedBiOAcc where the lower level belongs to the client: y_i, u_i and their momenta never leave it."""
 
     solves: ClassVar[Any] = (LocalBilevel,)
+    averaged: ClassVar = 1
 
-    def init(self, problem: LocalBilevel) -> State:  # type: ignore[override]
-        z = bilevel_start(problem)
-        return State(Vectors(z[:1]), Vectors((0.0 * z[0],)), rows(z, problem.clients))
-
-    def step(self, s: State, problem: LocalBilevel, fed: Round) -> State:  # type: ignore[override]
-        sizes = [len(part) for part in bilevel_start(problem)]
-        return State(*self.iterations(s.z, s.m, s.memory, sizes, fed))
-
-
-def rows(z: Vectors, clients: int) -> Memory:
-    """z without momentum, of each client."""
-    return Memory([torch.cat((*z, *(0.0 * z)))] * clients)
+    def init(self, problem: Nested) -> State:
+        return super().init(problem)._replace(memory=rows(bilevel_start(problem), problem.clients))

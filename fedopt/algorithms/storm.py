@@ -1,4 +1,4 @@
-"""Recursive momentum [Cutkosky & Orabona 2019], which several methods share, and the two orders in which they average it.
+"""Recursive momentum [Cutkosky & Orabona 2019], which several methods share, and the orders in which they average it.
 
 Notation
     z, d    a client's point, and its estimates of the directions there: a vector for each variable
@@ -8,9 +8,10 @@ Notation
 
     d_t = D(z_t; xi) + (1 - c)(d_{t-1} - D(z_{t-1}; xi)),   the same xi twice;   z_{t+1} = move(z_t, d_t)
 
-Where the clients' values become their means decides what the limit is at a constant step. z_{t-1} stays the client's own.
-    together        z_{t+1} and d_t become means at once, in one exchange
-    points_first    z_{t+1} does, and then d_{t+1}, which the clients estimate at that mean: two exchanges
+Where the clients' values become their means decides what the limit is at a constant step.
+    together            z_{t+1} and d_t become means at once, in one exchange; z_t, the next old point, stays the client's own
+    points_first        z_{t+1} does, and then d_{t+1}, which the clients estimate at that mean: two exchanges; z_t as above
+    Storm.iterations    in an exchange: z_t and d_t do, so that the next old point is the mean too
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -63,7 +64,7 @@ class Averages(NamedTuple):
 
 def at_start(z: Vectors, clients: int) -> Averages:
     """Before the first iteration."""
-    return Averages(z, Vectors(map(torch.zeros_like, z)), torch.cat(z), Memory([torch.cat(z)] * clients))
+    return Averages(z, 0.0 * z, torch.cat(z), Memory([torch.cat(z)] * clients))
 
 
 def together(
@@ -100,21 +101,16 @@ def together(
 
 
 def points_first(
-    storm: Storm,
-    z: Vectors,
-    d: Vectors,
-    memory: Memory,
-    sizes: Sequence[int],
-    fed: Round,
-    I: int,
-    draws: Mapping[str, Steps],
+    storm: Storm, z: Vectors, d: Vectors, memory: Any, begin: Vectors, fed: Round, I: int, draws: Mapping[str, Steps]
 ) -> tuple[Vectors, Vectors, Memory]:
     """z, d and the memory after I iterations and two exchanges; the first round has one more before them, for d_0.
 
-    z, d: the means of the first of the variables, which have these sizes; the others never leave a client. memory: z and d of each
-    client as one vector. draws: `first` for d_0, `xi` for I - 1 iterations, `last` for the estimate at the mean.
+    z, d: the means of the first variables; a client's further ones, of which begin has the sizes and the start, never leave it.
+    memory: z and d of each client as one vector, () for none so far. draws: `first` for d_0, `xi` for I - 1 iterations, `last` for
+    the estimate at the mean.
     """
     start, last, n = fed.r * I, fed.r * I + I - 1, len(z)
+    sizes, memory = [len(part) for part in begin], memory or rows(begin, fed.problem.clients)
 
     def own(client: Client) -> tuple[Vectors, Vectors]:
         parts = client.memory.split([*sizes, *sizes])
@@ -142,6 +138,11 @@ def points_first(
     z, memory = fed.exchange(to_the_step, (z, d), S, memory=memory, xi=draws["xi"])
     d, memory = fed.exchange(at_the_mean, z, S, memory=memory, last=draws["last"])
     return z, d, memory
+
+
+def rows(z: Vectors, clients: int) -> Memory:
+    """z of each client, and no d so far."""
+    return Memory([torch.cat((*z, *(0.0 * z)))] * clients)
 
 
 def replaced(z: Vectors, means: Vectors) -> Vectors:
