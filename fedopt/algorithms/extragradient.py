@@ -110,8 +110,8 @@ class FeDualEx:
 
         mean, *z_h = fed.exchange(local_steps, s.o, fed.cohort(), local=Steps(K, self.B, samples=2))
         o = s.o + self.eta_s * (mean - s.o)
-        of_all = s.mean + 1 / (fed.r + 1) * (z_h[0] - s.mean) if theory else s.mean
-        return DualState(o, self._T(problem, o, first + self.eta_s * K), of_all)
+        z_mean = s.mean + 1 / (fed.r + 1) * (z_h[0] - s.mean) if theory else s.mean
+        return DualState(o, self._T(problem, o, first + self.eta_s * K), z_mean)
 
     def output(self, s: DualState) -> Vectors:
         return s.z if self.iterate == "last" else s.mean
