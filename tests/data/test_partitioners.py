@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedopt.config.build import build_target
 from fedopt.data.datasets import LabelledData
-from fedopt.data.partitioners import ByColumn, Centralized, Dirichlet, Iid, QHeterogeneity, Shards
+from fedopt.data.partitioners import ByColumn, Centralized, Dirichlet, Iid, Proportions, QHeterogeneity, Shards
 from fedopt.data.ragged import Ragged
 from fedopt.data.world import World
 from fedopt.errors import UserError
@@ -90,7 +90,7 @@ def test_division_by_class_needs_labels(kind):
         example(kind)(100, None, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("partitioner", [Iid(4), Centralized()])
+@pytest.mark.parametrize("partitioner", [Iid(4), Centralized(), Proportions(4, [3, 1])])
 def test_others_need_no_labels(partitioner):
     assert_tiles(partitioner(101, None, np.random.default_rng(0)), 101)
 
@@ -113,6 +113,14 @@ def test_ranges(cls, fields, key):
 
 
 # iid
+
+
+def test_proportions_are_random_parts_of_their_sizes():
+    parts = divide(Proportions(10, [250, 1]), np.zeros(5180, dtype=int))
+    assert [len(part) for part in parts] == [5000, *[20] * 9]
+    assert sorted(np.concatenate(parts)) == list(range(5180))
+    assert (np.diff(parts[0]) < 0).any()
+    assert [len(part) for part in divide(Proportions(2, [1, 2, 9]), np.zeros(12, dtype=int))] == [4, 8]
 
 
 def test_iid_ignores_the_classes():
