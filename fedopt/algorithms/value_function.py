@@ -31,7 +31,7 @@ class Penalised(NamedTuple):
     x: Tensor
     y: Tensor
     s: Tensor
-    lam: float
+    lam: Tensor
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,11 @@ class F2SA:
 
     def init(self, problem: Bilevel) -> Penalised:
         x, y = problem.start()
-        return Penalised(x, y, y, self.lam)
+        return Penalised(x, y, y, x.new_tensor(self.lam))
 
     def step(self, state: Penalised, problem: Bilevel, fed: Round) -> Penalised:
-        (x, y, s, lam), S, samples = state, fed.cohort(), Steps(1, self.B, samples=2)
+        (x, y, s, _), lam = state, float(state.lam)
+        S, samples = fed.cohort(), Steps(1, self.B, samples=2)
         eta_x, eta_y, eta_s = self.eta_x(fed.r), self.eta_y(fed.r), self.eta_s(fed.r)
         pulled = problem.indirect  # else grad_y f is zero where grad_y g is, and y needs no pull
 
@@ -78,7 +79,7 @@ class F2SA:
             D_y, D_s = fed.exchange(inner, (x, y, s), S, xi=samples)
             y, s = problem.project(y - eta_y * D_y), problem.project(s - eta_s * D_s)
         x = x - eta_x * fed.exchange(outer, (x, y, s), S, xi=samples)
-        return Penalised(x, y, s, lam + self.delta(fed.r))
+        return Penalised(x, y, s, state.lam + self.delta(fed.r))
 
     def output(self, state: Penalised) -> Tensors:
         return state.x, state.y
