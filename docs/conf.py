@@ -89,7 +89,9 @@ def navigation(text: str) -> str:
     for section in text.split("\n## ")[1:]:
         caption = section.partition("\n")[0]
         links = [link.removeprefix("./") for link, _ in LINK.findall(section)]
-        pages = dict.fromkeys(link.removesuffix(".md") for link in links if (DOCS / link).suffix == ".md" and ".." not in link)
+        pages = dict.fromkeys(
+            link.removesuffix(".md") for link in links if (DOCS / link).suffix == ".md" and ".." not in link
+        )
         if pages:
             trees.append("\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", *pages, "```"]))
     return "\n\n" + "\n\n".join(trees) + "\n"

@@ -22,8 +22,11 @@ from fedopt.federation.round import Round as Round
 from fedopt.metrics import Metric as Metric
 from fedopt.problems.classes import Bilevel as Bilevel
 from fedopt.problems.classes import Compositional as Compositional
+from fedopt.problems.classes import Conditional as Conditional
 from fedopt.problems.classes import Hierarchical as Hierarchical
 from fedopt.problems.classes import KnownOuter as KnownOuter
+from fedopt.problems.classes import LocalBilevel as LocalBilevel
+from fedopt.problems.classes import LocalCompositional as LocalCompositional
 from fedopt.problems.classes import Minimax as Minimax
 from fedopt.problems.classes import Minimisation as Minimisation
 from fedopt.problems.classes import Problem as Problem
