@@ -56,14 +56,12 @@ def test_quadratic_game_functions():
 
 @pytest.mark.slow
 def test_local_descent_ascent_stalls_where_it_does_elsewhere():
-    """Relative squared distance after 400 exchanges of 20 full steps at 0.1, on three seeds: 1.1e-3 to 1.6e-3 in an independent run
+    """Relative squared distance after 400 exchanges of 20 full steps at 0.1: 1.1e-3 to 1.6e-3 on three seeds of an independent run
     with NumPy; the functions are other draws."""
-    for seed in range(3):
-        words = ["algo.eta_x=0.1", "algo.eta_y=0.1", "algo.tau=20", "algo.B=null", f"seed={seed}"]
-        words += ["partitioner.clients=20", "participation.cohort=20", "problem.examples=2000", "problem.d=10"]
-        e = small("local_sgda", "quadratic_game", *words)
-        *_, state = steps(e, 400)
-        assert 5e-4 < e.original.evaluate(*e.algorithm.output(state))["relative_distance"] < 3e-3
+    words = ["algo.eta_x=0.1", "algo.eta_y=0.1", "algo.tau=20", "algo.B=null", "problem.examples=2000", "problem.d=10"]
+    e = small("local_sgda", "quadratic_game", *words, "partitioner.clients=20", "participation.cohort=20")
+    *_, state = steps(e, 400)
+    assert 5e-4 < e.original.evaluate(*e.algorithm.output(state))["relative_distance"] < 3e-3
 
 
 def burglary(**changes):
