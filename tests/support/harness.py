@@ -125,15 +125,18 @@ def variants() -> frozenset[str]:
 
 @cache
 def usual_pairs() -> frozenset[tuple[str, str]]:
-    """Each algorithm with one problem of each class that it covers, variants with none, each problem with one algorithm, and all of
-    your own."""
+    """Each algorithm with one problem of each class that it solves, and of one that it is brought to by a reduction, in turn; variants
+    with none; each problem with one algorithm; and all of your own."""
     classes = problem_classes()
     usual: dict[tuple[str, str], None] = {}
-    used = Counter()
+    used = Counter[str]()
     for algo in (name for name in names("algo") if name not in variants()):
-        for kind in sorted({classes[p] for a, p in pairs() if a == algo}):
-            rarest = min((p for a, p in pairs() if a == algo and classes[p] == kind), key=lambda p: (used[p], p))
-            used[rarest] += 1
+        covers = [p for a, p in pairs() if a == algo]
+        itself = {classes[p] for p in covers if issubclass(class_at("problem", p), class_at("algo", algo).solves)}
+        reduced = sorted({classes[p] for p in covers} - itself, key=lambda kind: (used[kind], kind))
+        for kind in [*sorted(itself), *reduced[:1]]:
+            rarest = min((p for p in covers if classes[p] == kind), key=lambda p: (used[p], p))
+            used.update([kind, rarest])
             usual[algo, rarest] = None
     usual |= {next(pair for pair in pairs() if pair[1] == p): None for p in names("problem") if not used[p]}
     own = {(a, p) for a, p in pairs() if not (is_ours("algo", a) and is_ours("problem", p))}
