@@ -125,8 +125,8 @@ def variants() -> frozenset[str]:
 
 @cache
 def usual_pairs() -> frozenset[tuple[str, str]]:
-    """Each algorithm with one problem of each class that it solves, and of one that it is brought to by a reduction, in turn; variants
-    with none; each problem with one algorithm; and all of your own."""
+    """Each algorithm with one problem of each class that it solves, and of one that a reduction brings it to, in turn; each problem
+    with one algorithm; and all of your own. Variants have no pair."""
     classes = problem_classes()
     usual: dict[tuple[str, str], None] = {}
     used = Counter[str]()
