@@ -258,6 +258,7 @@ def with_v(problem, solution):
 EXACT = {
     "inverse": ["N=8", "inverse=cg"],
     "Q": ["Q=150", "theta=1.0"],
+    "neumann": ["neumann=sum"],
     "gamma_local": ["gamma_local=0.5", "tau=250"],
     "estimator": ["estimator=difference"],
     "f2sa": ["lam=1e4", "delta=0", "eta_x=0.1", "eta_y=5e-5", "eta_s=0.5", "n=100"],
