@@ -14,6 +14,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 OUTSIDE = "_outside"  # pages of files outside of docs
 LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
+IMAGE = re.compile(r'<img src="docs/([^"]+)"[^>]*alt="([^"]*)"[^>]*>')
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 
 project = "fedopt"
@@ -23,7 +24,6 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_title = f"fedopt {version}"
 html_copy_source = False
-exclude_patterns = ["results/**/*.md"]
 
 
 def outside(page: Path, link: str) -> str | None:
@@ -55,8 +55,9 @@ def write_outside(app: Sphinx) -> None:
                 title = file.relative_to(ROOT).as_posix()
                 language = LANGUAGES.get(file.suffix, "text")
                 text = f"# {title}\n\n```{{literalinclude}} {path}\n:language: {language}\n:lineno-start: 1\n```\n"
-            if not shown.exists() or shown.read_text(encoding="utf-8") != f"---\norphan: true\n---\n\n{text}":
-                shown.write_text(f"---\norphan: true\n---\n\n{text}", encoding="utf-8")
+            text = f"---\norphan: true\n---\n\n{text}"
+            if not shown.exists() or shown.read_text(encoding="utf-8") != text:  # else it would be read anew
+                shown.write_text(text, encoding="utf-8")
 
 
 def moved(file: Path) -> str:
@@ -70,7 +71,7 @@ def moved(file: Path) -> str:
         return f"]({outside(file, link) or link}{anchor})"
 
     text = LINK.sub(there, file.read_text(encoding="utf-8"))
-    return re.sub(r'src="docs/', 'src="/_images/', text)
+    return IMAGE.sub(r"![\2](/\1)", text)
 
 
 def from_repository(app: Sphinx, name: str, source: list[str]) -> None:

@@ -71,7 +71,7 @@ OTHER_TOPICS = {"keys": "those that every run has", "commands": "all commands an
 PLAIN = ["problem=quadratic_minimax"]  # its file sets none of the keys that every run has
 STAND_INS = {"algo": "fedmsa", "problem": "mco"}  # for what a command does not choose
 # Classes of problems: an algorithm that solves several is listed under the first
-KINDS: tuple[str, ...] = (
+KINDS = (
     "bilevel",
     "local_bilevel",
     "compositional",
@@ -79,8 +79,10 @@ KINDS: tuple[str, ...] = (
     "minimax",
     "hierarchical",
     "minimisation",
+    "local_compositional",
+    "conditional",
+    "known_outer",
 )
-KINDS += ("local_compositional", "conditional", "known_outer")
 EVERY = ""  # the part of the keys that every run has, beside the groups
 
 

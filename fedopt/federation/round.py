@@ -206,11 +206,11 @@ class Round:
             rows = () if combine is None else (len(cohort),)
             sums = sums or [leaf.new_zeros((*rows, *leaf.shape[1:]), dtype=torch.float64) for leaf in leaves]
             for total, leaf in zip(sums, leaves, strict=True):
-                for member, weight, answer in zip(members, counted[members], leaf, strict=True):
-                    if combine is None:
+                if combine is None:
+                    for weight, answer in zip(counted[members], leaf, strict=True):
                         total.add_(answer, alpha=weight)  # in double: the order of clients is lost in the rounding
-                    elif not idle:
-                        total[int(member)] = answer
+                elif not idle:
+                    total[members.tolist()] = leaf.double()
 
         sent = message if own is None else (message, own[0])
         self._federation.ledger.bill(cohort, size_in_bytes(sent), size_in_bytes([leaf[0] for leaf in leaves]))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedopt.data.ragged import Ragged
@@ -75,6 +76,12 @@ class Problem(_InWorld, ABC):
         weighted mean over clients."""
         n = self.sizes() if getattr(self, "weighting", "uniform") == "samples" else np.ones(self.clients)
         return n / n.sum()
+
+    def pooled(self, split: str = "train") -> tuple[Tensor, Tensor]:
+        """All clients' examples of a split, as `sample` takes those of one: their numbers, and their weights in the objective."""
+        rows = self.splits[split]
+        weights = self.world.tensor(rows.example_weights(self.weights))
+        return torch.from_numpy(rows.rows).to(weights.device), weights
 
     @abstractmethod
     def start(self) -> tuple[Tensor, ...]:

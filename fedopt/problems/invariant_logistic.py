@@ -77,14 +77,11 @@ class InvariantLogistic(Conditional):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Of the exact objective."""
-        split = self.splits["train"]
-        weight = torch.from_numpy(split.example_weights(self.weights)).to(self.a)
-        index = torch.from_numpy(split.rows).to(self.a.device)
-        everything = Sample(self.a[index], self.b[index], weight)
+        everything = self.sample(0, {"train": self.pooled()})
         gradient, objective = torch.func.grad_and_value(self.f)(point[0], everything)
         wrong = (everything.a @ point[0]).sign() != everything.b
         return {
             "objective": float(objective),
             "gradient_norm": float(torch.linalg.norm(gradient)),
-            "error": 100 * float(weight @ wrong.to(weight)),
+            "error": 100 * float(everything.weight @ wrong.to(everything.weight)),
         }

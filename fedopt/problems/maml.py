@@ -174,8 +174,6 @@ class MamlConditional(_Sinusoids, Conditional):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """objective: of the exact problem, adapted on all points."""
-        x, split = point[0], self.splits["train"]
-        index = torch.from_numpy(split.rows).to(x.device)
-        weight = torch.from_numpy(split.example_weights(self.weights)).to(x)
-        objective = self.f(x, Curves(self.amplitude[index], self.phase[index], weight))
+        x = point[0]
+        objective = self.f(x, self.sample(0, {"train": self.pooled()}))
         return {"objective": float(objective), **self.of_new_tasks(x)}

@@ -79,11 +79,7 @@ class Mco(Compositional):
         }
 
     def _objective(self, x: Tensor) -> Tensor:
-        split = self.splits["train"]
-        index = torch.from_numpy(split.rows).to(self.a.device)
-        weight = torch.from_numpy(split.example_weights(self.weights)).to(self.a)
-        everything = (self.a[index], self.b[index], weight)
-        z = x
+        everything, z = self.sample(0, {"train": self.pooled()}), x
         for n in range(3):
             z = self.level(n, z, everything)
         return z

@@ -63,7 +63,6 @@ class PolicemanBurglar(Minimax):
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, y = point[:2]
-        split = self.splits["train"]
-        wealth = self._wealth.new_tensor(split.example_weights(self.weights)) @ self._wealth[split.rows]
+        wealth = self.sample(0, {"train": self.pooled()})
         most = (wealth * (self._escapes @ torch.softmax(x, 0))).max()
         return {"duality_gap": float(most - (self._escapes @ (wealth * y)).min())}

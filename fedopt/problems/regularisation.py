@@ -81,9 +81,7 @@ class Regularisation(Labelled, Bilevel):
 
     def inner_solution(self, x: Tensor, y: Tensor) -> Tensor:
         """y*(x), [dy], by L-BFGS from y."""
-        of = self.splits["train"]
-        weight = self.world.tensor(of.example_weights(self.weights))
-        sample = {"train": self.train.batch(torch.from_numpy(of.rows).to(weight.device), weight)}
+        sample = self.sample(0, {"train": self.pooled()})
         y = y.detach().clone().requires_grad_()
         solver = torch.optim.LBFGS([y], max_iter=200, line_search_fn="strong_wolfe")
 

@@ -21,7 +21,6 @@ from fedopt.data.examples import Batches, cross_entropy
 from fedopt.metrics import OBJECTIVE, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_LOSS
 from fedopt.problems.classes import KnownOuter, LocalCompositional
 from fedopt.problems.supervised import Supervised
-from fedopt.randomness import Part
 
 
 @dataclass(eq=False)
@@ -35,7 +34,7 @@ class _Robust(Supervised):
 
     def __post_init__(self) -> None:
         data = self.world.load()
-        self.set_up(data, np.sort(self.world.rng(Part.SUBSET).permutation(len(data.y_train))[: self.examples]))
+        self.set_up(data, self.subset(data, self.examples))
         self.dims: tuple[int, ...] = (self._start[0].numel(), 1)
         self.c = float(np.log(self.classes))
 

@@ -66,9 +66,8 @@ class Journal:
             like = memory.rows(np.zeros(1, dtype=np.int64))
             if clients.max() >= len(memory) or len(raw) != len(clients) * like.numel() * like.element_size():
                 raise ValueError("the memory of other clients, or of another model")
-            rows = (
-                torch.frombuffer(bytearray(raw), dtype=like.dtype) if raw else like.new_empty(0)
-            )  # of a problem without y
+            # Rows without entries, of a problem without y, leave no bytes
+            rows = torch.frombuffer(bytearray(raw), dtype=like.dtype) if raw else like.new_empty(0)
             self._counted[number] = memory.replaced(clients, rows.view(len(clients), like.numel()).to(like.device))
         return self._counted
 
