@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from fedopt.algorithms.chain import chain
 from fedopt.algorithms.vectors import Tensors
 from fedopt.config.schedules import Schedule
 from fedopt.federation.client import Client
@@ -55,8 +56,7 @@ class FedDro:
         eta, beta = self.eta(fed.r), self.beta if fed.r else 1.0
 
         def moved(client: Client, x: Tensor, ybar: Tensor, xi: Any) -> Tensor:
-            _, product = client.vjp(lambda x: client.level(0, x, xi), x, jvp=1)
-            (G,) = product(client.grad(lambda y, xi: client.level(1, y, xi), ybar, xi))  # J g_i(x; xi)' grad f(ybar)
+            _, G = chain(client, x, (xi, xi), lambda k, g: ybar)  # J g_i(x; xi)' grad f(ybar)
             return x - eta * G
 
         def y_i(client: Client, x: Tensor, ybar: Tensor, xi: Any) -> Tensor:

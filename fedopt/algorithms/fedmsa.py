@@ -16,6 +16,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
+from fedopt.algorithms.chain import chain
 from fedopt.algorithms.directions import bilevel_maps, bilevel_start, descend
 from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import Schedule
@@ -144,13 +145,13 @@ def chain_maps(client: Client, u: Vectors, xi: list[Any]) -> Vectors:
     P = J f^0(x)' J f^1(z^1)' ... grad f^N(z^N),  S^n = z^n - f^{n-1}(z^{n-1}).
     xi: a sample for each level, since the product of two levels of one sample is biased.
     """
-    N, s = len(u) - 1, list[Tensor]()
-    value, product = client.vjp(lambda z: client.level(N, z, xi[N]), u[N], grad=1)
-    (p,) = product(torch.ones_like(value))
-    for n in reversed(range(N)):  # from the last level back: no Jacobian is formed
-        value, product = client.vjp(lambda z, n=n: client.level(n, z, xi[n]), u[n], jvp=1)
-        (p,) = product(p)
-        s.insert(0, u[n + 1] - value)
+    s = list[Tensor]()
+
+    def follow(n: int, value: Tensor) -> Tensor:
+        s.append(u[n + 1] - value)
+        return u[n + 1]
+
+    _, p = chain(client, u[0], xi, follow)
     return Vectors((p, *s))
 
 

@@ -12,7 +12,6 @@ Notation
     t, I                      the step, and the number of steps between exchanges
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -21,6 +20,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from fedopt.algorithms.chain import chain
 from fedopt.algorithms.vectors import Tensors
 from fedopt.config.schedules import Schedule
 from fedopt.federation.client import Client
@@ -101,19 +101,3 @@ class LocalScgd:
 def mixed(a: float, u: Tensors, k: int, r: Tensor) -> Tensor:
     """(1 - a) u^(k+1) + a r."""
     return (1 - a) * u[k] + a * r
-
-
-def chain(
-    client: Client, x: Tensor, xi: Sequence[Any], follow: Callable[[int, Tensor], Tensor]
-) -> tuple[Tensors, Tensor]:
-    """(u^1, ..., u^K) and J r^1(x)' J r^2(u^1)' ... grad f(u^K), u^k = follow(k - 1, r^k(u^(k-1))). One gradient call and K
-    Jacobian-vector products; no Jacobian is formed."""
-    u, products, last = [x], [], len(xi) - 1
-    for k in range(last):
-        r, product = client.vjp(lambda z, k=k: client.level(k, z, xi[k]), u[-1], jvp=1)
-        u.append(follow(k, r))
-        products.append(product)
-    p = client.grad(partial(client.level, last), u[-1], xi[last])
-    for product in reversed(products):
-        (p,) = product(p)
-    return tuple(u[1:]), p

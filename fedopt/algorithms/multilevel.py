@@ -19,7 +19,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.local_scgd import chain
+from fedopt.algorithms.chain import chain
 from fedopt.algorithms.vectors import Tensors
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps

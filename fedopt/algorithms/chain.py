@@ -1,0 +1,32 @@
+"""The gradient of a composition along estimates of its levels, which compositional methods share.
+
+Notation
+    r^1, ..., r^K, f    the levels of a composition f(r^K(... r^1(x))), client.level(0), ..., client.level(K)
+    u^0, ..., u^K       u^0 = x, and what stands for the values of r^1, ..., r^K
+    xi                  a sample for each level, since the product of two levels of one sample is biased
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from fedopt.algorithms.vectors import Tensors
+from fedopt.federation.client import Client
+
+
+def chain(
+    client: Client, x: Tensor, xi: Sequence[Any], follow: Callable[[int, Tensor], Tensor]
+) -> tuple[Tensors, Tensor]:
+    """(u^1, ..., u^K) and J r^1(x)' J r^2(u^1)' ... grad f(u^K), u^k = follow(k - 1, r^k(u^(k-1))). One gradient call and K
+    Jacobian-vector products; no Jacobian is formed."""
+    u, products, last = [x], [], len(xi) - 1
+    for k in range(last):
+        r, product = client.vjp(lambda z, k=k: client.level(k, z, xi[k]), u[-1], jvp=1)
+        u.append(follow(k, r))
+        products.append(product)
+    p = client.grad(partial(client.level, last), u[-1], xi[last])
+    for product in reversed(products):
+        (p,) = product(p)
+    return tuple(u[1:]), p
