@@ -5,6 +5,7 @@ Each line of a ```bash block of a page is a command. The blocks of a page run on
 words to its commands, so that they are fast, and <!-- not run: REASON --> says why nothing is run.
 """
 
+import json
 import os
 import re
 import runpy
@@ -22,6 +23,7 @@ from fedopt.commands import compare, reproduce
 from fedopt.config.files import options
 from fedopt.papers import published
 from fedopt.papers.kept import rows_of
+from fedopt.results.folder import FILES
 
 WRITTEN = (path for path in sorted((ROOT / "docs").rglob("*.md")) if "_outside" not in path.parts)  # by docs/conf.py
 PAGES = [ROOT / "README.md", *WRITTEN]
@@ -152,6 +154,14 @@ def test_everything_there_is_has_a_page():
     for problem in options("problem"):
         assert f"problem={problem}" in (ROOT / "docs" / "problems" / f"{problem}.md").read_text()
     assert sorted({experiment.partition("/")[0] for experiment in published.names()}) == PAPERS
+
+
+def test_the_page_of_files_has_all(monkeypatch, capsys, tmp_path):
+    """Every file of a run, and every key of its summary."""
+    monkeypatch.chdir(tmp_path)
+    assert fedopt(monkeypatch, capsys, "algo=fedmsa", "problem=mco", "budget.rounds=1", "output_dir=run").code == 0
+    listed = set(re.findall(r"`([\w.]+)`", (ROOT / "docs" / "files.md").read_text()))
+    assert {*FILES} | {*json.loads(Path("run/summary.json").read_text())} <= listed
 
 
 def test_tables_are_up_to_date():
