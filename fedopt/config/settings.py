@@ -104,6 +104,7 @@ class Hardware:
     """Where a run computes, and with what numbers.
 
     device: cpu, cuda, cuda:1, ...; threads: of a process, None for OMP_NUM_THREADS, or else all cores, shared among parallel jobs.
+    processes: of this machine, which share the clients; all for one a GPU.
     engine: auto, vectorised or one_by_one; stack: clients that the vectorised engine runs at once, None for what fits the cache.
     tf32: TensorFloat-32 matrix products on GPUs; autocast: the type of the products and convolutions of networks, None for dtype.
     deterministic: only operations that give the same bits every time.
@@ -117,6 +118,7 @@ class Hardware:
     tf32: bool
     autocast: Literal["bfloat16"] | None
     deterministic: bool
+    processes: PositiveInt | Literal["all"] = 1
 
     @model_validator(mode="after")
     def _single_precision(self) -> "Hardware":

@@ -1,5 +1,6 @@
 """torch.distributed, where there are several ranks; the same functions do nothing where there is one."""
 
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ import torch.distributed.nn.functional
 from torch import Tensor
 
 import fedopt
+from fedopt.console import say as console
 from fedopt.console.interrupts import end_with
+from fedopt.console.say import note
 from fedopt.errors import UserError, first_line, number_of
 
 T = TypeVar("T")
@@ -31,13 +34,20 @@ _left = Event()  # set when this process no longer depends on torchrun
 def start() -> None:
     """Join the other ranks if torchrun (WORLD_SIZE) started several: gloo for tensors on the CPU, nccl for those on GPUs.
 
-    Until `finish` or `stop`, this process ends when torchrun does. Raises UserError when the others cannot be reached.
+    Until `finish` or `stop`, this process ends when torchrun does. Where nothing shows that somebody has started the others, a note
+    says that it waits for them. Raises UserError when the others cannot be reached.
     """
     global _store, _left
-    if number_of("WORLD_SIZE", 1) <= 1 or dist.is_initialized():
+    if (size := number_of("WORLD_SIZE", 1)) <= 1 or dist.is_initialized():
         return
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if multiprocessing.parent_process() is not None:
+        pass  # `running.launch` started it, and sees to that
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
         _left = end_with(lambda: os.getppid() == fedopt.PARENT)
+    elif "MASTER_ADDR" in os.environ:
+        console.speaks = True  # nobody may have started rank 0
+        note(f"WORLD_SIZE={size}: waits for the other processes at {os.environ['MASTER_ADDR']}; unset it to run alone")
+        console.speaks = number_of("RANK", 0) == 0
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     with _reaching_others():
         # Where torchrun was killed already there is nobody to reach

@@ -10,13 +10,13 @@ from contextlib import closing, contextmanager, redirect_stderr, suppress
 from itertools import chain
 from multiprocessing import connection
 from threading import current_thread, main_thread
-from types import ModuleType
 from typing import Any
 
 from fedopt.console.bar import Bar
 from fedopt.console.interrupts import end_with
 from fedopt.jobs.job import Job, Outcome
 from fedopt.results.folder import ENDED
+from fedopt.running.launch import PLACE, program_hidden
 
 Done = tuple[Job, Outcome, float | None]  # seconds, None if it had ended before
 
@@ -58,21 +58,24 @@ def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
     # Imported once, not once a run: vmap takes the last
     context.set_forkserver_preload(["fedopt.running.lifecycle", "fedopt.results.figures", "torch._dynamo"])
     waiting, at_once = list(jobs), min(at_once, len(jobs))
+    places = list(range(at_once))  # that are free
     # By the end of a pipe that the outcome comes from
-    running: dict[connection.Connection, tuple[Any, Job, float]] = {}
+    running: dict[connection.Connection, tuple[Any, Job, float, int]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
                 receives, sends = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(job, at_once, sends, {**os.environ}), daemon=True)
-                with _program_hidden():
+                environment = {**os.environ, PLACE: str(place := places.pop(0))}
+                process = context.Process(target=_work, args=(job, at_once, sends, environment))
+                with program_hidden():
                     process.start()
                 sends.close()
-                running[receives] = process, job, time.monotonic()
+                running[receives] = process, job, time.monotonic(), place
             ready = connection.wait(list(running))
             for receives in [end for end in running if end in ready]:
-                process, job, began = running.pop(receives)
+                process, job, began, place = running.pop(receives)
+                places.append(place)
                 try:
                     outcome = receives.recv()
                     process.join()
@@ -85,16 +88,6 @@ def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
             process.terminate()  # the run stops after its round and keeps a checkpoint
         for process, *_ in running.values():
             process.join()
-
-
-@contextmanager
-def _program_hidden() -> Iterator[None]:
-    """A process that starts would run the user's script again, of which it needs nothing: scripts need no guard."""
-    program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = program
 
 
 def _work(job: Job, at_once: int, sends: connection.Connection, environment: dict[str, str]) -> None:

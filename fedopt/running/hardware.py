@@ -10,6 +10,7 @@ import torch
 
 from fedopt.config.settings import Hardware
 from fedopt.errors import UserError, cores, number_of
+from fedopt.running.launch import PLACE, RUN_ID
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 
@@ -23,14 +24,16 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise UserError("hardware.device=cuda: this torch sees no GPU; use hardware=cpu or a CUDA build of torch")
-        index = device.index if device.index is not None else number_of("LOCAL_RANK", 0)
-        if index >= torch.cuda.device_count():
-            raise UserError(f"hardware.device=cuda:{index}: there are {torch.cuda.device_count()} GPUs, counted from 0")
+        count = torch.cuda.device_count()
+        index = device.index if device.index is not None else _in_turn(count)
+        if index >= count:
+            raise UserError(f"hardware.device=cuda:{index}: there are {count} GPUs, counted from 0")
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     processes = jobs * max(1, number_of("LOCAL_WORLD_SIZE", 1))
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    asked = "" if asked == "1" and "TORCHELASTIC_RUN_ID" in os.environ else asked  # torchrun's own choice
+    if os.environ.get("TORCHELASTIC_RUN_ID", RUN_ID) != RUN_ID and asked == "1":
+        asked = ""  # torchrun's own choice
     ours = int(asked) if asked.isdecimal() and 0 < int(asked) <= 4096 else max(1, cores() // processes)
     torch.set_num_threads(hardware.threads or ours)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = hardware.tf32
@@ -39,6 +42,12 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
         torch.use_deterministic_algorithms(True)
     _keep_freed_memory()
     return device
+
+
+def _in_turn(count: int) -> int:
+    """The GPU of this process among so many: ranks of a run have one each, as the runs of a sweep that go on at once have."""
+    ranks = number_of("LOCAL_WORLD_SIZE", 1)
+    return (number_of(PLACE, 0) * ranks + number_of("LOCAL_RANK", 0)) % max(count, ranks)
 
 
 @contextmanager

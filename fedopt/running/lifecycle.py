@@ -31,6 +31,7 @@ from fedopt.running import resume, sinks
 from fedopt.running.assemble import Experiment, assemble
 from fedopt.running.display import Display, announced
 from fedopt.running.failure import mistakes_named, recorded
+from fedopt.running.launch import asked_processes, launched
 from fedopt.running.loop import Progress, begin, costs, loop
 
 
@@ -47,6 +48,13 @@ def execute(
     Raises UserError, what on_eval raises, and other exceptions for mistakes of fedopt's. A run that fails after it began leaves
     its traceback in the folder. Of several ranks, the first that fails is the one that speaks.
     """
+    if (processes := asked_processes(composed.settings.hardware)) > 1:
+        if on_eval is not None:
+            raise UserError(
+                f"on_eval: is not called from the processes of hardware.processes={processes}; leave one out"
+            )
+        folder = RunFolder(locate())
+        return launched(composed, folder, processes, jobs, quiet or bar is not None), folder
     try:
         ranks.start()
         run = Run(composed, locate, RunFolder(ranks.from_main(locate)), jobs, on_eval, quiet, bar)

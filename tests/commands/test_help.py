@@ -170,10 +170,8 @@ def test_screens_of_list(monkeypatch, capsys):
     assert (
         screens[60]
         == """\
-cpu   One cpu device a process; with torchrun, clients are
-      shared out over processes
-cuda  One cuda device a process; with torchrun, clients are
-      shared out over processes
+cpu   One cpu device a process, which share the clients
+cuda  One cuda device a process, which share the clients
 """
     )
 

@@ -1,0 +1,171 @@
+"""One run on several processes of this machine, started by torch's elastic launcher; for several machines there is torchrun."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+from types import ModuleType
+from typing import Any
+
+from fedopt.config.compose import Composed
+from fedopt.config.settings import Hardware
+from fedopt.console import say as console
+from fedopt.console.interrupts import end_with, interruptible
+from fedopt.console.say import note
+from fedopt.errors import UserError, first_line, mistake, number_of
+from fedopt.results.folder import RunFolder
+
+POLL = 0.3  # seconds
+PLACE = "FEDOPT_PLACE"  # the variable that tells a run of several at once which one of them it is, from 0
+RUN_ID = "fedopt"  # by which a rank knows that its number of threads is not torchrun's choice
+
+
+def asked_processes(hardware: Hardware) -> int:
+    """How many processes a run shall have; 1 in one that a launcher has started, since that said how many.
+
+    Raises UserError for `all` without a GPU.
+    """
+    if number_of("WORLD_SIZE", 1) > 1:
+        return 1
+    if hardware.processes != "all":
+        return hardware.processes
+    import torch
+
+    if hardware.device == "cpu" or not torch.cuda.is_available():
+        raise UserError("hardware.processes=all: is one a GPU, and there is none; give a number, or hardware=cuda")
+    return torch.cuda.device_count()
+
+
+def launched(composed: Composed, folder: RunFolder, processes: int, jobs: int, quiet: bool) -> str:
+    """Do the run in the folder on so many processes. Returns its status.
+
+    jobs, quiet: as of `execute`. Raises UserError and RuntimeError for what a process fails with, also where one was killed;
+    KeyboardInterrupt after a second Ctrl-C, and after one before the run began.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    requested, news = Event(), multiprocessing.get_context("spawn").SimpleQueue()
+    pids, failures = dict[int, int](), list[Exception]()
+    ends: signal.Signals | None = None  # what is sent to all ranks
+    sent = ends
+    with ThreadPoolExecutor(1, initializer=_leave_ctrl_c) as pool, interruptible(requested), program_hidden():
+        agent = pool.submit(_start_ranks, processes, news, composed, folder.path, jobs, quiet)
+        while not agent.done():
+            try:
+                wait([agent], POLL)
+                while not news.empty():
+                    key, value = news.get()
+                    if isinstance(key, int):
+                        pids[key] = value
+                    else:
+                        failures.append((UserError if key == "mistake" else RuntimeError)(value))
+                for rank, pid in pids.items():
+                    if _stopped(pid):
+                        _say_stopped(folder, f"process {rank} of {processes}", pid)
+                if requested.is_set():
+                    ends = ends or signal.SIGTERM
+            except KeyboardInterrupt:
+                ends = signal.SIGKILL
+            if ends and ends != sent and (len(pids) == processes or (pids and ends == signal.SIGKILL)):
+                sent = ends
+                for pid in pids.values():
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, ends)
+    try:
+        agent.result()
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if ends:
+            raise KeyboardInterrupt from None
+        if failure.exitcode >= 0 and failures:
+            raise failures[0] from None
+        how = failure.signal_name() if failure.exitcode < 0 else f"code {failure.exitcode}"
+        lost = "nothing that was recorded is lost: the same command with resume=true goes on"
+        raise UserError(f"process {rank} of {processes} of the run ended with {how}; {lost}") from None
+    return str(folder.summary().get("status"))
+
+
+def _leave_ctrl_c() -> None:
+    """To the main thread: the processes that this one starts inherit that it does not come to them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _start_ranks(processes: int, news: Any, *run: Any) -> None:
+    """Returns when all ranks have ended. Raises ChildFailedError when one has failed, and the others have been ended."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    before = logging.root.manager.disable
+    logging.disable()  # the launcher's own words: what is wrong is one line of ours
+    try:
+        with TemporaryDirectory() as logs:
+            config = LaunchConfig(
+                1,
+                1,
+                processes,
+                DefaultLogsSpecs(logs),
+                RUN_ID,
+                rdzv_backend="c10d",
+                rdzv_endpoint="localhost:0",
+                max_restarts=0,
+                local_addr="localhost",
+            )
+            elastic_launch(config, _rank)(news, *run)
+    finally:
+        logging.disable(before)
+
+
+def _rank(news: Any, composed: Composed, path: Path, jobs: int, quiet: bool) -> None:
+    """What each process does. news: takes its number and process id, and the line of the one that fails first."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    end_with(parent.is_alive)
+    from fedopt.federation import ranks
+    from fedopt.running.lifecycle import execute
+
+    console.speaks = ranks.rank() == 0
+    news.put((ranks.rank(), os.getpid()))
+    try:
+        execute(composed, partial(Path, path), jobs, quiet=quiet)
+    except Exception as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            traceback.print_exc()
+        if console.speaks:
+            line = mistake(error)
+            news.put(("mistake", line) if line else ("bug", f"{type(error).__name__}: {first_line(error)}"))
+        sys.exit(1)
+    if not parent.is_alive():
+        sys.exit(130)  # nobody waits for this process, which would wait for that
+
+
+def _stopped(pid: int) -> bool:
+    """Whether a child of this process has been stopped since the last call."""
+    with suppress(ChildProcessError, AttributeError):  # it has ended; macOS has this from Python 3.13 on
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None
+    return False
+
+
+def _say_stopped(folder: RunFolder, which: str, pid: int) -> None:
+    line = f"{which} is stopped, and the others wait for it; kill -CONT {pid} lets it go on"
+    note(f"{folder.path}: {line}")
+    with suppress(OSError):  # nothing is there yet
+        folder.log(line)
+
+
+@contextmanager
+def program_hidden() -> Iterator[None]:
+    """A process that starts would run the user's script again, of which it needs nothing: scripts need no guard."""
+    program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
