@@ -19,7 +19,7 @@ STACK_BYTES = 64 * 2**20
 LARGEST_STACK = 256
 # What a step of a stack costs besides its clients, in clients: 4 (MLP) to 9 (softmax) measured on one thread
 STEP_OVERHEAD = 8
-LARGEST_VECTOR, LARGEST_VECTOR_THREADED = 750 * 2**10, 4 * 2**20  # bytes, with one thread and with several
+LARGEST_VECTOR, LARGEST_VECTOR_THREADED = 3 * 2**19, 4 * 2**20  # bytes, with one thread and with several
 
 
 class Stack(NamedTuple):

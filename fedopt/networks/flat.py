@@ -4,19 +4,18 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import get_unwrapped, maybe_get_bdim
 from torch.nn.utils import vector_to_parameters
 
 from fedopt.errors import UserError
 from fedopt.networks.dropout import Dropout
 from fedopt.randomness import Purpose, torch_seed
 
-SMALL = 2**16  # numbers of a matrix (scripts/bench fedavg)
 Tuning = tuple[Tensor, Tensor] | None  # scale and shift of the logits, [classes] each
 Layer = tuple[Tensor, Tensor | None, Tensor, Tensor]  # as of `FlatModel._backpropagation`
 
@@ -110,8 +109,8 @@ class FlatModel:
         x: [B, features]; y, weight: [B]; tuning: (scale, shift), none by default; key: as of `__call__`.
         """
         pieces: list[Tensor] = []
-        for _, b, a, delta in self._backpropagation(flat, x, y, weight, tuning, self._kept(x, key)):
-            pieces = [(delta @ a).flatten(-2), *([] if b is None else [delta.sum(-1)]), *pieces]
+        for _, b, a, delta in self._backpropagation(flat, x.mT, y, weight, tuning, self._kept(x, key)):
+            pieces = [(delta @ a.mT).flatten(-2), *([] if b is None else [delta.sum(-1)]), *pieces]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
 
     def descend(
@@ -128,34 +127,40 @@ class FlatModel:
     ) -> Tensor:
         """flat - eta (gradient - that at the anchor + plus), written over flat [dim] and returned, of a `dense` model.
 
-        The matrix products add to the weights: no gradient is formed.
+        The matrix products add to the weights: no gradient is formed. Under vmap the clients of a stack step together.
         plus, anchor: [dim], None for no such term; the others as those of `gradient`. Under vmap flat must be one of each client.
         """
-        batch = x, y, weight, tuning, self._kept(x, key)
-        layers = self._backpropagation(flat, *batch)
+        tuning = tuning and (_of_all(tuning[0]), _of_all(tuning[1]))
+        kept = [_of_all(units) for units in self._kept(x, key)]
+        point, x, y, weight = map(_of_all, (flat, x, y, weight))
+        batch = x.mT, y, weight, tuning, kept
+        layers = self._backpropagation(point, *batch)
         if anchor is not None:
-            layers = map(_difference, layers, self._backpropagation(anchor, *batch))
+            layers = map(_difference, layers, self._backpropagation(_of_all(anchor), *batch))
         for W, b, a, delta in layers:
-            add_product(W, delta, a, -eta)
+            (W.addmm_ if W.ndim == 2 else W.baddbmm_)(delta, a.mT, alpha=-eta)
             if b is not None:
                 b.sub_(delta.sum(-1, keepdim=True), alpha=eta)
-        return flat if plus is None else flat.sub_(plus, alpha=eta)
+        if plus is not None:
+            point.sub_(_of_all(plus), alpha=eta)
+        return flat
 
     def _kept(self, x: Tensor, key: Tensor | None) -> list[Tensor]:
-        """Which units dropout keeps on the examples x, [B, width] of each hidden layer; nothing without a key."""
+        """Which units dropout keeps on the examples x, [width, B] of each hidden layer; nothing without a key."""
         if key is None:
             return []
         dropout = Dropout(key)
-        return [dropout.kept((len(x), width), self._dropped, x.device) for width, _ in self._matrices[:-1]]
+        return [dropout.kept((len(x), width), self._dropped, x.device).mT for width, _ in self._matrices[:-1]]
 
     def _backpropagation(
         self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning, kept: list[Tensor]
     ) -> Iterator[Layer]:
         """For each layer of a dense model, the last one first: its weights [..., outputs, inputs] and biases [..., outputs, 1],
-        its inputs [..., B, inputs] and the derivatives of the loss in its outputs [..., outputs, B]. A layer may be overwritten
-        once it has come. kept: as of `_kept`.
+        its inputs [..., inputs, B] and the derivatives of the loss in its outputs [..., outputs, B]. A layer may be overwritten
+        once it has come. x: [..., features, B]; kept: as of `_kept`.
 
-        Logits have an example a column: softmax down the columns of a small matrix is several times as fast as along its rows.
+        An example is a column: the products of small batches are then a quarter faster than with an example a row, and softmax down
+        the columns of a small matrix several times (scripts/bench fedavg).
         """
         points = flat.shape[:-1]
         pieces = iter(flat.split_with_sizes(self.sizes, -1))
@@ -165,22 +170,22 @@ class FlatModel:
         ]
         inputs, enlarged = [x], 1 / (1 - self._dropped) if kept else 1.0
         for n, (W, b) in enumerate(layers[:-1]):
-            outputs = inputs[-1] @ W.mT
-            hidden = (outputs if b is None else outputs.add_(b.mT)).relu_()
+            outputs = W @ inputs[-1]
+            hidden = (outputs if b is None else outputs.add_(b)).relu_()
             inputs.append(hidden * kept[n] * enlarged if kept else hidden)
         W, b = layers[-1]
-        logits = W @ inputs[-1].mT if b is None else (W @ inputs[-1].mT).add_(b)
+        logits = W @ inputs[-1] if b is None else (W @ inputs[-1]).add_(b)
         if tuning is not None:
             scale, shift = (v.unsqueeze(-1) for v in tuning)
             logits = logits * scale + shift
         w = weight.unsqueeze(-2)
-        at = y.unsqueeze(-2).expand(*points, 1, -1)
+        at = y.unsqueeze(-2).expand(*logits.shape[:-2], 1, -1)
         delta = (torch.softmax(logits, -2) * w).scatter_add_(-2, at, -w.expand_as(at))
         if tuning is not None:
             delta = delta * scale
         while layers:
             (W, b), a = layers.pop(), inputs.pop()
-            before = torch.ops.aten.threshold_backward(delta.mT @ W, a, 0).mT if layers else delta  # zero where a was
+            before = torch.ops.aten.threshold_backward(W.mT @ delta, a, 0) if layers else delta  # zero where a was
             yield W, b, a, delta
             delta = before * enlarged if kept else before
 
@@ -190,31 +195,14 @@ def _difference(one: Layer, other: Layer) -> Layer:
     (W, b, a, delta), (_, _, a_other, delta_other) = one, other
     if a is a_other:
         return W, b, a, delta - delta_other
-    return W, b, torch.cat([a, a_other], -2), torch.cat([delta, -delta_other], -1)
+    return W, b, torch.cat([a, a_other], -1), torch.cat([delta, -delta_other], -1)
 
 
-def add_product(W: Tensor, a: Tensor, b: Tensor, alpha: float) -> None:
-    """W += alpha a b, matrices. It is `addmm_`, for which vmap has no rule and this operator has one; a small product
-    is formed, which takes less time than the call of the operator."""
-    if W.numel() <= SMALL:
-        W.add_(a @ b, alpha=alpha)
-    else:
-        torch.ops.fedopt.add_product.default(W, a, b, alpha)
-
-
-def _add_products(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-    """The rule of vmap: the products of all clients at once. W is written over, and so has a matrix for each of them."""
-    W, a, b = (
-        t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-        for t, dim in zip(args[:3], in_dims[:3], strict=True)
-    )
-    return W.baddbmm_(a, b, alpha=args[3]), 0
-
-
-_library = torch.library.Library("fedopt", "FRAGMENT")
-_library.define("add_product(Tensor(a!) W, Tensor a, Tensor b, float alpha) -> Tensor(a!)")
-_library.impl("add_product", lambda W, a, b, alpha: W.addmm_(a, b, alpha=alpha), "CompositeExplicitAutograd")
-torch.library.register_vmap("fedopt::add_product", _add_products, lib=_library)
+def _of_all(of_one: Tensor) -> Tensor:
+    """Under vmap the tensor that has each client's in a row, [n, ...], which is worked on without vmap's part of every operation;
+    else the tensor itself."""
+    dim = maybe_get_bdim(of_one)
+    return of_one if dim < 0 else get_unwrapped(of_one).movedim(dim, 0)
 
 
 class Normalised(nn.Module):

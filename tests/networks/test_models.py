@@ -197,16 +197,14 @@ def test_gradient_written_out(name, widths, dropout):
     torch.testing.assert_close(model.gradient(flat, x[0], y[0], weight[0]), points)
 
 
-@pytest.mark.parametrize("small", [0, models.SMALL])  # products by the operator, and formed
 @pytest.mark.parametrize("tuned", [False, True])
 @pytest.mark.parametrize(
     ("name", "widths", "dropout"),
     [("linear", [], 0), ("softmax", [], 0), ("mlp", [5], 0), ("mlp", [6, 4], 0), ("mlp", [9, 8], 0.4)],
 )
-def test_gradient_steps_in_place(name, widths, dropout, tuned, small, monkeypatch):
+def test_gradient_steps_in_place(name, widths, dropout, tuned):
     """Four steps = x - eta (autograd's gradient - that at an anchor of all clients + plus), alone and in a stack, written over x
     and over nothing else."""
-    monkeypatch.setattr(models, "SMALL", small)
     model, eta = models.build(name, widths, (1, 3, 4), 7, seed=0, dropout=dropout), 0.3
     generator = torch.Generator().manual_seed(1)
 
