@@ -19,6 +19,7 @@ __version__ = "0.3.0"
 _NAMES = {
     "algorithms": ("Algorithm",),
     "api": ("Result", "compare", "load", "run", "sweep"),
+    "bench.python": ("Tuning", "tune"),
     "config.compose": ("Composed", "compose", "recorded"),
     "data.examples": ("cross_entropy",),
     "data.world": ("World",),

@@ -4,6 +4,8 @@ from fedopt.api import compare as compare
 from fedopt.api import load as load
 from fedopt.api import run as run
 from fedopt.api import sweep as sweep
+from fedopt.bench.python import Tuning as Tuning
+from fedopt.bench.python import tune as tune
 from fedopt.config.compose import Composed as Composed
 from fedopt.config.compose import compose as compose
 from fedopt.config.compose import recorded as recorded

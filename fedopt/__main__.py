@@ -34,5 +34,10 @@ def reproduce() -> None:
     main("commands.reproduce")
 
 
+def tune() -> None:
+    """Entry point of `fedopt-tune`."""
+    main("commands.tune")
+
+
 if __name__ == "__main__":
     main()

@@ -6,7 +6,6 @@ imported, so that help comes at once and runs no code.
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from rich.table import Table
 
 from fedopt.commands.answer import Parser
 from fedopt.config.compose import CLASSES, merge
-from fedopt.config.files import CONF, GROUPS, Folders, chain, class_path, file_of, options
+from fedopt.config.files import CONF, GROUPS, ROLE, Folders, chain, class_path, comments, file_of, options
 from fedopt.config.sent import check_folders
 from fedopt.config.tuned import tuned_names
 from fedopt.config.words import extra_folders, key_of
@@ -64,6 +63,7 @@ COMMANDS = {
     'eval "$(fedopt -sc install=bash)"': "complete words with the tab key; or zsh, fish",
     "fedopt-compare DIR...": "compare runs",
     "fedopt-reproduce PAPER/NAME...": "a published figure; --list shows all",
+    "fedopt-tune algo=A,B problem=NAME": "search for values, with the same trials for each method",
 }
 TOPICS = {"algorithms": "algo", "problems": "problem", "data": "dataset", "partitioners": "partitioner"}
 TOPICS |= {"hardware": "hardware", "loggers": "logger", "experiments": "experiment"}
@@ -289,7 +289,7 @@ def _meanings(chosen: Mapping[str, str], folders: Folders) -> dict[str, str]:
         for option in chain(group, chosen[group], folders):
             path = file_of(group, option, folders)
             inside = "" if "@package _global_" in config_text(path) else f"{group}."
-            meanings |= {f"{inside}{key}": comment for key, comment in comments(path).items()}
+            meanings |= {f"{inside}{key}": ROLE.sub("", comment) for key, comment in comments(path).items()}
     return meanings
 
 
@@ -307,23 +307,3 @@ def _with_loggers(nodes: Mapping[str, Any]) -> dict[str, Any]:
     loggers = {name: node for name, node in nodes["logger"].items() if isinstance(node, dict)}
     rest = {name: value for name, value in nodes["logger"].items() if name not in loggers}
     return {**nodes, "logger": rest, **{f"logger.{name}": node for name, node in loggers.items()}}
-
-
-def comments(path: Path) -> dict[str, str]:
-    """The comments beside the keys of a YAML file, by dotted key."""
-    text = config_text(path)
-    lines = text.splitlines()
-    beside: dict[str, str] = {}
-
-    def walk(node: yaml.Node | None, inside: str) -> None:
-        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-            block = isinstance(value, yaml.CollectionNode) and not value.flow_style
-            end = key.end_mark if block else value.end_mark
-            comment = lines[end.line][end.column :].partition("# ")[2].strip() if end.line < len(lines) else ""
-            if comment:
-                beside[f"{inside}{key.value}"] = comment
-            if block:
-                walk(value, f"{inside}{key.value}.")
-
-    walk(yaml.compose(text, yaml.SafeLoader), "")
-    return beside

@@ -1,5 +1,6 @@
 """Where the configs are: folders, groups, and the text of a file."""
 
+import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from functools import lru_cache
@@ -12,6 +13,7 @@ from fedopt.files.reading import LOADER, config_text
 
 _inside, _beside = Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
+ROLE = re.compile(r"; tuned as a (.+)$")  # at the end of the comment beside a key: what `fedopt-tune` takes it for
 GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "experiment")
 
 Folders = Iterable[str | Path]  # config folders besides fedopt's
@@ -73,3 +75,23 @@ def flat(node: Mapping[Any, Any]) -> dict[str, Any]:
         inner = flat(value) if isinstance(value, dict) else {}
         leaves |= {f"{key}.{name}": leaf for name, leaf in inner.items()} or {str(key): value}
     return leaves
+
+
+def comments(path: Path) -> dict[str, str]:
+    """The comments beside the keys of a YAML file, by dotted key."""
+    text = config_text(path)
+    lines = text.splitlines()
+    beside: dict[str, str] = {}
+
+    def walk(node: yaml.Node | None, inside: str) -> None:
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            block = isinstance(value, yaml.CollectionNode) and not value.flow_style
+            end = key.end_mark if block else value.end_mark
+            comment = lines[end.line][end.column :].partition("# ")[2].strip() if end.line < len(lines) else ""
+            if comment:
+                beside[f"{inside}{key.value}"] = comment
+            if block:
+                walk(value, f"{inside}{key.value}.")
+
+    walk(yaml.compose(text, yaml.SafeLoader), "")
+    return beside

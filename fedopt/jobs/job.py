@@ -1,8 +1,9 @@
 """One job of many: a folder and a config. It is skipped when it is done and resumed when it was interrupted."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedopt.config.compose import Composed
 from fedopt.console.bar import Bar
@@ -22,11 +23,12 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A run that shall be done in a folder. title: what its line of progress says."""
+    """A run that shall be done in a folder. title: what its line of progress says. on_eval: as of `running.lifecycle.Run`."""
 
     folder: Path
     composed: Composed
     title: str
+    on_eval: Callable[[dict[str, Any]], object] | None = None
 
     @property
     def ended(self) -> bool:
@@ -52,7 +54,7 @@ class Job:
                 refuse_changed_data(self.folder, folder.card(), composed.nodes)
                 say_changed(folder, composed.nodes, done=True)
             else:
-                status, _ = execute(composed, lambda: self.folder, processes, bar=bar)
+                status, _ = execute(composed, lambda: self.folder, processes, self.on_eval, bar=bar)
         except Exception as error:
             if status in ENDED or (status is not None and isinstance(error, UserError)):  # what is there stays as it is
                 say(str(error))

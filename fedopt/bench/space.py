@@ -1,0 +1,172 @@
+"""Where a search looks: ranges of keys. A command gives them, else the role of a key does, which stands beside it in conf/algo."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+from scipy.stats import qmc
+
+from fedopt.config.compose import Composed
+from fedopt.config.files import ROLE, Folders, chain, comments, file_of, flat
+from fedopt.errors import UserError
+
+Kind = Literal["log", "uniform", "int", "choice"]
+Point = dict[str, str]  # the values of a trial by key, as words of a command have them
+EDGE = 0.1  # of a range: a best value this near to an end may lie beyond it
+DECADES = 3.5  # that the range of a step size is wide, around its default
+DIGITS = 4  # of a number
+_RANGE = re.compile(r"(log|uniform|int|choice)\((.*)\)")
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values of a key. log, uniform, int: from the first of `ends` to the last; choice: just `ends`, texts."""
+
+    kind: Kind
+    ends: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind}({','.join(f'{end:g}' if isinstance(end, float) else str(end) for end in self.ends)})"
+
+    def at(self, share: float) -> str:
+        """The value that this share of the range lies below, 0 <= share < 1."""
+        low, high = self.ends[0], self.ends[-1]
+        if self.kind == "choice":
+            return str(self.ends[int(share * len(self.ends))])
+        if self.kind == "int":
+            return str(low + int(share * (high - low + 1)))
+        value = low * (high / low) ** share if self.kind == "log" else low + share * (high - low)
+        return f"{float(f'{value:.{DIGITS}g}')!r}"
+
+    def share(self, text: str) -> float:
+        """Where a value lies, the inverse of `at`; outside of [0, 1] beyond the ends, nan for no number. A choice: its place."""
+        low, high = self.ends[0], self.ends[-1]
+        if self.kind == "choice":
+            return self.ends.index(text) / max(len(self.ends) - 1, 1) if text in self.ends else math.nan
+        try:
+            value = float(text)
+        except ValueError:
+            return math.nan
+        if self.kind == "log":
+            return math.log(value / low) / math.log(high / low) if value > 0 else math.nan
+        return (value - low) / (high - low)
+
+    def holds(self, text: str) -> bool:
+        return 0 <= self.share(text) <= 1
+
+    def at_edge(self, text: str) -> bool:
+        """Whether a value lies within a tenth of an end, beyond which there may be better ones."""
+        return self.kind in ("log", "uniform") and not EDGE <= self.share(text) <= 1 - EDGE
+
+    def around(self, text: str) -> "Range":
+        """As wide, with the value in the middle."""
+        low, high = self.ends
+        moved = self.share(text) - 0.5
+        if self.kind == "log":
+            return Range("log", (low * (high / low) ** moved, high * (high / low) ** moved))
+        return Range("uniform", (low + moved * (high - low), high + moved * (high - low)))
+
+
+def read_range(word: str) -> tuple[str, Range] | None:
+    """The key and the range of a word of a command; None for a word that gives one value. Raises UserError."""
+    key, _, text = word.partition("=")
+    match = _RANGE.fullmatch(text.strip())
+    if match is None:
+        alternatives = _parts(text)
+        return (key, Range("choice", tuple(alternatives))) if len(alternatives) > 1 else None
+    kind, parts = match[1], _parts(match[2])
+    if kind == "choice":
+        return key, Range("choice", tuple(parts))
+    try:
+        low, high = map(int if kind == "int" else float, parts)
+    except ValueError:
+        raise UserError(f"{word}: {kind} takes two numbers, such as {kind}(1,10)") from None
+    if not (math.isfinite(low) and math.isfinite(high) and low < high) or (kind == "log" and low <= 0):
+        raise UserError(f"{word}: the first end must be less than the second{', and above 0' * (kind == 'log')}")
+    return key, Range(kind, (low, high))  # type: ignore[arg-type]
+
+
+def _parts(text: str) -> list[str]:
+    """At the commas outside of quotes and brackets."""
+    return [part.strip() for part in re.findall(r"(?:'[^']*'|\"[^\"]*\"|\[[^]]*\]|\{[^}]*\}|[^,])+", text)]
+
+
+def default_ranges(composed: Composed) -> dict[str, Range]:
+    """The ranges of the keys of an algorithm that have a role, around the values that the config has."""
+    values, ranges = flat(composed.nodes), dict[str, Range]()
+    for key, role in roles(composed.chosen["algo"], composed.folders).items():
+        name = key if key in values else f"{key}.initial"  # of a schedule
+        if (value := values.get(name)) is not None:
+            ranges[name] = _by_role(key, role, value)
+    return ranges
+
+
+def roles(algo: str, folders: Folders = ()) -> dict[str, str]:
+    """By dotted key, what the comments of an algorithm's files call it."""
+    by_key: dict[str, str] = {}
+    for name in chain("algo", algo, folders):
+        for key, comment in comments(file_of("algo", name, folders)).items():
+            if match := ROLE.search(comment):
+                by_key[key if key.startswith("algo.") else f"algo.{key}"] = match[1]
+    return by_key
+
+
+def _by_role(key: str, role: str, value: Any) -> Range:
+    """Raises UserError for a role that there is not."""
+    if role == "step":
+        ratio = 10 ** (DECADES / 2)
+        return Range("log", (float(f"{float(value) / ratio:.2g}"), float(f"{float(value) * ratio:.2g}")))
+    if role == "momentum":
+        return Range("log", (0.01, 1.0))
+    if role == "penalty":
+        return Range("log", (1.0, 1000.0))
+    if role == "probability":
+        return Range("log", (0.05, 1.0))
+    if role == "number of local steps":
+        _, _, unit = str(value).partition(" ")
+        return Range("choice", tuple(f"'{n} {unit}'" if unit else str(n) for n in ((1, 5) if unit else (1, 5, 20))))
+    raise UserError(
+        f"{key}: is tuned as a {role}; there are step, momentum, penalty, probability and number of local steps"
+    )
+
+
+# Points of the unit cube
+
+
+def cube(sampler: str, ranges: Mapping[str, Range], count: int, seed: int) -> Iterator[Point]:
+    """Points that do not depend on what came out: a scrambled Sobol sequence, a grid, or random ones.
+
+    Methods with as many ranges get the same shares of them, in the order of their keys.
+    """
+    if sampler == "grid":
+        yield from grid(ranges, count)
+        return
+    if sampler == "sobol":
+        sequence = qmc.Sobol(len(ranges), rng=np.random.default_rng(seed))
+        shares = sequence.random(2 ** math.ceil(math.log2(count)))[:count]  # of which powers of two are balanced
+    else:
+        shares = np.random.default_rng(seed).random((count, len(ranges)))
+    for row in shares:
+        yield {key: values.at(float(share)) for (key, values), share in zip(ranges.items(), row, strict=True)}
+
+
+def grid(ranges: Mapping[str, Range], count: int) -> Iterator[Point]:
+    """As many values of each range as give at most `count` points, ends included; a choice has all of its. Raises UserError."""
+    choices = math.prod(len(values.ends) for values in ranges.values() if values.kind == "choice")
+    numbers = [values for values in ranges.values() if values.kind != "choice"]
+    levels = int((count / choices) ** (1 / len(numbers)) + 1e-9) if numbers else 1
+    if levels < 1 or choices > count or (numbers and levels < 2):
+        least = choices * 2 ** len(numbers)
+        raise UserError(f"--trials {count}: a grid over {', '.join(ranges)} has {least} points or more")
+
+    def texts(values: Range) -> list[str]:
+        if values.kind == "choice":
+            return [*values.ends]
+        return [*dict.fromkeys(values.at(float(share)) for share in np.linspace(0, 1 - 1e-12, levels))]
+
+    for point in product(*map(texts, ranges.values())):
+        yield dict(zip(ranges, point, strict=True))

@@ -1,0 +1,273 @@
+"""Search for values: the same number of trials, seeds and budget for every method, on seeds that no report uses.
+
+A trial is a point: values of keys. Its runs, one a seed, are jobs as of a sweep. What came out is kept in Optuna's journal, in
+batches of which each is a function of those before: killed at any moment, the same command ends with the same trials, and on any
+number of processes.
+"""
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState, create_trial
+
+from fedopt.bench.space import Point, Range, cube
+from fedopt.comparing.recorded import read
+from fedopt.config.compose import compose
+from fedopt.config.words import key_of
+from fedopt.errors import UserError, nearest
+from fedopt.jobs.job import Job
+from fedopt.metrics import Metric
+from fedopt.results.figures import COSTS
+from fedopt.results.folder import RunFolder, numbers_of
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+SAMPLERS = ("tpe", "sobol", "random", "grid")
+FIRST_SEED = 1_000_000  # of a search; smaller ones are for reports
+BATCH = 4  # trials that are chosen at once
+WARM_UP = 0.25  # share of the budget in which nothing is pruned
+BEFORE = 5  # trials whose median a run is pruned by, at least
+STAGES = ("trial", "again")  # again: where the best value was at an edge
+
+
+@dataclass(frozen=True)
+class How:
+    """How a search goes. trials: points, besides the default one; seeds: runs of each; sampler: of `SAMPLERS`.
+
+    seed: of the points; prune: whether runs stop early that are worse than half of those before; again: whether a search goes on
+    around a best value at an edge, with half as many trials.
+    """
+
+    trials: int = 30
+    seeds: int = 2
+    sampler: str = "tpe"
+    seed: int = 0
+    prune: bool = True
+    again: bool = True
+
+    def __post_init__(self) -> None:
+        if self.sampler not in SAMPLERS:
+            raise UserError(
+                f"sampler={self.sampler}: there are {', '.join(SAMPLERS)}{nearest(self.sampler, [*SAMPLERS])}"
+            )
+        if self.trials < 1 or self.seeds < 1:
+            raise UserError(f"trials={self.trials}, seeds={self.seeds}: both are 1 or more")
+
+
+@dataclass(frozen=True)
+class Worse:
+    """A function of a row of metrics.csv: whether its metric is worse than a limit that rises with what was spent.
+
+    spent, limits: [n], from where on a limit holds.
+    """
+
+    metric: Metric
+    columns: tuple[str, ...]
+    spent: tuple[float, ...]
+    limits: tuple[float, ...]
+
+    def __call__(self, row: Mapping[str, Any]) -> bool:
+        place = np.searchsorted(self.spent, sum(row[column] for column in self.columns), side="right") - 1
+        return bool(place >= 0 and not self.metric.reached(row[self.metric.name], self.limits[place]))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point and what came out. values, statuses: of its runs, one a seed; loss: their median, less is better."""
+
+    stage: str
+    number: int
+    point: Point
+    values: list[float | None]
+    statuses: list[str]
+    loss: float
+
+    @property
+    def status(self) -> str:
+        return ", ".join(dict.fromkeys(self.statuses)).replace("stopped", "pruned")
+
+
+@dataclass(eq=False)
+class Search:
+    """The trials of one algorithm.
+
+    words: of the command, without ranges and algo; ranges: of the first stage; x: the cost of the budget, as of `COSTS`.
+    folder: of this algorithm's trials.
+    """
+
+    algo: str
+    words: tuple[str, ...]
+    folders: tuple[str, ...]
+    ranges: dict[str, Range]
+    metric: Metric
+    x: str
+    how: How
+    folder: Path
+    done: list[Trial] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.done = [trial for stage in STAGES for trial in self._kept(stage)]
+
+    @property
+    def name(self) -> str:
+        return f"{self.algo} on {next(word for word in self.words if key_of(word) == 'problem').partition('=')[2]}"
+
+    @property
+    def best(self) -> Trial:
+        """The first of the trials with the least loss. Raises UserError where none has a finite value."""
+        best = min(self.done, key=lambda trial: trial.loss)
+        if not math.isfinite(best.loss):
+            ends = ", ".join(dict.fromkeys(status for trial in self.done for status in trial.statuses))
+            raise UserError(
+                f"{self.name}: none of {len(self.done)} trials has a value ({ends}); try smaller steps or a longer budget"
+            )
+        return best
+
+    def edges(self, trial: Trial) -> list[str]:
+        """The keys in whose ranges a trial's value lies at an end. The default's values are none of a search."""
+        ranges = self._ranges(trial.stage)
+        return [key for key, text in trial.point.items() if key in ranges and ranges[key].at_edge(text)]
+
+    def place(self, trial: Trial, seed: int) -> Path:
+        """The folder of a run."""
+        return self.folder / f"{trial.stage}{trial.number:03d}" / f"seed{seed}"
+
+    def planned(self, stage: str) -> int:
+        """Trials of a stage, the default among those of the first."""
+        if stage == STAGES[0]:
+            is_grid = self.how.sampler == "grid"  # which may have fewer points
+            return 1 + (len([*cube("grid", self.ranges, self.how.trials, 0)]) if is_grid else self.how.trials)
+        tried = [trial for trial in self.done if trial.stage == STAGES[0]]
+        best = min(tried, key=lambda trial: trial.loss)
+        needed = self.how.again and self.how.sampler != "grid" and math.isfinite(best.loss) and bool(self.edges(best))
+        return -(-self.how.trials // 2) if needed else 0
+
+    def batch(self, stage: str) -> "list[tuple[int, Point]]":
+        """The next trials of a stage, with their numbers; of a batch of which some are kept already, the others."""
+        there, planned = [trial for trial in self.done if trial.stage == stage], self.planned(stage)
+        first = len(there) - len(there) % BATCH
+        numbers = range(first, min(first + BATCH, planned))
+        if not numbers or len(there) >= planned:
+            return []
+        points = self._points(stage, numbers)
+        return [(number, point) for number, point in zip(numbers, points, strict=True) if number >= len(there)]
+
+    def jobs(self, stage: str, batch: Sequence[tuple[int, Point]]) -> list[list[Job]]:
+        """The runs of each trial of a batch, by seed."""
+        limits = [self._limit(stage, seed) for seed in range(self.how.seeds)]
+        jobs = []
+        for number, point in batch:
+            words = [f"algo={self.algo}", *self.words, *(f"{key}={text}" for key, text in point.items())]
+            first = compose([*words, f"seed={FIRST_SEED}"], self.folders)
+            prunes = limits if number or stage != STAGES[0] else [None] * self.how.seeds
+            of_trial = []
+            for j in range(self.how.seeds):
+                place = self.folder / f"{stage}{number:03d}" / f"seed{FIRST_SEED + j}"
+                composed = first.changed(seed=FIRST_SEED + j, output_dir=str(place))
+                title = f"{self.algo} {stage} {number}, seed {FIRST_SEED + j}"
+                of_trial.append(Job(place, composed, title, prunes[j]))
+            jobs.append(of_trial)
+        return jobs
+
+    def keep(self, stage: str, batch: Sequence[tuple[int, Point]], jobs: Sequence[Sequence[Job]]) -> None:
+        """Note what came out of a batch."""
+        for (number, point), of_trial in zip(batch, jobs, strict=True):
+            summaries = [RunFolder(job.folder).summary() for job in of_trial]
+            values = [numbers_of(summary.get("final")).get(self.metric.name) for summary in summaries]
+            statuses = [str(summary.get("status")) for summary in summaries]
+            losses = [
+                self._loss(value) if status == "finished" else math.inf
+                for value, status in zip(values, statuses, strict=True)
+            ]
+            trial = Trial(stage, number, point, values, statuses, float(np.median(losses)))
+            self._study(stage).add_trial(
+                create_trial(state=TrialState.COMPLETE, value=trial.loss, user_attrs={"trial": asdict(trial)})
+            )
+            self.done.append(trial)
+
+    def _loss(self, value: float | None) -> float:
+        return math.inf if value is None else -value if self.metric.better == "higher" else value
+
+    @cached_property
+    def _storage(self) -> optuna.storages.JournalStorage:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return optuna.storages.JournalStorage(JournalFileBackend(str(self.folder / "journal.log")))
+
+    def _study(self, stage: str) -> optuna.Study:
+        return optuna.create_study(storage=self._storage, study_name=stage, load_if_exists=True)
+
+    def _kept(self, stage: str) -> list[Trial]:
+        if not (self.folder / "journal.log").exists():
+            return []
+        return [Trial(**trial.user_attrs["trial"]) for trial in self._study(stage).get_trials(deepcopy=False)]
+
+    def _ranges(self, stage: str) -> dict[str, Range]:
+        """In the second stage, those at whose edge the best value was lie around it."""
+        if stage == STAGES[0]:
+            return self.ranges
+        best = min((trial for trial in self.done if trial.stage == STAGES[0]), key=lambda trial: trial.loss)
+        return self.ranges | {key: self.ranges[key].around(best.point[key]) for key in self.edges(best)}
+
+    def _points(self, stage: str, numbers: range) -> list[Point]:
+        """The points of some trials. The first of the first stage is the default: no value of the search's."""
+        ranges, shift = self._ranges(stage), int(stage == STAGES[0])
+        points: list[Point] = [{}] * (shift if numbers.start == 0 else 0)
+        wanted = len(numbers) - len(points)
+        if self.how.sampler != "tpe":
+            begin = max(numbers.start - shift, 0)
+            all_points = [*cube(self.how.sampler, ranges, self.planned(stage) - shift, self._seed(stage, 0))]
+            return points + all_points[begin : begin + wanted]
+        before = [t for t in self.done if t.stage != stage or t.number < numbers.start]
+        return points + _asked(ranges, before, wanted, self._seed(stage, numbers.start), self.how.trials)
+
+    def _seed(self, stage: str, number: int) -> int:
+        return int(np.random.SeedSequence([self.how.seed, STAGES.index(stage), number]).generate_state(1)[0])
+
+    def _limit(self, stage: str, j: int) -> Worse | None:
+        """The median of what the trials of earlier batches had when they had spent as much, with seed number j."""
+        full = len([t for t in self.done if t.stage == stage]) // BATCH * BATCH
+        earlier = [t for t in self.done if (t.stage != stage or t.number < full) and t.statuses[j] == "finished"]
+        if not self.how.prune or len(earlier) < BEFORE:
+            return None
+        runs = [read(self.place(trial, FIRST_SEED + j), self.x) for trial in earlier]
+        spent = np.unique(np.concatenate([run.cost() for run in runs]))
+        spent = spent[spent >= WARM_UP * max(run.cost()[-1] for run in runs)]
+        rows = [run.values(self.metric.name)[np.searchsorted(run.cost(), spent, side="right") - 1] for run in runs]
+        limits = np.nanmedian(rows, axis=0)
+        return Worse(self.metric, COSTS[self.x][0], tuple(spent.tolist()), tuple(limits.tolist()))
+
+
+def _asked(ranges: Mapping[str, Range], before: Iterable[Trial], count: int, seed: int, trials: int) -> list[Point]:
+    """Points by Optuna's tree-structured Parzen estimator, from trials within the ranges."""
+    distributions: dict[str, optuna.distributions.BaseDistribution] = {}
+    for key, values in ranges.items():
+        if values.kind == "choice":
+            distributions[key] = optuna.distributions.CategoricalDistribution(values.ends)
+        elif values.kind == "int":
+            distributions[key] = optuna.distributions.IntDistribution(*values.ends)
+        else:
+            distributions[key] = optuna.distributions.FloatDistribution(
+                values.ends[0], values.ends[1], log=values.kind == "log"
+            )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = optuna.samplers.TPESampler(
+            seed=seed, multivariate=True, n_startup_trials=max(2, min(10, trials // 3))
+        )
+    study = optuna.create_study(sampler=sampler)
+    for trial in before:
+        if {*trial.point} == {*ranges} and all(ranges[key].holds(text) for key, text in trial.point.items()):
+            params: dict[str, Any] = {
+                key: text if ranges[key].kind == "choice" else int(text) if ranges[key].kind == "int" else float(text)
+                for key, text in trial.point.items()
+            }
+            study.add_trial(create_trial(params=params, distributions=distributions, value=trial.loss))
+    asked = (study.ask(distributions).params for _ in range(count))
+    return [{key: f"{v:.4g}" if isinstance(v, float) else str(v) for key, v in params.items()} for params in asked]

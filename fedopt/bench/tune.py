@@ -1,0 +1,127 @@
+"""From the words of a command to searches, and all their trials under one scheduler."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedopt.bench.space import Range, default_ranges, read_range
+from fedopt.bench.trials import FIRST_SEED, STAGES, How, Search
+from fedopt.config.compose import compose
+from fedopt.config.files import flat
+from fedopt.config.words import key_of
+from fedopt.errors import UserError, nearest
+from fedopt.files.reading import read_json
+from fedopt.jobs.local import run_all
+from fedopt.results.folder import OVER, RunFolder
+
+POINTS = 40  # evaluations of a run, unless the command says when
+COLUMN = {"rounds": "round"}  # of metrics.csv, for limits that have another name
+
+
+def searches(
+    words: Sequence[str], folders: Sequence[str], metric: str | None, budget: str | None, how: How, folder: Path
+) -> list[Search]:
+    """The search of each algorithm that the words name, checked as far as that is possible before a run. Raises UserError.
+
+    words: as of a sweep, `algo=` with commas between several, and ranges. budget: KEY=VALUE of `budget`.
+    """
+    ranges = dict(pair for word in words if key_of(word) not in ("algo", "problem") and (pair := read_range(word)))
+    fixed = [word for word in words if key_of(word) not in {*ranges, "algo"}]
+    named = [word.partition("=")[2] for word in words if key_of(word) == "algo"]
+    if not named or not any(key_of(word) == "problem" and "," not in word for word in fixed):
+        raise UserError("a search needs algo=NAME,... and one problem=NAME")
+    if taken := [word for word in words if key_of(word) in ("seed", "output_dir", "resume", "from")]:
+        raise UserError(
+            f"{taken[0]}: a search has its own seeds, from {FIRST_SEED} on, which no report shall use, and its own folders"
+        )
+    fixed += [f"budget.{budget}"] if budget else []
+    fixed += [] if any(key_of(word).startswith("eval.") for word in fixed) else [f"eval.points={POINTS}"]
+    if len(named[-1].split(",")) > 1 and not any(key_of(word).startswith("budget.") for word in fixed):
+        raise UserError(
+            "--budget is needed: methods are compared by what the same budget gives, such as comm_rounds=300"
+        )
+    found = [_search(algo, fixed, tuple(folders), ranges, metric, how, folder) for algo in named[-1].split(",")]
+    if unused := [key for key in ranges if not any(key in search.ranges for search in found)]:
+        raise UserError(f"{unused[0]}: no algorithm of this search has this key")
+    return found
+
+
+def _search(
+    algo: str,
+    fixed: Sequence[str],
+    folders: tuple[str, ...],
+    given: Mapping[str, Range],
+    metric: str | None,
+    how: How,
+    folder: Path,
+) -> Search:
+    from fedopt.running.assemble import assemble  # which imports torch
+
+    composed = compose([f"algo={algo}", *fixed], folders)
+    set_by_words = {key_of(word) for word in fixed}
+    values = {*flat(composed.nodes)}
+    ranges = {key: values_of_key for key, values_of_key in given.items() if key in values}
+    if not ranges:
+        ranges = {key: r for key, r in default_ranges(composed).items() if key not in set_by_words}
+    if not ranges:
+        raise UserError(
+            f"{algo}: no key of it has a role, and the command gives no range, such as 'algo.eta=log(0.001,1)'"
+        )
+    metrics = assemble(composed).problem.metrics
+    goals = [one for one in metrics if one.better != "neither"]
+    goals.sort(key=lambda one: not one.name.startswith("val_"))  # what was held out, where the problem has it
+    chosen = next((one for one in metrics if one.name == metric), None) if metric else goals[0]
+    if chosen is None:
+        names = [one.name for one in goals]
+        raise UserError(f"--metric {metric}: this problem has {', '.join(names)}{nearest(str(metric), names)}")
+    chosen.check_goal(f"--metric {chosen.name}")
+    limits = [key for key, limit in asdict(composed.settings.budget).items() if limit is not None]
+    x = COLUMN.get(limits[0], limits[0])
+    words = (*fixed, f"eval.metric={chosen.name}")
+    return Search(algo, words, folders, ranges, chosen, x, how, folder / algo)
+
+
+def search_all(found: Sequence[Search], folder: Path, at_once: int) -> None:
+    """Do all trials that are missing. Raises UserError where the folder holds another search; KeyboardInterrupt after Ctrl-C, and
+    the same call goes on."""
+    lock = RunFolder(folder)
+    lock.open()
+    try:
+        _remember(found, folder)
+        for stage in STAGES:
+            while batches := [(search, batch) for search in found if (batch := search.batch(stage))]:
+                jobs = [search.jobs(stage, batch) for search, batch in batches]
+                flat_jobs = [job for of_search in jobs for of_trial in of_search for job in of_trial]
+                failed = run_all([job for job in flat_jobs if RunFolder(job.folder).status() not in OVER], at_once)
+                refused = [
+                    f"{job.folder}: {why}" for job, why in failed.items() if RunFolder(job.folder).status() is None
+                ]
+                if refused:
+                    raise UserError(refused[0])
+                for (search, batch), of_search in zip(batches, jobs, strict=True):
+                    search.keep(stage, batch, of_search)
+    finally:
+        lock.close()
+
+
+def _remember(found: Sequence[Search], folder: Path) -> None:
+    """Write down what is searched. Raises UserError where that is something else than before."""
+    what = {
+        search.algo: {
+            "words": [*search.words],
+            "ranges": {key: str(values) for key, values in search.ranges.items()},
+            "how": asdict(search.how),
+        }
+        for search in found
+    }
+    path = folder / "search.json"
+    before = read_json(path, dict.fromkeys(what, dict[str, Any]), others=dict[str, Any]) if path.exists() else {}
+    for algo, one in what.items():
+        if algo in before and before[algo] != json.loads(json.dumps(one)):
+            differing = next(key for key in one if before[algo].get(key) != json.loads(json.dumps(one[key])))
+            raise UserError(
+                f"{folder}: holds a search of {algo} with other {differing}; --out DIR takes another folder"
+            )
+    RunFolder(folder).write_json("search.json", {**before, **what})

@@ -1,0 +1,85 @@
+"""The `fedopt-tune` command: search for values of each method, with the same trials for all."""
+
+import argparse
+from importlib.util import find_spec
+from pathlib import Path
+
+from fedopt.commands.answer import Parser, answer, positive
+from fedopt.config.files import CONF
+from fedopt.config.words import key_of
+from fedopt.console.interrupts import ctrl_c_kept
+from fedopt.console.say import say, show
+from fedopt.errors import UserError
+
+SAMPLERS = ("tpe", "sobol", "random", "grid")
+
+
+def main() -> None:
+    """Entry point of `fedopt-tune`."""
+    answer(_main)
+
+
+def _main() -> int:
+    given = _arguments()
+    if find_spec("optuna") is None:
+        raise UserError("fedopt-tune needs Optuna: pip install 'fedopt[tune]'")
+    from fedopt.bench.outcome import winners, with_values, write, write_tuned
+    from fedopt.bench.trials import How
+    from fedopt.bench.tune import search_all, searches
+    from fedopt.comparing.tables import print_table
+
+    how = How(given.trials, given.seeds, given.sampler, given.seed, given.prune, given.again)
+    words = {key_of(word): word for word in given.words}
+    names = [words[key].partition("=")[2] for key in ("algo", "problem") if key in words]
+    folder = given.out or Path("outputs") / "tune" / "_".join(names).replace(",", "-").replace("/", "-")
+    found = searches(given.words, given.folders, given.metric, given.budget, how, folder)
+    for search in found:
+        ranges = ", ".join(f"{key.removeprefix('algo.')} in {values}" for key, values in search.ranges.items())
+        show(
+            f"{search.name}: {search.planned('trial')} trials, {how.seeds} seeds each, by {search.metric.name}: {ranges}"
+        )
+    try:
+        with ctrl_c_kept():
+            search_all(found, folder, given.jobs)
+    except KeyboardInterrupt:
+        say("stopped; the same command goes on from here")
+        return 130
+    if not (good := with_values(found)):
+        return 1
+    written = write(good, folder)
+    print_table(winners(good), right=["trials", "diverged", "pruned"])
+    for search in good:
+        point = " ".join(f"{key}={text}" for key, text in search.best.point.items())
+        problem = next(word for word in search.words if key_of(word) == "problem")
+        show(f"fedopt algo={search.algo} {problem} {point}".rstrip())
+        if given.keep:
+            written.append(write_tuned(search, CONF))
+    show(f"results: {', '.join(map(str, written))}; --config-dir {folder} takes the tuned values")
+    return int(len(good) < len(found))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = Parser(
+        prog="fedopt-tune",
+        description="Search for values of each method: the same trials, seeds and budget for all. The same command goes on.",
+    )
+    add = parser.add_argument
+    ranges = "log(LOW,HIGH), uniform(LOW,HIGH), int(LOW,HIGH), choice(A,B)"
+    words = f"algo=NAME,... problem=NAME, other settings, and ranges such as 'algo.eta=log(0.001,1)': {ranges}"
+    add("words", nargs="+", metavar="WORD", help=f"{words} (default: by the roles of the algorithm's keys)")
+    add("--metric", help="what is searched for (default: the problem's first on validation data, else its first)")
+    add("--budget", metavar="KEY=VALUE", help="of each run, such as comm_rounds=300; needed for several methods")
+    add("--trials", type=positive, default=30, metavar="N", help="of each method, besides its defaults (default: 30)")
+    add("--seeds", type=positive, default=2, metavar="N", help="runs of a trial, whose median counts (default: 2)")
+    add("--sampler", choices=SAMPLERS, default="tpe", help="how trials are chosen (default: tpe)")
+    first = "of the choice of trials (default: 0)"
+    add("--seed", type=lambda text: positive(text, least=0), default=0, metavar="N", help=first)
+    prune = "stop runs early that are worse than half of those before"
+    add("--prune", action=argparse.BooleanOptionalAction, default=True, help=prune)
+    again = "search once more around a best value at the edge of its range, with half as many trials"
+    add("--again", action=argparse.BooleanOptionalAction, default=True, help=again)
+    add("--jobs", "-j", type=positive, default=1, metavar="J", help="runs at a time (default: 1)")
+    add("--out", type=Path, metavar="DIR", help="where all goes (default: outputs/tune/<algorithms>_<problem>)")
+    add("--keep", action="store_true", help="put the values into conf/tuned of this checkout too")
+    add("--config-dir", dest="folders", action="append", default=[], metavar="DIR", help="your config folder")
+    return parser.parse_intermixed_args()

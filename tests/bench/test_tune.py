@@ -1,0 +1,254 @@
+"""Searches: the same trials for all methods, whenever they were stopped and on any number of processes."""
+
+import itertools
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from support.command import ROOT, code_of
+
+import fedopt
+from fedopt.bench import tune as searching
+from fedopt.bench.outcome import best_of
+from fedopt.bench.space import Range, cube, default_ranges, read_range, roles
+from fedopt.bench.trials import FIRST_SEED, Worse
+from fedopt.commands import tune as command
+from fedopt.config.compose import compose
+from fedopt.config.files import options
+from fedopt.errors import UserError
+from fedopt.metrics import Metric
+
+WORDS = ["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=log(0.001,3)", "algo.tau=choice(1,5)"]
+SMALL = ["--budget", "rounds=6", "--trials", "9", "--seeds", "1", "--no-again"]
+TIMES = ("train_seconds",)
+
+
+def tune(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["fedopt-tune", *words])
+    return code_of(command.main)
+
+
+def trials(folder):
+    return pd.read_csv(folder / "trials.csv")
+
+
+# Ranges
+
+
+def test_words_are_ranges():
+    assert read_range("algo.eta=log(1e-3,1)") == ("algo.eta", Range("log", (1e-3, 1.0)))
+    assert read_range("algo.B=int(1,64)") == ("algo.B", Range("int", (1, 64)))
+    assert read_range("algo.tau='5 epochs',20") == ("algo.tau", Range("choice", ("'5 epochs'", "20")))
+    assert read_range("algo.beta=[1,2]") is None
+    assert read_range("algo.eta=0.1") is None
+
+
+@pytest.mark.parametrize(
+    "word", ["a=log(0,1)", "a=log(1,1)", "a=uniform(2,1)", "a=int(1)", "a=log(x,1)", "a=uniform(0,inf)"]
+)
+def test_ranges_that_are_none(word):
+    with pytest.raises(UserError, match="a="):
+        read_range(word)
+
+
+@pytest.mark.parametrize("values", [Range("log", (1e-3, 10.0)), Range("uniform", (-2.0, 5.0))])
+def test_shares_and_values(values):
+    """share is the inverse of at, to the digits that are kept; the middle of a log range is the geometric mean."""
+    for share in np.linspace(0.01, 0.99, 9):
+        assert values.share(values.at(share)) == pytest.approx(share, abs=2e-3)
+    assert float(Range("log", (1e-2, 1.0)).at(0.5)) == pytest.approx(0.1)
+    assert [values.at_edge(values.at(share)) for share in (0.05, 0.5, 0.95)] == [True, False, True]
+    moved = values.around(values.at(0.95))
+    assert moved.share(values.at(0.95)) == pytest.approx(0.5, abs=1e-2)
+    assert float(moved.at(0.0)) == pytest.approx(float(values.at(0.45)), rel=1e-2)
+
+
+def test_whole_numbers_and_choices_are_as_likely():
+    assert [Range("int", (1, 4)).at(share) for share in (0, 0.26, 0.51, 0.99)] == ["1", "2", "3", "4"]
+    assert [Range("choice", ("a", "b")).at(share) for share in (0, 0.49, 0.5, 0.99)] == ["a", "a", "b", "b"]
+
+
+def test_methods_get_the_same_points_of_the_cube():
+    """Whatever their keys and scales are: the shares are equal; and the first points of a longer search are those of a shorter."""
+    one = {"a": Range("log", (1e-3, 1.0)), "b": Range("uniform", (0.0, 1.0))}
+    other = {"c": Range("log", (1e-1, 1e2)), "d": Range("uniform", (2.0, 4.0))}
+    points = [[*cube("sobol", ranges, 8, 3)] for ranges in (one, other)]
+    for first, second in zip(*points, strict=True):
+        assert one["a"].share(first["a"]) == pytest.approx(other["c"].share(second["c"]), abs=1e-3)
+        assert one["b"].share(first["b"]) == pytest.approx(other["d"].share(second["d"]), abs=1e-3)
+    shares = [one["a"].share(point["a"]) for point in points[0]]
+    assert sorted(int(8 * share) for share in shares) == [*range(8)]  # one in each eighth, which random points are not
+    assert [*cube("sobol", one, 8, 4)] != points[0]
+
+
+def test_a_grid_has_all_combinations():
+    ranges = {"a": Range("log", (0.01, 1.0)), "b": Range("choice", ("1", "5"))}
+    points = [(point["a"], point["b"]) for point in cube("grid", ranges, 7, 0)]
+    assert points == [*itertools.product(["0.01", "0.1", "1.0"], ["1", "5"])]
+    with pytest.raises(UserError, match="4 points or more"):
+        [*cube("grid", ranges, 3, 0)]
+
+
+def test_roles():
+    """Each method has a key to tune; steps lie 3.5 decades around the default, and a schedule's first value is its step."""
+    assert [algo for algo in options("algo") if not roles(algo)] == []
+    ranges = default_ranges(compose(["algo=zo_hfl", "problem=quadratic_hierarchical", "preset=none"]))
+    values = ranges["algo.gamma_local.initial"]
+    assert math.log10(values.ends[1] / values.ends[0]) == pytest.approx(3.5, abs=0.05)
+    assert values.share("0.1") == pytest.approx(0.5, abs=0.01)
+    assert default_ranges(compose(["algo=fedavg", "problem=classification", "preset=none"]))["algo.tau"].ends == (
+        "'1 epochs'",
+        "'5 epochs'",
+    )
+
+
+# Statistics
+
+
+def test_the_best_of_k_is_the_median_over_orders():
+    losses = [3.0, 1.0, 4.0, 1.5, math.inf]
+    orders = [*itertools.permutations(losses)]
+    by_hand = [median(sorted(min(order[:k]) for order in orders)) for k in range(1, 6)]
+    assert best_of(losses) == by_hand
+
+
+def test_a_run_is_pruned_by_what_others_had_at_that_spend():
+    worse = Worse(Metric("acc", "acc", better="higher"), ("down", "up"), (10.0, 20.0), (0.5, 0.7))
+    rows = [(4, 4, 0.0), (5, 5, 0.4), (5, 6, 0.5), (10, 9, 0.6), (10, 10, 0.6), (30, 30, 0.7)]
+    assert [worse({"down": d, "up": u, "acc": a}) for d, u, a in rows] == [False, True, False, False, True, False]
+
+
+# The command
+
+
+def test_a_search_finds_the_step_of_a_quadratic(monkeypatch, capsys, tmp_path):
+    """Gradient descent on 1/2 x' A x, one client, full batches: 2 / (mu + L) is best; the default of 0.1 is far from it."""
+    words = ["algo=fedavg", "problem=quadratic_minimisation", "partitioner.clients=1", "algo.tau=1", "algo.B=null"]
+    assert tune(monkeypatch, *words, "algo.eta=log(0.001,3)", "--budget", "rounds=20", "--trials", "12", "--seeds", "1",
+                "--metric", "distance", "--out", str(tmp_path)) == 0  # fmt: skip
+    table = trials(tmp_path)
+    assert table["trial"].tolist()[:13] == [*range(13)]
+    best = table.loc[table["loss"].idxmin()]
+    default = table.loc[0, "loss"]
+    assert best["loss"] < 0.5 * default
+    out = capsys.readouterr().out
+    assert f"fedopt algo=fedavg problem=quadratic_minimisation algo.eta={best['algo.eta']:g}" in out
+    node = yaml.safe_load((tmp_path / "tuned" / "fedavg.yaml").read_text())["quadratic_minimisation"]
+    assert node["algo"] == {"eta": pytest.approx(best["algo.eta"])}
+    assert str(FIRST_SEED) in node["source"]
+    assert "13 trials" in node["source"] or "19 trials" in node["source"]
+    composed = compose(["algo=fedavg", "problem=quadratic_minimisation"], [str(tmp_path)])
+    assert composed.nodes["algo"]["eta"] == pytest.approx(best["algo.eta"])
+
+
+def test_stopped_and_gone_on_is_the_same_search(monkeypatch, tmp_path):
+    """Ctrl-C in the middle of batches, on one process and on two."""
+    assert tune(monkeypatch, *WORDS, *SMALL, "--out", str(tmp_path / "a")) == 0
+    do, left = searching.run_all, [3, 1, 0, 2, 1]
+
+    def interrupted(jobs, at_once):
+        if not left:
+            return do(jobs, at_once)
+        do(jobs[: left.pop()], at_once)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(searching, "run_all", interrupted)
+    arguments = (*WORDS, *SMALL, "--out", str(tmp_path / "b"))
+    assert [tune(monkeypatch, *arguments, "--jobs", str(1 + j % 2)) for j in range(6)] == [130] * 5 + [0]
+    pd.testing.assert_frame_equal(trials(tmp_path / "a"), trials(tmp_path / "b"))
+
+
+@pytest.mark.slow
+def test_killed_and_gone_on_is_the_same_search(tmp_path):
+    arguments = [
+        sys.executable,
+        "-c",
+        "from fedopt.__main__ import tune; tune()",
+        *WORDS,
+        *SMALL,
+        "--jobs",
+        "2",
+        "--out",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([*arguments, str(tmp_path / "a")], check=True, env=environment, capture_output=True)
+    rng, kills = np.random.default_rng(), 0
+    while True:
+        process = subprocess.Popen([*arguments, str(tmp_path / "b")], env=environment, stdout=-3, stderr=-3,
+                                   start_new_session=True)  # fmt: skip
+        try:
+            assert process.wait(timeout=rng.uniform(2, 12) if kills < 5 else None) == 0
+            break
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+            time.sleep(1)  # its runs see that it is gone
+    pd.testing.assert_frame_equal(trials(tmp_path / "a"), trials(tmp_path / "b"))
+
+
+def test_a_method_that_always_diverges_is_one_line(monkeypatch, capsys, tmp_path):
+    words = ["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=log(1e6,1e9)", "preset=none"]
+    default = "partitioner.clients=2"
+    words += [default, "algo.tau=1", "eval.diverged=1e-9", "eval.points=3"]
+    assert tune(monkeypatch, *words, *SMALL, "--out", str(tmp_path)) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "none of" in line]
+    assert "fedavg on quadratic_minimisation: none of 10 trials has a value (diverged" in line
+
+
+def test_every_method_gets_the_same_trials(monkeypatch, tmp_path):
+    words = ["algo=fedavg,scaffold", "problem=quadratic_minimisation", "--sampler", "sobol", "--no-prune"]
+    assert tune(monkeypatch, *words, *SMALL, "--out", str(tmp_path)) == 0
+    table = trials(tmp_path)
+    assert table.groupby("algo").size().to_dict() == {"fedavg": 10, "scaffold": 10}
+    steps = [table.loc[table["algo"] == algo, "algo.eta"].to_numpy() for algo in ("fedavg", "scaffold")]
+    assert len(np.unique(np.round(steps[0][1:] / steps[1][1:], 2))) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["algo=fedavg", "problem=quadratic_minimisation", "seed=3"], "seed=3: a search has its own seeds"),
+        (["algo=fedavg,scaffold", "problem=quadratic_minimisation"], "--budget is needed"),
+        (["algo=fedavg"], "algo=NAME,... and one problem=NAME"),
+        (["algo=fedavg", "problem=quadratic_minimisation", "algo.nu=log(1,2)"], "algo.nu"),
+        (["algo=fedavg", "problem=quadratic_minimisation", "--metric", "distanc"], "did you mean distance"),
+        (["algo=fedavg", "problem=quadratic_minimisation", "--sampler", "cmaes"], "--sampler"),
+        (["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=log(1,0)"], "algo.eta=log(1,0)"),
+        (["algo=fedmsa", "problem=hierarchical"], "do not fit"),
+    ],
+)
+def test_mistakes(monkeypatch, capsys, tmp_path, words, line):
+    assert tune(monkeypatch, *words, "--out", str(tmp_path / "out")) == 2
+    err = capsys.readouterr().err
+    assert line in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out" / "trials.csv").exists()
+
+
+def test_a_folder_has_one_search(monkeypatch, capsys, tmp_path):
+    assert tune(monkeypatch, *WORDS, *SMALL, "--out", str(tmp_path)) == 0
+    capsys.readouterr()
+    assert tune(monkeypatch, *WORDS[:3], *SMALL, "--out", str(tmp_path)) == 2
+    assert "other ranges" in capsys.readouterr().err
+
+
+def test_from_python(tmp_path):
+    tuning = fedopt.tune(
+        " ".join(WORDS), output_dir=tmp_path, budget="rounds=4", trials=3, seeds=2, sampler="random", again=False
+    )
+    assert len(tuning.trials) == 4
+    assert [*tuning.best] == ["fedavg"]
+    words = dict(word.split("=") for word in tuning.best["fedavg"])
+    assert {*words} in ({"algo.eta", "algo.tau"}, set())
+    runs = [Path(folder).name for folder in tmp_path.glob("fedavg/*/*")]
+    assert {*runs} == {f"seed{FIRST_SEED}", f"seed{FIRST_SEED + 1}"}
