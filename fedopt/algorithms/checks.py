@@ -3,10 +3,11 @@
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_structure
+from torch.utils._pytree import tree_flatten
 
 from fedopt.algorithms import Algorithm
 from fedopt.errors import WrongFunction, gives
+from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Problem
 from fedopt.randomness import untouched
@@ -20,7 +21,7 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
         raise gives(algorithm.init, state, "a NamedTuple of tensors")
     point, start = algorithm.output(state), problem.start()
     for name, leaf in _named(state):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dtype != start[0].dtype:
+        if isinstance(leaf, Tensor | Memory) and leaf.dtype.is_floating_point and leaf.dtype != start[0].dtype:
             raise WrongFunction(
                 algorithm.init,
                 f"gives {name} of {leaf.dtype}, and hardware.dtype is {start[0].dtype}: torch.zeros_like(x) has that of x",
@@ -35,12 +36,13 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
 
 def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -> Any:
     """What `step` gives. Raises UserError where it is no state like the one before, or that one is written over."""
-    with untouched(algorithm.step, state):
+    with untouched(algorithm.step, [leaf for _, leaf in _named(state) if isinstance(leaf, Tensor)]):
         new = algorithm.step(state, problem, fed)
-    if tree_structure(new) != tree_structure(state):
+    leaves, structure = _flat(new)
+    if structure != _flat(state)[1]:
         raise gives(algorithm.step, new, f"a {type(state).__name__} of the structure and the shapes that init gives it")
-    for (name, was), now in zip(_named(state), tree_leaves(new), strict=True):
-        if not isinstance(now, Tensor | int | float):
+    for (name, was), now in zip(_named(state), leaves, strict=True):
+        if not isinstance(now, Tensor | Memory | int | float):
             raise gives(algorithm.step, now, f"tensors: a state must hold tensors and numbers alone, {name} too")
         if _kind(was) != _kind(now):
             raise WrongFunction(
@@ -51,10 +53,17 @@ def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -
     return new
 
 
+def _flat(value: Any) -> tuple[list[Any], Any]:
+    """The tensors, memories and numbers in it, and its structure. No memory is made one tensor, which may not fit."""
+    return tree_flatten(value, is_leaf=lambda part: isinstance(part, Memory))
+
+
 def _named(state: Any) -> list[tuple[str, Any]]:
-    """The tensors and numbers of a state, with the names of the fields that they are in."""
-    return [(f"s.{name}", leaf) for name in state._fields for leaf in tree_leaves(getattr(state, name))]
+    """The tensors, memories and numbers of a state, with the names of the fields that they are in."""
+    return [(f"s.{name}", leaf) for name in state._fields for leaf in _flat(getattr(state, name))[0]]
 
 
 def _kind(leaf: Any) -> str:
-    return f"a {type(leaf).__name__}" if not isinstance(leaf, Tensor) else f"{list(leaf.shape)} of {leaf.dtype}"
+    if not isinstance(leaf, Tensor | Memory):
+        return f"a {type(leaf).__name__}"
+    return f"{'a Memory ' * isinstance(leaf, Memory)}{list(leaf.shape)} of {leaf.dtype}"

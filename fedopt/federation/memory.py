@@ -1,59 +1,135 @@
 """What clients keep from round to round."""
 
+import os
 from collections.abc import Sequence
+from copy import copy
+from tempfile import TemporaryFile, gettempdir
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
-from fedopt.errors import UserError
+from fedopt.errors import UserError, memory
+from fedopt.files.writing import write_whole
+
+SHARE = (
+    1 / 8
+)  # of the memory of the machine, or of the GPU: what the rows of all clients may take, else they are kept in a file
+GROUP = 1024  # clients whose rows are in one list
 
 
 class Memory:
     """A row for each client, [M, d]. It is a value, as tensors are: `replaced` gives another one, which shares all other rows with
-    this one, so that a round costs what its cohort does and clients that never took part share one row."""
+    this one, so that a round costs what its cohort does and clients that never took part share one row.
 
-    def __init__(self, rows: Sequence[Tensor]):
+    Where the rows of all clients would take more than an eighth of the memory, those that are replaced lie in a temporary file.
+    """
+
+    def __init__(self, rows: Sequence[Tensor] | Tensor):
         """rows: [d] for each client, or [M, d]."""
-        self._rows = list(rows)
+        rows = list(rows)
+        self._like = first = rows[0]
+        self.shape, self.dtype = (len(rows), *first.shape), first.dtype
+        self._groups: list[list[Tensor | _Row]] = [rows[k : k + GROUP] for k in range(0, len(rows), GROUP)]
+        self._file = _RowFile(first) if len(rows) * first.nbytes > SHARE * _memory(first.device) else None
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        return self._like.nbytes
 
     def rows(self, clients: np.ndarray) -> Tensor:
         """[clients, d]. Raises UserError where a client has no row."""
         self._check(clients)
-        return torch.stack([self._rows[i] for i in clients])
+        rows = (self._groups[i // GROUP][i % GROUP] for i in np.asarray(clients).tolist())
+        return torch.stack([row if isinstance(row, Tensor) else row.read() for row in rows])
 
     def replaced(self, clients: np.ndarray, rows: Tensor) -> "Memory":
-        """With other rows for these clients, [clients, d]. Raises UserError where a client has no row, or one of another shape."""
+        """With other rows for these clients, [clients, d]. Raises UserError where a client has no row, or one of another shape, and
+        where the disk is full."""
         self._check(clients)
-        if other := {self._rows[i].shape for i in clients} - {rows.shape[1:]}:
+        if len(clients) and rows.shape[1:] != self.shape[1:]:
             raise UserError(
-                f"rows of shape {list(rows.shape[1:])} for a Memory whose rows have {list(other.pop())}: it has one for each "
+                f"rows of shape {list(rows.shape[1:])} for a Memory whose rows have {list(self.shape[1:])}: it has one for each "
                 "client, such as Memory(x.new_zeros(problem.clients, len(x)))"
             )
-        new = Memory(self._rows)
-        for i, row in zip(clients, rows, strict=True):
-            new._rows[i] = row.clone()  # by itself: it would keep the whole cohort's tensor alive
+        new = copy(self)
+        new._groups = list(self._groups)
+        for i, row in zip(np.asarray(clients).tolist(), rows, strict=True):
+            group, place = divmod(i, GROUP)
+            if new._groups[group] is self._groups[group]:
+                new._groups[group] = list(self._groups[group])
+            # A clone: a view would keep the cohort's tensor alive
+            new._groups[group][place] = row.clone() if self._file is None else _Row(self._file, row)
         return new
 
     def _check(self, clients: np.ndarray) -> None:
         last = np.max(clients, initial=-1)
-        if last >= len(self._rows):
-            raise UserError(
-                f"client {last} has no row in a Memory of {len(self._rows)}: every client has one, from 0 on"
-            )
+        if last >= len(self):
+            raise UserError(f"client {last} has no row in a Memory of {len(self)}: every client has one, from 0 on")
 
     def changed(self, since: "Memory") -> np.ndarray:
         """The clients whose rows are not those of an earlier memory."""
-        pairs = zip(self._rows, since._rows, strict=True)
-        return np.array([i for i, (row, before) in enumerate(pairs) if row is not before], dtype=np.int64)
+        groups = enumerate(zip(self._groups, since._groups, strict=True))
+        others = ((GROUP * k, zip(now, before, strict=True)) for k, (now, before) in groups if now is not before)
+        clients = [first + place for first, rows in others for place, (a, b) in enumerate(rows) if a is not b]
+        return np.array(clients, dtype=np.int64)
 
     def tensor(self) -> Tensor:
         """[M, d]."""
-        return torch.stack(self._rows)
+        return self.rows(np.arange(len(self)))
+
+
+class _RowFile:
+    """A temporary file for rows like this one, in the folder TMPDIR. It has no name there, and so ends with the process."""
+
+    def __init__(self, like: Tensor):
+        self.like, self.free, self._rows = like, list[int](), 0
+        self._file = TemporaryFile(buffering=0)  # noqa: SIM115, open as long as rows are
+
+    def write(self, row: Tensor) -> int:
+        """Returns the number of the row in the file."""
+        if not self.free:
+            self.free, self._rows = [self._rows], self._rows + 1
+        number = self.free.pop()
+        try:
+            self._file.seek(number * self.like.nbytes)
+            write_whole(self._file.fileno(), row.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        except OSError as error:
+            why = f"{error.strerror}, and what clients keep does not fit into the memory"
+            raise UserError(f"{gettempdir()}: {why}; TMPDIR=FOLDER says where else it goes") from None
+        return number
+
+    def __del__(self) -> None:
+        self._file.close()
+
+    def read(self, number: int) -> Tensor:
+        content = bytearray(os.pread(self._file.fileno(), self.like.nbytes, number * self.like.nbytes))
+        return torch.frombuffer(content, dtype=self.like.dtype).view(self.like.shape).to(self.like.device)
+
+
+class _Row:
+    """A row in a file, whose place is free for another when the last memory with this one is gone."""
+
+    __slots__ = ("_file", "_number")
+
+    def __init__(self, file: _RowFile, row: Tensor):
+        self._file, self._number = file, file.write(row)
+
+    def read(self) -> Tensor:
+        return self._file.read(self._number)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_number"):  # else the disk was full
+            self._file.free.append(self._number)
+
+
+def _memory(device: torch.device) -> int:
+    """The bytes of memory of a device."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory()
 
 
 # To functions of trees it is one tensor

@@ -180,7 +180,8 @@ class Round:
         exchange = next(self._exchanges)
         rng_of = partial(self.rng, Purpose.SAMPLES, exchange)
         if weights is None:
-            weights = problem.weights[cohort] / problem.weights[cohort].sum()
+            weights = problem.weights[cohort]
+            weights = weights / weights.sum()
         like, splits = problem.start()[0], problem.splits
 
         # Stacks of equally busy clients waste the least; a rank without clients computes one at weight zero, for the shapes.

@@ -67,6 +67,7 @@ MARKERS = "os^Dv<>"
 DASHES = ["solid", "dashed", "dashdot", "dotted"]
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no words about scripts that the font lacks
 _mathematics = MathTextParser("path")
+COLUMNS = 1000  # of a heat map, which has fewer pixels than some runs have clients
 BARS = 20  # up to so many clients, and classes, are drawn as bars, more as a heat map
 NAMES, LETTERS = 40, 90  # of clients: up to so many stand below their bars, and side by side up to so many letters
 
@@ -83,9 +84,11 @@ def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
 @styled()
 def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequence[str] = ()) -> None:
     """Clients by classes: how many training examples of which class each client has. Names are shown where they fit."""
-    clients = np.arange(len(split))
-    counts = np.zeros((len(split), int(labels[split.rows].max()) + 1))
-    np.add.at(counts, (np.repeat(clients, split.sizes), labels[split.rows]), 1)
+    every = -(-len(split) // COLUMNS)
+    clients = np.arange(0, len(split), every)
+    counts = np.zeros((len(clients), int(labels[split.rows].max()) + 1))
+    for of_client, i in zip(counts, clients, strict=True):
+        of_client += np.bincount(labels[split[i]], minlength=len(of_client))
     figure, ((axes,),) = grid(1, 1, 2 * WIDTH, 2.6)
     classes = [_short(name) for name in class_names] or list(map(str, range(counts.shape[1])))
     if max(counts.shape) <= BARS:
@@ -99,13 +102,15 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
         columns = 1 if class_names and len(classes) <= 10 else 2
         axes.legend(title="class", ncols=columns, loc="center left", bbox_to_anchor=(1, 0.5))
     else:
-        image = axes.imshow(counts.T, aspect="auto", interpolation="nearest", cmap="cividis")
+        ends = (-0.5, len(split) - 0.5, counts.shape[1] - 0.5, -0.5)
+        image = axes.imshow(counts.T, aspect="auto", interpolation="nearest", cmap="cividis", extent=ends)
         figure.colorbar(image, label="training examples")
         axes.set_ylabel("class")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         if len(classes) <= BARS:
             axes.set_yticks(range(len(classes)), classes)
-    axes.set_xlabel("client" if len(split.names) <= NAMES else "client, whose name stands in run.json")
+    where = ", whose name stands in run.json" * (len(split.names) > NAMES)
+    axes.set_xlabel(f"client{where}{f', one of {every:,} shown' * (every > 1)}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if 0 < len(split.names) <= NAMES:
         names = list(map(_short, split.names))

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from fedopt.errors import UserError
 from fedopt.federation.memory import Memory
-from fedopt.files.reading import read_start
+from fedopt.files.reading import opened
 from fedopt.files.writing import write_whole
 
 NAMES = ("memory.0", "memory.1")  # in turn: what is counted stays there until a checkpoint counts the other
 SPARE = 2**20  # bytes that may lie idle in a small journal
+BLOCK = 2**26  # bytes of rows that are read and written at once
 
 
 class Journal:
@@ -31,22 +32,26 @@ class Journal:
         self._name, self._size, self._compact, self._hash = NAMES[0], 0, 0, hashlib.sha256()
 
     def append(self, memories: Sequence[Memory]) -> dict[str, Any] | None:
-        """Write the rows that changed since the last call; returns what the checkpoint says of it, or None, having written nothing,
-        where a row is not finite. Raises OSError, leaving what is counted as it was."""
-        changed = _changed(self._counted, memories)
-        if not all(bool(rows.isfinite().all()) for *_, rows in changed):
-            return None
-        name, size, content, running = self._name, self._size, _records(changed), self._hash.copy()
-        if size + len(content) > 2 * self._compact + SPARE:  # most of it is rows that have changed again
-            name, size, content = NAMES[name == NAMES[0]], 0, _records(_changed(self._initial, memories))
-            running, self._compact = hashlib.sha256(), len(content)
-        running.update(content)
+        """Write the rows that changed since the last call; returns what the checkpoint says of it, or None where a row is not
+        finite. What is counted stays as it was then, and where it raises OSError."""
+        changed, name, size, running = _changed(self._counted, memories), self._name, self._size, self._hash.copy()
+        anew = size + sum(len(clients) * memory.row_bytes for _, clients, memory in changed) > 2 * self._compact + SPARE
+        if anew:  # most of it is rows that have changed again
+            name, size, running = NAMES[name == NAMES[0]], 0, hashlib.sha256()
+            changed = _changed(self._initial, memories)
         with (self._folder / name).open("r+b" if size else "wb", buffering=0) as file:
             file.truncate(size)
             file.seek(size)
-            write_whole(file.fileno(), content)
+            for number, clients, rows in _blocks(changed):
+                if not bool(rows.isfinite().all()):
+                    return None
+                record = _record(number, clients, rows)
+                write_whole(file.fileno(), record)
+                running.update(record)
+                size += len(record)
             os.fsync(file.fileno())
-        self._name, self._size, self._hash, self._counted = name, size + len(content), running, list(memories)
+        self._compact = size if anew else self._compact
+        self._name, self._size, self._hash, self._counted = name, size, running, list(memories)
         return {"file": name, "size": self._size, "hash": running.hexdigest()}
 
     def tidy(self) -> None:
@@ -58,13 +63,16 @@ class Journal:
     def restore(self, entry: Mapping[str, Any]) -> list[Memory]:
         """The memories that a checkpoint counts, to go on from. Raises UserError where the file is not as it was written, and
         ValueError where it is of another number of clients or of rows of another length."""
-        content = counted(self._folder, entry)
-        self._name, self._size, self._compact = entry["file"], len(content), len(content)
-        self._hash = hashlib.sha256(content)
-        for number, clients, raw in _read(content):
+        self._hash = counted(self._folder, entry)
+        self._name, self._size, self._compact = entry["file"], entry["size"], entry["size"]
+        for number, clients, raw in _read(self._folder / entry["file"], entry["size"]):
             memory = self._counted[number]
             like = memory.rows(np.zeros(1, dtype=np.int64))
-            if clients.max() >= len(memory) or len(raw) != len(clients) * like.numel() * like.element_size():
+            if (
+                clients.min() < 0
+                or clients.max() >= len(memory)
+                or len(raw) != len(clients) * like.numel() * like.element_size()
+            ):
                 raise ValueError("the memory of other clients, or of another model")
             # Rows without entries, of a problem without y, leave no bytes
             rows = torch.frombuffer(bytearray(raw), dtype=like.dtype) if raw else like.new_empty(0)
@@ -72,37 +80,51 @@ class Journal:
         return self._counted
 
 
-def counted(folder: Path, entry: Mapping[str, Any]) -> bytes:
-    """The part of a journal that a checkpoint's entry counts. Raises UserError where it is not there any more."""
-    path, content = folder / entry["file"], b""
-    if entry["file"] in NAMES and isinstance(entry["size"], int):  # else of somebody who wants another file read
-        with suppress(OSError):
-            content = read_start(path, entry["size"])
-    if len(content) != entry["size"] or hashlib.sha256(content).hexdigest() != entry["hash"]:
+def counted(folder: Path, entry: Mapping[str, Any]) -> Any:
+    """The running hash of the part of a journal that a checkpoint's entry counts. Raises UserError where that is not there any
+    more."""
+    path, size, running, there = folder / entry["file"], entry["size"], hashlib.sha256(), False
+    if entry["file"] in NAMES and isinstance(size, int):  # else of somebody who wants another file read
+        with suppress(OSError), opened(path) as file:
+            if there := 0 <= size <= os.fstat(file.fileno()).st_size:
+                for start in range(0, size, BLOCK):
+                    running.update(file.read(min(BLOCK, size - start)))
+    if not there or running.hexdigest() != entry["hash"]:
         raise UserError(f"{path}: its rows are not those that the checkpoint counts")
-    return content
+    return running
 
 
-def _changed(before: Sequence[Memory], now: Sequence[Memory]) -> list[tuple[int, np.ndarray, Tensor]]:
-    """Of each memory in which rows changed: its number, the clients, and their rows."""
+def _changed(before: Sequence[Memory], now: Sequence[Memory]) -> list[tuple[int, np.ndarray, Memory]]:
+    """Of each memory in which rows changed: its number, the clients, and itself."""
     pairs = enumerate(zip(now, before, strict=True))
-    clients = [(number, memory, memory.changed(since)) for number, (memory, since) in pairs]
-    return [(number, rows, memory.rows(rows)) for number, memory, rows in clients if len(rows)]
+    changed = [(number, memory.changed(since), memory) for number, (memory, since) in pairs]
+    return [(number, clients, memory) for number, clients, memory in changed if len(clients)]
 
 
-def _records(changed: Sequence[tuple[int, np.ndarray, Tensor]]) -> bytes:
-    content = b""
-    for number, clients, rows in changed:
-        raw = rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        content += np.array([number, len(clients), len(raw), 0], dtype=np.int64).tobytes() + clients.tobytes() + raw
-    return content
+def _blocks(changed: Sequence[tuple[int, np.ndarray, Memory]]) -> Iterator[tuple[int, np.ndarray, Tensor]]:
+    """Of so many rows at once as fit a block: the number of their memory, the clients, and the rows."""
+    for number, clients, memory in changed:
+        blocks = -(-len(clients) * memory.row_bytes // BLOCK)
+        for part in np.array_split(clients, max(min(blocks, len(clients)), 1)):
+            yield number, part, memory.rows(part)
 
 
-def _read(content: bytes) -> Iterator[tuple[int, np.ndarray, bytes]]:
-    """The records: number of the memory, clients, rows."""
-    at = 0
-    while at < len(content):
-        number, rows, size, _ = np.frombuffer(content, np.int64, 4, at).tolist()
-        clients = np.frombuffer(content, np.int64, rows, at + 32)
-        at += 32 + 8 * rows + size
-        yield number, clients, content[at - size : at]
+def _record(number: int, clients: np.ndarray, rows: Tensor) -> bytes:
+    raw = rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return np.array([number, len(clients), len(raw), 0], dtype=np.int64).tobytes() + clients.tobytes() + raw
+
+
+def _read(path: Path, size: int) -> Iterator[tuple[int, np.ndarray, bytes]]:
+    """The records in so many bytes: number of the memory, clients, rows."""
+    with opened(path) as file:
+        while file.tell() < size:
+            number, rows, length, _ = np.frombuffer(_exactly(file, 32, size), np.int64).tolist()
+            clients = np.frombuffer(_exactly(file, 8 * rows, size), np.int64)
+            yield number, clients, _exactly(file, length, size)
+
+
+def _exactly(file: BinaryIO, count: int, size: int) -> bytes:
+    """The next bytes. Raises ValueError where that goes beyond the first `size` bytes of the file."""
+    if not 0 <= count <= size - file.tell():
+        raise ValueError("a record of the clients' memory goes beyond its end")
+    return file.read(count)
