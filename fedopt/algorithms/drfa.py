@@ -81,15 +81,16 @@ class Drfa:
             x_i, kept = client.scan("local", step, (x, x if of_kept else x.new_zeros(())), lambda number: number)
             return x_i - x, kept - x if of_kept else kept
 
-        def mean_changes(answers: Tensors, weights: Tensor) -> Tensors:
+        weights = mixture[S].double() * (problem.clients / len(S))  # on the device, which waits for nobody
+
+        def mean_changes(answers: Tensors, _: Tensor) -> Tensors:
             changes, kept = answers
             if not of_kept:
                 return weights @ changes, kept
             return weights @ changes, kept.mean(0) if self.kept == "public" else weights @ kept
 
-        weights = mixture[S].double().cpu().numpy() * (problem.clients / len(S))
         local = Steps(self.tau, self.B, replace=True)
-        change, kept = fed.exchange(local_steps, s.x, S, weights=weights, combine=mean_changes, local=local)
+        change, kept = fed.exchange(local_steps, s.x, S, combine=mean_changes, local=local)
         if of_kept:
             S, kept = self._losses(s.x + kept, fed)
         gain = self.gamma_l(fed.r) * (self.tau if of_kept else 1) * problem.clients / len(S)

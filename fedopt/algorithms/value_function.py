@@ -57,7 +57,7 @@ class F2SA:
 
     def init(self, problem: Bilevel) -> Penalised:
         x, y = problem.start()
-        return Penalised(x, y, y, x.new_tensor(self.lam))
+        return Penalised(x, y, y, torch.tensor(self.lam, dtype=x.dtype))  # on the CPU, where every step reads it
 
     def step(self, state: Penalised, problem: Bilevel, fed: Round) -> Penalised:
         (x, y, s, _), lam = state, float(state.lam)

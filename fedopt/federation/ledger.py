@@ -36,9 +36,9 @@ class Ledger:
         self.down[cohort] += down
         self.up[cohort] += up
 
-    def count(self, calls: Calls, device: torch.device) -> None:
+    def count(self, calls: Calls) -> None:
         """Oracle calls of the clients of this rank; every rank adds those of all ranks."""
-        counted = ranks.total([torch.tensor(list(asdict(calls).values()), device=device)])[0].tolist()
+        counted = ranks.total([torch.tensor(list(asdict(calls).values()))])[0].tolist()  # on the CPU: no GPU waits
         self.calls = Calls(*map(add, asdict(self.calls).values(), counted))
 
     @property

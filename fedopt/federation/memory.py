@@ -28,10 +28,9 @@ class Memory:
 
     def __init__(self, rows: Sequence[Tensor] | Tensor):
         """rows: [d] for each client, or [M, d]."""
-        rows = list(rows)
         self._like = first = rows[0]
         self.shape, self.dtype = (len(rows), *first.shape), first.dtype
-        self._groups: list[list[Tensor | _Row]] = [rows[k : k + GROUP] for k in range(0, len(rows), GROUP)]
+        self._groups: list[list[Tensor | _Row]] = [[*rows[k : k + GROUP]] for k in range(0, len(rows), GROUP)]
         self._file = _RowFile(first) if len(rows) * first.nbytes > SHARE * _memory(first.device) else None
 
     def __len__(self) -> int:

@@ -215,7 +215,7 @@ class Round:
 
         sent = message if own is None else (message, own[0])
         self._federation.ledger.bill(cohort, size_in_bytes(sent), size_in_bytes([leaf[0] for leaf in leaves]))
-        self._federation.ledger.count(Calls() if idle else calls, like.device)
+        self._federation.ledger.count(Calls() if idle else calls)
         if self._federation.first_order and isinstance(problem, Nested) and calls.hvp + calls.jvp:
             raise WrongFunction(client_fn, "takes second derivatives, and its algorithm says first_order = True")
         fence.check(client_fn)  # again: a client may have put its answer where only the server looks

@@ -88,7 +88,7 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
     clients = np.arange(0, len(split), every)
     counts = np.zeros((len(clients), int(labels[split.rows].max()) + 1))
     for of_client, i in zip(counts, clients, strict=True):
-        of_client += np.bincount(labels[split[i]], minlength=len(of_client))
+        of_client += np.bincount(labels[split[int(i)]], minlength=len(of_client))
     figure, ((axes,),) = grid(1, 1, 2 * WIDTH, 2.6)
     classes = [_short(name) for name in class_names] or list(map(str, range(counts.shape[1])))
     if max(counts.shape) <= BARS:

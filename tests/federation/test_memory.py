@@ -1,7 +1,7 @@
 """What clients keep, where it lies in a file: the same bits, in as little room, and one line when the disk is full."""
 
 import os
-from pathlib import Path
+from io import FileIO
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_a_run_with_rows_in_a_file(monkeypatch, capsys, tmp_path):
 def test_a_full_disk(little, monkeypatch, capsys, tmp_path):
     words = [*SCAFFOLD, "budget.rounds=4", "eval.every=1", f"output_dir={tmp_path / 'run'}"]
     with monkeypatch.context() as full:
-        full.setattr(memories, "TemporaryFile", lambda **_: Path("/dev/full").open("r+b", buffering=0))
+        full.setattr(memories, "TemporaryFile", lambda **_: FileIO("/dev/full", "r+"))
         result = fedopt(monkeypatch, capsys, *words)
         assert result.err.count("fedopt: ") == 1
         one_line(result._replace(err=result.err[result.err.index("fedopt: ") :]), "No space left", "TMPDIR=FOLDER")

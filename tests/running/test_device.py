@@ -1,0 +1,88 @@
+"""Rounds on a device that takes no hardware (support/device.py); test_cuda.py has them on a real one."""
+
+import pytest
+import torch
+from support.device import FAR, FarDevice, FarTensor, far_device, unread
+from support.harness import leaves, marked, pairs, small, steps, with_variants
+
+ENGINES = ("vectorised", "one_by_one")
+
+
+@pytest.mark.parametrize(("algo", "problem"), marked(pairs(), with_variants))
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_round_stays_on_the_device(algo, problem, engine, monkeypatch):
+    with far_device(monkeypatch) as device:
+        e = small(algo, problem, f"hardware.engine={engine}")
+        state = e.algorithm.init(e.problem)
+        with unread(device):
+            e.algorithm.step(state, e.problem, e.federation.at(0))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_numbers_are_those_of_the_cpu(engine, monkeypatch):
+    words = ("scaffold", "quadratic_minimisation", f"hardware.engine={engine}")
+    near = leaves(steps(small(*words), 2)[-1])
+    with far_device(monkeypatch):
+        far = leaves(steps(small(*words), 2)[-1])
+        assert all(isinstance(leaf, FarTensor) for leaf in far)
+        for a, b in zip(near, far, strict=True):
+            assert torch.equal(a, b.cpu())
+
+
+MISTAKES = {
+    "mixes": [
+        lambda x: x + torch.ones(3),
+        lambda x: torch.cat([x, torch.zeros(1)]),
+        lambda x: x @ torch.eye(3),
+        lambda x: torch.func.vmap(lambda a: a * torch.ones(2))(x),
+        lambda x: torch.func.grad(lambda y: y @ torch.ones(3))(x),
+        lambda x: x.add_(torch.ones(3)),
+    ],
+    "reads|meta|subclasses": [
+        lambda x: x.sum().item(),
+        lambda x: bool(x.sum() > 0),
+        lambda x: float(x[0]),
+        lambda x: x.cpu(),
+        lambda x: x.tolist(),
+        lambda x: x.numpy(),
+        lambda x: torch.zeros(3).copy_(x),
+        lambda x: torch.equal(x, x),
+        lambda x: x[x > 0],
+        lambda x: torch.func.vmap(lambda a: a.cpu())(x),
+    ],
+}
+
+
+@pytest.mark.parametrize(("says", "mistake"), [(says, mistake) for says, many in MISTAKES.items() for mistake in many])
+def test_mistakes_are_seen(says, mistake):
+    """Those of a GPU, and what makes the CPU wait for it."""
+    with FarDevice() as device:
+        x = torch.ones(3).to(FAR)
+        with unread(device), pytest.raises((AssertionError, RuntimeError, TypeError, NotImplementedError), match=says):
+            mistake(x)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("says", "planted"),
+    [("mixes", lambda x: x + torch.ones(len(x))), ("reads", lambda x: x.cpu().to(FAR))],
+)
+def test_planted_mistakes_of_a_client_are_seen(says, planted, engine, monkeypatch):
+    with far_device(monkeypatch) as device:
+        e = small("fedavg", "quadratic_minimisation", f"hardware.engine={engine}")
+        f = type(e.problem).f
+        monkeypatch.setattr(type(e.problem), "f", lambda problem, x, sample: f(problem, planted(x), sample))
+        state = e.algorithm.init(e.problem)
+        with unread(device), pytest.raises(AssertionError, match=says):
+            e.algorithm.step(state, e.problem, e.federation.at(0))
+
+
+def test_what_a_gpu_takes_is_taken():
+    with FarDevice() as device, unread(device):
+        x = torch.arange(6.0).to(FAR)
+        assert isinstance(x * torch.tensor(2.0), FarTensor)
+        assert isinstance(x[torch.tensor([1, 3])], FarTensor)
+        assert isinstance(torch.zeros(3, device=x.device) + x[:3], FarTensor)
+        y = x.clone()
+        y.unsqueeze_(0)
+        assert y.shape == (1, 6)
