@@ -191,11 +191,11 @@ class SABA(WarmStarted):
                 new_g, new_f = torch.cat([gradient, *product(*v)]), torch.cat(client.outer_gradients(x, y, xi))
             else:
                 new_g, new_f = client.inner_gradient(x, y, xi), client.outer_gradient_x(x, y, xi)
-            d_g, table_g = saga(tables[0].view(of_g), new_g, *client.batch("xi", g_split))
-            d_f, table_f = saga(tables[1].view(of_f), new_f, *client.batch("xi", f_split))
+            d_g = saga_(tables[0].view(of_g), new_g, *client.batch("xi", g_split))
+            d_f = saga_(tables[1].view(of_f), new_f, *client.batch("xi", f_split))
             Dy, cross, hessian = d_g[: len(y)], d_g[len(y) : len(y) + dx], d_g[len(y) + dx :]
             d = Vectors((d_f[:dx] - cross, Dy, hessian - d_f[dx:]) if v else (d_f, Dy))
-            return d, torch.cat([table_g.flatten(), table_f.flatten()])
+            return d, client.memory
 
         d, memory = fed.exchange(estimates, s.z, fed.cohort(), memory=s.memory, xi=Steps(1, self.B, fixed=True))
         return Remembering(self.descended(s.z, d, problem, fed.r), memory)
@@ -213,16 +213,16 @@ def _entries(table: tuple[int, int]) -> int:
     return table[0] * table[1]
 
 
-def saga(table: Tensor, new: Tensor, number: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """The SAGA estimate, [d], and the table with a batch's new value, [batches + 1, d].
+def saga_(table: Tensor, new: Tensor, number: Tensor, share: Tensor) -> Tensor:
+    """The SAGA estimate, [d]; a batch's new value is written over the one in the table.
 
-    table: a row for each batch, and in the last one the mean of the others. share: of the examples, that the batch has; the weights
-    of that mean.
+    table: [batches + 1, d], a row for each batch, and in the last one the mean of the others. share: of the examples, that the
+    batch has; the weights of that mean.
     """
-    batch = torch.arange(len(table), device=table.device) == number
-    change, mean = new - torch.where(batch[:, None], table, 0.0).sum(0), table[-1]
-    table = torch.where(batch[:, None], new, table)
-    return change + mean, torch.cat([table[:-1], (mean + share * change)[None]])
+    change, mean = new - table.gather(0, number.expand(1, len(new)))[0], table[-1]
+    estimate, rows = change + mean, torch.stack([number, torch.full_like(number, len(table) - 1)])
+    table[rows] = torch.stack([new, mean + share * change])
+    return estimate
 
 
 class Recursive(NamedTuple):

@@ -40,7 +40,7 @@ class Client(Oracles):
 
     @property
     def memory(self) -> Any:
-        """This client's row of the algorithm's memory. Raises UserError where the exchange has none."""
+        """This client's row of the algorithm's memory, which may be written over. Raises UserError where the exchange has none."""
         return self._given("memory")
 
     @property

@@ -55,7 +55,8 @@ def variables(function: Any) -> Iterator[tuple[str, Any]]:
         foreign = isinstance(value, FunctionType) and value.__globals__ is not function.__globals__
         yield name, value.__closure__ if foreign else value
         if isinstance(value, type) and value.__module__ == function.__module__:
-            yield from ((name, attribute) for attribute in vars(value).values())
+            # A NamedTuple's lead to all that module `typing` uses
+            yield from ((name, attribute) for key, attribute in vars(value).items() if key != "__orig_bases__")
 
 
 @cache

@@ -46,13 +46,13 @@ class Memory:
         rows = (self._groups[i // GROUP][i % GROUP] for i in np.asarray(clients).tolist())
         return torch.stack([row if isinstance(row, Tensor) else row.read() for row in rows])
 
-    def replaced(self, clients: np.ndarray, rows: Tensor) -> "Memory":
-        """With other rows for these clients, [clients, d]. Raises UserError where a client has no row, or one of another shape, and
-        where the disk is full."""
+    def replaced(self, clients: np.ndarray, rows: Sequence[Tensor] | Tensor) -> "Memory":
+        """With other rows for these clients, [d] each or [clients, d]. Raises UserError where a client has no row, or one of
+        another shape, and where the disk is full."""
         self._check(clients)
-        if len(clients) and rows.shape[1:] != self.shape[1:]:
+        if other := {row.shape for row in rows} - {self.shape[1:]}:
             raise UserError(
-                f"rows of shape {list(rows.shape[1:])} for a Memory whose rows have {list(self.shape[1:])}: it has one for each "
+                f"rows of shape {list(other.pop())} for a Memory whose rows have {list(self.shape[1:])}: it has one for each "
                 "client, such as Memory(x.new_zeros(problem.clients, len(x)))"
             )
         new = copy(self)

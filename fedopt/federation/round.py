@@ -228,10 +228,13 @@ class Round:
         mean = tree_unflatten([total.to(dtype) for total, dtype in zip(sums, dtypes, strict=True)], structure)
         if memory is None:
             return mean
-        new = new_rows[0].new_zeros(len(cohort), *new_rows[0].shape[1:])
-        if not idle:
-            new[mine.tolist()] = torch.cat(new_rows)
-        return mean, memory.replaced(cohort, ranks.total([new])[0])
+        members, new = cohort[mine], [row for of_stack in new_rows for row in of_stack]
+        if ranks.count() > 1:
+            of_all = new[0].new_zeros(len(cohort), *new[0].shape)
+            if not idle:
+                of_all[mine.tolist()] = torch.stack(new)
+            members, new = cohort, list(ranks.total([of_all])[0])
+        return mean, memory.replaced(members, new)
 
 
 def _answer(client_fn: ClientFn, pairs: bool, client: Client, message: Any) -> Any:
