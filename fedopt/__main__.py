@@ -39,5 +39,10 @@ def tune() -> None:
     main("commands.tune")
 
 
+def report() -> None:
+    """Entry point of `fedopt-report`."""
+    main("commands.report")
+
+
 if __name__ == "__main__":
     main()

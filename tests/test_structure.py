@@ -30,6 +30,7 @@ def test_public_names():
         "fedopt.api",
         "fedopt.commands.run",
         "fedopt.commands.answer",
+        "fedopt.commands.report",
         "fedopt.metrics",
         "fedopt.results.identity",
     ],

@@ -62,6 +62,7 @@ COMMANDS = {
     "fedopt --schema experiment": "a JSON schema of experiment files, for editors; or config",
     'eval "$(fedopt -sc install=bash)"': "complete words with the tab key; or zsh, fish",
     "fedopt-compare DIR...": "compare runs",
+    "fedopt-report DIR...": "a page of results, --live while runs go on",
     "fedopt-reproduce PAPER/NAME...": "a published figure; --list shows all",
     "fedopt-tune algo=A,B problem=NAME": "search for values, with the same trials for each method",
 }

@@ -24,6 +24,7 @@ from fedopt.config.build import build
 from fedopt.console.say import note
 from fedopt.console.texts import html_text
 from fedopt.errors import UserError
+from fedopt.pages.page import Page
 from fedopt.results import figures
 from fedopt.results.folder import OVER
 from fedopt.results.styles import read_style
@@ -81,13 +82,12 @@ class Look:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Runs in groups. table: a row for each group; by: the keys that tell the groups apart; groups: their runs, by label.
+    """Runs in groups. by: the keys that tell the groups apart; groups: their runs, by label.
 
     at: the x up to which the table and the tests go, None for all of it; slots: the place of a label in the order of colours, by
     default that of the groups.
     """
 
-    table: pd.DataFrame
     by: Sequence[str]
     groups: Mapping[str, list[Recorded]]
     metric: str
@@ -106,6 +106,22 @@ class Comparison:
         cells = cells.where(~best.to_numpy(), "<b>" + cells + "</b>")
         with pd.option_context("display.max_colwidth", None):
             return cells.to_html(index=False, escape=False)
+
+    def report(self) -> Page:
+        """The page of results that `fedopt-report` makes, of these groups: `write(PATH)` it, or let a notebook show it."""
+        from fedopt.comparing.sections import sections
+
+        return Page("Comparison", sections(self))
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A row for each group. Raises UserError for an `at` before a run's first row, and for a target of no goal."""
+        rows = []
+        for label, runs in self.groups.items():
+            keys = dict(zip(self.by, runs[0].group(self.by), strict=True))
+            ends = [run.until(self.at) for run in runs]
+            rows.append(keys | {"label": label} | summary(ends, self.metric, self.x, self.target))
+        return pd.DataFrame(rows) if self.at is None else pd.DataFrame(rows).assign(at=self.at)
 
     @cached_property
     def paired(self) -> pd.DataFrame:
@@ -254,15 +270,16 @@ def compared(
     at: float | None = None,
     exclude: Sequence[str] = (),
     label: str | None = None,
+    runs: Sequence[Recorded] = (),
 ) -> Comparison:
     """The runs in some folders by groups. names: 'OLD=NEW' of labels or their parts; at: the x up to which the table goes;
-    exclude: as of `recorded.usable`; label: another one of the metric, with its unit.
+    exclude: as of `recorded.usable`; label: another one of the metric, with its unit; runs: in place of paths, ones that were read.
 
     Raises UserError when there is no run to compare.
     """
     if x not in figures.COSTS:
         raise UserError(f"x={x}: must be one of {', '.join(figures.COSTS)}")
-    runs = usable(paths, x, exclude)
+    runs = runs or usable(paths, x, exclude)
     metric = metric or next(iter(runs[0].metrics))  # the first that the first run's problem names
     runs = with_metric(runs, metric)
     if label is not None:
@@ -279,14 +296,11 @@ def compared(
     slots = labels_of(by, list(members), names)
     lines = dict(sorted(zip(slots, members, strict=True), key=lambda line: slots[line[0]]))  # label -> group
     groups = {label: members[group] for label, group in lines.items()}
-    rows = []
-    for label, runs in groups.items():
-        keys = dict(zip(by, lines[label], strict=True))
-        rows.append(keys | {"label": label} | summary([run.until(at) for run in runs], metric, x, target))
+    comparison = Comparison(by, groups, metric, x, target, at, slots)
+    _ = comparison.table  # whose mistakes come first
     for line in unequal(by, groups, metric, at):
         note(line)
-    table = pd.DataFrame(rows) if at is None else pd.DataFrame(rows).assign(at=at)
-    return Comparison(table, by, groups, metric, x, target, at, slots)
+    return comparison
 
 
 def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None) -> dict[str, Any]:

@@ -26,6 +26,7 @@ CHOSEN = ("algo", "problem", "dataset", "partitioner")  # config groups that sta
 PROBLEM = ("problem", "dataset")
 DATA = "data"  # the key of the data set's digest
 ABSENT = "-"  # the value of a key that a run does not have
+NO_RUN = "no run in it"  # why a folder is skipped
 NAMED = 3  # of the folders that are skipped for one reason
 
 
@@ -111,7 +112,17 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
     exclude: patterns as of a shell, of which none may match a folder's path or the name of one of its folders. Raises UserError
     where no run is left.
     """
-    skipped: dict[str, list[str]] = {}  # why -> folders
+    runs, skipped = gathered(paths, x, exclude)
+    say_skipped(skipped)
+    if not runs:
+        where = ", ".join(map(str, paths))
+        raise UserError(f"no run to compare in {where}: a run's folder has config.yaml and metrics.csv")
+    return runs
+
+
+def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tuple[list[Recorded], dict[str, list[str]]]:
+    """As `usable`, also where no run is left, and the folders that are left out: why -> folders."""
+    skipped: dict[str, list[str]] = {}
     runs = []
     folders = list(_folders(paths, skipped))
     for pattern in exclude:
@@ -123,11 +134,7 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
             runs.append(read(folder, x))
         except (OSError, ValueError, UserError) as error:
             skipped.setdefault(first_line(error), []).append(str(folder))
-    say_skipped(skipped)
-    if not runs:
-        where = ", ".join(map(str, paths))
-        raise UserError(f"no run to compare in {where}: a run's folder has config.yaml and metrics.csv")
-    return _without_copies(runs)
+    return _without_copies(runs), skipped
 
 
 def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
@@ -156,7 +163,7 @@ def _folders(paths: Sequence[Path], skipped: dict[str, list[str]]) -> Iterator[P
         marks = {"config.yaml", "metrics.csv", "summary.json"}
         inside = sorted({file.parent for file in path.rglob("*") if file.name in marks}, key=str)
         if not inside:
-            skipped.setdefault("no run in it", []).append(str(path))
+            skipped.setdefault(NO_RUN, []).append(str(path))
         folders |= {folder.resolve(): folder for folder in inside}
     yield from folders.values()
 

@@ -3,6 +3,9 @@
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from fedopt.console.texts import printable
 
@@ -10,6 +13,8 @@ RED, CYAN = 31, 36  # of a terminal
 
 # Of several ranks the main one; `running.lifecycle.execute` chooses another when one fails
 speaks = os.environ.get("RANK", "0") == "0" or "WORLD_SIZE" not in os.environ
+
+_heard: ContextVar[list[str] | None] = ContextVar("heard", default=None)  # the notes, where `heard` takes them
 
 
 def say(line: str) -> None:
@@ -19,7 +24,21 @@ def say(line: str) -> None:
 
 def note(line: str) -> None:
     """What a person should know, though nothing is wrong: as `say`."""
-    _to_stderr("note", CYAN, line)
+    if (notes := _heard.get()) is None:
+        _to_stderr("note", CYAN, line)
+    else:
+        notes.append(line)
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """Gives a list of the notes that are made inside, which are not printed."""
+    notes: list[str] = []
+    token = _heard.set(notes)
+    try:
+        yield notes
+    finally:
+        _heard.reset(token)
 
 
 def _to_stderr(prefix: str, colour: int, line: str) -> None:

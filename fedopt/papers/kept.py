@@ -99,7 +99,12 @@ def judged_again(name: str, folders: Sequence[Path], folder: Path) -> list[dict[
 
 
 def claims_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of claims.csv as Markdown, with columns for the experiment and for the kind where they have any but the paper's."""
+    """The table of `claims_shown` as Markdown."""
+    return markdown(claims_shown(rows))
+
+
+def claims_shown(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows of claims.csv as texts, with columns for the experiment and for the kind where they have any but the paper's."""
     cells = []
     for row in rows:
         measured = f"{plus_minus(row['mean'], row['std'])} ({claims.seeds_of(row)})" if row["seeds"] else ""
@@ -108,7 +113,7 @@ def claims_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = ["experiment"] * any("experiment" in row for row in rows)
     columns += ["kind"] * any(row["kind"] != "paper" for row in rows)
     columns += ["says", "bound", "paper", "measured", "holds", "why"]
-    return markdown(pd.DataFrame(cells, columns=columns).rename(columns=HEADS))
+    return pd.DataFrame(cells, columns=columns).rename(columns=HEADS)
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:

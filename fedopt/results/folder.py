@@ -3,7 +3,7 @@
 config.yaml       the resolved config             run.json         command, overrides, versions, machine, commit
 metrics.csv       one row an evaluation           summary.json     status, final and best values
 checkpoint.safetensors, memory.0 or memory.1      log.txt
-partition.png, metrics.png                        traceback.txt    of a failed run
+partition.csv, partition.png, metrics.png         traceback.txt    of a failed run
 """
 
 import fcntl
@@ -24,7 +24,16 @@ from fedopt.files.writing import PART, refuse_links, write_atomically
 from fedopt.metrics import Metric
 
 TEXTS = ("config.yaml", "run.json", "metrics.csv", "summary.json", "log.txt", "traceback.txt")
-FILES = (*TEXTS, "checkpoint.safetensors", "memory.0", "memory.1", "partition.png", "metrics.png", ".lock")
+FILES = (
+    *TEXTS,
+    "checkpoint.safetensors",
+    "memory.0",
+    "memory.1",
+    "partition.csv",
+    "partition.png",
+    "metrics.png",
+    ".lock",
+)
 LEFT_OVER = {"summary.json", "run.json", "traceback.txt", "log.txt"}  # by a run that failed before it began
 ENDED = ("finished", "diverged")  # the statuses of runs that nothing is left to do for
 OVER = (*ENDED, "stopped")  # with those that on_eval has stopped, which are as long as they were meant to be
@@ -42,6 +51,8 @@ CARD = {
     "metrics": list[Metric],
     "data": str | None,
     "division": str,
+    "clients": list[str],
+    "classes": list[str],
     "commit": str | None,
     "sources": dict[str, str],
     "machine": dict[str, str | int | None],

@@ -148,10 +148,13 @@ class Keeper:
 
 @contextmanager
 def pictures(folder: RunFolder, metrics: Sequence[Metric], source: str | None, begun: Problem | None) -> Iterator[None]:
-    """partition.png of the problem that a run begins with, if it has classes, None for a run that goes on; metrics.png at its end.
+    """partition.csv and .png of the problem that a run begins with, if it has classes, None if it goes on; metrics.png at its end.
 
     source: the run at whose checkpoint this one began.
     """
+    if begun is not None and begun.labels is not None:
+        rows = begun.splits["train"].counts(begun.labels).tolist()
+        folder.write_text("partition.csv", "".join(f"{','.join(map(str, row))}\n" for row in rows))
     if not PICTURES:
         yield
         return

@@ -683,7 +683,7 @@ def test_the_styles_that_matplotlib_brings(tmp_path):
 def test_picture(tmp_path, drawn):
     run = recorded.read(record(tmp_path / "0", (100, 1), metric="distance"), "bytes")
     two = {"FedMSA, algo.K=5": [run], "FedAvg": [run]}
-    comparison.Comparison(pd.DataFrame(), [], two, "distance", "bytes", 2.0).draw(tmp_path / "a.png")
+    comparison.Comparison([], two, "distance", "bytes", 2.0).draw(tmp_path / "a.png")
     (figure,) = drawn
     (axes,) = figure.axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("communication", "distance to the solution")

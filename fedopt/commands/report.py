@@ -1,0 +1,40 @@
+"""The `fedopt-report` command: runs, and what came of papers' experiments, as one page. Nothing here imports torch."""
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from fedopt.commands.answer import Parser, answer, positive
+from fedopt.console.say import note, show
+from fedopt.errors import UserError
+from fedopt.pages.live import serve
+from fedopt.papers.sections import page, stamp
+
+
+def main() -> None:
+    """Entry point of `fedopt-report`."""
+    answer(lambda: report(_arguments()))
+
+
+def report(given: argparse.Namespace) -> None:
+    """Write the page, or serve it. Raises UserError where there is nothing to show."""
+    first = page(given.paths)
+    if given.live:
+        serve(lambda: page(given.paths), lambda: stamp(given.paths), given.port)
+        return
+    if not first.sections:
+        raise UserError(f"{', '.join(map(str, given.paths))}: no run is in it, nor what fedopt-reproduce writes")
+    for line in first.notes:
+        note(line)
+    show(f"results: {first.write(given.out)}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = Parser(prog="fedopt-report", description="A page of results: one HTML file, which needs no network.")
+    add = parser.add_argument
+    what = "a run's folder, one of an experiment's results, or one that holds some at any depth"
+    add("paths", nargs="+", type=Path, metavar="PATH", help=what)
+    add("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
+    add("--live", action="store_true", help="serve the page on this machine and refresh it; writes no file")
+    add("--port", type=partial(positive, least=0), default=8765, metavar="N", help="of --live (default: 8765)")
+    return parser.parse_args()

@@ -1,0 +1,140 @@
+"""A comparison as sections of a page: the curves of each problem, its tables, and who has which classes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import stdtrit
+
+from fedopt.comparing.comparison import Comparison
+from fedopt.comparing.curves import BANDS, curve
+from fedopt.comparing.groups import order
+from fedopt.comparing.recorded import ABSENT, CHOSEN, DATA, Recorded, by_problem
+from fedopt.comparing.shown import shown_table, tests_shown
+from fedopt.comparing.unequal import amount, unequal, with_status
+from fedopt.console.say import heard
+from fedopt.console.texts import printable
+from fedopt.files.reading import read_text
+from fedopt.pages.page import Section, Table
+from fedopt.results.figures import COSTS, is_share, look, spans_decades, styled
+from fedopt.results.folder import RunFolder
+
+LINES = f"Lines: means over seeds, geometric if the y axis begins as a logarithmic one. Bands: {BANDS['std']}."
+LARGEST_MAP = 2**24  # bytes of partition.csv
+Runs = Mapping[str, list[Recorded]]  # by group
+
+
+def sections(comparison: Comparison, title: str = "") -> list[Section]:
+    """A section for each problem. title: before the problem's name. Raises UserError."""
+    parts = []
+    for problem, runs in by_problem(comparison.groups).items():
+        name = ", ".join(part for part in problem if part not in (ABSENT, "none"))
+        groups = {label: list(members) for label, members in runs.items()}
+        chart, views = _drawn(replace(comparison, groups=groups))
+        facts = [LINES] * any(len(members) > 1 for members in groups.values())
+        tables = [_differences(groups), _table_of_runs(groups)]
+        parts.append(Section(": ".join(filter(None, [title, name])), facts, "", chart, views, tables, _maps(groups)))
+    return parts
+
+
+def _drawn(c: Comparison) -> tuple[dict[str, Any], dict[str, tuple[list[Table], list[str]]]]:
+    """Chart and views, with every metric of a run against everything that is spent."""
+    xs = {x: COSTS[x][1] for x in dict.fromkeys([c.x, *COSTS])}
+    metrics = dict.fromkeys([c.metric, *(name for runs in c.groups.values() for run in runs for name in run.metrics)])
+    chart: dict[str, Any] = {"xs": xs, "ys": {}, "logs": {}, "curves": {}, "targets": {c.metric: c.target}, "lines": []}
+    with styled():
+        for j, (label, runs) in enumerate(c.groups.items()):
+            style = look(c.slots.get(label, j))
+            line = {"label": printable(with_status(label, runs)), "colour": style["color"], "dash": style["linestyle"]}
+            chart["lines"].append(line)
+    views = {}
+    for y in metrics:
+        have = {label: [run for run in runs if y in run.table] for label, runs in c.groups.items()}
+        by_y = replace(
+            c, metric=y, target=c.target if y == c.metric else None, groups={k: v for k, v in have.items() if v}
+        )
+        if by_y.groups:
+            described = next(iter(by_y.groups.values()))[0].metric(y)
+            values = np.concatenate([run.values(y) for runs in have.values() for run in runs])
+            log, share = spans_decades(described, values), is_share(described.title, values)
+            chart["ys"][y], chart["logs"][y] = described.title, log
+            chart["curves"][y] = {x: [_curve(runs, y, x, log, share) for runs in have.values()] for x in xs}
+            views[y] = _view(by_y)
+    return chart, views
+
+
+def _curve(runs: Sequence[Recorded], y: str, x: str, log: bool, share: bool) -> list[list[float | None]] | None:
+    """x, mean, low and high of a line, with six digits; None if a run does not know what it spent."""
+    if not runs or not all({*COSTS[x][0]} <= {*run.table} and np.isfinite(run.cost(x)).all() for run in runs):
+        return None
+    points = np.array(curve([replace(run, x=x) for run in runs], y, log))
+    points[2:] = points[2:].clip(0, 100) if share else points[2:]
+    lines = points if len(runs) > 1 else points[:2]
+    return [[float(f"{value:.6g}") if math.isfinite(value) else None for value in line] for line in lines]
+
+
+def _view(c: Comparison) -> tuple[list[Table], list[str]]:
+    """The table with t-intervals, the paired tests, and what makes the comparison unequal."""
+    shown, best = shown_table(c)
+    shown.columns = best.columns = pd.Index(["line", *shown.columns[1:]])
+    ends = [np.array([run.until(c.at).values(c.metric)[-1] for run in runs]) for runs in c.groups.values()]
+    log = spans_decades(next(iter(c.groups.values()))[0].metric(c.metric), np.concatenate(ends))
+    head = f"95 % t-interval of the {'geometric ' * log}mean of last values"
+    if max(map(len, ends)) > 1:
+        shown[head], best[head] = [_interval(values, log) for values in ends], False
+    with heard() as notes:
+        tested = tests_shown(c.paired)
+    tables = [Table("Last and best values", shown, best)]
+    tables.append(Table("Paired t-tests over seeds, two-sided, and with Holm's correction over all pairs", tested))
+    return tables, [*unequal(c.by, c.groups, c.metric, c.at), *notes]
+
+
+def _interval(values: np.ndarray, log: bool) -> str:
+    """Of the mean of [n] values, or of their geometric mean."""
+    if len(values) < 2 or not np.isfinite(values).all():
+        return ABSENT
+    scaled = np.log(values) if log else values
+    half = float(stdtrit(len(values) - 1, 0.975)) * scaled.std(ddof=1) / math.sqrt(len(values))
+    return " to ".join(f"{np.exp(end) if log else end:.4g}" for end in (scaled.mean() - half, scaled.mean() + half))
+
+
+def _differences(groups: Runs) -> Table:
+    """The keys in which runs differ, a column for each group."""
+    runs = [run for members in groups.values() for run in members]
+    keys = dict.fromkeys([*CHOSEN, *(key for run in runs for key in run.apart), DATA, "tuned"])
+    apart = [key for key in keys if len({run.group([key]) for run in runs}) > 1]
+    values = {
+        label: [", ".join(sorted({run.keys.get(key, ABSENT) for run in members}, key=order)) for key in apart]
+        for label, members in groups.items()
+    }
+    return Table("What differs in the configs", pd.DataFrame({"key": apart, **values}))
+
+
+def _table_of_runs(groups: Runs) -> Table:
+    rows = []
+    for label, run in ((label, run) for label, members in groups.items() for run in members):
+        spent = {COSTS[x][1]: amount(x, run.cost(x)[-1]) for x in COSTS if {*COSTS[x][0]} <= {*run.table}}
+        last = {run.metric(y).title: f"{run.values(y)[-1]:.4g}" for y in run.metrics if y in run.table}
+        facts = {"line": label, "seed": run.keys.get("seed", ABSENT), "status": run.status, "rows": str(len(run.table))}
+        rows.append({**facts, **last, **spent, "folder": str(run.folder)})
+    return Table("Runs", pd.DataFrame(rows).fillna(ABSENT), open=False)
+
+
+def _maps(groups: Runs) -> dict[str, Any]:
+    """Each division of the data among the clients once, by the first run that has it. Raises UserError."""
+    maps: dict[str, tuple[str, Path]] = {}
+    for label, run in ((label, run) for label, members in groups.items() for run in members):
+        if (path := run.folder / "partition.csv").is_file():
+            name = printable(f"{label}, seed {run.keys.get('seed', ABSENT)}")
+            maps.setdefault(read_text(path, LARGEST_MAP), (name, run.folder))
+    parsed = {}
+    for text, (name, folder) in maps.items():
+        counts, card = [[*map(int, row.split(","))] for row in text.splitlines()], RunFolder(folder).card()
+        clients, classes = ([*map(str, range(size))] for size in (len(counts), len(counts[0])))
+        names = {"clients": card.get("clients", clients), "classes": card.get("classes", classes)}
+        parsed[name] = {**names, "counts": counts}
+    return parsed

@@ -1,0 +1,40 @@
+"""A page that is served on this machine only, and made anew when what it shows has changed."""
+
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+from fedopt.console.say import show
+from fedopt.errors import UserError
+from fedopt.pages.page import Page
+
+HOST = "127.0.0.1"
+
+
+def serve(page: Callable[[], Page], stamp: Callable[[], str], port: int) -> None:
+    """Serve until Ctrl-C. stamp: another text whenever the page would be another. Raises UserError for a port that is taken."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if (
+                self.path not in ("/", "/stamp") or self.headers["Host"] not in hosts
+            ):  # another site's name may lead here
+                self.send_error(404)
+                return
+            text = stamp()
+            text = page().html(text) if self.path == "/" else text
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(text.encode(errors="backslashreplace"))
+
+        def log_message(self, *_: object) -> None:
+            """Nothing, as there is a look every other second."""
+
+    try:
+        server = HTTPServer((HOST, port), Handler)
+    except OSError as error:
+        raise UserError(f"--port {port}: {error.strerror}; --port 0 takes one that is free") from None
+    hosts = {f"{host}:{server.server_port}" for host in (HOST, "localhost")}
+    show(f"live: http://{HOST}:{server.server_port}/ until Ctrl-C")
+    with server:
+        server.serve_forever()

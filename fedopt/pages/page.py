@@ -1,0 +1,101 @@
+"""A page of results: one HTML file that needs no network. It knows nothing of runs."""
+
+import gzip
+import html
+import json
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+import fedopt
+from fedopt.console.texts import printable
+from fedopt.errors import UserError
+from fedopt.files.writing import write_atomically
+
+
+class Table(NamedTuple):
+    """cells: texts; bold: which of them are; open: whether the page shows them before somebody asks."""
+
+    title: str
+    cells: pd.DataFrame
+    bold: pd.DataFrame | None = None
+    open: bool = True
+
+
+class Section(NamedTuple):
+    """facts: paragraphs; picture: a data URI; tables, notes: of all that is drawn; views: further ones of a y axis, by its name.
+
+    chart: labels of axes by name (xs, ys); which y begin logarithmic (logs); a number to reach for some y (targets); of each line
+    its label, colour and dash (lines); curves[y][x][line]: lists of x, mean, low and high, None without a line.
+    maps: heat maps by label: their clients, classes and counts [clients, classes].
+    """
+
+    title: str
+    facts: Sequence[str] = ()
+    picture: str = ""
+    chart: Mapping[str, Any] | None = None
+    views: Mapping[str, tuple[Sequence[Table], Sequence[str]]] = {}
+    tables: Sequence[Table] = ()
+    maps: Mapping[str, Mapping[str, Any]] = {}
+
+
+class Page(NamedTuple):
+    """title, notes: of all sections."""
+
+    title: str
+    sections: Sequence[Section]
+    notes: Sequence[str] = ()
+
+    def html(self, stamp: str = "") -> str:
+        """stamp: of a page that is served and refreshes itself (`fedopt.pages.live`). Raises UserError without plotly."""
+        from jinja2 import Environment
+
+        template = Environment(autoescape=True, finalize=_printable).from_string(_file("page.html"))
+        parts = {"css": _file("page.css"), "js": _file("page.js"), "plotly": _plotly(), "page": self, "stamp": stamp}
+        data = [{"chart": section.chart, "maps": section.maps} for section in self.sections]
+        made = f"fedopt {fedopt.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+        return template.render(parts, made=made, data=_packed(json.dumps(data)))
+
+    def write(self, path: str | Path) -> Path:
+        """Returns the path. Raises UserError for a folder, and OSError."""
+        path = Path(path)
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder; name a file, such as {path / 'report.html'}")
+        content = self.html().encode(errors="backslashreplace")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+        return path
+
+    def _repr_html_(self) -> str:
+        """For notebooks: in a frame that can reach nothing outside of it."""
+        style = "width: 100%; height: 45em; border: 0"
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(self.html())}"></iframe>'
+
+
+def _printable(value: object) -> object:
+    """A text as `console.texts.printable`; markup as it is."""
+    return printable(value) if type(value) is str else value
+
+
+def _file(name: str) -> str:
+    return files("fedopt.pages").joinpath(name).read_text(encoding="utf-8")
+
+
+def _packed(text: str) -> str:
+    """Compressed, in letters that mean nothing in HTML."""
+    return b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+@cache
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise UserError("a page of results needs plotly: pip install 'fedopt[report]'") from None
+    return _packed(get_plotlyjs())

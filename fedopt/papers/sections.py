@@ -1,0 +1,111 @@
+"""What `fedopt-report` shows of folders: published experiments with their claims, and all other runs."""
+
+import hashlib
+import re
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from io import StringIO
+from pathlib import Path
+
+import pandas as pd
+
+from fedopt.comparing.comparison import Comparison, compared
+from fedopt.comparing.groups import default_keys
+from fedopt.comparing.recorded import ABSENT, NO_RUN, Recorded, gathered, read
+from fedopt.comparing.sections import sections
+from fedopt.comparing.tables import beside_paper
+from fedopt.console.say import heard, note
+from fedopt.errors import UserError, first_line
+from fedopt.files.reading import read_bytes, read_text
+from fedopt.pages.page import Page, Section, Table
+from fedopt.papers.claims import COLUMNS
+from fedopt.papers.kept import claims_shown, rows_of
+from fedopt.papers.published import load
+from fedopt.results.folder import RunFolder
+
+RESULTS = {"claims.csv", "runs.csv"}  # one of them is in each folder of results of a published experiment
+WATCHED = RESULTS | {"metrics.csv", "summary.json", "run.json", "table.csv", "figure.png", "figure.svg"}
+PICTURES = {"figure.svg": "image/svg+xml", "figure.png": "image/png"}
+X = "comm_rounds"
+
+
+def page(paths: Sequence[Path]) -> Page:
+    """All runs and results in folders; without a section if there are none. Raises UserError for a folder that is not there."""
+    shown: list[Section] = []
+    problems: dict[tuple[str, ...], list[Recorded]] = {}
+    taken: set[Path] = set()  # runs of experiments
+    with heard() as notes:
+        runs, skipped = gathered(paths, X)
+        for folder in (results := _results(paths)):
+            try:
+                shown += _experiment(folder, taken)
+            except (KeyError, ValueError) as error:
+                raise UserError(f"{folder}: its tables cannot be read ({first_line(error)}); run it again") from None
+        for run in runs:
+            if run.folder.resolve() not in taken:
+                problems.setdefault(run.problem, []).append(run)
+        for members in problems.values():
+            shown += sections(compared((), runs=members))
+        for path in skipped.pop(NO_RUN, []):
+            if not _results([Path(path)]):
+                note(f"{path}: {NO_RUN}")
+    left = [(path, why) for why, folders in skipped.items() for path in folders]
+    if rows := [(path, RunFolder(Path(path)).seen() or ABSENT, why) for path, why in left]:
+        cells = pd.DataFrame(rows, columns=["folder", "status", "why"])
+        shown.append(Section("Without values", tables=[Table("Folders without values so far", cells)]))
+    known = {line for section in shown for _, lines in section.views.values() for line in lines}
+    return Page(f"Results of {', '.join(map(str, paths))}", shown, [line for line in notes if line not in known])
+
+
+def stamp(paths: Sequence[Path]) -> str:
+    """Another text whenever the page would be another."""
+    facts = set()
+    for path in [*paths, *filter(None, map(_runs_of, _results(paths)))]:
+        for file in (file for file in path.rglob("*") if file.name in WATCHED):
+            with suppress(OSError):  # it is gone by now
+                alive = file.name == "summary.json" and RunFolder(file.parent).alive
+                facts.add((str(file.resolve()), file.stat().st_mtime_ns, file.stat().st_size, alive))
+    return hashlib.sha256(repr(sorted(facts)).encode()).hexdigest()[:16]
+
+
+def _results(paths: Sequence[Path]) -> list[Path]:
+    return sorted({file.parent for path in paths for file in path.rglob("*.csv") if file.name in RESULTS})
+
+
+def _runs_of(results: Path) -> Path | None:
+    """The folder of the runs that a folder of results names."""
+    return next((path for parent in results.resolve().parents if (path := parent / "runs").is_dir()), None)
+
+
+def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
+    """What came of an experiment, and its runs, which are added to those taken. Raises UserError, KeyError, ValueError."""
+    name = title = "/".join(folder.resolve().parts[-2:])
+    with suppress(UserError):  # it is in somebody's own config folder
+        published = load(name)
+        title = f"{name}: {published.paper}, {published.title}"
+    tables, facts = [], []
+    if claims := rows_of(folder / "claims.csv", COLUMNS):
+        verdicts = Counter(re.sub(" with .*", "", row["holds"]) for row in claims)
+        facts.append(f"Claims: {', '.join(f'{verdict} {count}' for verdict, count in verdicts.items())}.")
+        tables.append(Table("Claims", claims_shown(claims)))
+    if (table := folder / "table.csv").is_file():
+        cells = beside_paper(pd.read_csv(StringIO(read_text(table))))
+        tables.append(Table("The table, with the paper's numbers in brackets", cells))
+    listed, place = rows_of(folder / "runs.csv", ("line", "seed", "run")), _runs_of(folder) or folder
+    groups: dict[str, list[Recorded]] = {}
+    for row in listed:
+        with suppress(OSError, ValueError, UserError):  # it has not begun
+            run = read(place / Path(row["run"]).name, X)
+            groups.setdefault(row["line"], []).append(run)
+    runs = [run for members in groups.values() for run in members]
+    taken |= {run.folder.resolve() for run in runs}
+    facts += [f"{len(runs)} of {len(listed)} runs are here."] * (len(runs) < len(listed))
+    file = next((folder / file for file in PICTURES if (folder / file).is_file()), None)
+    picture = f"data:{PICTURES[file.name]};base64,{b64encode(read_bytes(file)).decode()}" if file else ""
+    parts = [Section(title, facts, picture, tables=tables)]
+    if runs:
+        metric = next(iter(runs[0].metrics))
+        parts += sections(Comparison(default_keys(runs), groups, metric, X, None), name)
+    return parts

@@ -1,0 +1,342 @@
+"""The page that fedopt-report writes, opened in Chromium, which clicks on it."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+import scipy.stats
+from support.command import ROOT, code_of, fedopt
+from support.records import FEDAVG, FEDMSA, record
+
+import fedopt as public
+from fedopt.commands import report
+from fedopt.data.datasets import Digits
+from fedopt.pages import page as pages
+
+MARKUP = "<img src=x onerror=document.title='run'><b>bold</b>"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not CHROMIUM:
+        pytest.skip("no Chromium on the path")
+    with driver.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens a page; nothing may go wrong in it, and nothing may be fetched."""
+    wrong, contexts = [], []
+
+    def open_(path, width=1280, **options):
+        contexts.append(browser.new_context(viewport={"width": width, "height": 800}, **options))
+        tab = contexts[-1].new_page()
+        tab.set_default_timeout(20_000)
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("console", lambda line: "ERR_CONNECTION" in line.text or wrong.append(line.text))
+        allowed = ("file:", "data:", "blob:", "http://127.0.0.1:")
+        tab.on("request", lambda request: request.url.startswith(allowed) or wrong.append(request.url))
+        tab.goto(str(path) if str(path).startswith("http") else path.as_uri())
+        tab.locator(".chart .main-svg").first.wait_for(state="attached")
+        return tab
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Runs fedopt-report; gives the exit code, the path of the page, stdout and stderr."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["fedopt-report", *map(str, words), "--out", str(tmp_path / "page.html")])
+        return code_of(report.main), tmp_path / "page.html", *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two methods with three seeds each, [seed, row] of the accuracies by method."""
+    rng, values = np.random.default_rng(0), {}
+    for algo in (FEDAVG, FEDMSA):
+        name = algo["_target_"].rpartition(".")[2]
+        values[name] = rng.uniform(40, 60, (3, 5)).round(3)
+        for seed, row in enumerate(values[name]):
+            record(tmp_path / "runs" / f"{name}{seed}", row, seed, algo=algo)
+    return values
+
+
+def drawn(tab, section=0):
+    """The lines of a chart: name -> x and y."""
+    code = "([c]) => c.data.filter(t => t.hoverinfo !== 'skip').map(t => [t.name, [[...t.x], [...t.y]]])"
+    return dict(tab.eval_on_selector_all(f"section:nth-of-type({section + 1}) .chart", code))
+
+
+def cells(tab, head):
+    """The texts of a column of the first table that is shown."""
+    table = tab.locator("table:visible").first
+    heads = table.locator("th").all_inner_texts()
+    return table.locator(f"tbody td:nth-child({heads.index(head) + 1})").all_inner_texts()
+
+
+def test_hide_axes_and_metric(runs, command, opened, tmp_path):
+    """The lines are the means over seeds; a line is hidden, x and y are chosen, axes become logarithmic."""
+    code, path, out, _ = command(tmp_path / "runs")
+    assert (code, out.split()[-1]) == (0, str(path))
+    tab = opened(path)
+    lines = drawn(tab)
+    for name, values in runs.items():
+        np.testing.assert_allclose(lines[name], [2 * np.arange(0, 50, 10), values.mean(0)], rtol=1e-5)
+    bands = tab.eval_on_selector(".chart", "c => c.data.filter(t => t.fill).map(t => [...t.y])")
+    mean, std = runs["FedAvg"].mean(0), runs["FedAvg"].std(0, ddof=1)
+    np.testing.assert_allclose(bands[0], [*(mean + std), *(mean - std)[::-1]], rtol=1e-5)
+    tab.get_by_role("button", name="FedMSA").first.click()
+    assert [*drawn(tab)] == ["FedAvg"]
+    assert tab.get_by_role("button", name="FedMSA").first.get_attribute("aria-pressed") == "false"
+    tab.select_option("[name=x]", "bytes")
+    assert drawn(tab)["FedAvg"][0] == [0, 1500, 3000, 4500, 6000]
+    tab.check("[name='log y']")
+    tab.check("[name='log x']")
+    tab.uncheck("[name=bands]")
+    types = "c => [c.layout.xaxis.type, c.layout.yaxis.type, c.layout.xaxis.title.text, c.data.length]"
+    assert tab.eval_on_selector(".chart", types) == ["log", "log", "communication", 1]
+    tab.select_option("[name=y]", "train_loss")
+    assert drawn(tab)["FedAvg"][1] == [0.25] * 5
+    assert (
+        cells(tab, "final training loss") == ["0.2500 ± 0"] * 2 or cells(tab, "final training loss") == ["0.25 ± 0"] * 2
+    )
+
+
+def test_table_is_sorted(command, opened, tmp_path):
+    """By numbers, whatever power of ten they have, down and up; what is missing comes last."""
+    for k, last in enumerate([0.03, 2e-7, "inf", 150]):
+        record(tmp_path / "runs" / str(k), [3, last], metric="distance", algo={**FEDMSA, "K": k})
+    tab = opened(command(tmp_path / "runs")[1])
+    head = "final distance to the solution"
+    assert cells(tab, head) == ["0.03", "2e-07", "-", "150"]
+    button = tab.get_by_role("button", name=head)
+    button.click()
+    assert cells(tab, "line") == ["algo.K=1", "algo.K=0", "algo.K=3", "algo.K=2"]
+    assert button.locator("..").get_attribute("aria-sort") == "ascending"
+    button.click()
+    assert cells(tab, "line") == ["algo.K=3", "algo.K=0", "algo.K=1", "algo.K=2"]
+
+
+def test_intervals_and_tests(runs, command, opened, tmp_path):
+    tab = opened(command(tmp_path / "runs")[1])
+    for row, values in zip(cells(tab, "95 % t-interval of the mean of last values"), runs.values(), strict=True):
+        ends = scipy.stats.t.interval(0.95, 2, values[:, -1].mean(), scipy.stats.sem(values[:, -1]))
+        np.testing.assert_allclose([float(end) for end in row.split(" to ")], ends, rtol=1e-3)
+    p = scipy.stats.ttest_rel(*(values[:, -1] for values in runs.values())).pvalue
+    shown = tab.locator("table:visible").nth(1).locator("td:nth-child(4)").inner_text()
+    assert float(shown) == pytest.approx(p, rel=0.01)
+
+
+def test_geometric_interval(command, tmp_path):
+    """Where last values span decades: of logarithms of e^0 and e^10, as scipy has it."""
+    for seed in range(2):
+        record(tmp_path / "runs" / str(seed), [9, np.exp(10 * seed)], seed, metric="distance")
+    text = command(tmp_path / "runs")[1].read_text()
+    ends = np.exp(scipy.stats.t.interval(0.95, 1, 5, 5))
+    assert "t-interval of the geometric mean" in text
+    assert f"<td>{ends[0]:.4g} to {ends[1]:.4g}</td>" in text
+
+
+def test_markup_is_text(command, opened, tmp_path):
+    record(tmp_path / "runs" / "a<b>", [1, 2], algo={**FEDMSA, "K": MARKUP}, metric="m<i>")
+    record(tmp_path / "runs" / "c", [1, 2], metric="m<i>")
+    tab = opened(command(tmp_path / "runs")[1])
+    assert tab.title() == f"Results of {tmp_path / 'runs'}"
+    assert tab.locator("img, b").count() == 0
+    assert tab.locator(".legend button").all_inner_texts() == ["algo.K=5", f"algo.K={MARKUP}"]
+    assert cells(tab, "final m<i>") == ["2.000", "2.000"]
+    assert tab.locator(".ytitle").text_content() == "m<i>"  # as it is drawn
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_phone(scheme, runs, command, opened, tmp_path):
+    """Nothing is wider than the screen, and letters are seen on their ground."""
+    tab = opened(command(tmp_path / "runs")[1], 390, color_scheme=scheme)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    colours = "b => [getComputedStyle(b).color, getComputedStyle(b).backgroundColor]"
+    ink, ground = (sum(map(int, re.findall(r"\d+", text))) for text in tab.eval_on_selector("body", colours))
+    assert abs(ink - ground) > 450
+    assert tab.eval_on_selector(".chart", "c => c.layout.font.color") == tab.eval_on_selector("body", colours)[0]
+
+
+def test_size(command, opened, tmp_path):
+    """30 runs of 500 rows, which are all there."""
+    rng = np.random.default_rng(0)
+    for k in range(30):
+        record(tmp_path / "runs" / str(k), rng.random(500), every=1, algo={**FEDMSA, "K": k})
+    path = command(tmp_path / "runs")[1]
+    assert path.stat().st_size <= 5_000_000
+    assert {len(x) for x, _ in drawn(opened(path)).values()} == {500}
+
+
+def test_all_kinds_of_runs(command, opened, tmp_path):
+    """A section for each problem; runs that diverged and runs without rows are there as such."""
+    record(tmp_path / "runs" / "a", [1, 1e3, "inf"], metric="distance", status="diverged")
+    record(tmp_path / "runs" / "b", [10, 20], problem={"_target_": "mine.Other"})
+    record(tmp_path / "runs" / "new", [], metric="distance", status="running", algo=FEDAVG)
+    code, path, _, _ = command(tmp_path / "runs")
+    tab = opened(path)
+    assert code == 0
+    assert tab.locator("h2").all_inner_texts() == ["Mco", "Other", "Without values"]
+    assert drawn(tab, 0) == {"FedMSA (1 of 1 diverged)": [[0, 20, 40], [1, 1000, None]]}
+    assert tab.locator("section").nth(2).locator("td").all_inner_texts()[1:] == [
+        "interrupted",
+        "metrics.csv has no rows",
+    ]
+
+
+def test_notes(command, tmp_path):
+    """What makes a comparison unequal, and copies that are left out, stand on the page; the latter are printed as well."""
+    for name in ("a", "copy"):
+        record(tmp_path / "runs" / name, [10, 20, 30])
+    record(tmp_path / "runs" / "b", range(20), algo=FEDAVG)
+    _, path, _, err = command(tmp_path / "runs")
+    text = path.read_text()
+    assert "<li>unequal spends on Mco:" in text
+    assert "<li>1 of 3 runs left out" in text
+    assert err == "note: 1 of 3 runs left out: others of the same config, seed and data count\n"
+
+
+def test_division(command, opened, monkeypatch, capsys, tmp_path):
+    """Of a run: each client's examples of each class, as its data say."""
+    words = [
+        "algo=fedavg",
+        "problem=classification",
+        "dataset=digits",
+        "partitioner.clients=4",
+        "participation.cohort=4",
+        "budget.rounds=1",
+    ]
+    assert fedopt(monkeypatch, capsys, *words, f"output_dir={tmp_path / 'run'}").code == 0
+    tab = opened(command(tmp_path / "run")[1])
+    heat = tab.eval_on_selector(".map", "m => [m.data[0].x, m.data[0].y, m.data[0].z]")
+    digits = np.bincount(Digits().load().y_train)
+    assert heat[:2] == [[*"0123"], [*"0123456789"]]
+    np.testing.assert_array_equal(np.sum(heat[2], axis=1), digits)
+
+
+def test_a_paper(command, opened, tmp_path):
+    """Its figure, its verdicts, and curves of the runs that are there."""
+    results = tmp_path / "out" / "fedmsa" / "fig1a"
+    shutil.copytree(ROOT / "docs" / "results" / "fedmsa" / "fig1a", results)
+    line, seed, folder = (results / "runs.csv").read_text().splitlines()[1].rsplit(",", 2)
+    record(tmp_path / "out" / "runs" / folder, [10, 90], int(seed))
+    tab = opened(command(tmp_path / "out")[1])
+    assert tab.locator("h2").all_inner_texts()[0].startswith("fedmsa/fig1a: FedMSA")
+    assert tab.locator("p", has_text="Claims: holds 3, does not hold 1, undecided 1").count() == 1
+    assert tab.eval_on_selector("section img", "image => image.complete && image.naturalWidth > 100")
+    assert drawn(tab, 1) == {line.strip('"'): [[0, 20], [10, 90]]}
+    assert tab.locator("h2").count() == 2  # the run is not shown a second time
+
+
+def test_in_a_notebook(runs, browser, tmp_path):
+    """comparison.report() is shown in a frame from which nothing outside can be reached."""
+    shown = public.compare([tmp_path / "runs"], names={"FedMSA": "ours"}).report()
+    (tmp_path / "notebook.html").write_text(f"<body>{shown._repr_html_()}</body>", encoding="utf-8")
+    tab = browser.new_page()
+    tab.goto((tmp_path / "notebook.html").as_uri())
+    frame = tab.frame_locator("iframe")
+    frame.locator(".chart .main-svg").first.wait_for()
+    assert frame.locator(".legend button").all_inner_texts() == ["ours", "FedAvg"]
+    assert (
+        tab.frames[1].evaluate("(() => { try { return parent.document.title } catch { return 'refused' } })()")
+        == "refused"
+    )
+    tab.close()
+    assert shown.write(tmp_path / "new" / "page.html").stat().st_size > 1e6
+
+
+@pytest.fixture
+def served(runs, tmp_path):
+    """The address of a page that is served of the runs, and the process."""
+    start = [
+        sys.executable,
+        "-c",
+        "from fedopt.__main__ import report; report()",
+        tmp_path / "runs",
+        "--live",
+        "--port",
+        "0",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(start, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    yield re.search(r"http\S+", process.stdout.readline())[0], process
+    process.kill()
+    process.communicate()
+
+
+def test_live(served, opened, tmp_path):
+    """New rows appear; what was chosen stays. Ctrl-C ends it with one line, which the page says."""
+    address, process = served
+    tab = opened(address)
+    tab.get_by_role("button", name="FedMSA").first.click()
+    tab.select_option("[name=x]", "round")
+    tab.get_by_role("button", name="line").click()
+    tab.get_by_role("button", name="line").click()
+    for seed in range(3):
+        with (tmp_path / "runs" / f"FedAvg{seed}" / "metrics.csv").open("a") as file:
+            file.write("50,100,5000,2500,350,25,0.25,77\n")
+    while len(drawn(tab)["FedAvg"][0]) < 6:
+        tab.wait_for_timeout(100)
+    assert drawn(tab) == {"FedAvg": [[0, 10, 20, 30, 40, 50], drawn(tab)["FedAvg"][1]]}
+    assert drawn(tab)["FedAvg"][1][-1] == 77
+    assert cells(tab, "line") == ["FedMSA", "FedAvg"]
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20)[1] == "fedopt: stopped\n"
+    assert process.returncode == 130
+    tab.locator("#state", has_text="has ended").wait_for()
+
+
+def test_others_are_not_served(served):
+    """Nobody who has another name lead here, and no other file."""
+    address, _ = served
+    for path, host in (("", "elsewhere.example"), ("pyproject.toml", None)):
+        request = Request(address + path, headers={"Host": host} if host else {})
+        with pytest.raises(HTTPError) as error:
+            urlopen(request)
+        assert error.value.code == 404
+        error.value.close()
+
+
+def test_mistakes(runs, command, monkeypatch, tmp_path):
+    """One line, and no file."""
+    (tmp_path / "empty").mkdir()
+    for words, said in (
+        ([tmp_path / "nothing"], "nothing: there is no such folder"),
+        ([tmp_path / "empty"], "no run is in it"),
+        ([tmp_path / "runs", "--port", "x"], "--port: x is not a whole number"),
+    ):
+        code, path, _, err = command(*words)
+        assert (code, said in err, err.count("\n"), path.exists()) == (2, True, 1, False)
+    (tmp_path / "page.html").mkdir()
+    assert "page.html: is a folder; name a file" in command(tmp_path / "runs")[3]
+    (tmp_path / "page.html").rmdir()
+    pages._plotly.cache_clear()
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    assert "pip install 'fedopt[report]'" in command(tmp_path / "runs")[3]
+
+
+def test_a_port_that_is_taken(served, command, tmp_path):
+    port = served[0].rstrip("/").rpartition(":")[2]
+    code, _, _, err = command(tmp_path / "runs", "--live", "--port", port)
+    assert (code, err) == (2, f"fedopt: --port {port}: Address already in use; --port 0 takes one that is free\n")
