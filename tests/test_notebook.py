@@ -12,6 +12,7 @@ CELLS = [
     "runs = fedopt.sweep(words, algo='fedmsa', problem='mco', seed=[0, 1], jobs=2)",
     "fedopt.compare(runs, metric='distance')",
     "axes = run.draw(metric='distance')",
+    "fedopt.compare(runs, metric='distance').report()",
 ]
 
 
@@ -47,3 +48,7 @@ def test_tables(cell, outputs):
 
 def test_pictures(outputs):
     assert "image/png" in outputs[5][-1]["data"]
+
+
+def test_a_page(outputs):
+    assert outputs[6][-1]["data"]["text/html"].startswith('<iframe sandbox="allow-scripts"')

@@ -34,6 +34,11 @@ def test_metadata(wheel):
     assert {"wandb", "mlflow", "tensorboard"} <= {*data.get_all("Provides-Extra")}
 
 
+def test_the_page_of_results_is_in_the_wheel(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        assert {f"fedopt/pages/page.{name}" for name in ("html", "css", "js")} <= {*archive.namelist()}
+
+
 def test_the_readme_of_the_wheel(wheel):
     """Has no link and no picture of the repository, and all else of README."""
     with zipfile.ZipFile(wheel) as archive:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 from support.command import ROOT, code_of, fedopt
 
-from fedopt.commands import compare, reproduce, tune
+from fedopt.commands import compare, report, reproduce, tune
 from fedopt.config.files import options
 from fedopt.papers import published
 from fedopt.papers.kept import rows_of
@@ -31,7 +31,12 @@ OTHERS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.
 BLOCK = re.compile(r"(?:<!-- ([\w ]+?)(?:: ([^\n]*?))? -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
 FILE = re.compile(r"(?:# @package _global_\n)?# ([\w/]+\.(?:py|yaml))\n")
 LINK = re.compile(r"""(?:\]\(|src=")([^)"\s]+)[)"]""")
-MAIN = {"fedopt-compare": compare.main, "fedopt-reproduce": reproduce.main, "fedopt-tune": tune.main}
+MAIN = {
+    "fedopt-compare": compare.main,
+    "fedopt-report": report.main,
+    "fedopt-reproduce": reproduce.main,
+    "fedopt-tune": tune.main,
+}
 PAPERS = sorted(path.stem for path in (ROOT / "docs" / "papers").glob("*.md") if path.stem != "index")
 
 
