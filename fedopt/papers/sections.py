@@ -38,7 +38,7 @@ def page(paths: Sequence[Path]) -> Page:
     taken: set[Path] = set()  # runs of experiments
     with heard() as notes:
         runs, skipped = gathered(paths, X)
-        for folder in (results := _results(paths)):
+        for folder in _results(paths):
             try:
                 shown += _experiment(folder, taken)
             except (KeyError, ValueError) as error:
