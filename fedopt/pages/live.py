@@ -1,10 +1,11 @@
 """A page that is served on this machine only, and made anew when what it shows has changed."""
 
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from fedopt.console.say import show
-from fedopt.errors import UserError
+from fedopt.errors import UserError, first_line
 from fedopt.pages.page import Page
 
 HOST = "127.0.0.1"
@@ -20,18 +21,23 @@ def serve(page: Callable[[], Page], stamp: Callable[[], str], port: int) -> None
             ):  # another site's name may lead here
                 self.send_error(404)
                 return
-            text = stamp()
-            text = page().html(text) if self.path == "/" else text
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.end_headers()
-            self.wfile.write(text.encode(errors="backslashreplace"))
+            with suppress(ConnectionError):  # whoever asked is gone
+                try:
+                    text = stamp()
+                    text = page().html(text) if self.path == "/" else text
+                except (UserError, OSError) as error:  # such as a folder that was removed
+                    self.send_error(503, first_line(error).encode("ascii", "backslashreplace").decode())
+                    return
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html; charset=utf-8")
+                self.end_headers()
+                self.wfile.write(text.encode(errors="backslashreplace"))
 
         def log_message(self, *_: object) -> None:
             """Nothing, as there is a look every other second."""
 
     try:
-        server = HTTPServer((HOST, port), Handler)
+        server = ThreadingHTTPServer((HOST, port), Handler)  # a browser may hold a connection that it does not use
     except OSError as error:
         raise UserError(f"--port {port}: {error.strerror}; --port 0 takes one that is free") from None
     hosts = {f"{host}:{server.server_port}" for host in (HOST, "localhost")}

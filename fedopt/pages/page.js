@@ -100,13 +100,21 @@ async function show() {
 }
 
 async function refresh() {
+  const get = async path => {
+    const answer = await fetch(path);
+    if (!answer.ok) throw Error(answer.statusText);
+    return answer.text();
+  };
+  let state = "";
   try {
-    if (await (await fetch("stamp")).text() === document.body.dataset.stamp) return;
-    const page = new DOMParser().parseFromString(await (await fetch("/")).text(), "text/html");
-    document.querySelector("main").replaceWith(page.querySelector("main"));
-    document.body.dataset.stamp = page.body.dataset.stamp;
-    await show();
-  } catch { document.getElementById("state").textContent = "(not refreshed any more: fedopt-report has ended)"; }
+    if (await get("stamp") !== document.body.dataset.stamp) {
+      const page = new DOMParser().parseFromString(await get("/"), "text/html");
+      document.querySelector("main").replaceWith(page.querySelector("main"));
+      document.body.dataset.stamp = page.body.dataset.stamp;
+      await show();
+    }
+  } catch (error) { state = `(not refreshed: ${error instanceof TypeError ? "fedopt-report has ended" : error.message})`; }
+  document.getElementById("state").textContent = state;
 }
 
 unpacked("plotly").then(code => {

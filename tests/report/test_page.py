@@ -45,7 +45,7 @@ def opened(browser):
         tab = contexts[-1].new_page()
         tab.set_default_timeout(20_000)
         tab.on("pageerror", lambda error: wrong.append(str(error)))
-        tab.on("console", lambda line: "ERR_CONNECTION" in line.text or wrong.append(line.text))
+        tab.on("console", lambda line: "Failed to load resource" in line.text or wrong.append(line.text))
         allowed = ("file:", "data:", "blob:", "http://127.0.0.1:")
         tab.on("request", lambda request: request.url.startswith(allowed) or wrong.append(request.url))
         tab.goto(str(path) if str(path).startswith("http") else path.as_uri())
@@ -87,6 +87,16 @@ def drawn(tab, section=0):
     return dict(tab.eval_on_selector_all(f"section:nth-of-type({section + 1}) .chart", code))
 
 
+def point(tab, x, y):
+    """Move the mouse to a place of the chart, in the numbers of its axes."""
+    tab.locator(".chart").scroll_into_view_if_needed()
+    code = """(c, [x, y]) => [c.getBoundingClientRect(), c._fullLayout.xaxis, c._fullLayout.yaxis].reduce(
+        (box, axis, i) => [...[box].flat(), axis._offset + axis.l2p([x, y][i - 1])])"""
+    box, *place = tab.eval_on_selector(".chart", code, [x, y])
+    tab.mouse.move(box["x"] + place[0], box["y"] + place[1])
+    tab.locator(".chart .hovertext").wait_for()
+
+
 def cells(tab, head):
     """The texts of a column of the first table that is shown."""
     table = tab.locator("table:visible").first
@@ -102,6 +112,8 @@ def test_hide_axes_and_metric(runs, command, opened, tmp_path):
     lines = drawn(tab)
     for name, values in runs.items():
         np.testing.assert_allclose(lines[name], [2 * np.arange(0, 50, 10), values.mean(0)], rtol=1e-5)
+    point(tab, 40, lines["FedMSA"][1][2])
+    assert "FedMSA" in tab.locator(".chart .hovertext").text_content()
     bands = tab.eval_on_selector(".chart", "c => c.data.filter(t => t.fill).map(t => [...t.y])")
     mean, std = runs["FedAvg"].mean(0), runs["FedAvg"].std(0, ddof=1)
     np.testing.assert_allclose(bands[0], [*(mean + std), *(mean - std)[::-1]], rtol=1e-5)
@@ -305,6 +317,15 @@ def test_live(served, opened, tmp_path):
     assert process.communicate(timeout=20)[1] == "fedopt: stopped\n"
     assert process.returncode == 130
     tab.locator("#state", has_text="has ended").wait_for()
+
+
+def test_a_folder_that_is_removed(served, opened, tmp_path):
+    """The page says why it is not refreshed, and goes on when it can."""
+    tab = opened(served[0])
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    tab.locator("#state", has_text="there is no such folder").wait_for()
+    (tmp_path / "elsewhere").rename(tmp_path / "runs")
+    tab.locator("#state", has_text="not refreshed").wait_for(state="detached")
 
 
 def test_others_are_not_served(served):
