@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,17 @@ from fedopt.comparing.curves import BANDS, curve
 from fedopt.comparing.groups import order
 from fedopt.comparing.recorded import ABSENT, CHOSEN, DATA, Recorded, by_problem
 from fedopt.comparing.shown import shown_table, tests_shown
-from fedopt.comparing.unequal import amount, unequal, with_status
+from fedopt.comparing.unequal import unequal, with_status
 from fedopt.console.say import heard
 from fedopt.console.texts import printable
+from fedopt.errors import UserError
 from fedopt.files.reading import read_text
 from fedopt.pages.page import Section, Table
 from fedopt.results.figures import COSTS, is_share, look, spans_decades, styled
 from fedopt.results.folder import RunFolder
 
 LINES = f"Lines: means over seeds, geometric if the y axis begins as a logarithmic one. Bands: {BANDS['std']}."
+SPENT = {x: label + " (bytes)" * (x == "bytes") for x, (_, label, _) in COSTS.items()}
 LARGEST_MAP = 2**24  # bytes of partition.csv
 Runs = Mapping[str, list[Recorded]]  # by group
 
@@ -43,7 +45,7 @@ def sections(comparison: Comparison, title: str = "") -> list[Section]:
 
 def _drawn(c: Comparison) -> tuple[dict[str, Any], dict[str, tuple[list[Table], list[str]]]]:
     """Chart and views, with every metric of a run against everything that is spent."""
-    xs = {x: COSTS[x][1] for x in dict.fromkeys([c.x, *COSTS])}
+    xs = {x: SPENT[x] for x in dict.fromkeys([c.x, *COSTS])}
     metrics = dict.fromkeys([c.metric, *(name for runs in c.groups.values() for run in runs for name in run.metrics)])
     chart: dict[str, Any] = {"xs": xs, "ys": {}, "logs": {}, "curves": {}, "targets": {c.metric: c.target}, "lines": []}
     with styled():
@@ -117,7 +119,7 @@ def _differences(groups: Runs) -> Table:
 def _table_of_runs(groups: Runs) -> Table:
     rows = []
     for label, run in ((label, run) for label, members in groups.items() for run in members):
-        spent = {COSTS[x][1]: amount(x, run.cost(x)[-1]) for x in COSTS if {*COSTS[x][0]} <= {*run.table}}
+        spent = {SPENT[x]: f"{run.cost(x)[-1]:.6g}" for x in COSTS if {*COSTS[x][0]} <= {*run.table}}
         last = {run.metric(y).title: f"{run.values(y)[-1]:.4g}" for y in run.metrics if y in run.table}
         facts = {"line": label, "seed": run.keys.get("seed", ABSENT), "status": run.status, "rows": str(len(run.table))}
         rows.append({**facts, **last, **spent, "folder": str(run.folder)})
@@ -126,15 +128,16 @@ def _table_of_runs(groups: Runs) -> Table:
 
 def _maps(groups: Runs) -> dict[str, Any]:
     """Each division of the data among the clients once, by the first run that has it. Raises UserError."""
-    maps: dict[str, tuple[str, Path]] = {}
+    maps, texts = {}, set()
     for label, run in ((label, run) for label, members in groups.items() for run in members):
-        if (path := run.folder / "partition.csv").is_file():
-            name = printable(f"{label}, seed {run.keys.get('seed', ABSENT)}")
-            maps.setdefault(read_text(path, LARGEST_MAP), (name, run.folder))
-    parsed = {}
-    for text, (name, folder) in maps.items():
-        counts, card = [[*map(int, row.split(","))] for row in text.splitlines()], RunFolder(folder).card()
-        clients, classes = ([*map(str, range(size))] for size in (len(counts), len(counts[0])))
-        names = {"clients": card.get("clients", clients), "classes": card.get("classes", classes)}
-        parsed[name] = {**names, "counts": counts}
-    return parsed
+        path = run.folder / "partition.csv"
+        if path.is_file() and (text := read_text(path, LARGEST_MAP)) not in texts:
+            texts.add(text)
+            try:
+                counts = np.loadtxt(StringIO(text), int, delimiter=",", ndmin=2)
+            except ValueError:
+                raise UserError(f"{path}: is no table of whole numbers") from None
+            card, sizes = RunFolder(run.folder).card(), dict(zip(("clients", "classes"), counts.shape, strict=True))
+            names = {name: card.get(name, [*map(str, range(size))]) for name, size in sizes.items()}
+            maps[printable(f"{label}, seed {run.keys.get('seed', ABSENT)}")] = {**names, "counts": counts.tolist()}
+    return maps

@@ -126,7 +126,7 @@ def test_hide_axes_and_metric(runs, command, opened, tmp_path):
     tab.check("[name='log x']")
     tab.uncheck("[name=bands]")
     types = "c => [c.layout.xaxis.type, c.layout.yaxis.type, c.layout.xaxis.title.text, c.data.length]"
-    assert tab.eval_on_selector(".chart", types) == ["log", "log", "communication", 1]
+    assert tab.eval_on_selector(".chart", types) == ["log", "log", "communication (bytes)", 1]
     tab.select_option("[name=y]", "train_loss")
     assert drawn(tab)["FedAvg"][1] == [0.25] * 5
     assert (
@@ -349,6 +349,9 @@ def test_mistakes(runs, command, monkeypatch, tmp_path):
     ):
         code, path, _, err = command(*words)
         assert (code, said in err, err.count("\n"), path.exists()) == (2, True, 1, False)
+    (tmp_path / "runs" / "FedAvg0" / "partition.csv").write_text("1,2\n3,x\n")
+    assert "FedAvg0/partition.csv: is no table of whole numbers" in command(tmp_path / "runs")[3]
+    (tmp_path / "runs" / "FedAvg0" / "partition.csv").unlink()
     (tmp_path / "page.html").mkdir()
     assert "page.html: is a folder; name a file" in command(tmp_path / "runs")[3]
     (tmp_path / "page.html").rmdir()
