@@ -104,7 +104,9 @@ def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
     taken |= {run.folder.resolve() for run in runs}
     facts += [f"{len(runs)} of {len(listed)} runs are here."] * (len(runs) < len(listed))
     file = next((folder / file for file in PICTURES if (folder / file).is_file()), None)
-    picture = f"data:{PICTURES[file.name]};base64,{b64encode(read_bytes(file, LARGEST_PICTURE)).decode()}" if file else ""
+    picture = (
+        f"data:{PICTURES[file.name]};base64,{b64encode(read_bytes(file, LARGEST_PICTURE)).decode()}" if file else ""
+    )
     parts = [Section(title, facts, picture, tables=tables)]
     if runs:
         metric = next(iter(runs[0].metrics))
