@@ -44,5 +44,10 @@ def report() -> None:
     main("commands.report")
 
 
+def bench() -> None:
+    """Entry point of `fedopt-bench`."""
+    main("commands.bench")
+
+
 if __name__ == "__main__":
     main()

@@ -135,6 +135,10 @@ class Search:
         ranges = self._ranges(trial.stage)
         return [key for key, text in trial.point.items() if key in ranges and ranges[key].at_edge(text)]
 
+    @property
+    def seeds(self) -> range:
+        return range(FIRST_SEED, FIRST_SEED + self.how.seeds)
+
     def place(self, trial: Trial, seed: int) -> Path:
         """The folder of a run."""
         return self.folder / f"{trial.stage}{trial.number:03d}" / f"seed{seed}"
@@ -181,7 +185,7 @@ class Search:
         for (number, point), of_trial in zip(batch, jobs, strict=True):
             summaries = [RunFolder(job.folder).summary() for job in of_trial]
             values = [numbers_of(summary.get("final")).get(self.metric.name) for summary in summaries]
-            statuses = [str(summary.get("status")) for summary in summaries]
+            statuses = [str(summary.get("status", "refused")) for summary in summaries]
             losses = [
                 self._loss(value) if status == "finished" else math.inf
                 for value, status in zip(values, statuses, strict=True)

@@ -77,8 +77,8 @@ def _search(
         names = [one.name for one in goals]
         raise UserError(f"--metric {metric}: this problem has {', '.join(names)}{nearest(str(metric), names)}")
     chosen.check_goal(f"--metric {chosen.name}")
-    limits = [key for key, limit in asdict(composed.settings.budget).items() if limit is not None]
-    x = COLUMN.get(limits[0], limits[0])
+    limit = next(iter(composed.settings.budget.limits))
+    x = COLUMN.get(limit, limit)
     words = (*fixed, f"eval.metric={chosen.name}")
     return Search(algo, words, folders, ranges, chosen, x, how, folder / algo)
 
@@ -95,11 +95,12 @@ def search_all(found: Sequence[Search], folder: Path, at_once: int) -> None:
                 jobs = [search.jobs(stage, batch) for search, batch in batches]
                 flat_jobs = [job for of_search in jobs for of_trial in of_search for job in of_trial]
                 failed = run_all([job for job in flat_jobs if RunFolder(job.folder).status() not in OVER], at_once)
-                refused = [
-                    f"{job.folder}: {why}" for job, why in failed.items() if RunFolder(job.folder).status() is None
-                ]
-                if refused:
-                    raise UserError(refused[0])
+                defaults = {
+                    of_search[0][0] for (_, batch), of_search in zip(batches, jobs, strict=True) if not batch[0][1]
+                }
+                for job in defaults & {*failed}:  # others may ask for what the method does not allow
+                    if RunFolder(job.folder).status() is None:
+                        raise UserError(f"{job.folder}: {failed[job]}")
                 for (search, batch), of_search in zip(batches, jobs, strict=True):
                     search.keep(stage, batch, of_search)
     finally:

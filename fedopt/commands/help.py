@@ -65,6 +65,7 @@ COMMANDS = {
     "fedopt-report DIR...": "a page of results, --live while runs go on",
     "fedopt-reproduce PAPER/NAME...": "a published figure; --list shows all",
     "fedopt-tune algo=A,B problem=NAME": "search for values, with the same trials for each method",
+    "fedopt-bench run --smoke": "the benchmark of methods; also rank, and enter ALGORITHM",
 }
 TOPICS = {"algorithms": "algo", "problems": "problem", "data": "dataset", "partitioners": "partitioner"}
 TOPICS |= {"hardware": "hardware", "loggers": "logger", "experiments": "experiment"}

@@ -9,7 +9,6 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
@@ -126,8 +125,7 @@ def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
 
 def _limit(budget: Budget, summary: Mapping[str, Any]) -> str:
     """Which limit ended the run, where it has several."""
-    limits = {key: limit for key, limit in asdict(budget).items() if limit is not None}
     calls = sum(summary.get(f"{kind}_calls") or 0 for kind in ("grad", "hvp", "jvp"))
     spent = {**summary, "rounds": summary.get("round"), "oracle_calls": calls}
-    reached = [f"budget.{key}={limit}" for key, limit in limits.items() if (spent.get(key) or 0) >= limit]
-    return f", by {' and '.join(reached)}" if summary.get("status") == "finished" and len(limits) > 1 else ""
+    reached = [f"budget.{key}={limit}" for key, limit in budget.limits.items() if (spent.get(key) or 0) >= limit]
+    return f", by {' and '.join(reached)}" if summary.get("status") == "finished" and len(budget.limits) > 1 else ""

@@ -160,7 +160,9 @@ def _merged(
         except (OmegaConfBaseException, TypeError, ValueError):
             raise UserError(f"{word}: this key holds no such value") from None
     limits = {
-        o.key_or_group for o in setting.values() if o.key_or_group.startswith("budget.") and o.value() is not None
+        o.key_or_group
+        for o in setting.values()
+        if o.key_or_group.startswith("budget.") and o.key_or_group != "budget.until" and o.value() is not None
     }
     if limits and "budget.rounds" not in map(key_of, words):
         config.budget.rounds = None  # what the command does not ask for ends no run

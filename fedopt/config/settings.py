@@ -12,7 +12,7 @@ from fedopt.console.texts import counted
 
 @dataclass(frozen=True, config=STRICT)
 class Budget:
-    """When a run ends: at whichever limit is reached first; seconds are of training time. None is no limit.
+    """When a run ends: at whichever limit is reached first, or at the last of them; seconds are of training time. None is no limit.
 
     oracle_calls: gradients, Hessian-vector and Jacobian-vector products, all clients together.
     """
@@ -22,17 +22,23 @@ class Budget:
     bytes: NonNegativeInt | None
     seconds: PositiveFloat | None
     oracle_calls: NonNegativeInt | None = None
+    until: Literal["first", "last"] = "first"
 
     @model_validator(mode="after")
     def _some_limit(self) -> "Budget":
-        if {*asdict(self).values()} == {None}:
-            raise ValueError(f"set at least one of {', '.join(asdict(self))}")
+        if not self.limits:
+            raise ValueError(f"set at least one of {', '.join(key for key in asdict(self) if key != 'until')}")
         return self
 
+    @property
+    def limits(self) -> dict[str, float]:
+        """Those that there are, by name."""
+        return {name: limit for name, limit in asdict(self).items() if name != "until" and limit is not None}
+
     def spent(self, **used: float) -> float:
-        """The largest fraction used of any limit, by their names; the run ends at 1."""
-        limits = {name: limit for name, limit in asdict(self).items() if limit is not None}
-        return max((used[name] / limit if limit else 1.0) for name, limit in limits.items())
+        """The fraction used of the limit that ends the run, by their names; it ends at 1."""
+        shares = [used[name] / limit if limit else 1.0 for name, limit in self.limits.items()]
+        return max(shares) if self.until == "first" else min(shares)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -12,7 +12,13 @@ from fedopt.errors import UserError
 PLACE = ("output_dir", "resume", "logger", "keep", "preset")  # where a run goes, how it starts, and what it leaves
 LENGTH = "budget"  # a run may be made longer, and is another one then
 # Keys that older runs lack, and the values with which they change nothing
-LATER = {"eval.points": None, "budget.oracle_calls": None, "algo.neumann": "sum", "problem.penalty": None}
+LATER = {
+    "eval.points": None,
+    "budget.oracle_calls": None,
+    "budget.until": "first",
+    "algo.neumann": "sum",
+    "problem.penalty": None,
+}
 PRECISION = ("hardware.dtype", "hardware.autocast", "hardware.tf32")  # numbers depend on these of the machine
 
 

@@ -1,0 +1,100 @@
+"""The `fedopt-bench` command: run the benchmark's tasks, rank the methods, enter another one."""
+
+import argparse
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from fedopt.commands.answer import Parser, answer, positive
+from fedopt.config.files import CONF, file_of, options
+from fedopt.console.interrupts import ctrl_c_kept
+from fedopt.console.say import say, show
+from fedopt.errors import UserError, unknown
+
+CONTRACT = Path(__file__).parents[2] / "tests" / "algorithms" / "test_contract.py"
+
+
+def main() -> None:
+    """Entry point of `fedopt-bench`."""
+    answer(_main)
+
+
+def _main() -> int:
+    given = _arguments()
+    if find_spec("optuna") is None:
+        raise UserError("fedopt-bench needs Optuna: pip install 'fedopt[tune]'")
+    from fedopt.bench.suite import SMOKE, Size, entered, run, tasks
+    from fedopt.bench.table import read_entries, write
+
+    size = Size(*SMOKE) if given.smoke else Size()
+    out = given.out / ("smoke" if given.smoke else "full")
+    names = given.names if given.command != "enter" else given.tasks
+    found = tasks(names, given.folders, given.smoke)
+    methods = read_entries(out)
+    if given.command == "enter":
+        if given.method not in (names := options("algo", given.folders)):
+            raise UserError(unknown("algorithm", given.method, names))
+        _check_contract(given.method, given.folders)
+        methods = [*dict.fromkeys([*methods, given.method])]
+    found = [entered(task, methods) for task in found]
+    try:
+        with ctrl_c_kept():
+            for number, task in enumerate(found, 1):
+                wanted = [given.method] if given.command == "enter" else task.methods
+                if given.command != "rank":
+                    show(f"task {number} of {len(found)}: {task.name}, {', '.join(wanted)}")
+                    run(task, wanted, size, given.folders, out, given.jobs)
+    except KeyboardInterrupt:
+        say("stopped; the same command goes on from here")
+        return 130
+    write(found, methods, size, given.folders, out)
+    show(f"results: {out}, with hits.csv, scores and pairs in each currency, solved.svg and profile.svg")
+    return 0
+
+
+def _check_contract(method: str, folders: list[str]) -> None:
+    """Raises UserError where the method breaks the contract of algorithms, or that cannot be tried."""
+    if not CONTRACT.is_file():
+        raise UserError(f"enter: the contract tests are in a checkout of fedopt, and {CONTRACT} is not there")
+    place = file_of("algo", method, folders).parents[1]
+    environment = {**os.environ} | ({} if place == CONF else {"FEDOPT_CONTRACT_CONF": str(place.absolute())})
+    command = [sys.executable, "-m", "pytest", "-q", "-x", str(CONTRACT), "-k", f"{method}-"]
+    done = subprocess.run(command, cwd=CONTRACT.parents[2], env=environment, capture_output=True, text=True)
+    if done.returncode:
+        why = next(
+            (line for line in done.stdout.splitlines()[::-1] if line.startswith(("FAILED", "ERROR"))), "no test ran"
+        )
+        raise UserError(f"enter: {method} breaks the contract of algorithms: {why}")
+    show(f"{method} keeps the contract of algorithms")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = Parser(
+        prog="fedopt-bench",
+        description="The benchmark of methods, by rules that were fixed before the results. The same command goes on.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
+    run = commands.add_parser("run", help="tune each method, report it on other seeds, and rank them")
+    rank = commands.add_parser("rank", help="rank what was run")
+    enter = commands.add_parser(
+        "enter", help="check a method's contract, give it the same trials, rank it with the others"
+    )
+    for command in (run, rank):
+        command.add_argument("names", nargs="*", metavar="TASK", help="of conf/bench (default: all)")
+    enter.add_argument("method", metavar="ALGORITHM", help="such as one of your own, in --config-dir")
+    enter.add_argument("tasks", nargs="*", metavar="TASK", help="of conf/bench (default: all)")
+    for command in (run, rank, enter):
+        add = command.add_argument
+        add("--smoke", action="store_true", help="the smallest form: 3 trials, 3 seeds, three tasks")
+        add("--jobs", "-j", type=positive, default=1, metavar="J", help="runs at a time (default: 1)")
+        add(
+            "--out",
+            type=Path,
+            default=Path("outputs/bench"),
+            metavar="DIR",
+            help="where all goes (default: outputs/bench)",
+        )
+        add("--config-dir", dest="folders", action="append", default=[], metavar="DIR", help="your config folder")
+    return parser.parse_args()

@@ -1,0 +1,141 @@
+"""The benchmark from its command, on a toy in which the order of methods is known."""
+
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.command import ROOT, code_of
+
+from fedopt.bench.suite import CURRENCIES, Task, spent, tasks
+from fedopt.commands import bench
+from fedopt.comparing.recorded import Recorded
+from fedopt.config.compose import compose
+from fedopt.errors import UserError
+from fedopt.metrics import Metric
+from fedopt.running.assemble import assemble
+
+TOY = """
+version: toy
+words: [problem=quadratic_minimisation, partitioner.clients=3, participation.cohort=null, preset=none]
+metric: distance
+relative: true
+targets: [0.5, 0.1]
+budget: {comm_rounds: 30, bytes: 10000, oracle_calls: 300}
+methods: [fedavg, twin, slow]
+pairs: [[fedavg, slow], [fedavg, twin]]
+smoke: true
+"""
+TWIN = "# @package _global_\ndefaults:\n  - fedavg\n  - _self_\n"
+SLOW = TWIN + "algo:\n  eta: 1.0e-8\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in {"bench/toy": TOY, "algo/twin": TWIN, "algo/slow": SLOW}.items():
+        path = tmp_path / "my" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "my"
+
+
+def command(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["fedopt-bench", *words])
+    return code_of(bench.main)
+
+
+def recorded(values, **costs):
+    table = pd.DataFrame({"round": range(len(values)), "distance": values, **costs})
+    return Recorded(None, {}, [], "", {"distance": Metric("distance", "distance")}, "finished", "comm_rounds", table)
+
+
+def test_a_target_is_reached_when_it_is_kept():
+    """By two successive evaluations, at the second, within the budget; shares of the start's value."""
+    task = Task("1", [], "distance", [0.5, 0.1], dict.fromkeys(CURRENCIES, 10.0), [], [], [], True, False, "t")
+    values = [4.0, 1.9, 2.5, 1.9, 1.8, 0.3, math.nan, 0.3, 0.3, 0.3]
+    run = recorded(values, comm_rounds=np.arange(10))
+    assert spent(task, run, "comm_rounds") == [0.4, 0.8]
+    late = recorded(values, comm_rounds=2 * np.arange(10))
+    assert spent(task, late, "comm_rounds") == [0.8, math.inf]
+
+
+def test_a_toy_whose_order_is_known(monkeypatch, capsys, folder, tmp_path):
+    words = ["--smoke", "--config-dir", str(folder), "--out", str(tmp_path / "out")]
+    assert command(monkeypatch, "run", "toy", *words) == 0
+    capsys.readouterr()
+    runs = sorted(path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("summary.json"))
+    assert command(monkeypatch, "run", "toy", *words) == 0  # again: nothing is left to do
+    assert runs == sorted(path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("summary.json"))
+    for currency in CURRENCIES:
+        table = pd.read_csv(tmp_path / "out" / "smoke" / f"scores_{currency}.csv").set_index("method")
+        assert table.loc["fedavg", "score"] == table.loc["twin", "score"] > table.loc["slow", "score"] == 0
+        assert table["rank"].to_dict() == {"fedavg": 1, "twin": 1, "slow": 3}
+        pairs = pd.read_csv(tmp_path / "out" / "smoke" / f"pairs_{currency}.csv")
+        assert pairs["verdict"].tolist()[1] == "not told apart"
+        assert pairs["p"].tolist() == [2 / 2**3, 1.0]  # three seeds, all of one sign
+    seeds = [
+        {path.parent.name for path in (tmp_path / "out").rglob(f"{inside}/*/summary.json")}
+        for inside in ("trial*", "report/*")
+    ]
+    assert all(seeds)
+    assert not seeds[0] & seeds[1]  # of trials and of reports
+    hits = pd.read_csv(tmp_path / "out" / "smoke" / "hits.csv")
+    assert hits.groupby(["method", "currency"]).size().unique().tolist() == [3 * 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["run", "tox"], "toy"),
+        (["rank", "toy"], "fedopt-bench run"),
+        (["enter", "nobody", "toy"], "nobody"),
+        ([], "required"),
+    ],
+)
+def test_mistakes(monkeypatch, capsys, folder, tmp_path, words, line):
+    more = ["--config-dir", str(folder), "--out", str(tmp_path / "out")] if words else []
+    assert command(monkeypatch, *words, *more) == 2
+    err = capsys.readouterr().err
+    assert line in err
+    assert err.count("\n") == 1
+
+
+def test_a_task_has_all_currencies(folder):
+    path = folder / "bench" / "toy.yaml"
+    path.write_text(TOY.replace("bytes: 10000, ", ""))
+    with pytest.raises(UserError, match="comm_rounds, bytes, oracle_calls"):
+        tasks(["toy"], [str(folder)])
+
+
+@pytest.mark.parametrize("task", tasks([]), ids=lambda task: task.name)
+def test_methods_fit_their_tasks(task):
+    """Every method of a task composes on it, and the metric is one of the problem's; pairs are of its methods."""
+    assert {name for pair in task.pairs for name in pair} <= {*task.methods}
+    for method in task.methods:
+        composed = compose([f"algo={method}", *task.words, *task.twin])
+        e = assemble(composed)
+        assert task.metric in [metric.name for metric in e.problem.metrics]
+
+
+@pytest.mark.slow
+def test_your_algorithm_is_entered_by_one_command(monkeypatch, capsys, folder, tmp_path):
+    """The skeleton that `fedopt new` begins; the scores of the others stay what they are."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--smoke", "--config-dir", str(folder), "--out", str(tmp_path / "out")]
+    assert command(monkeypatch, "run", "toy", *words) == 0
+    before = pd.read_csv(tmp_path / "out" / "smoke" / "scores_bytes.csv").set_index("method")
+    subprocess.run(
+        [sys.executable, "-m", "fedopt", "new", "algo", "my_sgd"],
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert command(monkeypatch, "enter", "my_sgd", "toy", *words, "--config-dir", "myconf") == 0
+    after = pd.read_csv(tmp_path / "out" / "smoke" / "scores_bytes.csv").set_index("method")
+    assert {*after.index} == {*before.index, "my_sgd"}
+    columns = ["score", "low", "high"]
+    pd.testing.assert_frame_equal(after.loc[before.index, columns], before[columns])
