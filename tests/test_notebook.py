@@ -1,7 +1,14 @@
-"""A notebook, executed: one bar a run or a sweep, tables of runs and comparisons, pictures on axes, sweeps in processes."""
+"""Notebooks, executed: one bar a run or a sweep, tables of runs and comparisons, pictures on axes, sweeps in processes, and the
+tutorial's."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
 
 import pytest
 from support.command import ROOT, TINY
+from support.pages import added, blocks
 
 pytestmark = pytest.mark.slow
 
@@ -19,13 +26,17 @@ CELLS = [
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
     """Of each cell."""
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
+    nbformat = pytest.importorskip("nbformat")
     cells = [nbformat.v4.new_code_cell(text) for text in CELLS]
-    book = nbformat.v4.new_notebook(cells=cells)
-    path = str(tmp_path_factory.mktemp("book"))
-    nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": path}}).execute()
-    return [cell.outputs for cell in book.cells]
+    return executed(nbformat.v4.new_notebook(cells=cells), tmp_path_factory.mktemp("book"))
+
+
+def executed(book, folder):
+    """The outputs of each cell."""
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
+    return [cell.get("outputs") for cell in book.cells]
 
 
 @pytest.mark.parametrize("cell", [1, 3])
@@ -52,3 +63,28 @@ def test_pictures(outputs):
 
 def test_a_page(outputs):
     assert outputs[6][-1]["data"]["text/html"].startswith('<iframe sandbox="allow-scripts"')
+
+
+def test_the_tutorial(tmp_path, monkeypatch):
+    """Runs as it stands, except for words that make its commands short, and shows its pictures."""
+    nbformat = pytest.importorskip("nbformat")
+    book = nbformat.read(ROOT / "docs" / "tutorial.ipynb", 4)
+    nbformat.validate(book)
+    commands = [
+        (command, " ".join(["!" + command, *map(shlex.quote, added(command, block.words))]))
+        for block in blocks(ROOT / "docs" / "tutorial.md")
+        for command in block.commands
+    ]
+    for cell in book.cells:
+        if cell.source.startswith("!"):
+            lines = [commands.pop(0) for _ in cell.source.splitlines()]
+            assert cell.source == "\n".join(f"!{command}" for command, _ in lines)
+            cell.source = "\n".join(f"{short}\nassert _exit_code == 0" for _, short in lines)
+    assert not commands
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("FEDOPT_PICTURES", "1")
+    outputs = executed(book, tmp_path)
+    pictures = ["Image(" in cell.source for cell in book.cells]
+    assert pictures == ["image/png" in str(shown) for shown in outputs]
+    assert sum(pictures) == 3

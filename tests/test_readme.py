@@ -12,12 +12,11 @@ import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from support.command import ROOT, code_of, fedopt
+from support.pages import added, blocks
 
 from fedopt.commands import compare, report, reproduce, tune
 from fedopt.config.files import options
@@ -28,7 +27,6 @@ from fedopt.results.folder import FILES
 WRITTEN = (path for path in sorted((ROOT / "docs").rglob("*.md")) if "_outside" not in path.parts)  # by docs/conf.py
 PAGES = [ROOT / "README.md", *WRITTEN]
 OTHERS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
-BLOCK = re.compile(r"(?:<!-- ([\w ]+?)(?:: ([^\n]*?))? -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
 FILE = re.compile(r"(?:# @package _global_\n)?# ([\w/]+\.(?:py|yaml))\n")
 LINK = re.compile(r"""(?:\]\(|src=")([^)"\s]+)[)"]""")
 MAIN = {
@@ -38,24 +36,6 @@ MAIN = {
     "fedopt-tune": tune.main,
 }
 PAPERS = sorted(path.stem for path in (ROOT / "docs" / "papers").glob("*.md") if path.stem != "index")
-
-
-class Block(NamedTuple):
-    """mark, words: of the comment before it."""
-
-    mark: str
-    words: str
-    language: str
-    text: str
-
-    @property
-    def commands(self) -> list[str]:
-        """Without what follows two blanks and a #."""
-        return [re.sub(r"  +#.*", "", line) for line in self.text.splitlines()] if self.language == "bash" else []
-
-
-def blocks(page: Path) -> Iterator[Block]:
-    return (Block(*(part or "" for part in match)) for match in BLOCK.findall(page.read_text()))
 
 
 def name(page: Path) -> str:
@@ -85,21 +65,15 @@ def test_commands_run(page, monkeypatch, capsys, tmp_path):
 
 
 def run(command: str, further: str, monkeypatch, capsys) -> None:
-    """Run a command of a page, two rounds of it unless it says how many."""
+    """Run a command of a page, in short."""
     if "joblib" in command:
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     words = shlex.split(command)
     settings = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
-    program, *arguments = [*words[len(settings) :], *shlex.split(further)]
+    program, *arguments = [*words[len(settings) :], *added(command, further)]
     if settings:
         assert settings == {"PYTHONPATH": "."}
         monkeypatch.syspath_prepend(Path.cwd())
-    if (
-        program == "fedopt"
-        and not set(arguments) & {"new", "ls", "list", "--help", "--cfg"}
-        and "budget." not in command + further
-    ):
-        arguments.append("budget.rounds=2")
     if program == "fedopt":
         result = fedopt(monkeypatch, capsys, *arguments)
         assert result.code == 0, f"{command}\n{result.err}"
@@ -172,6 +146,8 @@ def test_the_page_of_files_has_all(monkeypatch, capsys, tmp_path):
 def test_tables_are_up_to_date():
     script = runpy.run_path(str(ROOT / "scripts" / "docs"))
     assert not [name(page) for page in PAGES if script["written"](page.read_text()) != page.read_text()]
+    tutorial = ROOT / "docs" / "tutorial.md"
+    assert script["notebook"](tutorial.read_text()) == tutorial.with_suffix(".ipynb").read_text()
     table = script["written"]("<!-- generated: problem mco -->\nold\n<!-- /generated -->\n")
     assert "| `problem.lam` | `0.1` | number from 0 | weight of the risk" in table
     assert "old" not in table
