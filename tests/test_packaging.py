@@ -40,12 +40,13 @@ def test_the_page_of_results_is_in_the_wheel(wheel):
 
 
 def test_the_readme_of_the_wheel(wheel):
-    """Has no link and no picture of the repository, and all else of README."""
+    """Has no link and no picture of the repository, no word on one, and all else of README."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
         text = message_from_bytes(archive.read(name)).get_payload(decode=True).decode()
     assert not re.findall(r"\]\((?!https?:|mailto:)[^)]*\)", text)
-    assert "<img" not in text
+    assert not re.search(r"<img|<!--|figure above|docs/\.", text)
+    assert "source distribution, from `docs/index.md` on" in text
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert re.findall("^#+ .*", text, re.MULTILINE) == re.findall("^#+ .*", readme, re.MULTILINE)
     assert text.count("```") == readme.count("```")
