@@ -44,6 +44,12 @@ def pictures_of_runs(request, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def queue(tmp_path_factory, monkeypatch):
+    """Of a cluster: not the user's."""
+    monkeypatch.setenv("FEDOPT_QUEUE", str(tmp_path_factory.getbasetemp() / "queue"))
+
+
+@pytest.fixture(autouse=True)
 def modules(tmp_path_factory):
     """A test's own modules are forgotten after it: other tests may have others of these names."""
     before = set(sys.modules)

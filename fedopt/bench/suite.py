@@ -21,7 +21,7 @@ from fedopt.config.compose import compose
 from fedopt.config.files import CONF, content
 from fedopt.errors import UserError, unknown
 from fedopt.jobs.job import Job
-from fedopt.jobs.local import run_all
+from fedopt.jobs.local import Local, run_all
 from fedopt.results.folder import OVER, RunFolder
 
 CURRENCIES = ("comm_rounds", "bytes", "oracle_calls")
@@ -90,7 +90,7 @@ def run(task: Task, methods: Sequence[str], size: Size, folders: Sequence[str], 
         for seed in range(size.seeds)
         for place in [_report(task, search.algo, number, seed, out)]
     ]
-    refused = run_all([job for job in jobs if RunFolder(job.folder).status() not in OVER], at_once)
+    refused = run_all([job for job in jobs if RunFolder(job.folder).status() not in OVER], Local(at_once))
     lost = [f"{job.folder}: {why}" for job, why in refused.items() if RunFolder(job.folder).status() is None]
     if lost:
         raise UserError(lost[0])

@@ -3,15 +3,19 @@
 import argparse
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import fedopt
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say
 from fedopt.errors import UserError, first_line, mistake, nearest
+
+if TYPE_CHECKING:
+    from fedopt.jobs.local import Launcher
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,6 +59,48 @@ def positive(text: str, least: int = 1) -> int:
     if not (text.isdecimal() and least <= int(text) < 2**62):
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} on, below 2^62")
     return int(text)
+
+
+def minutes(text: str) -> int:
+    """For argparse: a time as Slurm has it, [days-]hours:minutes:seconds, or minutes. Returns minutes, rounded up."""
+    if not re.fullmatch(r"\d{1,6}|(\d{1,3}-)?\d{1,3}:\d\d:\d\d", text):
+        raise argparse.ArgumentTypeError(
+            f"{text} is no time: hours:minutes:seconds, days-hours:minutes:seconds, or minutes"
+        )
+    days, _, clock = text.rpartition("-")
+    hours, least, seconds = map(int, clock.split(":") if ":" in clock else ("0", clock, "0"))
+    return max(1, 1440 * int(days or 0) + 60 * hours + least + (seconds > 0))
+
+
+def add_launcher(parser: argparse.ArgumentParser) -> None:
+    """The options that say where the runs of a sweep or of an experiment are done; `launcher_of` reads them."""
+    add = parser.add_argument_group("runs in the queue of a cluster").add_argument
+    add("--launcher", choices=["slurm", "local-executor"], help="slurm; local-executor tries it out on this machine")
+    add("--partition", metavar="NAME", help="of Slurm (default: Slurm's own)")
+    add(
+        "--time",
+        type=minutes,
+        metavar="H:MM:SS",
+        help="limit of a job, which goes on in another one (default: 1:00:00)",
+    )
+    add("--gpus", type=positive, metavar="N", help="of each run (default: none)")
+    add("--cpus", type=positive, metavar="N", help="of each run (default: Slurm's own)")
+    add("--at-most", type=positive, metavar="N", help="runs at once (default: 50)")
+
+
+def launcher_of(given: argparse.Namespace) -> "Launcher":
+    """Raises UserError for an option that needs another one."""
+    keys = {"partition": "partition", "time": "minutes", "gpus": "gpus", "cpus": "cpus", "at_most": "at_most"}
+    options = {key: value for name, key in keys.items() if (value := getattr(given, name)) is not None}
+    if given.launcher:
+        from fedopt.jobs.slurm import Queue
+
+        return Queue(given.launcher, **options)
+    if options:
+        raise UserError(f"{', '.join(f'--{key}' for key in options)}: goes with --launcher slurm")
+    from fedopt.jobs.local import Local
+
+    return Local(given.jobs)
 
 
 def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> None:

@@ -50,7 +50,7 @@ more:
 COMMANDS = {
     "fedopt algo=fedmsa problem=mco": "one run",
     "fedopt algo=fedmsa problem=mco algo.K=10": "with another value",
-    "fedopt -m algo=fedmsa problem=mco seed=0,1,2": "a sweep; --jobs 2 does two runs at a time",
+    "fedopt -m algo=fedmsa problem=mco seed=0,1,2": "a sweep; --jobs 2 does two runs at a time, --launcher slurm queues them",
     "fedopt --help algo=fedmsa problem=mco": "all keys of a run: meaning, type, default and tuned value",
     "fedopt --help algo=fedmsa": "the keys of an algorithm, a problem, ...",
     "fedopt algo=fedmsa problem=mco --cfg job": "show the config and do not run",

@@ -20,7 +20,8 @@ from fedopt.config.files import flat
 from fedopt.console.say import note, show
 from fedopt.console.texts import counted, printable
 from fedopt.errors import UserError, nearest
-from fedopt.results.folder import TEXTS, RunFolder, numbers_of
+from fedopt.jobs.slurm import queued
+from fedopt.results.folder import OVER, TEXTS, RunFolder, numbers_of
 
 NUMBERS = ("seed", "value", "time", "size")  # flush right
 UNITS: dict[str, dict[str, float]] = {  # of what a unit counts, the largest first
@@ -42,6 +43,7 @@ def ls(arguments: list[str]) -> None:
     filters = [word for word in given.words if "=" in word and not Path(word).exists()]
     paths = [word for word in given.words if word not in filters]
     rows = list(_rows(paths or ["outputs"])) if paths or Path("outputs").is_dir() else []
+    _add_queued(rows, paths or ["outputs"])
     if broken := [str(row["folder"]) for row in rows if row["status"] is None]:
         note(f"{counted(len(broken), 'folder')} skipped, whose summary.json cannot be read: {', '.join(broken[:3])}")
     rows = runs = [row for row in rows if row["status"] is not None]
@@ -67,6 +69,17 @@ def _rows(paths: Sequence[str]) -> Iterator[dict[str, Any]]:
             if {*files} & {*TEXTS[:4]} and (real := os.path.realpath(place)) not in seen:
                 seen.add(real)
                 yield _row(Path(place), files)
+
+
+def _add_queued(rows: list[dict[str, Any]], paths: Sequence[str]) -> None:
+    """What waits in the queue of a cluster, whether its run has begun or not."""
+    there = {row["folder"].resolve(): row for row in rows}
+    for folder in (entry.folder.resolve() for entry in queued()):
+        row = there.get(folder)
+        if row is None and any(folder.is_relative_to(Path(path).resolve()) for path in paths):
+            rows.append(row := _row(Path(os.path.relpath(folder)), ()))
+        if row is not None and row["status"] not in ("running", *OVER):
+            row["status"] = "queued"
 
 
 def _row(path: Path, files: Sequence[str]) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedopt.commands.answer import Parser, answer, positive, some_of
+from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive, some_of
 from fedopt.comparing.tables import print_table, write_table
 from fedopt.console.say import say, show
 from fedopt.errors import UserError, cores
 from fedopt.jobs.job import Job
-from fedopt.jobs.local import run_all
+from fedopt.jobs.local import Launcher, run_all
 from fedopt.papers.kept import claims_markdown, draw_again, judged_again, keep, rows_of
 from fedopt.papers.published import chosen, load, names, takes
 from fedopt.papers.report import Plan, report
@@ -46,12 +46,13 @@ def _main() -> int:
         return 0
     if not given.names:
         raise UserError("which experiment? fedopt-reproduce --list shows them")
+    launcher = launcher_of(given)
     lock = RunFolder(given.output)
     lock.open()
     try:
-        return reproduce([_plan(name, given) for name in wanted], given.jobs, ["png", *given.format], given.keep)
+        return reproduce([_plan(name, given) for name in wanted], launcher, ["png", *given.format], given.keep)
     except KeyboardInterrupt:
-        say("stopped; the same command goes on from here")
+        say(launcher.stopped)
         return 130
     finally:
         lock.close()
@@ -74,6 +75,7 @@ def _arguments() -> argparse.Namespace:
     formats = f"of the figure, beside png: {', '.join(FORMATS)}"
     add("--format", type=some_of(FORMATS), default=[], metavar="NAME,...", help=formats)
     add("--jobs", type=positive, default=cores(), metavar="J", help="runs at a time (default: one a core)")
+    add_launcher(parser)
     add("--hardware", metavar="NAME", help="cpu or cuda (default: what the experiment says)")
     add("--output", type=Path, default=Path("outputs/reproduce"), metavar="DIR", help="default: outputs/reproduce")
     folder = "your config folder, with experiment/<paper>/<name>.yaml"
@@ -102,15 +104,15 @@ def _plan(name: str, given: argparse.Namespace) -> Plan:
     return plan
 
 
-def reproduce(plans: Sequence[Plan], jobs: int, formats: Sequence[str], kept: Path | None = None) -> int:
+def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str], kept: Path | None = None) -> int:
     """Run what is not done yet, then draw and judge each experiment. Returns 1 if a run failed, else 0. Raises UserError.
 
-    jobs: runs at a time. formats: of figures. kept: the folder in which `papers.kept.keep` keeps the results; None keeps none.
+    launcher: as of `run_all`. formats: of figures. kept: the folder in which `papers.kept.keep` keeps the results; None keeps none.
     """
-    failed = _run(plans, jobs)
+    failed = _run(plans, launcher)
     if more := sum(plan.add_undecided() for plan in plans):
         show(f"{more} runs more, with up to {MOST_SEEDS} seeds, for claims that are undecided")
-        failed |= _run(plans, jobs)
+        failed |= _run(plans, launcher)
     for plan in plans:
         show(f"\n{plan.name}: {plan.published.paper}, {plan.published.title}")
         if not plan.with_claims:
@@ -125,7 +127,7 @@ def reproduce(plans: Sequence[Plan], jobs: int, formats: Sequence[str], kept: Pa
     return 1 if failed else 0
 
 
-def _run(plans: Sequence[Plan], jobs: int) -> dict[Path, str]:
+def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
     """Write runs.csv of each plan and do the runs that have not ended. Returns folder -> why its run failed."""
     for plan in plans:
         table = pd.DataFrame([{"line": task.line, "seed": task.seed, "run": task.folder} for task in plan.tasks])
@@ -135,7 +137,7 @@ def _run(plans: Sequence[Plan], jobs: int) -> dict[Path, str]:
     if there := len(tasks) - len(waiting):
         show(f"{there} of {len(tasks)} runs are there already")
     todo = [Job(folder, task.composed, f"{task.line}  seed {task.seed}") for folder, task in waiting.items()]
-    return {job.folder: why for job, why in run_all(todo, jobs).items()}
+    return {job.folder: why for job, why in run_all(todo, launcher).items()}
 
 
 # What there is

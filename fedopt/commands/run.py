@@ -16,7 +16,7 @@ import yaml
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from fedopt.commands.answer import Parser, answer, positive
+from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
 from fedopt.config.build import INTERFACES
 from fedopt.config.compose import Composed
 from fedopt.config.files import CONF
@@ -47,13 +47,14 @@ def _dispatch(arguments: list[str]) -> int:
     parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[])
     parser.add_argument("--cfg", choices=["job"])
     parser.add_argument("--jobs", "-j", type=positive, default=1)
+    add_launcher(parser)
     parser.add_argument("--schema", choices=["config", "experiment", *INTERFACES])
     for flags in (("--help", "-h"), ("--multirun", "-m"), ("-sc",)):
         parser.add_argument(*flags, action="store_true")
     given = parser.parse_intermixed_args(arguments)
     given.overrides = last_of_each(map(of_folder, given.overrides))
-    if given.jobs > 1 and not given.multirun:
-        raise UserError("--jobs goes with -m, a sweep")
+    if (given.jobs > 1 or given.launcher) and not given.multirun:
+        raise UserError(f"--{'launcher' if given.launcher else 'jobs'} goes with -m, a sweep")
     if given.schema:
         from fedopt.commands.schema import schema
 
@@ -67,7 +68,7 @@ def _dispatch(arguments: list[str]) -> int:
     elif given.multirun and not given.cfg:
         from fedopt.jobs.sweep import sweep  # which imports pandas
 
-        return sweep(given.overrides, given.folders, given.jobs)
+        return sweep(given.overrides, given.folders, launcher_of(given))
     else:
         composed = configured(given.overrides, given.folders)
         if not given.cfg:

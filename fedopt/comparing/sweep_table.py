@@ -36,6 +36,7 @@ def report(folder: Path) -> int:
             config = flat(RunFolder(path).config())
         row = {"run": path.name, "status": summary.get("status")}
         given = dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
+        given.pop("resume", None)  # a run that was killed before it began has another one
         swept |= dict.fromkeys(key for key in given if key != "output_dir")
         row |= given
         row |= {name: summary.get(name) for name in ("round", "comm_rounds", "bytes", "seconds")}

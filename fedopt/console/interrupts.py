@@ -50,6 +50,16 @@ def ctrl_c_kept() -> Iterator[None]:
 
 
 @contextmanager
+def ctrl_c_later() -> Iterator[None]:
+    """Ctrl-C does not come to the processes that this thread starts, and to the thread when this is over."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextmanager
 def interruptible(requested: Event) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) sets the event; the second one stops at once. They come to the main thread alone: elsewhere
     nothing changes."""

@@ -54,7 +54,7 @@ class Job:
                 refuse_changed_data(self.folder, folder.card(), composed.nodes)
                 say_changed(folder, composed.nodes, done=True)
             else:
-                status, _ = execute(composed, lambda: self.folder, processes, self.on_eval, bar=bar)
+                execute(composed, lambda: self.folder, processes, self.on_eval, bar=bar)
         except Exception as error:
             if status in ENDED or (status is not None and isinstance(error, UserError)):  # what is there stays as it is
                 say(str(error))
@@ -62,8 +62,14 @@ class Job:
             line = record_failure(folder, error, composed)
             say(f"{self.folder}: {line}")
             return Outcome("failed", line)
-        final = numbers_of(folder.summary().get("final"))
-        return Outcome(status, "  ".join(f"{name} {value:.4g}" for name, value in final.items()))
+        return outcome_in(folder)
+
+
+def outcome_in(folder: RunFolder) -> Outcome:
+    """Of the run in a folder."""
+    summary = folder.summary()
+    final = numbers_of(summary.get("final")).items()
+    return Outcome(str(summary.get("status")), "  ".join(f"{name} {value:.4g}" for name, value in final))
 
 
 def optimised(folder: RunFolder, wanted: str | None) -> float | None:

@@ -7,10 +7,11 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stderr, suppress
+from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import connection
 from threading import current_thread, main_thread
-from typing import Any
+from typing import Any, Protocol
 
 from fedopt.console.bar import Bar
 from fedopt.console.interrupts import end_with
@@ -21,16 +22,35 @@ from fedopt.running.launch import PLACE, program_hidden
 Done = tuple[Job, Outcome, float | None]  # seconds, None if it had ended before
 
 
-def run_all(jobs: Sequence[Job], at_once: int = 1) -> dict[Job, str]:
-    """Do the jobs, up to `at_once` at a time, under one bar, and print a line for each that ends. Returns why a job did not end
-    well, for those.
+class Launcher(Protocol):
+    """Where jobs are done. stopped: the last line of a command that Ctrl-C has ended."""
 
-    Raises KeyboardInterrupt after Ctrl-C or SIGTERM, when all that ran have kept a checkpoint.
+    @property
+    def stopped(self) -> str: ...
+
+    def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]: ...
+
+
+@dataclass(frozen=True)
+class Local:
+    """On this machine, up to `at_once` at a time."""
+
+    at_once: int = 1
+    stopped: str = "stopped; the same command goes on from here"
+
+    def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
+        return _in_turn(jobs, bar) if self.at_once <= 1 else _in_processes(jobs, self.at_once)
+
+
+def run_all(jobs: Sequence[Job], launcher: Launcher) -> dict[Job, str]:
+    """Do the jobs under one bar, and print a line for each that ends. Returns why a job did not end well, for those.
+
+    Raises KeyboardInterrupt after Ctrl-C or SIGTERM, when all that ran here have kept a checkpoint.
     """
     ended, waiting = ([job for job in jobs if job.ended is wanted] for wanted in (True, False))
     bar = Bar(len(jobs), stream=sys.stdout)
     checked = ((job, job.do(processes=1), None) for job in ended)
-    done: Iterable[Done] = chain(checked, _in_turn(waiting, bar) if at_once <= 1 else _in_processes(waiting, at_once))
+    done: Iterable[Done] = chain(checked, launcher(waiting, bar))
     bad: dict[Job, str] = {}
     with closing(bar), _sigterm_as_ctrl_c():
         for number, (job, (status, text), seconds) in enumerate(done, 1):

@@ -32,7 +32,7 @@ from fedopt.console.texts import counted
 from fedopt.errors import UserError, cores, first_line
 from fedopt.files.writing import refuse_links
 from fedopt.jobs.job import Job, optimised
-from fedopt.jobs.local import run_all
+from fedopt.jobs.local import Launcher, Local, run_all
 from fedopt.results.folder import RunFolder
 from fedopt.running.place import FIRST, named, old_name_in_sweep, run_name, run_place, sweep_place
 
@@ -69,22 +69,24 @@ class Sweep:
         return run_place(self.folder / run_name(composed, self.naming), self.folder / old, composed, taken)
 
 
-def sweep(words: Sequence[str], folders: Sequence[str], at_once: int) -> int:
+def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> int:
     """Do all combinations; returns 1 when a run failed or was refused, 130 after Ctrl-C, when what came out is said too."""
     words = [re.sub(r"^\+*hydra\.sweep\.dir=", "output_dir=", word) for word in words]
     refuse_hydra(words, LAUNCHED)
+    if (by_hydra := any(word.startswith("hydra") for word in words)) and not isinstance(launcher, Local):
+        raise UserError("--launcher: goes without hydra/launcher and hydra/sweeper, which do the runs themselves")
     planned = plan(words, folders)
     bad = False
     show(*_head(planned))
     try:
         with ctrl_c_kept():
-            if any(word.startswith("hydra") for word in words):
+            if by_hydra:
                 bad = _by_hydra(planned)
             else:
-                bad = bool(run_all([planned.job(combination) for combination in planned.composed], at_once))
+                bad = bool(run_all([planned.job(combination) for combination in planned.composed], launcher))
     except KeyboardInterrupt:
         report(planned.folder)
-        say("stopped; the same command goes on from here")
+        say(launcher.stopped)
         return 130
     return max(report(planned.folder), bad)
 
@@ -101,7 +103,7 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once
     sweeps = [plan(words, folders, taken) for words in commands]
     show(*(line for planned in sweeps for line in _head(planned)))
     jobs = {job.folder: job for planned in sweeps for job in map(planned.job, planned.composed)}
-    bad = run_all([*jobs.values()], at_once)
+    bad = run_all([*jobs.values()], Local(at_once))
     for folder in dict.fromkeys(planned.folder for planned in sweeps):
         report(folder)
     failed = {

@@ -19,7 +19,7 @@ from typing import Any
 from fedopt.config.compose import Composed
 from fedopt.config.settings import Hardware
 from fedopt.console import say as console
-from fedopt.console.interrupts import end_with, interruptible
+from fedopt.console.interrupts import ctrl_c_later, end_with, interruptible
 from fedopt.console.say import note
 from fedopt.errors import UserError, first_line, mistake, number_of
 from fedopt.results.folder import RunFolder
@@ -57,7 +57,7 @@ def launched(composed: Composed, folder: RunFolder, processes: int, jobs: int, q
     pids, failures = dict[int, int](), list[Exception]()
     ends: signal.Signals | None = None  # what is sent to all ranks
     sent = ends
-    with ThreadPoolExecutor(1, initializer=_leave_ctrl_c) as pool, interruptible(requested), program_hidden():
+    with ThreadPoolExecutor(1) as pool, interruptible(requested), program_hidden():
         agent = pool.submit(_start_ranks, processes, news, composed, folder.path, jobs, quiet)
         while not agent.done():
             try:
@@ -70,7 +70,8 @@ def launched(composed: Composed, folder: RunFolder, processes: int, jobs: int, q
                         failures.append((UserError if key == "mistake" else RuntimeError)(value))
                 for rank, pid in pids.items():
                     if _stopped(pid):
-                        _say_stopped(folder, f"process {rank} of {processes}", pid)
+                        others = f"the others wait for it; kill -CONT {pid} lets it go on"
+                        note(f"{folder.path}: process {rank} of {processes} is stopped, and {others}")
                 if requested.is_set():
                     ends = ends or signal.SIGTERM
             except KeyboardInterrupt:
@@ -94,11 +95,6 @@ def launched(composed: Composed, folder: RunFolder, processes: int, jobs: int, q
     return str(folder.summary().get("status"))
 
 
-def _leave_ctrl_c() -> None:
-    """To the main thread: the processes that this one starts inherit that it does not come to them."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-
 def _start_ranks(processes: int, news: Any, *run: Any) -> None:
     """Returns when all ranks have ended. Raises ChildFailedError when one has failed, and the others have been ended."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -107,18 +103,9 @@ def _start_ranks(processes: int, news: Any, *run: Any) -> None:
     before = logging.root.manager.disable
     logging.disable()  # the launcher's own words: what is wrong is one line of ours
     try:
-        with TemporaryDirectory() as logs:
-            config = LaunchConfig(
-                1,
-                1,
-                processes,
-                DefaultLogsSpecs(logs),
-                RUN_ID,
-                rdzv_backend="c10d",
-                rdzv_endpoint="localhost:0",
-                max_restarts=0,
-                local_addr="localhost",
-            )
+        with TemporaryDirectory() as logs, ctrl_c_later():
+            here: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
+            config = LaunchConfig(1, 1, processes, DefaultLogsSpecs(logs), RUN_ID, max_restarts=0, **here)
             elastic_launch(config, _rank)(news, *run)
     finally:
         logging.disable(before)
@@ -152,13 +139,6 @@ def _stopped(pid: int) -> bool:
     with suppress(ChildProcessError, AttributeError):  # it has ended; macOS has this from Python 3.13 on
         return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None
     return False
-
-
-def _say_stopped(folder: RunFolder, which: str, pid: int) -> None:
-    line = f"{which} is stopped, and the others wait for it; kill -CONT {pid} lets it go on"
-    note(f"{folder.path}: {line}")
-    with suppress(OSError):  # nothing is there yet
-        folder.log(line)
 
 
 @contextmanager

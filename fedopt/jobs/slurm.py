@@ -1,0 +1,234 @@
+"""Jobs in the queue of a cluster, by submitit, or as tried out with its processes on this machine.
+
+What waits stands in a folder of the user's, one a submission: runs.json says which runs, and <id>_submitted.pkl is there until a
+job has ended. submitit pickles what a job shall do, and that is words alone.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from secrets import token_hex
+from shutil import rmtree
+from threading import Event
+from time import monotonic, sleep
+from typing import Any, Literal, NamedTuple
+
+from filelock import FileLock
+
+from fedopt.config.compose import compose
+from fedopt.console.bar import Bar
+from fedopt.console.interrupts import ctrl_c_later
+from fedopt.console.texts import counted
+from fedopt.errors import UserError, first_line
+from fedopt.jobs.job import Job, Outcome, outcome_in
+from fedopt.jobs.local import Done
+from fedopt.results.folder import ENDED, RunFolder
+from fedopt.results.identity import digits
+
+LARGEST_ARRAY = 1000  # jobs; Slurm's own limit is 1001 where its MaxArraySize is not set
+TIMES = 100  # that a job may reach its time limit
+POLL = 1.0  # seconds
+Kind = Literal["slurm", "local-executor"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a job does, as plain words: compose the run again, do it or go on with it. digits: of its config when it was queued."""
+
+    folder: str
+    words: tuple[str, ...]
+    folders: tuple[str, ...]
+    digits: str
+    at_once: int
+
+    def __call__(self) -> tuple[str, str]:
+        """The status and the text of an outcome. A job that shall make room ends after the round, and is queued again."""
+        from submitit import JobEnvironment
+
+        sent = getattr(signal, f"SIG{JobEnvironment.USR_SIG}")  # shortly before the time limit
+        requeue, asked = signal.getsignal(sent), Event()
+
+        def make_room(number: int, frame: Any) -> None:
+            asked.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(sent, make_room)
+        try:
+            composed = compose(self.words, self.folders)
+            if digits(composed.nodes) != self.digits:
+                raise UserError("its config files have changed since it was queued; the same command queues it again")
+            outcome = Job(Path(self.folder), composed, "").do(self.at_once)
+        except UserError as error:
+            outcome = Outcome("refused", str(error))
+        except KeyboardInterrupt:  # before the first round
+            outcome = Outcome("interrupted", "")
+        signal.signal(sent, signal.SIG_IGN)
+        if outcome.status == "interrupted":
+            if asked.is_set() and callable(requeue):
+                requeue(sent, None)  # submitit's, which exits
+            sys.exit(128 + signal.SIGTERM)  # cancelled: no result
+        return outcome.status, outcome.text
+
+    def checkpoint(self) -> Any:
+        """What submitit queues again: the same, which goes on from the run's own checkpoint."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+class Queued(NamedTuple):
+    """A run in the queue, by its folder. job: of submitit."""
+
+    folder: Path
+    job: Any
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is queued or runs, as far as that can be known."""
+        if type(self.job).__name__ == "SlurmJob":
+            return not self.job.done()
+        args = subprocess.run(["ps", "-o", "args=", "-p", self.job.job_id], capture_output=True, text=True).stdout
+        return "submitit" in args and not self.job.paths.result_pickle.exists()
+
+    def outcome(self) -> Outcome:
+        """What is in the folder of the run where that has ended, else what the job has returned."""
+        from submitit.core.utils import UncompletedJobError
+
+        if (there := outcome_in(RunFolder(self.folder))).status in ENDED:
+            return there
+        try:
+            return Outcome(*self.job.result())
+        except UncompletedJobError:
+            log = f"job {self.job.job_id} ended without a result; its log is {self.job.paths.stderr}"
+            return Outcome("failed", log)
+
+    def forget(self) -> None:
+        """A job that has ended waits no more. Of a submission whose runs have all ended, nothing stays; else the logs do."""
+        paths = self.job.paths
+        paths.submitted_pickle.unlink(missing_ok=True)
+        if not any(paths.folder.glob("*_submitted.pkl")):
+            runs = json.loads((paths.folder / "runs.json").read_text(encoding="utf-8"))["runs"]
+            if all(RunFolder(Path(run)).status() in ENDED for run in runs):
+                rmtree(paths.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Queue:
+    """A launcher as of `run_all`: queues the jobs that are not queued yet, and says when each has ended.
+
+    kind: slurm, or local-executor, which is to try things out. minutes: the time limit, at which a job is queued again. partition,
+    gpus, cpus: of each job, None for what Slurm gives. at_most: how many run at once. Raises UserError where nothing can be queued.
+    """
+
+    kind: Kind
+    partition: str | None = None
+    minutes: int = 60
+    gpus: int | None = None
+    cpus: int | None = None
+    at_most: int = 50
+    going: dict[Job, Queued] = field(default_factory=dict, init=False)
+
+    def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
+        began = monotonic()
+        with FileLock(queue_folder() / ".lock"):  # two commands queue nothing twice
+            before = {entry.folder: entry for entry in queued()}
+            self.going.update({job: before[path] for job in jobs if (path := job.folder.absolute()) in before})
+            todo = [job for job in jobs if job not in self.going]
+            self._submit(todo)
+        while todo or self.going:
+            sleep(POLL)
+            for job, entry in [*self.going.items()]:
+                if not entry.waits:
+                    outcome = entry.outcome()
+                    entry.forget()
+                    del self.going[job]
+                    yield job, outcome, monotonic() - began
+            self._submit(todo)
+
+    @property
+    def stopped(self) -> str:
+        """The last line after Ctrl-C."""
+        ids = " ".join(dict.fromkeys(entry.job.job_id.partition("_")[0] for entry in self.going.values()))
+        ends = f"{'scancel' if self.kind == 'slurm' else 'kill'} {ids} ends them"
+        left = f"{counted(len(self.going), 'run')} stay in the queue; the same command watches them, {ends}"
+        return f"stopped; {left}" if self.going else "stopped; the same command goes on from here"
+
+    def _submit(self, todo: list[Job]) -> None:
+        """Take as many jobs off the list and queue them as there is room for."""
+        slurm = self.kind == "slurm"
+        while todo and (room := (LARGEST_ARRAY if slurm else self.at_most) - len(self.going)) > 0:
+            number = room if slurm else 1
+            group, todo[:] = todo[:number], todo[number:]
+            batch = queue_folder() / token_hex(8)
+            batch.mkdir(mode=0o700)
+            runs = [str(job.folder.absolute()) for job in group]
+            (batch / "runs.json").write_text(json.dumps({"kind": self.kind, "runs": runs}), encoding="utf-8")
+            try:
+                with ctrl_c_later():
+                    sent = self._executor(batch).submit_array(
+                        [_work(job, 1 if slurm else self.at_most) for job in group]
+                    )
+            except (RuntimeError, ImportError, OSError) as error:
+                rmtree(batch)
+                raise UserError(f"--launcher {self.kind}: {first_line(error)}") from error
+            self.going.update({job: Queued(job.folder.absolute(), one) for job, one in zip(group, sent, strict=True)})
+
+    def _executor(self, batch: Path) -> Any:
+        import submitit
+
+        asked: dict[str, Any] = {"signal_delay_s": min(90, 30 * self.minutes), "gpus_per_node": self.gpus}
+        if self.kind == "local-executor":
+            executor: Any = submitit.LocalExecutor(batch, max_num_timeout=TIMES)
+            asked |= {"timeout_min": self.minutes}
+        else:
+            executor = submitit.SlurmExecutor(batch, max_num_timeout=TIMES)
+            asked |= {"time": self.minutes, "partition": self.partition, "cpus_per_task": self.cpus}
+            asked |= {"job_name": "fedopt", "array_parallelism": self.at_most}
+        executor.update_parameters(**{key: value for key, value in asked.items() if value is not None})
+        return executor
+
+
+def _place() -> Path:
+    return Path(os.environ.get("FEDOPT_QUEUE", "~/.cache/fedopt/queue")).expanduser().absolute()
+
+
+def queue_folder() -> Path:
+    """Made for this user alone, since what lies there is run. Raises UserError where others may write in it."""
+    folder = _place()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise UserError(
+            f"{folder}: others may write here, and what lies here is run; name another folder as FEDOPT_QUEUE"
+        )
+    return folder
+
+
+def queued() -> list[Queued]:
+    """The runs that wait in the queue or go on there; what is left of others is removed."""
+    entries = []
+    for listed in _place().glob("*/runs.json"):
+        from submitit.local.local import LocalJob
+        from submitit.slurm.slurm import SlurmJob
+
+        batch = json.loads(listed.read_text(encoding="utf-8"))
+        for pickled in listed.parent.glob("*_submitted.pkl"):
+            number = pickled.name.removesuffix("_submitted.pkl")
+            job: Any = (SlurmJob if batch["kind"] == "slurm" else LocalJob)(listed.parent, number)
+            entries.append(Queued(Path(batch["runs"][int(number.partition("_")[2] or 0)]), job))
+    waiting = [entry for entry in entries if entry.waits]  # all are there: Slurm is asked once
+    for entry in entries:
+        if entry not in waiting:
+            entry.forget()
+    return waiting
+
+
+def _work(job: Job, at_once: int) -> Work:
+    composed = job.composed
+    return Work(str(job.folder.absolute()), composed.words, composed.folders, digits(composed.nodes), at_once)
