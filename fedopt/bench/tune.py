@@ -94,7 +94,9 @@ def search_all(found: Sequence[Search], folder: Path, at_once: int) -> None:
             while batches := [(search, batch) for search in found if (batch := search.batch(stage))]:
                 jobs = [search.jobs(stage, batch) for search, batch in batches]
                 flat_jobs = [job for of_search in jobs for of_trial in of_search for job in of_trial]
-                failed = run_all([job for job in flat_jobs if RunFolder(job.folder).status() not in OVER], Local(at_once))
+                failed = run_all(
+                    [job for job in flat_jobs if RunFolder(job.folder).status() not in OVER], Local(at_once)
+                )
                 defaults = {
                     of_search[0][0] for (_, batch), of_search in zip(batches, jobs, strict=True) if not batch[0][1]
                 }
