@@ -51,8 +51,8 @@ def _drawn(c: Comparison) -> tuple[dict[str, Any], dict[str, tuple[list[Table], 
     with styled():
         for j, (label, runs) in enumerate(c.groups.items()):
             style = look(c.slots.get(label, j))
-            line = {"label": printable(with_status(label, runs)), "colour": style["color"], "dash": style["linestyle"]}
-            chart["lines"].append(line)
+            line = {"name": label, "label": printable(with_status(label, runs))}
+            chart["lines"].append({**line, "colour": style["color"], "dash": style["linestyle"]})
     views = {}
     for y in metrics:
         have = {label: [run for run in runs if y in run.table] for label, runs in c.groups.items()}

@@ -30,8 +30,8 @@ function draw(section, chart, choice) {
   all("[data-y]", section).forEach(view => { view.hidden = view.dataset.y !== y; });
   const curves = chart.curves[y][x], traces = [];
   const floor = Math.min(...curves.flatMap(curve => (curve ? curve[1].filter(mean => mean > 0) : [])));
-  const buttons = chart.lines.map(({ label, colour, dash }, i) => {
-    const ink = colour === "#000000" ? getComputedStyle(document.body).color : colour, off = hidden.has(label);
+  const buttons = chart.lines.map(({ name, label, colour, dash }, i) => {
+    const ink = colour === "#000000" ? getComputedStyle(document.body).color : colour, off = hidden.has(name);
     const [at, mean, low, high] = curves[i] ?? [[], []], there = [...at.keys()].filter(k => low && low[k] !== null && high[k] !== null);
     if (bands && !off && there.length) traces.push({ // up along the upper end, back along the lower one
       x: [...there, ...there.toReversed()].map(k => at[k]), fill: "toself", fillcolor: ink, opacity: 0.18, line: { width: 0 }, hoverinfo: "skip",
@@ -43,7 +43,7 @@ function draw(section, chart, choice) {
     swatch.style.borderTop = `3px ${dash === "dashdot" ? "dashed" : dash} ${ink}`;
     button.append(label);
     button.ariaPressed = !off;
-    button.onclick = () => { if (!hidden.delete(label)) hidden.add(label); draw(section, chart, choice); all(".legend button", section)[i].focus(); };
+    button.onclick = () => { if (!hidden.delete(name)) hidden.add(name); draw(section, chart, choice); all(".legend button", section)[i].focus(); };
     return button;
   });
   all(".legend", section)[0].replaceChildren(...buttons);
@@ -85,13 +85,15 @@ async function show() {
       choice[name === "log y" ? `log ${choice.y}` : name] = type === "checkbox" ? checked : value;
       if (name === "division") drawMap(section, maps); else draw(section, chart, choice);
     };
-    all("details", section).forEach((part, i) => { part.open = choice.open[i] ?? part.open; part.ontoggle = () => { choice.open[i] = part.open; }; });
-    all("table", section).forEach((table, t) => {
-      all("th button", table).forEach((button, column) => { button.onclick = () => {
+    all("details", section).forEach(part => {
+      const key = [part.closest("[data-y]")?.dataset.y, part.firstElementChild.textContent].join();
+      part.open = choice.open[key] ?? part.open;
+      part.ontoggle = () => { choice.open[key] = part.open; };
+      all("th button", part).forEach((button, column) => { button.onclick = () => {
         const again = button.parentElement.ariaSort === "ascending";
-        sort(table, choice.sorts[t] = [column, again ? "descending" : "ascending"]);
+        sort(part, choice.sorts[key] = [column, again ? "descending" : "ascending"]);
       }; });
-      if (choice.sorts[t]) sort(table, choice.sorts[t]);
+      if (choice.sorts[key]) sort(part, choice.sorts[key]);
     });
     if (chart) draw(section, chart, choice);
     if (choice.division in maps) all("[name=division]", section)[0].value = choice.division;

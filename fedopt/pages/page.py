@@ -29,10 +29,10 @@ class Table(NamedTuple):
 
 
 class Section(NamedTuple):
-    """facts: paragraphs; picture: a data URI; tables, notes: of all that is drawn; views: further ones of a y axis, by its name.
+    """facts: paragraphs; picture: a data URI; views: tables and notes of each y axis, by its name; tables: of all of them.
 
     chart: labels of axes by name (xs, ys); which y begin logarithmic (logs); a number to reach for some y (targets); of each line
-    its label, colour and dash (lines); curves[y][x][line]: lists of x, mean, low and high, None without a line.
+    its name, label, colour and dash (lines); curves[y][x][line]: x, mean, low and high, or the first two without a band, or None.
     maps: heat maps by label: their clients, classes and counts [clients, classes].
     """
 

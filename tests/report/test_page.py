@@ -308,11 +308,13 @@ def test_live(served, opened, tmp_path):
     for seed in range(3):
         with (tmp_path / "runs" / f"FedAvg{seed}" / "metrics.csv").open("a") as file:
             file.write("50,100,5000,2500,350,25,0.25,77\n")
+    (tmp_path / "runs" / "FedMSA0" / "summary.json").write_text('{"status": "stopped"}')
     while len(drawn(tab)["FedAvg"][0]) < 6:
         tab.wait_for_timeout(100)
     assert drawn(tab) == {"FedAvg": [[0, 10, 20, 30, 40, 50], drawn(tab)["FedAvg"][1]]}
     assert drawn(tab)["FedAvg"][1][-1] == 77
     assert cells(tab, "line") == ["FedMSA", "FedAvg"]
+    assert tab.get_by_role("button", name="FedMSA (1 of 3 stopped)").get_attribute("aria-pressed") == "false"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=20)[1] == "fedopt: stopped\n"
     assert process.returncode == 130
