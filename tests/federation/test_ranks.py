@@ -1,6 +1,7 @@
 """Ranks of which one is killed or fails, and ranks whose torchrun is killed."""
 
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -122,3 +123,23 @@ def assert_refused(words, shared, differ, cwd):
     assert all(part in said[0] for part in ("differ in", *differ)), said
     assert [(cwd / f"code.{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
     assert not list(cwd.rglob("run"))
+
+
+@slow
+def test_two_machines(monkeypatch, capsys, tmp_path):
+    """As docs/clusters.md starts them, each with a torchrun of its own: the numbers of one process."""
+    words = [*LONG, "budget.rounds=9", "output_dir=run", "resume=true"]
+    meets = ["--nnodes", "2", "--rdzv-id", "7", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}"]
+    machines = [start_ranks("-m", "fedopt", *words, cwd=tmp_path, launcher=meets) for _ in range(2)]
+    for machine in machines:
+        _, err = machine.communicate(timeout=240)
+        assert machine.returncode == 0, err
+    assert fedopt(monkeypatch, capsys, *LONG, "budget.rounds=9", f"output_dir={tmp_path / 'one'}").code == 0
+    run, one = (pd.read_csv(tmp_path / name / "metrics.csv").drop(columns="train_seconds") for name in ("run", "one"))
+    np.testing.assert_allclose(run, one, rtol=1e-5, atol=1e-12)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]

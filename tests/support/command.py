@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,9 +56,9 @@ def run(*arguments: str, cwd: Path, **options) -> Result:
     return Result(process.returncode, out, err)
 
 
-def start_ranks(*arguments, cwd: Path) -> subprocess.Popen:
+def start_ranks(*arguments, cwd: Path, launcher: Sequence[str] = ("--standalone",)) -> subprocess.Popen:
     """A script or module on two ranks, which hold the pipes open until the last of them ends."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *launcher]
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])  # where the scripts of tests/support find one another
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
