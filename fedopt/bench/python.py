@@ -11,6 +11,7 @@ import pandas as pd
 from fedopt.bench.outcome import table, winners, with_values, write
 from fedopt.bench.trials import How
 from fedopt.bench.tune import search_all, searches
+from fedopt.jobs.local import Local
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def tune(
     places = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     folder = Path(output_dir).absolute()
     found = searches(given, places, metric, budget, How(**how), folder)
-    search_all(found, folder, jobs)
+    search_all(found, folder, Local(jobs))
     good = with_values(found)
     if good:
         write(good, folder)

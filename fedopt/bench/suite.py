@@ -21,7 +21,7 @@ from fedopt.config.compose import compose
 from fedopt.config.files import CONF, content
 from fedopt.errors import UserError, unknown
 from fedopt.jobs.job import Job
-from fedopt.jobs.local import Local, run_all
+from fedopt.jobs.local import Launcher, run_all
 from fedopt.results.folder import OVER, RunFolder
 
 CURRENCIES = ("comm_rounds", "bytes", "oracle_calls")
@@ -75,10 +75,10 @@ class Size:
     seeds: int = SEEDS
 
 
-def run(task: Task, methods: Sequence[str], size: Size, folders: Sequence[str], out: Path, at_once: int) -> None:
+def run(task: Task, methods: Sequence[str], size: Size, folders: Sequence[str], out: Path, launcher: Launcher) -> None:
     """Do what is missing of a task: the trials of these methods, and the reports of their winners."""
     found = _searches(task, methods, size, folders, out)
-    search_all(found, out / task.name, at_once)
+    search_all(found, out / task.name, launcher)
     jobs = [
         Job(
             place,
@@ -90,7 +90,7 @@ def run(task: Task, methods: Sequence[str], size: Size, folders: Sequence[str], 
         for seed in range(size.seeds)
         for place in [_report(task, search.algo, number, seed, out)]
     ]
-    refused = run_all([job for job in jobs if RunFolder(job.folder).status() not in OVER], Local(at_once))
+    refused = run_all([job for job in jobs if RunFolder(job.folder).status() not in OVER], launcher)
     lost = [f"{job.folder}: {why}" for job, why in refused.items() if RunFolder(job.folder).status() is None]
     if lost:
         raise UserError(lost[0])

@@ -13,7 +13,7 @@ from fedopt.config.files import flat
 from fedopt.config.words import key_of
 from fedopt.errors import UserError, nearest
 from fedopt.files.reading import read_json
-from fedopt.jobs.local import Local, run_all
+from fedopt.jobs.local import Launcher, run_all
 from fedopt.results.folder import OVER, RunFolder
 
 POINTS = 40  # evaluations of a run, unless the command says when
@@ -83,7 +83,7 @@ def _search(
     return Search(algo, words, folders, ranges, chosen, x, how, folder / algo)
 
 
-def search_all(found: Sequence[Search], folder: Path, at_once: int) -> None:
+def search_all(found: Sequence[Search], folder: Path, launcher: Launcher) -> None:
     """Do all trials that are missing. Raises UserError where the folder holds another search; KeyboardInterrupt after Ctrl-C, and
     the same call goes on."""
     lock = RunFolder(folder)
@@ -94,9 +94,7 @@ def search_all(found: Sequence[Search], folder: Path, at_once: int) -> None:
             while batches := [(search, batch) for search in found if (batch := search.batch(stage))]:
                 jobs = [search.jobs(stage, batch) for search, batch in batches]
                 flat_jobs = [job for of_search in jobs for of_trial in of_search for job in of_trial]
-                failed = run_all(
-                    [job for job in flat_jobs if RunFolder(job.folder).status() not in OVER], Local(at_once)
-                )
+                failed = run_all([job for job in flat_jobs if RunFolder(job.folder).status() not in OVER], launcher)
                 defaults = {
                     of_search[0][0] for (_, batch), of_search in zip(batches, jobs, strict=True) if not batch[0][1]
                 }

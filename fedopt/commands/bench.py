@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedopt.commands.answer import Parser, answer, positive
+from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
 from fedopt.config.files import CONF, file_of, options
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say, show
@@ -39,15 +39,16 @@ def _main() -> int:
         _check_contract(given.method, given.folders)
         methods = [*dict.fromkeys([*methods, given.method])]
     found = [entered(task, methods) for task in found]
+    launcher = launcher_of(given)
     try:
         with ctrl_c_kept():
             for number, task in enumerate(found, 1):
                 wanted = [given.method] if given.command == "enter" else task.methods
                 if given.command != "rank":
                     show(f"task {number} of {len(found)}: {task.name}, {', '.join(wanted)}")
-                    run(task, wanted, size, given.folders, out, given.jobs)
+                    run(task, wanted, size, given.folders, out, launcher)
     except KeyboardInterrupt:
-        say("stopped; the same command goes on from here")
+        say(launcher.stopped)
         return 130
     write(found, methods, size, given.folders, out)
     show(f"results: {out}, with hits.csv, scores and pairs in each currency, solved.svg and profile.svg")
@@ -89,6 +90,7 @@ def _arguments() -> argparse.Namespace:
         add = command.add_argument
         add("--smoke", action="store_true", help="the smallest form: 3 trials, 3 seeds, three tasks")
         add("--jobs", "-j", type=positive, default=1, metavar="J", help="runs at a time (default: 1)")
+        add_launcher(command)
         add(
             "--out",
             type=Path,

@@ -4,7 +4,7 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedopt.commands.answer import Parser, answer, positive
+from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
 from fedopt.config.files import CONF
 from fedopt.config.words import key_of
 from fedopt.console.interrupts import ctrl_c_kept
@@ -38,11 +38,12 @@ def _main() -> int:
         show(
             f"{search.name}: {search.planned('trial')} trials, {how.seeds} seeds each, by {search.metric.name}: {ranges}"
         )
+    launcher = launcher_of(given)
     try:
         with ctrl_c_kept():
-            search_all(found, folder, given.jobs)
+            search_all(found, folder, launcher)
     except KeyboardInterrupt:
-        say("stopped; the same command goes on from here")
+        say(launcher.stopped)
         return 130
     if not (good := with_values(found)):
         return 1
@@ -79,6 +80,7 @@ def _arguments() -> argparse.Namespace:
     again = "search once more around a best value at the edge of its range, with half as many trials"
     add("--again", action=argparse.BooleanOptionalAction, default=True, help=again)
     add("--jobs", "-j", type=positive, default=1, metavar="J", help="runs at a time (default: 1)")
+    add_launcher(parser)
     add("--out", type=Path, metavar="DIR", help="where all goes (default: outputs/tune/<algorithms>_<problem>)")
     add("--keep", action="store_true", help="put the values into conf/tuned of this checkout too")
     add("--config-dir", dest="folders", action="append", default=[], metavar="DIR", help="your config folder")
