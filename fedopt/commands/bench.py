@@ -28,6 +28,7 @@ def _main() -> int:
     from fedopt.bench.suite import SMOKE, Size, entered, run, tasks
     from fedopt.bench.table import read_entries, write
 
+    launcher = launcher_of(given)
     size = Size(*SMOKE) if given.smoke else Size()
     out = given.out / ("smoke" if given.smoke else "full")
     names = given.names if given.command != "enter" else given.tasks

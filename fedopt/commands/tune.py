@@ -28,7 +28,8 @@ def _main() -> int:
     from fedopt.bench.tune import search_all, searches
     from fedopt.comparing.tables import print_table
 
-    how = How(given.trials, given.seeds, given.sampler, given.seed, given.prune, given.again)
+    how = How(given.trials, given.seeds, given.sampler, given.seed, given.prune and not given.launcher, given.again)
+    launcher = launcher_of(given)
     words = {key_of(word): word for word in given.words}
     names = [words[key].partition("=")[2] for key in ("algo", "problem") if key in words]
     folder = given.out or Path("outputs") / "tune" / "_".join(names).replace(",", "-").replace("/", "-")
@@ -75,7 +76,7 @@ def _arguments() -> argparse.Namespace:
     add("--sampler", choices=SAMPLERS, default="tpe", help="how trials are chosen (default: tpe)")
     first = "of the choice of trials (default: 0)"
     add("--seed", type=lambda text: positive(text, least=0), default=0, metavar="N", help=first)
-    prune = "stop runs early that are worse than half of those before"
+    prune = "stop runs early that are worse than half of those before (not in a queue)"
     add("--prune", action=argparse.BooleanOptionalAction, default=True, help=prune)
     again = "search once more around a best value at the edge of its range, with half as many trials"
     add("--again", action=argparse.BooleanOptionalAction, default=True, help=again)

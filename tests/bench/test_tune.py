@@ -196,6 +196,17 @@ def test_killed_and_gone_on_is_the_same_search(tmp_path):
     pd.testing.assert_frame_equal(trials(tmp_path / "a"), trials(tmp_path / "b"))
 
 
+@pytest.mark.slow
+def test_trials_in_a_queue_are_those_of_this_machine(monkeypatch, tmp_path):
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("FEDOPT_QUEUE", str(tmp_path / "queue"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the jobs
+    few = ["--budget", "rounds=3", "--trials", "2", "--seeds", "1", "--no-prune", "--no-again"]
+    assert tune(monkeypatch, *WORDS, *few, "--out", str(tmp_path / "a")) == 0
+    assert tune(monkeypatch, *WORDS, *few, "--out", str(tmp_path / "b"), "--launcher", "local-executor") == 0
+    pd.testing.assert_frame_equal(trials(tmp_path / "a"), trials(tmp_path / "b"))
+
+
 def test_a_method_that_always_diverges_is_one_line(monkeypatch, capsys, tmp_path):
     words = ["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=log(1e6,1e9)", "preset=none"]
     default = "partitioner.clients=2"
