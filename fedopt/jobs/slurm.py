@@ -91,6 +91,8 @@ class Queued(NamedTuple):
     @property
     def waits(self) -> bool:
         """Whether it is queued or runs, as far as that can be known."""
+        if not self.job.paths.submitted_pickle.exists() and RunFolder(self.folder).status() in ENDED:
+            return False  # another command has seen it end
         if type(self.job).__name__ == "SlurmJob":
             return not self.job.done()
         args = subprocess.run(["ps", "-o", "args=", "-p", self.job.job_id], capture_output=True, text=True).stdout

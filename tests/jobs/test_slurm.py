@@ -9,6 +9,7 @@ import time
 import pytest
 from support import slurm as cluster
 from support.command import PAIR, TINY, fedopt, one_line
+from support.records import record
 from support.sweeps import CSV_WORDS, begin, rows, to_the_end, workers
 
 from fedopt.commands.answer import minutes
@@ -81,6 +82,17 @@ def test_what_is_pickled_is_words(asked, ctrl_c, monkeypatch, capsys, tmp_path):
     assert {type(value) for value in [*words, work.at_once]} == {str, int}
     queue.chmod(0o777)
     one_line(fedopt(monkeypatch, capsys, *SWEEP, *SLURM), str(queue), "FEDOPT_QUEUE")
+
+
+def test_another_command_has_seen_the_end(asked, ctrl_c, monkeypatch, capsys):
+    """And removed what the queue had of it: nobody waits for it any more."""
+    fedopt(monkeypatch, capsys, *SWEEP, *SLURM)
+    entry = slurm.queued()[0]
+    assert entry.waits
+    record(entry.folder, [1.0])
+    entry.forget()
+    assert not entry.waits
+    assert entry.outcome().status == "finished"
 
 
 def test_config_that_changed_in_the_queue(monkeypatch, capsys, tmp_path):
