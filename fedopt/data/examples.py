@@ -87,11 +87,13 @@ class Examples:
         """
         rows = np.arange(len(self)) if rows is None else rows
         weights = np.full(len(rows), 1 / len(rows)) if weights is None else weights
-        sums = []
+        sums = list[Tensor]()
         for start in range(0, len(rows), 2048):
             index, weight = (torch.from_numpy(part[start : start + 2048]).to(self.y.device) for part in (rows, weights))
-            sums.append([value.double() @ weight for value in values(self.batch(index, weight))])
-        return [float(sum(of_pieces)) for of_pieces in zip(*sums, strict=True)]
+            of_piece = [value.double() @ weight for value in values(self.batch(index, weight))]
+            # In place: a number kept of each piece would lie where its activations were, and the next ones need other memory
+            sums = [total.add_(more) for total, more in zip(sums, of_piece, strict=True)] if sums else of_piece
+        return list(map(float, sums))
 
     def loss_and_accuracy(self, logits: Logits, rows: np.ndarray | None = None) -> list[float]:
         """The mean cross-entropy, and the share that is classified right, of the examples `rows`, or of all."""
