@@ -43,7 +43,7 @@ def opened(browser):
     def open_(path, width=1280, **options):
         contexts.append(browser.new_context(viewport={"width": width, "height": 800}, **options))
         tab = contexts[-1].new_page()
-        tab.set_default_timeout(20_000)
+        tab.set_default_timeout(60_000)
         tab.on("pageerror", lambda error: wrong.append(str(error)))
         tab.on("console", lambda line: "Failed to load resource" in line.text or wrong.append(line.text))
         allowed = ("file:", "data:", "blob:", "http://127.0.0.1:")
@@ -266,6 +266,7 @@ def test_in_a_notebook(runs, browser, tmp_path):
     shown = public.compare([tmp_path / "runs"], names={"FedMSA": "ours"}).report()
     (tmp_path / "notebook.html").write_text(f"<body>{shown._repr_html_()}</body>", encoding="utf-8")
     tab = browser.new_page()
+    tab.set_default_timeout(60_000)
     tab.goto((tmp_path / "notebook.html").as_uri())
     frame = tab.frame_locator("iframe")
     frame.locator(".chart .main-svg").first.wait_for()
@@ -316,7 +317,7 @@ def test_live(served, opened, tmp_path):
     assert cells(tab, "line") == ["FedMSA", "FedAvg"]
     assert tab.get_by_role("button", name="FedMSA (1 of 3 stopped)").get_attribute("aria-pressed") == "false"
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=20)[1] == "fedopt: stopped\n"
+    assert process.communicate(timeout=60)[1] == "fedopt: stopped\n"
     assert process.returncode == 130
     tab.locator("#state", has_text="has ended").wait_for()
 
