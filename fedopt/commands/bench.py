@@ -40,7 +40,6 @@ def _main() -> int:
         _check_contract(given.method, given.folders)
         methods = [*dict.fromkeys([*methods, given.method])]
     found = [entered(task, methods) for task in found]
-    launcher = launcher_of(given)
     try:
         with ctrl_c_kept():
             for number, task in enumerate(found, 1):

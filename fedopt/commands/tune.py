@@ -39,7 +39,6 @@ def _main() -> int:
         show(
             f"{search.name}: {search.planned('trial')} trials, {how.seeds} seeds each, by {search.metric.name}: {ranges}"
         )
-    launcher = launcher_of(given)
     try:
         with ctrl_c_kept():
             search_all(found, folder, launcher)

@@ -29,7 +29,7 @@ from fedopt.metrics import Metric
 
 WORDS = ["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=log(0.001,3)", "algo.tau=choice(1,5)"]
 SMALL = ["--budget", "rounds=6", "--trials", "9", "--seeds", "1", "--no-again"]
-TIMES = ("train_seconds",)
+PROGRAM = [sys.executable, "-c", "from fedopt.__main__ import tune; tune()"]
 
 
 def tune(monkeypatch, *words):
@@ -169,16 +169,7 @@ def test_stopped_and_gone_on_is_the_same_search(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_killed_and_gone_on_is_the_same_search(tmp_path):
-    arguments = [
-        sys.executable,
-        "-c",
-        "from fedopt.__main__ import tune; tune()",
-        *WORDS,
-        *SMALL,
-        "--jobs",
-        "2",
-        "--out",
-    ]
+    arguments = [*PROGRAM, *WORDS, *SMALL, "--jobs", "2", "--out"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([*arguments, str(tmp_path / "a")], check=True, env=environment, capture_output=True)
     rng, kills = np.random.default_rng(), 0
@@ -199,11 +190,11 @@ def test_killed_and_gone_on_is_the_same_search(tmp_path):
 @pytest.mark.slow
 def test_trials_in_a_queue_are_those_of_this_machine(monkeypatch, tmp_path):
     pytest.importorskip("submitit")
-    monkeypatch.setenv("FEDOPT_QUEUE", str(tmp_path / "queue"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the jobs
     few = ["--budget", "rounds=3", "--trials", "2", "--seeds", "1", "--no-prune", "--no-again"]
     assert tune(monkeypatch, *WORDS, *few, "--out", str(tmp_path / "a")) == 0
-    assert tune(monkeypatch, *WORDS, *few, "--out", str(tmp_path / "b"), "--launcher", "local-executor") == 0
+    queued = [*PROGRAM, *WORDS, *few, "--out", str(tmp_path / "b"), "--launcher", "local-executor"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "FEDOPT_QUEUE": str(tmp_path / "queue")}
+    subprocess.run(queued, check=True, env=environment, capture_output=True)
     pd.testing.assert_frame_equal(trials(tmp_path / "a"), trials(tmp_path / "b"))
 
 
