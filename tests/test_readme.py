@@ -89,7 +89,7 @@ def test_the_two_commands(monkeypatch, capsys, tmp_path):
     main, tests = (
         next(block.text.strip() for block in blocks(PAGES[0]) if block.mark == mark) for mark in ("main", "tests")
     )
-    assert tests.endswith("&& .venv/bin/pytest -n 2")
+    assert tests.endswith("&& .venv/bin/pytest -n 4")
     install, job = main.split(" && .venv/bin/fedopt ")
     assert install.endswith("-e .")
     monkeypatch.chdir(tmp_path)

@@ -114,7 +114,7 @@ IN_ALGORITHM = {
     "memory of an exchange without": (GRADIENT, "return client.memory", "gives clients theirs", None),
     "nothing sent to it alone": (GRADIENT, "return client.own", "fed.exchange(..., own=...)", None),
     "shapes": (GRADIENT, "return client.gradient(x[:3], client.sample('xi'))", "RuntimeError", None),
-    "types": (GRADIENT, "return client.gradient(x.double(), client.sample('xi'))", "same dtype", None),
+    "types": (GRADIENT, "return client.gradient(x.double(), client.sample('xi'))", "found Double", None),
 }
 IN_PROBLEM = {
     "f without return": (F, F[7:], "gives None", "def f"),
