@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from fedopt.bench.space import words_of
 from fedopt.bench.trials import FIRST_SEED, STAGES, Search, Trial
 from fedopt.comparing.tables import write_table
 from fedopt.config.tuned import nodes
@@ -61,7 +62,7 @@ def winners(found: Sequence[Search]) -> pd.DataFrame:
                 "diverged": str(sum("diverged" in trial.statuses for trial in tried)),
                 "pruned": str(sum("stopped" in trial.statuses for trial in tried)),
                 "at an edge": ", ".join(search.edges(best)) or "-",
-                "words": " ".join(f"{key}={text}" for key, text in best.point.items()) or "the defaults",
+                "words": " ".join(words_of(best.point)) or "the defaults",
             }
         )
     return pd.DataFrame(rows)
@@ -137,8 +138,8 @@ def draw(path: Path, found: Sequence[Search]) -> None:
 def source(search: Search) -> str:
     """Where tuned values come from, in a line."""
     how, best = search.how, search.best
-    card = RunFolder(search.place(best, FIRST_SEED)).card()
-    seeds = ", ".join(str(FIRST_SEED + j) for j in range(how.seeds))
+    card = RunFolder(search.place(best.stage, best.number, FIRST_SEED)).card()
+    seeds = ", ".join(map(str, search.seeds))
     ranges = ", ".join(f"{key} in {values}" for key, values in search.ranges.items())
     where = " ".join(word for word in search.words if key_of(word) != "problem" and not word.startswith("eval."))
     edge = f"; at an edge: {', '.join(search.edges(best))}" if search.edges(best) else ""
@@ -150,11 +151,10 @@ def source(search: Search) -> str:
 
 def write_tuned(search: Search, folder: Path) -> Path:
     """Put the best values into FOLDER/tuned/<algorithm>.yaml, under the problem; other problems stay as they are."""
-    problem = next(word.partition("=")[2] for word in search.words if key_of(word) == "problem")
-    path = folder / "tuned" / f"{search.algo}.yaml"
+    problem, path = search.problem, folder / "tuned" / f"{search.algo}.yaml"
     before = nodes(search.algo, [folder]).get(problem, {}) if path.exists() else {}
     algo: dict[str, Any] = dict(before.get("algo", {}))
-    for word in parsed(f"{key}={text}" for key, text in search.best.point.items()):
+    for word in parsed(words_of(search.best.point)):
         _put(algo, word.key_or_group.split(".")[1:], word.value())
     node = {problem: {"source": source(search), **{k: v for k, v in before.items() if k != "algo"}, "algo": algo}}
     text = path.read_text(encoding="utf-8") if path.exists() else f"# Tuned values of {search.algo}, by problem\n"

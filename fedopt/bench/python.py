@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedopt.bench.outcome import table, winners, with_values, write
+from fedopt.bench.space import words_of
 from fedopt.bench.trials import How
 from fedopt.bench.tune import search_all, searches
 from fedopt.jobs.local import Local
@@ -55,5 +56,5 @@ def tune(
     good = with_values(found)
     if good:
         write(good, folder)
-    best = {search.algo: [f"{key}={text}" for key, text in search.best.point.items()] for search in good}
+    best = {search.algo: words_of(search.best.point) for search in good}
     return Tuning(best, table(found), winners(good), folder)

@@ -95,6 +95,11 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in re.findall(r"(?:'[^']*'|\"[^\"]*\"|\[[^]]*\]|\{[^}]*\}|[^,])+", text)]
 
 
+def words_of(point: Point) -> list[str]:
+    """A point as words of a command."""
+    return [f"{key}={text}" for key, text in point.items()]
+
+
 def default_ranges(composed: Composed) -> dict[str, Range]:
     """The ranges of the keys of an algorithm that have a role, around the values that the config has."""
     values, ranges = flat(composed.nodes), dict[str, Range]()

@@ -4,7 +4,7 @@ A task is a file conf/bench/<name>.yaml. Methods are tuned with the same Sobol t
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -141,17 +141,14 @@ def _searches(task: Task, methods: Sequence[str], size: Size, folders: Sequence[
 def _winners(task: Task, search: Search) -> dict[int, list[str]]:
     """By its number, the words of each trial that is best in some currency."""
     best = {trial.number: trial for trial in (_best(task, search, currency) for currency in CURRENCIES)}
-    return {
-        number: [f"algo={search.algo}", *search.words, *(f"{key}={text}" for key, text in trial.point.items())]
-        for number, trial in best.items()
-    }
+    return {number: search.command(trial.point) for number, trial in best.items()}
 
 
 def _best(task: Task, search: Search, currency: str) -> Trial:
     """The trial that misses the fewest targets, then reaches the hardest of them soonest, then ends best: medians over seeds."""
 
     def order(trial: Trial) -> tuple[float, float, float]:
-        runs = [_recorded(search.place(trial, seed)) for seed in search.seeds]
+        runs = [_recorded(search.place(trial.stage, trial.number, seed)) for seed in search.seeds]
         costs = [spent(task, one, currency) if one else [math.inf] * len(task.targets) for one in runs]
         medians = [median(of_target) for of_target in zip(*costs, strict=True)]
         reached = [cost for cost in medians if math.isfinite(cost)]
@@ -177,8 +174,6 @@ def entered(task: Task, methods: Sequence[str]) -> Task:
     return replace(task, methods=[*dict.fromkeys([*task.methods, *methods])])
 
 
-def registered(found: Sequence[Task], methods: Mapping[str, Sequence[str]]) -> list[tuple[str, str, str]]:
-    """The pairs of the tasks whose both methods take part. methods: by the name of the task."""
-    return [
-        (task.name, one, other) for task in found for one, other in task.pairs if {one, other} <= {*methods[task.name]}
-    ]
+def registered(found: Sequence[Task]) -> list[tuple[str, str, str]]:
+    """The pairs of the tasks whose both methods take part."""
+    return [(task.name, one, other) for task in found for one, other in task.pairs if {one, other} <= {*task.methods}]

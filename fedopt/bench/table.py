@@ -27,7 +27,7 @@ def write(found: Sequence[Task], entries: Sequence[str], size: Size, folders: Se
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "entries.json", json.dumps({"methods": [*entries]}).encode())
     write_table(out / "hits.csv", rows)
-    claims = registered(found, {task.name: task.methods for task in found})
+    claims = registered(found)
     for currency in CURRENCIES:
         of_currency = rows[rows["currency"] == currency]
         for name, table in (("scores", scores(of_currency)), ("pairs", pairs(of_currency, claims))):

@@ -18,7 +18,8 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
-from fedopt.bench.space import Point, Range, cube
+from fedopt.bench import SAMPLERS
+from fedopt.bench.space import Point, Range, cube, words_of
 from fedopt.comparing.recorded import read
 from fedopt.config.compose import compose
 from fedopt.config.words import key_of
@@ -29,7 +30,6 @@ from fedopt.results.figures import COSTS
 from fedopt.results.folder import RunFolder, numbers_of
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-SAMPLERS = ("tpe", "sobol", "random", "grid")
 FIRST_SEED = 1_000_000  # of a search; smaller ones are for reports
 BATCH = 4  # trials that are chosen at once
 WARM_UP = 0.25  # share of the budget in which nothing is pruned
@@ -117,7 +117,15 @@ class Search:
 
     @property
     def name(self) -> str:
-        return f"{self.algo} on {next(word for word in self.words if key_of(word) == 'problem').partition('=')[2]}"
+        return f"{self.algo} on {self.problem}"
+
+    @property
+    def problem(self) -> str:
+        return next(word for word in self.words if key_of(word) == "problem").partition("=")[2]
+
+    def command(self, point: Point) -> list[str]:
+        """The words of a run at a point, without its seed and its folder."""
+        return [f"algo={self.algo}", *self.words, *words_of(point)]
 
     @property
     def best(self) -> Trial:
@@ -139,17 +147,16 @@ class Search:
     def seeds(self) -> range:
         return range(FIRST_SEED, FIRST_SEED + self.how.seeds)
 
-    def place(self, trial: Trial, seed: int) -> Path:
-        """The folder of a run."""
-        return self.folder / f"{trial.stage}{trial.number:03d}" / f"seed{seed}"
+    def place(self, stage: str, number: int, seed: int) -> Path:
+        """The folder of a run of a trial."""
+        return self.folder / f"{stage}{number:03d}" / f"seed{seed}"
 
     def planned(self, stage: str) -> int:
         """Trials of a stage, the default among those of the first."""
         if stage == STAGES[0]:
             is_grid = self.how.sampler == "grid"  # which may have fewer points
             return 1 + (len([*cube("grid", self.ranges, self.how.trials, 0)]) if is_grid else self.how.trials)
-        tried = [trial for trial in self.done if trial.stage == STAGES[0]]
-        best = min(tried, key=lambda trial: trial.loss)
+        best = self._best_at_first
         needed = self.how.again and self.how.sampler != "grid" and math.isfinite(best.loss) and bool(self.edges(best))
         return -(-self.how.trials // 2) if needed else 0
 
@@ -168,15 +175,13 @@ class Search:
         limits = [self._limit(stage, seed) for seed in range(self.how.seeds)]
         jobs = []
         for number, point in batch:
-            words = [f"algo={self.algo}", *self.words, *(f"{key}={text}" for key, text in point.items())]
-            first = compose([*words, f"seed={FIRST_SEED}"], self.folders)
+            first = compose([*self.command(point), f"seed={FIRST_SEED}"], self.folders)
             prunes = limits if number or stage != STAGES[0] else [None] * self.how.seeds
             of_trial = []
-            for j in range(self.how.seeds):
-                place = self.folder / f"{stage}{number:03d}" / f"seed{FIRST_SEED + j}"
-                composed = first.changed(seed=FIRST_SEED + j, output_dir=str(place))
-                title = f"{self.algo} {stage} {number}, seed {FIRST_SEED + j}"
-                of_trial.append(Job(place, composed, title, prunes[j]))
+            for seed, prune in zip(self.seeds, prunes, strict=True):
+                place = self.place(stage, number, seed)
+                composed = first.changed(seed=seed, output_dir=str(place))
+                of_trial.append(Job(place, composed, f"{self.algo} {stage} {number}, seed {seed}", prune))
             jobs.append(of_trial)
         return jobs
 
@@ -212,11 +217,16 @@ class Search:
             return []
         return [Trial(**trial.user_attrs["trial"]) for trial in self._study(stage).get_trials(deepcopy=False)]
 
+    @property
+    def _best_at_first(self) -> Trial:
+        """Of the first stage."""
+        return min((trial for trial in self.done if trial.stage == STAGES[0]), key=lambda trial: trial.loss)
+
     def _ranges(self, stage: str) -> dict[str, Range]:
         """In the second stage, those at whose edge the best value was lie around it."""
         if stage == STAGES[0]:
             return self.ranges
-        best = min((trial for trial in self.done if trial.stage == STAGES[0]), key=lambda trial: trial.loss)
+        best = self._best_at_first
         return self.ranges | {key: self.ranges[key].around(best.point[key]) for key in self.edges(best)}
 
     def _points(self, stage: str, numbers: range) -> list[Point]:
@@ -240,7 +250,7 @@ class Search:
         earlier = [t for t in self.done if (t.stage != stage or t.number < full) and t.statuses[j] == "finished"]
         if not self.how.prune or len(earlier) < BEFORE:
             return None
-        runs = [read(self.place(trial, FIRST_SEED + j), self.x) for trial in earlier]
+        runs = [read(self.place(trial.stage, trial.number, self.seeds[j]), self.x) for trial in earlier]
         spent = np.unique(np.concatenate([run.cost() for run in runs]))
         spent = spent[spent >= WARM_UP * max(run.cost()[-1] for run in runs)]
         rows = [run.values(self.metric.name)[np.searchsorted(run.cost(), spent, side="right") - 1] for run in runs]

@@ -1,6 +1,5 @@
 """From the words of a command to searches, and all their trials under one scheduler."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -120,8 +119,8 @@ def _remember(found: Sequence[Search], folder: Path) -> None:
     path = folder / "search.json"
     before = read_json(path, dict.fromkeys(what, dict[str, Any]), others=dict[str, Any]) if path.exists() else {}
     for algo, one in what.items():
-        if algo in before and before[algo] != json.loads(json.dumps(one)):
-            differing = next(key for key in one if before[algo].get(key) != json.loads(json.dumps(one[key])))
+        if algo in before and before[algo] != one:
+            differing = next(key for key in one if before[algo].get(key) != one[key])
             raise UserError(
                 f"{folder}: holds a search of {algo} with other {differing}; --out DIR takes another folder"
             )

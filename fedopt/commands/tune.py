@@ -4,14 +4,13 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
+from fedopt.bench import SAMPLERS
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
 from fedopt.config.files import CONF
 from fedopt.config.words import key_of
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say, show
 from fedopt.errors import UserError
-
-SAMPLERS = ("tpe", "sobol", "random", "grid")
 
 
 def main() -> None:
@@ -24,6 +23,7 @@ def _main() -> int:
     if find_spec("optuna") is None:
         raise UserError("fedopt-tune needs Optuna: pip install 'fedopt[tune]'")
     from fedopt.bench.outcome import winners, with_values, write, write_tuned
+    from fedopt.bench.space import words_of
     from fedopt.bench.trials import How
     from fedopt.bench.tune import search_all, searches
     from fedopt.comparing.tables import print_table
@@ -50,9 +50,7 @@ def _main() -> int:
     written = write(good, folder)
     print_table(winners(good), right=["trials", "diverged", "pruned"])
     for search in good:
-        point = " ".join(f"{key}={text}" for key, text in search.best.point.items())
-        problem = next(word for word in search.words if key_of(word) == "problem")
-        show(f"fedopt algo={search.algo} {problem} {point}".rstrip())
+        show(" ".join(["fedopt", f"algo={search.algo}", f"problem={search.problem}", *words_of(search.best.point)]))
         if given.keep:
             written.append(write_tuned(search, CONF))
     show(f"results: {', '.join(map(str, written))}; --config-dir {folder} takes the tuned values")
