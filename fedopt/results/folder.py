@@ -76,18 +76,20 @@ class RunFolder:
         self.path = path
         self.metrics = path / "metrics.csv"
         self.checkpoint = path / "checkpoint.safetensors"
-        # Stays there: a lock that is removed lets two writers in. Waits for a moment: `alive` may hold it just now.
-        self._lock = FileLock(path / ".lock", timeout=0.5, poll_interval=0.01)
+        # Stays there: a lock that is removed lets two writers in.
+        self._lock = FileLock(path / ".lock", timeout=0.1, poll_interval=0.01)
 
     def open(self) -> None:
         """Create the folder and lock it. Raises UserError when another process holds it, or a file of it is a link, so that
         nothing outside is ever written; OSError when it cannot be made."""
         self.path.mkdir(parents=True, exist_ok=True)
         refuse_links(self.path / name for name in FILES)
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise UserError(f"{self.path}: another run is writing here; choose another output_dir or wait") from None
+        while not self.held:
+            try:
+                self._lock.acquire()
+            except Timeout:  # those who ask `alive` share it for a moment, and are waited for
+                if self.alive:
+                    raise UserError(f"{self.path}: another run is writing here; choose another output_dir or wait") from None
         for left in self.path.glob(f"*{PART}"):  # by a process that was killed
             left.unlink(missing_ok=True)
 
