@@ -163,8 +163,9 @@ class Search:
     def batch(self, stage: str) -> "list[tuple[int, Point]]":
         """The next trials of a stage, with their numbers; of a batch of which some are kept already, the others."""
         there, planned = [trial for trial in self.done if trial.stage == stage], self.planned(stage)
-        first = len(there) - len(there) % BATCH
-        numbers = range(first, min(first + BATCH, planned))
+        size = BATCH if self.how.sampler == "tpe" or self.how.prune else planned  # else no trial depends on another
+        first = len(there) - len(there) % size if planned else 0
+        numbers = range(first, min(first + size, planned))
         if not numbers or len(there) >= planned:
             return []
         points = self._points(stage, numbers)

@@ -4,8 +4,12 @@ import argparse
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
 from fedopt.config.files import CONF, file_of, options
@@ -13,6 +17,11 @@ from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say, show
 from fedopt.errors import UserError, unknown
 
+if TYPE_CHECKING:
+    from fedopt.bench.suite import Suite, Task
+    from fedopt.jobs.local import Launcher
+
+SMOKE = (3, 1, 3, 0)  # trials, seeds of each, seeds of a report and further ones, of the smallest form
 CONTRACT = Path(__file__).parents[2] / "tests" / "algorithms" / "test_contract.py"
 
 
@@ -25,34 +34,43 @@ def _main() -> int:
     given = _arguments()
     if find_spec("optuna") is None:
         raise UserError("fedopt-bench needs Optuna: pip install 'fedopt[tune]'")
-    from fedopt.bench.suite import SMOKE, Size, entered, run, tasks
-    from fedopt.bench.table import read_entries, write
+    os.environ.setdefault("FEDOPT_PICTURES", "0")  # of each run, which nobody looks at here
+    from fedopt.bench.pages import read_entries, write
+    from fedopt.bench.suite import Suite, tasks
 
     launcher = launcher_of(given)
-    size = Size(*SMOKE) if given.smoke else Size()
     out = given.out / ("smoke" if given.smoke else "full")
-    names = given.names if given.command != "enter" else given.tasks
-    found = tasks(names, given.folders, given.smoke)
+    suite = Suite(out, given.folders, *(SMOKE if given.smoke else ()))
+    chosen = tasks(given.tasks, given.folders, given.smoke)
     methods = read_entries(out)
     if given.command == "enter":
-        if given.method not in (names := options("algo", given.folders)):
-            raise UserError(unknown("algorithm", given.method, names))
+        if given.method not in (there := options("algo", given.folders)):
+            raise UserError(unknown("algorithm", given.method, there))
         _check_contract(given.method, given.folders)
         methods = [*dict.fromkeys([*methods, given.method])]
-    found = [entered(task, methods) for task in found]
+    chosen = [replace(task, methods=[*dict.fromkeys([*task.methods, *methods])]) for task in chosen]
     try:
         with ctrl_c_kept():
-            for number, task in enumerate(found, 1):
-                wanted = [given.method] if given.command == "enter" else task.methods
-                if given.command != "rank":
-                    show(f"task {number} of {len(found)}: {task.name}, {', '.join(wanted)}")
-                    run(task, wanted, size, given.folders, out, launcher)
+            if given.command != "rank":
+                entered = [given.method] if given.command == "enter" else None
+                _run(suite, [(task, entered or task.methods) for task in chosen], launcher)
     except KeyboardInterrupt:
         say(launcher.stopped)
         return 130
-    write(found, methods, size, given.folders, out)
-    show(f"results: {out}, with hits.csv, scores and pairs in each currency, solved.svg and profile.svg")
+    write(suite, chosen, methods, pages := given.pages or out / "pages")
+    show(f"results: {pages}/index.md, a page a task, and tables as CSV and LaTeX; the runs are in {out}")
     return 0
+
+
+def _run(suite: "Suite", methods: "list[tuple[Task, list[str]]]", launcher: "Launcher") -> None:
+    """Each task with these methods. Says how long all that is left will take, as the tasks before did."""
+    began, done, total = time.monotonic(), 0.0, sum(suite.runs(wanted) for _, wanted in methods)
+    for number, (task, wanted) in enumerate(methods, 1):
+        seconds = (time.monotonic() - began) * (total - done) / max(done, 1)
+        left = f"; about {timedelta(seconds=round(seconds))} left for all" if done else ""
+        show(f"task {number} of {len(methods)}: {task.name}, {', '.join(wanted)}{left}")
+        suite.run(task, wanted, launcher)
+        done += suite.runs(wanted)
 
 
 def _check_contract(method: str, folders: list[str]) -> None:
@@ -83,7 +101,7 @@ def _arguments() -> argparse.Namespace:
         "enter", help="check a method's contract, give it the same trials, rank it with the others"
     )
     for command in (run, rank):
-        command.add_argument("names", nargs="*", metavar="TASK", help="of conf/bench (default: all)")
+        command.add_argument("tasks", nargs="*", metavar="TASK", help="of conf/bench (default: all)")
     enter.add_argument("method", metavar="ALGORITHM", help="such as one of your own, in --config-dir")
     enter.add_argument("tasks", nargs="*", metavar="TASK", help="of conf/bench (default: all)")
     for command in (run, rank, enter):
@@ -97,6 +115,12 @@ def _arguments() -> argparse.Namespace:
             default=Path("outputs/bench"),
             metavar="DIR",
             help="where all goes (default: outputs/bench)",
+        )
+        add(
+            "--pages",
+            type=Path,
+            metavar="DIR",
+            help="where pages and tables go (default: pages, in the folder of the runs)",
         )
         add("--config-dir", dest="folders", action="append", default=[], metavar="DIR", help="your config folder")
     return parser.parse_args()

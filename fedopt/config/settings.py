@@ -1,5 +1,7 @@
 """The parts of a config that every run has."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -37,16 +39,26 @@ class Budget:
 
     def spent(self, **used: float) -> float:
         """The fraction used of the limit that ends the run, by their names; it ends at 1."""
-        shares = [used[name] / limit if limit else 1.0 for name, limit in self.limits.items()]
-        return max(shares) if self.until == "first" else min(shares)
+        return (max if self.until == "first" else min)(self._shares(used))
+
+    def parts(self, points: int, **used: float) -> int:
+        """How many equal parts of the budget are spent, of so many. Until the last limit they are parts of the logarithm of each
+        limit, from a hundredth on, and add up."""
+        if self.until == "first":
+            return int(self.spent(**used) * points + 1e-9)  # 0.29 of 100 is 29
+        shares = (min(max(share, 0.01), 1.0) for share in self._shares(used))
+        return sum(int(points * (1 + math.log10(share) / 2) + 1e-9) for share in shares)
+
+    def _shares(self, used: Mapping[str, float]) -> list[float]:
+        return [used[name] / limit if limit else 1.0 for name, limit in self.limits.items()]
 
 
 @dataclass(frozen=True, config=STRICT)
 class Evaluation:
     """Rounds at which metrics are taken: 0, the last, every `every` rounds, and those in `at`.
 
-    points: number of equal parts of the budget. Metrics are taken when another part is spent, in place of every `every` rounds, so
-    that methods whose rounds cost unequally are evaluated at equal spends.
+    points: number of equal parts of the budget, as of `Budget.parts`. Metrics are taken when another part is spent, in place of
+    every `every` rounds, so that methods whose rounds cost unequally are evaluated at equal spends.
     metric: what keep=best goes by; with a target, summary.json says when the metric first reached it.
     diverged: a run whose loss, objective or distance exceeds this, or is not finite, is stopped.
     """

@@ -7,6 +7,7 @@ the cross-entropy. Read in the public code: ijcnn1 is binary with a strength for
 x = log U(0, 1) and y ~ N(0, 1) at the start. Coordinate k of the hypergradient is -e^{x_k} <y*_k, v*_k>, as derived here.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
@@ -80,9 +81,11 @@ class Regularisation(Labelled, Bilevel):
         return cross_entropy(self.logits(y, sample["train"].x), sample["train"]) + 0.5 * torch.exp(x) @ squares
 
     def inner_solution(self, x: Tensor, y: Tensor) -> Tensor:
-        """y*(x), [dy], by L-BFGS from y."""
+        """y*(x), [dy], by L-BFGS from y; nan where a strength is beyond all numbers."""
+        if not torch.exp(x).isfinite().all():
+            return torch.full_like(y, math.nan)
         sample = self.sample(0, {"train": self.pooled()})
-        y = y.detach().clone().requires_grad_()
+        y = y.detach().where(y.abs() < 1e3, 0.0).requires_grad_()  # L-BFGS fails from where a run diverges
         solver = torch.optim.LBFGS([y], max_iter=200, line_search_fn="strong_wolfe")
 
         def value() -> Tensor:

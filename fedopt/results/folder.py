@@ -89,7 +89,9 @@ class RunFolder:
                 self._lock.acquire()
             except Timeout:  # those who ask `alive` share it for a moment, and are waited for
                 if self.alive:
-                    raise UserError(f"{self.path}: another run is writing here; choose another output_dir or wait") from None
+                    raise UserError(
+                        f"{self.path}: another run is writing here; choose another output_dir or wait"
+                    ) from None
         for left in self.path.glob(f"*{PART}"):  # by a process that was killed
             left.unlink(missing_ok=True)
 

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from fedopt.algorithms.checks import first_state, first_step
-from fedopt.config.settings import Evaluation
 from fedopt.federation import ranks
 from fedopt.problems.checks import measured
 from fedopt.running.assemble import Experiment
@@ -75,7 +74,7 @@ def loop(
     while True:
         spent, first = share_spent(e, progress), not progress.final
         ended = ranks.agree(spent >= 1, e.device)  # clocks differ
-        due = _due(e.evaluation, progress, spent)
+        due = _due(e, progress)
         row, improved = None, False
         status: Status = "finished" if ended else None
         if not progress.evaluated and (first or due or ended):
@@ -94,11 +93,12 @@ def loop(
         step = e.algorithm.step
 
 
-def _due(evaluation: Evaluation, progress: Progress, spent: float) -> bool:
+def _due(e: Experiment, progress: Progress) -> bool:
     """Whether metrics are taken in this round."""
+    evaluation = e.evaluation
     if evaluation.points is None:
         return progress.round % evaluation.every == 0 or progress.round in evaluation.at
-    before, progress.points = progress.points, int(spent * evaluation.points + 1e-9)  # 0.29 of 100 is 29
+    before, progress.points = progress.points, e.budget.parts(evaluation.points, **_used(e, progress))
     return progress.points > before or progress.round in evaluation.at
 
 
@@ -129,15 +129,20 @@ def diverged(e: Experiment, progress: Progress) -> bool:
 
 
 def share_spent(e: Experiment, progress: Progress) -> float:
-    """The share of the budget that is spent, by the limit that is nearest."""
+    """The share of the budget that is spent, by the limit that ends the run."""
+    return e.budget.spent(**_used(e, progress))
+
+
+def _used(e: Experiment, progress: Progress) -> dict[str, float]:
+    """What was spent of each limit that a budget can have."""
     ledger = e.federation.ledger
-    return e.budget.spent(
-        rounds=progress.round,
-        comm_rounds=ledger.comm_rounds,
-        bytes=ledger.total_bytes,
-        seconds=progress.seconds,
-        oracle_calls=ledger.calls.total,
-    )
+    return {
+        "rounds": progress.round,
+        "comm_rounds": ledger.comm_rounds,
+        "bytes": ledger.total_bytes,
+        "seconds": progress.seconds,
+        "oracle_calls": ledger.calls.total,
+    }
 
 
 def costs(e: Experiment, progress: Progress) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedopt.bench.rank import BUDGETS, holm, log_ratios, pairs, profile, scores, sign_flip, solved, worth
+from fedopt.bench.rank import BUDGETS, log_ratios, pairs, profile, scores, sign_flip, solved, worth
 
 SEEDS = range(10)
 
@@ -80,17 +80,19 @@ def test_sign_flips_by_hand():
     assert sign_flip(differences) == np.mean([total >= abs(differences.sum()) - 1e-12 for total in sums])
 
 
-def test_holm_by_hand():
-    assert holm([0.01, 0.04, 0.03]).tolist() == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, 0.9]).tolist() == [1.0, 1.0]
-
-
 def test_pairs():
-    table = pairs(TOY, [("t", "good", "bad"), ("t", "good", "twin")])
-    assert table["verdict"].tolist() == ["good before", "not told apart"]
+    claims = [("t", "good", "bad"), ("t", "good", "twin")]
+    table = pairs(TOY, TOY, claims)
+    assert table["answer"].tolist() == ["held", "not told apart"]
     assert table.loc[0, "cheaper"] == 1
     expected = math.sqrt((0.02 / 0.5) * (0.1 / 1.0))  # the missed target at the whole budget
     assert table.loc[0, "ratio"] == pytest.approx(expected, rel=0.1)
+
+
+def test_further_seeds_must_agree():
+    """What ten seeds tell apart is told apart only where the further ones have the same sign."""
+    turned = TOY.replace({"method": {"good": "bad", "bad": "good"}})
+    assert pairs(TOY, turned, [("t", "good", "bad")])["answer"].tolist() == ["not told apart"]
 
 
 def test_missed_by_both_tells_nothing():

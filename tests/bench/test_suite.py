@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -10,23 +11,30 @@ import pandas as pd
 import pytest
 from support.command import ROOT, code_of
 
-from fedopt.bench.suite import CURRENCIES, Task, spent, tasks
+from fedopt.bench.suite import CURRENCIES, Task, reached, tasks
 from fedopt.commands import bench
 from fedopt.comparing.recorded import Recorded
 from fedopt.config.compose import compose
+from fedopt.config.words import key_of
 from fedopt.errors import UserError
 from fedopt.metrics import Metric
 from fedopt.running.assemble import assemble
+from fedopt.running.loop import begin, loop
 
 TOY = """
 version: toy
+board: minimisation
+title: a toy
 words: [problem=quadratic_minimisation, partitioner.clients=3, participation.cohort=null, preset=none]
 metric: distance
 relative: true
 targets: [0.5, 0.1]
 budget: {comm_rounds: 30, bytes: 10000, oracle_calls: 300}
 methods: [fedavg, twin, slow]
-pairs: [[fedavg, slow], [fedavg, twin]]
+claims:
+  - {says: a step of some size is better, one: fedavg, other: slow}
+  - {says: one name is better, one: fedavg, other: twin}
+twin: [problem.heterogeneity=0]
 smoke: true
 """
 TWIN = "# @package _global_\ndefaults:\n  - fedavg\n  - _self_\n"
@@ -54,12 +62,13 @@ def recorded(values, **costs):
 
 def test_a_target_is_reached_when_it_is_kept():
     """By two successive evaluations, at the second, within the budget; shares of the start's value."""
-    task = Task("1", [], "distance", [0.5, 0.1], dict.fromkeys(CURRENCIES, 10.0), [], [], [], True, False, "t")
+    budget = dict.fromkeys(CURRENCIES, 10.0)
+    task = Task("1", "", "", [], "distance", [0.5, 0.1], budget, [], {}, [], [], relative=True, smoke=False, name="t")
     values = [4.0, 1.9, 2.5, 1.9, 1.8, 0.3, math.nan, 0.3, 0.3, 0.3]
     run = recorded(values, comm_rounds=np.arange(10))
-    assert spent(task, run, "comm_rounds") == [0.4, 0.8]
+    assert reached(task, run, "comm_rounds") == [0.4, 0.8]
     late = recorded(values, comm_rounds=2 * np.arange(10))
-    assert spent(task, late, "comm_rounds") == [0.8, math.inf]
+    assert reached(task, late, "comm_rounds") == [0.8, math.inf]
 
 
 def test_a_toy_whose_order_is_known(monkeypatch, capsys, folder, tmp_path):
@@ -69,21 +78,27 @@ def test_a_toy_whose_order_is_known(monkeypatch, capsys, folder, tmp_path):
     runs = sorted(path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("summary.json"))
     assert command(monkeypatch, "run", "toy", *words) == 0  # again: nothing is left to do
     assert runs == sorted(path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("summary.json"))
+    pages = tmp_path / "out" / "smoke" / "pages"
     for currency in CURRENCIES:
-        table = pd.read_csv(tmp_path / "out" / "smoke" / f"scores_{currency}.csv").set_index("method")
+        table = pd.read_csv(pages / f"scores_minimisation_{currency}.csv").set_index("method")
         assert table.loc["fedavg", "score"] == table.loc["twin", "score"] > table.loc["slow", "score"] == 0
         assert table["rank"].to_dict() == {"fedavg": 1, "twin": 1, "slow": 3}
-        pairs = pd.read_csv(tmp_path / "out" / "smoke" / f"pairs_{currency}.csv")
-        assert pairs["verdict"].tolist()[1] == "not told apart"
-        assert pairs["p"].tolist() == [2 / 2**3, 1.0]  # three seeds, all of one sign
+        claims = pd.read_csv(pages / f"claims_{currency}.csv")
+        assert claims["answer"].tolist() == ["not told apart"] * 2
+        assert claims["p"].tolist() == [2 / 2**3, 1.0]  # three seeds, all of one sign
     seeds = [
         {path.parent.name for path in (tmp_path / "out").rglob(f"{inside}/*/summary.json")}
-        for inside in ("trial*", "report/*")
+        for inside in ("trial*", "[rta]*/*-trial*")
     ]
     assert all(seeds)
     assert not seeds[0] & seeds[1]  # of trials and of reports
-    hits = pd.read_csv(tmp_path / "out" / "smoke" / "hits.csv")
-    assert hits.groupby(["method", "currency"]).size().unique().tolist() == [3 * 2]
+    hits = pd.read_csv(pages / "hits.csv")
+    counts = hits.groupby(["kind", "method", "currency"]).size().groupby("kind").unique().map(list).to_dict()
+    assert counts == {"report": [3 * 2], "twin": [2 * 2], "default": [2], "tuned": [2]}
+    page = (pages / "toy.md").read_text()
+    assert "| slow | communication rounds | 0/3 | 0/3 |" in page
+    for name in [*re.findall(r"\]\((\w+\.(?:svg|md))\)", page + (pages / "index.md").read_text())]:
+        assert (pages / name).is_file(), name
 
 
 @pytest.mark.parametrize(
@@ -113,11 +128,16 @@ def test_a_task_has_all_currencies(folder):
 @pytest.mark.parametrize("task", tasks([]), ids=lambda task: task.name)
 def test_methods_fit_their_tasks(task):
     """Every method of a task composes on it, and the metric is one of the problem's; pairs are of its methods."""
-    assert {name for pair in task.pairs for name in pair} <= {*task.methods}
+    assert {name for claim in task.claims for name in (claim.one, claim.other)} <= {*task.methods}
     for method in task.methods:
-        composed = compose([f"algo={method}", *task.words, *task.twin])
+        words = {key_of(word): word for word in (f"algo={method}", *task.words, *task.twin)}
+        composed = compose([*words.values()])
         e = assemble(composed)
         assert task.metric in [metric.name for metric in e.problem.metrics]
+    for method in task.refuses:
+        e = assemble(compose([f"algo={method}", *task.words]))
+        with pytest.raises(UserError):
+            _ = [*loop(e, *begin(e))]
 
 
 @pytest.mark.slow
@@ -126,7 +146,7 @@ def test_your_algorithm_is_entered_by_one_command(monkeypatch, capsys, folder, t
     monkeypatch.chdir(tmp_path)
     words = ["--smoke", "--config-dir", str(folder), "--out", str(tmp_path / "out")]
     assert command(monkeypatch, "run", "toy", *words) == 0
-    before = pd.read_csv(tmp_path / "out" / "smoke" / "scores_bytes.csv").set_index("method")
+    before = pd.read_csv(tmp_path / "out" / "smoke" / "pages" / "scores_minimisation_bytes.csv").set_index("method")
     subprocess.run(
         [sys.executable, "-m", "fedopt", "new", "algo", "my_sgd"],
         check=True,
@@ -135,7 +155,7 @@ def test_your_algorithm_is_entered_by_one_command(monkeypatch, capsys, folder, t
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     monkeypatch.syspath_prepend(tmp_path)
     assert command(monkeypatch, "enter", "my_sgd", "toy", *words, "--config-dir", "myconf") == 0
-    after = pd.read_csv(tmp_path / "out" / "smoke" / "scores_bytes.csv").set_index("method")
+    after = pd.read_csv(tmp_path / "out" / "smoke" / "pages" / "scores_minimisation_bytes.csv").set_index("method")
     assert {*after.index} == {*before.index, "my_sgd"}
     columns = ["score", "low", "high"]
     pd.testing.assert_frame_equal(after.loc[before.index, columns], before[columns])

@@ -230,6 +230,16 @@ def test_two_classes_have_the_logistic_loss():
     assert float(p.g(x, y, sample)) == pytest.approx(loss + penalty, rel=1e-12)
 
 
+def test_regularisation_of_a_run_that_diverges():
+    """y* depends on x alone; where its strengths are no numbers, neither is y*."""
+    p = regularised()
+    x, y = p.start()
+    for extreme in (1e30 * y, torch.inf * y, torch.nan * y):
+        torch.testing.assert_close(p.inner_solution(x, extreme), p.inner_solution(x, y), rtol=0, atol=1e-3)
+    for beyond in (1e30 * torch.ones_like(x), torch.nan * x):
+        assert p.inner_solution(beyond, y).isnan().all()
+
+
 def test_regularisation_takes_any_data_set_of_features():
     p = regularised(World(0, Iid(4), Digits(), dtype=F64), per="class")
     assert [len(v) for v in p.start()] == [10, 640]
