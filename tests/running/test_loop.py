@@ -75,3 +75,24 @@ def test_the_best_evaluation_and_what_the_target_took():
     assert improved == [value for n, value in enumerate(values) if all(value < other for other in values[:n])]
     assert progress.best["distance"] == min(values)
     assert progress.to_target["round"] == 0
+
+
+def test_until_the_last_limit():
+    """The run goes on until both limits are spent. It is evaluated whenever another part of the logarithm of one of them is."""
+    limits = {"comm_rounds": 20, "oracle_calls": 8000}
+    words = [f"budget.{name}={limit}" for name, limit in limits.items()]
+    e = experiment(*words, "budget.rounds=null", "budget.until=last", "eval.points=4", "eval.at=[]")
+    rows, spent = [], []
+    for moment in loop(e, *begin(e)):
+        ledger = e.federation.ledger
+        spent.append({"comm_rounds": ledger.comm_rounds, "oracle_calls": ledger.calls.total})
+        rows += [moment.round] if moment.row else []
+    assert all(spent[-1][name] >= limit for name, limit in limits.items())
+    assert not all(spent[-2][name] >= limit for name, limit in limits.items())
+    marks = [limit * 10 ** (part / 2) / 100 for limit in limits.values() for part in range(1, 5)]
+    names = [name for name in limits for _ in range(4)]
+    first = {
+        next(r for r, at in enumerate(spent) if at[name] >= mark * (1 - 1e-9))
+        for name, mark in zip(names, marks, strict=True)
+    }
+    assert rows == sorted({0, *first})
