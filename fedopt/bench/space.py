@@ -121,7 +121,9 @@ def roles(algo: str, folders: Folders = ()) -> dict[str, str]:
 
 
 def _by_role(key: str, role: str, value: Any) -> Range:
-    """Raises UserError for a role that there is not."""
+    """role: also a range. Raises UserError for a role that there is not."""
+    if pair := read_range(f"{key}={role}"):
+        return pair[1]
     if role == "step":
         ratio = 10 ** (DECADES / 2)
         return Range("log", (float(f"{float(value) / ratio:.2g}"), float(f"{float(value) * ratio:.2g}")))

@@ -13,7 +13,7 @@ from fedopt.files.reading import LOADER, config_text
 
 _inside, _beside = Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
-ROLE = re.compile(r"; tuned as a (.+)$")  # at the end of the comment beside a key: what `fedopt-tune` takes it for
+ROLE = re.compile(r"; tuned (?:as a|in) (.+)$")  # ends the comment beside a key: what `fedopt-tune` takes it for
 GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "experiment")
 
 Folders = Iterable[str | Path]  # config folders besides fedopt's

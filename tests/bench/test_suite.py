@@ -159,3 +159,15 @@ def test_your_algorithm_is_entered_by_one_command(monkeypatch, capsys, folder, t
     assert {*after.index} == {*before.index, "my_sgd"}
     columns = ["score", "low", "high"]
     pd.testing.assert_frame_equal(after.loc[before.index, columns], before[columns])
+
+
+@pytest.mark.slow
+def test_the_smallest_form(monkeypatch, tmp_path):
+    """Three tasks, in minutes."""
+    assert command(monkeypatch, "run", "--smoke", "--jobs", "2", "--out", str(tmp_path)) == 0
+    pages = tmp_path / "smoke" / "pages"
+    assert {path.stem for path in pages.glob("*.md")} == {"index", "b1", "m1", "c1"}
+    hits = pd.read_csv(pages / "hits.csv")
+    reached = np.isfinite(hits[hits["kind"] == "report"].groupby("task")["cost"].min())
+    assert reached.all()
+    assert len(reached) == 3

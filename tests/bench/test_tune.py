@@ -26,6 +26,8 @@ from fedopt.config.compose import compose
 from fedopt.config.files import options
 from fedopt.errors import UserError
 from fedopt.metrics import Metric
+from fedopt.running.assemble import assemble
+from fedopt.running.loop import begin, loop
 
 WORDS = ["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=log(0.001,3)", "algo.tau=choice(1,5)"]
 SMALL = ["--budget", "rounds=6", "--trials", "9", "--seeds", "1", "--no-again"]
@@ -109,6 +111,23 @@ def test_roles():
         "'1 epochs'",
         "'5 epochs'",
     )
+
+
+WEIGHTS = [name for name in options("algo") if any(role.startswith("log(") for role in roles(name).values())]
+PROBLEMS = {"quadratic_game": ("adafgda", "momentum_local_sgda"), "quadratic_local_bilevel": ("fedbioacc_local",)}
+PROBLEMS["quadratic_local_compositional"] = ("mfcgd", "adamfcgd", "multilevel")
+
+
+@pytest.mark.parametrize("algo", WEIGHTS)
+def test_weights_stay_below_one(algo):
+    """At both ends of a range that stands in a comment, the method can begin."""
+    problem = next((problem for problem, algos in PROBLEMS.items() if algo in algos), "quadratic_bilevel")
+    explicit = {key: read_range(f"{key}={role}")[1] for key, role in roles(algo).items() if role.startswith("log(")}
+    centralized = ["partitioner=centralized", "participation.cohort=null"] * (algo in ("mrbo", "sustain"))
+    for end in (0.0, 1 - 1e-9):
+        point = [f"{key}={values.at(end)}" for key, values in explicit.items()]
+        e = assemble(compose([f"algo={algo}", f"problem={problem}", "preset=none", *centralized, *point]))
+        next(loop(e, *begin(e)))
 
 
 # Statistics
