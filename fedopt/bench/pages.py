@@ -40,12 +40,14 @@ def write(suite: Suite, chosen: Sequence[Task], entries: Sequence[str], place: P
     claims = [(task.name, claim.one, claim.other, claim.says) for task in chosen for claim in task.claims]
     text = [*_head(suite, chosen, results), "![share of goals reached](solved.svg)"]
     for board in boards:
-        text.append(f"## {board.capitalize()}")
-        for currency in CURRENCIES:
-            on = [task.name for task in chosen if task.board == board]
-            rows = hits[hits["task"].isin(on) & (hits["currency"] == currency) & (hits["kind"] == "report")]
-            name = f"scores_{board.replace(' ', '_')}_{currency}"
-            text += [f"### By {NAMES[currency]}", *_table(place / name, scores(rows), f"{board} by {NAMES[currency]}")]
+        on = hits[hits["task"].isin([task.name for task in chosen if task.board == board]) & (hits["kind"] == "report")]
+        ranked = {currency: scores(on[on["currency"] == currency]) for currency in CURRENCIES}
+        for currency, table in ranked.items():
+            write_table(place / f"scores_{board.replace(' ', '_')}_{currency}.csv", table)
+        text += [
+            f"## {board.capitalize()}",
+            *_table(place / f"scores_{board.replace(' ', '_')}", _side_by_side(ranked), board),
+        ]
     text.append("## Claims that were registered")
     text.append(
         "ratio: of what the first spent to what the second did, over the targets; a miss counts as the whole budget. "
@@ -57,10 +59,9 @@ def write(suite: Suite, chosen: Sequence[Task], entries: Sequence[str], place: P
         told = pairs(kinds["report"], kinds.get("again", hits[:0]), [claim[:3] for claim in claims])
         if len(told):
             told.insert(1, "claim", [says for *_, says in claims])
-        title = f"claims by {NAMES[currency]}"
         text += [
             f"### By {NAMES[currency]}",
-            *_table(place / f"claims_{currency}", told, title),
+            *_table(place / f"claims_{currency}", told, f"claims by {NAMES[currency]}"),
         ]
     text += ["## Does tuning change who is first?", markdown(_firsts(hits))]
     text += [
@@ -90,9 +91,23 @@ def _head(suite: Suite, chosen: Sequence[Task], results: Mapping[str, Sequence[R
         f"Written on {date.today()} from runs of {ran}. {suite.trials} trials and the defaults of each method, "
         f"{suite.tuning} seeds each; the best one is reported on {suite.seeds} other seeds. Tasks: {pages}.",
         "A score is the area under a method's curve of goals reached on the logarithm of the budget, from 1 % to all of it. "
-        "low and high are the ends of a band of 90 %, by a bootstrap of seeds. rank holds is the share of its samples with this "
-        "rank. Who does not take part in all tasks of a board has no rank.",
+        "In brackets: a band of 90 %, by a bootstrap of seeds. Then the rank, and the share of its samples that have it. "
+        "Who does not take part in all tasks of a board has no rank.",
     ]
+
+
+def _side_by_side(ranked: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The score of each method with its band and its rank, a column a currency."""
+    by_method = {currency: table.set_index("method") for currency, table in ranked.items()}
+    first = by_method[CURRENCIES[0]]
+    cells: dict[str, Any] = {"method": [*first.index], "tasks": [*first["tasks"]]}
+    for currency, table in by_method.items():
+        cells[NAMES[currency]] = [
+            f"{row['score']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+            + ("" if pd.isna(row["rank"]) else f", rank {row['rank']} in {row['rank holds']:.0%}")
+            for _, row in table.reindex(first.index).iterrows()
+        ]
+    return pd.DataFrame(cells)
 
 
 def _firsts(hits: pd.DataFrame) -> pd.DataFrame:

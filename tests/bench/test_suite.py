@@ -95,6 +95,7 @@ def test_a_toy_whose_order_is_known(monkeypatch, capsys, folder, tmp_path):
     hits = pd.read_csv(pages / "hits.csv")
     counts = hits.groupby(["kind", "method", "currency"]).size().groupby("kind").unique().map(list).to_dict()
     assert counts == {"report": [3 * 2], "twin": [2 * 2], "default": [2], "tuned": [2]}
+    assert "| slow | 1 | 0.000 (0.000 to 0.000), rank 3 in 100% |" in (pages / "index.md").read_text()
     page = (pages / "toy.md").read_text()
     assert "| slow | communication rounds | 0/3 | 0/3 |" in page
     for name in [*re.findall(r"\]\((\w+\.(?:svg|md))\)", page + (pages / "index.md").read_text())]:
