@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedopt.bench.rank import BUDGETS, pairs, profile, scores, solved, worth
+from fedopt.bench.space import words_of
 from fedopt.bench.suite import CURRENCIES, Result, Suite, Task, rows
 from fedopt.bench.trials import FIRST_SEED, STAGES
 from fedopt.comparing.recorded import Recorded
@@ -20,8 +21,8 @@ from fedopt.files.reading import read_json
 from fedopt.files.writing import write_atomically
 from fedopt.results import figures
 
-DIGITS = {"score": 3, "low": 3, "high": 3, "rank holds": 2, "ratio": 3, "cheaper": 2, "p": 4, "p (Holm)": 4, "again": 3}
-NAMES = {currency: figures.COSTS[currency][1] for currency in CURRENCIES}
+DIGITS = {"ratio": 3, "p": 4, "p (Holm)": 4, "again": 3}
+NAMES = {"comm_rounds": "communication rounds", "bytes": "bytes", "oracle_calls": "oracle calls"}
 
 
 def read_entries(out: Path) -> list[str]:
@@ -51,6 +52,7 @@ def write(suite: Suite, chosen: Sequence[Task], entries: Sequence[str], place: P
     text.append("## Claims that were registered")
     text.append(
         "ratio: of what the first spent to what the second did, over the targets; a miss counts as the whole budget. "
+        "cheaper: how often the first is, with its band of 90 %. "
         f"p: exact, of the signs of {suite.seeds} seeds. A claim held, or did not, where p is below 5 % after Holm's "
         f"correction over all claims of a currency, and {suite.further} further seeds (again) have the same sign."
     )
@@ -59,6 +61,8 @@ def write(suite: Suite, chosen: Sequence[Task], entries: Sequence[str], place: P
         told = pairs(kinds["report"], kinds.get("again", hits[:0]), [claim[:3] for claim in claims])
         if len(told):
             told.insert(1, "claim", [says for *_, says in claims])
+            bands = zip(told["cheaper"], told.pop("low"), told.pop("high"), strict=True)
+            told["cheaper"] = [f"{share:.2f} ({low:.2f} to {high:.2f})" for share, low, high in bands]
         text += [
             f"### By {NAMES[currency]}",
             *_table(place / f"claims_{currency}", told, f"claims by {NAMES[currency]}"),
@@ -160,7 +164,7 @@ def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFram
         {"method": r.search.algo, "by": NAMES[c], "trial": str(t.number)}
         | {
             "at an edge": ", ".join(r.search.edges(t)) or "-",
-            "values": " ".join(r.search.command(t.point)[-len(t.point) :]),
+            "values": " ".join(words_of(t.point)) or "the defaults",
         }
         for r in results
         for c, t in r.best.items()
@@ -174,7 +178,8 @@ def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFram
         f"({goal}). Budget: {budget}; runs end when the last one is spent.",
         *[f"`{method}` does not take part: {why}." for method, why in task.refuses.items()],
         f"![{task.metric} against what was spent]({task.name}.svg)",
-        "Lines: medians over seeds of the trial that is best by each currency. Bands: from the second-least to the second-largest.",
+        "Lines: medians over seeds of the trial that is best by each currency. Bands: from the second-least to the second-largest. "
+        "Grey: the targets.",
         "## Scores",
         f"Beside each: of equal clients (twin, {' '.join(task.twin)}), and of defaults and tuned values on the trials' seeds.",
         markdown(pd.DataFrame(table)),
@@ -191,7 +196,7 @@ def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFram
 
 def _within(costs: pd.Series) -> str:
     finite = costs[np.isfinite(costs)]
-    return f"{len(finite)}/{len(costs)}" + (f" at {finite.median():.0%}" if len(finite) else "")
+    return f"{len(finite)}/{len(costs)}" + (f" at {finite.median():.1%}" if len(finite) else "")
 
 
 @figures.styled()
@@ -206,7 +211,10 @@ def _draw(
         for axis, currency in zip(of_board, CURRENCIES, strict=True):
             shares = curves(hits[(hits["currency"] == currency) & hits["task"].isin(on)])
             for method in shares:
-                axis.plot(shares.index, shares[method], label=method, **figures.look(colour[method]))
+                j = colour[method]
+                axis.plot(
+                    shares.index, shares[method], label=method, **figures.look(j), **figures.marks(j, j, len(colour))
+                )
             x = "share of the budget" if name == "solved" else "ratio to the least median cost"
             figures.describe(axis, x, "share of goals reached", f"{board}: {NAMES[currency]}")
             axis.set_xscale("log")
@@ -227,7 +235,8 @@ def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path)
             values = np.sort([_at_budgets(run, task, currency) for run in runs if run is not None], axis=0)
             if not len(values):
                 continue
-            axis.plot(BUDGETS, np.median(values, axis=0), label=result.search.algo, **figures.look(j))
+            look = figures.look(j) | figures.marks(j, j, len(results))
+            axis.plot(BUDGETS, np.median(values, axis=0), label=result.search.algo, **look)
             axis.fill_between(
                 BUDGETS,
                 values[1 % len(values)],
@@ -241,6 +250,9 @@ def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path)
         axis.set_xscale("log")
         if drawn and figures.spans_decades(metric, np.concatenate(drawn)):
             axis.set_yscale("log")
+            axis.set_ylim(bottom=max(axis.get_ylim()[0], task.targets[-1] / 3))
+        for target in task.targets:
+            axis.axhline(target, color="grey", linewidth=0.4, zorder=0)
     figures.save(figure, place / f"{task.name}.svg")
 
     figure, ((axis,),) = figures.grid(1, 1, 2.6 * len(CURRENCIES))
@@ -263,7 +275,9 @@ def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path)
         axis.plot(lost, [0.97] * len(lost), "x", color=figures.OKABE_ITO[6], transform=axis.get_xaxis_transform())
     figures.describe(axis, "", metric.title)
     axis.set_xticks(range(len(losses)), [*losses])
-    axis.set_yscale("log" if figures.spans_decades(metric, finite) else "linear")
+    if figures.spans_decades(metric, finite):
+        axis.set_yscale("log")
+        axis.set_ylim(bottom=max(axis.get_ylim()[0], 1e-10 * axis.get_ylim()[1]))
     figures.save(figure, place / f"{task.name}_trials.svg")
 
 

@@ -6,6 +6,7 @@ A task is a file conf/bench/<name>.yaml. Methods are tuned with the same Sobol t
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -213,8 +214,9 @@ def spent(task: Task, folder: Path) -> dict[str, list[float]]:
     return {currency: reached(task, recorded, currency) for currency in CURRENCIES}
 
 
+@cache
 def rows(folder: Path) -> Recorded | None:
-    """A run; None for one without rows."""
+    """A run that has ended; None for one without rows."""
     try:
         return read(folder, CURRENCIES[0])
     except (OSError, ValueError, UserError):
