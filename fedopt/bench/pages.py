@@ -246,7 +246,8 @@ def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path)
                 lw=0,
             )
             drawn.append(values)
-        figures.describe(axis, "share of the budget", metric.title, NAMES[currency])
+        title = f"{metric.title}, over that at the start" if task.relative else metric.title
+        figures.describe(axis, "share of the budget", title, NAMES[currency])
         axis.set_xscale("log")
         if drawn and figures.spans_decades(metric, np.concatenate(drawn)):
             axis.set_yscale("log")

@@ -1,7 +1,7 @@
 """What the quadratic problems are made of: random matrices, families of them over clients, noise of single examples."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -38,13 +38,15 @@ class Quadratic(Problem):
     conditioning: the ratio of the largest to the least eigenvalue of each positive definite matrix.
     heterogeneity: 0 makes all clients equal, 1 mixes each client's matrices half and half with its own, and so on.
     noise: standard deviation of the examples' linear terms around their client's; a full local batch has none.
-    examples: over all clients.
+    examples: over all clients. alike: every client has the means of all clients' terms, so that the problem is the same, and it is
+    one of equal clients.
     """
 
     conditioning: Annotated[float, Field(ge=1)]
     heterogeneity: NonNegativeFloat
     noise: NonNegativeFloat
     examples: PositiveInt
+    alike: bool = field(default=False, kw_only=True)
 
     def families(self) -> Callable[..., Tensor]:
         """A function (draw, *args) that gives an array for each client, [M, ...]: one draw(rng, 1, *args) for all, mixed with the
@@ -64,6 +66,9 @@ class Quadratic(Problem):
         split whose examples it is of. The noise sums to zero over each client's examples of a split."""
         self.per_client = terms._asdict()
         self._sample_type, self._noisy = type(terms), noisy
+        if self.alike:
+            means = self.mean(self.weights)._asdict()
+            self.per_client = {name: means[name].expand_as(v) for name, v in self.per_client.items()}
         rng, self._noise = self.world.rng(Part.EXAMPLES), {}
         for name in noisy:
             noise = self.noise * rng.standard_normal((self.examples, self.per_client[name].shape[1]))

@@ -18,6 +18,7 @@ LATER = {
     "budget.until": "first",
     "algo.neumann": "sum",
     "problem.penalty": None,
+    "problem.alike": False,
 }
 PRECISION = ("hardware.dtype", "hardware.autocast", "hardware.tf32")  # numbers depend on these of the machine
 

@@ -125,6 +125,16 @@ def second_derivatives(p, client):
     return hessian(lambda y: p.g(x, y, sample), y), of_f
 
 
+def test_alike_clients_have_the_same_problem():
+    """Each client has the means, which are those of unlike clients; so are the solution and the value."""
+    unlike, alike = quadratic(), quadratic(alike=True)
+    for name, terms in alike.per_client.items():
+        expected = np.tensordot(unlike.weights, unlike.per_client[name].numpy(), 1)
+        np.testing.assert_allclose(terms.numpy(), np.broadcast_to(expected, terms.shape), atol=1e-12)
+    for one, other in zip(unlike.solution(), alike.solution(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize(("heterogeneity", "exact"), [(0.0, True), (1.0, False)])
 def test_quadratic_conditioning_and_heterogeneity(heterogeneity, exact):
     p = quadratic(heterogeneity=heterogeneity)
