@@ -21,6 +21,7 @@ from fedopt.files.reading import read_json
 from fedopt.files.writing import write_atomically
 from fedopt.results import figures
 
+SHARES = BUDGETS[::4]  # at which curves of a metric are drawn
 DIGITS = {"ratio": 3, "p": 4, "p (Holm)": 4, "again": 3}
 NAMES = {"comm_rounds": "communication rounds", "bytes": "bytes", "oracle_calls": "oracle calls"}
 
@@ -236,9 +237,9 @@ def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path)
             if not len(values):
                 continue
             look = figures.look(j) | figures.marks(j, j, len(results))
-            axis.plot(BUDGETS, np.median(values, axis=0), label=result.search.algo, **look)
+            axis.plot(SHARES, np.median(values, axis=0), label=result.search.algo, **look)
             axis.fill_between(
-                BUDGETS,
+                SHARES,
                 values[1 % len(values)],
                 values[-2 % len(values)],
                 color=figures.look(j)["color"],
@@ -283,7 +284,7 @@ def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path)
 
 
 def _at_budgets(run: Recorded, task: Task, currency: str) -> np.ndarray:
-    """[len(BUDGETS)], the last value that a run had when each share of the budget was spent; relative ones to the first."""
+    """[len(SHARES)], the last value that a run had when each share of the budget was spent; relative ones to the first."""
     values = run.values(task.metric)
-    places = np.searchsorted(run.cost(currency) / task.budget[currency], BUDGETS, side="right") - 1
+    places = np.searchsorted(run.cost(currency) / task.budget[currency], SHARES, side="right") - 1
     return values[places] / (values[0] if task.relative else 1.0)

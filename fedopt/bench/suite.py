@@ -37,6 +37,7 @@ class Claim:
     says: str
     one: str
     other: str
+    by: list[str]
 
 
 @dataclass(frozen=True)
