@@ -1,8 +1,6 @@
 """What the benchmark shows: hits, scores and claims in each currency, as tables, as pictures and as pages."""
 
-import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -10,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
+from fedopt.bench.outcome import best_of
 from fedopt.bench.rank import BUDGETS, pairs, profile, scores, solved, worth
 from fedopt.bench.space import words_of
-from fedopt.bench.suite import CURRENCIES, Result, Suite, Task, rows
+from fedopt.bench.suite import CURRENCIES, Result, Suite, Task, rows, tasks
 from fedopt.bench.trials import FIRST_SEED, STAGES
 from fedopt.comparing.recorded import Recorded
 from fedopt.comparing.tables import latex, markdown, print_table, write_table
@@ -22,83 +22,79 @@ from fedopt.files.writing import write_atomically
 from fedopt.results import figures
 
 SHARES = BUDGETS[::4]  # at which curves of a metric are drawn
-DIGITS = {"ratio": 3, "p": 4, "p (Holm)": 4, "again": 3}
 NAMES = {"comm_rounds": "communication rounds", "bytes": "bytes", "oracle_calls": "oracle calls"}
+DIGITS = {"ratio": 3, "p": 4, "further": 3, "p (Holm)": 4}
+SCORES = """A score is the area under a method's curve of goals reached on the logarithm of the budget, from 1 % to all of it.
+A goal is a target on a seed. In brackets: a band of 90 %, by a bootstrap of seeds within tasks, for the trial that was chosen.
+Then the rank, and the share of samples that have it. Who does not take part in all tasks of a board has no rank."""
+CLAIMS = """ratio: of what the first spent to what the second did, over the targets that one of them reached; a miss counts as
+the whole budget. cheaper: on how many seeds it is below 1; chance: of that, exact with 90 %. p: exact, of a paired sign-flip test.
+A claim held, or did not, where p is below 5 % after Holm's correction and the ratio on further seeds is on the same side of 1.
+The correction is over all claims of a currency that were registered, on tasks that are not here too."""
 
 
-def read_entries(out: Path) -> list[str]:
-    """The methods that were entered."""
-    return list(read_json(out / "entries.json", {"methods": list[str]}).get("methods", []))
-
-
-def write(suite: Suite, chosen: Sequence[Task], entries: Sequence[str], place: Path) -> None:
+def write(suite: Suite, chosen: Sequence[Task], place: Path) -> None:
     """Rank what there is of these tasks, print it, and write it into a folder as pages, CSV and LaTeX, with pictures."""
-    results = {task.name: suite.results(task, task.methods) for task in chosen}
+    results = {task.name: suite.results(task) for task in chosen}
     hits = pd.concat([suite.hits(task, results[task.name]) for task in chosen], ignore_index=True)
-    suite.out.mkdir(parents=True, exist_ok=True)
-    write_atomically(suite.out / "entries.json", json.dumps({"methods": [*entries]}).encode())
     write_table(place / "hits.csv", hits)
-    boards = dict.fromkeys(task.board for task in chosen)
-    claims = [(task.name, claim.one, claim.other, claim.says) for task in chosen for claim in task.claims]
-    text = [*_head(suite, chosen, results), "![share of goals reached](solved.svg)"]
-    for board in boards:
-        on = hits[hits["task"].isin([task.name for task in chosen if task.board == board]) & (hits["kind"] == "report")]
+    by_kind = dict([*hits.groupby("kind")])
+    reported, further, every = by_kind["report"], by_kind.get("further", hits[:0]), tasks([], suite.folders)
+    links = ", ".join(f"[{task.name}]({task.name}.md)" for task in chosen)
+    how = f"{suite.trials} trials and the defaults of each method, {suite.tuning} seeds each"
+    text = [
+        "# Results of the benchmark",
+        f"Written on {date.today()}. {how}; {suite.seeds} seeds of a report. Tasks: {links}.",
+    ]
+    text += [SCORES, "![share of goals reached](solved.svg)"]
+    for board in dict.fromkeys(task.board for task in chosen):
+        here = [task.name for task in chosen if task.board == board]
+        on = reported[reported["task"].isin(here)]
         ranked = {currency: scores(on[on["currency"] == currency]) for currency in CURRENCIES}
+        name = f"scores_{board.replace(' ', '_')}"
         for currency, table in ranked.items():
-            write_table(place / f"scores_{board.replace(' ', '_')}_{currency}.csv", table)
-        text += [
-            f"## {board.capitalize()}",
-            *_table(place / f"scores_{board.replace(' ', '_')}", _side_by_side(ranked), board),
-        ]
-    text.append("## Claims that were registered")
-    text.append(
-        "ratio: of what the first spent to what the second did, over the targets; a miss counts as the whole budget. "
-        "cheaper: how often the first is, with its band of 90 %. "
-        f"p: exact, of the signs of {suite.seeds} seeds. A claim held, or did not, where p is below 5 % after Holm's "
-        f"correction over all claims of a currency, and {suite.further} further seeds (again) have the same sign."
-    )
+            write_table(place / f"{name}_{currency}.csv", table)
+        of_all = sum(task.board == board for task in every)
+        heading = f"{board.capitalize()}: {', '.join(here)}" + f" ({len(here)} of {of_all} tasks)" * (
+            len(here) < of_all
+        )
+        text += [f"## {heading}", _table(place / f"{name}.tex", _side_by_side(ranked), heading)]
+    claims = [(task.name, claim) for task in chosen for claim in task.claims]
+    text += ["## Claims that were registered", CLAIMS] * bool(claims)
     for currency in CURRENCIES:
-        kinds = dict([*hits[hits["currency"] == currency].groupby("kind")])
-        told = pairs(kinds["report"], kinds.get("again", hits[:0]), [claim[:3] for claim in claims])
-        if len(told):
-            told.insert(1, "claim", [says for *_, says in claims])
-            bands = zip(told["cheaper"], told.pop("low"), told.pop("high"), strict=True)
-            told["cheaper"] = [f"{share:.2f} ({low:.2f} to {high:.2f})" for share, low, high in bands]
-        text += [
-            f"### By {NAMES[currency]}",
-            *_table(place / f"claims_{currency}", told, f"claims by {NAMES[currency]}"),
-        ]
-    text += ["## Does tuning change who is first?", markdown(_firsts(hits))]
+        if by := [(name, claim) for name, claim in claims if currency in claim.by]:
+            in_all = max(sum(currency in claim.by for task in every for claim in task.claims), len(by))
+            wanted = [(name, claim.one, claim.other) for name, claim in by]
+            first, later = (kind[kind["currency"] == currency] for kind in (reported, further))
+            told = pairs(first, later, wanted, in_all)
+            told.insert(1, "claim", [f"{claim.one} {claim.says}" for _, claim in by])
+            write_table(place / f"claims_{currency}.csv", told)
+            shown = told.drop(columns=["one", "other"]).rename(columns={"claim": f"by {NAMES[currency]}"})
+            text.append(_table(place / f"claims_{currency}.tex", shown, f"claims by {NAMES[currency]}"))
+    text += [
+        "## Does tuning change who is first?",
+        "On the seeds of the trials: with defaults → with the best trial.",
+        _firsts(hits),
+    ]
     text += [
         "## Profiles",
-        "![profiles](profile.svg)",
         "They change with who is here: all methods of a board. Scores do not.",
+        "![profiles](profile.svg)",
     ]
-    for name, curves in (("solved", solved), ("profile", profile)):
-        _draw(place / f"{name}.svg", name, curves, hits[hits["kind"] == "report"], {t.name: t.board for t in chosen})
+    boards = {task.name: task.board for task in chosen}
+    _draw(place / "solved.svg", "share of the budget", solved, reported, boards)
+    _draw(place / "profile.svg", "ratio to the least median cost", profile, reported, boards)
     for task in chosen:
         _page(suite, task, results[task.name], hits[hits["task"] == task.name], place)
     write_atomically(place / "index.md", "\n\n".join(text).encode() + b"\n")
 
 
-def _head(suite: Suite, chosen: Sequence[Task], results: Mapping[str, Sequence[Result]]) -> list[str]:
-    """What was run, when, with which code, and on what."""
-    search = results[chosen[0].name][0].search
-    parts = {"versions": dict[str, Any], "machine": dict[str, Any], "commit": str | None}
-    card = read_json(search.place(STAGES[0], 0, FIRST_SEED) / "run.json", parts)
-    versions, machine = card.get("versions", {}), card.get("machine", {})
-    ran = (
-        f"commit {card.get('commit')}, torch {versions.get('torch')}, {machine.get('platform')}, {os.cpu_count()} cores"
-    )
-    pages = ", ".join(f"[{task.name}]({task.name}.md) (version {task.version})" for task in chosen)
-    return [
-        "# Results of the benchmark",
-        f"Written on {date.today()} from runs of {ran}. {suite.trials} trials and the defaults of each method, "
-        f"{suite.tuning} seeds each; the best one is reported on {suite.seeds} other seeds. Tasks: {pages}.",
-        "A score is the area under a method's curve of goals reached on the logarithm of the budget, from 1 % to all of it. "
-        "In brackets: a band of 90 %, by a bootstrap of seeds. Then the rank, and the share of its samples that have it. "
-        "Who does not take part in all tasks of a board has no rank.",
-    ]
+def _table(path: Path, table: pd.DataFrame, caption: str) -> str:
+    """Print it, and write it as LaTeX. Returns it for a page."""
+    shown = table.assign(**{c: table[c].map(f"{{:.{n}f}}".format) for c, n in DIGITS.items() if c in table}).astype(str)
+    print_table(shown, [*table.columns[1:]], caption)
+    write_atomically(path, latex(shown).encode())
+    return markdown(shown)
 
 
 def _side_by_side(ranked: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -115,108 +111,92 @@ def _side_by_side(ranked: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.DataFrame(cells)
 
 
-def _firsts(hits: pd.DataFrame) -> pd.DataFrame:
-    """A row a task: who has the best score of the seeds of the trials, with defaults and with tuned values, in each currency."""
-    rows = []
-    for task, on_task in hits.groupby("task", sort=False):
-        row = {"task": str(task)}
-        for currency in CURRENCIES:
-            by_kind = on_task[on_task["currency"] == currency].groupby("kind")
-            firsts = [scores(by_kind.get_group(kind), samples=1)["method"].iloc[0] for kind in ("default", "tuned")]
-            row[NAMES[currency]] = " → ".join(dict.fromkeys(firsts))
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def _shown(table: pd.DataFrame) -> pd.DataFrame:
-    return table.assign(**{c: table[c].map(f"{{:.{n}f}}".format) for c, n in DIGITS.items() if c in table}).astype(str)
-
-
-def _table(path: Path, table: pd.DataFrame, caption: str) -> list[str]:
-    """Print it, and write it as CSV and LaTeX. Returns it for a page; nothing for an empty one."""
-    if not len(table):
-        return []
-    shown = _shown(table)
-    print_table(shown, [*table.columns[1:]], caption)
-    write_table(path.parent / f"{path.name}.csv", table)
-    write_atomically(path.parent / f"{path.name}.tex", latex(shown).encode())
-    return [markdown(shown)]
+def _firsts(hits: pd.DataFrame) -> str:
+    """A row a task: who has the best score in each currency, with defaults and with tuned values."""
+    table = hits.assign(worth=worth(hits["cost"])).pivot_table(
+        index=["task", "currency", "kind"], columns="method", values="worth", sort=False
+    )
+    first = table.apply(
+        lambda row: " = ".join(row.index[row == row.max()]) if row.max() > 0 else "none", axis=1
+    ).unstack()
+    shown = (first["default"] + " → " + first["tuned"]).unstack()[[*CURRENCIES]].rename(columns=NAMES)
+    return markdown(shown.reset_index())
 
 
 def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFrame, place: Path) -> None:
     """A page of a task: its rules, the curves, what each method reached, its trials, and the twin of equal clients."""
-    table = []
-    for result in results:
-        row: dict[str, str] = {"method": result.search.algo}
-        for currency in CURRENCIES:
-            of_method = hits[(hits["method"] == result.search.algo) & (hits["currency"] == currency)]
-            mean = worth(of_method["cost"]).groupby(of_method["kind"]).mean()
-            row[NAMES[currency]] = f"{mean['report']:.3f}"
-            row |= {f"{currency}: {kind}": f"{mean.get(kind, math.nan):.3f}" for kind in ("twin", "default", "tuned")}
-        table.append(row)
-    reported = hits[hits["kind"] == "report"]
-    within = [
-        {"method": method, "by": NAMES[str(of)]}
-        | {f"target {task.targets[k]:g}": _within(costs) for k, costs in enumerate(goals)}
-        for (method, of), one in reported.groupby(["method", "currency"], sort=False)
-        for goals in [[costs for _, costs in one.groupby("target")["cost"]]]
-    ]
+    order = [result.search.algo for result in results]
+    mean = hits.assign(worth=worth(hits["cost"])).pivot_table(
+        index="method", columns=["currency", "kind"], values="worth"
+    )
+    kinds = [kind for kind in ("report", "twin", "default", "tuned") if kind in {*hits["kind"]}]
+    shown = pd.DataFrame({"method": order})
+    for currency, kind in [(currency, kind) for currency in CURRENCIES for kind in kinds]:
+        name = NAMES[currency] if kind == "report" else f"{kind}, {NAMES[currency]}"
+        shown[name] = mean[currency, kind].loc[order].round(3).to_numpy()
+    goals = hits[hits["kind"] == "report"].groupby(["method", "currency", "target"])["cost"].agg(_reached).unstack()
+    goals = goals.reindex([(method, currency) for method in order for currency in CURRENCIES]).reset_index()
+    goals["currency"] = goals["currency"].map(NAMES)
     best = [
-        {"method": r.search.algo, "by": NAMES[c], "trial": str(t.number)}
-        | {
-            "at an edge": ", ".join(r.search.edges(t)) or "-",
-            "values": " ".join(words_of(t.point)) or "the defaults",
-        }
-        for r in results
-        for c, t in r.best.items()
+        {"method": result.search.algo, "by": NAMES[currency], "trial": trial.number}
+        | {"at an edge": ", ".join(result.search.edges(trial)) or "-"}
+        | {"values": " ".join(words_of(trial.point)) or "the defaults"}
+        for result in results
+        for currency, trial in result.best.items()
     ]
-    budget = ", ".join(f"{limit:g} ({NAMES[currency]})" for currency, limit in task.budget.items())
-    goal = "shares of its value at the start" if task.relative else "values"
+    ran: dict[str, None] = {}
+    for result in results:
+        card = read_json(result.search.place(STAGES[0], 0, FIRST_SEED) / "run.json", {}, others=Any)
+        ran[f"commit {card.get('commit')}, torch {card['versions']['torch']}, {card['machine']['platform']}"] = None
+    budget = ", ".join(f"{limit:g} {NAMES[currency]}" for currency, limit in task.budget.items())
+    goal = "shares of the metric at the start" if task.relative else "values of the metric"
     _draw_task(suite, task, results, place)
+    _draw_trials(task, results, place)
     parts = [
         f"# {task.name}: {task.title}",
-        f"`{' '.join(task.words)}`; version {task.version}. Metric: {task.metric}, targets {', '.join(map(str, task.targets))} "
-        f"({goal}). Budget: {budget}; runs end when the last one is spent.",
+        f"`{' '.join(task.words)}`",
+        f"Version {task.version}. Metric: {task.metric}. Targets: {', '.join(f'{target:g}' for target in task.targets)} ({goal}). "
+        f"Budget: {budget}. A run ends when the last one is spent. Trials were run with {'; '.join(ran)}.",
         *[f"`{method}` does not take part: {why}." for method, why in task.refuses.items()],
         f"![{task.metric} against what was spent]({task.name}.svg)",
-        "Lines: medians over seeds of the trial that is best by each currency. Bands: from the second-least to the second-largest. "
-        "Grey: the targets.",
+        "Lines: medians over seeds of the trial that is best by each currency, until the median run diverges. "
+        "Bands: without the two outermost seeds. Grey: targets.",
         "## Scores",
-        f"Beside each: of equal clients (twin, {' '.join(task.twin)}), and of defaults and tuned values on the trials' seeds.",
-        markdown(pd.DataFrame(table)),
+        f"Twin: of equal clients (`{' '.join(task.twin)}`), on half of the seeds. " * bool(task.twin)
+        + "Default and tuned: on the two seeds of the trials, by which the tuned one was chosen.",
+        markdown(shown),
         "## Targets",
-        "How many seeds reached each target, and the median share of the budget that those took.",
-        markdown(pd.DataFrame(within)),
+        "How many seeds reached each target, and the median share of the budget that those spent.",
+        markdown(goals.rename(columns={k: f"{target:g}" for k, target in enumerate(task.targets)})),
         "## Trials",
-        f"![loss of each trial]({task.name}_trials.svg)",
-        f"Dots: the last {task.metric} of a trial, median of {suite.tuning} seeds. Rings: the defaults. Crosses: diverged.",
+        f"![last value of each trial]({task.name}_trials.svg)",
+        "Left: the last value of each trial, the median of its seeds. Rings: the defaults. Crosses: diverged or refused. "
+        "Right: the best of k trials, the median over their orders.",
         markdown(pd.DataFrame(best)),
     ]
-    write_atomically(place / f"{task.name}.md", "\n\n".join(parts).encode() + b"\n")
+    write_atomically(place / f"{task.name}.md", "\n\n".join(filter(None, parts)).encode() + b"\n")
 
 
-def _within(costs: pd.Series) -> str:
+def _reached(costs: pd.Series) -> str:
     finite = costs[np.isfinite(costs)]
     return f"{len(finite)}/{len(costs)}" + (f" at {finite.median():.1%}" if len(finite) else "")
 
 
 @figures.styled()
 def _draw(
-    path: Path, name: str, curves: Callable[[pd.DataFrame], pd.DataFrame], hits: pd.DataFrame, boards: Mapping[str, str]
+    path: Path, x: str, curves: Callable[[pd.DataFrame], pd.DataFrame], hits: pd.DataFrame, boards: Mapping[str, str]
 ) -> None:
     """Curves of methods, a row a board and a column a currency."""
-    rows = {board: [task for task in boards if boards[task] == board] for board in boards.values()}
-    figure, axes = figures.grid(len(rows), len(CURRENCIES), 2.6 * len(CURRENCIES))
-    colour = {method: j for j, method in enumerate(dict.fromkeys(hits["method"]))}
-    for of_board, (board, on) in zip(axes, rows.items(), strict=True):
+    names = [*dict.fromkeys(boards.values())]
+    figure, axes = figures.grid(len(names), len(CURRENCIES), 2.6 * len(CURRENCIES))
+    methods = [*dict.fromkeys(hits["method"])]
+    for of_board, board in zip(axes, names, strict=True):
         for axis, currency in zip(of_board, CURRENCIES, strict=True):
-            shares = curves(hits[(hits["currency"] == currency) & hits["task"].isin(on)])
+            shares = curves(hits[(hits["currency"] == currency) & (hits["task"].map(boards) == board)])
             for method in shares:
-                j = colour[method]
-                axis.plot(
-                    shares.index, shares[method], label=method, **figures.look(j), **figures.marks(j, j, len(colour))
-                )
-            x = "share of the budget" if name == "solved" else "ratio to the least median cost"
+                j = methods.index(method)
+                look = figures.look(j) | figures.marks(j, j, len(methods))
+                axis.plot(shares.index, shares[method], label=method, **look)
             figures.describe(axis, x, "share of goals reached", f"{board}: {NAMES[currency]}")
             axis.set_xscale("log")
             axis.set_ylim(-0.02, 1.02)
@@ -225,66 +205,66 @@ def _draw(
 
 @figures.styled()
 def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path) -> None:
-    """The metric against what was spent, a panel a currency; and the last value of each trial, a column a method."""
+    """The metric against what was spent, a panel a currency."""
     figure, axes = figures.grid(1, len(CURRENCIES), 2.6 * len(CURRENCIES))
     metric = results[0].search.metric
+    worst = -math.inf if metric.better == "higher" else math.inf
     for axis, currency in zip(axes.flat, CURRENCIES, strict=True):
         drawn = []
         for j, result in enumerate(results):
-            reports = suite.reports(task, result.search, result.best[currency].number)
-            runs = [rows(report.folder) for report in reports if report.kind == "report"]
-            values = np.sort([_at_budgets(run, task, currency) for run in runs if run is not None], axis=0)
-            if not len(values):
-                continue
+            runs = [rows(report.folder) for report in suite.reports(task, result, currency) if report.kind == "report"]
+            values = np.sort([_at_shares(run, task, currency, worst) for run in runs if run is not None], axis=0)
             look = figures.look(j) | figures.marks(j, j, len(results))
             axis.plot(SHARES, np.median(values, axis=0), label=result.search.algo, **look)
-            axis.fill_between(
-                SHARES,
-                values[1 % len(values)],
-                values[-2 % len(values)],
-                color=figures.look(j)["color"],
-                alpha=0.15,
-                lw=0,
-            )
+            band = values[1 % len(values)], values[-2 % len(values)]
+            axis.fill_between(SHARES, *band, color=look["color"], alpha=0.15, linewidth=0)
             drawn.append(values)
         title = f"{metric.title}, over that at the start" if task.relative else metric.title
         figures.describe(axis, "share of the budget", title, NAMES[currency])
         axis.set_xscale("log")
-        if drawn and figures.spans_decades(metric, np.concatenate(drawn)):
+        if figures.spans_decades(metric, np.concatenate(drawn)):
             axis.set_yscale("log")
             axis.set_ylim(bottom=max(axis.get_ylim()[0], task.targets[-1] / 3))
         for target in task.targets:
             axis.axhline(target, color="grey", linewidth=0.4, zorder=0)
     figures.save(figure, place / f"{task.name}.svg")
 
-    figure, ((axis,),) = figures.grid(1, 1, 2.6 * len(CURRENCIES))
+
+def _at_shares(run: Recorded, task: Task, currency: str, worst: float) -> np.ndarray:
+    """[len(SHARES)], the last value that a run had when each share of the budget was spent; relative ones to the first."""
+    values = run.values(task.metric) / (run.values(task.metric)[0] if task.relative else 1.0)
+    places = np.searchsorted(run.cost(currency) / task.budget[currency], SHARES, side="right") - 1
+    return np.nan_to_num(values[places], nan=worst)
+
+
+@figures.styled()
+def _draw_trials(task: Task, results: Sequence[Result], place: Path) -> None:
+    """The last value of each trial, a column a method, and the best of k trials."""
+    figure, ((strip, curve),) = figures.grid(1, 2, 2.6 * len(CURRENCIES), width_ratios=[2, 1])
+    metric = results[0].search.metric
     sign = -1 if metric.better == "higher" else 1
-    losses = {result.search.algo: [sign * trial.loss for trial in result.search.done] for result in results}
-    finite = np.array([loss for of_method in losses.values() for loss in of_method if math.isfinite(loss)])
-    for place_of, of_method in enumerate(losses.values()):
-        shift = np.linspace(-0.25, 0.25, len(of_method))
-        axis.plot(
-            place_of + shift, np.where(np.isfinite(of_method), of_method, np.nan), ".", color=figures.OKABE_ITO[0]
-        )
-        axis.plot(
-            place_of + shift[0],
-            of_method[0] if math.isfinite(of_method[0]) else math.nan,
-            "o",
-            color=figures.OKABE_ITO[1],
-            fillstyle="none",
-        )
-        lost = place_of + shift[~np.isfinite(of_method)]
-        axis.plot(lost, [0.97] * len(lost), "x", color=figures.OKABE_ITO[6], transform=axis.get_xaxis_transform())
-    figures.describe(axis, "", metric.title)
-    axis.set_xticks(range(len(losses)), [*losses])
-    if figures.spans_decades(metric, finite):
-        axis.set_yscale("log")
-        axis.set_ylim(bottom=max(axis.get_ylim()[0], 1e-10 * axis.get_ylim()[1]))
+    seen: list[float] = []
+    for j, result in enumerate(results):
+        losses = np.array([trial.loss for trial in result.search.done])
+        values, at = np.where(np.isfinite(losses), sign * losses, np.nan), j + np.linspace(-0.25, 0.25, len(losses))
+        strip.plot(at, values, ".", color=figures.OKABE_ITO[0])
+        strip.plot(at[:1], values[:1], "o", color=figures.OKABE_ITO[1], fillstyle="none")
+        lost = at[np.isnan(values)]
+        strip.plot(lost, [0.97] * len(lost), "x", color=figures.OKABE_ITO[6], transform=strip.get_xaxis_transform())
+        best = sign * np.array(best_of([*losses]))
+        look = figures.look(j) | figures.marks(j, j, len(results))
+        curve.plot(range(1, len(best) + 1), np.where(np.isfinite(best), best, np.nan), label=result.search.algo, **look)
+        seen += [*values]
+    figures.describe(strip, "", metric.title)
+    figures.describe(curve, "trials", f"best {metric.title}")
+    strip.set_xticks(range(len(results)), [result.search.algo for result in results], rotation=20)
+    for axis in (strip, curve):
+        _log(axis, figures.spans_decades(metric, np.array(seen)))
     figures.save(figure, place / f"{task.name}_trials.svg")
 
 
-def _at_budgets(run: Recorded, task: Task, currency: str) -> np.ndarray:
-    """[len(SHARES)], the last value that a run had when each share of the budget was spent; relative ones to the first."""
-    values = run.values(task.metric)
-    places = np.searchsorted(run.cost(currency) / task.budget[currency], SHARES, side="right") - 1
-    return values[places] / (values[0] if task.relative else 1.0)
+def _log(axis: Axes, wanted: bool) -> None:
+    """With ten decades at most."""
+    if wanted:
+        axis.set_yscale("log")
+        axis.set_ylim(bottom=max(axis.get_ylim()[0], 1e-10 * axis.get_ylim()[1]))

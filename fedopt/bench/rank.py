@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from scipy.stats import permutation_test
+from scipy.stats import binomtest, norm, permutation_test
+from scipy.stats import t as student
 
 from fedopt.comparing.paired import holm
 
@@ -18,7 +19,7 @@ BUDGETS = np.geomspace(0.01, 1.0, 201)  # the shares of the budget at which the 
 BAND = 0.9  # of a bootstrap
 SAMPLES = 2000
 RATIOS = np.geomspace(1, 16, 97)  # to the best, of a profile
-LEVEL = 0.05  # of p after Holm's correction: with ten seeds the least p is 0.002, which 25 claims leave room for
+LEVEL = 0.05  # of p after Holm's correction: with ten seeds the least p is 0.002, which leaves room for 25 claims
 
 
 def solved(hits: pd.DataFrame) -> pd.DataFrame:
@@ -56,76 +57,82 @@ def scores(hits: pd.DataFrame, samples: int = SAMPLES, seed: int = 0) -> pd.Data
     for sample in drawn:
         chosen = np.concatenate([rng.choice(of_task, len(of_task)) for of_task in places])
         sample[:] = values[chosen].sum(axis=0) / asked[chosen].sum(axis=0)
-    complete: np.ndarray = np.all(asked > 0, axis=0)
-    score = pd.Series(values.sum(axis=0) / asked.sum(axis=0), index=table.columns, name="score")
-    low, high = np.quantile(drawn, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)
-    rank = score.where(complete).rank(ascending=False, method="min")
+    score, least = values.sum(axis=0) / asked.sum(axis=0), min(map(len, places))
+    # The ends of few seeds are too near to each other: as much wider as Student's are, and for the lost degree of freedom
+    level = (1 + BAND) / 2
+    wider = student.ppf(level, least - 1) / norm.ppf(level) * math.sqrt(least / max(least - 1, 1))
+    ends = np.quantile(drawn, [1 - level, level], axis=0)
+    low, high = np.clip(score + np.where(ends == score, 0, ends - score) * wider, 0, 1)
+    complete = np.all(asked > 0, axis=0)
+    rank = pd.Series(np.where(complete, score, np.nan)).rank(ascending=False, method="min")
     ranks = pd.DataFrame(np.where(complete, drawn, np.nan)).rank(axis=1, ascending=False, method="min")
     held = np.where(complete, (ranks == rank.to_numpy()).mean(), np.nan)
-    columns = {
-        "score": score,
-        "low": low,
-        "high": high,
-        "tasks": table.notna().groupby("task").any().sum(),
-        "rank": rank,
-    }
-    ranked = pd.DataFrame({**columns, "rank holds": held})
-    ranked = ranked.astype({"rank": "Int64"}).sort_values(["rank", "score"], ascending=[True, False])
-    return ranked.rename_axis("method").reset_index()
+    ranked = pd.DataFrame({"method": table.columns, "score": score, "low": low, "high": high})
+    ranked["tasks"] = table.notna().groupby("task").any().sum().to_numpy()
+    ranked["rank"], ranked["rank holds"] = rank.astype("Int64"), held
+    return ranked.sort_values(["rank", "score"], ascending=[True, False], ignore_index=True)
 
 
 def log_ratios(hits: pd.DataFrame, task: str, one: str, other: str) -> np.ndarray:
-    """[seeds], log of what `one` spent over what `other` spent, mean over the targets; negative where `one` is cheaper.
+    """[seeds], log of what `one` spent over what `other` spent, mean over the targets that either reached on some seed; 0 without
+    such a target, empty without hits. Negative where `one` is cheaper.
 
-    A target that was missed counts as reached at the whole budget, which understates what it would take; one that both missed, 0.
+    A miss counts as the whole budget, which understates what it would take.
     """
-    cost = hits[(hits["task"] == task) & hits["method"].isin((one, other))].assign(
-        cost=lambda rows: np.log(rows["cost"].clip(upper=1.0))
-    )
-    if not len(cost):
+    on = hits[(hits["task"] == task) & hits["method"].isin((one, other))]
+    table = on.pivot_table(index=["seed", "target"], columns="method", values="cost")
+    if not len(table):
         return np.empty(0)
-    table = cost.pivot_table(index=["seed", "target"], columns="method", values="cost")
-    return (table[one] - table[other]).groupby("seed").mean().to_numpy()
+    cost = np.log(table.clip(upper=1.0))
+    counted = (table.min(axis=1) < math.inf).groupby("target").transform("any")
+    return (cost[one] - cost[other]).where(counted).groupby("seed").mean().fillna(0.0).to_numpy()
 
 
 def sign_flip(differences: np.ndarray) -> float:
     """The exact two-sided p-value of a paired sign-flip test that [n] differences have mean zero."""
+    if len(differences) < 2:
+        return 1.0
     tested = permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=np.inf, axis=0)
     return float(tested.pvalue)
 
 
 def pairs(
-    hits: pd.DataFrame, again: pd.DataFrame, registered: Sequence[tuple[str, str, str]], seed: int = 0
+    hits: pd.DataFrame, further: pd.DataFrame, claims: Sequence[tuple[str, str, str]], registered: int
 ) -> pd.DataFrame:
-    """A row a registered (task, one, other): the mean ratio of what they spent, the probability that `one` is cheaper with its 90 %
-    band, p and p corrected over all rows, the ratio on the seeds of `again`, and the answer.
-
-    That `one` spends less held, or did not, where p after the correction is less than `LEVEL` and the further seeds agree.
+    """A row a claim (task, one, other), that `one` spends less: the mean ratio of what they spent, on how many seeds it is less,
+    the chance of that with its exact 90 % band, p, p corrected over so many claims as were registered, the ratio on further seeds,
+    and the answer: it held, or did not, where p after the correction is less than `LEVEL` and the further seeds agree.
     """
-    rng, rows = np.random.default_rng(seed), []
-    for task, one, other in registered:
-        ratios, further = (log_ratios(runs, task, one, other) for runs in (hits, again))
-        cheaper = (ratios < 0) + 0.5 * (ratios == 0)
-        drawn = rng.choice(cheaper, (SAMPLES, len(cheaper))).mean(axis=1)
-        low, high = np.quantile(drawn, [(1 - BAND) / 2, (1 + BAND) / 2])
-        row = {"task": task, "one": one, "other": other, "seeds": len(ratios), "ratio": math.exp(ratios.mean())}
-        row |= {"cheaper": cheaper.mean(), "low": low, "high": high, "p": sign_flip(ratios)}
-        rows.append(row | {"again": math.exp(further.mean()) if len(further) else math.nan})
-    table = pd.DataFrame(rows)
-    if len(table):
-        table["p (Holm)"] = holm(table["p"].to_numpy())
-        told = (table["p (Holm)"] < LEVEL) & ((table["ratio"] - 1) * (table["again"] - 1) > 0)
-        table["answer"] = np.where(told, np.where(table["ratio"] < 1, "held", "did not hold"), "not told apart")
-    return table
+    table = []
+    for task, one, other in claims:
+        ratios, later = (log_ratios(runs, task, one, other) for runs in (hits, further))
+        cheaper = int((ratios < 0).sum())
+        low, high = binomtest(cheaper, len(ratios)).proportion_ci(BAND)
+        row = {
+            "task": task,
+            "one": one,
+            "other": other,
+            "ratio": math.exp(ratios.mean()),
+            "cheaper": f"{cheaper}/{len(ratios)}",
+        }
+        row |= {"chance": f"{low:.2f} to {high:.2f}", "p": sign_flip(ratios)}
+        table.append(row | {"further": math.exp(later.mean()) if len(later) else math.nan})
+    told = pd.DataFrame(table)
+    if len(told):
+        others = np.ones(registered - len(told))  # claims on tasks that are not here
+        told["p (Holm)"] = holm(np.concatenate([told["p"], others]))[: len(told)]
+        sure = (told["p (Holm)"] < LEVEL) & ((told["ratio"] - 1) * (told["further"] - 1) > 0)
+        told["answer"] = np.where(sure, np.where(told["ratio"] < 1, "held", "did not hold"), "not told apart")
+    return told
 
 
 def profile(hits: pd.DataFrame) -> pd.DataFrame:
     """Dolan and More's: the share of (task, target) on which a method's median cost is at most a ratio times the least one here.
 
-    It changes with who else is here.
+    It changes with who else is here. Tasks that a method does not take part in do not count for it.
     """
     medians = hits.pivot_table(index=["task", "target"], columns="method", values="cost", aggfunc="median")
     reached = medians[np.isfinite(medians.min(axis=1))]
     ratios = reached.div(reached.min(axis=1), axis=0)
-    shares = {method: [(ratios[method] <= ratio).mean() for ratio in RATIOS] for method in ratios}
+    shares = {method: [(ratios[method].dropna() <= ratio).mean() for ratio in RATIOS] for method in ratios}
     return pd.DataFrame(shares, index=pd.Index(RATIOS, name="ratio"))

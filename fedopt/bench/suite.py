@@ -4,8 +4,8 @@ A task is a file conf/bench/<name>.yaml. Methods are tuned with the same Sobol t
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from fedopt.bench.trials import STAGES, How, Search, Trial
 from fedopt.bench.tune import search_all, searches
 from fedopt.comparing.recorded import Recorded, read
 from fedopt.config.build import build
-from fedopt.config.compose import Composed, compose
-from fedopt.config.files import CONF, content
+from fedopt.config.compose import compose
+from fedopt.config.files import CONF, content, options
 from fedopt.config.words import key_of
 from fedopt.errors import UserError, unknown
+from fedopt.files.reading import read_json
 from fedopt.jobs.job import Job
 from fedopt.jobs.local import Launcher, run_all
 from fedopt.results.folder import OVER, RunFolder
@@ -32,7 +33,7 @@ UNUSUAL = {"claims": [], "twin": [], "refuses": {}, "relative": False, "smoke": 
 
 @dataclass(frozen=True)
 class Claim:
-    """That one method spends less than another, as papers say it or as one would think."""
+    """That one method spends less than another, by some currencies, as papers say it or as one would think."""
 
     says: str
     one: str
@@ -79,26 +80,28 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
     for task in chosen:
         if {*task.budget} != {*CURRENCIES}:
             raise UserError(f"bench.{task.name}: its budget has {', '.join(CURRENCIES)}")
+        for claim in task.claims:
+            if not ({claim.one, claim.other} <= {*task.methods} and {*claim.by} <= {*CURRENCIES}):
+                raise UserError(f"bench.{task.name}: a claim is on two of its methods, by {', '.join(CURRENCIES)}")
     return [task for task in chosen if task.smoke or names or not smoke]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the trials of a method on a task gave. best: by currency, the trial that is reported.
-
-    spent: by number of the trial, of each of its seeds by currency, what `spent` gives.
-    """
+    """What the trials of a method on a task gave. best: by currency, the trial that is reported."""
 
     search: Search
     best: dict[str, Trial]
-    spent: dict[int, list[dict[str, list[float]]]]
 
 
 @dataclass(frozen=True)
 class Report:
-    """A run on a seed that no trial had. kind: report; twin, of equal clients, on half of these seeds; again, on further ones."""
+    """A run of a trial. kind: default, the first trial; tuned, the best one, both on the seeds of the search; report, the best one
+    on other seeds; twin, the same of equal clients, on half of these; further, on further seeds, where there is a claim.
+    words: of the run, without its seed and its folder; none for a trial."""
 
     kind: str
+    trial: int
     seed: int
     folder: Path
     words: list[str]
@@ -108,111 +111,98 @@ class Report:
 class Suite:
     """All runs of the tasks in a folder. folders: your config folders.
 
-    trials: of each method, besides its defaults; tuning: seeds of each; seeds: of a report; further: seeds after these, on which
-    methods of a claim are reported again.
+    trials: of each method, besides its defaults; tuning: seeds of each; seeds: of a report; further: seeds after these.
     """
 
     out: Path
-    folders: Sequence[str] = field(default=())
+    folders: Sequence[str] = ()
     trials: int = 12
     tuning: int = 2
     seeds: int = 10
     further: int = 10
 
+    def methods(self, task: Task) -> list[str]:
+        """Those of a task, and those that were entered, as far as there is a config of them."""
+        tried = read_json(self.out / task.name / "search.json", {}, others=dict[str, Any])
+        return [*dict.fromkeys([*task.methods, *(name for name in tried if name in options("algo", self.folders))])]
+
     def run(self, task: Task, methods: Sequence[str], launcher: Launcher) -> None:
         """Do what is missing of a task: the trials of these methods, and the reports of their winners. Raises UserError."""
-        search_all(self._searches(task, methods), self.out / task.name, launcher)
-        jobs = []
-        for result in self.results(task, methods):
-            for number in {trial.number for trial in result.best.values()}:
-                for report in self.reports(task, result.search, number):
-                    title = f"{task.name} {result.search.algo}, {report.kind}, seed {report.seed}"
-                    jobs.append((report, title))
-        jobs = [(report, title) for report, title in jobs if RunFolder(report.folder).status() not in OVER]
-        refused = run_all([Job(report.folder, self._composed(report), title) for report, title in jobs], launcher)
-        lost = [f"{job.folder}: {why}" for job, why in refused.items() if RunFolder(job.folder).status() is None]
-        if lost:
-            raise UserError(lost[0])
+        searches = self._searches(task, methods)
+        search_all(searches, self.out / task.name, launcher)
+        results = [self._result(task, search) for search in searches]
+        reports = {report.folder: report for result in results for report in self.reports(task, result) if report.words}
+        jobs = [
+            Job(
+                folder,
+                compose([*report.words, f"seed={report.seed}", f"output_dir={folder}"], self.folders),
+                str(folder.relative_to(self.out)),
+            )
+            for folder, report in reports.items()
+        ]
+        for job, why in run_all(jobs, launcher).items():
+            raise UserError(f"{job.folder}: {why}")
 
-    def runs(self, methods: Sequence[str]) -> float:
-        """How many runs a task has, about: for most methods two trials are reported."""
-        return len(methods) * ((self.trials + 1) * self.tuning + 2 * (1.5 * self.seeds + 0.7 * self.further))
-
-    def results(self, task: Task, methods: Sequence[str]) -> list[Result]:
+    def results(self, task: Task) -> list[Result]:
         """Of each method. Raises UserError for one that was not tried."""
-        results = []
-        for search in self._searches(task, methods):
-            trials = [trial for trial in search.done if trial.stage == STAGES[0]]
-            if not trials:
-                raise UserError(
-                    f"{task.name}: {search.algo} has no trials in {self.out}; fedopt-bench run {task.name} does them"
-                )
-            costs = {
-                trial.number: [spent(task, search.place(trial.stage, trial.number, seed)) for seed in search.seeds]
-                for trial in trials
-            }
-            best = {currency: _best(trials, costs, currency) for currency in CURRENCIES}
-            results.append(Result(search, best, costs))
-        return results
+        return [self._result(task, search) for search in self._searches(task, self.methods(task))]
 
-    def reports(self, task: Task, search: Search, number: int) -> Iterator[Report]:
-        """Of a trial: on the seeds of the report, those of its twin, and further ones where the task has a claim on the method."""
-        point = next(trial.point for trial in search.done if trial.stage == STAGES[0] and trial.number == number)
-        words = search.command(point)
-        equal = [*{key_of(word): word for word in (*words, *task.twin)}.values()]
+    def _result(self, task: Task, search: Search) -> Result:
+        trials = [trial for trial in search.done if trial.stage == STAGES[0]]
+        if not trials:
+            raise UserError(
+                f"{task.name}: {search.algo} has no trials in {self.out}; fedopt-bench run {task.name} does them"
+            )
+        runs = {t.number: [rows(search.place(t.stage, t.number, seed)) for seed in search.seeds] for t in trials}
+        best = {c: min(trials, key=lambda trial: _order(task, trial, runs[trial.number], c)) for c in CURRENCIES}
+        return Result(search, best)
+
+    def reports(self, task: Task, result: Result, currency: str = "") -> list[Report]:
+        """The runs that a method is judged by in a currency, or in all of them."""
+        search, seeds = result.search, range(self.seeds)
         claimed = any(search.algo in (claim.one, claim.other) for claim in task.claims)
-        seeds = range(self.seeds)
-        kinds = (
-            ("report", words, seeds),
-            ("twin", equal, seeds[: -(-self.seeds // 2)] if task.twin else ()),
-            ("again", words, range(self.seeds, self.seeds + self.further) if claimed else ()),
-        )
-        for kind, of_kind, numbers in kinds:
-            for seed in numbers:
-                folder = self.out / task.name / kind / f"{search.algo}-trial{number:03d}" / f"seed{seed}"
-                yield Report(kind, seed, folder, of_kind)
+        found = [self._tried(search, "default", 0)]
+        for trial in [result.best[currency]] if currency else {t.number: t for t in result.best.values()}.values():
+            words = search.command(trial.point)
+            equal = [*{key_of(word): word for word in (*words, *task.twin)}.values()]
+            later = range(self.seeds, self.seeds + self.further) if claimed else ()
+            for kind, of_kind, numbers in (
+                ("report", words, seeds),
+                ("twin", equal, seeds[: -(-self.seeds // 2)] if task.twin else ()),
+                ("further", words, later),
+            ):
+                place = self.out / task.name / "reports" / kind / f"{search.algo}-trial{trial.number:03d}"
+                found.append([Report(kind, trial.number, seed, place / f"seed{seed}", of_kind) for seed in numbers])
+            found.append(self._tried(search, "tuned", trial.number))
+        return [report for of_kind in found for report in of_kind]
+
+    def _tried(self, search: Search, kind: str, number: int) -> list[Report]:
+        return [Report(kind, number, seed, search.place(STAGES[0], number, seed), []) for seed in search.seeds]
 
     def hits(self, task: Task, results: Sequence[Result]) -> pd.DataFrame:
-        """A row a (kind, currency, method, seed, target): its cost as a share of the budget, as `rank` takes them.
-
-        kind: of `Report`; default and tuned are the first trial and the best one on the seeds of the trials.
-        """
+        """A row a (kind of `Report`, currency, method, seed, target): its cost as a share of the budget, as `rank` takes them.
+        Raises UserError for a run that has not ended."""
         table: list[dict[str, Any]] = []
         for result in results:
-            by_trial = {
-                number: [
-                    *(("default", seed, costs) for seed, costs in enumerate(result.spent[0])),
-                    *(("tuned", seed, costs) for seed, costs in enumerate(result.spent[number])),
-                    *((r.kind, r.seed, spent(task, r.folder)) for r in self.reports(task, result.search, number)),
-                ]
-                for number in {trial.number for trial in result.best.values()}
-            }
-            table += [
-                {"task": task.name, "kind": kind, "currency": currency, "method": result.search.algo, "seed": seed}
-                | {"target": target, "cost": cost, "trial": best.number}
-                for currency, best in result.best.items()
-                for kind, seed, costs in by_trial[best.number]
-                for target, cost in enumerate(costs[currency])
-            ]
+            for currency in CURRENCIES:
+                for report in self.reports(task, result, currency):
+                    if RunFolder(report.folder).status() not in {*OVER, "failed"}:
+                        raise UserError(f"{report.folder}: has not ended; fedopt-bench run {task.name} goes on")
+                    row: dict[str, Any] = {"task": task.name, "kind": report.kind, "currency": currency}
+                    row |= {"method": result.search.algo}
+                    row |= {"trial": report.trial, "seed": report.seed}
+                    costs = reached(task, rows(report.folder), currency)
+                    table += [{**row, "target": target, "cost": cost} for target, cost in enumerate(costs)]
         return pd.DataFrame(table)
 
     def _searches(self, task: Task, methods: Sequence[str]) -> list[Search]:
+        if not task.targets or not all(task.budget.values()):
+            raise UserError(f"bench.{task.name}: has no targets and budgets yet; scripts/bench_targets measures them")
         limits = [f"budget.{currency}={limit:g}" for currency, limit in task.budget.items()]
         words = [*task.words, *limits, "budget.until=last", f"eval.points={POINTS}"]
         how = How(self.trials, self.tuning, "sobol", prune=False, again=False)
         folder = self.out / task.name
         return searches([f"algo={','.join(methods)}", *words], self.folders, task.metric, None, how, folder)
-
-    def _composed(self, report: Report) -> Composed:
-        return compose([*report.words, f"seed={report.seed}", f"output_dir={report.folder}"], self.folders)
-
-
-def spent(task: Task, folder: Path) -> dict[str, list[float]]:
-    """By currency, what a run had spent of the budget when it reached each target, as `reached`; infinite without rows."""
-    recorded = rows(folder)
-    if recorded is None:
-        return {currency: [math.inf] * len(task.targets) for currency in CURRENCIES}
-    return {currency: reached(task, recorded, currency) for currency in CURRENCIES}
 
 
 @cache
@@ -224,8 +214,10 @@ def rows(folder: Path) -> Recorded | None:
         return None
 
 
-def reached(task: Task, recorded: Recorded, currency: str) -> list[float]:
+def reached(task: Task, recorded: Recorded | None, currency: str) -> list[float]:
     """What a run had spent of the budget when it reached each target and was still there at the next evaluation; else infinite."""
+    if recorded is None:
+        return [math.inf] * len(task.targets)
     metric, values = recorded.metric(task.metric), recorded.values(task.metric)
     cost = recorded.cost(currency) / task.budget[currency]
     costs = []
@@ -238,12 +230,21 @@ def reached(task: Task, recorded: Recorded, currency: str) -> list[float]:
     return costs
 
 
-def _best(trials: Sequence[Trial], costs: Mapping[int, list[dict[str, list[float]]]], currency: str) -> Trial:
-    """The trial that misses the fewest targets, then reaches the hardest of them soonest, then ends best: medians over seeds."""
+def _order(
+    task: Task, trial: Trial, runs: Sequence[Recorded | None], currency: str
+) -> tuple[bool, float, float, float]:
+    """What the best trial has least of: divergence, targets missed, the cost of the hardest one reached, and the metric when the
+    budget is spent; medians over seeds, so that of two seeds both have to reach a target."""
+    medians = np.median([reached(task, run, currency) for run in runs], axis=0)
+    finite = medians[np.isfinite(medians)]
+    hardest = float(finite[-1]) if len(finite) else math.inf
+    last = [_last(task, run, currency) for run in runs]
+    return not math.isfinite(trial.loss), len(medians) - len(finite), hardest, float(np.median(last))
 
-    def order(trial: Trial) -> tuple[float, float, float]:
-        medians = np.median([of_seed[currency] for of_seed in costs[trial.number]], axis=0)
-        within = medians[np.isfinite(medians)]
-        return len(medians) - len(within), float(within[-1]) if len(within) else math.inf, trial.loss
 
-    return min(trials, key=order)
+def _last(task: Task, run: Recorded | None, currency: str) -> float:
+    """The metric when the budget was spent, the less the better; infinite where there is none."""
+    if run is None:
+        return math.inf
+    value = run.values(task.metric)[run.cost(currency) <= task.budget[currency]][-1]
+    return math.inf if math.isnan(value) else -value if run.metric(task.metric).better == "higher" else value

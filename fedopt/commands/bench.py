@@ -4,22 +4,14 @@ import argparse
 import os
 import subprocess
 import sys
-import time
-from dataclasses import replace
-from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
 from fedopt.config.files import CONF, file_of, options
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say, show
 from fedopt.errors import UserError, unknown
-
-if TYPE_CHECKING:
-    from fedopt.bench.suite import Suite, Task
-    from fedopt.jobs.local import Launcher
 
 SMOKE = (3, 1, 3, 0)  # trials, seeds of each, seeds of a report and further ones, of the smallest form
 CONTRACT = Path(__file__).parents[2] / "tests" / "algorithms" / "test_contract.py"
@@ -35,42 +27,34 @@ def _main() -> int:
     if find_spec("optuna") is None:
         raise UserError("fedopt-bench needs Optuna: pip install 'fedopt[tune]'")
     os.environ.setdefault("FEDOPT_PICTURES", "0")  # of each run, which nobody looks at here
-    from fedopt.bench.pages import read_entries, write
+    from fedopt.bench.pages import write
     from fedopt.bench.suite import Suite, tasks
 
     launcher = launcher_of(given)
     out = given.out / ("smoke" if given.smoke else "full")
     suite = Suite(out, given.folders, *(SMOKE if given.smoke else ()))
     chosen = tasks(given.tasks, given.folders, given.smoke)
-    methods = read_entries(out)
-    if given.command == "enter":
-        if given.method not in (there := options("algo", given.folders)):
-            raise UserError(unknown("algorithm", given.method, there))
-        _check_contract(given.method, given.folders)
-        methods = [*dict.fromkeys([*methods, given.method])]
-    chosen = [replace(task, methods=[*dict.fromkeys([*task.methods, *methods])]) for task in chosen]
+    entered = given.method if given.command == "enter" else None
+    if entered is not None:
+        if entered not in (there := options("algo", given.folders)):
+            raise UserError(unknown("algorithm", entered, there))
+        _check_contract(entered, given.folders)
+    if given.command == "rank" and not given.tasks:
+        chosen = [task for task in chosen if (out / task.name).is_dir()]
     try:
         with ctrl_c_kept():
-            if given.command != "rank":
-                entered = [given.method] if given.command == "enter" else None
-                _run(suite, [(task, entered or task.methods) for task in chosen], launcher)
+            for number, task in enumerate(chosen if given.command != "rank" else (), 1):
+                methods = [entered] if entered else suite.methods(task)
+                show(f"task {number} of {len(chosen)}: {task.name}, {', '.join(methods)}")
+                suite.run(task, methods, launcher)
     except KeyboardInterrupt:
         say(launcher.stopped)
         return 130
-    write(suite, chosen, methods, pages := given.pages or out / "pages")
+    if not chosen:
+        raise UserError(f"{out}: there is no task in it; fedopt-bench run does them")
+    write(suite, chosen, pages := given.pages or out / "pages")
     show(f"results: {pages}/index.md, a page a task, and tables as CSV and LaTeX; the runs are in {out}")
     return 0
-
-
-def _run(suite: "Suite", methods: "list[tuple[Task, list[str]]]", launcher: "Launcher") -> None:
-    """Each task with these methods. Says how long all that is left will take, as the tasks before did."""
-    began, done, total = time.monotonic(), 0.0, sum(suite.runs(wanted) for _, wanted in methods)
-    for number, (task, wanted) in enumerate(methods, 1):
-        seconds = (time.monotonic() - began) * (total - done) / max(done, 1)
-        left = f"; about {timedelta(seconds=round(seconds))} left for all" if done else ""
-        show(f"task {number} of {len(methods)}: {task.name}, {', '.join(wanted)}{left}")
-        suite.run(task, wanted, launcher)
-        done += suite.runs(wanted)
 
 
 def _check_contract(method: str, folders: list[str]) -> None:
@@ -96,7 +80,7 @@ def _arguments() -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     run = commands.add_parser("run", help="tune each method, report it on other seeds, and rank them")
-    rank = commands.add_parser("rank", help="rank what was run")
+    rank = commands.add_parser("rank", help="rank what was run, and write the pages")
     enter = commands.add_parser(
         "enter", help="check a method's contract, give it the same trials, rank it with the others"
     )

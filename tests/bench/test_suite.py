@@ -32,8 +32,8 @@ targets: [0.5, 0.1]
 budget: {comm_rounds: 30, bytes: 10000, oracle_calls: 300}
 methods: [fedavg, twin, slow]
 claims:
-  - {says: a step of some size is better, one: fedavg, other: slow}
-  - {says: one name is better, one: fedavg, other: twin}
+  - {says: a step of some size is better, one: fedavg, other: slow, by: [comm_rounds, bytes, oracle_calls]}
+  - {says: one name is better, one: fedavg, other: twin, by: [comm_rounds, bytes, oracle_calls]}
 twin: [problem.heterogeneity=0]
 smoke: true
 """
@@ -88,7 +88,7 @@ def test_a_toy_whose_order_is_known(monkeypatch, capsys, folder, tmp_path):
         assert claims["p"].tolist() == [2 / 2**3, 1.0]  # three seeds, all of one sign
     seeds = [
         {path.parent.name for path in (tmp_path / "out").rglob(f"{inside}/*/summary.json")}
-        for inside in ("trial*", "[rta]*/*-trial*")
+        for inside in ("trial*", "reports/*/*-trial*")
     ]
     assert all(seeds)
     assert not seeds[0] & seeds[1]  # of trials and of reports
