@@ -20,6 +20,7 @@ from fedopt.config.build import build
 from fedopt.config.compose import compose
 from fedopt.config.files import CONF, content, options
 from fedopt.config.words import key_of
+from fedopt.console.say import note
 from fedopt.errors import UserError, unknown
 from fedopt.files.reading import read_json
 from fedopt.jobs.job import Job
@@ -125,6 +126,20 @@ class Suite:
         """Those of a task, and those that were entered, as far as there is a config of them."""
         tried = read_json(self.out / task.name / "search.json", {}, others=dict[str, Any])
         return [*dict.fromkeys([*task.methods, *(name for name in tried if name in options("algo", self.folders))])]
+
+    def fits(self, task: Task, method: str) -> bool:
+        """Whether a method solves a task, as far as its config says. Says why it does not."""
+        try:
+            compose([f"algo={method}", *task.words], self.folders)
+        except UserError as error:
+            note(f"{task.name}: {error}")
+            return False
+        return True
+
+    def missing(self, task: Task, methods: Sequence[str]) -> float:
+        """How many runs of a task are left to do, about: for most methods two trials are reported."""
+        needed = len(methods) * ((self.trials + 1) * self.tuning + 3 * self.seeds + self.further)
+        return max(needed - len([*(self.out / task.name).rglob("summary.json")]), 0)
 
     def run(self, task: Task, methods: Sequence[str], launcher: Launcher) -> None:
         """Do what is missing of a task: the trials of these methods, and the reports of their winners. Raises UserError."""

@@ -4,6 +4,8 @@ import argparse
 import os
 import subprocess
 import sys
+import time
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,13 +41,18 @@ def _main() -> int:
         if entered not in (there := options("algo", given.folders)):
             raise UserError(unknown("algorithm", entered, there))
         _check_contract(entered, given.folders)
+        chosen = chosen if given.tasks else [task for task in chosen if suite.fits(task, entered)]
     if given.command == "rank" and not given.tasks:
         chosen = [task for task in chosen if (out / task.name).is_dir()]
     try:
         with ctrl_c_kept():
-            for number, task in enumerate(chosen if given.command != "rank" else (), 1):
-                methods = [entered] if entered else suite.methods(task)
-                show(f"task {number} of {len(chosen)}: {task.name}, {', '.join(methods)}")
+            wanted = [(task, [entered] if entered else suite.methods(task)) for task in chosen]
+            began, first = time.monotonic(), sum(suite.missing(*one) for one in wanted)
+            for number, (task, methods) in enumerate(wanted if given.command != "rank" else (), 1):
+                missing = sum(suite.missing(*one) for one in wanted[number - 1 :])
+                seconds = (time.monotonic() - began) * missing / max(first - missing, 1)
+                left = f"; about {timedelta(seconds=round(seconds))} left for all" * (missing < first)
+                show(f"task {number} of {len(chosen)}: {task.name}, {', '.join(methods)}{left}")
                 suite.run(task, methods, launcher)
     except KeyboardInterrupt:
         say(launcher.stopped)
