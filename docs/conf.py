@@ -81,6 +81,8 @@ def from_repository(app: Sphinx, name: str, source: list[str]) -> None:
         return
     if name == "index":
         source[0] += navigation(source[0])
+    if name == "bench/index":
+        source[0] += f"\n\n{tree(source[0])}\n"
     source[0] = LINK.sub(lambda m: f"]({outside(page, m[1]) or m[1]}{m[2] or ''})", source[0])
 
 
@@ -89,13 +91,15 @@ def navigation(text: str) -> str:
     trees = []
     for section in text.split("\n## ")[1:]:
         caption = section.partition("\n")[0]
-        links = [link.removeprefix("./") for link, _ in LINK.findall(section)]
-        pages = dict.fromkeys(
-            link.removesuffix(".md") for link in links if (DOCS / link).suffix == ".md" and ".." not in link
-        )
-        if pages:
-            trees.append("\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", *pages, "```"]))
-    return "\n\n" + "\n\n".join(trees) + "\n"
+        trees.append(tree(section, f":caption: {caption}"))
+    return "\n\n" + "\n\n".join(filter(None, trees)) + "\n"
+
+
+def tree(text: str, *options: str) -> str:
+    """A hidden tree of contents of the pages that a text links to; empty without one."""
+    links = [link.removeprefix("./") for link, _ in LINK.findall(text)]
+    pages = dict.fromkeys(link.removesuffix(".md") for link in links if link.endswith(".md") and ".." not in link)
+    return "\n".join(["```{toctree}", ":hidden:", *options, *pages, "```"]) if pages else ""
 
 
 def setup(app: Sphinx) -> None:

@@ -73,7 +73,7 @@ def write(suite: Suite, chosen: Sequence[Task], place: Path) -> None:
             text.append(_table(place / f"claims_{currency}.tex", shown, f"claims by {NAMES[currency]}"))
     text += [
         "## Does tuning change who is first?",
-        "On the seeds of the trials: with defaults → with the best trial.",
+        "Who has the best score on the seeds of the trials: with defaults → with the best trial, where that is another.",
         _firsts(hits),
     ]
     text += [
@@ -119,7 +119,8 @@ def _firsts(hits: pd.DataFrame) -> str:
     first = table.apply(
         lambda row: " = ".join(row.index[row == row.max()]) if row.max() > 0 else "none", axis=1
     ).unstack()
-    shown = (first["default"] + " → " + first["tuned"]).unstack()[[*CURRENCIES]].rename(columns=NAMES)
+    changes = first["default"].where(first["default"] == first["tuned"], first["default"] + " → " + first["tuned"])
+    shown = changes.unstack()[[*CURRENCIES]].rename(columns=NAMES)
     return markdown(shown.reset_index())
 
 
@@ -133,7 +134,7 @@ def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFram
     shown = pd.DataFrame({"method": order})
     for currency, kind in [(currency, kind) for currency in CURRENCIES for kind in kinds]:
         name = NAMES[currency] if kind == "report" else f"{kind}, {NAMES[currency]}"
-        shown[name] = mean[currency, kind].loc[order].round(3).to_numpy()
+        shown[name] = [f"{value:.3f}" for value in mean[currency, kind].loc[order]]
     goals = hits[hits["kind"] == "report"].groupby(["method", "currency", "target"])["cost"].agg(_reached).unstack()
     goals = goals.reindex([(method, currency) for method in order for currency in CURRENCIES]).reset_index()
     goals["currency"] = goals["currency"].map(NAMES)
