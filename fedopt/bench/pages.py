@@ -258,6 +258,7 @@ def _draw_trials(task: Task, results: Sequence[Result], place: Path) -> None:
         seen += [*values]
     figures.describe(strip, "", metric.title)
     figures.describe(curve, "trials", f"best {metric.title}")
+    curve.set_xticks(range(1, max(len(result.search.done) for result in results) + 1, 3))
     strip.set_xticks(range(len(results)), [result.search.algo for result in results], rotation=20)
     for axis in (strip, curve):
         _log(axis, figures.spans_decades(metric, np.array(seen)))
