@@ -24,22 +24,22 @@ from fedopt.results.folder import RunFolder
 COLUMNS, PANEL = 4, 2.4  # of the picture, and inches of each
 
 
-def table(found: Sequence[Search]) -> pd.DataFrame:
+def table(searches: Sequence[Search]) -> pd.DataFrame:
     """A row a trial: algorithm, stage, number, status, loss, the value of each seed, and the keys of all."""
     rows = [
         {"algo": search.algo, "stage": trial.stage, "trial": trial.number, "status": trial.status, "loss": trial.loss}
         | {f"seed{FIRST_SEED + j}": value for j, value in enumerate(trial.values)}
         | trial.point
-        for search in found
+        for search in searches
         for trial in search.done
     ]
     return pd.DataFrame(rows)
 
 
-def with_values(found: Sequence[Search]) -> list[Search]:
+def with_values(searches: Sequence[Search]) -> list[Search]:
     """The searches that found a value; a line is said for each other one."""
     good = []
-    for search in found:
+    for search in searches:
         try:
             _ = search.best
             good.append(search)
@@ -48,10 +48,10 @@ def with_values(found: Sequence[Search]) -> list[Search]:
     return good
 
 
-def winners(found: Sequence[Search]) -> pd.DataFrame:
+def winners(searches: Sequence[Search]) -> pd.DataFrame:
     """A row an algorithm: the metric's best value, that of the default, how many trials ended how, and the words to use."""
     rows = []
-    for search in found:
+    for search in searches:
         best, default, tried = search.best, search.done[0], search.done
         rows.append(
             {
@@ -88,16 +88,16 @@ def best_of(losses: Sequence[float]) -> list[float]:
 
 
 @figures.styled()
-def draw(path: Path, found: Sequence[Search]) -> None:
+def draw(path: Path, searches: Sequence[Search]) -> None:
     """The best of k trials, then each algorithm's trials by each key: a ring at the best, crosses at those without a value."""
-    panels = [(search, key, values) for search in found for key, values in search.ranges.items()]
+    panels = [(search, key, values) for search in searches for key, values in search.ranges.items()]
     columns = min(len(panels) + 1, COLUMNS)
     figure, axes = figures.grid(-(-(len(panels) + 1) // columns), columns, PANEL * columns)
-    metric, sign = found[0].metric, -1 if found[0].metric.better == "higher" else 1
-    finite = [sign * trial.loss for search in found for trial in search.done if math.isfinite(trial.loss)]
+    metric, sign = searches[0].metric, -1 if searches[0].metric.better == "higher" else 1
+    finite = [sign * trial.loss for search in searches for trial in search.done if math.isfinite(trial.loss)]
     scale = "log" if figures.spans_decades(metric, np.array(finite)) else "linear"
     curve = axes.flat[0]
-    for j, search in enumerate(found):
+    for j, search in enumerate(searches):
         best = [sign * loss for loss in best_of([trial.loss for trial in search.done if trial.stage == STAGES[0]])]
         curve.plot(
             range(1, len(best) + 1),
@@ -173,9 +173,9 @@ def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:
     node[path[-1]] = value
 
 
-def write(found: Sequence[Search], folder: Path) -> list[Path]:
+def write(searches: Sequence[Search], folder: Path) -> list[Path]:
     """The table, the picture and the tuned values of searches that have a value. Returns the files."""
     trials, picture = folder / "trials.csv", folder / "tune.png"
-    write_table(trials, table(found))
-    draw(picture, found)
-    return [trials, picture, *(write_tuned(search, folder) for search in found)]
+    write_table(trials, table(searches))
+    draw(picture, searches)
+    return [trials, picture, *(write_tuned(search, folder) for search in searches)]

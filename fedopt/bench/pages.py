@@ -66,10 +66,10 @@ def write(suite: Suite, chosen: Sequence[Task], place: Path) -> None:
             in_all = max(sum(currency in claim.by for task in every for claim in task.claims), len(by))
             wanted = [(name, claim.one, claim.other) for name, claim in by]
             first, later = (kind[kind["currency"] == currency] for kind in (reported, further))
-            told = pairs(first, later, wanted, in_all)
-            told.insert(1, "claim", [f"{claim.one} {claim.says}" for _, claim in by])
-            write_table(place / f"claims_{currency}.csv", told)
-            shown = told.drop(columns=["one", "other"]).rename(columns={"claim": f"by {NAMES[currency]}"})
+            judged = pairs(first, later, wanted, in_all)
+            judged.insert(1, "claim", [f"{claim.one} {claim.says}" for _, claim in by])
+            write_table(place / f"claims_{currency}.csv", judged)
+            shown = judged.drop(columns=["one", "other"]).rename(columns={"claim": f"by {NAMES[currency]}"})
             text.append(_table(place / f"claims_{currency}.tex", shown, f"claims by {NAMES[currency]}"))
     text += [
         "## Does tuning change who is first?",

@@ -11,7 +11,7 @@ import pandas as pd
 from fedopt.bench.outcome import table, winners, with_values, write
 from fedopt.bench.space import words_of
 from fedopt.bench.trials import How
-from fedopt.bench.tune import search_all, searches
+from fedopt.bench.tune import planned_searches, search_all
 from fedopt.jobs.local import Local
 
 
@@ -51,10 +51,10 @@ def tune(
     given = shlex.split(words) if isinstance(words, str) else [*words]
     places = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     folder = Path(output_dir).absolute()
-    found = searches(given, places, metric, budget, How(**how), folder)
-    search_all(found, folder, Local(jobs))
-    good = with_values(found)
+    searches = planned_searches(given, places, metric, budget, How(**how), folder)
+    search_all(searches, folder, Local(jobs))
+    good = with_values(searches)
     if good:
         write(good, folder)
     best = {search.algo: words_of(search.best.point) for search in good}
-    return Tuning(best, table(found), winners(good), folder)
+    return Tuning(best, table(searches), winners(good), folder)

@@ -117,13 +117,13 @@ def pairs(
         }
         row |= {"chance": f"{low:.2f} to {high:.2f}", "p": sign_flip(ratios)}
         table.append(row | {"further": math.exp(later.mean()) if len(later) else math.nan})
-    told = pd.DataFrame(table)
-    if len(told):
-        others = np.ones(registered - len(told))  # claims on tasks that are not here
-        told["p (Holm)"] = holm(np.concatenate([told["p"], others]))[: len(told)]
-        sure = (told["p (Holm)"] < LEVEL) & ((told["ratio"] - 1) * (told["further"] - 1) > 0)
-        told["answer"] = np.where(sure, np.where(told["ratio"] < 1, "held", "did not hold"), "not told apart")
-    return told
+    judged = pd.DataFrame(table)
+    if len(judged):
+        others = np.ones(registered - len(judged))  # claims on tasks that are not here
+        judged["p (Holm)"] = holm(np.concatenate([judged["p"], others]))[: len(judged)]
+        sure = (judged["p (Holm)"] < LEVEL) & ((judged["ratio"] - 1) * (judged["further"] - 1) > 0)
+        judged["answer"] = np.where(sure, np.where(judged["ratio"] < 1, "held", "did not hold"), "not told apart")
+    return judged
 
 
 def profile(hits: pd.DataFrame) -> pd.DataFrame:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fedopt.bench.trials import STAGES, How, Search, Trial
-from fedopt.bench.tune import search_all, searches
+from fedopt.bench.tune import planned_searches, search_all
 from fedopt.comparing.recorded import Recorded, read
 from fedopt.config.build import build
 from fedopt.config.compose import compose
@@ -176,7 +176,7 @@ class Suite:
         """The runs that a method is judged by in a currency, or in all of them."""
         search, seeds = result.search, range(self.seeds)
         claimed = any(search.algo in (claim.one, claim.other) for claim in task.claims)
-        found = [self._tried(search, "default", 0)]
+        groups = [self._tried(search, "default", 0)]
         for trial in [result.best[currency]] if currency else {t.number: t for t in result.best.values()}.values():
             words = search.command(trial.point)
             equal = [*{key_of(word): word for word in (*words, *task.twin)}.values()]
@@ -187,9 +187,9 @@ class Suite:
                 ("further", words, later),
             ):
                 place = self.out / task.name / "reports" / kind / f"{search.algo}-trial{trial.number:03d}"
-                found.append([Report(kind, trial.number, seed, place / f"seed{seed}", of_kind) for seed in numbers])
-            found.append(self._tried(search, "tuned", trial.number))
-        return [report for of_kind in found for report in of_kind]
+                groups.append([Report(kind, trial.number, seed, place / f"seed{seed}", of_kind) for seed in numbers])
+            groups.append(self._tried(search, "tuned", trial.number))
+        return [report for of_kind in groups for report in of_kind]
 
     def _tried(self, search: Search, kind: str, number: int) -> list[Report]:
         return [Report(kind, number, seed, search.place(STAGES[0], number, seed), []) for seed in search.seeds]
@@ -217,7 +217,7 @@ class Suite:
         words = [*task.words, *limits, "budget.until=last", f"eval.points={POINTS}"]
         how = How(self.trials, self.tuning, "sobol", prune=False, again=False)
         folder = self.out / task.name
-        return searches([f"algo={','.join(methods)}", *words], self.folders, task.metric, None, how, folder)
+        return planned_searches([f"algo={','.join(methods)}", *words], self.folders, task.metric, None, how, folder)
 
 
 @cache

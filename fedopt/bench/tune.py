@@ -19,7 +19,7 @@ POINTS = 40  # evaluations of a run, unless the command says when
 COLUMN = {"rounds": "round"}  # of metrics.csv, for limits that have another name
 
 
-def searches(
+def planned_searches(
     words: Sequence[str], folders: Sequence[str], metric: str | None, budget: str | None, how: How, folder: Path
 ) -> list[Search]:
     """The search of each algorithm that the words name, checked as far as that is possible before a run. Raises UserError.
@@ -41,10 +41,10 @@ def searches(
         raise UserError(
             "--budget is needed: methods are compared by what the same budget gives, such as comm_rounds=300"
         )
-    found = [_search(algo, fixed, tuple(folders), ranges, metric, how, folder) for algo in named[-1].split(",")]
-    if unused := [key for key in ranges if not any(key in search.ranges for search in found)]:
+    searches = [_search(algo, fixed, tuple(folders), ranges, metric, how, folder) for algo in named[-1].split(",")]
+    if unused := [key for key in ranges if not any(key in search.ranges for search in searches)]:
         raise UserError(f"{unused[0]}: no algorithm of this search has this key")
-    return found
+    return searches
 
 
 def _search(
@@ -82,15 +82,15 @@ def _search(
     return Search(algo, words, folders, ranges, chosen, x, how, folder / algo)
 
 
-def search_all(found: Sequence[Search], folder: Path, launcher: Launcher) -> None:
+def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> None:
     """Do all trials that are missing. Raises UserError where the folder holds another search; KeyboardInterrupt after Ctrl-C, and
     the same call goes on."""
     lock = RunFolder(folder)
     lock.open()
     try:
-        _remember(found, folder)
+        _remember(searches, folder)
         for stage in STAGES:
-            while batches := [(search, batch) for search in found if (batch := search.batch(stage))]:
+            while batches := [(search, batch) for search in searches if (batch := search.batch(stage))]:
                 jobs = [search.jobs(stage, batch) for search, batch in batches]
                 flat_jobs = [job for of_search in jobs for of_trial in of_search for job in of_trial]
                 failed = run_all([job for job in flat_jobs if RunFolder(job.folder).status() not in OVER], launcher)
@@ -106,7 +106,7 @@ def search_all(found: Sequence[Search], folder: Path, launcher: Launcher) -> Non
         lock.close()
 
 
-def _remember(found: Sequence[Search], folder: Path) -> None:
+def _remember(searches: Sequence[Search], folder: Path) -> None:
     """Write down what is searched. Raises UserError where that is something else than before."""
     what = {
         search.algo: {
@@ -114,7 +114,7 @@ def _remember(found: Sequence[Search], folder: Path) -> None:
             "ranges": {key: str(values) for key, values in search.ranges.items()},
             "how": asdict(search.how),
         }
-        for search in found
+        for search in searches
     }
     path = folder / "search.json"
     before = read_json(path, dict.fromkeys(what, dict[str, Any]), others=dict[str, Any]) if path.exists() else {}

@@ -25,7 +25,7 @@ def _main() -> int:
     from fedopt.bench.outcome import winners, with_values, write, write_tuned
     from fedopt.bench.space import words_of
     from fedopt.bench.trials import How
-    from fedopt.bench.tune import search_all, searches
+    from fedopt.bench.tune import planned_searches, search_all
     from fedopt.comparing.tables import print_table
 
     how = How(given.trials, given.seeds, given.sampler, given.seed, given.prune and not given.launcher, given.again)
@@ -33,19 +33,19 @@ def _main() -> int:
     words = {key_of(word): word for word in given.words}
     names = [words[key].partition("=")[2] for key in ("algo", "problem") if key in words]
     folder = given.out or Path("outputs") / "tune" / "_".join(names).replace(",", "-").replace("/", "-")
-    found = searches(given.words, given.folders, given.metric, given.budget, how, folder)
-    for search in found:
+    searches = planned_searches(given.words, given.folders, given.metric, given.budget, how, folder)
+    for search in searches:
         ranges = ", ".join(f"{key.removeprefix('algo.')} in {values}" for key, values in search.ranges.items())
         show(
             f"{search.name}: {search.planned('trial')} trials, {how.seeds} seeds each, by {search.metric.name}: {ranges}"
         )
     try:
         with ctrl_c_kept():
-            search_all(found, folder, launcher)
+            search_all(searches, folder, launcher)
     except KeyboardInterrupt:
         say(launcher.stopped)
         return 130
-    if not (good := with_values(found)):
+    if not (good := with_values(searches)):
         return 1
     written = write(good, folder)
     print_table(winners(good), right=["trials", "diverged", "pruned"])
@@ -54,7 +54,7 @@ def _main() -> int:
         if given.keep:
             written.append(write_tuned(search, CONF))
     show(f"results: {', '.join(map(str, written))}; --config-dir {folder} takes the tuned values")
-    return int(len(good) < len(found))
+    return int(len(good) < len(searches))
 
 
 def _arguments() -> argparse.Namespace:
