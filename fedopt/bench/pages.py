@@ -23,6 +23,7 @@ from fedopt.results import figures
 
 SHARES = BUDGETS[::4]  # at which curves of a metric are drawn
 NAMES = {"comm_rounds": "communication rounds", "bytes": "bytes", "oracle_calls": "oracle calls"}
+CARD = {"commit": str | None, "versions": dict[str, Any], "machine": dict[str, Any]}  # of run.json
 DIGITS = {"ratio": 3, "p": 4, "further": 3, "p (Holm)": 4}
 SCORES = """A score is the area under a method's curve of goals reached on the logarithm of the budget, from 1 % to all of it.
 A goal is a target on a seed. In brackets: a band of 90 %, by a bootstrap of seeds within tasks, for the trial that was chosen.
@@ -147,8 +148,9 @@ def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFram
     ]
     ran: dict[str, None] = {}
     for result in results:
-        card = read_json(result.search.place(STAGES[0], 0, FIRST_SEED) / "run.json", {}, others=Any)
-        ran[f"commit {card.get('commit')}, torch {card['versions']['torch']}, {card['machine']['platform']}"] = None
+        card = read_json(result.search.place(STAGES[0], 0, FIRST_SEED) / "run.json", CARD)
+        versions, machine = card.get("versions", {}), card.get("machine", {})
+        ran[f"commit {card.get('commit')}, torch {versions.get('torch')}, {machine.get('platform')}"] = None
     budget = ", ".join(f"{limit:g} {NAMES[currency]}" for currency, limit in task.budget.items())
     goal = "shares of the metric at the start" if task.relative else "values of the metric"
     _draw_task(suite, task, results, place)
@@ -183,6 +185,11 @@ def _reached(costs: pd.Series) -> str:
     return f"{len(finite)}/{len(costs)}" + (f" at {finite.median():.1%}" if len(finite) else "")
 
 
+def _look(j: int, lines: int) -> dict[str, Any]:
+    """Of line j of so many, with marks where lines that lie on each other show."""
+    return figures.look(j) | figures.marks(j, j, lines)
+
+
 @figures.styled()
 def _draw(
     path: Path, x: str, curves: Callable[[pd.DataFrame], pd.DataFrame], hits: pd.DataFrame, boards: Mapping[str, str]
@@ -195,9 +202,7 @@ def _draw(
         for axis, currency in zip(of_board, CURRENCIES, strict=True):
             shares = curves(hits[(hits["currency"] == currency) & (hits["task"].map(boards) == board)])
             for method in shares:
-                j = methods.index(method)
-                look = figures.look(j) | figures.marks(j, j, len(methods))
-                axis.plot(shares.index, shares[method], label=method, **look)
+                axis.plot(shares.index, shares[method], label=method, **_look(methods.index(method), len(methods)))
             figures.describe(axis, x, "share of goals reached", f"{board}: {NAMES[currency]}")
             axis.set_xscale("log")
             axis.set_ylim(-0.02, 1.02)
@@ -215,7 +220,7 @@ def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path)
         for j, result in enumerate(results):
             runs = [rows(report.folder) for report in suite.reports(task, result, currency) if report.kind == "report"]
             values = np.sort([_at_shares(run, task, currency, worst) for run in runs if run is not None], axis=0)
-            look = figures.look(j) | figures.marks(j, j, len(results))
+            look = _look(j, len(results))
             axis.plot(SHARES, np.median(values, axis=0), label=result.search.algo, **look)
             band = values[1 % len(values)], values[-2 % len(values)]
             axis.fill_between(SHARES, *band, color=look["color"], alpha=0.15, linewidth=0)
@@ -253,8 +258,8 @@ def _draw_trials(task: Task, results: Sequence[Result], place: Path) -> None:
         lost = at[np.isnan(values)]
         strip.plot(lost, [0.97] * len(lost), "x", color=figures.OKABE_ITO[6], transform=strip.get_xaxis_transform())
         best = sign * np.array(best_of([*losses]))
-        look = figures.look(j) | figures.marks(j, j, len(results))
-        curve.plot(range(1, len(best) + 1), np.where(np.isfinite(best), best, np.nan), label=result.search.algo, **look)
+        finite, look = np.where(np.isfinite(best), best, np.nan), _look(j, len(results))
+        curve.plot(range(1, len(best) + 1), finite, label=result.search.algo, **look)
         seen += [*values]
     figures.describe(strip, "", metric.title)
     figures.describe(curve, "trials", f"best {metric.title}")

@@ -136,7 +136,7 @@ class Suite:
             return False
         return True
 
-    def missing(self, task: Task, methods: Sequence[str]) -> float:
+    def missing(self, task: Task, methods: Sequence[str]) -> int:
         """How many runs of a task are left to do, about: for most methods two trials are reported."""
         needed = len(methods) * ((self.trials + 1) * self.tuning + 3 * self.seeds + self.further)
         return max(needed - len([*(self.out / task.name).rglob("summary.json")]), 0)
