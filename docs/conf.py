@@ -19,9 +19,14 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 
 project = "fedopt"
 version = re.search(r'__version__ = "(.*)"', (ROOT / "fedopt" / "__init__.py").read_text(encoding="utf-8"))[1]
-extensions = ["myst_parser", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx_copybutton", "sphinx-mathjax-offline"]  # MathJax's files, for no network
+myst_enable_extensions = ["dollarmath"]  # with fences, what GitHub takes for mathematics
+myst_fence_as_directive = ["math"]
+myst_dmath_allow_space = myst_dmath_allow_digits = False
 myst_heading_anchors = 4
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"fedopt {version}"
 html_copy_source = False
 
