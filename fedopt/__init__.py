@@ -9,12 +9,8 @@ import os
 from importlib import import_module
 from typing import Any
 
-if "OMP_WAIT_POLICY" not in os.environ:  # read when torch is loaded
-    # Waiting threads spin: two runs at once slow each other threefold, with fewer turns 1.6-fold (scripts/bench contention)
-    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
-
 PARENT = os.getppid()  # asked before anything that takes time: it is another one when that process was killed
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 
 _NAMES = {
     "algorithms": ("Algorithm",),

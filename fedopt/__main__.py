@@ -13,15 +13,17 @@ with suppress(FileNotFoundError):  # a working directory that was removed
         del sys.path[0]  # the working directory, where a file that was sent may lie
 
 from fedopt.console.interrupts import ending_at_once
+from fedopt.errors import short_spins
 
 
 def main(module: str = "commands.run") -> None:
     """Entry point of `fedopt`. module: of fedopt, whose `main` is called."""
     os.environ["MPLBACKEND"] = "Agg"  # whatever there is for windows and notebooks
-    with ending_at_once():
-        command = import_module(f"fedopt.{module}").main
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # when all is done
-    command()
+    with short_spins():
+        with ending_at_once():
+            command = import_module(f"fedopt.{module}").main
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # when all is done
+        command()
 
 
 def compare() -> None:

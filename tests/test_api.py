@@ -3,6 +3,7 @@
 import html
 import json
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -95,11 +96,15 @@ def test_what_a_run_says_of_itself():
     assert run.config["budget"]["rounds"] == 4
 
 
-def test_nothing_of_the_process_changes(capsys):
+def test_nothing_of_the_process_changes(monkeypatch, capsys):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    environment = dict(os.environ)
     before = torch.get_num_threads(), plt.get_backend(), signal.getsignal(signal.SIGINT), plt.get_fignums()
     api.run([*TINY, "hardware.threads=2", "hardware.deterministic=true"], quiet=True)
     after = torch.get_num_threads(), plt.get_backend(), signal.getsignal(signal.SIGINT), plt.get_fignums()
     assert after == before
+    changed = {name for name, _ in os.environ.items() ^ environment.items()}
+    assert changed <= {"TORCHINDUCTOR_CACHE_DIR"}  # which torch sets
     assert not torch.are_deterministic_algorithms_enabled()
     assert capsys.readouterr() == ("", "")
 
@@ -257,19 +262,26 @@ def test_sweep_in_a_thread_and_interrupted(monkeypatch):
 
 
 def test_sweep_in_a_script_without_a_guard(tmp_path):
-    """Its processes do not run the script again, see the environment of now, and are at the same place."""
+    """Its processes do not run the script again, see the environment of now, and are at the same place.
+
+    What is set for them alone is not left in the environment.
+    """
     (tmp_path / "else").mkdir()
-    (tmp_path / "own.py").write_text("from fedopt.problems.mco import Mco\n")
+    own = "import os\nfrom fedopt.problems.mco import Mco\nprint('spins', os.environ.get('GOMP_SPINCOUNT'))\n"
+    (tmp_path / "own.py").write_text(own)
     script = tmp_path / "script.py"
     script.write_text(
         "import os\nimport fedopt\nprint('began')\nos.chdir('else')\nos.environ['FEDOPT_PICTURES'] = '0'\n"
         f"words = {[*TINY, 'problem._target_=own.Mco']}\n"
         "runs = fedopt.sweep(words, seed=[0, 1, 2], jobs=2)\nprint('statuses', [run.status for run in runs])\n"
+        "print('left', os.environ.get('GOMP_SPINCOUNT'))\n"
     )
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    env = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("began") == 1
     assert "statuses ['finished', 'finished', 'finished']" in done.stdout
+    assert re.findall("(?:spins|left) .*", done.stdout) == ["spins None", *["spins 3000"] * 3, "left None"]
     assert len(list(tmp_path.glob("else/outputs/multirun/*/*/metrics.csv"))) == 3
 
 

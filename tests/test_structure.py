@@ -23,6 +23,13 @@ def test_public_names():
         _ = fedopt.nothing
 
 
+def test_imports_leave_the_environment_alone():
+    """In a process that has loaded nothing yet, for the package and all its public names."""
+    code = "import os; before = dict(os.environ); import fedopt; assert os.environ == before, 'by the package'\n"
+    code += "for name in fedopt.__all__: getattr(fedopt, name); assert os.environ == before, name"
+    assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, timeout=60).returncode == 0
+
+
 @pytest.mark.parametrize(
     "module",
     [

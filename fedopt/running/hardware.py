@@ -12,6 +12,7 @@ from fedopt.config.settings import Hardware
 from fedopt.errors import UserError, cores, number_of
 from fedopt.running.launch import PLACE, RUN_ID
 
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS is not deterministic
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 
 
@@ -38,7 +39,7 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
     torch.set_num_threads(hardware.threads or ours)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = hardware.tf32
     if hardware.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault(WORKSPACE, ":4096:8")
         torch.use_deterministic_algorithms(True)
     _keep_freed_memory()
     return device
@@ -52,16 +53,19 @@ def _in_turn(count: int) -> int:
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """What `configure` sets in torch is set back at the end: for runs in somebody else's process."""
+    """What `configure` sets in torch and in the environment is set back at the end: for runs in somebody else's process."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     tf32 = matmul.allow_tf32, cudnn.allow_tf32
+    workspace = os.environ.get(WORKSPACE)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
         matmul.allow_tf32, cudnn.allow_tf32 = tf32
+        if workspace is None:
+            os.environ.pop(WORKSPACE, None)
 
 
 def _keep_freed_memory() -> None:

@@ -21,7 +21,7 @@ from fedopt.config.settings import Hardware
 from fedopt.console import say as console
 from fedopt.console.interrupts import ctrl_c_later, end_with, interruptible
 from fedopt.console.say import note
-from fedopt.errors import UserError, first_line, mistake, number_of
+from fedopt.errors import UserError, first_line, mistake, number_of, short_spins
 from fedopt.results.folder import RunFolder
 
 POLL = 0.3  # seconds
@@ -146,6 +146,7 @@ def program_hidden() -> Iterator[None]:
     """A process that starts would run the user's script again, of which it needs nothing: scripts need no guard."""
     program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
-        yield
+        with short_spins():
+            yield
     finally:
         sys.modules["__main__"] = program
