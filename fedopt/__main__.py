@@ -18,12 +18,11 @@ from fedopt.errors import short_spins
 
 def main(module: str = "commands.run") -> None:
     """Entry point of `fedopt`. module: of fedopt, whose `main` is called."""
-    os.environ["MPLBACKEND"] = "Agg"  # whatever there is for windows and notebooks
-    with short_spins():
-        with ending_at_once():
-            command = import_module(f"fedopt.{module}").main
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # when all is done
-        command()
+    os.environ.update(short_spins(), MPLBACKEND="Agg")  # whatever there is for windows and notebooks
+    with ending_at_once():
+        command = import_module(f"fedopt.{module}").main
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # when all is done
+    command()
 
 
 def compare() -> None:

@@ -3,8 +3,8 @@
 import os
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -121,19 +121,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@contextmanager
-def short_spins() -> Iterator[None]:
-    """Shorten how long OpenMP's waiting threads spin in whatever loads torch meanwhile, unless the user has set it.
+def short_spins() -> dict[str, str]:
+    """Return the variable that shortens how long OpenMP's waiting threads spin, or nothing if the user has set it.
 
-    Two runs at once slow each other 1.6-fold so, and threefold otherwise (`scripts/bench contention`).
+    It is read when torch is loaded. Two runs at once slow each other 1.6-fold with it, and threefold without (`scripts/bench contention`).
     """
-    ours = {"GOMP_SPINCOUNT": "3000"} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ) else {}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
+    return {"GOMP_SPINCOUNT": "3000"} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ) else {}
 
 
 def memory() -> int:

@@ -145,8 +145,10 @@ def _stopped(pid: int) -> bool:
 def program_hidden() -> Iterator[None]:
     """A process that starts would run the user's script again, of which it needs nothing: scripts need no guard."""
     program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    os.environ.update(spins := short_spins())
     try:
-        with short_spins():
-            yield
+        yield
     finally:
+        for name in spins:
+            os.environ.pop(name, None)
         sys.modules["__main__"] = program
