@@ -124,7 +124,8 @@ def cores() -> int:
 def short_spins() -> dict[str, str]:
     """Return the variable that shortens how long OpenMP's waiting threads spin, or nothing if the user has set it.
 
-    It is read when torch is loaded. Two runs at once slow each other 1.6-fold with it, and threefold without (`scripts/bench contention`).
+    It is read when torch is loaded. Two runs at once slow each other 1.6-fold with it, and threefold without it:
+    see `scripts/bench contention`.
     """
     return {"GOMP_SPINCOUNT": "3000"} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ) else {}
 
