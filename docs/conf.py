@@ -27,6 +27,10 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_theme_options = {
+    "light_css_variables": {"figure-filter": "none"},
+    "dark_css_variables": {"figure-filter": "invert(0.92) hue-rotate(180deg)"},
+}
 html_title = f"fedopt {version}"
 html_copy_source = False
 
