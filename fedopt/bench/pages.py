@@ -24,10 +24,10 @@ from fedopt.results import figures
 SHARES = BUDGETS[::4]  # at which curves of a metric are drawn
 NAMES = {"comm_rounds": "communication rounds", "bytes": "bytes", "oracle_calls": "oracle calls"}
 CARD = {"commit": str | None, "versions": dict[str, Any], "machine": dict[str, Any]}  # of run.json
-DIGITS = {"ratio": 3, "p": 4, "further": 3, "p (Holm)": 4}
+DIGITS = {"score": 3, "ratio": 3, "p": 4, "further": 3, "p (Holm)": 4}
 SCORES = """A score is the area under a method's curve of goals reached on the logarithm of the budget, from 1 % to all of it.
-A goal is a target on a seed. In brackets: a band of 90 %, by a bootstrap of seeds within tasks, for the trial that was chosen.
-Then the rank, and the share of samples that have it. Who does not take part in all tasks of a board has no rank."""
+A goal is a target on a seed. Band: of 90 %, by a bootstrap of seeds within tasks, for the trial that was chosen.
+Rank: with the share of samples that have it. Who does not take part in all tasks of a board has none."""
 CLAIMS = """ratio: of what the first spent to what the second did, over the targets that one of them reached; a miss counts as
 the whole budget. cheaper: on how many seeds it is below 1; chance: of that, exact with 90 %. p: exact, of a paired sign-flip test.
 A claim held, or did not, where p is below 5 % after Holm's correction and the ratio on further seeds is on the same side of 1.
@@ -51,15 +51,15 @@ def write(suite: Suite, chosen: Sequence[Task], place: Path) -> None:
     for board in dict.fromkeys(task.board for task in chosen):
         here = [task.name for task in chosen if task.board == board]
         on = reported[reported["task"].isin(here)]
-        ranked = {currency: scores(on[on["currency"] == currency]) for currency in CURRENCIES}
-        name = f"scores_{board.replace(' ', '_')}"
-        for currency, table in ranked.items():
-            write_table(place / f"{name}_{currency}.csv", table)
         of_all = sum(task.board == board for task in every)
         heading = f"{board.capitalize()}: {', '.join(here)}" + f" ({len(here)} of {of_all} tasks)" * (
             len(here) < of_all
         )
-        text += [f"## {heading}", _table(place / f"{name}.tex", _side_by_side(ranked), heading)]
+        text.append(f"## {heading}")
+        for currency in CURRENCIES:
+            ranked, name = scores(on[on["currency"] == currency]), f"scores_{board.replace(' ', '_')}_{currency}"
+            write_table(place / f"{name}.csv", ranked)
+            text.append(_table(place / f"{name}.tex", _ranked(ranked, currency), f"{heading}, by {NAMES[currency]}"))
     claims = [(task.name, claim) for task in chosen for claim in task.claims]
     text += ["## Claims that were registered", CLAIMS] * bool(claims)
     for currency in CURRENCIES:
@@ -98,18 +98,20 @@ def _table(path: Path, table: pd.DataFrame, caption: str) -> str:
     return markdown(shown)
 
 
-def _side_by_side(ranked: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The score of each method with its band and its rank, a column a currency."""
-    by_method = {currency: table.set_index("method") for currency, table in ranked.items()}
-    first = by_method[CURRENCIES[0]]
-    cells: dict[str, Any] = {"method": [*first.index], "tasks": [*first["tasks"]]}
-    for currency, table in by_method.items():
-        cells[NAMES[currency]] = [
-            f"{row['score']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
-            + ("" if pd.isna(row["rank"]) else f", rank {row['rank']} in {row['rank holds']:.0%}")
-            for _, row in table.reindex(first.index).iterrows()
-        ]
-    return pd.DataFrame(cells)
+def _ranked(table: pd.DataFrame, currency: str) -> pd.DataFrame:
+    """The scores of a board in one currency, with their bands and ranks as texts."""
+    return pd.DataFrame(
+        {
+            f"by {NAMES[currency]}": table["method"],
+            "score": table["score"],
+            "band": [f"{low:.3f} to {high:.3f}" for low, high in zip(table["low"], table["high"], strict=True)],
+            "tasks": table["tasks"],
+            "rank": [
+                "-" if pd.isna(rank) else f"{rank} in {holds:.0%}"
+                for rank, holds in zip(table["rank"], table["rank holds"], strict=True)
+            ],
+        }
+    )
 
 
 def _firsts(hits: pd.DataFrame) -> str:
@@ -128,19 +130,12 @@ def _firsts(hits: pd.DataFrame) -> str:
 def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFrame, place: Path) -> None:
     """A page of a task: its rules, the curves, what each method reached, its trials, and the twin of equal clients."""
     order = [result.search.algo for result in results]
-    mean = hits.assign(worth=worth(hits["cost"])).pivot_table(
-        index="method", columns=["currency", "kind"], values="worth"
-    )
     kinds = [kind for kind in ("report", "twin", "default", "tuned") if kind in {*hits["kind"]}]
-    shown = pd.DataFrame({"method": order})
-    for currency, kind in [(currency, kind) for currency in CURRENCIES for kind in kinds]:
-        name = NAMES[currency] if kind == "report" else f"{kind}, {NAMES[currency]}"
-        shown[name] = [f"{value:.3f}" for value in mean[currency, kind].loc[order]]
-    goals = hits[hits["kind"] == "report"].groupby(["method", "currency", "target"])["cost"].agg(_reached).unstack()
-    goals = goals.reindex([(method, currency) for method in order for currency in CURRENCIES]).reset_index()
-    goals["currency"] = goals["currency"].map(NAMES)
+    by, worths = ["currency", "method"], hits.assign(worth=worth(hits["cost"]))
+    values = worths.pivot_table(index=by, columns="kind", values="worth")[kinds].map("{:.3f}".format)
+    goals = hits[hits["kind"] == "report"].groupby([*by, "target"])["cost"].agg(_reached).unstack()
     best = [
-        {"method": result.search.algo, "by": NAMES[currency], "trial": trial.number}
+        {"currency": currency, "method": result.search.algo, "trial": trial.number}
         | {"at an edge": ", ".join(result.search.edges(trial)) or "-"}
         | {"values": " ".join(words_of(trial.point)) or "the defaults"}
         for result in results
@@ -167,17 +162,25 @@ def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFram
         "## Scores",
         f"Twin: of equal clients (`{' '.join(task.twin)}`), on half of the seeds. " * bool(task.twin)
         + "Default and tuned: on the two seeds of the trials, by which the tuned one was chosen.",
-        markdown(shown),
+        *_by_currency(values, order),
         "## Targets",
         "How many seeds reached each target, and the median share of the budget that those spent.",
-        markdown(goals.rename(columns={k: f"{target:g}" for k, target in enumerate(task.targets)})),
+        *_by_currency(goals.rename(columns={k: f"{target:g}" for k, target in enumerate(task.targets)}), order),
         "## Trials",
         f"![last value of each trial]({task.name}_trials.svg)",
         "Left: the last value of each trial, the median of its seeds. Rings: the defaults. Crosses: diverged or refused. "
         "Right: the best of k trials, the median over their orders.",
-        markdown(pd.DataFrame(best)),
+        *_by_currency(pd.DataFrame(best).set_index(by), order),
     ]
     write_atomically(place / f"{task.name}.md", "\n\n".join(filter(None, parts)).encode() + b"\n")
+
+
+def _by_currency(table: pd.DataFrame, methods: list[str]) -> list[str]:
+    """A table for each currency, a row a method, of one whose rows are both."""
+    return [
+        markdown(table.xs(currency).reindex(methods).rename_axis(f"by {NAMES[currency]}").reset_index())
+        for currency in CURRENCIES
+    ]
 
 
 def _reached(costs: pd.Series) -> str:
