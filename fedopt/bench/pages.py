@@ -17,6 +17,7 @@ from fedopt.bench.suite import CURRENCIES, Result, Suite, Task, rows, tasks
 from fedopt.bench.trials import FIRST_SEED, STAGES
 from fedopt.comparing.recorded import Recorded
 from fedopt.comparing.tables import latex, markdown, print_table, write_table
+from fedopt.config.files import Folders, display_name
 from fedopt.files.reading import read_json
 from fedopt.files.writing import write_atomically
 from fedopt.results import figures
@@ -83,8 +84,7 @@ def write(suite: Suite, chosen: Sequence[Task], place: Path) -> None:
         "![profiles](profile.svg)",
     ]
     boards = {task.name: task.board for task in chosen}
-    _draw(place / "solved.svg", "share of the budget", solved, reported, boards)
-    _draw(place / "profile.svg", "ratio to the least median cost", profile, reported, boards)
+    draw_goals(place, reported, boards, suite.folders)
     for task in chosen:
         _page(suite, task, results[task.name], hits[hits["task"] == task.name], place)
     write_atomically(place / "index.md", "\n\n".join(text).encode() + b"\n")
@@ -149,7 +149,7 @@ def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFram
     budget = ", ".join(f"{limit:g} {NAMES[currency]}" for currency, limit in task.budget.items())
     goal = "shares of the metric at the start" if task.relative else "values of the metric"
     _draw_task(suite, task, results, place)
-    _draw_trials(task, results, place)
+    _draw_trials(suite, task, results, place)
     parts = [
         f"# {task.name}: {task.title}",
         f"`{' '.join(task.words)}`",
@@ -193,9 +193,23 @@ def _look(j: int, lines: int) -> dict[str, Any]:
     return figures.look(j) | figures.marks(j, j, lines)
 
 
+def draw_goals(place: Path, reported: pd.DataFrame, boards: Mapping[str, str], folders: Folders = ()) -> None:
+    """Draw solved.svg and profile.svg, from the hits of reports alone. boards: by task. folders: of configs besides fedopt's."""
+    for name, x, curves in (
+        ("solved", "share of the budget", solved),
+        ("profile", "ratio to the least median cost", profile),
+    ):
+        _draw(place / f"{name}.svg", x, curves, reported, boards, folders)
+
+
 @figures.styled()
 def _draw(
-    path: Path, x: str, curves: Callable[[pd.DataFrame], pd.DataFrame], hits: pd.DataFrame, boards: Mapping[str, str]
+    path: Path,
+    x: str,
+    curves: Callable[[pd.DataFrame], pd.DataFrame],
+    hits: pd.DataFrame,
+    boards: Mapping[str, str],
+    folders: Folders,
 ) -> None:
     """Curves of methods, a row a board and a column a currency."""
     names = [*dict.fromkeys(boards.values())]
@@ -205,7 +219,8 @@ def _draw(
         for axis, currency in zip(of_board, CURRENCIES, strict=True):
             shares = curves(hits[(hits["currency"] == currency) & (hits["task"].map(boards) == board)])
             for method in shares:
-                axis.plot(shares.index, shares[method], label=method, **_look(methods.index(method), len(methods)))
+                look = _look(methods.index(method), len(methods))
+                axis.plot(shares.index, shares[method], label=display_name(str(method), folders), **look)
             figures.describe(axis, x, "share of goals reached", f"{board}: {NAMES[currency]}")
             axis.set_xscale("log")
             axis.set_ylim(-0.02, 1.02)
@@ -224,7 +239,8 @@ def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path)
             runs = [rows(report.folder) for report in suite.reports(task, result, currency) if report.kind == "report"]
             values = np.sort([_at_shares(run, task, currency, worst) for run in runs if run is not None], axis=0)
             look = _look(j, len(results))
-            axis.plot(SHARES, np.median(values, axis=0), label=result.search.algo, **look)
+            name = display_name(result.search.algo, suite.folders)
+            axis.plot(SHARES, np.median(values, axis=0), label=name, **look)
             band = values[1 % len(values)], values[-2 % len(values)]
             axis.fill_between(SHARES, *band, color=look["color"], alpha=0.15, linewidth=0)
             drawn.append(values)
@@ -247,12 +263,13 @@ def _at_shares(run: Recorded, task: Task, currency: str, worst: float) -> np.nda
 
 
 @figures.styled()
-def _draw_trials(task: Task, results: Sequence[Result], place: Path) -> None:
+def _draw_trials(suite: Suite, task: Task, results: Sequence[Result], place: Path) -> None:
     """The last value of each trial, a column a method, and the best of k trials."""
     figure, ((strip, curve),) = figures.grid(1, 2, 2.6 * len(CURRENCIES), width_ratios=[2, 1])
     metric = results[0].search.metric
     sign = -1 if metric.better == "higher" else 1
     seen: list[float] = []
+    names = [display_name(result.search.algo, suite.folders) for result in results]
     for j, result in enumerate(results):
         losses = np.array([trial.loss for trial in result.search.done])
         values, at = np.where(np.isfinite(losses), sign * losses, np.nan), j + np.linspace(-0.25, 0.25, len(losses))
@@ -262,12 +279,12 @@ def _draw_trials(task: Task, results: Sequence[Result], place: Path) -> None:
         strip.plot(lost, [0.97] * len(lost), "x", color=figures.OKABE_ITO[6], transform=strip.get_xaxis_transform())
         best = sign * np.array(best_of([*losses]))
         finite, look = np.where(np.isfinite(best), best, np.nan), _look(j, len(results))
-        curve.plot(range(1, len(best) + 1), finite, label=result.search.algo, **look)
+        curve.plot(range(1, len(best) + 1), finite, label=names[j], **look)
         seen += [*values]
     figures.describe(strip, "", metric.title)
     figures.describe(curve, "trials", f"best {metric.title}")
     curve.set_xticks(range(1, max(len(result.search.done) for result in results) + 1, 3))
-    strip.set_xticks(range(len(results)), [result.search.algo for result in results], rotation=20)
+    strip.set_xticks(range(len(results)), names, rotation=20)
     for axis in (strip, curve):
         _log(axis, figures.spans_decades(metric, np.array(seen)))
     figures.save(figure, place / f"{task.name}_trials.svg")

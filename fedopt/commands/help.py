@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fedopt.commands.answer import Parser
 from fedopt.config.compose import CLASSES, merge
-from fedopt.config.files import CONF, GROUPS, ROLE, Folders, chain, class_path, comments, file_of, options
+from fedopt.config.files import CONF, GROUPS, ROLE, Folders, chain, class_path, comments, file_of, options, title
 from fedopt.config.sent import check_folders
 from fedopt.config.tuned import tuned_names
 from fedopt.config.words import extra_folders, key_of
@@ -140,7 +140,7 @@ def show_list(arguments: list[str]) -> None:
     elif topic == "keys":
         show_keys([], given.folders)
     else:
-        titles = {name: _title(TOPICS[topic], name, given.folders) for name in options(TOPICS[topic], given.folders)}
+        titles = {name: title(TOPICS[topic], name, given.folders) for name in options(TOPICS[topic], given.folders)}
         if TOPICS[topic] in ("algo", "problem"):
             _by_class(TOPICS[topic], titles, given.folders)
         else:
@@ -193,8 +193,8 @@ def show_keys(words: list[str], folders: list[str]) -> None:
     shown = {part: {key: row for key, row in described.items() if _part(key) == part} for part in parts}
     for part, rows in shown.items():
         if rows:
-            title = f"={chosen[part]}: {_title(part, chosen[part], folders)}" if part in chosen else ":"
-            show("", *wrap(f"{part or 'every run'}{title}", _width()))
+            head = f"={chosen[part]}: {title(part, chosen[part], folders)}" if part in chosen else ":"
+            show("", *wrap(f"{part or 'every run'}{head}", _width()))
             _print(console, rows, of_run)
     types = " ".join(row.type for rows in shown.values() for row in rows.values())
     for kind, note in NOTES.items():
@@ -210,17 +210,10 @@ def _part(key: str) -> str:
     return first if first in GROUPS else EVERY
 
 
-def _title(group: str, name: str, folders: Folders) -> str:
-    """The first comment at the head of an option's file."""
-    head = config_text(file_of(group, name, folders)).split("\n")[:3]
-    comments = (line[2:] for line in head if line.startswith("# ") and "@package" not in line and "$schema" not in line)
-    return next(comments, "")
-
-
 def _print(console: Console, rows: Mapping[str, Key], with_tuned: bool) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("key", "default", *(["tuned"] if with_tuned else []), "type or values", "meaning"):
-        table.add_column(title, overflow="fold", no_wrap=title == "key")
+    for column in ("key", "default", *(["tuned"] if with_tuned else []), "type or values", "meaning"):
+        table.add_column(column, overflow="fold", no_wrap=column == "key")
     for key, row in rows.items():
         cells = key, row.default, *([row.tuned] if with_tuned else []), row.type, row.meaning
         table.add_row(*map(printable, cells))

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass as validated
 
 from fedopt.comparing.curves import curve, draw_line, explained
-from fedopt.comparing.groups import default_keys, known_keys, labels_of, order, with_metric
+from fedopt.comparing.groups import default_keys, known_keys, labels_of, legend_label, order, with_metric
 from fedopt.comparing.paired import tests
 from fedopt.comparing.recorded import ABSENT, PROBLEM, Recorded, by_problem, usable
 from fedopt.comparing.shown import COLUMNS, shown_table, tests_shown, write_shown
@@ -207,7 +207,7 @@ class Comparison:
                 if share:
                     points = (*points[:2], *np.clip(points[2:], 0, 100))
                 style = figures.look(slot) | figures.marks(slot, j, len(self.groups))
-                draw_line(axes, with_status(label, runs), points, style)
+                draw_line(axes, with_status(legend_label(label, runs), runs), points, style)
                 cells = dict(zip((self.x, self.metric, "low", "high"), points, strict=True))
                 lines.append(pd.DataFrame({"line": label, **cells, "band": how.band}))
             parts = ", ".join(part for part in problem if part not in (ABSENT, "none"))

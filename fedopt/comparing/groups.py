@@ -7,6 +7,7 @@ from itertools import chain
 import numpy as np
 
 from fedopt.comparing.recorded import ABSENT, CHOSEN, DATA, Recorded, say_skipped
+from fedopt.config.files import display_name
 from fedopt.console.say import note
 from fedopt.errors import UserError, nearest
 from fedopt.results.figures import OKABE_ITO
@@ -79,6 +80,12 @@ def _parts(by: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[str]
     """What the label of each group is made of: the options chosen, and key=value of the other keys that it has."""
     pairs = ([(key, value) for key, value in zip(by, group, strict=True) if value != ABSENT] for group in groups)
     return [[value if key in CHOSEN else f"{key}={value}" for key, value in present] for present in pairs]
+
+
+def legend_label(label: str, runs: Sequence[Recorded]) -> str:
+    """A group's label as figures show it, with the name of its method in place of the option."""
+    algo = runs[0].keys.get("algo", ABSENT)
+    return ", ".join(display_name(part) if part == algo else part for part in label.split(", "))
 
 
 def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequence[str]) -> dict[str, int]:

@@ -40,6 +40,19 @@ def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
     return [*(name for base in bases for name in chain(group, base, folders)), option]
 
 
+def title(group: str, option: str, folders: Folders = ()) -> str:
+    """The first comment at the head of an option's file."""
+    head = config_text(file_of(group, option, folders)).split("\n")[:3]
+    comments = (line[2:] for line in head if line.startswith("# ") and "@package" not in line and "$schema" not in line)
+    return next(comments, "")
+
+
+def display_name(algo: str, folders: Folders = ()) -> str:
+    """A method's name in figures: what its title begins with, `algo` where no file of these folders has one."""
+    known = algo in options("algo", folders)
+    return (re.split(r": | \[", title("algo", algo, folders))[0] if known else "") or algo
+
+
 def class_path(group: str, option: str, folders: Folders = ()) -> str:
     """The `_target_` of an option, in its file or in the one that it builds on; empty without one."""
     for name in reversed(chain(group, option, folders)):

@@ -835,7 +835,7 @@ def test_groups_go_by_the_names_that_were_chosen(tmp_path, command, drawn):
         assert err == ""
         assert list(csv["algo"]) == list(csv["label"]) == ["fednest", "lfednest"]
         assert list(csv["final_test_accuracy_mean"]) == [91, 71]
-    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["fednest", "lfednest"]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["FedNest", "LFedNest"]
     assert "dataset" not in csv  # the config has none
 
 

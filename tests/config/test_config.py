@@ -11,7 +11,7 @@ from support.command import PAIR, ROOT, fedopt, one_line
 from support.harness import composed, config, names
 
 from fedopt.config.compose import compose, merge
-from fedopt.config.files import CONF, flat
+from fedopt.config.files import CONF, display_name, flat, options
 from fedopt.config.settings import Participation
 from fedopt.config.tuned import tuned_names
 from fedopt.errors import UserError
@@ -236,3 +236,10 @@ def test_where_an_own_option_is(monkeypatch, capsys, tmp_path):
         for words in ([f"{group}={name}"], ["-m", f"{group}={name}", "seed=0,1"]):
             said = f"{group}={name}: is in myconf/{option}.yaml, which is found with --config-dir myconf\n"
             assert fedopt(monkeypatch, capsys, *words).err.endswith(said)
+
+
+def test_methods_have_names_of_their_own():
+    names = [display_name(algo) for algo in options("algo")]
+    assert len({*names}) == len(names)
+    assert {"FedNest", "Local SGDA+", "stocBiO"} <= {*names}
+    assert [display_name(other) for other in ("mine", "../config")] == ["mine", "../config"]
