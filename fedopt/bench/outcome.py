@@ -2,18 +2,23 @@
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import yaml
+from matplotlib.axes import Axes
 
 from fedopt.bench.space import words_of
 from fedopt.bench.trials import FIRST_SEED, STAGES, Search, Trial
 from fedopt.comparing.tables import write_table
-from fedopt.config.tuned import nodes
+from fedopt.config.compose import compose
+from fedopt.config.files import content
+from fedopt.config.tuned import tuned_values
 from fedopt.config.words import key_of, parsed
 from fedopt.console.say import say
 from fedopt.errors import UserError
@@ -22,6 +27,12 @@ from fedopt.results import figures
 from fedopt.results.folder import RunFolder
 
 COLUMNS, PANEL = 4, 2.4  # of the picture, and inches of each
+MARKS: dict[str, dict[str, Any]] = {  # the same in all pictures of trials
+    "a trial": {"marker": ".", "color": figures.OKABE_ITO[0]},
+    "the defaults": {"marker": "o", "color": figures.OKABE_ITO[1], "fillstyle": "none", "markersize": 7},
+    "the best trial": {"marker": "D", "color": figures.OKABE_ITO[2], "markersize": 3},
+    "without a value": {"marker": "x", "color": figures.OKABE_ITO[6]},
+}
 
 
 def table(searches: Sequence[Search]) -> pd.DataFrame:
@@ -56,8 +67,8 @@ def winners(searches: Sequence[Search]) -> pd.DataFrame:
         rows.append(
             {
                 "algo": search.algo,
-                search.metric.name: _value(search, best),
-                "default": _value(search, default),
+                search.metric.name: value_of(search, best),
+                "default": value_of(search, default),
                 "trials": str(len(tried)),
                 "diverged": str(sum("diverged" in trial.statuses for trial in tried)),
                 "pruned": str(sum("stopped" in trial.statuses for trial in tried)),
@@ -68,7 +79,7 @@ def winners(searches: Sequence[Search]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _value(search: Search, trial: Trial) -> str:
+def value_of(search: Search, trial: Trial) -> str:
     """Of the median run; a word for a trial without one."""
     if not math.isfinite(trial.loss):
         return trial.status
@@ -87,9 +98,22 @@ def best_of(losses: Sequence[float]) -> list[float]:
     return best
 
 
+def mark_trials(axis: Axes, at: npt.ArrayLike, losses: npt.ArrayLike, sign: int, best: int | None = None) -> None:
+    """Draw trials at places, the defaults first, with `MARKS`; at the top those without a value. best: which one is the best."""
+    values = sign * np.where(np.isfinite(losses), losses, np.nan)
+    kinds = {"a trial": [*range(1, len(values))], "the defaults": [0], "the best trial": [] if best is None else [best]}
+    kinds["without a value"] = [j for j, value in enumerate(values) if math.isnan(value)]
+    for kind, members in kinds.items():
+        lost = kind == "without a value"
+        places, heights = np.array(at)[members], np.full(len(members), 0.97) if lost else values[members]
+        if np.isfinite(heights).any():
+            above: dict[str, Any] = {"transform": axis.get_xaxis_transform()} if lost else {}  # y from 0 to 1
+            axis.plot(places, heights, linestyle="none", label=kind, **MARKS[kind], **above)
+
+
 @figures.styled()
 def draw(path: Path, searches: Sequence[Search]) -> None:
-    """The best of k trials, then each algorithm's trials by each key: a ring at the best, crosses at those without a value."""
+    """The best of k trials, then each algorithm's trials by each key."""
     panels = [(search, key, values) for search in searches for key, values in search.ranges.items()]
     columns = min(len(panels) + 1, COLUMNS)
     figure, axes = figures.grid(-(-(len(panels) + 1) // columns), columns, PANEL * columns)
@@ -107,25 +131,16 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
         )
     figures.describe(curve, "trials", f"best {metric.title}", "best of k trials")
     for axis, (search, key, values) in zip(axes.flat[1:], panels, strict=False):
-        trials = [trial for trial in search.done if key in trial.point]
-        at = [values.ends.index(t.point[key]) if values.kind == "choice" else float(t.point[key]) for t in trials]
-        axis.plot(
-            at, [sign * t.loss if math.isfinite(t.loss) else math.nan for t in trials], ".", color=figures.OKABE_ITO[0]
-        )
-        lost = [place for place, trial in zip(at, trials, strict=True) if not math.isfinite(trial.loss)]
-        top = axis.get_xaxis_transform()  # y from 0 to 1
-        axis.plot(lost, [0.97] * len(lost), "x", color=figures.OKABE_ITO[6], transform=top)
-        if key in search.best.point:
-            axis.plot(
-                at[trials.index(search.best)],
-                sign * search.best.loss,
-                "o",
-                color=figures.OKABE_ITO[1],
-                fillstyle="none",
-            )
+        texts = [trial.point.get(key, search.defaults[key]).strip("'") for trial in search.done]
+        ends = [*dict.fromkeys([*(str(end).strip("'") for end in values.ends), texts[0]])]  # the default may be another
+        if values.kind == "choice":
+            at = [float(ends.index(text)) for text in texts]
+        else:  # the default may be no number of the axis
+            at = [math.nan if math.isnan(values.share(text)) else float(text) for text in texts]
+        mark_trials(axis, at, [trial.loss for trial in search.done], sign, search.done.index(search.best))
         figures.describe(axis, key.removeprefix("algo."), metric.title, search.algo)
         if values.kind == "choice":
-            axis.set_xticks(range(len(values.ends)), [text.strip("'") for text in values.ends])
+            axis.set_xticks(range(len(ends)), ends)
         else:
             axis.set_xscale("log" if values.kind == "log" else "linear")
     for axis in axes.flat[: len(panels) + 1]:
@@ -133,6 +148,14 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
     for axis in axes.flat[len(panels) + 1 :]:
         axis.remove()
     figures.save(figure, path)
+
+
+def run_words(searches: Sequence[Search], *more: str) -> str:
+    """The words of a `fedopt` command that runs these methods with the settings of the search, and with more words."""
+    algos = ",".join(search.algo for search in searches)
+    words = [word for word in searches[0].words if not word.startswith("eval.")]
+    places = [part for folder in searches[0].folders for part in ("--config-dir", folder)]
+    return shlex.join([f"algo={algos}", *words, *more, *places])
 
 
 def source(search: Search) -> str:
@@ -144,16 +167,16 @@ def source(search: Search) -> str:
     where = " ".join(word for word in search.words if key_of(word) != "problem" and not word.startswith("eval."))
     edge = f"; at an edge: {', '.join(search.edges(best))}" if search.edges(best) else ""
     return (
-        f"fedopt-tune: {len(search.done)} trials ({how.sampler}), seeds {seeds}, {search.metric.name} {_value(search, best)}, "
-        f"default {_value(search, search.done[0])}; {where}; {ranges}{edge}; commit {card.get('commit') or 'unknown'}"
+        f"fedopt-tune: {len(search.done)} trials ({how.sampler}), seeds {seeds}, {search.metric.name} {value_of(search, best)}, "
+        f"default {value_of(search, search.done[0])}; {where}; {ranges}{edge}; commit {card.get('commit') or 'unknown'}"
     )
 
 
 def write_tuned(search: Search, folder: Path) -> Path:
     """Put the best values into FOLDER/tuned/<algorithm>.yaml, under the problem; other problems stay as they are."""
     problem, path = search.problem, folder / "tuned" / f"{search.algo}.yaml"
-    before = nodes(search.algo, [folder]).get(problem, {}) if path.exists() else {}
-    algo: dict[str, Any] = dict(before.get("algo", {}))
+    before = content(path).get(problem, {}) if path.exists() else {}
+    algo: dict[str, Any] = {**before.get("algo", {}), **_other_preset(search)}
     for word in parsed(words_of(search.best.point)):
         _put(algo, word.key_or_group.split(".")[1:], word.value())
     node = {problem: {"source": source(search), **{k: v for k, v in before.items() if k != "algo"}, "algo": algo}}
@@ -164,6 +187,17 @@ def write_tuned(search: Search, folder: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.encode())
     return path
+
+
+def _other_preset(search: Search) -> dict[str, Any]:
+    """The values that `preset` in the words brought, by key; where it left tuned values out, the defaults of their keys."""
+    if "preset" not in map(key_of, search.words):
+        return {}
+    there = compose(search.command({}), search.folders)
+    presets = ("auto", str(there.nodes["preset"]))
+    keys = {key for preset in presets for key in tuned_values(preset, there.chosen, search.folders)[1]}
+    names = dict.fromkeys(key.split(".")[1] for key in sorted(keys) if key.startswith("algo."))
+    return {name: there.nodes["algo"][name] for name in names}
 
 
 def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from fedopt.bench.outcome import best_of
+from fedopt.bench.outcome import best_of, mark_trials
 from fedopt.bench.rank import BUDGETS, pairs, profile, scores, solved, worth
 from fedopt.bench.space import words_of
 from fedopt.bench.suite import CURRENCIES, Result, Suite, Task, rows, tasks
@@ -272,15 +272,11 @@ def _draw_trials(suite: Suite, task: Task, results: Sequence[Result], place: Pat
     names = [display_name(result.search.algo, suite.folders) for result in results]
     for j, result in enumerate(results):
         losses = np.array([trial.loss for trial in result.search.done])
-        values, at = np.where(np.isfinite(losses), sign * losses, np.nan), j + np.linspace(-0.25, 0.25, len(losses))
-        strip.plot(at, values, ".", color=figures.OKABE_ITO[0])
-        strip.plot(at[:1], values[:1], "o", color=figures.OKABE_ITO[1], fillstyle="none")
-        lost = at[np.isnan(values)]
-        strip.plot(lost, [0.97] * len(lost), "x", color=figures.OKABE_ITO[6], transform=strip.get_xaxis_transform())
+        mark_trials(strip, j + np.linspace(-0.25, 0.25, len(losses)), losses, sign)
         best = sign * np.array(best_of([*losses]))
         finite, look = np.where(np.isfinite(best), best, np.nan), _look(j, len(results))
         curve.plot(range(1, len(best) + 1), finite, label=names[j], **look)
-        seen += [*values]
+        seen += [*(sign * losses)]
     figures.describe(strip, "", metric.title)
     figures.describe(curve, "trials", f"best {metric.title}")
     curve.set_xticks(range(1, max(len(result.search.done) for result in results) + 1, 3))

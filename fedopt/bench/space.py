@@ -105,7 +105,7 @@ def default_ranges(composed: Composed) -> dict[str, Range]:
     values, ranges = flat(composed.nodes), dict[str, Range]()
     for key, role in roles(composed.chosen["algo"], composed.folders).items():
         name = key if key in values else f"{key}.initial"  # of a schedule
-        if (value := values.get(name)) is not None:
+        if not isinstance(value := values.get(name), list | None):  # of a list, no one entry is meant
             ranges[name] = _by_role(key, role, value)
     return ranges
 
@@ -120,11 +120,21 @@ def roles(algo: str, folders: Folders = ()) -> dict[str, str]:
     return by_key
 
 
+def example(composed: Composed) -> str:
+    """Where the role of an algorithm's key is written, and how."""
+    path = file_of("algo", composed.chosen["algo"], composed.folders)
+    key = next((key for key, value in composed.nodes["algo"].items() if type(value) is float), "eta")
+    value, comment = composed.nodes["algo"].get(key, 0.1), comments(path).get(key, "step size")
+    return f"write it in {path}, such as '{key}: {value} # {comment}; tuned as a step'"
+
+
 def _by_role(key: str, role: str, value: Any) -> Range:
     """role: also a range. Raises UserError for a role that there is not."""
     if pair := read_range(f"{key}={role}"):
         return pair[1]
     if role == "step":
+        if not (isinstance(value, int | float) and value > 0):
+            raise UserError(f"{key}={value}: is tuned as a step, around its default, which must be a number above 0")
         ratio = 10 ** (DECADES / 2)
         return Range("log", (float(f"{float(value) / ratio:.2g}"), float(f"{float(value) * ratio:.2g}")))
     if role == "momentum":

@@ -5,6 +5,7 @@ batches of which each is a function of those before: killed at any moment, the s
 number of processes.
 """
 
+import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from fedopt.bench import SAMPLERS
 from fedopt.bench.space import Point, Range, cube, words_of
 from fedopt.comparing.recorded import read
 from fedopt.config.compose import compose
+from fedopt.config.files import flat
 from fedopt.config.words import key_of
 from fedopt.errors import UserError, nearest
 from fedopt.jobs.job import Job
@@ -127,6 +129,12 @@ class Search:
         """The words of a run at a point, without its seed and its folder."""
         return [f"algo={self.algo}", *self.words, *words_of(point)]
 
+    @cached_property
+    def defaults(self) -> dict[str, str]:
+        """What the first trial has for each key of the search, as words of a command have it."""
+        values = flat(compose(self.command({}), self.folders).nodes)
+        return {key: v if isinstance(v := values[key], str) else json.dumps(v) for key in self.ranges}
+
     @property
     def best(self) -> Trial:
         """The first of the trials with the least loss. Raises UserError where none has a finite value."""
@@ -159,6 +167,10 @@ class Search:
         best = self._best_at_first
         needed = self.how.again and self.how.sampler != "grid" and math.isfinite(best.loss) and bool(self.edges(best))
         return -(-self.how.trials // 2) if needed else 0
+
+    def expected(self, stage: str) -> int:
+        """Runs of the search up to the end of a stage. Whether there is another one shows then."""
+        return self.how.seeds * sum(map(self.planned, STAGES[: STAGES.index(stage) + 1]))
 
     def batch(self, stage: str) -> "list[tuple[int, Point]]":
         """The next trials of a stage, with their numbers; of a batch of which some are kept already, the others."""

@@ -1,15 +1,18 @@
 """From the words of a command to searches, and all their trials under one scheduler."""
 
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedopt.bench.space import Range, default_ranges, read_range
+from fedopt.bench.space import Range, default_ranges, example, read_range
 from fedopt.bench.trials import FIRST_SEED, STAGES, How, Search
 from fedopt.config.compose import compose
 from fedopt.config.files import flat
 from fedopt.config.words import key_of
+from fedopt.console.bar import Bar
 from fedopt.errors import UserError, nearest
 from fedopt.files.reading import read_json
 from fedopt.jobs.local import Launcher, run_all
@@ -63,11 +66,12 @@ def _search(
     values = {*flat(composed.nodes)}
     ranges = {key: values_of_key for key, values_of_key in given.items() if key in values}
     if not ranges:
-        ranges = {key: r for key, r in default_ranges(composed).items() if key not in set_by_words}
-    if not ranges:
-        raise UserError(
-            f"{algo}: no key of it has a role, and the command gives no range, such as 'algo.eta=log(0.001,1)'"
-        )
+        by_role = default_ranges(composed)
+        ranges = {key: r for key, r in by_role.items() if key not in set_by_words}
+        if not ranges:
+            set_all = f"the command sets all that is tuned, {', '.join(by_role)}: leave one out"
+            why = set_all if by_role else f"no key of it says what it is tuned as: {example(composed)}"
+            raise UserError(f"{algo}: {why}; or give a range, such as 'algo.eta=log(0.001,1)'")
     metrics = assemble(composed).problem.metrics
     goals = [one for one in metrics if one.better != "neither"]
     goals.sort(key=lambda one: not one.name.startswith("val_"))  # what was held out, where the problem has it
@@ -87,13 +91,17 @@ def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> 
     the same call goes on."""
     lock = RunFolder(folder)
     lock.open()
-    try:
+    with closing(lock), closing(Bar(stream=sys.stdout)) as bar:
         _remember(searches, folder)
         for stage in STAGES:
+            planned = sum(search.expected(stage) for search in searches)
             while batches := [(search, batch) for search in searches if (batch := search.batch(stage))]:
                 jobs = [search.jobs(stage, batch) for search, batch in batches]
                 flat_jobs = [job for of_search in jobs for of_trial in of_search for job in of_trial]
-                failed = run_all([job for job in flat_jobs if RunFolder(job.folder).status() not in OVER], launcher)
+                waiting = [job for job in flat_jobs if RunFolder(job.folder).status() not in OVER]
+                kept = sum(len(search.done) * search.how.seeds for search in searches)
+                bar.expect(planned, kept + len(flat_jobs) - len(waiting))
+                failed = run_all(waiting, launcher, bar)
                 defaults = {
                     of_search[0][0] for (_, batch), of_search in zip(batches, jobs, strict=True) if not batch[0][1]
                 }
@@ -102,8 +110,6 @@ def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> 
                         raise UserError(f"{job.folder}: {failed[job]}")
                 for (search, batch), of_search in zip(batches, jobs, strict=True):
                     search.keep(stage, batch, of_search)
-    finally:
-        lock.close()
 
 
 def _remember(searches: Sequence[Search], folder: Path) -> None:

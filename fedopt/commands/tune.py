@@ -22,7 +22,7 @@ def _main() -> int:
     given = _arguments()
     if find_spec("optuna") is None:
         raise UserError("fedopt-tune needs Optuna: pip install 'fedopt[tune]'")
-    from fedopt.bench.outcome import winners, with_values, write, write_tuned
+    from fedopt.bench.outcome import run_words, value_of, winners, with_values, write, write_tuned
     from fedopt.bench.space import words_of
     from fedopt.bench.trials import How
     from fedopt.bench.tune import planned_searches, search_all
@@ -49,11 +49,13 @@ def _main() -> int:
         return 1
     written = write(good, folder)
     print_table(winners(good), right=["trials", "diverged", "pruned"])
-    for search in good:
-        show(" ".join(["fedopt", f"algo={search.algo}", f"problem={search.problem}", *words_of(search.best.point)]))
-        if given.keep:
-            written.append(write_tuned(search, CONF))
-    show(f"results: {', '.join(map(str, written))}; --config-dir {folder} takes the tuned values")
+    written += [write_tuned(search, CONF) for search in good if given.keep]
+    show(*(f"wrote {path}" for path in written))
+    show(*(f"to run it: fedopt {run_words([search], *words_of(search.best.point))}" for search in good))
+    best = min(good, key=lambda search: search.best.loss)
+    first = ", ".join(search.algo for search in good if search.best.loss == best.best.loss)
+    next_one = f"fedopt -m {run_words(good, 'seed=0,1,2', '--config-dir', str(folder))}"
+    show(f"best: {first}, {best.metric.name} {value_of(best, best.best)}; results: {folder}; next: {next_one}")
     return int(len(good) < len(searches))
 
 

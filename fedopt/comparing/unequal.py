@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fedopt.comparing.groups import differing
+from fedopt.comparing.groups import differing, order
 from fedopt.comparing.recorded import DATA, Recorded, by_problem
 from fedopt.comparing.tables import in_bytes, plus_minus
 from fedopt.results.figures import COSTS
@@ -15,6 +15,7 @@ from fedopt.results.folder import OVER
 UNEQUAL = 1.1  # spends whose ratio is larger are named
 SPARSE = 2  # and intervals of evaluations whose ratio is larger
 ABOVE = 2  # times its best value: a loss that ends above is named
+BATCH = "algo.B"  # the key that every method of fedopt's has for its examples of a step, null for all
 MANY = 10  # times its first value: a loss that has grown to more is named
 
 Groups = Mapping[str, Sequence[Recorded]]  # by label
@@ -44,6 +45,8 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
             yield from _above_best(label, members, metric)
     yield from _versions(runs)
     yield from _tuning(runs)
+    if "algo" in by and BATCH not in by:
+        yield from _batches(groups)
 
 
 def _besides(by: Sequence[str], groups: Groups) -> list[str]:
@@ -157,6 +160,18 @@ def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
             yield f"{problem}: {some} ran with tuned values, {none} without: budgets and step sizes may be unequal"
     for words, names in elsewhere.items():
         yield f"the tuned values of {', '.join(names)} are for runs without {words}: they may be far from the best here"
+
+
+def _batches(groups: Groups) -> Iterator[str]:
+    """Where methods on a problem take unlike batches, and so have unlike noise and cost."""
+    for problem, labels in by_problem(groups).items():
+        sizes: dict[str, list[str]] = {}
+        for label, runs in labels.items():
+            for size in sorted({run.keys[BATCH] for run in runs if BATCH in run.keys}, key=order):
+                sizes.setdefault("all" if size == "null" else size, []).append(label)
+        if len(sizes) > 1:
+            each = "; ".join(f"{size} ({', '.join(sizes[size])})" for size in sorted(sizes, key=order))
+            yield f"unlike batch sizes on {problem[0]}: {each}; {BATCH}=N makes them alike"
 
 
 def with_status(label: str, runs: Sequence[Recorded]) -> str:

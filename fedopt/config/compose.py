@@ -23,7 +23,7 @@ from fedopt.config.explain import explain
 from fedopt.config.files import CONF, GROUPS, Folders, class_path, flat, options
 from fedopt.config.sent import check_folders, refuse_expanding, refuse_hydra, refuse_outside
 from fedopt.config.settings import Settings
-from fedopt.config.tuned import Tuned, other_model, overlap, tuned_values
+from fedopt.config.tuned import Tuned, keeps_defaults, other_model, overlap, tuned_values
 from fedopt.config.words import key_of, literal, parsed, quoted
 from fedopt.errors import UserError, first_line, nearest, unknown
 
@@ -188,8 +188,10 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
             _set(config, key, value, force_add=True)
     pair = f"{chosen['algo']} on {chosen['problem']}"
     keys = tuple(key for key in values if not any(overlap(key, other) for other in by_command.keys() - {*GROUPS}))
-    beside = other_model({key: o.value() for key, o in by_command.items()}, chosen, folders) if name else ()
-    return Tuned(name, pair, keys, beside, left_out=wanted == "none")
+    if not name:
+        return Tuned(pair=pair, left_out=wanted == "none")
+    beside = other_model({key: o.value() for key, o in by_command.items()}, chosen, folders)
+    return Tuned(name, pair, keys, beside, defaults=keeps_defaults(name, folders))
 
 
 def check_choices(words: Iterable[str], folders: Folders = ()) -> None:

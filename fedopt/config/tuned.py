@@ -24,6 +24,7 @@ class Tuned:
 
     name: <algorithm>/<problem>, the file and its node; empty where none apply. pair: what the values are for.
     keys: those whose tuned value takes effect. beside: the command's choices of other data or another model than the tuned ones.
+    defaults: whether the node has an empty `algo`, since the defaults won the search.
     """
 
     name: str = ""
@@ -31,15 +32,17 @@ class Tuned:
     keys: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     left_out: bool = False
+    defaults: bool = False
 
     @property
     def effective(self) -> bool:
-        """True if at least one tuned value takes effect. Keys under `eval` do not count."""
-        return any(not key.startswith("eval.") for key in self.keys)
+        """True if at least one tuned value takes effect, or the defaults are the tuned values. Keys under `eval` do not count."""
+        return self.defaults or any(not key.startswith("eval.") for key in self.keys)
 
     def __str__(self) -> str:
         if self.name:
-            return f"tuned values: {self.name}" + (f", tuned without {' '.join(self.beside)}" if self.beside else "")
+            more = [f"tuned without {' '.join(self.beside)}"] if self.beside else []
+            return ", ".join([f"tuned values: {self.name}", *["the defaults"] * self.defaults, *more])
         why = "preset=none leaves tuned values out" if self.left_out else f"no tuned values for {self.pair}"
         return f"{why}: what the command does not set has its default"
 
@@ -67,7 +70,7 @@ def nodes(file: str, folders: Folders = ()) -> dict[str, dict[str, Any]]:
                 raise UserError(f"{path}: {problem}: has the keys {', '.join(NODES)} and source")
             before = by_problem.get(str(problem), {})
             parts = {part: {**before.get(part, {}), **(node.get(part) or {})} for part in NODES}
-            by_problem[str(problem)] = {part: values for part, values in parts.items() if values}
+            by_problem[str(problem)] = {part: parts[part] for part in parts if part in {*before, *node}}
     return by_problem
 
 
@@ -96,6 +99,12 @@ def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tu
     return f"{file}/{problem}", {
         key: value for key, value in values.items() if not any(overlap(key, other) for other in taken)
     }
+
+
+def keeps_defaults(name: str, folders: Folders = ()) -> bool:
+    """Whether tuned values, by their name, are the algorithm's defaults: a search has found no better ones."""
+    file, _, problem = name.partition("/")
+    return nodes(file, folders)[problem].get("algo") == {}
 
 
 def overlap(key: str, other: str) -> bool:

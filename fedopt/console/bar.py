@@ -84,6 +84,11 @@ class Bar:
         if self.jobs == 1:
             self._began = None
 
+    def expect(self, jobs: int, done: int) -> None:
+        """There are so many jobs in all, of which so many have ended."""
+        if (jobs, done) != (self.jobs, self.done):
+            self.jobs, self.done, self._began = jobs, done, None
+
     def next(self, skipped: bool = False) -> str:
         """The present job has ended. skipped: it had ended before, and tells nothing about the time. Returns as `move`."""
         self.done += 1

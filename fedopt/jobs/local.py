@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, redirect_stderr, suppress
+from contextlib import closing, contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import connection
@@ -42,24 +42,25 @@ class Local:
         return _in_turn(jobs, bar) if self.at_once <= 1 else _in_processes(jobs, self.at_once)
 
 
-def run_all(jobs: Sequence[Job], launcher: Launcher) -> dict[Job, str]:
+def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) -> dict[Job, str]:
     """Do the jobs under one bar, and print a line for each that ends. Returns why a job did not end well, for those.
 
+    shared: a bar of these jobs and others, which stays open.
     Raises KeyboardInterrupt after Ctrl-C or SIGTERM, when all that ran here have kept a checkpoint.
     """
     ended, waiting = ([job for job in jobs if job.ended is wanted] for wanted in (True, False))
-    bar = Bar(len(jobs), stream=sys.stdout)
+    bar = shared or Bar(len(jobs), stream=sys.stdout)
     checked = ((job, job.do(processes=1), None) for job in ended)
     done: Iterable[Done] = chain(checked, launcher(waiting, bar))
     bad: dict[Job, str] = {}
-    with closing(bar), _sigterm_as_ctrl_c():
-        for number, (job, (status, text), seconds) in enumerate(done, 1):
+    with nullcontext() if shared else closing(bar), _sigterm_as_ctrl_c():
+        for job, (status, text), seconds in done:
             if status not in ENDED:
                 bad[job] = text or status
             left = bar.next(skipped=seconds is None)
             there = "was there already" if status in ENDED else ""
             took = there if seconds is None else f"({', '.join(filter(None, [f'{seconds:.0f} s', left]))})"
-            parts = f"[{number:>{len(str(len(jobs)))}}/{len(jobs)}] {status:<9} {job.title}", took, text
+            parts = f"[{bar.done:>{len(str(bar.jobs))}}/{bar.jobs}] {status:<9} {job.title}", took, text
             bar.line("  ".join(filter(None, parts)))
     return bad
 

@@ -3,6 +3,8 @@
 import itertools
 import math
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,10 +24,12 @@ from fedopt.bench.outcome import best_of
 from fedopt.bench.space import Range, cube, default_ranges, read_range, roles
 from fedopt.bench.trials import FIRST_SEED, Worse
 from fedopt.commands import tune as command
+from fedopt.commands.new import TEMPLATES
 from fedopt.config.compose import compose
 from fedopt.config.files import options
 from fedopt.errors import UserError
 from fedopt.metrics import Metric
+from fedopt.results import figures
 from fedopt.running.assemble import assemble
 from fedopt.running.loop import begin, loop
 
@@ -130,6 +134,22 @@ def test_weights_stay_below_one(algo):
         next(loop(e, *begin(e)))
 
 
+def test_a_list_of_steps_is_not_searched():
+    """Of fedmsa's tuned values: which entry would be meant?"""
+    composed = compose(["algo=fedmsa", "problem=imbalanced_mnist"])
+    assert isinstance(composed.nodes["algo"]["beta"], list)
+    assert [*default_ranges(composed)] == ["algo.alpha", "algo.rho", "algo.K"]
+
+
+@pytest.mark.parametrize(
+    "template", [path.stem for path in TEMPLATES.glob("*.yaml") if "conf/algo" in path.read_text()]
+)
+def test_a_method_of_ones_own_has_roles(template, tmp_path):
+    (tmp_path / "algo").mkdir()
+    shutil.copy(TEMPLATES / f"{template}.yaml", tmp_path / "algo")
+    assert "step" in roles(template, [tmp_path]).values()
+
+
 # Statistics
 
 
@@ -152,6 +172,8 @@ def test_a_run_is_pruned_by_what_others_had_at_that_spend():
 def test_a_search_finds_the_step_of_a_quadratic(monkeypatch, capsys, tmp_path):
     """Gradient descent on 1/2 x' A x, one client, full batches: 2 / (mu + L) is best; the default of 0.1 is far from it."""
     words = ["algo=fedavg", "problem=quadratic_minimisation", "partitioner.clients=1", "algo.tau=1", "algo.B=null"]
+    drawn, save = [], figures.save
+    monkeypatch.setattr(figures, "save", lambda figure, *more: (drawn.append(figure), save(figure, *more)))
     assert tune(monkeypatch, *words, "algo.eta=log(0.001,3)", "--budget", "rounds=20", "--trials", "12", "--seeds", "1",
                 "--metric", "distance", "--out", str(tmp_path)) == 0  # fmt: skip
     table = trials(tmp_path)
@@ -160,7 +182,19 @@ def test_a_search_finds_the_step_of_a_quadratic(monkeypatch, capsys, tmp_path):
     default = table.loc[0, "loss"]
     assert best["loss"] < 0.5 * default
     out = capsys.readouterr().out
-    assert f"fedopt algo=fedavg problem=quadratic_minimisation algo.eta={best['algo.eta']:g}" in out
+    settings = "partitioner.clients=1 algo.tau=1 algo.B=null budget.rounds=20"
+    run = f"algo=fedavg problem=quadratic_minimisation {settings}"
+    *_, printed, last = out.splitlines()
+    assert printed == f"to run it: fedopt {run} algo.eta={best['algo.eta']:g}"
+    next_one = f"fedopt -m {run} seed=0,1,2 --config-dir {tmp_path}"
+    assert last == f"best: fedavg, distance {best['loss']:.5g}; results: {tmp_path}; next: {next_one}"
+    counts = re.findall(r"^\[ *(\d+)/(\d+)\]", out, re.MULTILINE)  # of one count, which a second stage prolongs
+    assert [int(number) for number, _ in counts] == [*range(1, len(table) + 1)]
+    assert {int(total) for _, total in counts} == {13, len(table)}
+    marks = {line.get_label(): line for line in drawn[0].axes[1].lines}
+    assert {*marks} == {"a trial", "the defaults", "the best trial", "without a value"}
+    assert marks["the defaults"].get_xydata().tolist() == [[0.1, pytest.approx(default)]]
+    assert {*marks} < {text.get_text() for text in drawn[0].legends[0].get_texts()}
     node = yaml.safe_load((tmp_path / "tuned" / "fedavg.yaml").read_text())["quadratic_minimisation"]
     assert node["algo"] == {"eta": pytest.approx(best["algo.eta"])}
     assert str(FIRST_SEED) in node["source"]
@@ -169,15 +203,26 @@ def test_a_search_finds_the_step_of_a_quadratic(monkeypatch, capsys, tmp_path):
     assert composed.nodes["algo"]["eta"] == pytest.approx(best["algo.eta"])
 
 
+def test_tuned_values_are_those_that_the_search_began_with(monkeypatch, tmp_path):
+    """The defaults win a search that has left fedopt's tuned values out, and apply with --config-dir in their place."""
+    words = ["algo=fedavg", "problem=quadratic_minimisation"]
+    bad = ["preset=none", "algo.eta=log(1e-9,1e-8)", "--budget", "rounds=1", "--trials", "1", "--seeds", "1"]
+    for _ in range(2):  # also where the file is there already
+        assert tune(monkeypatch, *words, *bad, "--no-again", "--out", str(tmp_path)) == 0
+        found, usual = compose(words, [str(tmp_path)]), compose(words)
+        assert found.nodes["algo"] == compose([*words, "preset=none"]).nodes["algo"] != usual.nodes["algo"]
+        assert found.tuned.effective
+
+
 def test_stopped_and_gone_on_is_the_same_search(monkeypatch, tmp_path):
     """Ctrl-C in the middle of batches, on one process and on two."""
     assert tune(monkeypatch, *WORDS, *SMALL, "--out", str(tmp_path / "a")) == 0
     do, left = searching.run_all, [3, 1, 0, 2, 1]
 
-    def interrupted(jobs, at_once):
+    def interrupted(jobs, *others):
         if not left:
-            return do(jobs, at_once)
-        do(jobs[: left.pop()], at_once)
+            return do(jobs, *others)
+        do(jobs[: left.pop()], *others)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(searching, "run_all", interrupted)
@@ -246,9 +291,24 @@ def test_every_method_gets_the_same_trials(monkeypatch, tmp_path):
         (["algo=fedavg", "problem=quadratic_minimisation", "--sampler", "cmaes"], "--sampler"),
         (["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=log(1,0)"], "algo.eta=log(1,0)"),
         (["algo=fedmsa", "problem=hierarchical"], "do not fit"),
+        (
+            ["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=1", "algo.gamma=1", "algo.tau=1"],
+            "the command sets all that is tuned, algo.eta, algo.gamma, algo.tau: leave one out",
+        ),
+        (
+            ["algo=mine", "problem=quadratic_minimisation", "--config-dir", "conf"],
+            "mine: no key of it says what it is tuned as: write it in conf/algo/mine.yaml, such as "
+            "'eta: 0.2 # how far; tuned as a step'",
+        ),
+        (["algo=still", "problem=quadratic_minimisation", "--config-dir", "conf"], "algo.eta=0: is tuned as a step"),
     ],
 )
 def test_mistakes(monkeypatch, capsys, tmp_path, words, line):
+    monkeypatch.chdir(tmp_path)
+    Path("conf/algo").mkdir(parents=True)
+    head = "_target_: fedopt.algorithms.fedavg.FedAvg\ngamma: 1\nmomentum: 0\ntau: 1\nB: null\nmu: 0\n"
+    Path("conf/algo/mine.yaml").write_text(f"{head}eta: 0.2 # how far\n")
+    Path("conf/algo/still.yaml").write_text(f"{head}eta: 0 # how far; tuned as a step\n")
     assert tune(monkeypatch, *words, "--out", str(tmp_path / "out")) == 2
     err = capsys.readouterr().err
     assert line in err

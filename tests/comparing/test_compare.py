@@ -770,13 +770,14 @@ def test_the_legend_says_what_is_drawn(values, said, tmp_path, command, drawn):
 # Names that were chosen, and what may be pooled
 
 
-def named(folder, choice, *values, seed=0, tuned="", beside=(), **config):
+def named(folder, choice, *values, seed=0, tuned="", beside=(), defaults=False, **config):
     """A run whose card says which options were chosen; FedNest and LFedNest are of one class."""
     record(folder, values, seed, **config)
     card = json.loads((folder / "run.json").read_text())
     card["chosen"] = {"algo": choice, "problem": "mco", "dataset": "None"}
     if tuned:
-        card["tuned"] = asdict(Tuned(tuned, f"{choice} on mco", ("algo.K",), tuple(beside)))
+        keys = () if defaults else ("algo.K",)
+        card["tuned"] = asdict(Tuned(tuned, f"{choice} on mco", keys, tuple(beside), defaults=defaults))
     (folder / "run.json").write_text(json.dumps(card))
 
 
@@ -981,6 +982,20 @@ def test_unequal_tuning_is_said(tmp_path, command):
     named(tmp_path / "same" / "a", "fednest", 1, 2)
     named(tmp_path / "same" / "b", "fedmsa", 1, 3)
     assert command(tmp_path / "same")[3] == ""
+    named(tmp_path / "searched" / "a", "fednest", 1, 2, tuned="fednest/mco")
+    named(tmp_path / "searched" / "b", "fedmsa", 1, 3, tuned="fedmsa/mco", defaults=True)
+    assert command(tmp_path / "searched")[3] == ""
+
+
+def test_unlike_batches_are_said(tmp_path, command):
+    for choice, B in (("fednest", 32), ("fedmsa", 8), ("fedavg", None), ("scaffold", 8)):
+        named(tmp_path / "runs" / choice, choice, 1, 2, algo={**FEDMSA, "B": B})
+    said = (
+        "note: unlike batch sizes on mco: 8 (fedmsa, scaffold); 32 (fednest); all (fedavg); algo.B=N makes them alike\n"
+    )
+    assert command(tmp_path / "runs")[3] == said
+    assert command(tmp_path / "runs", "--group-by", "algo,algo.B")[3] == ""
+    assert command(tmp_path / "runs" / "fedmsa", tmp_path / "runs" / "scaffold")[3] == ""
 
 
 # For a paper

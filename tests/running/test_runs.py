@@ -713,6 +713,11 @@ def test_tuned_values_are_said(monkeypatch, capsys, tmp_path):
     assert "tuned values on quadratic_bilevel: some (fedmsa, localbsgm), none (fednest)" in told
     assert "budget.rounds on quadratic_bilevel: 400 (fedmsa), 200 (localbsgm, fednest)" in told
     assert "eval.every on quadratic_bilevel: 10 (fedmsa), 5 (localbsgm), 1 (fednest)" in told
+    Path("conf/tuned").mkdir(parents=True)  # where the defaults won
+    Path("conf/tuned/fednest.yaml").write_text("quadratic_bilevel: {source: a search, algo: {}}")
+    searched = [compose([f"algo={algo}", config[1]], ["conf"]) for algo in ("fedmsa", "fednest")]
+    assert "tuned values on" not in differences(searched, {"algo"})
+    assert str(searched[1].tuned) == "tuned values: fednest/quadratic_bilevel, the defaults"
     said = fedopt(monkeypatch, capsys, *sweep, "budget.rounds=1", "eval.every=1").err.splitlines()[0]
     assert "some (fedmsa, localbsgm), none (fednest)" in said
     assert "budget" not in said
