@@ -17,7 +17,7 @@ from fedopt.bench.space import words_of
 from fedopt.bench.trials import FIRST_SEED, STAGES, Search, Trial
 from fedopt.comparing.tables import write_table
 from fedopt.config.compose import compose
-from fedopt.config.files import content
+from fedopt.config.files import content, display_name
 from fedopt.config.tuned import tuned_values
 from fedopt.config.words import key_of, parsed
 from fedopt.console.say import say
@@ -126,7 +126,7 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
         curve.plot(
             range(1, len(best) + 1),
             [v if math.isfinite(v) else math.nan for v in best],
-            label=search.algo,
+            label=display_name(search.algo, search.folders),
             **figures.look(j),
         )
     figures.describe(curve, "trials", f"best {metric.title}", "best of k trials")
@@ -138,7 +138,7 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
         else:  # the default may be no number of the axis
             at = [math.nan if math.isnan(values.share(text)) else float(text) for text in texts]
         mark_trials(axis, at, [trial.loss for trial in search.done], sign, search.done.index(search.best))
-        figures.describe(axis, key.removeprefix("algo."), metric.title, search.algo)
+        figures.describe(axis, key.removeprefix("algo."), metric.title, display_name(search.algo, search.folders))
         if values.kind == "choice":
             axis.set_xticks(range(len(ends)), ends)
         else:
