@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from fedopt.errors import UserError
 from fedopt.running import sinks
 
 settings.register_profile("fedopt", deadline=None, derandomize=True, database=None)
@@ -17,17 +16,6 @@ settings.load_profile("fedopt")
 torch.set_num_threads(1)  # tests are small, and several processes of them share the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that they start
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has the tests in the background
-
-
-def pytest_configure():
-    """Says in one line what is wrong with a user's files that the contract tests shall take."""
-    if os.environ.get("FEDOPT_CONTRACT_CONF"):
-        try:
-            from support import harness
-
-            harness.pairs()
-        except UserError as error:
-            raise pytest.UsageError(str(error)) from None
 
 
 def pytest_collection_modifyitems(items):

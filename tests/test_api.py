@@ -21,7 +21,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.command import ROOT, TINY, fedopt
-from support.harness import small
 from torch.nn import functional as F
 
 import fedopt as api
@@ -32,6 +31,7 @@ from fedopt.data.datasets import Digits
 from fedopt.problems.classes import named
 from fedopt.results import checkpoint
 from fedopt.running import loop
+from fedopt.testing.harness import small
 
 SHORT = [
     "dataset=digits",

@@ -92,3 +92,13 @@ def test_commands_of_the_wheel(command, left, installed, tmp_path):
     where = "import fedopt; print(fedopt.__file__)"
     place = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert place.stdout.startswith(str(installed))
+
+
+def test_the_contract_of_the_wheel(installed, tmp_path):
+    """It takes a method of one's own outside of a checkout."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), "."]), "FEDOPT_CONTRACT_CONF": "myconf"}
+    subprocess.run([installed / "bin" / "fedopt", "new", "algo", "mine"], cwd=tmp_path, env=environment, check=True)
+    chosen = "[mine] or [mine-quadratic_minimisation"
+    command = [sys.executable, "-P", "-m", "pytest", "--pyargs", "fedopt.testing", "-k", chosen]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout

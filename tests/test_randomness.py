@@ -6,13 +6,13 @@ from collections import defaultdict
 import numpy as np
 import pandas as pd
 import pytest
-from support.harness import node, pairs, small, steps
 
 from fedopt.data.datasets import Digits
 from fedopt.data.partitioners import Iid
 from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.randomness import Part, Purpose, keyed_rng, keyed_rngs
+from fedopt.testing.harness import node, pairs, small, steps
 
 PASSED_ON = {"keyed_rng", "torch_seed", "rng"}  # the functions through which a place asks for a stream
 FURTHER = {  # what draws more than the usual options do

@@ -16,7 +16,7 @@ from fedopt.console.say import say, show
 from fedopt.errors import UserError, unknown
 
 SMOKE = (3, 1, 3, 0)  # trials, seeds of each, seeds of a report and further ones, of the smallest form
-CONTRACT = Path(__file__).parents[2] / "tests" / "algorithms" / "test_contract.py"
+CONTRACT = Path(__file__).parents[1] / "testing" / "test_contract.py"
 
 
 def main() -> None:
@@ -65,18 +65,22 @@ def _main() -> int:
 
 
 def _check_contract(method: str, folders: list[str]) -> None:
-    """Raises UserError where the method breaks the contract of algorithms, or that cannot be tried."""
-    if not CONTRACT.is_file():
-        raise UserError(f"enter: the contract tests are in a checkout of fedopt, and {CONTRACT} is not there")
-    place = file_of("algo", method, folders).parents[1]
-    environment = {**os.environ} | ({} if place == CONF else {"FEDOPT_CONTRACT_CONF": str(place.absolute())})
-    command = [sys.executable, "-m", "pytest", "-q", "-x", str(CONTRACT), "-k", f"{method}-"]
-    done = subprocess.run(command, cwd=CONTRACT.parents[2], env=environment, capture_output=True, text=True)
+    """Raise UserError where the method breaks the contract of algorithms, or that cannot be tried."""
+    if find_spec("pytest") is None:
+        raise UserError("enter: the contract of algorithms needs pytest: pip install 'fedopt[testing]'")
+    place = file_of("algo", method, folders).parents[1].absolute()
+    # What is imported here is imported there, and no other file of the working directory is; nor are its settings of pytest read
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
+    environment |= {"COLUMNS": "300"} | ({} if place == CONF else {"FEDOPT_CONTRACT_CONF": str(place)})
+    options = ["-q", "-x", "-c", os.devnull, "--rootdir", str(CONTRACT.parent), "-p", "no:cacheprovider"]
+    chosen = ["-m", "not slow", "-k", f"[{method}- or [{method}]"]
+    command = [sys.executable, "-m", "pytest", *options, str(CONTRACT), *chosen]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    if broken := next((line for line in said if line.startswith("FAILED")), None):
+        raise UserError(f"enter: {method} breaks the contract of algorithms: {broken.partition('::')[2]}")
     if done.returncode:
-        why = next(
-            (line for line in done.stdout.splitlines()[::-1] if line.startswith(("FAILED", "ERROR"))), "no test ran"
-        )
-        raise UserError(f"enter: {method} breaks the contract of algorithms: {why}")
+        raise UserError(f"enter: the contract of {method} cannot be tried: {said[-1].removeprefix('ERROR: ')}")
     show(f"{method} keeps the contract of algorithms")
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from support.games import noise_of_draws, numpy_field, numpy_start
-from support.harness import small, steps
 from support.quadratics import ALL, EXACT, SMALL, noises, terms
 from support.settled import settled
 
 from fedopt.errors import UserError
 from fedopt.federation.draws import Steps
+from fedopt.testing.harness import small, steps
 
 NESTED = {"adafbio": "quadratic_bilevel", "adafgda": "quadratic_minimax"}
 PLAIN = ["algo.r=1", "algo.rho=1"]  # A = B = I

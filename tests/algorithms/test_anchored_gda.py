@@ -14,10 +14,10 @@ from support.games import (
     scalar,
     unlike,
 )
-from support.harness import small, steps
 
 from fedopt.federation.draws import Steps
 from fedopt.randomness import Purpose
+from fedopt.testing.harness import small, steps
 
 STEP = {"eta_x": 0.15, "eta_y": 0.15}
 

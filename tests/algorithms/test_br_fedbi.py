@@ -5,11 +5,11 @@ from itertools import islice, pairwise
 import numpy as np
 import pytest
 import torch
-from support.harness import iterate, small, steps
 from support.quadratics import ALL, EXACT, SMALL, directions, noises, terms
 
 from fedopt.errors import UserError
 from fedopt.federation.draws import Steps
+from fedopt.testing.harness import iterate, small, steps
 
 SIX = "partitioner.clients=6"
 RULES = ["median", "trimmed", "geometric"]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from support.games import algorithm, distance, noise_of_draws, numpy_field, numpy_start, run, scalar, unlike
-from support.harness import small, steps
 
 from fedopt.federation.draws import Steps
+from fedopt.testing.harness import small, steps
 
 PLAIN = {"eta_x": 0.15, "eta_y": 0.15, "decay": 1.0, "lam": 0.0, "B": None}
 

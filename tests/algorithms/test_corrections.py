@@ -1,7 +1,8 @@
 """Where local steps end on unlike clients: a correction of their drift leads to the solution, without one there is a bias."""
 
 import pytest
-from support.harness import node, small, steps
+
+from fedopt.testing.harness import node, small, steps
 
 
 def unlike_clients(algo, problem, *words):

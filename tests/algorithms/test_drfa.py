@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from support.harness import small, steps
 from support.softmax import examples, gradient, loss
 
 from fedopt.algorithms.drfa import Drfa, State
@@ -17,6 +16,7 @@ from fedopt.federation.memory import Memory
 from fedopt.federation.round import Federation
 from fedopt.problems.classes import Minimisation
 from fedopt.randomness import Purpose
+from fedopt.testing.harness import small, steps
 
 
 @dataclass(eq=False)

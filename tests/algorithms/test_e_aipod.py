@@ -5,10 +5,10 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from support.harness import iterate, small, steps
 from support.quadratics import EXACT, SMALL, inner, noises, solution, terms
 
 from fedopt.federation.draws import Steps
+from fedopt.testing.harness import iterate, small, steps
 
 OUTER = ["algo.inverse=truncated", "algo.l=1", "algo.N=4"]
 STILL = [*OUTER, "algo.N=1", "algo.alpha=0"]  # x stays

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from support.games import algorithm, game, noise_of_draws, numpy_field, numpy_start, run, scalar, unlike
-from support.harness import small, steps
 
 from fedopt.federation.draws import Steps
+from fedopt.testing.harness import small, steps
 
 BOTH = pytest.mark.parametrize("algo", ["local_eg", "fedualex"])
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from support.compositions import states
 from support.derivatives import F64
-from support.harness import rows_of, sampling, small, steps
+from support.samples import rows_of, sampling
 
 from fedopt.algorithms.fcsg import Fcsg
 from fedopt.config.schedules import Constant
@@ -13,6 +13,7 @@ from fedopt.data.partitioners import Iid
 from fedopt.data.world import World
 from fedopt.federation.draws import Steps, draw
 from fedopt.problems.classes import Conditional
+from fedopt.testing.harness import small, steps
 
 METHODS = ["fcsg", "fcsg_m", "acc_fcsg_m"]
 

@@ -5,13 +5,14 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from support.harness import composed, iterate, real, small, steps
+from support.samples import real
 
 from fedopt.config.settings import Participation
 from fedopt.errors import UserError
 from fedopt.federation.round import Federation, Round
 from fedopt.problems.projections import ball
 from fedopt.running.assemble import assemble
+from fedopt.testing.harness import composed, iterate, small, steps
 
 SOLVERS = {
     "sgd": ["algo.rho=0"],

@@ -5,7 +5,6 @@ from functools import cache, partial
 import numpy as np
 import pytest
 import torch
-from support.harness import iterate, small, steps
 from support.quadratics import ALL, EXACT, SMALL, directions, hand_example, limit, noises, solution, terms
 from support.settled import settled
 
@@ -13,6 +12,7 @@ from fedopt.errors import UserError
 from fedopt.federation.draws import Steps
 from fedopt.federation.inverse import neumann_sum
 from fedopt.federation.oracles import Oracles
+from fedopt.testing.harness import iterate, small, steps
 
 STEPS, WEIGHTS = ("eta", "gamma", "tau"), ("c_x", "c_y", "c_u")
 CONSTANT = ["algo.delta=1e6", "algo.u0=1e18"]  # alpha_t = 1 to rounding

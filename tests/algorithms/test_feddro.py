@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from support.compositions import error, maps, noises, states
 from support.derivatives import F64
-from support.harness import composed
 
 from fedopt.algorithms.feddro import FedDro
 from fedopt.config.schedules import Constant
@@ -17,6 +16,7 @@ from fedopt.problems.classes import KnownOuter
 from fedopt.problems.quadratic_compositional import QuadraticCompositional
 from fedopt.problems.reductions import reduce
 from fedopt.running.assemble import assemble
+from fedopt.testing.harness import composed
 
 
 class Known(QuadraticCompositional, KnownOuter):

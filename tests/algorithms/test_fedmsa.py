@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from support.harness import composed, rows_of, sampling, small, steps
+from support.samples import rows_of, sampling
 
 from fedopt.algorithms import fedmsa
 from fedopt.algorithms.fedmsa import FedMSA
@@ -18,6 +18,7 @@ from fedopt.federation.engines import Vectorised
 from fedopt.federation.round import Federation
 from fedopt.problems.classes import Compositional
 from fedopt.running.assemble import assemble
+from fedopt.testing.harness import composed, small, steps
 
 
 def numpy_maps(problem, i, u, noise):

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from support.harness import rows_of, sampling, steps, tuned
+from support.samples import rows_of, sampling
 
 from fedopt.config.schedules import Constant, Fixed
 from fedopt.federation.draws import Steps, draw
@@ -19,6 +19,7 @@ from fedopt.federation.round import Round
 from fedopt.problems.classes import TwoLevel
 from fedopt.problems.reductions import TwoLevelAsBilevel
 from fedopt.randomness import Purpose, keyed_rng
+from fedopt.testing.harness import steps, tuned
 
 F64 = torch.float64
 FULL = ["algo.B=null", "algo.B_anchor=null", "algo.B_out=null"]

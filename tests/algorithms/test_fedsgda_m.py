@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from support.games import algorithm, noise_of_draws, numpy_field, numpy_start, run, scalar, unlike
-from support.harness import small, steps
 from support.quadratics import ALL, EXACT, SMALL
 from support.settled import settled
 
 from fedopt.errors import UserError
 from fedopt.federation.draws import Steps
+from fedopt.testing.harness import small, steps
 
 
 def minimax(algo, *words):

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from support.harness import small, steps
 from support.quadratics import ALL, EXACT, SMALL, hand_example, limit, noises, solution, terms
 
 from fedopt.errors import UserError, WrongFunction
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
+from fedopt.testing.harness import small, steps
 
 SIZES = {"x": 0.02, "y": 0.01, "v": 0.1}
 STEPS = [f"algo.{kind}_{name}={step}" for kind in ("eta", "gamma") for name, step in SIZES.items()]

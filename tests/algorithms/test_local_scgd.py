@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from support.compositions import error, hand, maps, noises, states, unlike
-from support.harness import small, steps
 
 from fedopt.algorithms.local_scgd import LocalScgd
 from fedopt.config.schedules import Constant
+from fedopt.testing.harness import small, steps
 
 ORDERS, BOTH = ["estimate_first", "step_first"], [True, False]
 

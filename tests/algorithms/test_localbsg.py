@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.harness import composed, rows_of, sampling, small, steps
+from support.samples import rows_of, sampling
 
 import fedopt
 from fedopt.algorithms import localbsg
@@ -16,6 +16,7 @@ from fedopt.federation.draws import Steps, draw
 from fedopt.papers import published
 from fedopt.papers.measure import SeedRuns
 from fedopt.running.assemble import assemble
+from fedopt.testing.harness import composed, small, steps
 
 THETA, Q, P, RHO1, RHO2 = 0.7, 3, 2, 0.2, 0.5
 

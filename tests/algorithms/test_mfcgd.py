@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from support.compositions import error, maps, noises, states, unlike
-from support.harness import small, steps
 
 from fedopt.algorithms.local_scgd import LocalScgd
 from fedopt.algorithms.mfcgd import LARGEST, Mfcgd
 from fedopt.config.schedules import Constant
 from fedopt.errors import UserError
+from fedopt.testing.harness import small, steps
 
 STILL = 1e30  # with an n like this eta_t stays k / n^(1/3)
 

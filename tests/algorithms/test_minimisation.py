@@ -5,12 +5,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from support.harness import small, steps
 from support.softmax import examples, gradient
 
 from fedopt.config.compose import compose
 from fedopt.errors import UserError
 from fedopt.running.assemble import assemble
+from fedopt.testing.harness import small, steps
 
 UNEQUAL = ["problem.model=softmax", "partitioner=dirichlet", "algo.B=null", "algo.tau=3"]
 

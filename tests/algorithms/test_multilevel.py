@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from support.compositions import error, hand, maps, noises, states, unlike
-from support.harness import small, steps
 
 from fedopt.algorithms.local_scgd import LocalScgd
 from fedopt.algorithms.multilevel import Multilevel
@@ -12,6 +11,7 @@ from fedopt.config.schedules import Constant
 from fedopt.federation.engines import Vectorised
 from fedopt.federation.memory import Memory
 from fedopt.federation.round import Federation
+from fedopt.testing.harness import small, steps
 
 
 def method(step=0.1, alpha=0.5, rho=0.5, tau=1, order="A", B=None):

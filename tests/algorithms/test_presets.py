@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from support.harness import class_at, composed, node, rows_of, sampling, small, steps
-from support.harness import names as names_of
+from support.samples import rows_of, sampling
 
 from fedopt.algorithms.fed_norm_sgda import FedNormSgda
 from fedopt.config.build import build_target
@@ -17,6 +16,8 @@ from fedopt.federation.round import Federation
 from fedopt.problems.classes import Minimax
 from fedopt.randomness import Purpose
 from fedopt.results.identity import identity
+from fedopt.testing.harness import class_at, composed, node, small, steps
+from fedopt.testing.harness import names as names_of
 
 
 def same(ours, theirs):

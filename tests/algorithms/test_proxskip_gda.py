@@ -14,11 +14,11 @@ from support.games import (
     scalar,
     unlike,
 )
-from support.harness import small, steps
 
 from fedopt.errors import UserError
 from fedopt.federation.draws import Steps
 from fedopt.randomness import Purpose
+from fedopt.testing.harness import small, steps
 
 
 def control_variates(method, state):

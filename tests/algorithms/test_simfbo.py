@@ -5,7 +5,6 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from support.harness import iterate, small, steps
 from support.quadratics import (
     ALL,
     EXACT,
@@ -21,6 +20,7 @@ from support.quadratics import (
 )
 
 from fedopt.federation.draws import Steps
+from fedopt.testing.harness import iterate, small, steps
 
 SIMFBO, FEDBIO = ("eta_x", "eta_y", "eta_v"), ("eta", "gamma", "tau")
 SERVER = ("gamma_x", "gamma_y", "gamma_v")

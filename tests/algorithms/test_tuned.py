@@ -1,11 +1,11 @@
 """Tuned values: each algorithm that has some makes progress with them."""
 
 import pytest
-from support.harness import composed, pairs
 
 from fedopt.config.tuned import tuned_values
 from fedopt.running.assemble import assemble
 from fedopt.running.loop import begin, loop
+from fedopt.testing.harness import composed, pairs
 
 
 def with_tuned_values():

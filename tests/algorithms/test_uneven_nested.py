@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from support.harness import small, steps
 
 from fedopt.federation.engines import OneByOne, Vectorised
+from fedopt.testing.harness import small, steps
 
 LATE = "participation.stragglers=0.34"  # one client of three
 engines = pytest.mark.parametrize(

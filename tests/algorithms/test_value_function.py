@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from support.harness import node, steps
 from support.one_machine import Written, by_hand, on_quadratic
 
 from fedopt.algorithms.value_function import BOME, F2SA
 from fedopt.config.schedules import Constant, InversePower
 from fedopt.federation.draws import Steps
+from fedopt.testing.harness import node, steps
 
 STEP = Constant(0.1)
 ETA_X, ETA_Y, ETA_S = 0.1, 0.03, 0.4

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from support.harness import config, steps
 from support.one_machine import Written, by_hand, on_quadratic
 
 from fedopt.algorithms.warm_started import SABA, SRBA, AlternatingSOBA, AmIGO, saga_
 from fedopt.config.schedules import Constant, InversePower
 from fedopt.errors import UserError
 from fedopt.federation.draws import Steps
+from fedopt.testing.harness import config, steps
 
 STEP = Constant(0.1)
 ETA_X, ETA_Y, ETA_V = 0.1, 0.4, 0.2

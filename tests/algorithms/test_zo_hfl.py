@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from support.harness import composed, small, steps
 from support.softmax import examples, gradient, loss
 
 from fedopt.algorithms.zo_hfl import State
@@ -15,6 +14,7 @@ from fedopt.federation.round import Federation
 from fedopt.problems.classes import Hierarchical
 from fedopt.randomness import Purpose, keyed_rng
 from fedopt.running.assemble import assemble
+from fedopt.testing.harness import composed, small, steps
 
 F64 = torch.float64
 UNEVEN = ["participation.cohort=null", "participation.stragglers=0.34", "algo.tau={kind: growing, tau: [1, 2.5]}"]

@@ -10,12 +10,12 @@ from importlib import import_module
 import pytest
 from omegaconf import OmegaConf
 from support.command import ROOT, fedopt
-from support.harness import config
 
 from fedopt import __version__
 from fedopt.commands.help import TOPICS, comments, completions, keys
 from fedopt.commands.schema import schema
 from fedopt.config.files import CONF, options
+from fedopt.testing.harness import config
 
 # Keys
 

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 import torch
 from support.command import PAIR, ROOT, code_of, fedopt
-from support.harness import small
 
-from fedopt.commands import compare
+from fedopt.commands import bench, compare
 from fedopt.commands.new import EXAMPLES, TEMPLATES, new
 from fedopt.data.partitioners import Iid
 from fedopt.errors import UserError
@@ -27,6 +26,7 @@ from fedopt.federation.memory import Memory
 from fedopt.problems.function import function
 from fedopt.results.card import sources
 from fedopt.results.folder import LEFT_OVER
+from fedopt.testing.harness import small
 
 PAGE = "".join(path.read_text() for path in sorted((ROOT / "docs").glob("own-*.md")))  # which show the templates
 COUNT = itertools.count()
@@ -555,7 +555,7 @@ def test_contract_settings_and_metrics_of_ones_own(tmp_path):
     which = (
         "metric_improves and (scaffold or fedprox) and my_regression or fixed_point and my_nest and quadratic_bilevel"
     )
-    test = ["tests/algorithms/test_contract.py", "-k", which, "-p", "no:cacheprovider"]
+    test = ["--pyargs", "fedopt.testing", "-k", which, "-p", "no:cacheprovider"]
     done = subprocess.run([sys.executable, "-m", "pytest", *test], cwd=ROOT, env=env, capture_output=True, text=True)
     assert "2 passed, 1 skipped" in done.stdout, done.stdout
 
@@ -572,7 +572,69 @@ def test_files_that_the_contract_does_not_find_are_one_line(where, said, monkeyp
     new(["algo", "my_sgd"])
     env = {**os.environ, "FEDOPT_CONTRACT_CONF": str(tmp_path / where)}
     env.pop("PYTHONPATH", None)
-    test = ["tests/algorithms/test_contract.py", "-k", "two_ranks", "-p", "no:cacheprovider"]
+    test = ["--pyargs", "fedopt.testing", "-k", "two_ranks", "-p", "no:cacheprovider"]
     done = subprocess.run([sys.executable, "-m", "pytest", *test], cwd=ROOT, env=env, capture_output=True, text=True)
     (line,) = filter(None, done.stderr.splitlines())
     assert (done.returncode, said in line) == (4, True)
+
+
+def enter(monkeypatch, capsys):
+    """The line in which `fedopt-bench enter my_sgd` refuses a method of the working directory."""
+    new(["algo", "my_sgd"])
+    monkeypatch.setattr(sys, "argv", ["fedopt-bench", "enter", "my_sgd", "b1", "--config-dir", "myconf"])
+    assert code_of(bench.main) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "out", "err", "said"),
+    [
+        (
+            1,
+            "FAILED ../x.py::test_y[my_sgd-mco] - no\n1 failed",
+            "",
+            "my_sgd breaks the contract of algorithms: test_y[my_sgd-mco] - no",
+        ),
+        (
+            1,
+            "ERROR ../x.py::test_y[my_sgd-mco] - no space\n1 error in 2s",
+            "",
+            "the contract of my_sgd cannot be tried: 1 error in 2s",
+        ),
+        (4, "", "\nERROR: my_sgd.yaml: no module\n", "the contract of my_sgd cannot be tried: my_sgd.yaml: no module"),
+        (5, "8 deselected", "", "the contract of my_sgd cannot be tried: 8 deselected"),
+    ],
+)
+def test_a_method_breaks_the_contract_only_where_a_test_failed(code, out, err, said, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, code, out, err))
+    assert enter(monkeypatch, capsys) == f"fedopt: enter: {said}\n"
+
+
+def test_entering_without_pytest_names_its_extra(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "find_spec", lambda name: name != "pytest" or None)
+    assert enter(monkeypatch, capsys).endswith("needs pytest: pip install 'fedopt[testing]'\n")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (".", "my_sgd breaks the contract of algorithms: test_metric_improves[my_sgd-"),
+        ("", "the contract of my_sgd cannot be tried: "),
+    ],
+)
+def test_a_method_is_entered_from_its_folder(path, said, tmp_path, monkeypatch):
+    """By relative paths, whatever pytest is told there."""
+    monkeypatch.chdir(tmp_path)
+    new(["algo", "my_sgd"])
+    file = tmp_path / "my_sgd.py"
+    file.write_text(file.read_text().replace("s.x - self.eta", "s.x + self.eta"))
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --nothing\n")
+    program = f"import sys; sys.path.append({str(ROOT)!r}); from fedopt.__main__ import bench; bench()"
+    words = ["enter", "my_sgd", "b1", "--config-dir", "myconf"]
+    env = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", program, *words], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"fedopt: enter: {said}")

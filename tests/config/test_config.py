@@ -8,7 +8,6 @@ import sys
 import pytest
 import yaml
 from support.command import PAIR, ROOT, fedopt, one_line
-from support.harness import composed, config, names
 
 from fedopt.config.compose import compose, merge
 from fedopt.config.files import CONF, display_name, flat, options
@@ -16,6 +15,7 @@ from fedopt.config.settings import Participation
 from fedopt.config.tuned import tuned_names
 from fedopt.errors import UserError
 from fedopt.running.assemble import assemble
+from fedopt.testing.harness import composed, config, names
 
 # Tuned values
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from support.command import fedopt
-from support.harness import real, small
+from support.samples import real
 
 from fedopt.data.datasets import KEYS, Digits, LabelledData, Npz, Torchvision, data_folder, read_npz
 from fedopt.data.examples import Examples
@@ -27,6 +27,7 @@ from fedopt.data.world import World
 from fedopt.errors import UserError
 from fedopt.networks.torchvision_import import torchvision
 from fedopt.problems.imbalanced_mnist import long_tail
+from fedopt.testing.harness import small
 
 
 def random_arrays(shape, dtype, n=(12, 5)):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from support.harness import small
 
 from fedopt.errors import UserError
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.federation.round import Federation
+from fedopt.testing.harness import small
 
 
 def answers(client, x):

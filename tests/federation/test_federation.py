@@ -10,7 +10,7 @@ from timeit import timeit
 import numpy as np
 import pytest
 import torch
-from support.harness import iterate, leaves, rows_of, small
+from support.samples import rows_of
 
 from fedopt.config.settings import Participation
 from fedopt.errors import UserError
@@ -20,6 +20,7 @@ from fedopt.federation.engines import STEP_OVERHEAD, OneByOne, Vectorised, equal
 from fedopt.federation.memory import Memory
 from fedopt.federation.round import Federation
 from fedopt.randomness import Purpose, keyed_rng
+from fedopt.testing.harness import iterate, leaves, small
 
 ENGINES = [OneByOne(), Vectorised(), Vectorised(2)]
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from support.command import ROOT
 from support.derivatives import F64, central_differences, normal, quadratic, two_levels, whole
-from support.harness import pairs, small, steps
 from torch.autograd.functional import hessian, jacobian
 
 from fedopt.algorithms import fedmsa
@@ -45,6 +44,7 @@ from fedopt.problems.reductions import (
     reduce,
 )
 from fedopt.problems.supervised import SupervisedBilevel
+from fedopt.testing.harness import pairs, small, steps
 
 pytestmark = pytest.mark.smoke
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from support import networks
-from support.harness import small, steps
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
@@ -16,6 +15,7 @@ from fedopt.errors import UserError
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.networks import flat as models
 from fedopt.networks import own as modules
+from fedopt.testing.harness import small, steps
 
 SMALL = [  # name, widths, (channels, height, width), classes
     ("linear", [], (1, 3, 4), 5),

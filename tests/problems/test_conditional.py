@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from support.derivatives import F64, central_differences, full, normal
-from support.harness import steps, tuned
 from torch.autograd.functional import hessian
 
 from fedopt.data.partitioners import Iid
@@ -19,6 +18,7 @@ from fedopt.problems.invariant_logistic import InvariantLogistic
 from fedopt.problems.keyed import normal as keyed_normal
 from fedopt.problems.keyed import uniform
 from fedopt.problems.maml import POINTS, Maml, MamlConditional
+from fedopt.testing.harness import steps, tuned
 
 # Random numbers of a key
 

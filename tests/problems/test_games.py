@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 from support.derivatives import F64, central_differences, full, mean, normal
-from support.harness import small, steps
 
 from fedopt.data.partitioners import Iid
 from fedopt.data.world import World
 from fedopt.problems.composite_bilinear import CompositeBilinear
 from fedopt.problems.policeman_burglar import PolicemanBurglar
 from fedopt.problems.quadratic_game import QuadraticGame
+from fedopt.testing.harness import small, steps
 
 
 def game(clients=3, **changes):

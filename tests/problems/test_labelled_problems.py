@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from support.derivatives import F64, Given, central_differences, full, normal
-from support.harness import small, steps
 
 from fedopt.data.datasets import Digits, LabelledData
 from fedopt.data.partitioners import Dirichlet, Iid, Shards
@@ -14,6 +13,7 @@ from fedopt.problems import regularisation
 from fedopt.problems.auc import Auc, area
 from fedopt.problems.data_cleaning import DataCleaning
 from fedopt.problems.regularisation import Regularisation
+from fedopt.testing.harness import small, steps
 
 
 def table(count=60, classes=3, features=4, seed=0):

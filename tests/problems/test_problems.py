@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from support.derivatives import F64, Given, central_differences, full, mean, normal, quadratic, two_levels, whole
-from support.harness import small
 from torch import nn
 from torch.autograd.functional import hessian
 
@@ -22,6 +21,7 @@ from fedopt.problems.imbalanced_mnist import ImbalancedMnist
 from fedopt.problems.mco import Mco
 from fedopt.problems.reductions import MinimisationAsCompositional
 from fedopt.problems.saddle import Saddle
+from fedopt.testing.harness import small
 
 # mco
 

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from support.harness import pairs, small, steps
 
 from fedopt.problems.projections import ball, box, simplex
+from fedopt.testing.harness import pairs, small, steps
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 RADIUS = 1.5

@@ -5,12 +5,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from support.harness import small
 from support.quadratics import SMALL, hypergradient, inner, solution, terms, zero_of
 
 from fedopt.errors import UserError
 from fedopt.federation.inverse import neumann_sum
 from fedopt.federation.oracles import Oracles
+from fedopt.testing.harness import small
 
 X = np.array([0.3, -0.7])
 

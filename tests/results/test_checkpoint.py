@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 from support.command import TINY, fedopt, one_line, without_time
-from support.harness import small, steps
 
 from fedopt.errors import UserError
 from fedopt.federation import round as of_round
@@ -18,6 +17,7 @@ from fedopt.federation.memory import Memory
 from fedopt.randomness import keyed_rng
 from fedopt.results import checkpoint, figures, journal
 from fedopt.results.journal import Journal
+from fedopt.testing.harness import small, steps
 
 SCAFFOLD = ["algo=scaffold", "problem=classification", "dataset=digits", "problem.model=linear", "hardware.threads=1"]
 

@@ -3,16 +3,19 @@
 import pytest
 import torch
 from support.device import FAR, FarDevice, FarTensor, far_device, unread
-from support.harness import leaves, marked, pairs, small, steps, with_variants
 
-ENGINES = ("vectorised", "one_by_one")
+from fedopt.testing.harness import in_turn, leaves, make, small, steps
+from fedopt.testing.test_contract import ENGINES, checks
 
 
-@pytest.mark.parametrize(("algo", "problem"), marked(pairs(), with_variants))
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_round_stays_on_the_device(algo, problem, engine, monkeypatch):
+def pytest_generate_tests(metafunc):
+    if metafunc.function is test_a_round_stays_on_the_device:
+        make(metafunc, in_turn(checks)[metafunc.function.__name__])
+
+
+def test_a_round_stays_on_the_device(algo, problem, setting, monkeypatch):
     with far_device(monkeypatch) as device:
-        e = small(algo, problem, f"hardware.engine={engine}")
+        e = small(algo, problem, f"hardware.engine={setting}")
         state = e.algorithm.init(e.problem)
         with unread(device):
             e.algorithm.step(state, e.problem, e.federation.at(0))

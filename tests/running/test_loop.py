@@ -3,9 +3,9 @@
 import copy
 
 import pytest
-from support.harness import small
 
 from fedopt.running.loop import begin, loop
+from fedopt.testing.harness import small
 
 WORDS = ["algo=fedmsa", "problem=mco", "budget.rounds=7", "eval.every=3", "eval.at=[1]"]
 

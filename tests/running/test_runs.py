@@ -17,7 +17,6 @@ import pandas as pd
 import pytest
 import yaml
 from safetensors import safe_open
-from support import harness
 from support.command import ROOT, TINY, fedopt, run, start, torchrun
 
 from fedopt import run as api_run
@@ -33,6 +32,7 @@ from fedopt.results.identity import stamp
 from fedopt.running.display import Display
 from fedopt.running.loop import Moment
 from fedopt.running.place import named, old_name
+from fedopt.testing import harness
 
 LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=300", "eval.every=3", "hardware.threads=1"]
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pytest
 
 from fedopt.commands import run as cli
+from fedopt.testing.harness import PAIR
 
 ROOT = Path(__file__).parents[2]
-PAIR = ["algo=fedmsa", "problem=mco"]
 TINY = [*PAIR, "problem.examples=40", "budget.rounds=4", "hardware.threads=1"]  # quadratic_bilevel takes it too
 
 

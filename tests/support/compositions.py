@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 from support.derivatives import F64
-from support.harness import rows_of, sampling
+from support.samples import rows_of, sampling
 
 from fedopt.data.partitioners import Iid
 from fedopt.data.world import World

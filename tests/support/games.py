@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from support.derivatives import F64
-from support.harness import node, rows_of, sampling
+from support.samples import rows_of, sampling
 
 from fedopt.config.build import build_target
 from fedopt.config.settings import Participation
@@ -15,6 +15,7 @@ from fedopt.federation.draws import draw
 from fedopt.federation.engines import Vectorised
 from fedopt.federation.round import Federation
 from fedopt.problems.classes import Minimax
+from fedopt.testing.harness import node
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.harness import rows_of, sampling, small
+from support.samples import rows_of, sampling
 
 from fedopt.data.ragged import Ragged
 from fedopt.federation.draws import Steps, draw
@@ -13,6 +13,7 @@ from fedopt.federation.engines import OneByOne
 from fedopt.federation.round import Federation
 from fedopt.problems.classes import Bilevel
 from fedopt.running.assemble import Experiment
+from fedopt.testing.harness import small
 
 
 class ByHand(Bilevel):

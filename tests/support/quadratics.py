@@ -2,10 +2,11 @@
 
 import numpy as np
 import torch
-from support.harness import rows_of, sampling, small
+from support.samples import rows_of, sampling
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedopt.federation.draws import draw
+from fedopt.testing.harness import small
 
 ALL = "participation.cohort=null"
 EXACT = ["algo.B=null", ALL, "problem.noise=0"]  # full batches of everyone

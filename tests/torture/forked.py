@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from support import harness
 
 from fedopt import __main__ as commands
+from fedopt.testing import harness
 
 MEMORY = 12 << 30  # bytes of address space of a command, so that a number that is too large does no harm
 MODULES = {

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 from forked import Command, Ended
-from support import harness
 from torture import LONGEST, ODD, Failure
 
 from fedopt.config.files import GROUPS, flat
+from fedopt.testing import harness
 
 VALUES = ODD["numbers"] + ODD["texts"] + ODD["nodes"] + ODD["special"] + ["\udcff", "x" * 300, "9" * 5000, "[" * 300]
 WORDS = [*ODD["words"], "\udcff"]

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import fuzz
 from forked import Command
-from support import harness
 from support.command import start_ranks, torchrun
 from torture import Diverged, Failure, finished, often, rows, setting, unreadable
 
 from fedopt.results.folder import RunFolder
+from fedopt.testing import harness
 
 ROUNDS = 12
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import yaml
 from forked import Command, Ended
-from support import harness
+
+from fedopt.testing import harness
 
 ODD = yaml.safe_load(Path(__file__).with_name("odd.yaml").read_text())
 LONGEST = 1000  # characters of a line for people

@@ -1,17 +1,15 @@
 """Small runs for the tests: every algorithm that conf/algo has, on every problem of a class that it covers."""
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from support.command import PAIR
 from torch.utils._pytree import tree_leaves
 
 from fedopt.config.build import imported
@@ -19,14 +17,13 @@ from fedopt.config.compose import Composed, compose, merge
 from fedopt.config.files import CONF, chain, class_path, file_of, values_of
 from fedopt.config.words import last_of_each
 from fedopt.errors import UserError
-from fedopt.federation.draws import Drawn
 from fedopt.problems.classes import Problem, class_of
 from fedopt.problems.classes import name as class_name
 from fedopt.problems.reductions import covered
-from fedopt.randomness import Purpose, keyed_rng
 from fedopt.running.assemble import Experiment, assemble
 
-# A folder with a conf/algo of its own joins the contract tests: FEDOPT_CONTRACT_CONF=DIR pytest tests/algorithms/test_contract.py
+PAIR = ["algo=fedmsa", "problem=mco"]
+# A config folder of yours, which the contract is then about: FEDOPT_CONTRACT_CONF=DIR pytest --pyargs fedopt.testing
 EXTRA = os.environ.get("FEDOPT_CONTRACT_CONF")
 if EXTRA and not any(Path(EXTRA, group).is_dir() for group in ("algo", "problem")):
     raise UserError(f"FEDOPT_CONTRACT_CONF={EXTRA}: there is no folder algo or problem in it")
@@ -49,6 +46,11 @@ FEDERATION = ["partitioner.clients=6", "participation.cohort=3", "hardware.dtype
 
 def names(group: str) -> list[str]:
     return sorted(path.stem for folder in FOLDERS for path in (folder / group).glob("*.yaml"))
+
+
+def held(group: str) -> list[str]:
+    """The files that the contract is about: yours, where a folder of yours is given, else all of fedopt's."""
+    return sorted(path.stem for path in (FOLDERS[-1] / group).glob("*.yaml"))
 
 
 if unknown := {word for name in (*YOURS, *LESS, *APPROXIMATE) for word in name.split()} - {
@@ -89,8 +91,27 @@ def pairs() -> list[tuple[str, str]]:
     ]
 
 
+def held_pairs() -> list[tuple[str, str]]:
+    """The pairs that the contract is about."""
+    algos, problems = held("algo"), held("problem")
+    return [(a, p) for a, p in pairs() if a in algos or p in problems]
+
+
 def composed(*words: str) -> Composed:
     return compose(words, FOLDERS[1:])
+
+
+@cache
+def fields(group: str, name: str) -> dict[str, Any]:
+    """The keys that a file and those that it builds on set in its group, read from them: composing all takes half a minute."""
+    found: dict[str, Any] = {}
+    for option in chain(group, name, FOLDERS[1:]):
+        for key, value in values_of(group, option, FOLDERS[1:]).items():
+            place, _, field = key.partition(".")
+            field, _, inside = field.partition(".")  # of a schedule, its keys are inside
+            if place == group and field[0] != "_":
+                found[field] = {inside: value} if inside else value
+    return found
 
 
 def structure(algo: str) -> tuple[Any, ...]:
@@ -100,15 +121,7 @@ def structure(algo: str) -> tuple[Any, ...]:
         amount = isinstance(value, str) and value[0].isdigit()  # '5 epochs'
         return amount or (value if isinstance(value, str | None) else bool(value))
 
-    kinds: dict[str, Any] = {}
-    for option in chain(
-        "algo", algo, FOLDERS[1:]
-    ):  # from the files alone: composing all of them would take half a minute
-        for key, value in values_of("algo", option, FOLDERS[1:]).items():
-            place, _, field = key.partition(".")
-            field, _, inside = field.partition(".")  # of a schedule, its keys are inside
-            if place == "algo" and field[0] not in "_B":
-                kinds[field] = bool(inside) or kind(value)
+    kinds = {field: kind(value) for field, value in fields("algo", algo).items() if field[0] != "B"}
     return class_at("algo", algo), *sorted(kinds.items())
 
 
@@ -126,7 +139,7 @@ def variants() -> frozenset[str]:
 @cache
 def usual_pairs() -> frozenset[tuple[str, str]]:
     """Each algorithm with one problem of each class that it solves, and of one that a reduction brings it to, in turn; each problem
-    with one algorithm; and all of your own. Variants have no pair."""
+    with one algorithm. Variants have no pair."""
     classes = problem_classes()
     usual: dict[tuple[str, str], None] = {}
     used = Counter[str]()
@@ -139,8 +152,7 @@ def usual_pairs() -> frozenset[tuple[str, str]]:
             used.update([kind, rarest])
             usual[algo, rarest] = None
     usual |= {next(pair for pair in pairs() if pair[1] == p): None for p in names("problem") if not used[p]}
-    own = {(a, p) for a, p in pairs() if not (is_ours("algo", a) and is_ours("problem", p))}
-    return frozenset({*usual, *own})
+    return frozenset(usual)
 
 
 @cache
@@ -153,11 +165,40 @@ def with_variants() -> frozenset[tuple[str, str]]:
     return usual_pairs() | {(v, next(p for p, kind in closed.items() if kind == first[v])) for v in variants()}
 
 
-def marked(
-    cases: Iterable[tuple[Any, ...]], usual: Callable[[], frozenset[tuple[str, str]]] = usual_pairs
-) -> list[Any]:
-    """Cases that begin with an algorithm and a problem; those that are no usual pair are slow."""
-    return [pytest.param(*case, marks=[] if case[:2] in usual() else pytest.mark.slow) for case in cases]
+@cache
+def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, list[Any]]:
+    """The cases of each test: an algorithm, a problem, and a setting where the test has several.
+
+    By default each usual pair has one check, in turn; its others are full, and those of pairs that are not usual are slow. Files of
+    yours have all checks.
+
+    Args:
+        checks: gives what a pair is asked, as (name of the test, setting) or (name of the test,).
+    """
+    cases, often = defaultdict(list), Counter[tuple[str, ...]]()
+    for pair in held_pairs():
+        asked = checks(*pair)
+        turn = asked if EXTRA else [min(asked, key=often.__getitem__)] if pair in usual_pairs() else []
+        often.update(turn)
+        rest = pytest.mark.full if pair in with_variants() else pytest.mark.slow
+        for check in asked:
+            test, *setting = check
+            cases[test].append(pytest.param(*pair, *setting, marks=[] if check in turn else rest))
+    return cases
+
+
+def make(metafunc: pytest.Metafunc, cases: list[Any]) -> None:
+    """Parametrise a test, without the cases whose mark `-m` leaves out: making all would take longer than running the others.
+
+    `-m smoke` leaves out what is full.
+    """
+    words = metafunc.config.option.markexpr
+
+    def left_out(mark: str) -> bool:
+        return f"not {mark}" in words or (words.isidentifier() and words != mark)
+
+    names = ("algo", "problem", "setting")[: len(cases[0].values)]
+    metafunc.parametrize(names, [case for case in cases if not any(left_out(mark.name) for mark in case.marks)])
 
 
 def config(*words: str) -> dict[str, Any]:
@@ -184,30 +225,6 @@ def tuned(algo: str, problem: str, *words: str) -> Experiment:
     if algo in EVERYONE:
         chosen = [*(word for word in chosen if not word.startswith("participation.")), "participation.cohort=null"]
     return assemble(composed(*last_of_each(chosen)))
-
-
-def rows_of(whole: dict[str, Any], drawn: Drawn, split: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which examples each sample takes and with what weights, [clients, samples, B]."""
-    rows, weight = whole[split]
-    if not drawn.positions:
-        return rows[:, None], weight[:, None]
-    positions, weight = drawn.positions[split]
-    return torch.stack([own[at] for own, at in zip(rows, positions, strict=True)]), weight
-
-
-def sampling(seed: int, r: int, exchange: int) -> Callable[[int], np.random.Generator]:
-    """The generators of the clients' samples in an exchange, counted from 1, of round r = 0, 1, ..."""
-    return lambda client: keyed_rng(seed, Purpose.SAMPLES, r + 1, exchange, client)
-
-
-def real(path: str) -> Path:
-    """The folder of the real data that has this file or folder; without it the test is skipped."""
-    folder = os.environ.get("FEDOPT_DATA")
-    if not folder:
-        pytest.skip("needs data: FEDOPT_DATA is not set")
-    if not (Path(folder) / path).exists():
-        pytest.skip(f"needs data: {folder} has no {path}")
-    return Path(folder)
 
 
 def iterate(e: Experiment, rounds: int) -> Iterator[Any]:

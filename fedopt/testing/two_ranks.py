@@ -1,11 +1,11 @@
-"""Started by torchrun: two rounds of each ALGO:PROBLEM, shared by the ranks. python two_ranks.py FILE ALGO:PROBLEM..."""
+"""Started by torchrun: two rounds of each ALGO:PROBLEM, shared by the ranks. -m fedopt.testing.two_ranks FILE ALGO:PROBLEM..."""
 
 import sys
 
 import torch
-from support.harness import leaves, small, steps
 
 from fedopt.federation import ranks
+from fedopt.testing.harness import leaves, small, steps
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

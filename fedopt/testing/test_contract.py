@@ -1,32 +1,22 @@
-"""The contract of algorithms and problems, over everything in conf/algo and conf/problem, in all pairs that fit."""
+"""The contract of algorithms and problems, over everything in conf/algo and conf/problem, in all pairs that fit.
+
+`checks` lists what a pair is asked. Tests of one algorithm or problem, and those of groups, stand below.
+"""
 
 import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import islice
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from support.command import ROOT, torchrun
-from support.harness import (
-    APPROXIMATE,
-    YOURS,
-    class_at,
-    config,
-    is_ours,
-    iterate,
-    leaves,
-    marked,
-    names,
-    node,
-    pairs,
-    problem_classes,
-    small,
-    steps,
-    tuned,
-    with_variants,
-)
-from support.recount import Tapped, Watching
 from torch.utils._pytree import tree_leaves
 
 from fedopt.algorithms.vectors import Vectors
@@ -40,41 +30,98 @@ from fedopt.problems import classes
 from fedopt.problems.classes import Problem
 from fedopt.results.checkpoint import Checkpoint
 from fedopt.running import sinks
+from fedopt.running.assemble import Experiment
+from fedopt.testing.harness import (
+    APPROXIMATE,
+    EXTRA,
+    YOURS,
+    class_at,
+    config,
+    fields,
+    held,
+    held_pairs,
+    in_turn,
+    is_ours,
+    iterate,
+    leaves,
+    make,
+    names,
+    problem_classes,
+    small,
+    steps,
+    tuned,
+)
+from fedopt.testing.recount import Tapped, Watching
 
-PAIRS = pairs()
-both = pytest.mark.parametrize(("algo", "problem"), marked(PAIRS))
+PAIRS = held_pairs()
+UNEVEN = [a for a in names("algo") if getattr(class_at("algo", a), "uneven", None)]
+CLOSED = [  # without those whose solution is x alone, and y_i in the memory of clients
+    p
+    for p in names("problem")
+    if class_at("problem", p).solution is not Problem.solution
+    and not issubclass(class_at("problem", p), classes.LocalBilevel)
+]
+# BOME leaves a solution where grad_y f is not zero: its penalty acts where g is above its least value
+LEFT = [("bome", p) for p in CLOSED if problem_classes()[p] in ("bilevel", "two_level")]
+SETTINGS = {
+    "as it is": [],
+    "dropout": ["participation.dropout=0.5"],
+    "uneven": ["participation.least=1", "participation.stragglers=0.34", "participation.dropout=0.3"],
+}
+ENGINES = ("vectorised", "one_by_one")
 
 
-def close(a, b, rtol=1e-9):
-    """To a share of each number, or of the largest there is: what cancels is as exact as what it is made of."""
+def checks(algo: str, problem: str) -> list[tuple[str, ...]]:
+    """What a pair is asked: a test, and a setting where the test has several."""
+    uneven, closed = algo in UNEVEN, problem in CLOSED and (algo, problem) not in LEFT
+    return [
+        *(("test_engines_agree", B) for B in ("null", "4")),
+        *(("test_ledger_is_an_independent_count", s) for s in SETTINGS if s != "uneven" or uneven),
+        *[("test_stragglers_do_no_harm",)] * uneven,
+        ("test_resumed_is_undisturbed",),
+        ("test_same_seed_same_bits_and_another_seed_not",),
+        ("test_step_keeps_shapes_and_leaves_its_input_alone",),
+        ("test_order_of_clients_does_not_matter",),
+        ("test_equal_clients_are_one_client",),
+        ("test_metric_improves",),
+        *[("test_solution_is_a_fixed_point",)] * closed,
+        # In a checkout, in tests/running/test_device.py
+        *(("test_a_round_stays_on_the_device", engine) for engine in ENGINES),
+    ]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if cases := in_turn(checks).get(metafunc.function.__name__):
+        make(metafunc, cases)
+
+
+def close(a: Any, b: Any, rtol: float = 1e-9) -> None:
+    """Hold numbers equal to a share of each, or of the largest: what cancels is as exact as what it is made of."""
     pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True)]
     largest = max((float(y.double().abs().max()) for _, y in pairs if y.numel()), default=0.0)
     for x, y in pairs:
         torch.testing.assert_close(x, y, rtol=rtol, atol=rtol * largest)
 
 
-def batches(algo, size):
-    """Of everything that an algorithm takes batches for."""
-    return [f"algo.{key}={size}" for key in node("algo", algo) if key[0] == "B"]
+def batches(algo: str, size: str) -> list[str]:
+    """Set the size of everything that an algorithm takes batches for."""
+    return [f"algo.{key}={size}" for key in fields("algo", algo) if key[0] == "B"]
 
 
-def without_chance(algo):
-    """Full batches, and no random directions."""
-    return [*batches(algo, "null"), *(["algo.directions=null"] if "directions" in node("algo", algo) else [])]
+def without_chance(algo: str) -> list[str]:
+    """Set full batches, and no random directions."""
+    return [*batches(algo, "null"), *(["algo.directions=null"] if "directions" in fields("algo", algo) else [])]
 
 
-def last(e):
+def last(e: Experiment) -> Any:
     return steps(e, 2)[-1]
 
 
-@both
-@pytest.mark.parametrize("B", ["null", "4"])
-def test_engines_agree(algo, problem, B):
+def test_engines_agree(algo: str, problem: str, setting: str) -> None:
     """All at once = one by one = in stacks; the ledgers exactly."""
-    setting = batches(algo, B)
-    runs = []
+    words, runs = batches(algo, setting), []
     for engine in (Vectorised(), OneByOne(), Vectorised(2)):
-        e = small(algo, problem, *setting)
+        e = small(algo, problem, *words)
         e.federation.engine = engine
         runs.append((last(e), e.federation.ledger))
     for state, ledger in runs[1:]:
@@ -83,54 +130,36 @@ def test_engines_agree(algo, problem, B):
         np.testing.assert_array_equal(ledger.down, runs[0][1].down)
 
 
-UNEVEN = [a for a in names("algo") if getattr(class_at("algo", a), "uneven", None)]
-
-
-@pytest.mark.parametrize(("algo", "problem"), marked(pair for pair in PAIRS if pair[0] in UNEVEN))
-def test_stragglers_do_no_harm(algo, problem):
+def test_stragglers_do_no_harm(algo: str, problem: str) -> None:
     """Clients without a single local step, with and without others beside them."""
     for stragglers in (0.34, 0.9):
         state = last(small(algo, problem, "participation.cohort=2", f"participation.stragglers={stragglers}"))
         assert all(torch.as_tensor(leaf).isfinite().all() for leaf in tree_leaves(state))
 
 
-def three_steps(algo):
-    """Of each kind of local work."""
+def three_steps(algo: str) -> list[str]:
+    """Set three local steps, of each kind of local work."""
     keys = class_at("algo", algo).uneven
     return [f"algo.{key}=3" for key in ([keys] if isinstance(keys, str) else keys)]
 
 
-SETTINGS = {
-    "as it is": [],
-    "dropout": ["participation.dropout=0.5"],
-    "uneven": ["participation.least=1", "participation.stragglers=0.34", "participation.dropout=0.3"],
-}
-
-
-@pytest.mark.parametrize(
-    ("algo", "problem", "setting"),
-    marked((*pair, s) for pair in PAIRS for s in SETTINGS if s != "uneven" or pair[0] in UNEVEN),
-)
-def test_ledger_is_an_independent_count(algo, problem, setting, monkeypatch):
+def test_ledger_is_an_independent_count(algo: str, problem: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Derivatives are counted by taps on the problem's functions, bytes by what clients are sent and send back."""
     e = small(algo, problem, *SETTINGS[setting], *(three_steps(algo) if setting == "uneven" else []))
-    taps, engine, exchanges = Tapped(e.problem), Watching(), []
+    taps, engine, exchange = Tapped(e.problem), Watching(), Mock(wraps=Round.exchange)
     e.federation.engine = engine
-    exchange = Round.exchange
-    monkeypatch.setattr(Round, "exchange", lambda *given, **more: exchanges.append(0) or exchange(*given, **more))
+    monkeypatch.setattr(Round, "exchange", lambda *given, **more: exchange(*given, **more))
     steps(e, 3)
     ledger = e.federation.ledger
-    assert ledger.comm_rounds == len(exchanges)
+    assert ledger.comm_rounds == exchange.call_count
     for counted, billed in ((engine.down, ledger.down), (engine.up, ledger.up)):
         assert [counted[i] for i in range(e.problem.clients)] == billed.tolist()
     assert dataclasses.asdict(ledger.calls) == taps.calls()
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("algo", names("algo"))
-def test_resumed_is_undisturbed(algo, tmp_path):
+def test_resumed_is_undisturbed(algo: str, problem: str, tmp_path: Path) -> None:
     """A run that is stored and restored between two rounds, bit by bit."""
-    problem = next(p for a, p in PAIRS if a == algo)
     e = small(algo, problem)
     *_, state = undisturbed = steps(e, 3)
     ledger = e.federation.ledger.columns()
@@ -148,22 +177,29 @@ def test_resumed_is_undisturbed(algo, tmp_path):
     assert second.federation.ledger.columns() == ledger
 
 
-def test_two_ranks_agree(tmp_path):
-    """Every class of algorithms, on one problem each."""
-    first = {class_at("algo", algo): algo for algo in reversed(names("algo"))}
-    chosen = [(algo, [p for a, p in PAIRS if a == algo][-1]) for algo in first.values()]
-    words = [f"{algo}:{problem}" for algo, problem in chosen]
-    torchrun(ROOT / "tests" / "support" / "two_ranks.py", tmp_path / "states", *words, cwd=tmp_path)
+@pytest.mark.parametrize("one_of", [1] if EXTRA else [8, pytest.param(1, marks=pytest.mark.full)])
+def test_two_ranks_agree(one_of: int, tmp_path: Path) -> None:
+    """Every class of algorithms, on one problem each; by default some of them."""
+    first: dict[type, str] = {}
+    chosen: dict[str, str] = {}
+    for algo, problem in PAIRS:
+        if first.setdefault(class_at("algo", algo), algo) == algo:
+            chosen[algo] = problem
+    words = [f"{algo}:{problem}" for algo, problem in chosen.items()][::one_of]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command = [*launcher, "-m", "fedopt.testing.two_ranks", str(tmp_path / "states"), *words]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
     found = torch.load(tmp_path / "states", weights_only=True)
-    for word, (algo, problem) in zip(words, chosen, strict=True):
-        e = small(algo, problem)
+    for word in words:
+        e = small(*word.split(":"))
         *together, ledger = found[word]
         close(leaves(last(e)), together)
         assert ledger.tolist() == list(e.federation.ledger.columns().values()), word
 
 
-@both
-def test_same_seed_same_bits_and_another_seed_not(algo, problem):
+def test_same_seed_same_bits_and_another_seed_not(algo: str, problem: str) -> None:
     a, b, c = (last(small(algo, problem, f"seed={s}")) for s in (3, 3, 4))
     assert all(
         torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True)
@@ -174,8 +210,7 @@ def test_same_seed_same_bits_and_another_seed_not(algo, problem):
     )
 
 
-@both
-def test_step_keeps_shapes_and_leaves_its_input_alone(algo, problem):
+def test_step_keeps_shapes_and_leaves_its_input_alone(algo: str, problem: str) -> None:
     e = small(algo, problem)
     first = steps(e, 0)[0]
     before = [torch.as_tensor(leaf).clone() for leaf in tree_leaves(first)]
@@ -187,8 +222,8 @@ def test_step_keeps_shapes_and_leaves_its_input_alone(algo, problem):
         assert not b.requires_grad
 
 
-def arranged(e, order):
-    """The same experiment with its clients in another order, or the same one several times; everything takes part."""
+def arranged(e: Experiment, order: Sequence[int]) -> Experiment:
+    """Give the experiment its clients in another order, or one several times; everything takes part."""
     splits = {name: Ragged([split[i] for i in order]) for name, split in e.original.splits.items()}
     per_client = {name: rows[torch.tensor(order)] for name, rows in e.original.per_client.items()}
     e.original.splits, e.original.per_client = splits, per_client
@@ -196,13 +231,12 @@ def arranged(e, order):
     return dataclasses.replace(e, federation=fed)
 
 
-def of_server(state):
-    """Without what an algorithm keeps of single clients."""
+def of_server(state: Any) -> list[Any]:
+    """Return a state without what an algorithm keeps of single clients."""
     return [value for value in state if not isinstance(value, Memory)]
 
 
-@both
-def test_order_of_clients_does_not_matter(algo, problem):
+def test_order_of_clients_does_not_matter(algo: str, problem: str) -> None:
     order = [3, 0, 5, 1, 4, 2]
     one = last(arranged(small(algo, problem, *without_chance(algo)), range(6)))
     other = last(arranged(small(algo, problem, *without_chance(algo)), order))
@@ -212,15 +246,13 @@ def test_order_of_clients_does_not_matter(algo, problem):
             close(mine.tensor()[order], theirs.tensor())
 
 
-@both
-def test_equal_clients_are_one_client(algo, problem):
+def test_equal_clients_are_one_client(algo: str, problem: str) -> None:
     one = last(arranged(small(algo, problem, *without_chance(algo)), [2]))
     many = last(arranged(small(algo, problem, *without_chance(algo)), [2] * 5))
     close(of_server(one), of_server(many))
 
 
-@pytest.mark.parametrize(("algo", "problem"), marked(PAIRS, with_variants))
-def test_metric_improves(algo, problem):
+def test_metric_improves(algo: str, problem: str) -> None:
     """With the tuned values, in at most 100 rounds, by a fifth: the objective, or the loss that is minimised; where the solution is
     known, the distance or the hypergradient; of a problem of one's own, the first metric that it declares. Of fedopt's algorithms
     there, whose steps are tuned for other problems, this is not asked unless contract.yaml gives the pair some."""
@@ -241,12 +273,12 @@ def test_metric_improves(algo, problem):
     )
 
 
-def weighted(rows, like):
+def weighted(rows: np.ndarray, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(rows), torch.full((len(rows),), 1 / len(rows)).to(like)
 
 
-def with_v(problem, solution):
-    """(x, y, v) where the solution of a bilevel problem says no v, for grad^2_yy g = I and equal clients."""
+def with_v(problem: Problem, solution: Any) -> Any:
+    """Return (x, y, v) where the solution of a bilevel problem says no v, for grad^2_yy g = I and equal clients."""
     if not (isinstance(problem, classes.Bilevel) and problem.identity):
         return solution
     x, y = solution
@@ -263,23 +295,16 @@ EXACT = {
     "estimator": ["estimator=difference"],
     "f2sa": ["lam=1e4", "delta=0", "eta_x=0.1", "eta_y=5e-5", "eta_s=0.5", "n=100"],
 }
-CLOSED = [  # without those whose solution is x alone, and y_i in the memory of clients
-    p
-    for p in names("problem")
-    if class_at("problem", p).solution is not Problem.solution
-    and not issubclass(class_at("problem", p), classes.LocalBilevel)
-]
-# BOME leaves a solution where grad_y f is not zero: its penalty acts where g is above its least value
-LEFT = [("bome", p) for p in CLOSED if problem_classes()[p] in ("bilevel", "two_level")]
 
 
-@pytest.mark.parametrize(("algo", "problem"), marked(pair for pair in PAIRS if pair[1] in CLOSED and pair not in LEFT))
-def test_solution_is_a_fixed_point(algo, problem, monkeypatch):
+def test_solution_is_a_fixed_point(algo: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where clients are equal; with the inverse of the Hessian to rounding, where it is estimated by products, but for one's own
     algorithms, of which contract.yaml says how far an approximate one may lead."""
-    exact = [word for key, words in EXACT.items() if key in (algo, *node("algo", algo)) for word in words]
+    exact = [word for key, words in EXACT.items() if key in (algo, *fields("algo", algo)) for word in words]
     words = [f"algo.{word}" for word in exact if is_ours("algo", algo)]
-    words += [f"problem.{key}=0" for key in ("heterogeneity", "noise", "s", "t_max") if key in node("problem", problem)]
+    words += [
+        f"problem.{key}=0" for key in ("heterogeneity", "noise", "s", "t_max") if key in fields("problem", problem)
+    ]
     e = tuned(algo, problem, *without_chance(algo), *words, "participation.cohort=6")
     at = with_v(e.problem, e.problem.solution())
     variables = 2 if isinstance(e.problem, classes.Bilevel | classes.Minimax) else 1
@@ -299,23 +324,21 @@ def test_solution_is_a_fixed_point(algo, problem, monkeypatch):
         )
 
 
-@pytest.mark.parametrize("algo", names("algo"))
-def test_yaml_keys_are_the_fields(algo):
-    keys = [k for k in node("algo", algo) if not k.startswith("_")]
-    assert keys == [f.name for f in dataclasses.fields(class_at("algo", algo))]
+@pytest.mark.parametrize("algo", held("algo"))
+def test_yaml_keys_are_the_fields(algo: str) -> None:
+    assert [*fields("algo", algo)] == [f.name for f in dataclasses.fields(class_at("algo", algo))]
 
 
-@pytest.mark.parametrize("problem", names("problem"))
-def test_problem_yaml_keys_are_the_fields(problem):
-    keys = [k for k in node("problem", problem) if not k.startswith("_")]
-    assert ["world", *keys] == [f.name for f in dataclasses.fields(class_at("problem", problem))]
+@pytest.mark.parametrize("problem", held("problem"))
+def test_problem_yaml_keys_are_the_fields(problem: str) -> None:
+    assert ["world", *fields("problem", problem)] == [f.name for f in dataclasses.fields(class_at("problem", problem))]
 
 
-A_PAIR = [next(pair for pair in PAIRS if pair[1] == problem) for problem in names("problem")]
+A_PAIR = [next(pair for pair in PAIRS if pair[1] == problem) for problem in held("problem")]
 
 
 @pytest.mark.parametrize(("algo", "problem"), A_PAIR)
-def test_problem_measures_what_it_says(algo, problem):
+def test_problem_measures_what_it_says(algo: str, problem: str) -> None:
     """Its metrics, at any point; they are not changed by the order of clients; its weights sum to one."""
     e = small(algo, problem)
     point = [v + 0.1 for v in e.original.start()]
@@ -327,14 +350,14 @@ def test_problem_measures_what_it_says(algo, problem):
     assert e.original.weights.sum() == pytest.approx(1)
     assert len(e.original.weights) == e.original.clients
     of_fit = ("objective", "personal_accuracy", "worst_personal_accuracy", "personal_distance")
-    drawn = of_fit if "fit" in node("problem", problem) else ()
+    drawn = of_fit if "fit" in fields("problem", problem) else ()
     other = arranged(e, [3, 0, 5, 1, 4, 2]).original.evaluate(*point)
     for metric in set(values) - {*drawn}:  # what is found by chance depends on which client has which draws
         assert other[metric] == pytest.approx(values[metric], rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(("algo", "problem"), A_PAIR)
-def test_own_derivatives_are_those_of_the_functions(algo, problem):
+def test_own_derivatives_are_those_of_the_functions(algo: str, problem: str) -> None:
     """Those that a problem computes by itself, against automatic differentiation."""
     p = small(algo, problem).original
     xi = p.sample(1, {split: weighted(rows[1], p.start()[0]) for split, rows in p.splits.items()})
@@ -352,7 +375,7 @@ def test_own_derivatives_are_those_of_the_functions(algo, problem):
 
 
 @pytest.mark.parametrize("group", ["partitioner", "hardware", "dataset", "logger"])
-def test_groups_have_files_that_can_be_built(group):
+def test_groups_have_files_that_can_be_built(group: str) -> None:
     for option in names(group):
         missing = {"npz": ["path"], "csv": ["path", "label"], "images": ["path"]}.get(option, [])
         node = config(f"{group}={option}", *(f"{group}.{key}=x" for key in missing))[group]

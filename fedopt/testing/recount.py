@@ -3,6 +3,7 @@ derivatives pass, and client functions are watched as they are run one by one.
 """
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +16,14 @@ class Tap(torch.autograd.Function):
     """The identity. events: gets "back" for each gradient that passes back, and "second" for each derivative of such a gradient."""
 
     @staticmethod
-    def forward(ctx, v, events, order=("back", "second")):
+    def forward(
+        ctx: Any, v: torch.Tensor, events: list[str], order: Sequence[str] = ("back", "second")
+    ) -> torch.Tensor:
         ctx.events, ctx.order = events, order
         return v.view_as(v)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         event, *higher = ctx.order
         ctx.events.append(event)
         return Tap.apply(gradient, ctx.events, higher) if higher else gradient, None, None
@@ -38,14 +41,14 @@ class Tapped:
         if hasattr(problem, "level"):
             self.tap_levels(problem)
 
-    def tap(self, problem, name):
+    def tap(self, problem: Any, name: str) -> None:
         function = getattr(problem, name)
 
-        def tapped(*arguments):
+        def tapped(*arguments: Any) -> Any:
             *point, sample = arguments
             if not any(v.requires_grad or torch._C._functorch.is_gradtrackingtensor(v) for v in point):
                 return function(*arguments)  # a value, which is no derivative
-            events = tuple([] for _ in point)
+            events: tuple[list[str], ...] = tuple([] for _ in point)
             self.seen.append((name, events))
             return function(*(Tap.apply(v, e) for v, e in zip(point, events, strict=True)), sample)
 
@@ -54,10 +57,10 @@ class Tapped:
                 setattr(tapped, form, self.counted(form, getattr(function, form)))
         setattr(problem, name, tapped)
 
-    def counted(self, form, function):
+    def counted(self, form: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A faster form of a function, which is none of the derivatives that taps see."""
 
-        def tapped(*arguments):
+        def tapped(*arguments: Any) -> Any:
             value = function(*arguments)
             anchored = form == "step" and arguments[-1] is not None
             self.own += len(value) if form == "gradients" else 1 + anchored
@@ -65,11 +68,11 @@ class Tapped:
 
         return tapped
 
-    def tap_levels(self, problem):
+    def tap_levels(self, problem: Any) -> None:
         function, last = problem.level, len(problem.dims) - 1
 
-        def tapped(n, z, sample):
-            events = []
+        def tapped(n: int, z: torch.Tensor, sample: Any) -> torch.Tensor:
+            events: list[str] = []
             self.seen.append(("f" if n == last else "level", (events,)))
             return function(n, Tap.apply(z, events), sample)
 
@@ -96,11 +99,11 @@ class Tapped:
 class Watching(OneByOne):
     """One by one, with a record of the bytes that each client is sent and sends back."""
 
-    def __init__(self):
-        self.down, self.up = Counter(), Counter()
+    def __init__(self) -> None:
+        self.down, self.up = Counter[int](), Counter[int]()
 
-    def run(self, client_fn, message, problem, stack, calls):
-        def watched(client, message):
+    def run(self, client_fn: Any, message: Any, problem: Any, stack: Any, calls: Any) -> Any:
+        def watched(client: Any, message: Any) -> Any:
             answer = client_fn(client, message)
             self.down[client.index] += size(message if stack.own is None else (message, client.own))
             self.up[client.index] += size(answer if stack.memory is None else answer[0])
@@ -109,5 +112,5 @@ class Watching(OneByOne):
         return super().run(watched, message, problem, stack, calls)
 
 
-def size(message) -> int:
+def size(message: Any) -> int:
     return sum(leaf.nbytes for leaf in tree_leaves(message) if isinstance(leaf, torch.Tensor))

@@ -1,0 +1,21 @@
+"""What pytest is told before it takes the contract: its marks, and in one line what is wrong with a user's files."""
+
+import pytest
+
+from fedopt.errors import UserError
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marks of the contract, and read the files that it is about.
+
+    Raises:
+        pytest.UsageError: a file of the user's cannot be read or imported.
+    """
+    for mark in ("full", "slow", "smoke"):
+        config.addinivalue_line("markers", f"{mark}: of fedopt's own tests")
+    try:
+        from fedopt.testing import harness
+
+        harness.pairs()
+    except UserError as error:
+        raise pytest.UsageError(str(error)) from None
