@@ -34,9 +34,11 @@ def test_metadata(wheel):
     assert {"wandb", "mlflow", "tensorboard"} <= {*data.get_all("Provides-Extra")}
 
 
-def test_the_page_of_results_is_in_the_wheel(wheel):
+def test_the_page_of_results_and_the_data_are_in_the_wheel(wheel):
+    page = {f"fedopt/pages/page.{name}" for name in ("html", "css", "js")}
+    data = {f"fedopt/data/{name}.{kind}" for name in ("mnist", "digits") for kind in ("npz", "md")}
     with zipfile.ZipFile(wheel) as archive:
-        assert {f"fedopt/pages/page.{name}" for name in ("html", "css", "js")} <= {*archive.namelist()}
+        assert page | data <= {*archive.namelist()}
 
 
 def test_the_readme_of_the_wheel(wheel):
@@ -69,6 +71,10 @@ def installed(wheel, tmp_path_factory):
         ("fedopt algo=fedmsa problem=mco budget.rounds=3", "outputs/fedmsa_mco/*/metrics.csv"),
         (
             "fedopt algo=fedavg problem=classification dataset=digits budget.rounds=2",
+            "outputs/fedavg_*/*/partition.png",
+        ),
+        (
+            "fedopt algo=fedavg problem=classification dataset=mnist problem.model=linear budget.rounds=1",
             "outputs/fedavg_*/*/partition.png",
         ),
         ("fedopt new algo mine", "**/mine.py"),

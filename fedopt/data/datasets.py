@@ -1,8 +1,8 @@
 """Labelled images, tables of features and texts as token ids: where they come from, and their form.
 
-MNIST, Fashion-MNIST and CIFAR-10 are read from `<name>.npz` in the data folder when it is there, else through torchvision,
-which downloads them into that folder. The data folder is `dataset.root`, else the environment variable FEDOPT_DATA, else
-~/.cache/fedopt. Files with pickled objects are refused.
+MNIST and the digits come with fedopt. Fashion-MNIST and CIFAR-10 are in the data folder, where torchvision puts them at first.
+The data folder is `dataset.root`, else the environment variable FEDOPT_DATA, else ~/.cache/fedopt. A file `<name>.npz` in it is
+read instead. Files with pickled objects are refused.
 """
 
 import os
@@ -13,6 +13,7 @@ from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, Protocol
 from zipfile import ZipFile
 
@@ -32,6 +33,11 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENTS = ("client_train", "client_test")
 VALIDATES = "val_train"
 ARRAYS = (*KEYS, *CLIENTS, VALIDATES)  # of an .npz
+SHIPPED = Path(__file__).parent  # the folder of the data that come with fedopt
+DOWNLOADED = {  # the folder of torchvision's, the shape of an image, and where the data are from
+    "fashion_mnist": ("FashionMNIST", "28, 28", "github.com/zalandoresearch/fashion-mnist"),
+    "cifar10": ("cifar-10-batches-py", "32, 32, 3", "www.cs.toronto.edu/~kriz/cifar.html"),
+}
 
 
 @plain_dataclass(frozen=True)
@@ -308,30 +314,43 @@ class Torchvision:
     @property
     def path(self) -> str:
         """The file, or the folder of torchvision's, that it is read from, or will be."""
-        folder = data_folder(self.root)
-        npz, own = folder / f"{self.name}.npz", {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
-        return str(npz if npz.exists() else folder / own.get(self.name, "cifar-10-batches-py"))
+        npz = data_folder(self.root) / f"{self.name}.npz"
+        if self.name == "mnist":
+            return str(npz if npz.exists() else SHIPPED / npz.name)
+        return str(npz if npz.exists() else npz.with_name(DOWNLOADED[self.name][0]))
 
     def load(self) -> LabelledData:
+        """Returns the data, downloaded where the data folder has none. Raises UserError."""
         path = Path(self.path)
-        return replace(read_npz(path) if path.suffix else self._torchvision(path.parent), pixels=self.pixels)
+        return replace(read_npz(path) if path.suffix else self._torchvision(path), pixels=self.pixels)
 
-    def _torchvision(self, folder: Path) -> LabelledData:
+    def _torchvision(self, path: Path) -> LabelledData:
         from fedopt.networks.torchvision_import import torchvision
 
-        cls = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST", "cifar10": "CIFAR10"}[self.name]
-        before = socket.getdefaulttimeout()
+        cls = {"fashion_mnist": torchvision.datasets.FashionMNIST, "cifar10": torchvision.datasets.CIFAR10}[self.name]
+        before, found = socket.getdefaulttimeout(), path.exists()
         socket.setdefaulttimeout(20)  # a network that swallows packets must not hang the run
+        above = next(folder for folder in path.parents if folder.exists())
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            sets = [getattr(torchvision.datasets, cls)(folder, train=train, download=True) for train in (True, False)]
+            with TemporaryDirectory(
+                prefix=".download-", dir=None if found else above
+            ) as work:  # a failure leaves nothing
+                sets = [cls(path.parent if found else work, train=train, download=not found) for train in (True, False)]
+                if not found:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    Path(work, path.name).rename(path)
         except Exception as error:  # torchvision has many ways to say that a file is broken or out of reach
-            why = f"dataset={self.name}: no whole copy in {folder}, and no download ({first_line(error).rstrip(':')})"
-            raise UserError(f"{why}; put {self.name}.npz there, or set FEDOPT_DATA to the folder that has it") from None
+            what = f"{path} is not whole: delete it" if found else f"no copy in {path.parent}, and no download"
+            _, shape, source = DOWNLOADED[self.name]
+            raise UserError(
+                f"dataset={self.name}: {what} ({first_line(error).rstrip(':')}); put {self.name}.npz there, made from the files of "
+                f"{source}: x_train and x_test [n, {shape}] of uint8, y_train and y_test [n] of whole numbers. "
+                "FEDOPT_DATA names another folder. dataset=mnist and dataset=digits need no file"
+            ) from None
         finally:
             socket.setdefaulttimeout(before)
         arrays = [np.asarray(array) for data in sets for array in (data.data, data.targets)]
-        return checked(dict(zip(KEYS, arrays, strict=True)), folder)
+        return checked(dict(zip(KEYS, arrays, strict=True)), path.parent)
 
 
 @dataclass(frozen=True, config=_config)
@@ -354,4 +373,4 @@ class Digits:
     pixels: Pixels = "standardised"
 
     def load(self) -> LabelledData:
-        return replace(read_npz(Path(__file__).with_name("digits.npz")), pixels=self.pixels)
+        return replace(read_npz(SHIPPED / "digits.npz"), pixels=self.pixels)

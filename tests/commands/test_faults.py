@@ -328,10 +328,16 @@ def test_missing_data_without_network(monkeypatch, capsys, tmp_path):
         capsys,
         "algo=fedmsa",
         "problem=imbalanced_mnist",
+        "dataset=fashion_mnist",
         f"dataset.root={tmp_path}",
         f"output_dir={tmp_path / 'o'}",
     )
-    one_line(result.__class__(result.code, "", result.err.splitlines()[-1]), "mnist.npz", str(tmp_path), "FEDOPT_DATA")
+    one_line(
+        result.__class__(result.code, "", result.err.splitlines()[-1]),
+        "fashion_mnist.npz",
+        str(tmp_path),
+        "FEDOPT_DATA",
+    )
 
 
 def test_unwritable_output(monkeypatch, capsys, tmp_path):

@@ -1,11 +1,12 @@
 """Files of images: layouts, normalisation, broken files, torchvision's own, and the long tail.
 
-Tests of the real data need the environment variable FEDOPT_DATA.
+Tests of Fashion-MNIST and CIFAR-10 need the environment variable FEDOPT_DATA.
 """
 
 import json
 import os
 import socket
+from hashlib import sha256
 from pathlib import Path
 from urllib.error import URLError
 from zipfile import ZipFile
@@ -18,7 +19,7 @@ from PIL import Image
 from support.command import fedopt
 from support.samples import real
 
-from fedopt.data.datasets import KEYS, Digits, LabelledData, Npz, Torchvision, data_folder, read_npz
+from fedopt.data.datasets import KEYS, SHIPPED, Digits, LabelledData, Npz, Torchvision, data_folder, read_npz
 from fedopt.data.examples import Examples
 from fedopt.data.folders import Folder
 from fedopt.data.partitioners import ByColumn, Iid
@@ -492,16 +493,44 @@ def test_npz_comes_first(saved, offline, monkeypatch, name):
     np.testing.assert_array_equal(Torchvision(name).load().x_train, read_npz(path).x_train)
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
-def test_missing_data_without_network(offline, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "shape"), [("fashion_mnist", "[n, 28, 28]"), ("cifar10", "[n, 32, 32, 3]")], ids=lambda x: x
+)
+def test_missing_data_without_network(offline, tmp_path, name, shape):
+    """One line says which arrays are wanted, from where, and what runs without; no folder is left."""
     timeout = socket.getdefaulttimeout()
     with pytest.raises(UserError) as caught:
-        Torchvision(name, root=str(tmp_path / "data")).load()
+        Torchvision(name, root=str(tmp_path / "data" / "sets")).load()
     message = str(caught.value)
     assert "\n" not in message
-    for part in (f"dataset={name}: ", str(tmp_path / "data"), f"{name}.npz", "FEDOPT_DATA"):
+    wanted = (
+        f"dataset={name}: ",
+        str(tmp_path / "data" / "sets"),
+        f"{name}.npz",
+        "FEDOPT_DATA",
+        f"x_train and x_test {shape}",
+    )
+    for part in (*wanted, "y_train and y_test [n]", "the files of ", "dataset=mnist", "digits"):
         assert part in message
     assert socket.getdefaulttimeout() == timeout
+    assert not list(tmp_path.iterdir())
+
+
+def test_mnist_comes_with_fedopt(offline, monkeypatch, tmp_path):
+    """Whole, without a network or a folder of data; its digest is the one that runs of 0.3 noted of the downloaded copy."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("FEDOPT_DATA", raising=False)
+    data = Torchvision("mnist").load()
+    assert data.digest() == "c1791423822ba8903a8560f1318d8129"
+    assert (data.x_train.shape, data.x_test.shape) == ((60000, 1, 28, 28), (10000, 1, 28, 28))
+    # The sizes of the classes, and the mean and deviation of the pixels, as published
+    assert np.bincount(data.y_train).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    for got, published in zip(data.normalisation(), (0.1307, 0.3081), strict=True):
+        np.testing.assert_allclose(got / 255, published, atol=6e-5)
+    page = (SHIPPED / "mnist.md").read_text(encoding="utf-8")
+    assert sha256((SHIPPED / "mnist.npz").read_bytes()).hexdigest() in page
+    assert "CC BY-SA 3.0" in page
+    assert not list(tmp_path.iterdir())
 
 
 def write_idx(folder, name, array):
@@ -512,20 +541,38 @@ def write_idx(folder, name, array):
 
 def raw_layout(root):
     arrays = random_arrays((4, 3), np.uint8)
-    raw = root / "MNIST" / "raw"
+    raw = root / "FashionMNIST" / "raw"
     for split, prefix in (("train", "train"), ("test", "t10k")):
         write_idx(raw, f"{prefix}-images-idx3-ubyte", arrays[f"x_{split}"])
         write_idx(raw, f"{prefix}-labels-idx1-ubyte", arrays[f"y_{split}"])
     return arrays, raw
 
 
+def same(data, arrays):
+    for key in KEYS:
+        np.testing.assert_array_equal(getattr(data, key), arrays[key][:, None] if key[0] == "x" else arrays[key])
+
+
 def test_torchvision_layout(offline, tmp_path):
     arrays, _ = raw_layout(tmp_path)
-    data = Torchvision("mnist", root=str(tmp_path)).load()
-    for key in ("x_train", "x_test"):
-        np.testing.assert_array_equal(getattr(data, key)[:, 0], arrays[key])
-    for key in ("y_train", "y_test"):
-        np.testing.assert_array_equal(getattr(data, key), arrays[key])
+    same(Torchvision("fashion_mnist", root=str(tmp_path)).load(), arrays)
+
+
+def test_a_download(monkeypatch, tmp_path):
+    """Comes whole into the data folder, which is made, and stays; nothing else is left."""
+    made = []
+
+    def download(url, download_root, **more):
+        made.append(raw_layout(Path(download_root).parents[1])[0])
+
+    monkeypatch.setattr(torchvision.datasets.mnist, "download_and_extract_archive", download)
+    root = tmp_path / "new" / "folder"
+    same(Torchvision("fashion_mnist", root=str(root)).load(), made[0])
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+    assert [path.name for path in root.iterdir()] == ["FashionMNIST"]
+    count = len(made)
+    same(Torchvision("fashion_mnist", root=str(root)).load(), made[-1])
+    assert len(made) == count
 
 
 @pytest.mark.parametrize("left", [0.0, 0.6])
@@ -533,10 +580,11 @@ def test_broken_torchvision_layout(offline, tmp_path, left):
     _, raw = raw_layout(tmp_path)
     file = raw / "train-images-idx3-ubyte"
     file.write_bytes(file.read_bytes()[: int(left * file.stat().st_size)])
-    with pytest.raises(UserError, match="dataset=mnist") as caught:
-        Torchvision("mnist", root=str(tmp_path)).load()
+    with pytest.raises(UserError, match=r"dataset=fashion_mnist: .* is not whole: delete it") as caught:
+        Torchvision("fashion_mnist", root=str(tmp_path)).load()
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert file.exists()
 
 
 # Digits and the long tail
@@ -612,7 +660,6 @@ def test_arrays_that_nothing_reads_are_said(saved):
 @pytest.mark.parametrize(
     ("name", "mean", "std"),
     [
-        ("mnist", [0.1307], [0.3081]),
         ("fashion_mnist", [0.2860], [0.3530]),
         ("cifar10", [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]),
     ],
@@ -624,20 +671,6 @@ def test_pixel_statistics(name, mean, std):
     assert (len(data.x_train), len(data.x_test), data.classes) == (n, 10000, 10)
     for got, published in zip(data.normalisation(), (mean, std), strict=True):
         np.testing.assert_allclose(got / 255, published, atol=6e-5)
-
-
-def test_mnist_in_torchvision_layout(offline, tmp_path):
-    root = real("MNIST/raw/train-images-idx3-ubyte")
-    (tmp_path / "MNIST").mkdir()
-    (tmp_path / "MNIST" / "raw").symlink_to(root / "MNIST" / "raw")
-    data = Torchvision("mnist", root=str(tmp_path)).load()
-    assert (data.x_train.shape, data.x_test.shape) == ((60000, 1, 28, 28), (10000, 1, 28, 28))
-    # The sizes of the classes as published.
-    assert np.bincount(data.y_train).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    np.testing.assert_allclose(data.normalisation()[0] / 255, 0.1307, atol=6e-5)
-    if (root / "mnist.npz").exists():
-        npz = read_npz(root / "mnist.npz")
-        assert all(np.array_equal(getattr(data, key), getattr(npz, key)) for key in KEYS)
 
 
 def test_unit_pixels():
