@@ -27,7 +27,8 @@ Parts = list[np.ndarray]  # the rows of each client
 class Partitioner(Protocol):
     """clients: how many there are, None where that follows from the data."""
 
-    clients: int | None
+    @property
+    def clients(self) -> int | None: ...
 
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts: ...
 

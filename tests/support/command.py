@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -40,7 +40,7 @@ def code_of(main: Callable[[], None]) -> int:
     return 0
 
 
-def start(*arguments: str, cwd: Path, **options) -> subprocess.Popen:
+def start(*arguments: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
     """In a process of its own."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **options.pop("env", {})}
@@ -50,13 +50,15 @@ def start(*arguments: str, cwd: Path, **options) -> subprocess.Popen:
     )
 
 
-def run(*arguments: str, cwd: Path, **options) -> Result:
+def run(*arguments: str, cwd: Path, **options: Any) -> Result:
     process = start(*arguments, cwd=cwd, **options)
     out, err = process.communicate(timeout=120)
     return Result(process.returncode, out, err)
 
 
-def start_ranks(*arguments, cwd: Path, launcher: Sequence[str] = ("--standalone",)) -> subprocess.Popen:
+def start_ranks(
+    *arguments: str | Path, cwd: Path, launcher: Sequence[str] = ("--standalone",)
+) -> subprocess.Popen[str]:
     """A script or module on two ranks, which hold the pipes open until the last of them ends."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *launcher]
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])  # where the scripts of tests/support find one another
@@ -66,14 +68,14 @@ def start_ranks(*arguments, cwd: Path, launcher: Sequence[str] = ("--standalone"
     )
 
 
-def torchrun(*arguments, cwd: Path) -> Result:
+def torchrun(*arguments: str | Path, cwd: Path) -> Result:
     process = start_ranks(*arguments, cwd=cwd)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     return Result(0, out, err)
 
 
-def one_line(result, *fragments):
+def one_line(result: Result, *fragments: str) -> None:
     assert result.code not in (0, None)
     line = result.err.strip()
     assert line.startswith("fedopt: ")

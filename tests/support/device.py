@@ -6,6 +6,7 @@ nothing may be read back, since the CPU would wait for the device.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,26 +32,26 @@ class FarTensor(Tensor):
 
     @staticmethod
     def __new__(cls, near: Tensor) -> "FarTensor":
-        place = {"strides": near.stride(), "storage_offset": near.storage_offset()}
+        place: dict[str, Any] = {"strides": near.stride(), "storage_offset": near.storage_offset()}
         far = Tensor._make_wrapper_subclass(cls, near.size(), **place, dtype=near.dtype, device=FAR)
         far.near = near
         return far
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, function: Any, *given: Any) -> Any:
         raise AssertionError(f"{function} of a far tensor outside of FarDevice")
 
 
 class FarDevice(TorchDispatchMode):
     """read: whether numbers may be read back."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.read = True
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, packet = dict(kwargs or {}), function.overloadpacket
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         far = [tensor for tensor in tensors if isinstance(tensor, FarTensor)]
@@ -79,7 +80,7 @@ class FarDevice(TorchDispatchMode):
 class ListsAsIndices(TorchFunctionMode):
     """Makes them tensors. Torch itself makes those of lists on the device, where no mode sees their numbers."""
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[1], list | np.ndarray):
             args = (args[0], torch.as_tensor(args[1]), *args[2:])
         return function(*args, **(kwargs or {}))

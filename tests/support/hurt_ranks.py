@@ -8,6 +8,7 @@ import pkgutil
 import signal
 import sys
 import time
+from typing import Any
 
 from fedopt.commands import run as cli
 from fedopt.console import interrupts
@@ -31,7 +32,7 @@ def install(how: str, name: str, calls: int) -> None:
     function = getattr(owner, function_name)
     left = calls
 
-    def hurting(*arguments, **named):
+    def hurting(*arguments: Any, **named: Any) -> Any:
         nonlocal left
         left -= 1
         if left == 0:

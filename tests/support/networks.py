@@ -5,7 +5,7 @@ from warnings import catch_warnings
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 
 class Normed(nn.Module):
@@ -14,21 +14,21 @@ class Normed(nn.Module):
         self.hidden, self.norm, self.out = nn.Linear(64, width), nn.LayerNorm(width), nn.Linear(width, 10)
         self.activation = getattr(torch, activation)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.out(self.activation(self.norm(self.hidden(x.flatten(1)))))
 
 
 class Probabilities(Normed):
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).softmax(1)
 
 
 class Convolutions(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.first, self.norm, self.out = nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Linear(4, 10)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.out(F.softplus(self.norm(self.first(x))).mean((2, 3)))
 
 
@@ -41,8 +41,8 @@ class Attention(nn.Module):
         self.out = nn.Linear(8, 10)
         self.register_buffer("place", torch.randn(8, 8))
 
-    def forward(self, x):
-        return self.out(self.encoder(x[:, 0] + self.place).mean(1))
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.encoder(x[:, 0] + self.get_buffer("place")).mean(1))
 
 
 class Words(nn.Module):
@@ -51,7 +51,7 @@ class Words(nn.Module):
         self.words, self.lstm, self.out = nn.Embedding(30, 6), nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 10)
         self.drop = nn.Dropout(dropout)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.out(self.drop(self.lstm(self.words(x))[0][:, -1]))
 
 
@@ -60,7 +60,7 @@ class Dropped(Normed):
         super().__init__()
         self.p = p
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         x = F.dropout2d(x, self.p, self.training)
         return self.out(F.dropout(torch.tanh(self.hidden(x.flatten(1))), self.p, self.training))
 
@@ -70,7 +70,7 @@ def layers(width: int = 6, p: float = 0.2) -> nn.Sequential:
 
 
 class Frozen(Normed):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.hidden.requires_grad_(False)
 
@@ -78,7 +78,7 @@ class Frozen(Normed):
 class Branch(Normed):
     """Each example by itself, in a way that vmap has no rule for."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return torch.stack(
             [(1.0 if float(row.detach().sum()) > 0 else 0.5) * super(Branch, self).forward(row) for row in x.split(1)]
         )[:, 0]
@@ -93,23 +93,23 @@ class Running(nn.Sequential):
 
 
 class Noisy(Normed):
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return super().forward(x + torch.randn_like(x))
 
 
 class AlwaysDropped(Normed):
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return F.dropout(super().forward(x), 0.5)
 
 
 class InPlace(Normed):
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         x -= 0.5
         return super().forward(x)
 
 
 class FiveClasses(nn.Sequential):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(nn.Flatten(), nn.Linear(64, 5))
 
 
@@ -118,60 +118,60 @@ class Nothing(nn.Flatten):
 
 
 class Complex(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(64, 10, dtype=torch.complex64))
 
 
 class Lazy(nn.Sequential):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(nn.Flatten(), nn.LazyLinear(10))
 
 
 class Two(Normed):
-    def forward(self, x):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         return super().forward(x), x
 
 
 class Fails(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         raise KeyError("no such thing")
 
 
-def unannotated(width: int = 3):
+def unannotated(width: int = 3):  # type: ignore[no-untyped-def]
     return layers(width)
 
 
 def of_another_kind() -> nn.Module:
-    return 3
+    return 3  # type: ignore[return-value]
 
 
 NOT_A_NETWORK = 3
 
 
 class BySize(Normed):
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) / len(x)
 
 
 class Counting(Normed):
     calls = 0
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         return super().forward(x) * self.calls
 
 
 class Remembering(Normed):
-    average = 0.0
+    average: Tensor | float = 0.0
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         self.average = 0.9 * self.average + 0.1 * x.mean().detach()
         return super().forward(x) - self.average
 
 
 class Hooked(Normed):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         with catch_warnings(action="ignore"):
             self.out = nn.utils.weight_norm(self.out)

@@ -1,11 +1,12 @@
 """For tests of methods on one machine: the hand example, and the quadratic bilevel problem written out in NumPy."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from support.samples import rows_of, sampling
+from torch import Tensor
 
 from fedopt.data.ragged import Ragged
 from fedopt.federation.draws import Steps, draw
@@ -19,22 +20,22 @@ from fedopt.testing.harness import small
 class ByHand(Bilevel):
     """f = 1/2 (y - 1)^2 + 1/2 x^2, g = (y - x)^2 from x = 1, y = 0, with one client."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.splits = {split: Ragged([np.arange(1)]) for split in ("train", "val")}
 
-    def start(self):
+    def start(self) -> tuple[Tensor, Tensor]:
         return torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
 
-    def sample(self, client, rows):
+    def sample(self, client: Any, rows: Any) -> tuple[()]:
         return ()
 
-    def f(self, x, y, sample):
+    def f(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         return 0.5 * torch.sum((y - 1) ** 2) + 0.5 * torch.sum(x**2)
 
-    def g(self, x, y, sample):
+    def g(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         return torch.sum((y - x) ** 2)
 
-    def evaluate(self, *point):
+    def evaluate(self, *point: Tensor) -> dict[str, float]:
         return {}
 
 
@@ -68,7 +69,7 @@ class Written:
         """Of c, d and e in the k-th sample of an exchange, for each of the clients that take part."""
         if steps.B is None:
             return [dict.fromkeys("cde", 0.0) for _ in self.clients]
-        p, like, of_clients = self.e.problem, torch.zeros((), dtype=torch.float64), []
+        p, like, of_clients = cast(Any, self.e.problem), torch.zeros((), dtype=torch.float64), []
         for i in self.clients:
             rng_of = sampling(self.e.federation.seed, r, exchange)
             whole, drawn = draw({"xi": steps}, p.splits, np.array([i]), rng_of, like)
@@ -79,7 +80,7 @@ class Written:
             of_clients.append(noise)
         return of_clients
 
-    def maps(self, i: int, z: Sequence[np.ndarray], noise: dict[str, Any]) -> list[np.ndarray]:
+    def maps(self, i: Any, z: Sequence[np.ndarray], noise: dict[str, Any]) -> list[np.ndarray]:
         """Of client i: grad_y g, grad^2_yy g v, grad^2_xy g v, grad_x f, grad_y f."""
         x, y, v = z
         A, B, D, F, G = (self.m[k][i] for k in "ABDFG")

@@ -1,7 +1,10 @@
 """Folders of runs, written without running anything."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -16,7 +19,16 @@ FEDAVG = {"_target_": "fedopt.algorithms.fedavg.FedAvg", "_solves_": ["minimisat
 MCO = {"_target_": "fedopt.problems.mco.Mco", "d": 10}
 
 
-def record(folder, values, seed=0, metric="test_accuracy", every=10, status="finished", algo=FEDMSA, **config):
+def record(
+    folder: Path,
+    values: Iterable[float],
+    seed: int = 0,
+    metric: str = "test_accuracy",
+    every: int = 10,
+    status: str = "finished",
+    algo: dict[str, Any] = FEDMSA,
+    **config: Any,
+) -> Path:
     """A run with an evaluation each `every` rounds: 2 exchanges, 100 bytes down, 50 up and half a second a round."""
     folder.mkdir(parents=True)
     config = {"seed": seed, "name": "a_b", "algo": algo, "problem": MCO, "output_dir": str(folder), **config}

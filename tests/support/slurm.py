@@ -33,8 +33,8 @@ def sbatch(script: str) -> None:
         (STATE / f"{job}.job").write_text("PENDING", encoding="utf-8")
     for lane in range(min(most, len(jobs))):
         command = ["supervise", str(number), *jobs[lane::most]]
-        away = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        subprocess.Popen(command, start_new_session=True, **away)
+        away = subprocess.DEVNULL
+        subprocess.Popen(command, start_new_session=True, stdin=away, stdout=away, stderr=away)
     print(f"Submitted batch job {number}")
 
 

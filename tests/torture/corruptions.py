@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from forked import Command, Ended
-from torture import ODD, Failure, finished, often, one_line, rows, setting, unreadable
+from trials import ODD, Failure, finished, often, one_line, rows, setting, unreadable
 
 from fedopt.results.folder import FILES
 
@@ -130,9 +130,8 @@ def trial(rng: random.Random, number: int) -> Failure | None:
             [folder / name for name in (("long", "anew") if rounds == LONG else ("short",))],
             before,
         )
-        return wrong and Failure(
-            wrong, [program, *more], f"{said}\nexit {ended.code}\n{ended.out[-500:]}{ended.err[-1500:]}"
-        )
+        said += f"\nexit {ended.code}\n{ended.out[-500:]}{ended.err[-1500:]}"
+        return Failure(wrong, [program, *more], said) if wrong else None
 
 
 def _wrong(ended: Ended, program: str, out: Path, wholes: list[Path], before: dict[str, bytes | None]) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forked import Command
-from torture import Failure, finished, often, one_line, rows, setting, unreadable
+from trials import Failure, finished, often, one_line, rows, setting, unreadable
 
 ROUNDS = 5
 WRITES = 60  # of such a run, or less
@@ -121,4 +121,4 @@ def trial(rng: random.Random, number: int) -> Failure | None:
             wrong = "not one line"
         if not wrong and (last.code or rows(csv) != rows(Path(folder) / "out" / "metrics.csv")):
             wrong = "other metrics.csv"
-        return wrong and Failure(wrong, ["fedopt", *arguments], said)
+        return Failure(wrong, ["fedopt", *arguments], said) if wrong else None

@@ -60,8 +60,8 @@ class Command:
             null = os.open(os.devnull, os.O_RDONLY)
             for descriptor, file in ((0, null), (1, self._files[0].fileno()), (2, self._files[1].fileno())):
                 os.dup2(file, descriptor)
-            sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), errors="surrogateescape")
-            sys.stderr = sys.__stderr__ = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), errors="backslashreplace")
+            sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), errors="surrogateescape")  # type: ignore[misc]
+            sys.stderr = sys.__stderr__ = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), errors="backslashreplace")  # type: ignore[misc]
             os.chdir(cwd)
             sys.argv = [program, *arguments]
             os.environ.pop("HYDRA_FULL_ERROR", None)
@@ -92,12 +92,12 @@ class Command:
                 self.kill(signal.SIGTERM if asked < 3 else signal.SIGKILL)
                 deadline += patience
             time.sleep(0.002)
-        said = []
         for file in self._files:
             file.seek(0)
-            said.append(file.read())
+        out, err = (file.read() for file in self._files)
+        for file in self._files:
             file.close()
-        return Ended(os.waitstatus_to_exitcode(found[1]), *said, time.monotonic() - self.started, asked == 3)
+        return Ended(os.waitstatus_to_exitcode(found[1]), out, err, time.monotonic() - self.started, asked == 3)
 
 
 def warm() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 from forked import Command, Ended
-from torture import LONGEST, ODD, Failure
+from trials import LONGEST, ODD, Failure
 
 from fedopt.config.files import GROUPS, flat
 from fedopt.testing import harness
@@ -26,7 +26,7 @@ TINY = [
     "hardware.threads=1",
 ]  # for FedMSA on mco
 BASE = ["budget.rounds=2", "hardware.threads=1", "partitioner.clients=4", "participation.cohort=null", "output_dir=out"]
-EXPERIMENT = {
+EXPERIMENT: dict[str, Any] = {
     "defaults": [{"override /algo": "fedmsa"}, {"override /problem": "mco"}],
     "problem": {"examples": 40},
     "budget": {"rounds": 3},

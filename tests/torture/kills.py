@@ -12,7 +12,7 @@ from pathlib import Path
 import fuzz
 from forked import Command
 from support.command import start_ranks, torchrun
-from torture import Diverged, Failure, finished, often, rows, setting, unreadable
+from trials import Diverged, Failure, finished, often, rows, setting, unreadable
 
 from fedopt.results.folder import RunFolder
 from fedopt.testing import harness
@@ -71,7 +71,7 @@ def trial(rng: random.Random, number: int) -> Failure | None:
         last = Command(arguments, broken, program, often).wait(300)
         said += f"then {last.code}\n{last.out[-500:]}{last.err[-1000:]}"
         wrong = unreadable(last) or _other(last.code != undisturbed.code, whole, broken, where)
-        return wrong and Failure(wrong, [program, *arguments], said)
+        return Failure(wrong, [program, *arguments], said) if wrong else None
 
 
 def _other(failed: bool, whole: Path, broken: Path, where: str) -> str | None:
@@ -111,4 +111,4 @@ def ranks(rng: random.Random, algo: str) -> Failure | None:
         except AssertionError as error:
             return Failure("other exit code", arguments, str(error)[-3000:])
         wrong = _other(False, whole, broken, "out/metrics.csv")
-        return wrong and Failure(wrong, arguments, err[-3000:])
+        return Failure(wrong, arguments, err[-3000:]) if wrong else None

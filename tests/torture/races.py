@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from forked import Command
-from torture import Failure, finished, often, one_line, rows, setting, unreadable
+from trials import Failure, finished, often, one_line, rows, setting, unreadable
 
 ROUNDS, PROCESSES = 30, 10
 

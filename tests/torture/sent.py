@@ -18,7 +18,7 @@ import fuzz
 import numpy as np
 import yaml
 from forked import Command
-from torture import ODD, Failure, finished, unreadable
+from trials import ODD, Failure, finished, unreadable
 
 TRACE, SECRET = "trace", "s3cr3t"
 
@@ -90,7 +90,7 @@ def by_claim(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, list[str]
     """An experiment whose claims, points or cells are expressions."""
     shutil.copytree(fuzz.prepared() / "done", cwd / "done")
     expression = rng.choice(ODD["attacks"]).format(trace=trace)
-    node = {**fuzz.EXPERIMENT["experiment"]}
+    node: dict[str, Any] = {**fuzz.EXPERIMENT["experiment"]}
     place = rng.choice(["claims", "point", "cell"])
     node[place] = (
         [{"says": "x", "measure": expression, "at_most": 1, "paper": "y"}] if place == "claims" else expression
@@ -101,15 +101,9 @@ def by_claim(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, list[str]
 
 def by_data(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, list[str]]:
     """An .npz with pickled arrays, or a pickle under its name."""
-    path, arrays = (
-        cwd / "sent.npz",
-        {
-            "x_train": np.zeros((8, 3)),
-            "y_train": np.arange(8) % 2,
-            "x_test": np.zeros((8, 3)),
-            "y_test": np.arange(8) % 2,
-        },
-    )
+    x, y = np.zeros((8, 3)), np.arange(8) % 2
+    path = cwd / "sent.npz"
+    arrays: dict[str, Any] = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
     if rng.random() < 0.3:
         path.write_bytes(pickle.dumps(Pickled(trace)))
     else:
@@ -179,7 +173,7 @@ def odd_value(rng: random.Random) -> Any:
         "[red]",
     ]
     depth = rng.choice([0, 0, 0, 1, 2, 40])
-    value = rng.choice(plain)
+    value: Any = rng.choice(plain)
     for _ in range(depth):
         value = rng.choice(
             [[value], {"x": value}, {rng.choice(["round", "torch", "", "a.b"]): value}, [value, value][:2]]
@@ -218,7 +212,8 @@ def by_expansion(rng: random.Random, cwd: Path, trace: Path) -> tuple[str, list[
     }
     first = rng.choice(["k0: &k0 {x: 1}", "k0: &k0 [x]", "k0: &k0 xxxx"])
     body = [first, *map(lines[rng.choice([*lines])], range(1, n))]
-    rng.random() < 0.2 and rng.shuffle(body)
+    if rng.random() < 0.2:
+        rng.shuffle(body)
     group = rng.choice(["experiment", "algo", "problem", "tuned", "dataset", "partitioner"])
     path = cwd / "conf" / group / "sent.yaml"
     path.parent.mkdir(parents=True)

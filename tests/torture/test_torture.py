@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.command import ROOT
@@ -11,9 +12,9 @@ SHORT = {"commands": 8, "kills": 1, "corruptions": 6, "races": 1, "disks": 2, "s
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks, /proc and limits of Linux")
 @pytest.mark.parametrize("numbers", [SHORT, pytest.param({}, marks=pytest.mark.slow)], ids=["short", "whole"])
-def test_torture(numbers, tmp_path):
+def test_torture(numbers: dict[str, int], tmp_path: Path) -> None:
     words = [word for kind, number in numbers.items() for word in (f"--{kind}", str(number))]
     jobs = ["--jobs", "1"] if numbers else []
-    command = [sys.executable, ROOT / "scripts" / "torture", "--seed", "suite", *jobs, *words]
+    command = [sys.executable, str(ROOT / "scripts" / "torture"), "--seed", "suite", *jobs, *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
