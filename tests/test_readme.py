@@ -26,7 +26,7 @@ from fedopt.results.folder import FILES
 
 WRITTEN = (path for path in sorted((ROOT / "docs").rglob("*.md")) if "_outside" not in path.parts)  # by docs/conf.py
 PAGES = [ROOT / "README.md", *WRITTEN]
-OTHERS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+OTHERS = [ROOT / name for name in ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")]
 FILE = re.compile(r"(?:# @package _global_\n)?# ([\w/]+\.(?:py|yaml))\n")
 LINK = re.compile(r"""(?:\]\(|src=")([^)"\s]+)[)"]""")
 MAIN = {
