@@ -19,7 +19,18 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 
 project = "fedopt"
 version = re.search(r'__version__ = "(.*)"', (ROOT / "fedopt" / "__init__.py").read_text(encoding="utf-8"))[1]
-extensions = ["myst_parser", "sphinx_copybutton", "sphinx-mathjax-offline"]  # MathJax's files, for no network
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx-mathjax-offline",  # MathJax's files, for no network
+]
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints = "description"
+default_role = "py:obj"  # of docstrings: `name` is a link where a name is public
+napoleon_use_ivar = True
+python_use_unqualified_type_names = True
 myst_enable_extensions = ["dollarmath"]  # with fences, what GitHub takes for mathematics
 myst_fence_as_directive = ["math"]
 myst_dmath_allow_space = myst_dmath_allow_digits = False

@@ -39,10 +39,14 @@ _turn = RLock()  # threads, dtypes and generators of torch belong to the process
 
 @dataclass(frozen=True)
 class Result:
-    """A run by its folder, as the `fedopt` command leaves it; also one that is still going. All is read from the folder when it is
-    asked for, and raises UserError where there is no run in it any more.
+    """A run by its folder, as the `fedopt` command leaves it. The run may still be going.
 
-    which: whether `variables` and `model` are those of the last checkpoint, or of the best evaluation, which keep=best keeps.
+    Everything is read from the folder when it is asked for. It raises `UserError` where there is no run in the folder any more.
+
+    Args:
+        folder: The run's folder.
+        which: Whether `variables` and `model` are those of the last checkpoint, or of the best evaluation, which ``keep=best``
+            keeps.
     """
 
     folder: Path
@@ -73,22 +77,35 @@ class Result:
 
     @property
     def config(self) -> dict[str, Any]:
-        """config.yaml. Raises UserError where it cannot be read."""
+        """The content of ``config.yaml``.
+
+        Raises:
+            UserError: The file cannot be read.
+        """
         return self._folder.config()
 
     @property
     def status(self) -> str | None:
-        """running, finished, diverged, stopped (by on_eval), interrupted (by a signal, or its process is gone) or failed."""
+        """How the run stands: running, finished, diverged, failed, stopped by ``on_eval``, or interrupted.
+
+        A run is interrupted by a signal, or where its process is gone.
+        """
         return self._folder.seen()
 
     @property
     def summary(self) -> dict[str, Any]:
-        """summary.json: the status, what was spent, the values of the metrics. Little while the run is going."""
+        """The content of ``summary.json``: the status, what was spent, the values of the metrics. It is short while the run is
+        going.
+        """
         return self._folder.summary()
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """metrics.csv so far, a row an evaluation. Raises UserError where there is none yet."""
+        """The rows of ``metrics.csv`` so far, one an evaluation.
+
+        Raises:
+            UserError: There is no such file yet, or it cannot be read.
+        """
         import pandas as pd
 
         path = self._folder.metrics
@@ -99,25 +116,32 @@ class Result:
 
     @property
     def final(self) -> dict[str, float]:
-        """The values of the metrics at the last evaluation, without those that are not finite; so far while the run is going."""
+        """The finite values of the metrics at the last evaluation so far, by name."""
         return self._measured("final", lambda _, values: values.iloc[-1])
 
     @property
     def best(self) -> dict[str, float]:
-        """The best value of each metric by name, each of its own evaluation, as `final`."""
+        """The best value of each metric so far, by name. Each comes from an evaluation of its own."""
         return self._measured("best", lambda metric, values: metric.best(values))
 
     @property
     def variables(self) -> "dict[str, Tensor]":
-        """The algorithm's output by the names that the problem gives its variables, on the CPU; of a run that diverged, at the last
-        evaluation before. Reading them builds the problem anew, with its data. Raises UserError where that is not possible."""
+        """The algorithm's output on the CPU, by the names that the problem gives its variables.
+
+        A run that diverged has those of its last evaluation before. To read them, the problem is built again, with its data.
+
+        Raises:
+            UserError: There is no checkpoint, or the problem cannot be built.
+        """
         return dict(self._trained[0])
 
     def model(self) -> "nn.Module":
-        """The network with the trained parameters, as `networks.flat.Normalised`, on the CPU and ready to be evaluated: it takes
-        examples as the data set has them, images as bytes from 0 to 255, and normalises them itself.
+        """Return the network with the trained parameters, on the CPU and ready to be evaluated.
 
-        Raises UserError where the problem has no network, and as `variables`.
+        It takes examples as the data set has them, such as images as bytes from 0 to 255. It normalises them itself.
+
+        Raises:
+            UserError: The problem has no network, there is no checkpoint, or the problem cannot be built.
         """
         network = self._trained[1]
         if network is None:
@@ -125,10 +149,16 @@ class Result:
         return deepcopy(network)
 
     def draw(self, metric: str | None = None, x: str = "comm_rounds", label: str | None = None, **how: Any) -> "Axes":
-        """Draw a metric, by default the problem's first one, on matplotlib's axes `ax`, by default those of pyplot; returns them.
+        """Draw a metric as a line, and return matplotlib's axes. Lines on the same axes get different colours.
 
-        x: as of `compare`; label: in the legend; how: as of `Comparison.draw`. Lines on the same axes get different colours.
-        Raises UserError where there is nothing to draw.
+        Args:
+            metric: Its name. By default the problem's first one.
+            x: The cost on the horizontal axis, as in `compare`.
+            label: The line's name in the legend.
+            how: ``ax``, the axes to draw on, by default those of pyplot; else as in the ``draw`` of `compare`.
+
+        Raises:
+            UserError: There is nothing to draw.
         """
         from matplotlib import pyplot
 
@@ -180,21 +210,28 @@ def run(
     interrupt: Literal["raise", "return"] = "raise",
     **values: Any,
 ) -> Result:
-    """Do what `fedopt WORDS` does, in the same folder with the same files, and return the run.
+    """Do what the command ``fedopt WORDS`` does, in the same folder with the same files, and return the run.
 
-    words: overrides as on the command line, as a list or as one text with the quotes of a shell; or a dict of keys and values,
-        {"algo": "fedavg", "algo.eta": 0.1}. The groups choose, dotted keys set; {"budget": {"rounds": 9}} is {"budget.rounds": 9}.
-    values: the same as keyword arguments, which win: algo="fedavg", seed=1, **{"algo.eta": 0.1}. Texts mean just themselves.
-    on_eval: called with each row of metrics.csv, a dict; where it returns true, the run stops. What it raises ends the run, as
-        failed.
-    output_dir: the run's folder, as the key of this name, without quotes.
-    start: a run, or its folder, at whose last checkpoint this one begins, as the key `from`.
-    folders: your config folders, as of --config-dir; quiet: show no progress.
-    interrupt: what Ctrl-C does after the round, when the run has kept a checkpoint: raise KeyboardInterrupt, or return the run.
+    Runs in several threads take turns; several processes run at once. What ``on_eval`` or Ctrl-C stops goes on with
+    ``resume=true``. A second Ctrl-C raises KeyboardInterrupt at once.
 
-    Runs in several threads take turns; several processes run at once. A run that on_eval stops has the status stopped, one that
-    Ctrl-C stops interrupted; both go on with resume=true. A second Ctrl-C raises KeyboardInterrupt at once. Raises UserError for
-    what the command would answer in one line.
+    Args:
+        words: Overrides as on the command line: a list, or one text with the quotes of a shell. Or a dict of keys and values,
+            such as ``{"algo": "fedavg", "algo.eta": 0.1}``. Groups choose, dotted keys set; nested dicts are dotted keys too.
+        on_eval: Called with each row of ``metrics.csv``, a dict. Where it returns true, the run stops. What it raises ends the
+            run as failed.
+        output_dir: The run's folder, as the key of this name, without quotes.
+        start: A run, or its folder. This run begins at its last checkpoint, as with the key ``from``.
+        folders: Your config folders, as of ``--config-dir``.
+        quiet: Whether no progress is shown.
+        interrupt: What Ctrl-C does after the round, when the run has kept a checkpoint: raise KeyboardInterrupt, or return the
+            run.
+        values: Overrides as keyword arguments, which win: ``algo="fedavg", seed=1, **{"algo.eta": 0.1}``. Texts mean just
+            themselves.
+
+    Raises:
+        UserError: What the command would answer in one line.
+        KeyboardInterrupt: Ctrl-C was pressed, and ``interrupt`` is ``"raise"``.
     """
     if interrupt not in ("raise", "return"):
         raise UserError(f"interrupt={interrupt}: must be raise or return")
@@ -229,15 +266,21 @@ def sweep(
     quiet: bool = False,
     **values: Any,
 ) -> list[Result]:
-    """Do what `fedopt -m WORDS` does, in the same folders with the same files, and return the runs, which `compare` takes.
+    """Do what the command ``fedopt -m WORDS`` does, in the same folders with the same files, and return the runs.
 
-    words, values: as of `run`. A list has alternatives, seed=[0, 1, 2], and all combinations run; [[1, 2]] is one list. A list of
-        dicts has configs that each get the other values too.
-    jobs: how many run at once, each in a process of its own, which does not run your script again.
-    output_dir: the folder of all runs; folders, quiet: as of `run`.
+    Runs that are there are not run again; interrupted ones go on. A run that failed is returned too, and its status says so.
 
-    Runs that are there are not run again, interrupted ones go on. One that failed is among those that are returned, as its status
-    says. Raises UserError for mistakes, and at the end for runs that could not begin; KeyboardInterrupt as `run`.
+    Args:
+        words: As in `run`, or a list of dicts: configs that each get the other values too.
+        jobs: How many run at once, each in a process of its own, which does not run your script again.
+        output_dir: The folder of all runs.
+        folders: As in `run`.
+        quiet: As in `run`.
+        values: As in `run`. A list holds alternatives, ``seed=[0, 1, 2]``, and all combinations run. ``[[1, 2]]`` is one list.
+
+    Raises:
+        UserError: There is a mistake, or, at the end, runs could not begin.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     if not isinstance(jobs, int) or jobs < 1:
         raise UserError(f"jobs={jobs}: must be a whole number from 1")
@@ -259,7 +302,15 @@ def sweep(
 
 
 def load(folder: str | Path, which: Which = "last") -> Result:
-    """The run in a folder. which: as of `Result`. Raises UserError where there is no run."""
+    """Return the run in a folder.
+
+    Args:
+        folder: The run's folder.
+        which: As in `Result`.
+
+    Raises:
+        UserError: There is no run in it.
+    """
     if which not in ("last", "best"):
         raise UserError(f"which={which}: must be last or best")
     loaded = Result(_folder_of(folder), which)
@@ -278,11 +329,22 @@ def compare(
     exclude: Sequence[str] = (),
     label: str | None = None,
 ) -> "Comparison":
-    """What `fedopt-compare` makes of runs, or of folders that hold some: `table` and `paired`, DataFrames, `draw(PATH)` and
-    `write(FOLDER)`.
+    """Return what ``fedopt-compare`` makes of runs: the DataFrames ``table`` and ``paired``, ``draw(PATH)`` and
+    ``write(FOLDER)``.
 
-    metric, x, target, group_by (a key, or a list of them), at, exclude, label: as the options of the command; names: new ones by
-    the old. Raises UserError where there is nothing to compare.
+    Args:
+        runs: Runs, or folders that hold some.
+        metric: The metric's name. By default the problem's first one.
+        x: The cost that runs are compared by, such as ``bytes``.
+        target: A value of the metric; the table then says what it cost to reach it.
+        group_by: A key, or a list of keys, whose values are compared. By default those that differ.
+        names: New names of groups by the old ones.
+        at: A cost; the values there are compared.
+        exclude: Groups to leave out.
+        label: The metric's label on axes.
+
+    Raises:
+        UserError: There is nothing to compare.
     """
     from fedopt.comparing.comparison import compared
 

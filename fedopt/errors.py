@@ -27,7 +27,7 @@ MEANT = {  # names of other programs: what they may mean here
 
 
 class UserError(Exception):
-    """Shown as one line, without a traceback; the message names what is wrong, where, and what to do."""
+    """A mistake that a user can mend. It is shown as one line without a traceback: what is wrong, where, and what to do."""
 
 
 class WrongFunction(UserError):

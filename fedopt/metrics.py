@@ -15,10 +15,15 @@ from fedopt.errors import UserError
 
 @dataclass(frozen=True)
 class Metric:
-    """name: the column of metrics.csv; label: of an axis; unit: such as %, empty for none.
+    """A number that a problem measures, and how it is read.
 
-    better: lower or higher values, or neither, of a quantity that is only watched; scale: of an axis;
-    bounds: whether a run with a value beyond eval.diverged is stopped.
+    Args:
+        name: The column of ``metrics.csv``.
+        label: The label of an axis.
+        unit: Such as %; empty for none.
+        better: Whether lower or higher values are better, or neither, for a quantity that is only watched.
+        scale: The scale of an axis.
+        bounds: Whether a run with a value beyond ``eval.diverged`` is stopped.
     """
 
     name: str
@@ -45,17 +50,28 @@ class Metric:
         return -math.inf if self.better == "higher" else math.inf
 
     def best(self, values: Iterable[float]) -> float:
-        """The best of the values, nan where none is finite, or none is better than others."""
+        """Return the best of the values, nan where none is finite or none is better than others."""
         finite = [value for value in values if math.isfinite(value) and self.better != "neither"]
         return reduce(max if self.better == "higher" else min, finite) if finite else math.nan
 
     def reached(self, value: float, target: float) -> bool:
-        """Whether a value is at least as good as the target. Raises UserError where no value is better than others."""
+        """Return whether a value is at least as good as the target.
+
+        Raises:
+            UserError: No value is better than others.
+        """
         self.check_goal(f"target {target:g}")
         return value >= target if self.better == "higher" else value <= target
 
     def check_goal(self, asked: str) -> None:
-        """Raises UserError, which begins with what was asked, where no value is better than others."""
+        """Check that some values are better than others.
+
+        Args:
+            asked: What was asked, with which the message begins.
+
+        Raises:
+            UserError: No value is better than others.
+        """
         if self.better == "neither":
             raise UserError(
                 f"{asked}: {self.name} is no goal: its problem says that neither more nor less of it is better"

@@ -5,6 +5,7 @@ Each line of a ```bash block of a page is a command. The blocks of a page run on
 words to its commands, so that they are fast, and <!-- not run: REASON --> says why nothing is run.
 """
 
+import inspect
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import pytest
 from support.command import ROOT, code_of, fedopt
 from support.pages import added, blocks
 
+import fedopt as public
 from fedopt.commands import compare, report, reproduce, tune
 from fedopt.config.files import options
 from fedopt.papers import published
@@ -133,6 +135,14 @@ def test_everything_there_is_has_a_page():
     for problem in options("problem"):
         assert f"problem={problem}" in (ROOT / "docs" / "problems" / f"{problem}.md").read_text()
     assert sorted({experiment.partition("/")[0] for experiment in published.names()}) == PAPERS
+
+
+def test_every_public_name_is_on_the_page_of_python():
+    """Once, and so is nothing else; Sphinx takes the words from the docstrings."""
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert sorted(re.findall(r"^\.\. auto\w+:: (\w+)$", page, flags=re.MULTILINE)) == public.__all__
+    lacking = [name for name in public.__all__ if not inspect.getdoc(getattr(public, name))]
+    assert not lacking
 
 
 def test_the_page_of_files_has_all(monkeypatch, capsys, tmp_path):

@@ -9,22 +9,33 @@ from fedopt.problems.classes import Problem
 
 
 class Algorithm(Protocol):
-    """A frozen dataclass of hyperparameters, whose fields are the keys of `conf/algo/<name>.yaml`.
+    """A frozen dataclass of hyperparameters, whose fields are the keys of ``conf/algo/<name>.yaml``.
 
-    solves: the classes of problems that it is written for; reductions bring more.
-    uneven: the field of type `LocalWork`, or a whole number, that participation.least, work and stragglers make uneven, where they
-        may; several fields as a tuple of names, which participation.work, one list, does not serve.
-    first_order: True for one that takes no second derivatives of a problem with an inner objective: they are then refused.
+    Attributes:
+        solves: The classes of problems that it is written for. Reductions bring more.
+        uneven: Optional. The field that ``participation.least``, ``work`` and ``stragglers`` make uneven: a `LocalWork`, or a
+            whole number. Several fields are a tuple of names; ``participation.work``, one list, does not serve them.
+        first_order: Optional. True for a method without second derivatives of a problem with an inner objective. They are then
+            refused.
     """
 
     solves: ClassVar[tuple[type[Problem], ...]]
 
     def init(self, problem: Any) -> Any:
-        """The state before the first round: a NamedTuple of tensors, or of tuples of them. Raises UserError where hyperparameters
-        and problem do not fit."""
+        """Return the state before the first round: a NamedTuple of tensors, or of tuples of tensors.
+
+        Raises:
+            UserError: The hyperparameters do not fit the problem.
+        """
 
     def step(self, s: Any, problem: Any, fed: Round) -> Any:
-        """The state after round fed.r, of the same shapes; s is left as it is."""
+        """Return the state after a round, of the same shapes. The state ``s`` itself is left as it is.
+
+        Args:
+            s: The state before the round.
+            problem: The problem, of one of the classes in ``solves``.
+            fed: The round ``fed.r``: its clients, its draws and its exchanges.
+        """
 
     def output(self, s: Any) -> tuple[Tensor, ...]:
-        """The point that the problem's metrics are taken at."""
+        """Return the point that the problem's metrics are taken at, one vector a variable."""

@@ -17,9 +17,13 @@ from fedopt.jobs.local import Local
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a search left. best: by algorithm, the words of its best trial; trials: a row each; winners: a row an algorithm.
+    """What a search left.
 
-    folder: has all runs, and tuned/<algorithm>.yaml: as a config folder it makes the values apply.
+    Args:
+        best: The words of the best trial, by algorithm.
+        trials: One row a trial.
+        winners: One row an algorithm.
+        folder: It has all runs, and ``tuned/<algorithm>.yaml``. As a config folder it makes the values apply.
     """
 
     best: dict[str, list[str]]
@@ -38,15 +42,23 @@ def tune(
     folders: str | Path | Sequence[str | Path] = (),
     **how: Any,
 ) -> Tuning:
-    """Search for values of each method: the same trials, seeds and budget for all. The same call goes on where it was stopped.
+    """Search for values of each method, with the same trials, seeds and budget for all. The same call goes on where it was
+    stopped.
 
-    words: as of `fedopt-tune`, in one text with the quotes of a shell or a list: algo=NAME,... problem=NAME, other settings, and
-        ranges such as algo.eta=log(0.001,1).
-    output_dir: the folder of the search. metric: a name; by default the problem's first on validation data, else its first.
-    budget: of each run, such as comm_rounds=300. jobs: runs at a time. folders: your config folders.
-    how: trials=30, seeds=2, sampler="tpe" (or sobol, random, grid), seed=0, prune=True, again=True, as the options of the command.
+    Args:
+        words: As of ``fedopt-tune``, a list or one text with the quotes of a shell: ``algo=NAME,... problem=NAME``, other
+            settings, and ranges such as ``algo.eta=log(0.001,1)``.
+        output_dir: The folder of the search.
+        metric: Its name. By default the problem's first on validation data, else its first.
+        budget: The budget of each run, such as ``comm_rounds=300``.
+        jobs: How many runs go on at a time.
+        folders: Your config folders.
+        how: The command's options: ``trials=30``, ``seeds=2``, ``sampler="tpe"`` (or sobol, random, grid), ``seed=0``,
+            ``prune=True``, ``again=True``.
 
-    Raises UserError for mistakes; a method without any trial that has a value is in `trials` only. KeyboardInterrupt after Ctrl-C.
+    Raises:
+        UserError: There is a mistake. A method none of whose trials has a value is no mistake; it is in ``trials`` only.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     given = shlex.split(words) if isinstance(words, str) else [*words]
     places = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]

@@ -36,9 +36,13 @@ CLASSES: dict[str, Any] = json.loads(Path(__file__).with_name("classes.json").re
 class Composed:
     """The config of a run.
 
-    nodes: all values as dicts, lists, texts and numbers, as config.yaml has them. chosen: the option of each config group.
-    words: the overrides of the command. folders: config folders besides fedopt's. tuned: the tuned values that apply.
-    experiment: the node of a published experiment, empty without one.
+    Args:
+        nodes: All values as dicts, lists, texts and numbers, as ``config.yaml`` has them.
+        chosen: The option of each config group.
+        words: The overrides of the command.
+        folders: Config folders besides fedopt's.
+        tuned: The tuned values that apply.
+        experiment: The node of a published experiment, empty without one.
     """
 
     nodes: Mapping[str, Any]
@@ -62,7 +66,7 @@ class Composed:
         return {group: build_target(self.nodes[group], group) for group in groups} | {"problem": problem}
 
     def changed(self, **values: Any) -> "Composed":
-        """With other values of keys at the top level that need no check: seed, resume, output_dir."""
+        """Return this config with other values of top-level keys that need no check: seed, resume, output_dir."""
         words = [word for word in self.words if key_of(word) not in values]
         words += [f"{key}={value}" for key, value in values.items()]
         changed = replace(self, nodes={**self.nodes, **values}, words=tuple(words))
@@ -76,7 +80,15 @@ class Composed:
 
 
 def compose(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
-    """The config that `fedopt WORDS` has. Raises UserError for whatever is wrong in it that shows before data are read."""
+    """Return the config that ``fedopt WORDS`` has.
+
+    Args:
+        words: Overrides as on the command line.
+        folders: Your config folders.
+
+    Raises:
+        UserError: Something in it is wrong that shows before data are read.
+    """
     composed = merge(words, folders)
     _ = composed.settings  # which are checked now
     return composed
@@ -100,7 +112,17 @@ def recorded(
     chosen: Mapping[str, str] | None = None,
     tuned: Tuned | None = None,
 ) -> Composed:
-    """The config of a run as its config.yaml has it, with other values where words set them. Raises UserError."""
+    """Return the config of a run as its ``config.yaml`` has it, with other values where words set them.
+
+    Args:
+        nodes: The content of ``config.yaml``.
+        words: Overrides as on the command line.
+        chosen: The option of each config group, as the run's card has it.
+        tuned: The tuned values that applied.
+
+    Raises:
+        UserError: A value does not fit.
+    """
     config = OmegaConf.create(_literal(nodes))
     for word in parsed(words):
         key = word.key_or_group

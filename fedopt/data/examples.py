@@ -45,7 +45,13 @@ def losses(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = None) -> Tensor:
-    """sum_j weight_j class_weight[y_j] CE_j."""
+    """Return the weighted cross entropy ``sum_j weight_j class_weight[y_j] CE_j``, a scalar.
+
+    Args:
+        logits: ``[B, classes]``.
+        batch: The examples ``y``, and their weights.
+        class_weight: ``[classes]``; None for ones.
+    """
     weight = batch.weight if class_weight is None else batch.weight * class_weight[batch.y]
     return losses(logits, batch) @ weight
 

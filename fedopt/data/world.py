@@ -18,9 +18,17 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class World:
-    """seed: of every draw made while building; partitioner: says whose each example is; dataset: where examples come from, None for
-    problems that make their own data; autocast: the type of the products and convolutions of networks, None for dtype.
-    read: digests of the data that were loaded."""
+    """What a problem is built in: its data, their partition, its random numbers, and the device.
+
+    Args:
+        seed: The seed of every draw that is made while building.
+        partitioner: It says whose each example is.
+        dataset: Where examples come from; None for problems that make their own data.
+        device: Where tensors are.
+        dtype: The type of the run's numbers.
+        autocast: The type of products and convolutions of networks; None for ``dtype``.
+        read: Digests of the data that were loaded.
+    """
 
     seed: int
     partitioner: Partitioner
@@ -32,23 +40,35 @@ class World:
 
     @property
     def clients(self) -> int:
-        """The number of clients, for problems whose data follow from it. Raises UserError where it follows from data."""
+        """The number of clients, for problems whose data follow from it.
+
+        Raises:
+            UserError: The number follows from the data.
+        """
         if (clients := getattr(self.partitioner, "clients", None)) is None:
             raise UserError("this problem makes its data itself: use partitioner=iid with partitioner.clients=N")
         return clients
 
     def rng(self, name: Part | str | None = None) -> np.random.Generator:
-        """A generator for the problem's constants: the same numbers for the same name. Raises UserError without a name."""
+        """Return a generator for the problem's constants. The same name gives the same numbers.
+
+        Raises:
+            UserError: There is no name.
+        """
         return keyed_rng(self.seed, Purpose.PROBLEM, name) if isinstance(name, Part) else keyed_rng(self.seed, name)
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:
-        """The array's numbers on the device, in the type of the run's numbers."""
+        """Return the array's numbers on the device, in the type of the run's numbers."""
         return torch.from_numpy(array).to(self.device, self.dtype)
 
     def load(self, validation: bool = False) -> LabelledData:
-        """The data set. validation: with the training examples that it says are for validation, which are left out otherwise.
+        """Return the data set.
 
-        Raises UserError where none is chosen or it cannot be read.
+        Args:
+            validation: Whether training examples that the data set keeps for validation come too.
+
+        Raises:
+            UserError: No data set is chosen, or it cannot be read.
         """
         if self.dataset is None:
             raise UserError("this problem needs data: choose dataset=mnist, digits, npz, csv, images or another")
@@ -65,12 +85,18 @@ class World:
         validation: float | np.ndarray | None = None,
         owners: np.ndarray | None = None,
     ) -> dict[str, Ragged]:
-        """Divide examples 0 .. count-1 among the clients; with `validation`, each client keeps that fraction of its own
-        examples, at least one, or those of its own that it says, [count] of bool, for the split `val`. owners: whose each example
-        is, for natural divisions.
+        """Divide examples 0 to count - 1 among the clients, and return whose each one is, by split.
 
-        Raises UserError for a division that loses examples, gives one twice, or leaves a client without in a split, and
-        MemoryError before time is spent on more examples than there is memory for.
+        Args:
+            count: The number of examples.
+            labels: ``[count]``, their classes, for partitioners that use them.
+            validation: The fraction of its examples that each client keeps for the split ``val``, at least one. Or the examples
+                that are kept, ``[count]`` of bool.
+            owners: ``[count]``, whose each example is, for natural partitions.
+
+        Raises:
+            UserError: The partition loses examples, gives one twice, or leaves a client without any in a split.
+            MemoryError: There are more examples than memory. It is raised before time is spent.
         """
         if BYTES_AN_EXAMPLE * count > memory():
             raise MemoryError(f"{count:,} examples")

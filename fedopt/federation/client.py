@@ -19,12 +19,19 @@ SMALL, AT_ONCE = 8, 256  # a stack fetches several batches of fewer than SMALL e
 
 
 class Client(Oracles):
-    """One client, or under vmap each of a stack of them.
+    """A client as a client function sees it: its examples, draws and memory, and the oracles of its problem.
 
-    drawn: of the stack, by name; stack: as of `Oracles`. share: what belongs to the client alone: `index`, which client it is;
-    `place`, where it stands in the stack; `whole`, its rows; by name, `positions`, the first stretch of its draws, and `steps`, how
-    many it takes, where clients of the stack differ in that; where there are any, `memory`, its own row of the algorithm's
-    per-client memory, `own`, what was sent to it alone, and `key`, of the random numbers that the problem's functions draw.
+    Under ``vmap`` it is each of a stack of clients. `Round.exchange` makes clients; the arguments are its own.
+
+    Attributes:
+        index: Which client it is.
+
+    Args:
+        problem: The problem.
+        calls: What oracle calls are added to.
+        drawn: The draws of the stack, by name.
+        share: What belongs to the client alone: index, place in the stack, rows, positions, steps, memory, message and key.
+        stack: The number of clients in the stack; None for one client by itself.
     """
 
     def __init__(
@@ -40,12 +47,20 @@ class Client(Oracles):
 
     @property
     def memory(self) -> Any:
-        """This client's row of the algorithm's memory, which may be written over. Raises UserError where the exchange has none."""
+        """This client's row of the algorithm's memory, which may be written over.
+
+        Raises:
+            UserError: The exchange has no memory.
+        """
         return self._given("memory")
 
     @property
     def own(self) -> Any:
-        """What was sent to this client alone. Raises UserError where the exchange has nothing of the kind."""
+        """The message that was sent to this client alone.
+
+        Raises:
+            UserError: The exchange has none.
+        """
         return self._given("own")
 
     def _given(self, name: str) -> Any:
@@ -56,23 +71,27 @@ class Client(Oracles):
         return self._share[name]
 
     def entry(self, values: Any) -> Any:
-        """This client's entry of a hyperparameter that may be a list, in which client i has entry i, and from the first again."""
+        """Return this client's entry of a hyperparameter that may be a list. Client i has entry i; a short list begins again."""
         if not isinstance(values, Sequence):
             return values
         like = self._problem.start()[0]
         return torch.tensor(values, device=like.device, dtype=like.dtype)[self.index % len(values)]
 
     def own_steps(self, name: str) -> Tensor:
-        """The number of this client's local steps in the draws of that name, a whole number."""
+        """Return the number of this client's local steps in the draws of that name, a whole number."""
         return self._share["steps"].get(name, torch.tensor(self._taken(name)[-1]))
 
     def sample(self, name: str) -> Any:
-        """What the first step takes of the draws of a name, for draws that are made once."""
+        """Return the sample of the first step in the draws of that name, for draws that are made once."""
         return next(self.steps(name))
 
     def batch(self, name: str, split: str) -> tuple[Tensor, Tensor]:
-        """Of the sample of `Steps(1, B, fixed=True)`: the number of its batch of a split, and the batch's share of this client's
-        examples there."""
+        """Return which batch the sample of ``Steps(1, B, fixed=True)`` is, and the batch's share of the client's examples.
+
+        Args:
+            name: The name of the draws.
+            split: The split that the batch belongs to.
+        """
         positions, (_, weight) = self._stretch(name, 0)[1], self._share["whole"][split]
         if not positions:
             return torch.zeros_like(weight[0], dtype=torch.int64), torch.ones_like(weight[0])
@@ -80,7 +99,7 @@ class Client(Oracles):
         return at[0, 0] // at.shape[-1], weight[0] / weight_in_batch[0, 0]
 
     def steps(self, name: str) -> Iterator[Any]:
-        """What each local step takes in turn: a sample, or a list of them where the draws say how many.
+        """Return what each local step takes in turn: a sample, or a list of samples where the draws say how many.
 
         It serves algorithms whose clients all take the same number of steps; `scan` serves the others too.
         """
@@ -89,10 +108,17 @@ class Client(Oracles):
     def scan(
         self, name: str, step: Callable[..., Any], carry: Any, *schedules: Callable[[int], Any], skip: int = 0
     ) -> Any:
-        """carry = step(carry, what step k takes, *(schedule(k) for each of the schedules)), k = skip, skip + 1, ...
+        """Run the client's local steps, and return the last carry.
 
-        A step takes a sample, or a list of them where the draws say how many. A client with fewer steps than the others keeps its
-        last carry.
+        Each step is ``carry = step(carry, sample, *(schedule(k) for schedule in schedules))``, with k = skip, skip + 1, ... A
+        client with fewer steps than the others keeps its last carry.
+
+        Args:
+            name: The name of the draws.
+            step: The step. It takes a sample, or a list of samples where the draws say how many.
+            carry: The first carry.
+            schedules: Functions of the number of the step, such as step sizes.
+            skip: The number of steps that are left out at the beginning.
         """
         everyone, steps = self._counted, self._taken(name)
         for k in range(skip, steps[-1]):
@@ -116,10 +142,10 @@ class Client(Oracles):
         return self._problem.project(*point)
 
     def hold(self, x: Tensor) -> "Client":
-        """This client while x stays fixed: what all its samples then share is computed once. Derivatives in x are lost.
+        """Return this client with x fixed: what all its samples then share is computed once. Derivatives in x are lost.
 
-        A problem may have `hold(x, sample)`, which computes what depends on x alone; its functions take that in place of a sample.
-        And `pick(held, rows)`, some of the examples of what `hold` gave.
+        A problem may have ``hold(x, sample)``, which computes what depends on x alone; its functions take that in place of a
+        sample. It then has ``pick(held, rows)`` too, some of the examples of what ``hold`` gave.
         """
         if (hold := getattr(self._problem, "hold", None)) is None:
             return self

@@ -39,10 +39,13 @@ class Derivatives:
         self._depth = 0  # derivatives that are being taken of what is computed now
 
     def grad(self, fn: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """The gradient of fn(..., x, sample), a scalar, in x, [d]. One gradient call.
+        """Return the gradient of ``fn(..., x, sample)``, a scalar, in x, ``[d]``. It counts as one gradient call.
 
-        fn: a function of the problem, such as client.f, or any other. In a function that is itself differentiated this is a part of
-        that derivative, and not counted.
+        In a function that is itself differentiated this is a part of that derivative, and not counted.
+
+        Args:
+            fn: A function of the problem, such as ``client.f``, or any other.
+            arguments: The function's arguments; the last two are x and the sample.
         """
         self._count(grad=1)
         if self._depth == 0 and (gradient := getattr(fn, "gradient", None)) is not None:
@@ -51,7 +54,12 @@ class Derivatives:
         return self._grad(lambda x: fn(*fixed, x, sample), x)
 
     def gradients(self, fn: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """The gradient of fn(..., x, sample) in x at each of P points, [P, d]; all variables are [P, d]. P gradient calls."""
+        """Return the gradient of ``fn(..., x, sample)`` in x at each of P points, ``[P, d]``. It counts as P gradient calls.
+
+        Args:
+            fn: As in `grad`.
+            arguments: The function's arguments, each variable ``[P, d]``; the last one is the sample.
+        """
         *points, sample = arguments
         if (gradients := getattr(fn, "gradients", None)) is not None:
             self._count(grad=len(points[0]))
@@ -61,9 +69,14 @@ class Derivatives:
     def vjp(
         self, fn: Callable[..., Any], *primals: Tensor, grad: int = 0, hvp: int = 0, jvp: int = 0
     ) -> tuple[Any, Callable[[Any], tuple[Tensor, ...]]]:
-        """fn(*primals), and the map from cotangents v to v'J, one vector a primal. Each use of the map counts for so many calls.
+        """Return ``fn(*primals)``, and the map from cotangents v to v'J, one vector a primal.
 
-        fn returns a tensor or a tuple of tensors, and v is of the same kind.
+        Args:
+            fn: It returns a tensor or a tuple of tensors, and v is of the same kind.
+            primals: The point.
+            grad: The number of gradient calls that each use of the map counts as.
+            hvp: The number of Hessian-vector products that it counts as.
+            jvp: The number of Jacobian-vector products that it counts as.
         """
         value, pull = self._vjp(fn, *primals)
 
@@ -74,7 +87,9 @@ class Derivatives:
         return value, product
 
     def at_each(self, fn: Callable[..., Tensor], *points: Tensor) -> Tensor:
-        """fn at each of P points, [P, ...]: all at once in a stack of clients, else in turn. What fn counts, counts P times."""
+        """Return fn at each of P points, ``[P, ...]``: all at once in a stack of clients, else in turn. What fn counts, counts P
+        times.
+        """
         if not self._stacked:
             return torch.stack([fn(*point) for point in zip(*points, strict=True)])
         clients = self._counted

@@ -26,14 +26,16 @@ STRETCH = 2**20  # positions of a stack that are made in one go: bounds memory
 class Steps:
     """Samples for a number of local steps, each drawn independently of the others.
 
-    steps: one number for all clients, [M], or a function that gives those of some clients. B: examples of a sample from each
-        split, without replacement, all that a client has where it has fewer; None: always the full local data, and all steps
-        share one sample.
-    samples: how many samples a step takes, as a list; None: one sample by itself.
-    split: the only split to draw from; None for all of them.
-    replace: with replacement, every example for itself: fast where steps are many.
-    fixed: each sample is one of the batches into which a client's examples are cut once, B by B in their order: the batch of a
-        uniformly random example, so that the smaller last one comes less often. `client.batch` says which one it is.
+    Args:
+        steps: The number of steps: one number for all clients, ``[M]``, or a function of clients.
+        B: The examples of a sample from each split, without replacement; a client that has fewer takes all. None: always the full
+            local data, and all steps share one sample.
+        samples: How many samples a step takes, as a list. None: one sample by itself.
+        split: The only split to draw from. None: all of them.
+        replace: Whether examples are drawn with replacement, each for itself, which is fast where steps are many.
+        fixed: Whether each sample is one of the batches into which a client's examples are cut once, B by B in their order. It is
+            the batch of a uniformly random example, so the smaller last one comes less often. `Client.batch` says which one it
+            is.
     """
 
     steps: Amount = 1
@@ -48,11 +50,11 @@ class Steps:
             raise UserError(f"B={self.B}: a sample has 1 example or more, or all that a client has where B is null")
 
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
-        """The number of local steps of each of these clients."""
+        """Return the number of local steps of each of these clients."""
         return np.ceil(_of(self.steps, clients)).astype(np.int64)
 
     def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces | np.ndarray:
-        """The next `count` samples, as positions among a client's n examples; they leave nothing over."""
+        """Return the next ``count`` samples, as positions among a client's n examples. They leave nothing over."""
         if self.replace:
             return rng.integers(n, size=(count, self.B or n))
         if self.B is None or n <= self.B:
@@ -65,10 +67,14 @@ class Steps:
 
 @dataclass(frozen=True)
 class Epochs:
-    """Samples from shuffled passes over a client's examples; the last sample of a pass has what is left of it.
+    """Samples from shuffled passes over a client's examples. The last sample of a pass has what is left of it.
 
-    epochs: passes, as `Steps.steps`, or parts of one, rounded up to a sample. B, samples, split: as of `Steps`.
-    over: the split that decides how many steps a pass has; None for the first that is drawn from.
+    Args:
+        epochs: The number of passes, as ``steps`` in `Steps`, or parts of one, rounded up to a sample.
+        B: As in `Steps`.
+        samples: As in `Steps`.
+        split: As in `Steps`.
+        over: The split that decides how many steps a pass has. None: the first that is drawn from.
     """
 
     epochs: Amount
@@ -78,13 +84,15 @@ class Epochs:
     over: str | None = None
 
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
-        """The number of local steps of each of these clients."""
+        """Return the number of local steps of each of these clients."""
         sizes = splits[self.over or self.split or next(iter(splits))].sizes[clients]
         steps = _of(self.epochs, clients) * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))
         return np.ceil(steps).astype(np.int64)
 
     def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces:
-        """The next `count` samples, as positions among a client's n examples; what they leave of a pass is kept in `left`."""
+        """Return the next ``count`` samples, as positions among a client's n examples. What they leave of a pass is kept in
+        ``left``.
+        """
         while len(left) < count:
             order = rng.permutation(n)
             left += [order[start : start + (self.B or n)] for start in range(0, n, self.B or n)]
@@ -93,7 +101,7 @@ class Epochs:
 
 
 def Full(split: str | None = None) -> Steps:
-    """One sample that is all of a client's data, or all of one split."""
+    """Return draws of one sample that is the full local data, or all of one split."""
     return Steps(split=split)
 
 

@@ -20,10 +20,14 @@ GROUP = 1024  # clients whose rows are in one list
 
 
 class Memory:
-    """A row for each client, [M, d]. It is a value, as tensors are: `replaced` gives another one, which shares all other rows with
-    this one, so that a round costs what its cohort does and clients that never took part share one row.
+    """A row for each client, ``[M, d]``. It is a value, as tensors are.
 
-    Where the rows of all clients would take more than an eighth of the memory, those that are replaced lie in a temporary file.
+    `replaced` returns another memory, which shares all other rows with this one. So a round costs what its cohort does, and
+    clients that never took part share one row. Where all rows would take more than an eighth of the memory, replaced ones lie in
+    a temporary file.
+
+    Args:
+        rows: ``[M, d]``, or M vectors.
     """
 
     def __init__(self, rows: Sequence[Tensor] | Tensor):
@@ -38,17 +42,29 @@ class Memory:
 
     @property
     def row_bytes(self) -> int:
+        """The bytes of one row."""
         return self._like.nbytes
 
     def rows(self, clients: np.ndarray) -> Tensor:
-        """[clients, d]. Raises UserError where a client has no row."""
+        """Return the rows of these clients, ``[clients, d]``.
+
+        Raises:
+            UserError: A client has no row.
+        """
         self._check(clients)
         rows = (self._groups[i // GROUP][i % GROUP] for i in np.asarray(clients).tolist())
         return torch.stack([row if isinstance(row, Tensor) else row.read() for row in rows])
 
     def replaced(self, clients: np.ndarray, rows: Sequence[Tensor] | Tensor) -> "Memory":
-        """With other rows for these clients, [d] each or [clients, d]. Raises UserError where a client has no row, or one of
-        another shape, and where the disk is full."""
+        """Return a memory with other rows for these clients.
+
+        Args:
+            clients: The numbers of the clients.
+            rows: A vector ``[d]`` each, or ``[clients, d]``.
+
+        Raises:
+            UserError: A client has no row, or one of another shape; or the disk is full.
+        """
         self._check(clients)
         if other := {row.shape for row in rows} - {self.shape[1:]}:
             raise UserError(
@@ -71,14 +87,14 @@ class Memory:
             raise UserError(f"client {last} has no row in a Memory of {len(self)}: every client has one, from 0 on")
 
     def changed(self, since: "Memory") -> np.ndarray:
-        """The clients whose rows are not those of an earlier memory."""
+        """Return the clients whose rows differ from those of an earlier memory."""
         groups = enumerate(zip(self._groups, since._groups, strict=True))
         others = ((GROUP * k, zip(now, before, strict=True)) for k, (now, before) in groups if now is not before)
         clients = [first + place for first, rows in others for place, (a, b) in enumerate(rows) if a is not b]
         return np.array(clients, dtype=np.int64)
 
     def tensor(self) -> Tensor:
-        """[M, d]."""
+        """Return all rows, ``[M, d]``."""
         return self.rows(np.arange(len(self)))
 
 

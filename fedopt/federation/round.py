@@ -30,10 +30,14 @@ from fedopt.randomness import Purpose, keyed_rng
 class Federation:
     """M clients and a server.
 
-    participation: which clients take part in a round, and how uneven their local work is; by default all, evenly.
-    first_order: whether second derivatives of problems with an inner objective are refused.
+    Where ``torch.distributed`` runs, the clients of an exchange are shared out over the ranks; every rank holds the same server.
 
-    Where torch.distributed runs, the clients of an exchange are shared out over the ranks; every rank holds the same server.
+    Args:
+        problem: The problem.
+        engine: How a client function runs over the clients of an exchange: one by one, or at once.
+        seed: The seed of all draws.
+        participation: Which clients take part in a round, and how uneven their local work is. By default all do, evenly.
+        first_order: Whether second derivatives of problems with an inner objective are refused.
     """
 
     problem: Problem
@@ -46,12 +50,17 @@ class Federation:
         self.ledger = Ledger(self.problem.clients)
 
     def at(self, r: int) -> "Round":
-        """Round r = 0, 1, ...: the r-th step of the server. Its draws depend on the seed and on r alone."""
+        """Return round r = 0, 1, ...: the r-th step of the server. Its draws depend on the seed and on r alone."""
         return Round(self, r)
 
 
 class Round:
-    """The r-th step of the server, r = 0, 1, ...: its draws are the same whenever it is made anew."""
+    """The r-th step of the server. Its draws are the same whenever it is made again.
+
+    Args:
+        federation: The clients and the server.
+        r: The number of the round, from 0.
+    """
 
     def __init__(self, federation: Federation, r: int):
         self.r, self.problem, self.participation = r, federation.problem, federation.participation
@@ -60,15 +69,23 @@ class Round:
     def rng(
         self, name: Purpose | str | None = None, exchange: int = 0, client: int | None = None
     ) -> np.random.Generator:
-        """A generator for the server's draws of this round, or for those that it makes for a client.
+        """Return a generator for the server's draws of this round, or for draws that the server makes for a client.
 
-        The same arguments give the same numbers. Raises UserError without a name.
+        The same arguments give the same numbers.
+
+        Args:
+            name: What is drawn, a word of your own.
+            exchange: The number of an exchange of this round.
+            client: The number of the client; None for the server.
+
+        Raises:
+            UserError: There is no name.
         """
         who = 0 if client is None else client + isinstance(name, str)  # 0 is the server in streams with a user's name
         return keyed_rng(self._federation.seed, name, self.r + 1, exchange, who)
 
     def everyone(self) -> np.ndarray:
-        """All clients."""
+        """Return the numbers of all clients."""
         return np.arange(self.problem.clients)
 
     @property
@@ -78,12 +95,14 @@ class Round:
 
     @property
     def complete(self) -> bool:
-        """Whether `cohort()` is all clients in every round."""
+        """Whether `cohort` is all clients in every round."""
         return self.cohort_size == self.problem.clients and not self.participation.dropout
 
     def cohort(self) -> np.ndarray:
-        """The clients that take part: `cohort_size` of them, uniformly without replacement, less those that drop out, but at
-        least one; a new draw at each call."""
+        """Return the clients that take part, by a new draw at each call.
+
+        They are `cohort_size` many, uniformly without replacement, less those that drop out, but at least one.
+        """
         if self.complete:
             return self.everyone()
         number = next(self._cohorts)
@@ -105,8 +124,17 @@ class Round:
         replace: bool = False,
         times: int = 1,
     ) -> Steps | Epochs:
-        """The draws for local work that is done so many `times` over, as uneven as participation makes it; the other arguments are
-        those of `Steps` and `Epochs`."""
+        """Return the draws for local work, as uneven as participation makes it.
+
+        Args:
+            work: A number of steps or epochs, or one that grows with the rounds.
+            B: As in `Steps`.
+            samples: As in `Steps`.
+            split: As in `Steps`.
+            over: As in `Epochs`.
+            replace: As in `Steps`.
+            times: How many times over the work is done.
+        """
         most = times * work(self.r, self.problem.clients)
         uneven = self.participation.uneven
         amount: Amount = (lambda clients: np.asarray(self.work(most, clients))) if uneven else most
@@ -115,9 +143,14 @@ class Round:
         return Steps(amount, B, samples, split, replace)
 
     def work(self, most: float | np.ndarray, clients: np.ndarray | None = None) -> float | np.ndarray:
-        """The local steps, or epochs, of this round of an algorithm that asks for `most` of them, one number or [M]: `most` where
-        clients are even, else of each of `clients` (None: of all) its entry of participation.work or a draw from {least..most}, of
-        this round or, with work=once, from the same random numbers in all rounds; 0 for stragglers.
+        """Return the local steps, or epochs, that clients make in this round.
+
+        Uneven clients have their entry of ``participation.work``, or a draw from ``participation.least`` to ``most``. With
+        ``work=once`` the draw comes from the same random numbers in all rounds. Stragglers have 0.
+
+        Args:
+            most: What the algorithm asks for, one number or ``[M]``. It is the answer where clients are even.
+            clients: Their numbers. None: all.
         """
         who, M = self.participation, self.problem.clients
         if not who.uneven:
@@ -138,7 +171,12 @@ class Round:
         return torch.tensor([self.rng(Purpose.NOISE, exchange, int(i)).integers(2**62) for i in clients])
 
     def server_gradient(self, x: Tensor, B: int | None) -> Tensor:
-        """grad f1(x) of a hierarchical problem, [d], on B of the server's examples, or on all (None)."""
+        """Return ``grad f1(x)`` of a hierarchical problem, ``[d]``.
+
+        Args:
+            x: The point, ``[d]``.
+            B: The number of the server's examples, drawn with replacement. None: all.
+        """
         if not isinstance(self.problem, Hierarchical):
             raise UserError(
                 f"fed.server_gradient is for hierarchical problems, and {type(self.problem).__name__} is none"
@@ -158,19 +196,25 @@ class Round:
         combine: Callable[[Any, Tensor], Any] | None = None,
         **draws: Steps | Epochs,
     ) -> Any:
-        """Send `message` to the cohort, run `client_fn(client, message)` on each, return the mean of what the clients send back.
+        """Send a message to the cohort, run a function on each client, and return the mean of what the clients send back.
 
-        weights: [cohort], of the answers in the mean, used as they are; by default the problem's weights of the cohort, divided by
-            their sum.
-        memory: a row for each client, seen as `client.memory`; client_fn then returns (answer, new row) and this returns
-            (mean, new memory).
-        own: [cohort, ...], a part of the message for each client alone, seen as `client.own`.
-        combine: what the server makes of the answers in place of their mean, such as a median: it is given every tensor of an
-            answer with all clients' in a row, [cohort, ...] in double precision, and the weights, [cohort].
-        draws: which of their examples the clients use, by the name under which they ask for them.
+        It bills one communication round. Messages and answers are tensors, or (nested) tuples of them.
 
-        Messages and answers are tensors or (nested) tuples of them. Bills one communication round. Raises UserError where client_fn
-        carries data of the server's that are not in the message.
+        Args:
+            client_fn: ``client_fn(client, message)``, what one client computes and sends back.
+            message: What the server sends to every client of the cohort.
+            cohort: The numbers of the clients.
+            weights: ``[cohort]``, of the answers in the mean, used as they are. By default the problem's weights of the cohort,
+                divided by their sum.
+            memory: A row for each client, seen as `Client.memory`. ``client_fn`` then returns (answer, new row), and this returns
+                (mean, new memory).
+            own: ``[cohort, ...]``, a part of the message for each client alone, seen as `Client.own`.
+            combine: What the server makes of the answers in place of their mean, such as a median. It gets every tensor of an
+                answer with all clients' in a row, ``[cohort, ...]`` in double precision, and the weights, ``[cohort]``.
+            draws: Which of their examples the clients use, by the name under which they ask for them.
+
+        Raises:
+            UserError: ``client_fn`` carries data of the server's that are not in the message.
         """
         fence.check(client_fn, message)
         if not isinstance(memory, Memory | None):

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class function:
-    """A function of a problem that owns its faster forms, as a `property` owns its setter.
+    """A function of a problem that owns its faster forms, as a ``property`` owns its setter::
 
         @function
         def f(self, x, sample): ...  # f_i(x): all that is needed
@@ -15,13 +15,14 @@ class function:
         @f.gradient
         def f(self, x, sample): ...  # grad f_i(x), faster than automatic differentiation
 
-    The value is `problem.f(x, sample)`, and the gradient `problem.f.gradient(x, sample)`, in the last variable of the point.
-    `@function(where=condition)`: problems have the forms only where condition(problem) is true. The forms are:
+    The value is ``problem.f(x, sample)``, and the gradient ``problem.f.gradient(x, sample)``, in the last variable of the point.
+    With ``@function(where=condition)`` problems have the forms only where ``condition(problem)`` is true.
 
-    gradient: the gradient, [d], of the same arguments.
-    gradients: the gradients at several points at once, [P, d]; each variable is [P, d] too.
-    step: x - eta (gradient - gradient at the anchor + plus), [d], written over x, of the same arguments and (eta, plus, anchor);
-        plus, anchor: [d], None for no such term.
+    Attributes:
+        gradient: The gradient, ``[d]``, of the same arguments.
+        gradients: The gradients at several points at once, ``[P, d]``. Each variable is ``[P, d]`` too.
+        step: The point ``x - eta (gradient - gradient at the anchor + plus)``, ``[d]``, written over x, of the same arguments and
+            ``(eta, plus, anchor)``. plus and anchor are ``[d]``, or None for no such term.
     """
 
     def __init__(self, value: Any = None, where: Callable[[Any], bool] = lambda problem: True, **forms: Any):

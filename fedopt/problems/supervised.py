@@ -101,7 +101,10 @@ class Labelled(Problem):
 class Supervised(Labelled):
     """Problems about a network on labelled examples. `set_up`, or `set_up_shared`, makes all that they have in common.
 
-    model: a name of `models.build`, or a module of one's own, as of `modules.build`; widths: see `models.build`.
+    Args:
+        world: The data, their partition, and the device.
+        model: A name of ``networks.models.build``, or a module of your own.
+        widths: The widths of hidden layers.
     """
 
     model: str | dict[str, Any]
@@ -110,7 +113,14 @@ class Supervised(Labelled):
     def set_up(
         self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None, dropout: float = 0.0
     ) -> None:
-        """`divide`, and dropout as of `models.build`. Sets the network `net`, and its parameters as the start."""
+        """Divide the data among the clients. Set the network ``net``, and its initial parameters as the start.
+
+        Args:
+            data: The data set.
+            rows: The training examples to use. None: all.
+            held_out: The fraction of each client's examples for validation. None: no such split.
+            dropout: The probability of dropout.
+        """
         self.divide(data, rows, held_out)
         self.net = self._network(self.train, data, dropout)
         self.notes = self._notes(data)
@@ -137,12 +147,17 @@ class Supervised(Labelled):
     def set_up_shared(
         self, test: float | None, server: float, own_test: float | None, pretrain: int, pretrain_step: float
     ) -> None:
-        """As `set_up`, with examples of the server's, and some that clients keep to test their own models. Raises UserError for a
-        fraction that is less than one example.
+        """Do what `set_up` does, with examples of the server's, and some that clients keep to test their own models.
 
-        test: fraction of all examples, None for the data set's own test examples; server: fraction of the others; own_test: of
-        each client's, None for none. pretrain, pretrain_step: how many steps of SGD the server takes on its own examples from the
-        initial parameters to the start, and their size.
+        Args:
+            test: The fraction of all examples for testing. None: the data set's own test examples.
+            server: The fraction of the others that the server has.
+            own_test: The fraction of each client's examples that it keeps for tests. None: none.
+            pretrain: How many steps of SGD the server takes on its examples, from the initial parameters to the start.
+            pretrain_step: The size of these steps.
+
+        Raises:
+            UserError: A fraction is less than one example.
         """
         world, data = self.world, self.world.load()
         if test is not None:
@@ -162,7 +177,12 @@ class Supervised(Labelled):
         self._start = (self._pretrained(pretrain, pretrain_step),)
 
     def server_batch(self, rng: np.random.Generator, size: int | None) -> Batch:
-        """So many of the server's examples, drawn with replacement, or all (None)."""
+        """Return some of the server's examples.
+
+        Args:
+            rng: The generator to draw with.
+            size: How many are drawn, with replacement. None: all.
+        """
         n = len(self._server)
         rows = torch.from_numpy(np.arange(n) if size is None else rng.integers(n, size=size))
         (x,) = self._start
@@ -186,7 +206,7 @@ class Supervised(Labelled):
         return {split: batch._replace(keys=(key,)) for split, batch in sample.items()}
 
     def parameters(self, *point: Tensor) -> Tensor:
-        """Those of the network `net` at a point, [dim]."""
+        """Return the parameters of the network ``net`` at a point, ``[dim]``."""
         return point[0]
 
     def network(self, *point: Tensor) -> nn.Module:
@@ -194,8 +214,14 @@ class Supervised(Labelled):
         return Normalised(trained.cpu(), self.train.normalisation, self.train.shape)
 
     def own_metrics(self, w: Tensor) -> dict[str, float]:
-        """personal_accuracy, the mean over clients of the accuracy of each one's model on the test examples that it keeps, and that
-        of the worst; nothing where they keep none. w: the models' parameters, [M, d]."""
+        """Return the mean over clients of the accuracy of each one's model on its own test examples, and the worst client's.
+
+        Args:
+            w: The models' parameters, ``[M, d]``.
+
+        Returns:
+            The values by the name of the metric; empty where clients keep no test examples.
+        """
         if self._own is None:
             return {}
         of_clients = zip(w, self._own, strict=True)

@@ -29,9 +29,18 @@ from fedopt.running import hardware as machine
 
 @dataclass(frozen=True)
 class Experiment:
-    """An algorithm on a problem: `problem` as the algorithm sees it, after any reduction; `original` as it was named.
+    """An algorithm on a problem.
 
-    keep: as of `Settings`; digest: of the data set, None for problems that make their own data.
+    Args:
+        algorithm: The algorithm.
+        original: The problem as it was named.
+        problem: The problem as the algorithm sees it, after any reduction.
+        federation: The clients and the server.
+        budget: When the run ends.
+        evaluation: When and how the metrics are taken.
+        keep: Which checkpoint is kept, as the key ``keep``.
+        device: Where tensors are.
+        digest: The digest of the data set; None for problems that make their own data.
     """
 
     algorithm: Algorithm
@@ -71,7 +80,15 @@ def participation_of(composed: Composed) -> Participation:
 
 
 def assemble(composed: Composed, jobs: int = 1) -> Experiment:
-    """Check all values, load the data and build everything. Raises UserError for whatever a user can mend."""
+    """Check all values, load the data and build everything.
+
+    Args:
+        composed: The config.
+        jobs: How many runs share the machine.
+
+    Raises:
+        UserError: There is something that a user can mend.
+    """
     settings, parts, participation = composed.settings, composed.parts, participation_of(composed)
     algorithm, partitioner, dataset = parts["algo"], parts["partitioner"], parts.get("dataset")
     hardware, evaluation = settings.hardware, settings.eval
