@@ -190,6 +190,7 @@ def test_promises_are_held_by_tests():
             assert f"def {test}(" in files[file]
 
 
+@pytest.mark.full
 def test_own_files_are_held_to_the_contract(tmp_path):
     """Those of docs/own-algorithm.md, own-problem.md and own-contract.md."""
     for block in (block for page in sorted((ROOT / "docs").glob("own-*.md")) for block in blocks(page)):

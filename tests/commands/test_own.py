@@ -26,6 +26,7 @@ from fedopt.federation.memory import Memory
 from fedopt.problems.function import function
 from fedopt.results.card import sources
 from fedopt.results.folder import LEFT_OVER
+from fedopt.testing.conftest import pytest_configure
 from fedopt.testing.harness import small
 
 PAGE = "".join(path.read_text() for path in sorted((ROOT / "docs").glob("own-*.md")))  # which show the templates
@@ -563,19 +564,18 @@ def test_contract_settings_and_metrics_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        pytest.param("myconfig", "/myconfig: there is no folder algo or problem in it", marks=pytest.mark.slow),
+        ("myconfig", "=myconfig: there is no folder algo or problem in it"),
         ("myconf", "my_sgd.yaml cannot be imported: there is no module my_sgd, "),
     ],
 )
 def test_files_that_the_contract_does_not_find_are_one_line(where, said, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     new(["algo", "my_sgd"])
-    env = {**os.environ, "FEDOPT_CONTRACT_CONF": str(tmp_path / where)}
-    env.pop("PYTHONPATH", None)
-    test = ["--pyargs", "fedopt.testing", "-k", "two_ranks", "-p", "no:cacheprovider"]
-    done = subprocess.run([sys.executable, "-m", "pytest", *test], cwd=ROOT, env=env, capture_output=True, text=True)
-    (line,) = filter(None, done.stderr.splitlines())
-    assert (done.returncode, said in line) == (4, True)
+    monkeypatch.setenv("FEDOPT_CONTRACT_CONF", where)
+    monkeypatch.delitem(sys.modules, "fedopt.testing.harness")  # which reads the folder as it is imported
+    monkeypatch.delattr("fedopt.testing.harness")
+    with pytest.raises(pytest.UsageError, match=said):
+        pytest_configure(SimpleNamespace(addinivalue_line=lambda *_: None))
 
 
 def enter(monkeypatch, capsys):

@@ -41,7 +41,7 @@ def hurt(how: str, rank: int, where: str, calls: int, cwd: Path) -> tuple[Result
     return Result(process.returncode, out, err), [line for line in err.splitlines() if line.startswith("fedopt: ")]
 
 
-slow = pytest.mark.slow
+slow, full = pytest.mark.slow, pytest.mark.full
 KILLS = [(1, ROUND, 70), pytest.param(0, EVALUATION, 9, marks=slow), pytest.param(0, DRAWING, 1, marks=slow)]
 
 
@@ -65,6 +65,7 @@ def test_rank_killed_while_it_builds(rank, tmp_path):
     assert len(said) <= 1  # torchrun may have ended the other before it noticed
 
 
+@full
 def test_rank_that_fails_alone_says_why(tmp_path):
     result, said = hurt("fail", 1, ROUND, 70, tmp_path)
     assert result.code == 1
@@ -73,6 +74,7 @@ def test_rank_that_fails_alone_says_why(tmp_path):
     assert RunFolder(tmp_path / "run").status() == "failed"
 
 
+@full
 def test_ranks_are_interrupted_when_torchrun_is_killed(monkeypatch, capsys, tmp_path):
     process = start_ranks("-m", "fedopt", *LONG, "budget.rounds=100000", "output_dir=run", cwd=tmp_path)
     while not (tmp_path / "run" / "metrics.csv").exists():
@@ -87,6 +89,7 @@ def test_ranks_are_interrupted_when_torchrun_is_killed(monkeypatch, capsys, tmp_
     assert_goes_on(monkeypatch, capsys, tmp_path, summary["round"] + 6)
 
 
+@full
 @pytest.mark.parametrize(("how", "where"), [("wait", BUILDING), ("hang", ROUND)])
 def test_no_rank_outlives_torchrun(how, where, tmp_path):
     """Not one that builds, nor one that does not come to the end of a round."""
@@ -102,6 +105,7 @@ def test_ranks_with_other_words_are_refused(tmp_path):
     assert_refused(("", " ".join(other)), LONG, [word.partition("=")[0] for word in other], tmp_path)
 
 
+@full
 def test_ranks_with_other_data_are_refused(tmp_path):
     """The same path, on machines with files of their own."""
     for rank in (0, 1):
