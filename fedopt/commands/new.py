@@ -53,7 +53,8 @@ def new(arguments: list[str]) -> None:
         }
     )
     show(f"wrote {', '.join(map(str, files))}")
-    show(f"to test it: python -m pytest test_{name}.py{'' if find_spec('pytest') else ', after pip install pytest'}")
+    first = "" if find_spec("pytest") else ", after pip install 'fedopt[testing]'"
+    show(f"to test it: python -m pytest test_{name}.py{first}")
     show(f"to run it: PYTHONPATH=. fedopt --config-dir myconf {command.replace(example, name)}")
 
 
