@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass as validated
 
 from fedopt.comparing.curves import curve, draw_line, explained
-from fedopt.comparing.groups import default_keys, known_keys, labels_of, legend_label, order, with_metric
+from fedopt.comparing.groups import default_keys, known_keys, labels_of, legend_labels, order, with_metric
 from fedopt.comparing.paired import tests
 from fedopt.comparing.recorded import ABSENT, PROBLEM, Recorded, by_problem, usable
 from fedopt.comparing.shown import COLUMNS, shown_table, tests_shown, write_shown
@@ -193,7 +193,7 @@ class Comparison:
     def draw_on(self, pictures: Mapping[tuple[str, ...], figures.plt.Axes], how: Look) -> pd.DataFrame:
         """Draw on matplotlib's axes, without a legend; returns the points drawn. pictures: the axes of each problem of
         `recorded.by_problem`. Raises UserError for limits that cannot be."""
-        logs, lines = self.logarithmic(how), []
+        logs, lines, legend = self.logarithmic(how), [], legend_labels(self.groups)
         for axis, begins, limits in (("x", how.logx, how.xlim), ("y", any(logs.values()), how.ylim)):
             if begins and limits and limits[0] <= 0:
                 raise UserError(f"--{axis}lim: a logarithmic axis begins above 0; --no-log{axis} makes it linear")
@@ -207,7 +207,7 @@ class Comparison:
                 if share:
                     points = (*points[:2], *np.clip(points[2:], 0, 100))
                 style = figures.look(slot) | figures.marks(slot, j, len(self.groups))
-                draw_line(axes, with_status(legend_label(label, runs), runs), points, style)
+                draw_line(axes, with_status(legend[label], runs), points, style)
                 cells = dict(zip((self.x, self.metric, "low", "high"), points, strict=True))
                 lines.append(pd.DataFrame({"line": label, **cells, "band": how.band}))
             parts = ", ".join(part for part in problem if part not in (ABSENT, "none"))

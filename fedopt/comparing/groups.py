@@ -1,7 +1,7 @@
 """Runs in groups: what tells them apart, and what they are called."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -11,6 +11,8 @@ from fedopt.config.files import display_name
 from fedopt.console.say import note
 from fedopt.errors import UserError, nearest
 from fedopt.results.figures import OKABE_ITO
+
+LONG = 60  # characters of a label in a legend
 
 
 def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
@@ -82,10 +84,23 @@ def _parts(by: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[str]
     return [[value if key in CHOSEN else f"{key}={value}" for key, value in present] for present in pairs]
 
 
-def legend_label(label: str, runs: Sequence[Recorded]) -> str:
-    """A group's label as figures show it, with the name of its method in place of the option."""
-    algo = runs[0].keys.get("algo", ABSENT)
-    return ", ".join(display_name(part) if part == algo else part for part in label.split(", "))
+def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
+    """Return the labels of groups as figures show them, with the names of methods in place of options.
+
+    Where one is long, all leave out the keys without which they still differ, the last ones first.
+    """
+    parts = []
+    for label, runs in groups.items():
+        algo = runs[0].keys.get("algo", ABSENT)
+        text = ", ".join(display_name(part) if part == algo else part for part in label.split(", "))
+        parts.append(re.split(r", (?=[\w.]+=)", text))
+    if any(len(", ".join(words)) > LONG for words in parts):
+        keys = dict.fromkeys(word.partition("=")[0] for words in parts for word in words if "=" in word)
+        for key in reversed(keys):
+            fewer = [[word for word in words if not word.startswith(f"{key}=")] for words in parts]
+            parts = fewer if all(fewer) and len({*map(tuple, fewer)}) == len(parts) else parts
+        parts = [[word.removeprefix("algo.") for word in words] for words in parts]
+    return dict(zip(groups, map(", ".join, parts), strict=True))
 
 
 def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequence[str]) -> dict[str, int]:

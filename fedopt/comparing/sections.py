@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 
 from fedopt.comparing.comparison import Comparison
 from fedopt.comparing.curves import BANDS, curve
-from fedopt.comparing.groups import legend_label, order
+from fedopt.comparing.groups import legend_labels, order
 from fedopt.comparing.recorded import ABSENT, CHOSEN, DATA, Recorded, by_problem
 from fedopt.comparing.shown import shown_table, tests_shown
 from fedopt.comparing.unequal import unequal, with_status
@@ -49,9 +49,9 @@ def _drawn(c: Comparison) -> tuple[dict[str, Any], dict[str, tuple[list[Table], 
     metrics = dict.fromkeys([c.metric, *(name for runs in c.groups.values() for run in runs for name in run.metrics)])
     chart: dict[str, Any] = {"xs": xs, "ys": {}, "logs": {}, "curves": {}, "targets": {c.metric: c.target}, "lines": []}
     with styled():
-        for j, (label, runs) in enumerate(c.groups.items()):
+        for j, (label, text) in enumerate(legend_labels(c.groups).items()):
             style = look(c.slots.get(label, j))
-            line = {"name": label, "label": printable(with_status(legend_label(label, runs), runs))}
+            line = {"name": label, "label": printable(with_status(text, c.groups[label]))}
             chart["lines"].append({**line, "colour": style["color"], "dash": style["linestyle"]})
     views = {}
     for y in metrics:

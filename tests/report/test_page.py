@@ -19,6 +19,7 @@ import fedopt as public
 from fedopt.commands import report
 from fedopt.data.datasets import Digits
 from fedopt.pages import page as pages
+from fedopt.papers.sections import page as page_of
 
 MARKUP = "<img src=x onerror=document.title='run'><b>bold</b>"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -367,3 +368,40 @@ def test_a_port_that_is_taken(served, command, tmp_path):
     port = served[0].rstrip("/").rpartition(":")[2]
     code, _, _, err = command(tmp_path / "runs", "--live", "--port", port)
     assert (code, err) == (2, f"fedopt: --port {port}: Address already in use; --port 0 takes one that is free\n")
+
+
+def test_long_labels_say_what_tells_lines_apart(tmp_path):
+    """Keys that change with others are left out where a label is long; short labels have all."""
+    for k in range(4):
+        algo = {**FEDAVG, "K": k, "rate_of_the_step_of_x": k // 2, "rate_of_the_step_of_y": 10 * k}
+        record(tmp_path / "long" / str(k), range(5), algo=algo)
+        record(tmp_path / "short" / str(k), range(5), algo={**FEDAVG, "K": k, "rate": k // 2})
+    long, short = (
+        [line["label"] for line in page_of([tmp_path / which]).sections[0].chart["lines"]]
+        for which in ("long", "short")
+    )
+    assert long == [f"K={k}" for k in range(4)]
+    assert short == [f"algo.K={k}, algo.rate={k // 2}" for k in range(4)]
+
+
+@pytest.mark.full
+def test_sixty_lines(command, opened, tmp_path):
+    """Labels say what tells lines apart and no more; legend and notes leave the page to the tables."""
+    for k in range(60):
+        same = {"participation": {"cohort": k % 12 + 1}, "budget": {"comm_rounds": 100 + k % 12}}
+        algo = {**(FEDMSA, FEDAVG)[k % 2], "K": k % 12, "rate_of_the_step_of_x": k // 12, "other": k // 12}
+        record(tmp_path / "runs" / f"{k:02}", range(60, 50, -1), algo=algo, **same)  # a note each: they end worse
+    _, path, _, _ = command(tmp_path / "runs")
+    for width in (390, 1280):
+        tab = opened(path, width)
+        labels = tab.locator(".legend button").all_inner_texts()
+        assert labels[0] == "FedAvg, K=1, rate_of_the_step_of_x=0"
+        assert len({*labels}) == 60
+        assert tab.locator(".legend").bounding_box()["height"] < 300
+        notes = tab.locator("[data-y=test_accuracy] > ul > li")
+        assert notes.count() == 10
+        folded = tab.locator("[data-y=test_accuracy] > details", has_text="more notes")
+        assert not folded.locator("li").first.is_visible()
+        folded.locator("summary").click()
+        assert folded.locator("li").first.is_visible()
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
