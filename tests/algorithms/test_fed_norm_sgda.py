@@ -436,6 +436,7 @@ def test_mistakes(overrides, words):
 
 
 @pytest.mark.slow
+@pytest.mark.data
 def test_vgg11_on_cifar10():
     """Two rounds of the published set-up at full size, but for the number of examples."""
     real("cifar10.npz")

@@ -657,6 +657,7 @@ def test_arrays_that_nothing_reads_are_said(saved):
 # The real data
 
 
+@pytest.mark.data
 @pytest.mark.parametrize(
     ("name", "mean", "std"),
     [
