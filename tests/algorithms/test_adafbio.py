@@ -85,6 +85,7 @@ def test_golden_numbers(algo, kinds, M, cohort):
             np.testing.assert_allclose(ours.numpy(), np.atleast_1d(theirs), rtol=1e-10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("algo", ["adafbio", "adafgda"])
 @pytest.mark.parametrize(("weight", "same"), [(1 - 2**-53, True), (0.3, False)])
 def test_without_matrices_it_is_localbsgvrm_but_for_the_old_point(algo, weight, same):

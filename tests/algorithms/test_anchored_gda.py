@@ -36,6 +36,7 @@ def test_one_local_step_is_descent_ascent_on_the_mean_field():
         np.testing.assert_allclose(np.concatenate(state.w), w, rtol=1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("a", [1.0, 0.1])
 def test_everyone_with_full_gradients_ends_at_the_saddle(a):
     """At a constant step, also where the anchor remembers."""
@@ -43,6 +44,7 @@ def test_everyone_with_full_gradients_ends_at_the_saddle(a):
     assert distance(method, run(method, p, 50)[-1], p) < 1e-12
 
 
+@pytest.mark.full
 def test_a_cohort_leaves_a_floor_that_memory_lowers():
     """An anchor of everyone leaves none."""
     p, floors = unlike(), {}
@@ -61,6 +63,7 @@ def test_a_weight_beyond_one_is_one():
     assert not torch.allclose(torch.cat(ends[1]), torch.cat(ends[2]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lam", [0.0, 0.5])
 def test_a_random_number_of_steps_ends_at_the_saddle(lam):
     """Also where stages pull: at the saddle w_s is the saddle, and there is no pull."""

@@ -99,6 +99,7 @@ def test_large_answers_of_a_minority_do_not_leave_the_range_of_the_honest(rule):
     assert ruined.z[0].abs().max() > 1e3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("attack", ["sign_flip", "ipm", "alie"])
 def test_every_attack_moves_the_mean_further_than_the_median(attack):
     """Of clients that are nearly equal."""

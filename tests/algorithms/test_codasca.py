@@ -44,6 +44,7 @@ def test_without_pull_both_control_variates_are_those_of_scaffold():
             np.testing.assert_allclose(state.memory.tensor(), c_of, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("cohort", "more"),
     [

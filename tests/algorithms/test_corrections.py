@@ -41,11 +41,13 @@ UNCORRECTED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("algo", CORRECTED)
 def test_corrected_steps_end_at_the_solution(algo):
     assert distance(unlike_clients(algo, *CORRECTED[algo]), 60) < 1e-9
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("algo", UNCORRECTED)
 def test_uncorrected_steps_leave_the_solution_in_proportion_to_their_size(algo, monkeypatch):
     """From the solution on, for as long as it takes to come near where they end."""

@@ -70,6 +70,7 @@ def test_always_averaging_is_gradient_descent_on_the_mean():
         np.testing.assert_allclose(state.y.numpy(), y, rtol=1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("p", [0.2, 0.5])
 def test_inner_loop_is_exact_for_every_probability(p):
     """With x fixed y_i -> y*(x) of the mean g and c_i -> grad_y g_i(x, y*); sum c_i = 0 in every round."""
@@ -105,6 +106,7 @@ def test_a_client_that_takes_its_own_head_is_not_sent_another():
     assert downs[0] - downs[1] == 8 * 2 * (4 + 3 - 1)  # y in all exchanges of the outer part except the first
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("own_head", [False, True])
 def test_reaches_the_solution(own_head):
     """The y_i agree in the limit, so that it does not depend on whose the outer part takes."""

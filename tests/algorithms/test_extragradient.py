@@ -40,6 +40,7 @@ def test_without_terms_fedualex_is_local_extragradient(eta_s):
         torch.testing.assert_close(ours.z, theirs.w, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("K", [1, 5])
 @pytest.mark.parametrize("eta_s", [0.5, 1.0])
 def test_equal_clients_end_at_the_composite_saddle(K, eta_s):
@@ -62,6 +63,7 @@ def test_the_box_holds():
     assert 0 < np.count_nonzero(np.abs(z) == 0.5) < len(z)
 
 
+@pytest.mark.full
 def test_unlike_clients_leave_a_bias_at_one_step_too():
     """In proportion to the step: each client's half point follows its own field."""
     p, ends = unlike(), {}

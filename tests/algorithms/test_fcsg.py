@@ -142,6 +142,7 @@ def test_what_is_sent(algo, vectors, gradients):
     assert ledger.calls.grad == 3 * gradients
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("algo", METHODS)
 def test_a_cohort_reaches_the_solution_of_equal_clients(algo):
     """Three of eight, full batches."""

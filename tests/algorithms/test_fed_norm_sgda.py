@@ -167,6 +167,7 @@ LONGER = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "weighting"), [("momentum", "uniform"), ("mixed", "uniform"), ("mixed", "samples"), *LONGER]
 )
@@ -186,6 +187,7 @@ def test_naive_averaging_finds_another_saddle_and_normalised_the_solution(name, 
     assert float((solution - mismatched).norm()) > 1e-2
 
 
+@pytest.mark.full
 def test_gradient_where_naive_averaging_ends():
     """Corollary 1.1, where the surrogate's own gradient is 0: of Phi = max_y F at most 4 (chi^2 sigma_G^2 + L_f^2 |y* - y~*|^2),
     squared. With other weights than those of eq. 2 the surrogate's gradient is not 0 there."""

@@ -109,10 +109,12 @@ def floor(step, c, algo="fedbioacc"):
     return distance(settled(e).z, known)
 
 
+@pytest.mark.full
 def test_without_forgetting_the_limit_is_exact():
     assert floor(0.02, 0) < 1e-11
 
 
+@pytest.mark.full
 def test_the_floor_grows_with_c_and_halves_with_the_step():
     floors = [floor(0.02, c) for c in (0.05, 0.3, 0.999999)]
     assert 1e-5 < floors[0] < floors[1] / 3 < floors[2] / 6
@@ -127,6 +129,7 @@ def test_memory_is_averaged_after_it_was_estimated_at_the_mean():
 # The lower level of each client
 
 
+@pytest.mark.full
 def test_local_levels_have_another_solution_and_one_iteration_finds_it():
     e = full(LOCAL, *chosen(STEPS, 0.1), *chosen(WEIGHTS, 0.5), *CONSTANT, "algo.I=1")
     (local,) = e.problem.solution()
@@ -147,6 +150,7 @@ def test_mean_of_own_hypergradients_is_the_gradient():
     torch.testing.assert_close(total, e.problem.hypergradient(x), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("c", [0, 0.3])
 def test_local_levels_without_heterogeneity_are_the_global_one(c):
     words = [*chosen(STEPS, 0.1), *chosen(WEIGHTS, c), "problem.heterogeneity=0"]

@@ -41,6 +41,7 @@ def test_exchanging_x_at_every_step_is_exact(beta):
     assert error(method(1.0, beta), problem(), 40) < 1e-4
 
 
+@pytest.mark.full
 def test_several_local_steps_leave_a_bias_of_the_order_of_the_step():
     errors = [error(method(eta, I=5), problem(), int(6 / eta)) for eta in (0.2, 0.1)]
     assert errors[1] > 1e-3

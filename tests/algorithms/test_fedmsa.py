@@ -96,6 +96,7 @@ def test_golden_numbers(B, anchor):
         np.testing.assert_allclose(computed.numpy(), derived, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.full
 def test_reaches_the_closed_form_solution():
     """Deterministic oracles, heterogeneous clients, three of eight chosen: x within 1e-6 of x*."""
     e = small("fedmsa", "quadratic_bilevel", "partitioner.clients=8")
@@ -116,6 +117,7 @@ def test_damping_adds_lambda_v():
     assert v.norm() > 0
 
 
+@pytest.mark.full
 def test_random_iterate_is_uniform():
     """Over many seeds, the drawn iterate comes from each of the K local steps of the rounds equally often."""
     settings = ["algo.iterate=random", "algo.K=2", "problem.examples=24", "hardware.threads=1"]
@@ -163,6 +165,7 @@ def test_levels_have_samples_of_their_own(monkeypatch):
     assert all(len({*local[k], *local[k + 1]}) == 6 for k in range(0, 6, 2))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("radius", [None, 0.4])
 def test_minimax(radius, monkeypatch):
     """The hypergradient is grad_x f, also where y* is on the border of Y and grad_y f is not zero there."""
@@ -229,13 +232,14 @@ def end_of_run(problem, rounds=450):
     return state.u
 
 
-@pytest.mark.parametrize("N", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("N", [pytest.param(1, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.slow)])
 def test_chains_reach_their_closed_form(N):
     """Clients with different offsets and targets, one of four chosen."""
     problem = Chain(world=None, N=N)
     assert problem.evaluate(*end_of_run(problem))["distance"] < 1e-6
 
 
+@pytest.mark.full
 def test_chains_with_different_jacobians_have_a_bias():
     """The mean of the clients' products of Jacobians (eq. 11) is not the product of their means (eq. 3): with N = 1 the
     method solves mean_i A_i' (A x + b - c_i) = 0, which is not the minimiser of |A x + b - c|^2."""

@@ -45,6 +45,7 @@ slow, full = pytest.mark.slow, pytest.mark.full
 KILLS = [(1, ROUND, 70), pytest.param(0, EVALUATION, 9, marks=slow), pytest.param(0, DRAWING, 1, marks=slow)]
 
 
+@full
 @pytest.mark.parametrize(("rank", "where", "calls"), KILLS)
 def test_killed_rank(monkeypatch, capsys, rank, where, calls, tmp_path):
     """Another says so in one line, and the run goes on from its checkpoint."""
