@@ -203,7 +203,7 @@ def hypergradient(e, x, y):
 
 
 @pytest.mark.parametrize("algo", ["fednest", "fednest_sgd"])
-@pytest.mark.parametrize(("inverse", "N"), [("cg", 8), ("truncated", 400)])
+@pytest.mark.parametrize(("inverse", "N"), [("cg", 8), pytest.param("truncated", 400, marks=pytest.mark.full)])
 def test_hypergradient_in_closed_form(algo, inverse, N):
     e = tuned(algo, "quadratic_bilevel", *FULL, f"algo.inverse={inverse}", f"algo.N={N}", "algo.l=1.2", ALL)
     x = torch.randn(5, dtype=F64, generator=torch.Generator().manual_seed(1))
@@ -211,6 +211,7 @@ def test_hypergradient_in_closed_form(algo, inverse, N):
     torch.testing.assert_close(estimate, e.problem.hypergradient(x), rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.full
 def test_bias_of_the_neumann_forms_falls_as_in_lemma_2_2():
     """|H^-1 - E H_hat| <= (1/mu) ((kappa - 1)/kappa)^N for the mean over N' of the randomised form; the bound is tight in
     the direction of the least eigenvalue."""
@@ -230,6 +231,7 @@ def test_bias_of_the_neumann_forms_falls_as_in_lemma_2_2():
             torch.testing.assert_close(sum(terms) / N, whole)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("problem", ["hyper_representation", "imbalanced_mnist"])
 def test_hypergradient_against_finite_differences_through_the_inner_solve(problem):
     """x -> mean f_i(x, y*(x)) for a small network with a ridge that makes y* unique."""
@@ -327,6 +329,7 @@ def test_communication_rounds_of_lfednest_nonalt():
     assert e.federation.ledger.comm_rounds == 2
 
 
+@pytest.mark.full
 def test_lfednest_is_fednest_on_the_saddle_with_all_clients():
     """Its floor in figure 4 is that of client sampling: with all clients it is the same iteration. With a cohort it is not."""
 
@@ -363,6 +366,7 @@ def test_products_on_fresh_cohorts(cohorts, monkeypatch):
     assert cohorts == "fresh" or set(products) == {outer[0]}
 
 
+@pytest.mark.full
 def test_fednest_reaches_the_solution_and_lfednest_a_biased_point():
     """Deterministic, heterogeneous, all clients: global hypergradients find x*; local Hessians do not."""
     settings = [

@@ -108,11 +108,13 @@ def floor(order, step, weight):
     return distance(e, settled(e))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", ["together", "points first"])
 def test_without_forgetting_the_limit_is_exact(order):
     assert floor(order, 0.02, 0) < 1e-9
 
 
+@pytest.mark.full
 def test_the_order_of_averaging_shows_in_the_floor():
     """It grows with the weight of the newest gradients, halves with the step, and is lower where points are averaged first."""
     weights = (0.05, 0.3, 0.999999)
@@ -170,6 +172,7 @@ def test_momentum_local_sgda_without_memory_is_sgda_for_one_step_and_not_for_mor
     assert (two[1] - sgda[2]).norm() < 1e-12 < 1e-4 < (two[2] - sgda[4]).norm()
 
 
+@pytest.mark.full
 def test_averaged_momenta_lower_the_floor_of_local_sgda():
     """The more so the longer they remember; it halves with the step."""
     floors = {}

@@ -28,6 +28,7 @@ def test_without_smoothing_it_is_fsgda(unsmoothed, participation):
         torch.testing.assert_close(ours.w, type(ours.w)((theirs.x, theirs.y)), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.full
 def test_smoothing_ends_the_cycle_of_a_bilinear_game():
     """f = x y, |y| <= 1: descent-ascent goes round."""
     p, norms = scalar(0, 1, 0, box=1.0, w_0=(0.5, 0.5)), {}
@@ -38,6 +39,7 @@ def test_smoothing_ends_the_cycle_of_a_bilinear_game():
     assert norms[2.0] < 1e-2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("weight", [0.0, 1.5])
 def test_smoothing_does_not_move_where_local_steps_end(weight):
     """At that of Local SGDA, with z = x there."""

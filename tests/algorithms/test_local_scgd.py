@@ -80,6 +80,7 @@ def test_without_memory_it_is_local_gradient_descent(I, order, share_u):
     assert torch.allclose(x, other, rtol=1e-12) is not (late and I == 5)
 
 
+@pytest.mark.full
 def test_shared_u_is_biased_and_each_clients_own_is_not():
     """At u_i = (1 - alpha) mean r + alpha r_i, from the limit 'mean u' to the exact solution."""
     p = unlike()

@@ -147,6 +147,7 @@ def test_golden_numbers_of_localbsgvrm(B, step_size, p, rounds, L_Phi):
     np.testing.assert_allclose(state.memory.tensor().numpy(), [np.concatenate(pair) for pair in before], rtol=1e-10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("algo", "cohort"), [("localbsgm", "null"), ("localbsgvrm", "null"), ("localbsgvrm", "2")])
 def test_reaches_the_closed_form_solution(algo, cohort):
     """Equal clients, no noise, a long Neumann sum; also where two of four take part."""
@@ -170,6 +171,7 @@ def test_reaches_the_closed_form_solution(algo, cohort):
     assert after["distance"] < 1e-6
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("algo", ["localbsgm", "localbsgvrm"])
 def test_the_bias_of_local_hessians(algo):
     """With unequal clients and p = 1 the methods solve mean_i D_i = 0, mean_i grad_y g_i = 0, which is linear here and not
@@ -230,6 +232,7 @@ def test_golden_numbers_of_fedavg_s():
     np.testing.assert_allclose(state.y, y, rtol=1e-12)
 
 
+@pytest.mark.full
 def test_fedavg_s_stalls_at_a_floor_that_grows_with_the_spread():
     """s from 1 to 10: the squared distances end 100 times as far off [FedNest Fig. 4]."""
     ends = []
@@ -283,6 +286,7 @@ def test_the_step_of_eight_clients_is_too_noisy_for_one(tmp_path):
     assert kept(tmp_path / "quiet", "localbsg/speedup", ONE, SHORT, "problem.noise=0") == [False]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("factor", [5, -1])
 def test_eight_clients_do_not_reach_eps_with_a_wrong_hypergradient(factor, tmp_path, monkeypatch):
     wrong(factor, monkeypatch)
@@ -302,12 +306,14 @@ def test_variance_reduction_with_a_wrong_weight_does_not_reach_eps(tmp_path):
     assert kept(tmp_path / "wrong", "localbsg/rates", line, "algo.alpha=12", "algo.beta=12") == [False]
 
 
+@pytest.mark.full
 def test_equal_clients_do_not_converge_with_a_wrong_hypergradient(tmp_path):
     line = "heterogeneity 0, p = 16"
     assert kept(tmp_path / "right", "localbsg/drift", line, "algo.Q=12") == [True]
     assert kept(tmp_path / "wrong", "localbsg/drift", line, "algo.Q=0") == [False]
 
 
+@pytest.mark.full
 def test_dropout_is_noise_too():
     """The first D and G of Alg. 2 are means over S xi also where full batches differ by dropout alone."""
     setting = ["algo.B=null", "participation.cohort=6", "problem.model=mlp", "problem.widths=[8]", "algo.p=2"]

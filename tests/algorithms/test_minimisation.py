@@ -158,6 +158,7 @@ def test_scaffold_with_one_local_step_is_gradient_descent(weighting):
         np.testing.assert_allclose(state.x.numpy(), x, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("K", [1, 4])
 def test_where_local_steps_end_on_unlike_clients(K):
     """K steps of client i contract towards its own minimiser x_i: x - x_i becomes (I - eta A_i)^K (x - x_i). FedAvg ends where the

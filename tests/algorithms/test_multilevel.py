@@ -60,6 +60,7 @@ def test_without_forgetting_local_steps_are_exact():
     assert error(method(0.1, 0.4, 0.0, tau=5), p, 60) < 1e-9
 
 
+@pytest.mark.full
 def test_order_A_has_a_bias_of_the_order_of_the_step_for_every_alpha():
     biases = {a: bias(0.04, a, 0.3, "A") for a in (0.3, 1.0)}
     assert biases[0.3] == pytest.approx(biases[1.0], rel=1e-9)

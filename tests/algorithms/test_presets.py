@@ -75,6 +75,7 @@ def test_soba(B):
         same(state.u, (x, y, v))
 
 
+@pytest.mark.full
 def test_soba_on_several_clients_is_soba_on_their_mean():
     e = small("soba", "quadratic_bilevel", "participation.cohort=6", "algo.B=null")
     m, (x, y) = terms(e.problem), (z.numpy() for z in e.problem.start())

@@ -44,6 +44,7 @@ def test_an_exchange_after_each_step_is_descent_ascent_on_the_mean_field():
         np.testing.assert_allclose(np.concatenate(state.w), w, rtol=1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("probability", [1.0, 0.5, 0.2])
 def test_ends_at_the_saddle_whatever_the_probability(probability):
     """There h_i is F_i(w*); their sum is zero all the time."""
@@ -57,6 +58,7 @@ def test_ends_at_the_saddle_whatever_the_probability(probability):
     assert np.abs(F).max() > 0.1
 
 
+@pytest.mark.full
 def test_ends_at_the_saddle_of_a_constrained_game():
     """With y in a box that binds the control variates no longer sum to zero: F(w*) points out of the box."""
     p, method = unlike(), algorithm("proxskip_gda", gamma_x=0.3, gamma_y=0.3, p=0.4)

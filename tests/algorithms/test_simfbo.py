@@ -164,6 +164,7 @@ def test_uneven_work_with_local_steps_that_vanish(algo, weights):
     assert 1.8 < errors[0] / errors[1] < 2.2
 
 
+@pytest.mark.full
 def test_bias_of_fedbio_is_of_the_order_of_its_steps():
     errors = {}
     for step, I in ((0.02, 5), (0.01, 5), (0.01, 3)):
@@ -232,6 +233,7 @@ def test_golden_numbers_of_fedbio_local():
         np.testing.assert_allclose(state.memory.tensor().numpy(), np.reshape(rows, (4, -1)), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.full
 def test_fedbio_local_leads_to_the_solution_of_local_lower_levels():
     """And FedBiO, on the same numbers, to that of the common one."""
     e, common = local("algo.I=1"), quadratic("fedbio", "algo.I=1")

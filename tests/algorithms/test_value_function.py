@@ -103,6 +103,7 @@ def error_of_f2sa(lam):
     return float(torch.linalg.norm(settled.x - moved.x - e.problem.hypergradient(settled.x)))
 
 
+@pytest.mark.full
 def test_the_bias_of_f2sa_is_of_the_order_of_one_over_lam():
     errors = [error_of_f2sa(lam) for lam in (20, 40, 80)]
     assert 1.8 <= errors[0] / errors[1] <= 2.2
@@ -154,6 +155,7 @@ def test_bome_has_no_penalty_where_there_is_nothing_to_fall_along():
 F2SA_WORDS = ["algo.lam=100", "algo.delta=0", "algo.eta_x=0.2", "algo.eta_y=0.005", "algo.eta_s=0.5"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("algo", "words", "end"), [("f2sa", F2SA_WORDS, 0.01), ("bome", ["algo.n=10"], 0.1)])
 def test_both_come_near_the_solution_by_gradients_alone(algo, words, end):
     e = on_quadratic(algo, *words, "algo.B=null", "problem.conditioning=2", clients=1)

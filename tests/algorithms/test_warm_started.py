@@ -204,6 +204,7 @@ def test_with_full_batches_the_recursive_estimate_of_srba_is_exact_at_every_step
         same(state.d, w.directions([z.numpy() for z in state.previous], quiet))
 
 
+@pytest.mark.full
 def test_variance_reduction_reaches_the_solution_at_constant_steps():
     """On one client, in two batches; without it the same steps end at a floor."""
     words = ["algo.eta_x=0.15", "algo.eta_y=0.4", "algo.eta_v=0.4", "algo.B=16", "problem.conditioning=2"]
@@ -217,6 +218,7 @@ def test_variance_reduction_reaches_the_solution_at_constant_steps():
     assert ends["ma_soba"] > 0.05
 
 
+@pytest.mark.full
 def test_a_smaller_last_batch_leaves_no_bias():
     """The mean of the SAGA estimate over batches, by their shares, is the mean of the new values."""
     rng = np.random.default_rng(0)

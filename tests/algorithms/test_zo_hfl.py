@@ -191,6 +191,7 @@ def end_of_toy(x0):
     return e.problem.evaluate(*e.algorithm.output(steps(e, 200)[-1]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("x0", [-5, -0.5, 0.05])
 def test_toy_reaches_its_minimum(x0):
     """From below 0, and from above where the smoothing still sees the slope."""
