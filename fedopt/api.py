@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedopt.config.project import with_project
 from fedopt.config.words import last_of_each, of_folder, words_of
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say
@@ -195,6 +196,7 @@ class Result:
             with _turn, _mistakes_said():
                 from fedopt.running.read_back import read_back
 
+                with_project()
                 self._read[time] = read_back(self.folder, self.which == "best")
         return self._read[time]
 
@@ -243,7 +245,7 @@ def run(
     folders_of_runs = {key: _folder_of(given) for key, given in places.items() if given is not None}
     overrides = last_of_each([*_words(words), *words_of(values | folders_of_runs)])
     with _turn, _mistakes_said(overrides):
-        composed = configured(overrides, [folders] if isinstance(folders, str | Path) else folders)
+        composed = configured(overrides, with_project(folders))
         from fedopt.running.hardware import restored
         from fedopt.running.lifecycle import execute
 
@@ -286,7 +288,6 @@ def sweep(
         raise UserError(f"jobs={jobs}: must be a whole number from 1")
     configs = [words] if isinstance(words, str | Mapping) or not all(isinstance(w, Mapping) for w in words) else words
     values |= {} if output_dir is None else {"output_dir": output_dir}
-    others = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     given = [last_of_each([*_words(config, sweep=True), *words_of(values, sweep=True)]) for config in configs or [""]]
     with open(os.devnull, "w", encoding="utf-8") as nowhere, ExitStack() as stack:
         for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
@@ -298,7 +299,7 @@ def sweep(
         from fedopt.running.lifecycle import execute as _  # before `ending_at_once`, which would end a notebook  # noqa: F401
 
         stack.enter_context(restored())
-        return [Result(path) for path in sweep_all(given, others, jobs)]
+        return [Result(path) for path in sweep_all(given, with_project(folders), jobs)]
 
 
 def load(folder: str | Path, which: Which = "last") -> Result:

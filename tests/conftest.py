@@ -38,6 +38,14 @@ def queue(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def trusted_folders(tmp_path_factory, monkeypatch):
+    """The list of them is not the user's, and no test leaves anything in the paths of modules."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config"))
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.fixture(autouse=True)
 def modules(tmp_path_factory):
     """A test's own modules are forgotten after it: other tests may have others of these names."""
     before = set(sys.modules)

@@ -70,12 +70,7 @@ def run(command: str, further: str, monkeypatch, capsys) -> None:
     """Run a command of a page, in short."""
     if "joblib" in command:
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    words = shlex.split(command)
-    settings = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
-    program, *arguments = [*words[len(settings) :], *added(command, further)]
-    if settings:
-        assert settings == {"PYTHONPATH": "."}
-        monkeypatch.syspath_prepend(Path.cwd())
+    program, *arguments = [*shlex.split(command), *added(command, further)]
     if program == "fedopt":
         result = fedopt(monkeypatch, capsys, *arguments)
         assert result.code == 0, f"{command}\n{result.err}"

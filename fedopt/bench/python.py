@@ -12,6 +12,7 @@ from fedopt.bench.outcome import table, winners, with_values, write
 from fedopt.bench.space import words_of
 from fedopt.bench.trials import How
 from fedopt.bench.tune import planned_searches, search_all
+from fedopt.config.project import with_project
 from fedopt.jobs.local import Local
 
 
@@ -61,9 +62,8 @@ def tune(
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     given = shlex.split(words) if isinstance(words, str) else [*words]
-    places = [str(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     folder = Path(output_dir).absolute()
-    searches = planned_searches(given, places, metric, budget, How(**how), folder)
+    searches = planned_searches(given, with_project(folders), metric, budget, How(**how), folder)
     search_all(searches, folder, Local(jobs))
     good = with_values(searches)
     if good:

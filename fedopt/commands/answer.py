@@ -10,6 +10,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import fedopt
+from fedopt.config.project import with_project
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say
 from fedopt.errors import UserError, first_line, mistake, nearest
@@ -19,11 +20,18 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError for a mistake. Every command has --version."""
+    """Raises UserError for a mistake. Every command has --version, and one with config folders those of `fedopt.toml` too."""
 
     def __init__(self, **options: Any):
         super().__init__(**options)
         self.add_argument("--version", action="version", version=f"{self.prog.split()[0]} {fedopt.__version__}")
+
+    def parse_known_args(self, *given: Any, **options: Any) -> Any:
+        """What all ways of argparse go through, some of them twice."""
+        parsed, others = super().parse_known_args(*given, **options)
+        if hasattr(parsed, "folders"):
+            parsed.folders = with_project(parsed.folders)
+        return parsed, others
 
     def error(self, message: str) -> NoReturn:
         settings = "; settings are words without dashes, such as algo=fedavg" * (

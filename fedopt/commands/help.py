@@ -17,6 +17,7 @@ from rich.table import Table
 from fedopt.commands.answer import Parser
 from fedopt.config.compose import CLASSES, merge
 from fedopt.config.files import CONF, GROUPS, ROLE, Folders, chain, class_path, comments, file_of, options, title
+from fedopt.config.project import with_project
 from fedopt.config.sent import check_folders
 from fedopt.config.tuned import tuned_names
 from fedopt.config.words import extra_folders, key_of
@@ -55,10 +56,11 @@ COMMANDS = {
     "fedopt --help algo=fedmsa": "the keys of an algorithm, a problem, ...",
     "fedopt algo=fedmsa problem=mco --cfg job": "show the config and do not run",
     "fedopt resume=true output_dir=DIR": "go on with the run that is there",
-    "fedopt --config-dir DIR ...": "with your own algorithms, problems, ...",
+    "fedopt --config-dir DIR ...": "with your own algorithms, problems, ...; fedopt.toml names such a folder too",
     "fedopt ls": "the runs that are there; --help shows how to choose and sort them",
     "fedopt list TOPIC": "what there is; --config-dir DIR adds yours",
     "fedopt new algo NAME": "begin an algorithm of your own; or new problem NAME, --class bilevel",
+    "fedopt trust": "let commands in this folder import its Python files, as after fedopt new; for a clone or a copy",
     "fedopt --schema experiment": "a JSON schema of experiment files, for editors; or config",
     'eval "$(fedopt -sc install=bash)"': "complete words with the tab key; or zsh, fish",
     "fedopt-compare DIR...": "compare runs",
@@ -252,7 +254,7 @@ def _shown(value: Any) -> str:
 def completions(line: str) -> list[str]:
     """What the last word of a command line may become: a config group or a key, and behind =, an option or a value of a few."""
     *before, word = [*line.split(), ""] if line.endswith(" ") else line.split()
-    folders = extra_folders(before)
+    folders = with_project(extra_folders(before))
     try:
         described = keys([text for text in before if key_of(text) in GROUPS and "," not in text], folders)[0]
     except UserError:
@@ -264,7 +266,7 @@ def completions(line: str) -> list[str]:
     elif not equals:
         ends = {key: key.find(".", len(word)) + 1 for key in described}
         words = {*(key[:end] if (end := ends[key]) else f"{key}=" for key in described), *(f"{g}=" for g in GROUPS)}
-        words |= {"ls", "list", "new"} if len(before) == 1 else set()
+        words |= {"ls", "list", "new", "trust"} if len(before) == 1 else set()
     elif name in GROUPS:
         words = {f"{begun}{option}" for option in options(name, folders)}
     else:

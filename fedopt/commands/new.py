@@ -1,14 +1,17 @@
 """`fedopt new algo NAME` and `fedopt new problem NAME`: the files of your algorithm or problem, ready to run."""
 
+import os
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
+from itertools import product
 from keyword import iskeyword
 from pathlib import Path
 
 from fedopt.commands.answer import Parser
+from fedopt.config import project
 from fedopt.config.files import options
-from fedopt.console.say import show
+from fedopt.console.say import note, show
 from fedopt.errors import UserError
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -27,7 +30,7 @@ TESTED = EXAMPLES["algo", "minimisation"][1]  # in test_own.py
 def new(arguments: list[str]) -> None:
     """Write NAME.py, myconf/<algo or problem>/NAME.yaml and test_NAME.py into the working directory, and say how to run them.
 
-    Raises UserError for a name that cannot be taken; nothing is overwritten.
+    A folder without fedopt.toml gets one, and is trusted. Raises UserError for a name that cannot be taken; nothing is overwritten.
     """
     parser = Parser(prog="fedopt new")
     parser.add_argument("kind", choices=["algo", "problem"], help="what to begin")
@@ -39,23 +42,38 @@ def new(arguments: list[str]) -> None:
         classes = ", ".join(problems for begun, problems in EXAMPLES if begun == kind)
         raise UserError(f"--class {given.problems}: there is a skeleton of {kind} for {classes}")
     example, command = EXAMPLES[kind, given.problems]
+    found = project.project()
+    conf = (found or project.Project()).config_dir
     files = {
         Path(f"{name}.py"): f"{example}.py",
-        Path("myconf", kind, f"{name}.yaml"): f"{example}.yaml",
+        Path(conf, kind, f"{name}.yaml"): f"{example}.yaml",
         Path(f"test_{name}.py"): "test_own.py",
     }
     _check(kind, name, files)
     texts = {path: (TEMPLATES / template).read_text(encoding="utf-8") for path, template in files.items()}
-    _write_all(
-        {
-            path: text.replace(TESTED, command).replace(example, name).replace(_camel(example), _camel(name))
-            for path, text in texts.items()
-        }
-    )
+    words = {TESTED: command, example: name, _camel(example): _camel(name), "myconf": conf}
+    for path, word in product(texts, words):
+        texts[path] = texts[path].replace(word, words[word])
+    _write_all(texts if found else {**texts, Path(project.NAME): project.new_text()})
     show(f"wrote {', '.join(map(str, files))}")
+    if not found:
+        try:
+            show(f"wrote {project.NAME}: {project.trust()}")
+        except UserError as error:
+            note(str(error))
     first = "" if find_spec("pytest") else ", after pip install 'fedopt[testing]'"
     show(f"to test it: python -m pytest test_{name}.py{first}")
-    show(f"to run it: PYTHONPATH=. fedopt --config-dir myconf {command.replace(example, name)}")
+    show(f"to run it: fedopt {command.replace(example, name)}")
+
+
+def trust(arguments: list[str]) -> None:
+    """`fedopt trust`: let commands in the working directory import its Python files. Raises UserError where that cannot be kept."""
+    Parser(prog="fedopt trust", description="Let commands in this folder import its Python files.").parse_args(
+        arguments
+    )
+    if not os.path.lexists(project.NAME):
+        _write_all({Path(project.NAME): project.new_text()})
+    show(project.trust())
 
 
 def _write_all(texts: dict[Path, str]) -> None:
@@ -70,7 +88,7 @@ def _write_all(texts: dict[Path, str]) -> None:
     except OSError:
         for path in written:
             path.unlink()
-        for folder in (Path("myconf") / kind for kind in ("algo", "problem", "")):
+        for folder in (folder for path in texts for folder in path.parents[:-1]):
             with suppress(OSError):  # it has other files
                 folder.rmdir()
         raise

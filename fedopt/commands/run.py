@@ -20,6 +20,7 @@ from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, po
 from fedopt.config.build import INTERFACES
 from fedopt.config.compose import Composed
 from fedopt.config.files import CONF
+from fedopt.config.project import TYPED
 from fedopt.config.settings import Budget, Settings
 from fedopt.config.words import last_of_each, of_folder
 from fedopt.console.interrupts import ending_at_once
@@ -38,8 +39,9 @@ def main() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if arguments[:1] in (["new"], ["ls"], ["list"]):
-        module, name = {"list": ("help", "show_list")}.get(arguments[0], (arguments[0], arguments[0]))
+    if arguments[:1] in (["new"], ["ls"], ["list"], ["trust"]):
+        others = {"list": ("help", "show_list"), "trust": ("new", "trust")}
+        module, name = others.get(arguments[0], (arguments[0], arguments[0]))
         getattr(import_module(f"fedopt.commands.{module}"), name)(arguments[1:])
         return 0
     parser = Parser(prog="fedopt", add_help=False, allow_abbrev=False)
@@ -116,8 +118,7 @@ def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
         line += f"\ntarget {settings.eval.metric} {settings.eval.target:g}: {when}"
     line += f"\nresults: {folder.path}"
     if status == "interrupted":
-        path = os.environ.get("PYTHONPATH")  # where your own modules are
-        modules = f"PYTHONPATH={shlex.quote(path)} " if path else ""
+        modules = f"PYTHONPATH={shlex.quote(TYPED)} " if TYPED else ""  # where your own are
         line += f"\nto go on: {modules}fedopt resume=true {shlex.quote(f'output_dir={folder.path}')}"
     if status == "diverged":
         line += f"\nto go on from the last good state: from='{folder.path}', another output_dir and smaller steps"

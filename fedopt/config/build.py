@@ -88,8 +88,8 @@ def imported(path: Any, word: str) -> Any:
     except (Exception, SystemExit) as error:
         top = module.partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and error.name == top:
-            why = f"there is no module {top}, installed or in a folder of PYTHONPATH: type PYTHONPATH=. before the command "
-            why += f"where {top}.py lies here"
+            why = f"there is no module {top}, installed or in a folder of PYTHONPATH: where {top}.py lies here and you trust it, "
+            why += "`fedopt trust` has it found from now on"
         else:
             frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
             why = "".join(f"{line_of(frame.filename, frame.lineno)}: " for frame in frames[-1:])

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from fedopt.config.build import imported
 from fedopt.config.compose import Composed, compose, merge
 from fedopt.config.files import CONF, chain, class_path, file_of, values_of
+from fedopt.config.project import with_project
 from fedopt.config.words import last_of_each
 from fedopt.errors import UserError
 from fedopt.problems.classes import Problem, class_of
@@ -27,6 +28,8 @@ PAIR = ["algo=fedmsa", "problem=mco"]
 EXTRA = os.environ.get("FEDOPT_CONTRACT_CONF")
 if EXTRA and not any(Path(EXTRA, group).is_dir() for group in ("algo", "problem")):
     raise UserError(f"FEDOPT_CONTRACT_CONF={EXTRA}: there is no folder algo or problem in it")
+if EXTRA:
+    with_project()  # where the modules are
 FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 
 

@@ -418,11 +418,10 @@ def test_a_skeleton_runs_and_passes_its_test(kind, of, monkeypatch, capsys, tmp_
     result = fedopt(monkeypatch, capsys, "new", kind, name, "--class", of)
     assert result.code == 0
     written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*"))
-    assert written == sorted([f"{name}.py", f"myconf/{kind}/{name}.yaml", f"test_{name}.py"])
+    assert written == sorted(["fedopt.toml", f"{name}.py", f"myconf/{kind}/{name}.yaml", f"test_{name}.py"])
     last = result.out.splitlines()[-1].removeprefix("to run it: ")
-    assert last.startswith("PYTHONPATH=. fedopt ")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    run = fedopt(monkeypatch, capsys, *shlex.split(last)[2:], "budget.rounds=2", "hardware.threads=1")
+    assert last.startswith("fedopt ")
+    run = fedopt(monkeypatch, capsys, *shlex.split(last)[1:], "budget.rounds=2", "hardware.threads=1")
     assert "finished after 2 rounds" in run.out, run.err
     tests = [test for called, test in vars(import_module(f"test_{name}")).items() if called.startswith("test_")]
     assert len(tests) == 3
@@ -523,7 +522,7 @@ def test_a_module_that_is_not_found(monkeypatch, capsys, tmp_path):
     (tmp_path / "elsewhere.py").write_text("")
     result = fedopt(monkeypatch, capsys, *PAIR, "algo._target_=elsewhere.Mine")
     assert result.code == 2
-    assert "type PYTHONPATH=. before the command" in result.err
+    assert "where elsewhere.py lies here and you trust it, `fedopt trust` has it found from now on" in result.err
 
 
 def test_a_module_with_a_mistake(monkeypatch, capsys, tmp_path):

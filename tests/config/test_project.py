@@ -1,0 +1,220 @@
+"""fedopt.toml: what lies in a folder of one's own is found, and what somebody sent is not run."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import ROOT, fedopt, one_line, run
+
+import fedopt as library
+from fedopt.config import project
+from fedopt.config.project import NAME, trusted, with_project
+
+RUN = ["problem=quadratic_minimisation", "budget.rounds=1", "hardware.threads=1"]
+MINE = ["algo=mine", *RUN]
+ASKS = (
+    "note: fedopt.toml here asks to import Python files from '.', which are programs: if you trust whoever wrote them, "
+)
+
+
+@pytest.fixture
+def listed(tmp_path, monkeypatch):
+    """The user's list; the working directory is an empty folder. Notes are said anew."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    project._say_once.cache_clear()
+    return home / "fedopt" / "projects"
+
+
+def test_commands_find_what_new_has_written(monkeypatch, capsys, listed):
+    """Without PYTHONPATH and without --config-dir, from all of them, and from Python."""
+    written = fedopt(monkeypatch, capsys, "new", "algo", "mine")
+    assert f"from now on: {listed} has it" in written.out
+    assert written.out.splitlines()[-1] == "to run it: fedopt algo=mine problem=classification dataset=digits"
+    assert listed.stat().st_mode & 0o777 == 0o600
+    assert fedopt(monkeypatch, capsys, *MINE, "output_dir=one").err.startswith("mine on quadratic_minimisation")
+    assert "  mine " in fedopt(monkeypatch, capsys, "list", "algo").out
+    assert "algo.eta" in fedopt(monkeypatch, capsys, "--help", "algo=mine").out
+    assert library.run(MINE, output_dir="two", quiet=True).status == "finished"
+    assert library.load("one").variables["x"].shape == library.load("two").variables["x"].shape
+    assert fedopt(monkeypatch, capsys, "new", "algo", "another").err == ""  # the file stays as it is
+    assert listed.read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize("how", ["-m", "--jobs", "python -m", "torchrun", "queue"])
+def test_processes_find_it_too(how, monkeypatch, capsys, listed):
+    fedopt(monkeypatch, capsys, "new", "algo", "mine")
+    if how == "queue":
+        pytest.importorskip("submitit")
+    one = {"cwd": Path.cwd(), "env": {"PYTHONPATH": str(ROOT)}}
+    words = {
+        "-m": ["-m", *MINE, "seed=0,1"],
+        "--jobs": ["-m", *MINE, "seed=0,1", "--jobs", "2"],
+        "python -m": MINE,
+        "torchrun": [*MINE, "hardware.processes=2"],
+        "queue": ["-m", *MINE, "seed=0", "--launcher", "local-executor"],
+    }[how]
+    result = run(*words, **one)
+    assert result.code == 0, result.err
+    assert len([*Path("outputs").rglob("summary.json")]) == 1 + ("seed=0,1" in words)
+
+
+def test_what_was_sent_runs_nothing(monkeypatch, capsys, listed):
+    """Its config folder counts, which runs nothing; its Python files do once the user has said so, here and not elsewhere."""
+    fedopt(monkeypatch, capsys, "new", "algo", "mine")
+    with Path("mine.py").open("a") as file:
+        file.write("\nfrom pathlib import Path\nPath('was_run').touch()\n")
+    shutil.copytree(".", "../sent")
+    monkeypatch.chdir("../sent")
+    result = fedopt(monkeypatch, capsys, *MINE)
+    asks, refused = result.err.splitlines()
+    assert (result.code, asks) == (2, f"{ASKS}`fedopt trust` allows it")
+    assert refused.startswith("fedopt: algo._target_=mine.Mine cannot be imported: there is no module mine, ")
+    assert refused.endswith("`fedopt trust` has it found from now on")
+    assert "mine" in fedopt(monkeypatch, capsys, "list", "algo").out
+    with pytest.raises(library.UserError, match="fedopt trust"):
+        library.run(MINE)
+    assert not Path("was_run").exists()
+    assert "Python files from '.' from now on" in fedopt(monkeypatch, capsys, "trust").out
+    assert fedopt(monkeypatch, capsys, *MINE).code == 0
+    assert Path("was_run").exists()
+
+
+def edited():
+    Path(NAME).write_text(Path(NAME).read_text().replace('"."', '"code"'))
+
+
+def moved():
+    shutil.copytree(".", "../elsewhere")
+    os.chdir("../elsewhere")
+
+
+def replaced():
+    """The same path has another folder, whose file was written as that was."""
+    here = Path.cwd()
+    shutil.rmtree(here)
+    here.mkdir()
+    os.chdir(here)
+    Path(NAME).write_text(project.new_text())
+
+
+def linked():
+    """A file elsewhere is another text in another folder."""
+    Path("../other").mkdir()
+    Path("../other", NAME).symlink_to(Path(NAME).absolute())
+    os.chdir("../other")
+
+
+def others_may_write():
+    Path(os.environ["XDG_CONFIG_HOME"], "fedopt", "projects").chmod(0o664)
+
+
+def another_user():
+    os.environ["XDG_CONFIG_HOME"] = str(Path("conf").absolute())
+
+
+@pytest.mark.parametrize("change", [edited, moved, replaced, linked, others_may_write, another_user])
+def test_what_ends_the_trust(change, monkeypatch, capsys, listed):
+    fedopt(monkeypatch, capsys, "new", "algo", "mine")
+    assert trusted()
+    before = [*sys.path]
+    change()
+    assert not trusted()
+    with_project()
+    assert sys.path == before
+    assert "`fedopt trust` allows it" in capsys.readouterr().err
+    with_project()
+    assert capsys.readouterr().err == ""  # once is enough
+
+
+def test_a_folder_that_is_reached_by_a_link_is_itself(monkeypatch, capsys, listed):
+    fedopt(monkeypatch, capsys, "new", "algo", "mine")
+    Path("../link").symlink_to(Path.cwd())
+    monkeypatch.chdir("../link")
+    assert trusted()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("config_dir = 3", "fedopt.toml.config_dir=3: "),
+        ('confg_dir = "conf"', "fedopt.toml.confg_dir: there is no such key, did you mean config_dir?"),
+        ("config_dir", "fedopt.toml: cannot be read ("),
+        ("a = " + "[" * 10_000, "fedopt.toml: cannot be read ("),
+        ('python_path = "a\\u0000"', "fedopt.toml: cannot be read ("),
+        ('python_path = ".."', "is not in this folder; --config-dir and PYTHONPATH may name any"),
+        ('config_dir = "/"', "fedopt.toml: / is not in this folder"),
+        ('python_path = "out"', "is not in this folder"),
+    ],
+)
+def test_broken_files_are_one_line(text, said, monkeypatch, capsys, listed):
+    Path("out").symlink_to("/tmp")
+    Path(NAME).write_text(text)
+    one_line(fedopt(monkeypatch, capsys, *RUN, "algo=fedavg"), said)
+    one_line(fedopt(monkeypatch, capsys, "trust"), said)
+
+
+def test_a_pipe_is_no_file(monkeypatch, capsys, listed):
+    os.mkfifo(NAME)
+    one_line(fedopt(monkeypatch, capsys, *RUN, "algo=fedavg"), "fedopt.toml: is no regular file")
+
+
+@pytest.mark.parametrize("place", ["/proc/none", "file", ""])
+def test_a_home_that_cannot_be_written(place, monkeypatch, capsys, listed):
+    """The files are written all the same, and PYTHONPATH does it without a list."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")  # which the standard says to ignore
+    monkeypatch.setenv("HOME", place and str(Path(place).absolute()))
+    monkeypatch.setattr(os.path, "expanduser", (lambda path: path) if not place else os.path.expanduser)
+    Path("file").touch()
+    result = fedopt(monkeypatch, capsys, "new", "algo", "mine")
+    assert (result.code, result.err.count("\n")) == (0, 1)
+    assert "cannot be written" in result.err or "no home folder" in result.err
+    assert not Path("relative").exists()
+    one_line(fedopt(monkeypatch, capsys, "trust"), "PYTHONPATH=." if place else "XDG_CONFIG_HOME may name")
+    monkeypatch.syspath_prepend(Path.cwd())
+    assert fedopt(monkeypatch, capsys, *MINE).code == 0
+
+
+def test_trust_begins_a_project(monkeypatch, capsys, listed):
+    """Where Python files are there already."""
+    Path("elsewhere.py").write_text("")
+    result = fedopt(monkeypatch, capsys, "algo=fedavg", *RUN, "algo._target_=elsewhere.Mine")
+    one_line(result, "`fedopt trust` has it found from now on")
+    assert fedopt(monkeypatch, capsys, "trust").code == 0
+    result = fedopt(monkeypatch, capsys, "algo=fedavg", *RUN, "algo._target_=elsewhere.Mine")
+    one_line(result, "elsewhere has no Mine")
+
+
+def test_a_file_without_python_files_needs_no_trust(monkeypatch, capsys, listed):
+    """Its config folder, of another name, has what `new` writes too."""
+    Path(NAME).write_text('config_dir = "conf"')
+    Path("conf/algo").mkdir(parents=True)
+    Path("conf/algo/still.yaml").write_text("defaults: [fedavg]\n")
+    assert "still" in fedopt(monkeypatch, capsys, "list", "algo").out
+    result = fedopt(monkeypatch, capsys, "new", "algo", "mine")
+    assert (result.err, Path("conf/algo/mine.yaml").exists()) == ("", True)
+    assert 'parent / "conf"' in Path("test_mine.py").read_text()
+    one_line(fedopt(monkeypatch, capsys, "trust"), "has no python_path")
+
+
+def test_the_line_that_goes_on_has_what_was_typed(monkeypatch, capsys, listed):
+    """And not the project's folder, which is found again."""
+    fedopt(monkeypatch, capsys, "new", "algo", "mine")
+    code = (
+        "import os, sys, fedopt.commands.run as c, fedopt.config.project as p\n"
+        "p.with_project()\nfrom types import SimpleNamespace as N\n"
+        "folder = N(path='out', summary=lambda: {})\n"
+        "print(os.environ['PYTHONPATH'])\n"
+        "print(c._last_line('interrupted', folder, N(eval=N(target=None), budget=N(limits={}))))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    out = subprocess.run([sys.executable, "-c", code.replace("p.with", "del sys.path[0]; p.with")], env=env, text=True,
+                         capture_output=True).stdout.splitlines()  # fmt: skip
+    assert out[0] == f"{Path.cwd()}{os.pathsep}{ROOT}"
+    assert re.search(rf"to go on: PYTHONPATH={ROOT} fedopt resume=true", out[-1])
