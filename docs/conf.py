@@ -15,6 +15,7 @@ ROOT = DOCS.parent
 OUTSIDE = "_outside"  # pages of files outside of docs
 LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
 IMAGE = re.compile(r'<img src="docs/([^"]+)"[^>]*alt="([^"]*)"[^>]*>')
+LISTS = ("bench/index", "methods", "problems")  # whose links are below them in the navigation
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 
 project = "fedopt"
@@ -101,7 +102,7 @@ def from_repository(app: Sphinx, name: str, source: list[str]) -> None:
         return
     if name == "index":
         source[0] += navigation(source[0])
-    if name == "bench/index":
+    if name in LISTS:
         source[0] += f"\n\n{tree(source[0])}\n"
     source[0] = LINK.sub(lambda m: f"]({outside(page, m[1]) or m[1]}{m[2] or ''})", source[0])
 
