@@ -15,7 +15,14 @@ settings.load_profile("fedopt")
 
 torch.set_num_threads(1)  # tests are small, and several processes of them share the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that they start
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of which would compile all of fedopt
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has the tests in the background
+
+
+def pytest_configure(config):
+    """With -n, a file's tests stay together in one process, where they share what they compose."""
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist = "worksteal"
 
 
 def pytest_collection_modifyitems(items):

@@ -48,7 +48,16 @@ def runs(page: Path) -> bool:
     return any(block.language in ("bash", "python") and block.mark != "not run" for block in blocks(page))
 
 
-@pytest.mark.parametrize("page", list(filter(runs, PAGES)), ids=name)
+# Pages whose commands take seconds. By default README's run, and those of short pages
+LONG = {f"docs/{page}.md" for page in ("comparing", "own-algorithm", "own-model", "own-problem", "tune", "tutorial")}
+
+
+def in_turn(pages, long):
+    """The pages as parameters; the long ones are marked `full`."""
+    return [pytest.param(page, marks=pytest.mark.full if long(page) else [], id=name(page)) for page in pages]
+
+
+@pytest.mark.parametrize("page", in_turn(filter(runs, PAGES), lambda page: name(page) in LONG))
 def test_commands_run(page, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of processes that commands start
@@ -148,11 +157,29 @@ def test_the_page_of_files_has_all(monkeypatch, capsys, tmp_path):
     assert {*FILES} | {*json.loads(Path("run/summary.json").read_text())} <= listed
 
 
-def test_tables_are_up_to_date():
-    script = runpy.run_path(str(ROOT / "scripts" / "docs"))
-    assert not [name(page) for page in PAGES if script["written"](page.read_text()) != page.read_text()]
+@pytest.fixture(scope="module")
+def script():
+    return runpy.run_path(str(ROOT / "scripts" / "docs"))
+
+
+def takes_long(page: Path) -> bool:
+    """By default one page of each folder is made anew, and of the others those that run no method and load no experiment."""
+    folder = sorted(path for path in PAGES if path.parent == page.parent)
+    others = page != folder[0] and page.parent not in (ROOT, ROOT / "docs")
+    return others or any(f"<!-- generated: {slow}" in page.read_text() for slow in ("choices", "hours", "methods"))
+
+
+@pytest.mark.parametrize("page", in_turn(PAGES, takes_long))
+def test_tables_are_up_to_date(page, script):
+    assert script["written"](page.read_text()) == page.read_text()
+
+
+def test_the_notebook_is_up_to_date(script):
     tutorial = ROOT / "docs" / "tutorial.md"
     assert script["notebook"](tutorial.read_text()) == tutorial.with_suffix(".ipynb").read_text()
+
+
+def test_a_table_is_made_anew(script):
     table = script["written"]("<!-- generated: problem mco -->\nold\n<!-- /generated -->\n")
     assert "| `problem.lam` | `0.1` | number from 0 | weight of the risk" in table
     assert "old" not in table

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from functools import lru_cache
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ Folders = Iterable[str | Path]  # config folders besides fedopt's
 
 def options(group: str, folders: Folders = ()) -> list[str]:
     """What can be chosen from a config group."""
-    roots = [Path(folder) / group for folder in (CONF, *folders)]
-    names = {path.relative_to(root).with_suffix("") for root in roots for path in root.rglob("*.yaml")}
-    return sorted(path.as_posix() for path in names)
+    roots = (Path(folder) / group for folder in (CONF, *folders))
+    return sorted(
+        {name.removesuffix(".yaml") for root in roots for name in glob("**/*.yaml", root_dir=root, recursive=True)}
+    )
 
 
 def file_of(group: str, option: str, folders: Folders = ()) -> Path:
@@ -36,7 +38,8 @@ def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
     """An option, after those of its own group that its file builds on."""
     listed = content(file_of(group, option, folders)).get("defaults") or []
     names = [name.removeprefix(f"/{group}/") for name in listed if isinstance(name, str)]
-    bases = [name for name in names if name in options(group, folders)]
+    known = options(group, folders) if names else []
+    bases = [name for name in names if name in known]
     return [*(name for base in bases for name in chain(group, base, folders)), option]
 
 

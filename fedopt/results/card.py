@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -120,6 +121,7 @@ def _versions() -> dict[str, str | None]:
     return {"fedopt": fedopt.__version__, "python": platform.python_version(), **packages}
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -108,6 +108,7 @@ def test_a_toy_whose_order_is_known(monkeypatch, capsys, folder, tmp_path):
         assert (pages / name).is_file(), name
 
 
+@pytest.mark.full
 def test_what_is_missing_is_an_error_and_no_miss(monkeypatch, capsys, folder, tmp_path):
     """A report without its run; a task that has no twin and no claim, whose method was entered on another one."""
     words = ["--smoke", "--config-dir", str(folder), "--out", str(tmp_path / "out")]

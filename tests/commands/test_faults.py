@@ -453,7 +453,7 @@ def test_no_permission(monkeypatch, capsys, tmp_path):
         ("WORLD_SIZE", "abc"),
         pytest.param("WORLD_SIZE", "-1", marks=pytest.mark.slow),
         pytest.param("LOCAL_WORLD_SIZE", "abc", marks=pytest.mark.slow),
-        ("FEDOPT_CHECKPOINT_SECONDS", "abc"),
+        pytest.param("FEDOPT_CHECKPOINT_SECONDS", "abc", marks=pytest.mark.full),
         pytest.param("FEDOPT_PICTURES", "no", marks=pytest.mark.slow),
     ],
 )
@@ -462,6 +462,7 @@ def test_odd_environment(name, value, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 @pytest.mark.pictures
 def test_environment_of_other_programs(tmp_path):
     """A rank of a world that is not named, and a backend of figures that is not there, change nothing."""
@@ -471,6 +472,7 @@ def test_environment_of_other_programs(tmp_path):
     assert "results: run" in result.out
 
 
+@pytest.mark.full
 def test_ranks_that_nobody_started(tmp_path):
     result = run(*TINY, "output_dir=run", cwd=tmp_path, env={"WORLD_SIZE": "2", "RANK": "0"})
     one_line(result, "other processes cannot be found", "MASTER_ADDR")
@@ -565,8 +567,14 @@ def test_an_odd_summary(summary, monkeypatch, capsys, tmp_path):
     assert fedopt(monkeypatch, capsys, *arguments, "resume=true").code == 0
 
 
-@pytest.mark.parametrize("seconds", [0.05, 0.2, 0.4])
-@pytest.mark.parametrize("module", ["fedopt", "fedopt.commands.reproduce"])
+@pytest.mark.parametrize(
+    ("module", "seconds"),
+    [
+        pytest.param(module, seconds, marks=[] if (module, seconds) == ("fedopt", 0.2) else pytest.mark.full)
+        for module in ("fedopt", "fedopt.commands.reproduce")
+        for seconds in (0.05, 0.2, 0.4)
+    ],
+)
 def test_ctrl_c_while_python_imports(module, seconds, tmp_path):
     command = {"fedopt": "main()", "fedopt.commands.reproduce": "reproduce()"}[module]
     program = f"from fedopt import __main__; print(flush=True); __main__.{command}"

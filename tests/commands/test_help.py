@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from importlib import import_module
+from itertools import zip_longest
 
 import pytest
 from omegaconf import OmegaConf
@@ -14,7 +15,7 @@ from support.command import ROOT, fedopt
 from fedopt import __version__
 from fedopt.commands.help import TOPICS, comments, completions, keys
 from fedopt.commands.schema import schema
-from fedopt.config.files import CONF, options
+from fedopt.config.files import CONF, GROUPS, options
 from fedopt.testing.harness import config
 
 # Keys
@@ -63,10 +64,12 @@ def test_defaults_of_every_run(monkeypatch, capsys):
 
 
 def test_every_key_has_a_meaning_and_a_type():
-    """Of every algorithm and problem, and of all data sets, partitioners and machines."""
-    chosen = [[f"algo={name}"] for name in options("algo")]
-    chosen += [[f"{group}={name}"] for group in ("dataset", "partitioner", "hardware") for name in options(group)]
-    for words in [[f"problem={name}"] for name in options("problem")] + chosen:
+    """Of every algorithm and problem, and of all data sets, partitioners and machines: several of them at a time, fit or not."""
+    groups = [
+        [f"{group}={name}" for name in options(group)] for group in GROUPS if group not in ("logger", "experiment")
+    ]
+    for words in zip_longest(*groups):
+        words = [word or group[0] for word, group in zip(words, groups, strict=True)]
         lacking = [key for key, said in keys(words, [])[0].items() if not (said.meaning and said.type)]
         assert not lacking, words
 

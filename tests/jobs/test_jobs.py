@@ -55,7 +55,11 @@ LAUNCHERS = {
     "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
 }
 
-USUAL = [("in turn", signal.SIGTERM), ("two processes", signal.SIGHUP), ("joblib", signal.SIGKILL)]
+MARKS = {  # of the usual ones
+    ("in turn", signal.SIGTERM): pytest.mark.full,
+    ("two processes", signal.SIGHUP): [],
+    ("joblib", signal.SIGKILL): pytest.mark.full,
+}
 
 
 def computing(folder: Path) -> list[int]:
@@ -74,9 +78,7 @@ def computing(folder: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("launcher", "how"),
     [
-        pytest.param(
-            launcher, how, marks=[] if (launcher, how) in USUAL else pytest.mark.slow, id=f"{launcher}-{how.name}"
-        )
+        pytest.param(launcher, how, marks=MARKS.get((launcher, how), pytest.mark.slow), id=f"{launcher}-{how.name}")
         for launcher in LAUNCHERS
         for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
     ],

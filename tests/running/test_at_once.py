@@ -63,7 +63,7 @@ def test_going_on_with_other_versions_is_said_and_recorded(monkeypatch, capsys, 
     assert card["stretches"][0]["versions"] == card["versions"]
     again = fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", "budget.rounds=6")
     assert "goes on with" not in again.err
-    monkeypatch.setattr("fedopt.results.card.version", lambda package: "0.1" if package == "torch" else "1")
+    monkeypatch.setattr("fedopt.results.card._version", lambda package: "0.1" if package == "torch" else "1")
     result = fedopt(monkeypatch, capsys, "resume=true", "output_dir=run", "budget.rounds=8")
     assert "goes on with torch 0.1, not " in result.err
     card = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -139,6 +139,7 @@ def test_new_writes_all_files_or_none(fails, monkeypatch, tmp_path):
     assert list(tmp_path.rglob("*")) == []
 
 
+@pytest.mark.full
 def test_time_while_a_process_is_stopped_is_no_time_of_training(tmp_path):
     process = start(*WORDS[:2], "budget.rounds=100000", "eval.every=20", "output_dir=run", cwd=tmp_path)
     rows = tmp_path / "run" / "metrics.csv"

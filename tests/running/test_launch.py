@@ -150,6 +150,7 @@ def test_function_of_rows_is_refused(monkeypatch, tmp_path):
         run_from_python([*PAIR, TWO], on_eval=print)
 
 
+@pytest.mark.full
 def test_left_over_world_says_that_it_waits(tmp_path):
     """A rank whose master does not exist, as a job script leaves it in the environment."""
     env = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}

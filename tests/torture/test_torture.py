@@ -1,4 +1,4 @@
-"""A short version of scripts/torture by default; `pytest -m slow` runs it whole."""
+"""A short version of scripts/torture by default, a longer one with `-m full`; `pytest -m slow` runs it whole."""
 
 import subprocess
 import sys
@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 from support.command import ROOT
 
-SHORT = {"commands": 8, "kills": 1, "corruptions": 6, "races": 1, "disks": 2, "sent": 6}
+SHORT = {"commands": 1, "kills": 1, "corruptions": 1, "races": 1, "disks": 1, "sent": 1}
+LONGER = {"commands": 8, "kills": 1, "corruptions": 6, "races": 1, "disks": 2, "sent": 6}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks, /proc and limits of Linux")
-@pytest.mark.parametrize("numbers", [SHORT, pytest.param({}, marks=pytest.mark.slow)], ids=["short", "whole"])
+@pytest.mark.parametrize(
+    "numbers",
+    [SHORT, pytest.param(LONGER, marks=pytest.mark.full), pytest.param({}, marks=pytest.mark.slow)],
+    ids=["short", "longer", "whole"],
+)
 def test_torture(numbers: dict[str, int], tmp_path: Path) -> None:
     words = [word for kind, number in numbers.items() for word in (f"--{kind}", str(number))]
     jobs = ["--jobs", "1"] if numbers else []
