@@ -251,7 +251,7 @@ def test_sweeps_that_go_wrong(tmp_path):
 
 def test_sweep_in_a_thread_and_interrupted(monkeypatch):
     with ThreadPoolExecutor(1) as pool:
-        (run,) = pool.submit(api.sweep, TINY, quiet=True).result(timeout=120)
+        (run,) = pool.submit(api.sweep, TINY, quiet=True).result(timeout=600)
     assert run.status == "finished"
     spent = loop.share_spent
     monkeypatch.setattr(loop, "share_spent", lambda *of: os.kill(os.getpid(), signal.SIGINT) or spent(*of))
@@ -277,7 +277,7 @@ def test_sweep_in_a_script_without_a_guard(tmp_path):
         "print('left', os.environ.get('GOMP_SPINCOUNT'))\n"
     )
     env = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("began") == 1
     assert "statuses ['finished', 'finished', 'finished']" in done.stdout
@@ -388,9 +388,9 @@ def test_in_several_threads_at_once(tmp_path):
     alone = api.run(words, output_dir=tmp_path / "alone", quiet=True).final
     with ThreadPoolExecutor(4) as pool:
         runs = [pool.submit(api.run, words, output_dir=tmp_path / str(k), quiet=True) for k in range(6)]
-        assert [run.result(timeout=120).final for run in runs] == [alone] * 6
+        assert [run.result(timeout=600).final for run in runs] == [alone] * 6
         models = [pool.submit(run.result().model) for run in runs]
-        assert all(model.result(timeout=120) is not None for model in models)
+        assert all(model.result(timeout=600) is not None for model in models)
 
 
 def test_in_another_thread():
@@ -517,6 +517,7 @@ def test_folders_that_are_no_runs(tmp_path):
         _ = run.metrics
 
 
+@pytest.mark.pictures
 def test_compare(monkeypatch, capsys):
     runs = [api.run([*TINY, f"algo.K={K}", f"seed={seed}"], quiet=True) for K in (1, 5) for seed in (0, 1)]
     found = api.compare([*runs[:2], "outputs"], metric="distance", x="bytes", target=5)

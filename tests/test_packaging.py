@@ -19,7 +19,7 @@ def wheel(tmp_path_factory):
     """Built as pip builds it, with the build's own packages from the index."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, ROOT]
-    subprocess.run(command, check=True, timeout=300)
+    subprocess.run(command, check=True, timeout=600)
     (path,) = folder.glob("fedopt-*.whl")
     return path
 
@@ -61,7 +61,7 @@ def installed(wheel, tmp_path_factory):
     """A folder that has nothing but what the wheel has."""
     folder = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", folder, wheel]
-    subprocess.run(pip, check=True, timeout=120)
+    subprocess.run(pip, check=True, timeout=600)
     return folder
 
 
@@ -91,7 +91,7 @@ def test_commands_of_the_wheel(command, left, installed, tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert not left or list(Path(tmp_path).glob(left))

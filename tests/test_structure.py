@@ -27,7 +27,7 @@ def test_imports_leave_the_environment_alone():
     """In a process that has loaded nothing yet, for the package and all its public names."""
     code = "import os; before = dict(os.environ); import fedopt; assert os.environ == before, 'by the package'\n"
     code += "for name in fedopt.__all__: getattr(fedopt, name); assert os.environ == before, name"
-    assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, timeout=600).returncode == 0
 
 
 WITHOUT_TORCH = (
@@ -47,7 +47,7 @@ def test_imports_no_torch():
     code = "import importlib, sys\nfor name in sys.argv[1:]:\n"
     code += "    importlib.import_module(f'fedopt{name}')\n    if 'torch' in sys.modules: sys.exit(name)"
     command = [sys.executable, "-c", code, *WITHOUT_TORCH]
-    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 
@@ -55,4 +55,4 @@ def test_imports_no_torch():
 def test_ranks_load_what_would_keep_a_group():
     """Imported after a group has begun, this module would keep the group, and threads of gloo's, after its end."""
     code = "import sys, fedopt.federation.ranks; sys.exit('torch.distributed.nn.functional' not in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, timeout=600).returncode == 0

@@ -43,6 +43,7 @@ def command(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.pictures
 def test_means_and_deviations_over_seeds(tmp_path, command):
     for seed, values in enumerate([(10, 95, 80), (20, 60, 90), (30, 70, 100)]):
         record(tmp_path / "runs" / "deep" / f"m{seed}", values, seed)
@@ -370,12 +371,14 @@ def test_a_method_by_its_word_on_the_command_line(old, tmp_path, command):
     assert (set(csv["label"]), err) == ({"N", "fedmsa"}, "")
 
 
+@pytest.mark.pictures
 def test_another_label_of_the_metric(tmp_path, command, drawn):
     record(tmp_path / "runs" / "0", (10, 90))
     assert "final acc. [%]" in command(tmp_path / "runs", "--label", "acc. [%]")[2]
     assert drawn[0].axes[0].get_ylabel() == "acc. [%]"
 
 
+@pytest.mark.pictures
 def test_problems_have_pictures_of_their_own(tmp_path, command, drawn):
     """With a scale of its own."""
     record(tmp_path / "runs" / "a", (1e-3, 1), metric="distance")
@@ -401,6 +404,7 @@ def test_pairs_that_differ_by_the_same_have_no_p(tmp_path, command):
     assert re.search(r"a - b +│ +0\.00? +│ +3 +│ +- +│ +-", out)
 
 
+@pytest.mark.pictures
 def test_equal_spends(tmp_path, command, drawn):
     """Unequal spends are said; --at compares at one x, and draws all there is."""
     record(tmp_path / "runs" / "a", (10, 20, 50), 0)  # to 40 exchanges
@@ -443,6 +447,7 @@ def test_problems_are_not_pooled(tmp_path, command):
     assert [("**" in row) for row in rows] == [False, False, True, True]
 
 
+@pytest.mark.pictures
 def test_runs_left_out(tmp_path, command, drawn):
     for seed, status in enumerate(["finished", "finished", "interrupted"]):
         record(tmp_path / "runs" / f"seed={seed}", (10, 90), seed, status=status)
@@ -519,6 +524,7 @@ NAMES = ["a", "FedNest", "a method with a name that is much longer than others h
 SIZES = {"usual": [], "narrow": ["--width", "2"], "wide": ["--width", "10", "--height", "8"], "slide": ["--slides"]}
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize(
     ("lines", "name", "size"),
     [(14, NAMES[2], "usual"), (2, NAMES[2], "narrow"), (6, NAMES[1], "narrow"), (14, NAMES[2], "wide"), (6, NAMES[1], "slide"),
@@ -548,6 +554,7 @@ def test_nothing_overlaps_or_is_cut_off(lines, name, size, tmp_path, command, dr
         assert len(rows) == (1 if size == "usual" else 2)
 
 
+@pytest.mark.pictures
 def test_methods_are_read_row_by_row(tmp_path, command, drawn):
     for j in range(5):
         record(tmp_path / "runs" / str(j), (1, 2, 3), algo={**FEDMSA, "rule": f"no. {j}"})
@@ -559,6 +566,7 @@ def test_methods_are_read_row_by_row(tmp_path, command, drawn):
     assert len({round(box.x0) for box, _ in extents}) > 1
 
 
+@pytest.mark.pictures
 def test_sizes_of_a_picture(tmp_path, command, drawn):
     """Inches of all of it, points, and slides of 16:9."""
     record(tmp_path / "runs" / "0", (1, 2, 3))
@@ -577,12 +585,14 @@ def test_sizes_of_a_picture(tmp_path, command, drawn):
     assert "the axes have no room in a figure of 1 x" in err
 
 
+@pytest.mark.pictures
 def test_the_caption_can_be_left_out(tmp_path, command, drawn):
     record(tmp_path / "runs" / "0", (1, 2, 3))
     assert "figure: lines: 1 seed" in command(tmp_path / "runs", "--no-caption")[2]
     assert caption(drawn[0]) == ""
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize(
     ("band", "reach"),
     [("std", 10), ("sem", 10 / 3**0.5), ("ci", scipy.stats.t.ppf(0.975, 2) * 10 / 3**0.5), ("minmax", 10)],
@@ -600,6 +610,7 @@ def test_bands(band, reach, tmp_path, command, drawn):
     assert len({*curves.BANDS.values()}) == 4
 
 
+@pytest.mark.pictures
 def test_a_style_file(tmp_path, command, drawn):
     style = tmp_path / "a.mplstyle"
     style.write_text(
@@ -620,6 +631,7 @@ def test_a_style_file(tmp_path, command, drawn):
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -680,6 +692,7 @@ def test_the_styles_that_matplotlib_brings(tmp_path):
     assert taken >= len([*folder.glob("*.mplstyle")]) - 2
 
 
+@pytest.mark.pictures
 def test_picture(tmp_path, drawn):
     run = recorded.read(record(tmp_path / "0", (100, 1), metric="distance"), "bytes")
     two = {"FedMSA, algo.K=5": [run], "FedAvg": [run]}
@@ -722,16 +735,20 @@ def test_numbers_are_whole_at_every_width(width, monkeypatch, capsys):
         assert max(map(len, shown.splitlines())) <= width
 
 
-def test_a_label_of_half_a_megabyte(tmp_path, command, drawn):
+@pytest.mark.pictures
+@pytest.mark.parametrize("size", [10_000, pytest.param(500_000, marks=pytest.mark.full)])
+def test_a_label_of_half_a_megabyte(size, tmp_path, command, drawn):
     """It is cut before it comes into a picture."""
-    for seed, label in enumerate(("x" * 500_000, "many words " * 50_000)):
-        folder = record(tmp_path / "runs" / str(seed), [70, 80], seed, algo={"_target_": "a.B", "K": label[:100_000]})
+    for seed, label in enumerate(("x" * size, "many words " * (size // 10))):
+        folder = record(
+            tmp_path / "runs" / str(seed), [70, 80], seed, algo={"_target_": "a.B", "K": label[: size // 5]}
+        )
         card = json.loads((folder / "run.json").read_text())
         card["metrics"][0]["label"] = label
         (folder / "run.json").write_text(json.dumps(card))
-    started = time.monotonic()
-    assert command(tmp_path / "runs", "--group-by", "algo.K", "--title", "y" * 500_000)[0] == 0
-    assert time.monotonic() - started < 30
+    started = time.process_time()
+    assert command(tmp_path / "runs", "--group-by", "algo.K", "--title", "y" * size)[0] == 0
+    assert time.process_time() - started < 30
     assert max(drawn[0].get_size_inches()) < 20
     assert max(len(text.get_text()) for text in drawn[0].findobj(Text)) < 2000
 
@@ -747,6 +764,7 @@ def test_metrics_of_a_run_leave_no_more_than_one_place_empty(n, rows, columns, t
     assert (layout.nrows, layout.ncols, len(drawn[0].axes)) == (rows, columns, n)
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -792,6 +810,7 @@ def test_tuned_values_of_another_model_are_said(tmp_path, command):
     assert line in command(tmp_path / "runs")[-1]
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize("band", ["std", "sem", "ci", "minmax"])
 def test_percentages_have_the_ends_of_percentages(band, tmp_path, command, drawn):
     """Also bands; what is no percentage, or has values beyond, and --ylim, are left alone."""
@@ -825,6 +844,7 @@ def test_a_config_without_a_group(group, tmp_path, command):
     assert command(tmp_path / "runs")[0] == 0
 
 
+@pytest.mark.pictures
 def test_groups_go_by_the_names_that_were_chosen(tmp_path, command, drawn):
     for algo, inner, value in (("fednest", "svrg", 90), ("lfednest", "sgd", 70)):
         for seed in range(3):
@@ -938,6 +958,7 @@ def test_a_target_that_few_runs_reach(tmp_path, command):
     assert "40 ± 0 (2 of 3)" in command(tmp_path / "runs", "--target", "80")[2]
 
 
+@pytest.mark.pictures
 def test_limits_and_logarithm_of_x(tmp_path, command, drawn):
     record(tmp_path / "runs" / "a", (1, 2, 3))
     command(tmp_path / "runs", "--xlim", "5,20", "--logx")
@@ -947,6 +968,7 @@ def test_limits_and_logarithm_of_x(tmp_path, command, drawn):
     assert "--xlim: a logarithmic axis begins above 0; --no-logx makes it linear" in result[-1]
 
 
+@pytest.mark.pictures
 def test_a_legend_leaves_room_for_the_lines(tmp_path, command, drawn):
     """Also one of many long labels, and one of two columns."""
     for j in range(14):
@@ -1001,6 +1023,7 @@ def test_unlike_batches_are_said(tmp_path, command):
 # For a paper
 
 
+@pytest.mark.pictures
 def test_files_for_a_paper(tmp_path, command):
     for seed in (0, 1):
         named(tmp_path / "runs" / f"a{seed}", "fedmsa", 1, 90 + seed, seed=seed)
@@ -1056,6 +1079,7 @@ def test_decimals(decimals, cells, bold, tmp_path, command):
     assert csv["final_test_accuracy_mean"].tolist() == pytest.approx([90.53, 90.54, 80.04])  # all digits
 
 
+@pytest.mark.pictures
 def test_colours_stay_with_names(tmp_path, command, drawn):
     """In the order of --names, also where some have no line; lines of the same name have other dashes."""
     for algo in ("a", "b", "c"):
@@ -1075,6 +1099,7 @@ def test_colours_stay_with_names(tmp_path, command, drawn):
     assert len({line.get_marker() for line in drawn[0].axes[0].lines}) > 3
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize("place", ["inside", "none"])
 def test_legends_elsewhere(place, tmp_path, command, drawn):
     record(tmp_path / "runs" / "0", (10, 90))
@@ -1087,6 +1112,7 @@ def test_legends_elsewhere(place, tmp_path, command, drawn):
     assert drawn[1].get_size_inches()[1] == figures.HEIGHT
 
 
+@pytest.mark.pictures
 def test_a_legend_below(tmp_path, command, drawn):
     """Has the caption, and the title stands above."""
     record(tmp_path / "runs" / "0", (10, 90))

@@ -91,10 +91,10 @@ def test_no_process_outlives_its_sweep(launcher, how, tmp_path):
         "-m", *LONG, "seed=0,1,2", "output_dir=sweep", *LAUNCHERS[launcher], cwd=tmp_path, preexec_fn=hangs_up
     )
     try:
-        wait_for(lambda: list(tmp_path.glob("sweep/*/metrics.csv")), 240)
+        wait_for(lambda: list(tmp_path.glob("sweep/*/metrics.csv")), 600)
         os.kill(command.pid, how)
-        command.wait(120)
-        wait_for(lambda: not computing(tmp_path), 120)
+        command.wait(600)
+        wait_for(lambda: not computing(tmp_path), 600)
     finally:
         for process in computing(tmp_path):
             os.kill(process, signal.SIGKILL)

@@ -159,7 +159,7 @@ def test_job_that_makes_room_goes_on(kind, monkeypatch, tmp_path):
     assert not list((tmp_path / "queue").glob("*/*"))
 
 
-def until(condition, seconds: float = 120) -> None:
+def until(condition, seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

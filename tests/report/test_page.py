@@ -318,7 +318,7 @@ def test_live(served, opened, tmp_path):
     assert cells(tab, "line") == ["FedMSA", "FedAvg"]
     assert tab.get_by_role("button", name="FedMSA (1 of 3 stopped)").get_attribute("aria-pressed") == "false"
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[1] == "fedopt: stopped\n"
+    assert process.communicate(timeout=600)[1] == "fedopt: stopped\n"
     assert process.returncode == 130
     tab.locator("#state", has_text="has ended").wait_for()
 

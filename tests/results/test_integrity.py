@@ -233,12 +233,12 @@ def test_the_last_good_state_is_finite(monkeypatch, capsys, tmp_path):
     arguments += ["hardware.threads=1", "budget.rounds=1000000", "eval.every=1000000", "partitioner.clients=5"]
     arguments += ["participation.cohort=null"]
     process = start(*arguments, f"output_dir={folder}", cwd=tmp_path, env={"FEDOPT_CHECKPOINT_SECONDS": "0"})
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not (folder / "metrics.csv").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(1)
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
     with safe_open(folder / "checkpoint.safetensors", "pt") as file:
         assert all(bool(file.get_tensor(name).isfinite().all()) for name in file.keys() if name.startswith("state"))  # noqa: SIM118
 

@@ -170,7 +170,7 @@ def test_ctrl_c(monkeypatch, capsys, tmp_path):
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert out.endswith("fedopt resume=true output_dir=run\n")
     assert "Traceback" not in err

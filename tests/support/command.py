@@ -52,7 +52,7 @@ def start(*arguments: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
 
 def run(*arguments: str, cwd: Path, **options: Any) -> Result:
     process = start(*arguments, cwd=cwd, **options)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     return Result(process.returncode, out, err)
 
 
@@ -70,7 +70,7 @@ def start_ranks(
 
 def torchrun(*arguments: str | Path, cwd: Path) -> Result:
     process = start_ranks(*arguments, cwd=cwd)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     return Result(0, out, err)
 

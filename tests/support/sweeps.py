@@ -23,7 +23,7 @@ def begin(cwd: Path, *arguments: str) -> subprocess.Popen:
 def to_the_end(cwd: Path, *arguments: str, most: int = 5) -> int:
     """The command, until nothing is left to do; returns how often it was given."""
     for time in range(1, most + 1):
-        if begin(cwd, *arguments).wait(300) == 0:
+        if begin(cwd, *arguments).wait(600) == 0:
             return time
     raise AssertionError((cwd / "said").read_text())
 
