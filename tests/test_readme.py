@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.cases import few
 from support.command import ROOT, code_of, fedopt
 from support.pages import added, blocks
 
@@ -52,12 +53,7 @@ def runs(page: Path) -> bool:
 LONG = {f"docs/{page}.md" for page in ("comparing", "own-algorithm", "own-model", "own-problem", "tune", "tutorial")}
 
 
-def in_turn(pages, long):
-    """The pages as parameters; the long ones are marked `full`."""
-    return [pytest.param(page, marks=pytest.mark.full if long(page) else [], id=name(page)) for page in pages]
-
-
-@pytest.mark.parametrize("page", in_turn(filter(runs, PAGES), lambda page: name(page) in LONG))
+@pytest.mark.parametrize("page", few(filter(runs, PAGES), lambda page: name(page) not in LONG), ids=name)
 def test_commands_run(page, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of processes that commands start
@@ -162,14 +158,14 @@ def script():
     return runpy.run_path(str(ROOT / "scripts" / "docs"))
 
 
-def takes_long(page: Path) -> bool:
+def is_quick(page: Path) -> bool:
     """By default one page of each folder is made anew, and of the others those that run no method and load no experiment."""
-    folder = sorted(path for path in PAGES if path.parent == page.parent)
-    others = page != folder[0] and page.parent not in (ROOT, ROOT / "docs")
-    return others or any(f"<!-- generated: {slow}" in page.read_text() for slow in ("choices", "hours", "methods"))
+    first = next(path for path in PAGES if path.parent == page.parent)
+    slow = (f"<!-- generated: {kind}" for kind in ("choices", "hours", "methods"))
+    return page in (first, *(ROOT / "docs").glob("*.md")) and not any(mark in page.read_text() for mark in slow)
 
 
-@pytest.mark.parametrize("page", in_turn(PAGES, takes_long))
+@pytest.mark.parametrize("page", few(PAGES, is_quick), ids=name)
 def test_tables_are_up_to_date(page, script):
     assert script["written"](page.read_text()) == page.read_text()
 

@@ -1,5 +1,6 @@
 """What a user can get wrong: one clear line, exit code not 0, no traceback, nothing half-written."""
 
+import itertools
 import os
 import resource
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from omegaconf import Node
+from support.cases import few
 from support.command import PAIR, ROOT, TINY, fedopt, one_line, run, without_time
 
 import fedopt as api
@@ -569,11 +571,10 @@ def test_an_odd_summary(summary, monkeypatch, capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("module", "seconds"),
-    [
-        pytest.param(module, seconds, marks=[] if (module, seconds) == ("fedopt", 0.2) else pytest.mark.full)
-        for module in ("fedopt", "fedopt.commands.reproduce")
-        for seconds in (0.05, 0.2, 0.4)
-    ],
+    few(
+        itertools.product(["fedopt", "fedopt.commands.reproduce"], [0.05, 0.2, 0.4]),
+        lambda case: case == ("fedopt", 0.2),
+    ),
 )
 def test_ctrl_c_while_python_imports(module, seconds, tmp_path):
     command = {"fedopt": "main()", "fedopt.commands.reproduce": "reproduce()"}[module]

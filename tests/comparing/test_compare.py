@@ -18,6 +18,7 @@ import scipy.stats
 import yaml
 from matplotlib.text import Text
 from rich.console import Console
+from support.cases import few
 from support.command import ROOT, code_of
 from support.records import FEDAVG, FEDMSA, MCO, record
 
@@ -527,8 +528,8 @@ SIZES = {"usual": [], "narrow": ["--width", "2"], "wide": ["--width", "10", "--h
 @pytest.mark.pictures
 @pytest.mark.parametrize(
     ("lines", "name", "size"),
-    [(14, NAMES[2], "usual"), (2, NAMES[2], "narrow"), (6, NAMES[1], "narrow"), (14, NAMES[2], "wide"), (6, NAMES[1], "slide"),
-     (2, NAMES[0], "usual"), (14, NAMES[0], "wide")],
+    few([(14, NAMES[2], "usual"), (2, NAMES[2], "narrow"), (6, NAMES[1], "narrow"), (14, NAMES[2], "wide"),
+         (6, NAMES[1], "slide"), (2, NAMES[0], "usual"), (14, NAMES[0], "wide")], lambda case: case[0] < 14),
 )  # fmt: skip
 def test_nothing_overlaps_or_is_cut_off(lines, name, size, tmp_path, command, drawn):
     """Methods stand in rows above the axes, and what is drawn below. One seed, values that are not numbers."""
@@ -736,7 +737,7 @@ def test_numbers_are_whole_at_every_width(width, monkeypatch, capsys):
 
 
 @pytest.mark.pictures
-@pytest.mark.parametrize("size", [10_000, pytest.param(500_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("size", few([10_000, 500_000], lambda size: size < 500_000))
 def test_a_label_of_half_a_megabyte(size, tmp_path, command, drawn):
     """It is cut before it comes into a picture."""
     for seed, label in enumerate(("x" * size, "many words " * (size // 10))):

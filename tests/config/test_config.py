@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import yaml
+from support.cases import few
 from support.command import PAIR, ROOT, fedopt, one_line
 
 from fedopt.config.compose import compose, merge
@@ -143,7 +144,7 @@ def test_misspelt_preset_in_a_sweep(monkeypatch, capsys, tmp_path):
 # Clients and participation
 
 
-@pytest.mark.parametrize("problem", names("problem"))
+@pytest.mark.parametrize("problem", few(names("problem"), ("mco", "classification", "hierarchical").__contains__))
 def test_numbers_of_clients(problem):
     """The problem's number holds for every partitioner, but in one place there is one client, and some data have clients."""
     usual = config(f"problem={problem}")["partitioner"]

@@ -2,6 +2,7 @@
 
 import datetime
 import hashlib
+import itertools
 import json
 import os
 import pickle
@@ -9,6 +10,7 @@ import pickle
 import pandas as pd
 import pytest
 import yaml
+from support.cases import few
 from support.command import PAIR, TINY, code_of, fedopt, run
 from support.records import record
 
@@ -286,8 +288,16 @@ def test_a_file_that_sends_a_run_elsewhere(place, monkeypatch, capsys, tmp_path)
 # Files that are none, or are of another kind
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-@pytest.mark.parametrize("name", ["config.yaml", "run.json", "summary.json", "metrics.csv", "checkpoint.safetensors"])
+OF_A_RUN = ["config.yaml", "run.json", "summary.json", "metrics.csv", "checkpoint.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    few(
+        itertools.product(OF_A_RUN, ["pipe", "device", "folder"]),
+        [("config.yaml", "pipe"), ("metrics.csv", "device"), ("checkpoint.safetensors", "folder")].__contains__,
+    ),
+)
 def test_files_of_a_sent_run_that_have_no_end(name, kind, monkeypatch, capsys, tmp_path):
     """Nobody waits for them, and the others are compared."""
     monkeypatch.chdir(tmp_path)
@@ -370,7 +380,7 @@ def sweep_of_two(tmp_path):
     return tmp_path / "sweep"
 
 
-@pytest.mark.parametrize("name", ["run.json", "summary.json", "config.yaml"])
+@pytest.mark.parametrize("name", few(["run.json", "summary.json", "config.yaml"], lambda name: name == "summary.json"))
 def test_values_of_other_types(name, sweep_of_two, capsys):
     """One odd folder costs neither the comparison nor the table of a sweep."""
     path = sweep_of_two / "1" / name

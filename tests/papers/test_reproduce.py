@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from support.cases import few
 from support.command import ROOT, Result, code_of, fedopt
 from support.records import FEDAVG, record
 
@@ -1092,9 +1093,7 @@ def test_mistakes_in_files(node, said, experiment, command):
 FIRST = {name.partition("/")[0]: name for name in reversed(published.names())}.values()  # of each paper
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in FIRST else pytest.mark.full) for name in published.names()]
-)
+@pytest.mark.parametrize("name", few(published.names(), lambda name: name in FIRST))
 def test_published_experiments_compose(name):
     """Each line, and a quick one, gives a config that can be built."""
     described = published.load(name)

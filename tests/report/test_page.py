@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 import scipy.stats
+from support.cases import few
 from support.command import ROOT, code_of, fedopt
 from support.records import FEDAVG, FEDMSA, record
 
@@ -135,6 +136,7 @@ def test_hide_axes_and_metric(runs, command, opened, tmp_path):
     )
 
 
+@pytest.mark.full
 def test_table_is_sorted(command, opened, tmp_path):
     """By numbers, whatever power of ten they have, down and up; what is missing comes last."""
     for k, last in enumerate([0.03, 2e-7, "inf", 150]):
@@ -150,6 +152,7 @@ def test_table_is_sorted(command, opened, tmp_path):
     assert cells(tab, "line") == ["algo.K=3", "algo.K=0", "algo.K=1", "algo.K=2"]
 
 
+@pytest.mark.full
 def test_intervals_and_tests(runs, command, opened, tmp_path):
     tab = opened(command(tmp_path / "runs")[1])
     for row, values in zip(cells(tab, "95 % t-interval of the mean of last values"), runs.values(), strict=True):
@@ -181,7 +184,7 @@ def test_markup_is_text(command, opened, tmp_path):
     assert tab.locator(".ytitle").text_content() == "m<i>"  # as it is drawn
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", few(["light", "dark"], lambda scheme: scheme == "light"))
 def test_phone(scheme, runs, command, opened, tmp_path):
     """Nothing is wider than the screen, and letters are seen on their ground."""
     tab = opened(command(tmp_path / "runs")[1], 390, color_scheme=scheme)
@@ -192,6 +195,7 @@ def test_phone(scheme, runs, command, opened, tmp_path):
     assert tab.eval_on_selector(".chart", "c => c.layout.font.color") == tab.eval_on_selector("body", colours)[0]
 
 
+@pytest.mark.full
 def test_size(command, opened, tmp_path):
     """30 runs of 500 rows, which are all there."""
     rng = np.random.default_rng(0)
@@ -202,6 +206,7 @@ def test_size(command, opened, tmp_path):
     assert {len(x) for x, _ in drawn(opened(path)).values()} == {500}
 
 
+@pytest.mark.full
 def test_all_kinds_of_runs(command, opened, tmp_path):
     """A section for each problem; runs that diverged and runs without rows are there as such."""
     record(tmp_path / "runs" / "a", [1, 1e3, "inf"], metric="distance", status="diverged")
@@ -230,6 +235,7 @@ def test_notes(command, tmp_path):
     assert err == "note: 1 of 3 runs left out: others of the same config, seed and data count\n"
 
 
+@pytest.mark.full
 def test_division(command, opened, monkeypatch, capsys, tmp_path):
     """Of a run: each client's examples of each class, as its data say."""
     words = [
@@ -248,6 +254,7 @@ def test_division(command, opened, monkeypatch, capsys, tmp_path):
     np.testing.assert_array_equal(np.sum(heat[2], axis=1), digits)
 
 
+@pytest.mark.full
 def test_a_paper(command, opened, tmp_path):
     """Its figure, its verdicts, and curves of the runs that are there."""
     results = tmp_path / "out" / "fedmsa" / "fig1a"
@@ -262,6 +269,7 @@ def test_a_paper(command, opened, tmp_path):
     assert tab.locator("h2").count() == 2  # the run is not shown a second time
 
 
+@pytest.mark.full
 def test_in_a_notebook(runs, browser, tmp_path):
     """comparison.report() is shown in a frame from which nothing outside can be reached."""
     shown = public.compare([tmp_path / "runs"], names={"FedMSA": "ours"}).report()
@@ -323,6 +331,7 @@ def test_live(served, opened, tmp_path):
     tab.locator("#state", has_text="has ended").wait_for()
 
 
+@pytest.mark.full
 def test_a_folder_that_is_removed(served, opened, tmp_path):
     """The page says why it is not refreshed, and goes on when it can."""
     tab = opened(served[0])

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import yaml
 from safetensors import safe_open
+from support.cases import few
 from support.command import ROOT, TINY, fedopt, run, start, torchrun
 
 from fedopt import run as api_run
@@ -76,13 +77,7 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.pictures
-@pytest.mark.parametrize(
-    "problem",
-    [
-        pytest.param(p, marks=[] if p in ("mco", "classification_with_server") else pytest.mark.full)
-        for p in harness.names("problem")
-    ],
-)
+@pytest.mark.parametrize("problem", few(harness.names("problem"), ("mco", "classification_with_server").__contains__))
 def test_pictures_of_every_problem(problem, monkeypatch, capsys, tmp_path):
     """Neither is blank."""
     algo = next(algo for algo, of in harness.pairs() if of == problem)
@@ -140,7 +135,7 @@ def test_threads(given, threads, spin, tmp_path):
     assert f"started with {threads or cores()} threads" in (tmp_path / "run" / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("most", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("most", few([1, 2], lambda most: most == 1))
 def test_killed_runs_resume_exactly(most, monkeypatch, capsys, tmp_path):
     """kill -9 at random moments, then resume=true until it is done: the undisturbed metrics.csv."""
     assert fedopt(monkeypatch, capsys, *LONG, f"output_dir={tmp_path / 'whole'}").code == 0
