@@ -7,6 +7,7 @@ import json
 import os
 import socket
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from urllib.error import URLError
 from zipfile import ZipFile
@@ -26,7 +27,6 @@ from fedopt.data.partitioners import ByColumn, Iid
 from fedopt.data.tables import Csv
 from fedopt.data.world import World
 from fedopt.errors import UserError
-from fedopt.networks.torchvision_import import torchvision
 from fedopt.problems.imbalanced_mnist import long_tail
 from fedopt.testing.harness import small
 
@@ -54,8 +54,14 @@ def saved(tmp_path):
     return save
 
 
+@pytest.fixture(scope="module")
+def torchvision():
+    """Takes seconds to import."""
+    return import_module("fedopt.networks.torchvision_import").torchvision
+
+
 @pytest.fixture
-def offline(monkeypatch):
+def offline(monkeypatch, torchvision):
     """No download succeeds, and none is tried."""
 
     def fail(*args, **kwargs):
@@ -558,7 +564,7 @@ def test_torchvision_layout(offline, tmp_path):
     same(Torchvision("fashion_mnist", root=str(tmp_path)).load(), arrays)
 
 
-def test_a_download(monkeypatch, tmp_path):
+def test_a_download(torchvision, monkeypatch, tmp_path):
     """Comes whole into the data folder, which is made, and stays; nothing else is left."""
     made = []
 
