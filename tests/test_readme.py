@@ -161,7 +161,7 @@ def script():
 def is_quick(page: Path) -> bool:
     """By default one page of each folder is made anew, and of the others those that run no method and load no experiment."""
     first = next(path for path in PAGES if path.parent == page.parent)
-    slow = (f"<!-- generated: {kind}" for kind in ("choices", "hours", "methods"))
+    slow = (f"<!-- generated: {kind}" for kind in ("choices", "gallery", "hours", "methods"))
     return page in (first, *(ROOT / "docs").glob("*.md")) and not any(mark in page.read_text() for mark in slow)
 
 

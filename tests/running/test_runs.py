@@ -131,7 +131,7 @@ def test_threads(given, threads, spin, tmp_path):
         [sys.executable, "-c", code], env=env | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     assert (said.stdout.strip(), said.stderr) == (spin, "")
-    assert run(*TINY[:2], "output_dir=run", cwd=tmp_path, env={"OMP_NUM_THREADS": "", **given}).code == 0
+    assert run(*TINY[:-1], "output_dir=run", cwd=tmp_path, env={"OMP_NUM_THREADS": "", **given}).code == 0
     assert f"started with {threads or cores()} threads" in (tmp_path / "run" / "log.txt").read_text()
 
 
