@@ -127,7 +127,7 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
             range(1, len(best) + 1),
             [v if math.isfinite(v) else math.nan for v in best],
             label=display_name(search.algo, search.folders),
-            **figures.look(j),
+            **figures.look(j) | figures.marks(j, j, len(searches)),
         )
     figures.describe(curve, "trials", f"best {metric.title}", "best of k trials")
     for axis, (search, key, values) in zip(axes.flat[1:], panels, strict=False):
