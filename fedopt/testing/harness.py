@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch.utils._pytree import tree_leaves
 
 from fedopt.config.build import imported
 from fedopt.config.compose import Composed, compose, merge
-from fedopt.config.files import CONF, chain, class_path, file_of, values_of
+from fedopt.config.files import CONF, chain, class_path, content, file_of, values_of
 from fedopt.config.project import with_project
 from fedopt.config.words import last_of_each
 from fedopt.errors import UserError
@@ -34,8 +33,8 @@ FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 
 
 def contract(path: Path) -> dict[str, Any]:
-    """What a contract.yaml says: overrides by NAME or by 'ALGO PROBLEM'; less, by ALGO; everyone: [ALGO]; approximate, by ALGO."""
-    return (yaml.safe_load(path.read_text()) if path.exists() else None) or {}
+    """Read a contract.yaml: overrides by NAME or 'ALGO PROBLEM'; less, by ALGO; everyone: [ALGO]; approximate, by ALGO."""
+    return content(path) if path.exists() else {}
 
 
 OURS = contract(Path(__file__).with_name("contract.yaml"))
@@ -52,7 +51,7 @@ def names(group: str) -> list[str]:
 
 
 def held(group: str) -> list[str]:
-    """The files that the contract is about: yours, where a folder of yours is given, else all of fedopt's."""
+    """List the files that the contract is about: yours, where a folder of yours is given, else all of fedopt's."""
     return sorted(path.stem for path in (FOLDERS[-1] / group).glob("*.yaml"))
 
 
@@ -65,7 +64,7 @@ if unknown := {word for name in (*YOURS, *LESS, *APPROXIMATE) for word in name.s
 
 @cache
 def node(group: str, name: str) -> dict[str, Any]:
-    """What choosing this file makes of the group's node."""
+    """Compose what choosing this file makes of the group's node."""
     return config(f"{group}={name}")[group]
 
 
@@ -81,13 +80,13 @@ def is_ours(group: str, name: str) -> bool:
 
 @cache
 def problem_classes() -> dict[str, str]:
-    """The class of each problem."""
+    """Name the class of each problem."""
     return {p: class_name(class_of(class_at("problem", p))) for p in names("problem")}
 
 
 @cache
 def pairs() -> list[tuple[str, str]]:
-    """Every algorithm with every problem of a class that it covers."""
+    """Pair every algorithm with every problem of a class that it covers."""
     classes = problem_classes()
     return [
         (a, p) for a in names("algo") for p in names("problem") if classes[p] in covered(class_at("algo", a).solves)
@@ -95,7 +94,7 @@ def pairs() -> list[tuple[str, str]]:
 
 
 def held_pairs() -> list[tuple[str, str]]:
-    """The pairs that the contract is about."""
+    """List the pairs that the contract is about."""
     algos, problems = held("algo"), held("problem")
     return [(a, p) for a, p in pairs() if a in algos or p in problems]
 
@@ -106,7 +105,7 @@ def composed(*words: str) -> Composed:
 
 @cache
 def fields(group: str, name: str) -> dict[str, Any]:
-    """The keys that a file and those that it builds on set in its group, read from them: composing all takes half a minute."""
+    """Read the keys that a file and those it builds on set in its group; composing all files would take half a minute."""
     found: dict[str, Any] = {}
     for option in chain(group, name, FOLDERS[1:]):
         for key, value in values_of(group, option, FOLDERS[1:]).items():
@@ -118,7 +117,7 @@ def fields(group: str, name: str) -> dict[str, Any]:
 
 
 def structure(algo: str) -> tuple[Any, ...]:
-    """What decides which code of an algorithm runs: its class, its choices, and which numbers are zero; batches aside."""
+    """Say what decides which code of an algorithm runs: its class, its choices, and which numbers are zero; batches aside."""
 
     def kind(value: Any) -> Any:
         amount = isinstance(value, str) and value[0].isdigit()  # '5 epochs'
@@ -130,7 +129,7 @@ def structure(algo: str) -> tuple[Any, ...]:
 
 @cache
 def variants() -> frozenset[str]:
-    """fedopt's algorithms of the same structure as one before them, which files with fewer parents come before."""
+    """Name fedopt's algorithms of the same structure as one before them. Files with fewer parents come first."""
     seen, repeated = set[tuple[Any, ...]](), set[str]()
     for algo in sorted(names("algo"), key=lambda name: (len(chain("algo", name, FOLDERS[1:])), name)):
         if structure(algo) in seen and is_ours("algo", algo):
@@ -141,8 +140,10 @@ def variants() -> frozenset[str]:
 
 @cache
 def usual_pairs() -> frozenset[tuple[str, str]]:
-    """Each algorithm with one problem of each class that it solves, and of one that a reduction brings it to, in turn; each problem
-    with one algorithm. Variants have no pair."""
+    """Pair each algorithm with one problem of each class that it solves, and of one that a reduction brings it to, in turn.
+
+    Each problem has an algorithm too. Variants have no pair.
+    """
     classes = problem_classes()
     usual: dict[tuple[str, str], None] = {}
     used = Counter[str]()
@@ -160,7 +161,7 @@ def usual_pairs() -> frozenset[tuple[str, str]]:
 
 @cache
 def with_variants() -> frozenset[tuple[str, str]]:
-    """The usual pairs, and each variant with one problem of its first class, whose solution is known."""
+    """Add to the usual pairs each variant with one problem of its first class, whose solution is known."""
     closed = {
         p: kind for p, kind in problem_classes().items() if class_at("problem", p).solution is not Problem.solution
     }
@@ -170,7 +171,7 @@ def with_variants() -> frozenset[tuple[str, str]]:
 
 @cache
 def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, list[Any]]:
-    """The cases of each test: an algorithm, a problem, and a setting where the test has several.
+    """Deal out the cases of each test: an algorithm, a problem, and a setting where the test has several.
 
     By default each usual pair has one check, in turn; its others are full, and those of pairs that are not usual are slow. Files of
     yours have all checks.
@@ -205,25 +206,25 @@ def make(metafunc: pytest.Metafunc, cases: list[Any]) -> None:
 
 
 def config(*words: str) -> dict[str, Any]:
-    """The values that words compose to, checked or not; with FedMSA on mco for what they do not choose."""
+    """Compose words, with FedMSA on mco for what they do not choose; values are not checked."""
     chosen = {word.partition("=")[0] for word in words}
     others = [word for word in PAIR if not {word.partition("=")[0], "experiment"} & chosen]
     return dict(merge([*others, *words], FOLDERS[1:]).nodes)
 
 
 def overrides(algo: str, problem: str) -> list[str]:
-    """Those of the contract.yaml files for a pair, yours last."""
+    """List the overrides of the contract.yaml files for a pair, yours last."""
     names = (algo, problem, f"{algo} {problem}")
     return [word for said in (OURS, YOURS) for name in names for word in said.get(name, [])]
 
 
 def small(algo: str, problem: str, *words: str) -> Experiment:
-    """With less work a round."""
+    """Assemble a pair with less work a round."""
     return tuned(algo, problem, *LESS.get(algo, []), *words)
 
 
 def tuned(algo: str, problem: str, *words: str) -> Experiment:
-    """With tuned values, except for those of contract.yaml."""
+    """Assemble a pair with tuned values, except for those of contract.yaml."""
     chosen = [f"algo={algo}", f"problem={problem}", *overrides(algo, problem), *FEDERATION, *words]
     if algo in EVERYONE:
         chosen = [*(word for word in chosen if not word.startswith("participation.")), "participation.cohort=null"]
@@ -231,7 +232,7 @@ def tuned(algo: str, problem: str, *words: str) -> Experiment:
 
 
 def iterate(e: Experiment, rounds: int) -> Iterator[Any]:
-    """The states of a run, the initial one first."""
+    """Yield the states of a run, the initial one first."""
     state = e.algorithm.init(e.problem)
     yield state
     for r in range(rounds):
