@@ -33,7 +33,6 @@ from fedopt.running import sinks
 from fedopt.running.assemble import Experiment
 from fedopt.testing.harness import (
     APPROXIMATE,
-    EXTRA,
     YOURS,
     class_at,
     config,
@@ -177,15 +176,15 @@ def test_resumed_is_undisturbed(algo: str, problem: str, tmp_path: Path) -> None
     assert second.federation.ledger.columns() == ledger
 
 
-@pytest.mark.parametrize("one_of", [1] if EXTRA else [8, pytest.param(1, marks=pytest.mark.full)])
-def test_two_ranks_agree(one_of: int, tmp_path: Path) -> None:
-    """Every class of algorithms, on one problem each; by default some of them."""
+@pytest.mark.full
+def test_two_ranks_agree(tmp_path: Path) -> None:
+    """Every class of algorithms, on one problem each."""
     first: dict[type, str] = {}
     chosen: dict[str, str] = {}
     for algo, problem in PAIRS:
         if first.setdefault(class_at("algo", algo), algo) == algo:
             chosen[algo] = problem
-    words = [f"{algo}:{problem}" for algo, problem in chosen.items()][::one_of]
+    words = [f"{algo}:{problem}" for algo, problem in chosen.items()]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     command = [*launcher, "-m", "fedopt.testing.two_ranks", str(tmp_path / "states"), *words]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
