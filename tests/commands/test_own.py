@@ -585,6 +585,7 @@ def test_contract_settings_and_metrics_of_ones_own(monkeypatch, tmp_path):
 def test_files_that_the_contract_does_not_find_are_one_line(where, said, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     new(["algo", "my_sgd"])
+    (tmp_path / "fedopt.toml").unlink()  # which says where the module is
     monkeypatch.setenv("FEDOPT_CONTRACT_CONF", where)
     monkeypatch.delitem(sys.modules, "fedopt.testing.harness")  # which reads the folder as it is imported
     monkeypatch.delattr("fedopt.testing.harness")
@@ -643,6 +644,7 @@ def test_a_method_is_entered_from_its_folder(path, said, tmp_path, monkeypatch):
     """By relative paths, whatever pytest is told there."""
     monkeypatch.chdir(tmp_path)
     new(["algo", "my_sgd"])
+    (tmp_path / "fedopt.toml").unlink()  # which would say where the module is
     file = tmp_path / "my_sgd.py"
     file.write_text(file.read_text().replace("s.x - self.eta", "s.x + self.eta"))
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --nothing\n")
