@@ -95,6 +95,7 @@ def test_shared_u_is_biased_and_each_clients_own_is_not():
         assert (torch.linalg.norm(state.x - p.solution()[0]) > 0.05) is not (alpha == 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("share_u", BOTH)
 def test_of_more_levels(share_u):
     """Three levels: without memory gradient descent; each client's own u is exact."""

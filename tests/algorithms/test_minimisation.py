@@ -289,6 +289,7 @@ def test_samples_on_equal_terms(replace):
     assert torch.allclose(own, theirs, rtol=1e-6, atol=1e-9) is replace
 
 
+@pytest.mark.full
 def test_drift_shows_as_shipped():
     """With the tuned values: SCAFFOLD comes to the solution, FedAvg and FedProx stop at points of their own beside it."""
     ends = {}

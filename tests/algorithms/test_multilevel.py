@@ -55,6 +55,7 @@ def bias(step, alpha, rho, order):
     return error(method(step, alpha, rho, tau=5, order=order), p, int(2 / step))
 
 
+@pytest.mark.full
 def test_without_forgetting_local_steps_are_exact():
     p = unlike()
     assert error(method(0.1, 0.4, 0.0, tau=5), p, 60) < 1e-9
@@ -68,6 +69,7 @@ def test_order_A_has_a_bias_of_the_order_of_the_step_for_every_alpha():
     assert bias(0.04, 1.0, 0.05, "A") < 0.4 * biases[1.0]
 
 
+@pytest.mark.full
 def test_order_B_is_worse_and_alpha_matters_to_it():
     of_B = {a: bias(0.04, a, 0.3, "B") for a in (0.3, 1.0)}
     assert of_B[1.0] > 1.5 * bias(0.04, 1.0, 0.3, "A")

@@ -163,6 +163,7 @@ def test_estimator_is_unbiased_on_the_implicit_function():
     assert 0.05 < float(expected[0]) < 0.5  # which the function itself, flat there, does not have
 
 
+@pytest.mark.full
 def test_variance_falls_with_the_number_of_directions():
     problem = Quadratic(World(0, Iid(1), dtype=F64))
     fed = Federation(problem, OneByOne(), 0)
