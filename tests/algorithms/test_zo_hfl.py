@@ -260,7 +260,9 @@ def test_the_error_of_local_steps_does_not_grow_as_eta_falls():
     assert torch.linalg.norm(g - k) > 1e-3  # there is an error
 
 
-@pytest.mark.parametrize("delay", [4, pytest.param(1e300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "delay", [pytest.param(4, marks=pytest.mark.full), pytest.param(1e300, marks=pytest.mark.slow)]
+)
 def test_error_of_local_steps(delay):
     """Proposition 1: with A = I, e_H = sum_t gamma_t zeta_t prod_{s > t} (1 - gamma_s), and the estimate is off by B'e_H."""
     H, rounds = 12, 150
