@@ -23,6 +23,8 @@ MEANT = {  # names of other programs: what they may mean here
     ),
     **dict.fromkeys(("n_clients", "num_clients"), ("partitioner.clients",)),
     "gpu": ("cuda",),
+    **dict.fromkeys(("method", "optimizer", "optimiser"), ("algo",)),
+    "task": ("problem",),
 }
 
 
@@ -104,16 +106,22 @@ def nearest(word: str, known: list[str]) -> str:
     for names, text in ((whole, typed), (leaves, typed.rpartition(".")[2])):
         if found := get_close_matches(text, names, 1):
             return f", did you mean {names[found[0]]}?"
-    return ""
+    begun = [name for of, name in whole.items() if len(typed) > 2 and re.search(rf"(\b|_){re.escape(typed)}", of)]
+    return f", did you mean {' or '.join(begun[:MOST_ALIKE])}?" if begun else ""
+
+
+def among(word: str, known: list[str]) -> str:
+    """The words that say which names there are, first those that a mistyped one may mean."""
+    some = known if len(known) <= MOST_NAMED else [*known[:MOST_NAMED], f"... ({len(known)} in all)"]
+    return f"{nearest(word, known)}; there are {', '.join(some)}"
 
 
 def unknown(group: str, option: str, known: list[str]) -> str:
     """The line that answers a config group's option that does not exist."""
     shown = option if len(option) < 100 else f"{option[:60]}...{option[-20:]}"
-    some = known if len(known) <= MOST_NAMED else [*known[:MOST_NAMED], f"... ({len(known)} in all)"]
     if re.fullmatch(r"[\w/-]{1,99}", option) and (own := next(Path().glob(f"*/{group}/{option}.yaml"), None)):
         return f"{group}={option}: is in {own}, which is found with --config-dir {own.parts[0]}"
-    return f"{group}={shown}: there is no such {group}{nearest(option, known)}; there are {', '.join(some)}"
+    return f"{group}={shown}: there is no such {group}{among(option, known)}"
 
 
 def cores() -> int:

@@ -9,11 +9,11 @@ from typing import Any
 
 from fedopt.bench.space import Range, default_ranges, example, read_range
 from fedopt.bench.trials import FIRST_SEED, STAGES, How, Search
-from fedopt.config.compose import compose
+from fedopt.config.compose import compose, refuse_mistyped
 from fedopt.config.files import flat
 from fedopt.config.words import key_of
 from fedopt.console.bar import Bar
-from fedopt.errors import UserError, nearest
+from fedopt.errors import UserError, among
 from fedopt.files.reading import read_json
 from fedopt.jobs.local import Launcher, run_all
 from fedopt.results.folder import OVER, RunFolder
@@ -33,6 +33,7 @@ def planned_searches(
     fixed = [word for word in words if key_of(word) not in {*ranges, "algo"}]
     named = [word.partition("=")[2] for word in words if key_of(word) == "algo"]
     if not named or not any(key_of(word) == "problem" and "," not in word for word in fixed):
+        refuse_mistyped(words)
         raise UserError("a search needs algo=NAME,... and one problem=NAME")
     if taken := [word for word in words if key_of(word) in ("seed", "output_dir", "resume", "from")]:
         raise UserError(
@@ -78,7 +79,7 @@ def _search(
     chosen = next((one for one in metrics if one.name == metric), None) if metric else goals[0]
     if chosen is None:
         names = [one.name for one in goals]
-        raise UserError(f"--metric {metric}: this problem has {', '.join(names)}{nearest(str(metric), names)}")
+        raise UserError(f"--metric {metric}: there is no such metric{among(str(metric), names)}")
     chosen.check_goal(f"--metric {chosen.name}")
     limit = next(iter(composed.settings.budget.limits))
     x = COLUMN.get(limit, limit)

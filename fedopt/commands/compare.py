@@ -14,7 +14,7 @@ from fedopt.comparing.shown import COLUMNS, shown_table, tests_shown
 from fedopt.comparing.tables import print_table, write_table
 from fedopt.comparing.unequal import amount
 from fedopt.config.build import build
-from fedopt.console.say import show
+from fedopt.console.say import tell
 from fedopt.results.figures import COSTS, FORMATS, LEGENDS, STYLE, WIDTH
 
 
@@ -40,8 +40,8 @@ def compare(arguments: argparse.Namespace) -> None:
         at = "last values" if arguments.at is None else f"values at {amount(arguments.x, arguments.at)}"
         about = f"{at}, seed by seed; two-sided paired t-test, Holm: over all pairs"
         print_table(tests, list(tests.columns[1:]), about)
-    show(f"figure: {comparison.explained(look)}")
-    show(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")
+    tell(f"figure: {comparison.explained(look)}")
+    tell(f"results: {', '.join(map(str, [*written, *pictures, curves]))}")
 
 
 def _arguments() -> argparse.Namespace:
@@ -53,7 +53,8 @@ def _arguments() -> argparse.Namespace:
     add("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or one that holds some at any depth")
     add("--metric", help="a column of metrics.csv (default: the first that the problem names)")
     add("--label", metavar="TEXT", help="the metric's name in tables and figures (default: as the problem calls it)")
-    add("--x", choices=COSTS, default="comm_rounds", help="what a run spends (default: comm_rounds)")
+    costs = f"what a run spends: {', '.join(COSTS)} (default: comm_rounds)"
+    add("--x", choices=COSTS, default="comm_rounds", metavar="NAME", help=costs)
     add("--target", type=number, help="say how much x it took to reach this value of the metric")
     add("--at", type=number, metavar="VALUE", help="use each run's evaluations up to this x (default: all)")
     left = "leave out runs whose path, or a folder's name in it, matches, such as '*seed3*'; may be repeated"

@@ -4,15 +4,14 @@ A key's meaning is the comment beside it in the config files. classes.json has t
 imported, so that help comes at once and runs no code.
 """
 
-import sys
 from collections.abc import Mapping
-from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Any, NamedTuple
 
 import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedopt.commands.answer import Parser
 from fedopt.config.compose import CLASSES, merge
@@ -21,7 +20,7 @@ from fedopt.config.project import with_project
 from fedopt.config.sent import check_folders
 from fedopt.config.tuned import tuned_names
 from fedopt.config.words import extra_folders, key_of
-from fedopt.console.say import show
+from fedopt.console.say import columns, show, show_columns
 from fedopt.console.texts import printable
 from fedopt.errors import UserError, nearest
 from fedopt.files.reading import config_text
@@ -39,15 +38,15 @@ NOTES = {
 
 USAGE = """fedopt: federated nested optimisation in PyTorch
 
-  fedopt algo=fedmsa problem=mco         one run
-  fedopt -m algo=fedmsa problem=mco seed=0,1   a sweep
-  fedopt-compare outputs                 tables, curves
+  fedopt algo=fedmsa problem=mco              one run
+  fedopt -m algo=fedmsa problem=mco seed=0,1  a sweep
+  fedopt-compare outputs                      tables, curves
 
 more:
-  fedopt list                            what there is
-  fedopt list commands                   all commands
-  fedopt algo=fedmsa problem=mco --help  the keys of a run
-  fedopt ls                              your runs"""
+  fedopt list                                 what there is
+  fedopt list commands                        all commands
+  fedopt algo=fedmsa problem=mco --help       keys of a run
+  fedopt ls                                   your runs"""
 COMMANDS = {
     "fedopt algo=fedmsa problem=mco": "one run",
     "fedopt algo=fedmsa problem=mco algo.K=10": "with another value",
@@ -87,6 +86,7 @@ KINDS = (
     "conditional",
     "known_outer",
 )
+LEAST, INDENT = 28, "    "  # columns of the meanings in a table; of a paragraph
 EVERY = ""  # the part of the keys that every run has, beside the groups
 
 
@@ -130,7 +130,7 @@ def show_list(arguments: list[str]) -> None:
     counts = {topic: f"{len(options(group, given.folders))}, with {group}=NAME" for topic, group in TOPICS.items()}
     if given.topic is None:
         show("fedopt list TOPIC:")
-        _columns({f"  {topic}": text for topic, text in (counts | OTHER_TOPICS).items()})
+        show_columns({f"  {topic}": text for topic, text in (counts | OTHER_TOPICS).items()})
         return
     names = {word: topic for topic, group in TOPICS.items() for word in (group, f"{group}s", topic, topic.rstrip("s"))}
     topic = {**names, **{name: name for name in OTHER_TOPICS}}.get(given.topic)
@@ -138,7 +138,7 @@ def show_list(arguments: list[str]) -> None:
         near = nearest(given.topic, topics)
         raise UserError(f"fedopt list {given.topic}: there is no such topic{near}; there are {', '.join(topics)}")
     if topic == "commands":
-        _columns(COMMANDS)
+        show_columns(COMMANDS)
     elif topic == "keys":
         show_keys([], given.folders)
     else:
@@ -146,7 +146,7 @@ def show_list(arguments: list[str]) -> None:
         if TOPICS[topic] in ("algo", "problem"):
             _by_class(TOPICS[topic], titles, given.folders)
         else:
-            _columns(titles)
+            show_columns(titles)
 
 
 def _by_class(group: str, titles: Mapping[str, str], folders: Folders) -> None:
@@ -155,25 +155,13 @@ def _by_class(group: str, titles: Mapping[str, str], folders: Folders) -> None:
     first = {name: next((kind for kind in KINDS if kind in kinds), kinds[0]) for name, kinds in fits.items()}
     for kind in dict.fromkeys([*KINDS, *first.values()]):
         show(f"{kind}:")
-        _columns({f"  {name}": title for name, title in titles.items() if first[name] == kind})
+        show_columns({f"  {name}": title for name, title in titles.items() if first[name] == kind})
         if also := [name for name, kinds in fits.items() if kind in kinds and first[name] != kind]:
-            show(*wrap(f"also {', '.join(also)}", _width(), initial_indent="  ", subsequent_indent="    "))
+            show(*_folded(f"also {', '.join(also)}", "  ", "    "))
 
 
-def _columns(rows: Mapping[str, str]) -> None:
-    """Names, and texts that are folded beside them; on narrow terminals below the names."""
-    width = _width()
-    left = max(map(len, rows), default=0) + 2
-    for name, text in rows.items():
-        beside = left + 30 <= width
-        indent = left if beside else 6
-        lines = wrap(text, width - indent) or [""]
-        first = f"{name:<{left}}{lines.pop(0)}".rstrip() if beside else name
-        show(first, *(" " * indent + line for line in lines))
-
-
-def _width() -> int:
-    return get_terminal_size().columns if sys.stdout.isatty() else 180
+def _folded(text: str, first: str = "", others: str = "") -> list[str]:
+    return wrap(text, columns(), initial_indent=first, subsequent_indent=others)
 
 
 def show_help(words: list[str], folders: list[str]) -> None:
@@ -191,19 +179,18 @@ def show_keys(words: list[str], folders: list[str]) -> None:
     groups = [group for group in GROUPS if group in map(key_of, words)]
     of_run = bool(words) and (not groups or {"algo", "problem"} <= {*groups} or "experiment" in groups)
     parts = [*GROUPS, EVERY] if of_run else groups or [EVERY]
-    console = Console(width=_width(), highlight=False, markup=False, soft_wrap=False)
     shown = {part: {key: row for key, row in described.items() if _part(key) == part} for part in parts}
     for part, rows in shown.items():
         if rows:
             head = f"={chosen[part]}: {title(part, chosen[part], folders)}" if part in chosen else ":"
-            show("", *wrap(f"{part or 'every run'}{head}", _width()))
-            _print(console, rows, of_run)
+            show("", *_folded(f"{part or 'every run'}{head}"))
+            _print(rows, of_run)
     types = " ".join(row.type for rows in shown.values() for row in rows.values())
     for kind, note in NOTES.items():
         if kind in types:
-            show("", *wrap(f"{kind}: {note}", _width()))
+            show("", *_folded(f"{kind}: {note}"))
     if "algo" in parts:
-        show("", *wrap(tuned if of_run else _tuned_problems(chosen["algo"], folders), _width()))
+        show("", *_folded(tuned if of_run else _tuned_problems(chosen["algo"], folders)))
 
 
 def _part(key: str) -> str:
@@ -212,23 +199,32 @@ def _part(key: str) -> str:
     return first if first in GROUPS else EVERY
 
 
-def _print(console: Console, rows: Mapping[str, Key], with_tuned: bool) -> None:
+def _print(rows: Mapping[str, Key], with_tuned: bool) -> None:
+    """A table, or where meanings would have less than `LEAST` columns a paragraph for each key."""
+    shown = {key: Key(*map(printable, row)) for key, row in rows.items()}
+    texts = [("key", "default", "tuned"), *((key, row.default, row.tuned) for key, row in shown.items())]
+    beside = sum(max(len(text[k]) for text in texts) + 2 for k in range(3 if with_tuned else 2))
+    if beside + min(max(len(row.type) for row in shown.values()), LEAST) + 2 + LEAST > columns():
+        for key, row in shown.items():
+            show(f"{key}={row.default}" + (f", tuned {row.tuned}" if with_tuned and row.tuned else ""))
+            show(*_folded(f"{row.meaning} ({row.type})", INDENT, INDENT))
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("key", "default", *(["tuned"] if with_tuned else []), "type or values", "meaning"):
-        table.add_column(column, overflow="fold", no_wrap=column == "key")
-    for key, row in rows.items():
-        cells = key, row.default, *([row.tuned] if with_tuned else []), row.type, row.meaning
-        table.add_row(*map(printable, cells))
-    with console.capture() as shown:
+        table.add_column(column, overflow="fold", no_wrap=column in ("key", "default", "tuned"))
+    for key, row in shown.items():
+        table.add_row(*map(Text, (key, row.default, *([row.tuned] if with_tuned else []), row.type, row.meaning)))
+    console = Console(width=columns())
+    with console.capture() as captured:
         console.print(table)
-    show(*(line.rstrip() for line in shown.get().splitlines()))
+    print(*map(str.rstrip, captured.get().splitlines()), sep="\n")  # not `show`: rich's bold heads are meant
 
 
 def _tuned_problems(algo: str, folders: Folders) -> str:
     """A line on the problems that an algorithm has tuned values for."""
     names = [name.split("/") for name in tuned_names(folders)]
     problems = sorted({problem for file, problem in names if file in chain("algo", algo, folders)})
-    return f"tuned values: for problem={'|'.join(problems)}" if problems else "no tuned values for any problem"
+    return f"tuned values for problem={', '.join(problems)}" if problems else "no tuned values for any problem"
 
 
 def _leaves(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,6 @@ It writes the rows itself: rich takes two seconds for the table of a thousand.
 import os
 import re
 import shlex
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +15,7 @@ from typing import Any
 
 from fedopt.commands.answer import Parser
 from fedopt.config.files import flat
-from fedopt.console.say import note, show
+from fedopt.console.say import columns, note, show
 from fedopt.console.texts import counted, printable
 from fedopt.errors import UserError, nearest
 from fedopt.jobs.slurm import queued
@@ -145,15 +143,17 @@ def _cell(name: str, value: Any) -> str:
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
     """With the columns that fit beside each other; folders that do not fit stand under their rows."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 250
     table = {name: [name, *(_cell(name, row[name]) for row in rows)] for name in COLUMNS}
     widths = {name: max(map(len, cells)) for name, cells in table.items()}
-    for name in LEFT_OUT:
-        if sum(widths.values()) + 2 * len(widths) - 2 > width:
-            del widths[name]
-    *others, _ = widths
-    between = "  " if sum(widths.values()) + 2 * len(widths) - 2 <= width else "\n  "
-    for cells in zip(*(table[name] for name in widths), strict=True):
+
+    def fits(names: Sequence[str]) -> bool:
+        return sum(widths[name] + 2 for name in names) - 2 <= columns()
+
+    choices = [[name for name in COLUMNS if name not in LEFT_OUT[:k]] for k in range(len(LEFT_OUT) + 1)]
+    beside = next(filter(fits, choices), None)
+    *others, _ = beside or next((names for names in choices if fits(names[:-1])), choices[-1])
+    between = "  " if beside else "\n  "
+    for cells in zip(*(table[name] for name in (*others, "folder")), strict=True):
         aligned = [
             cell.rjust(widths[name]) if name in NUMBERS else cell.ljust(widths[name])
             for name, cell in zip(others, cells[:-1], strict=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pandas as pd
 
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive, some_of
-from fedopt.comparing.tables import print_table, write_table
-from fedopt.console.say import say, show
+from fedopt.comparing.tables import write_table
+from fedopt.console.say import say, show, show_columns, tell
 from fedopt.errors import UserError, cores
 from fedopt.jobs.job import Job
 from fedopt.jobs.local import Launcher, run_all
@@ -111,10 +111,10 @@ def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str],
     """
     failed = _run(plans, launcher)
     if more := sum(plan.add_undecided() for plan in plans):
-        show(f"{more} runs more, with up to {MOST_SEEDS} seeds, for claims that are undecided")
+        tell(f"{more} runs more, with up to {MOST_SEEDS} seeds, for claims that are undecided")
         failed |= _run(plans, launcher)
     for plan in plans:
-        show(f"\n{plan.name}: {plan.published.paper}, {plan.published.title}")
+        tell(f"\n{plan.name}: {plan.published.paper}, {plan.published.title}")
         if not plan.with_claims:
             show("(no claim is checked)")
         report(plan, list(dict.fromkeys(formats)))
@@ -144,11 +144,11 @@ def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
 
 
 def show_list(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
-    """Print the table of --list, with how many have ended of the runs of all lines and seeds that an experiment asks for.
+    """Print the experiments by papers, with how many have ended of the runs of all lines and seeds that each asks for.
 
     Raises UserError for a file that is broken.
     """
-    rows = []
+    papers: dict[str, list[tuple[str, ...]]] = {}
     for name in known:
         published, listed = load(name, folders), output / name / "runs.csv"
         ended = sum(
@@ -157,9 +157,15 @@ def show_list(known: Sequence[str], folders: Sequence[Path], output: Path) -> No
             if row["line"] in published.lines and row["seed"] < published.seeds
         )
         needed = len(published.lines) * published.seeds
-        state = "done" if ended == needed else f"{ended}/{needed} runs" if listed.exists() else "-"
-        rows.append((name, published.paper, published.title, takes(name, published, folders), state))
-    print_table(pd.DataFrame(rows, columns=["name", "paper", "title", "minutes", "state"]))
+        state = "done" if ended == needed else f"{ended}/{needed} runs" if listed.exists() else ""
+        minutes, _, on_gpu = takes(name, published, folders).partition(" ")
+        row = f"  {name}", f"{minutes:>3} min{', GPU' * bool(on_gpu)}", state, published.title
+        papers.setdefault(published.paper, []).append(row)
+    for paper, rows in papers.items():
+        show(f"{paper}:")
+        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+        beside = ("  ".join(f"{cell:<{n}}" for cell, n in zip(row[:3], widths, strict=False)).rstrip() for row in rows)
+        show_columns(dict(zip(beside, (row[3] for row in rows), strict=True)))
 
 
 def claims_table(wanted: Sequence[str], folders: Sequence[Path], results: Path) -> str:

@@ -24,7 +24,7 @@ from fedopt.config.project import TYPED
 from fedopt.config.settings import Budget, Settings
 from fedopt.config.words import last_of_each, of_folder
 from fedopt.console.interrupts import ending_at_once
-from fedopt.console.say import show
+from fedopt.console.say import folded, show
 from fedopt.errors import UserError
 from fedopt.results.folder import RunFolder, numbers_of
 from fedopt.running.place import configured, place
@@ -107,22 +107,25 @@ def _single(composed: Composed) -> int:
 
 def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
     summary = folder.summary()
-    values = "  ".join(f"{name} {value:.5g}" for name, value in numbers_of(summary.get("final")).items())
+    labels = {metric.name: f" ({metric.label})" for metric in folder.card().get("metrics", ())}
+    final = numbers_of(summary.get("final")).items()  # below 0 with what it is, where the name does not say so
+    shown = (f"{k} {v:.5g}{labels.get(k, '') if v < 0 and k not in labels.get(k, k) else ''}" for k, v in final)
+    values = "  ".join(shown)
     rounds = f"{summary.get('round')} round{'s' * (summary.get('round') != 1)}"
     line = f"{status} after {rounds}{_limit(settings.budget, summary)} ({summary.get('seconds')} s)"
-    line += f": {values}" if values else ""
+    lines = [line + (f": {values}" if values else "")]
     if settings.eval.target is not None:
         reached = numbers_of(summary.get("to_target"))
         spent = ", ".join(f"{name} {value:.10g}" for name, value in reached.items())
         when = f"reached at {spent}" if reached else "not reached"
-        line += f"\ntarget {settings.eval.metric} {settings.eval.target:g}: {when}"
-    line += f"\nresults: {folder.path}"
+        lines.append(f"target {settings.eval.metric} {settings.eval.target:g}: {when}")
+    lines = [*map(folded, lines), f"results: {folder.path}"]
     if status == "interrupted":
         modules = f"PYTHONPATH={shlex.quote(TYPED)} " if TYPED else ""  # where your own are
-        line += f"\nto go on: {modules}fedopt resume=true {shlex.quote(f'output_dir={folder.path}')}"
+        lines.append(f"to go on: {modules}fedopt resume=true {shlex.quote(f'output_dir={folder.path}')}")
     if status == "diverged":
-        line += f"\nto go on from the last good state: from='{folder.path}', another output_dir and smaller steps"
-    return line
+        lines.append(f"to go on from the last good state: from='{folder.path}', another output_dir and smaller steps")
+    return "\n".join(lines)
 
 
 def _limit(budget: Budget, summary: Mapping[str, Any]) -> str:

@@ -219,7 +219,10 @@ class Comparison:
                 axes.axvline(self.at, color="grey", linestyle="--", linewidth=thin, label="where the table compares")
             if how.logx:
                 axes.set_xscale("log")
-            axes.set_yscale("log" if logs[problem] else "linear")
+            if how.logy is None:
+                figures.scale_y(axes, described, self._values(groups))
+            else:
+                axes.set_yscale("log" if how.logy else "linear")
             axes.set_xlim(how.xlim)
             axes.set_ylim(how.ylim or figures.within(axes, share))
         return pd.concat(lines)
@@ -241,15 +244,10 @@ class Comparison:
             if wrong := [given] if isinstance(given, str) else [word for word in given if word not in allowed]:
                 raise UserError(f"{name}={wrong[0]}: must be a list of {', '.join(allowed)}")
         shown, best = shown_table(self, columns, decimals)
-        if not columns:
-            if (self.table["runs"] == self.table["seeds"]).all():
-                shown = shown.drop(columns="runs")
-            if self.table["status"].str.fullmatch(r"\d+ finished").all():
-                shown = shown.drop(columns="status")
         # As a paper's table has it: algo.K is K
         head = ", ".join("method" if key == "algo" else key.rpartition(".")[2] for key in self.by)
         shown = shown.rename(columns={shown.columns[0]: head})
-        best = best.rename(columns={best.columns[0]: shown.columns[0]})[list(shown.columns)]
+        best = best.rename(columns={best.columns[0]: head})
         base, tested = Path(folder) / "compare", self.paired
         base.parent.mkdir(parents=True, exist_ok=True)
         written = [write_shown(base, name, self.table, shown, best) for name in formats]

@@ -9,7 +9,7 @@ import numpy as np
 from fedopt.comparing.recorded import ABSENT, CHOSEN, DATA, Recorded, say_skipped
 from fedopt.config.files import display_name
 from fedopt.console.say import note
-from fedopt.errors import UserError, nearest
+from fedopt.errors import UserError, among, nearest
 from fedopt.results.figures import OKABE_ITO
 
 LONG = 60  # characters of a label in a legend
@@ -19,8 +19,8 @@ def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
     """Those that have the metric; the others are named on stderr. Raises UserError if there is none."""
     kept = [run for run in runs if metric in run.table]
     if not kept:
-        names = sorted({str(name) for run in runs for name in run.table})
-        raise UserError(f"--metric={metric}: no run has it{nearest(metric, names)}")
+        known = [*dict.fromkeys(name for run in runs for name in run.metrics)]
+        raise UserError(f"--metric={metric}: no run has it{among(metric, known)}")
     skipped: dict[str, list[str]] = {}
     for run in runs:
         if metric not in run.table:

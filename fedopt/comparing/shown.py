@@ -71,9 +71,11 @@ def shown_table(
         if missing[0] == "best":
             described.check_goal("--columns=best")
         raise UserError(f"--columns={missing[0]}: has values only with --target")
+    tells_nothing = {"runs": (rows["runs"] == rows["seeds"]).all(), "spent": comparison.at is None}
+    tells_nothing["status"] = rows["status"].str.fullmatch(r"\d+ finished").all()
     shown = pd.DataFrame({", ".join(comparison.by): rows["label"].astype(str)})
     best = pd.DataFrame({shown.columns[0]: np.zeros(len(rows), dtype=bool)})
-    for name in columns or [name for name in present if name != "spent" or comparison.at is not None]:
+    for name in columns or [name for name in present if not tells_nothing.get(name)]:
         if name in counts:
             head = "reached by" if name == "reached" else name
             shown[head], best[head] = counts[name], False

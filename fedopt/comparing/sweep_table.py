@@ -12,7 +12,7 @@ import pandas as pd
 from fedopt.comparing.tables import moments, plus_minus, print_table, write_table
 from fedopt.config.compose import Composed
 from fedopt.config.files import GROUPS, flat
-from fedopt.console.say import show
+from fedopt.console.say import tell
 from fedopt.console.texts import counted
 from fedopt.errors import UserError
 from fedopt.results.folder import RunFolder, described, numbers_of
@@ -50,13 +50,15 @@ def report(folder: Path) -> int:
         row |= {key: str(value) if isinstance(value, list | dict) else value for key, value in values.items()}
     write_table(folder / "sweep.csv", pd.DataFrame(rows))
     finals = finals_of(rows, metrics, [key for key in swept if len({row.get(key) for row in rows}) > 1])
+    if {row["status"] for row in rows} == {"finished"}:
+        finals = finals.drop(columns="status", errors="ignore")
     if 0 < len(finals) <= MOST_SHOWN:
         print_table(finals, right=["runs", *(str(name) for name in finals if str(name).startswith("final"))])
     if best := _best_of(folder, rows, metrics):
-        show(best)
+        tell(best)
     counts = Counter(row["status"] for row in rows)
-    show(f"{counted(len(rows), 'run')}: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
-    show(f"results: {folder / 'sweep.csv'}")
+    tell(f"{counted(len(rows), 'run')}: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
+    tell(f"results: {folder / 'sweep.csv'}")
     return 1 if counts["failed"] else 0
 
 

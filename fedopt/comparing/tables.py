@@ -2,16 +2,16 @@
 
 import math
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedopt.console.say import show
+from fedopt.console.say import columns, show
 from fedopt.console.texts import csv_cell, latex_cell, markdown_cell, printable
 from fedopt.files.writing import write_atomically
 
@@ -95,15 +95,16 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
 
 def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | None = None) -> None:
     """Print a table of texts; where its numbers do not fit beside each other, a row is a paragraph. right: columns of numbers."""
-    console, shown = Console(width=None if sys.stdout.isatty() else 250), Table(caption=caption)
+    console, shown = Console(width=columns()), Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, caption=caption)
+    shown.padding, shown.caption_justify = (0, 1, 0, 0), "left"
     heads = [printable(str(name)) for name in table]
     rows = [[printable(cell) for cell in cells] for cells in table.itertuples(index=False)]
-    least, natural = 1, 1
+    least, natural = -2, -2  # columns of the terminal, with two between those of the table
     for k, (name, head) in enumerate(zip(table, heads, strict=True)):
         numbers, longest = name in right, max((len(row[k]) for row in rows), default=0)
         width = max(longest, *map(len, head.split() or [""])) if numbers else min(longest, LEAST)
         shown.add_column(Text(head), justify="right" if numbers else "left", min_width=width, overflow="fold")
-        least, natural = least + width + 3, natural + max(longest, len(head)) + 3
+        least, natural = least + width + 2, natural + max(longest, len(head)) + 2
     for column, name in zip(shown.columns, table, strict=True):
         column.width = column.min_width if name in right and natural > console.width else None
     for cells in rows:

@@ -164,9 +164,9 @@ def _merged(
     setting = {word: o for word, o in overrides.items() if sets_value.match(word) and key_of(word) not in groups}
     files, chosen, experiment = _chosen_files(tuple(word for word in words if word not in setting), folders, state)
     config = deepcopy(files)
-    for group in ("algo", "problem"):
-        if chosen.get(group, "null") in ("null", "None"):
-            raise UserError(f"{group}: is missing; {group}=NAME chooses one")
+    if lacking := [group for group in ("algo", "problem") if chosen.get(group, "null") in ("null", "None")]:
+        refuse_mistyped(words)
+        raise UserError(f"{lacking[0]}: is missing; {lacking[0]}=NAME chooses one{_choice(lacking, chosen, folders)}")
     if config.output_dir is not None and "output_dir" not in map(key_of, words):
         refuse_outside(str(config.output_dir), folders)
     tuned = _add_tuned(config, chosen, [*overrides.values()], folders)
@@ -191,6 +191,25 @@ def _merged(
     if OmegaConf.select(config, "eval.metric") != metric and "eval.target" not in map(key_of, words):
         config.eval.target = None  # the tuned one is of another metric
     return config, chosen, tuned, experiment
+
+
+def refuse_mistyped(words: Iterable[str]) -> None:
+    """Raises UserError for a word that may have meant a config group: a command that lacks one says this first."""
+    known = [*dict.fromkeys([*GROUPS, *(key.partition(".")[0] for key in CLASSES["Settings"]["fields"])])]
+    for word in words:
+        name = key_of(word).partition(".")[0]
+        if name not in known and (near := nearest(name, known)):
+            raise UserError(f"{word}: there is no {name}{near}")
+
+
+def _choice(lacking: Sequence[str], chosen: Mapping[str, str], folders: Folders) -> str:
+    """What may be chosen from the first group that a command lacks: what fits the option of the other one, if that is fedopt's."""
+    group, *others = lacking
+    other = "problem" if group == "algo" else "algo"
+    kinds = [] if others else CLASSES.get(class_path(other, chosen[other], folders), {}).get("fits")
+    if kinds:
+        return f" of those that fit {chosen[other]}: {', '.join(_that_fit(group, kinds))}"
+    return f"; fedopt list {group} shows them"
 
 
 def _set(config: DictConfig, key: str, value: Any, force_add: bool = False) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from fedopt.console.say import note
+from fedopt.console.say import folded, note
 from fedopt.console.texts import html_text, printable
 
 WIDTH, NARROW = 16, 52  # of the bar, and how many columns the rest takes where there are few
@@ -114,7 +114,7 @@ class Bar:
     def line(self, text: str) -> None:
         """Above the bar. A reader that is gone, or a full disk, is no reason to end a run."""
         with suppress(OSError, SystemExit):
-            self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+            self._console.print(folded(text, self._console.file), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         self._progress.stop()

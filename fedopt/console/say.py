@@ -3,13 +3,17 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from shutil import get_terminal_size
+from textwrap import fill, wrap
+from typing import IO
 
 from fedopt.console.texts import printable
 
 RED, CYAN = 31, 36  # of a terminal
+PIPED = 250  # columns where there is none
 
 # Of several ranks the main one; `running.lifecycle.execute` chooses another when one fails
 speaks = os.environ.get("RANK", "0") == "0" or "WORLD_SIZE" not in os.environ
@@ -44,14 +48,49 @@ def heard() -> Iterator[list[str]]:
 def _to_stderr(prefix: str, colour: int, line: str) -> None:
     if not speaks or sys.stderr is None:
         return
+    said = folded(f"{prefix}: {_one_line(line)}", sys.stderr)
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
-        prefix = f"\033[{colour}m{prefix}\033[0m"
-    print(f"{prefix}: {_one_line(line)}", file=sys.stderr)
+        said = f"\033[{colour}m{prefix}\033[0m{said.removeprefix(prefix)}"
+    print(said, file=sys.stderr)
 
 
 def show(*texts: str) -> None:
     """To stdout, each from a new line on."""
     print(*("\n".join(map(printable, text.split("\n"))) for text in texts), sep="\n", flush=True)
+
+
+def tell(*texts: str) -> None:
+    """As `show`, for prose."""
+    show(*(folded(line) for text in texts for line in text.split("\n")))
+
+
+def folded(line: str, stream: IO[str] | None = None) -> str:
+    """Printable, and on a terminal in lines that end between words; a longer word, such as a path, stays whole to be copied.
+
+    stream: by default stdout.
+    """
+    stream, line = stream or sys.stdout, printable(line)
+    if not stream.isatty():
+        return line
+    return fill(
+        line, get_terminal_size().columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+
+
+def columns() -> int:
+    """The width of the terminal that stdout is; elsewhere lines may be long."""
+    return get_terminal_size().columns if sys.stdout.isatty() else PIPED
+
+
+def show_columns(rows: Mapping[str, str]) -> None:
+    """Names, and texts that are folded beside them; on narrow terminals below the names."""
+    left = max(map(len, rows), default=0) + 2
+    beside = left + 30 <= columns()
+    indent = left if beside else 6
+    for name, text in rows.items():
+        lines = wrap(text, columns() - indent) or [""]
+        first = f"{name:<{left}}{lines.pop(0)}".rstrip() if beside else name.rstrip()
+        show(first, *(" " * indent + line for line in lines))
 
 
 def _one_line(text: str) -> str:

@@ -27,7 +27,7 @@ from fedopt.config.files import CONF
 from fedopt.config.sent import refuse_hydra
 from fedopt.config.words import key_of, parsed, quoted
 from fedopt.console.interrupts import ctrl_c_kept, end_with, ending_at_once
-from fedopt.console.say import note, say, show
+from fedopt.console.say import note, say, tell
 from fedopt.console.texts import counted
 from fedopt.errors import UserError, cores, first_line
 from fedopt.files.writing import refuse_links
@@ -77,7 +77,7 @@ def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> i
         raise UserError("--launcher: goes without hydra/launcher and hydra/sweeper, which do the runs themselves")
     planned = plan(words, folders)
     bad = False
-    show(*_head(planned))
+    tell(*_head(planned))
     try:
         with ctrl_c_kept():
             if by_hydra:
@@ -101,7 +101,7 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once
         refuse_hydra(words)
     taken: dict[str, Composed] = {}
     sweeps = [plan(words, folders, taken) for words in commands]
-    show(*(line for planned in sweeps for line in _head(planned)))
+    tell(*(line for planned in sweeps for line in _head(planned)))
     jobs = {job.folder: job for planned in sweeps for job in map(planned.job, planned.composed)}
     bad = run_all([*jobs.values()], Local(at_once))
     for folder in dict.fromkeys(planned.folder for planned in sweeps):
@@ -216,7 +216,7 @@ def _hydra_job(planned: Sweep, command: tuple[str, int], config: DictConfig) -> 
     status, text = job.do(cores() if parallel == -1 else parallel)
     if here != command and not alive():
         os._exit(130)  # nobody waits for this worker, which would wait for another job
-    show(f"{status:<9} {job.title}  {text}")
+    tell(f"{status:<9} {job.title}  {text}")
     if status == "interrupted":
         raise KeyboardInterrupt
     return None if status == "refused" else optimised(RunFolder(job.folder), job.composed.settings.eval.metric)

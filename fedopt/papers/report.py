@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedopt.comparing.recorded import Recorded, read
 from fedopt.comparing.tables import beside_paper, moments, print_table, write_table
-from fedopt.console.say import show
+from fedopt.console.say import tell
 from fedopt.papers import claims
 from fedopt.papers.figure import curves, draw_curves, draw_points
 from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable
@@ -86,7 +86,7 @@ def report(plan: Plan, formats: Sequence[str]) -> None:
     if plan.with_claims:
         rows = judged(plan, seeds)
         for row in rows:
-            show(claims.sentence(row))
+            tell(claims.sentence(row))
         write_table(plan.results / "claims.csv", pd.DataFrame(rows, columns=claims.COLUMNS))
     if published.points:
         values = _points(published, seeds)

@@ -17,7 +17,7 @@ from fedopt.metrics import DISTANCE, OBJECTIVE, Metric
 from fedopt.problems.classes import Compositional, Rows
 from fedopt.randomness import Part
 
-SUBOPTIMALITY = Metric("suboptimality", "objective less that of x*")
+SUBOPTIMALITY = Metric("suboptimality", "objective less that of the noiseless x*")
 
 
 @dataclass(eq=False)

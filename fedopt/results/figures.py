@@ -132,12 +132,25 @@ def metrics(path: Path, csv: Path, metrics: Sequence[Metric], title: str = "", s
         values = table[metric.name].to_numpy()
         axis.plot(table["comm_rounds"], values, color=OKABE_ITO[0], marker="o" if len(table) == 1 else None)
         describe(axis, "comm_rounds", metric.title)
-        axis.set_yscale("log" if spans_decades(metric, values) else "linear")
+        scale_y(axis, metric, values)
         axis.set_ylim(within(axis, is_share(metric.title, values)))
     for axis in axes.flat[len(metrics) :]:
         axis.remove()
     goes_on = f"goes on from {source} after {table['round'].iloc[0]} rounds" if source else ""
     save(figure, path, title="; ".join(filter(None, [title, goes_on])))
+
+
+def scale_y(axis: plt.Axes, metric: Metric, values: np.ndarray) -> None:
+    """Give the y axis a logarithmic scale where the values span decades.
+
+    Where small ones are below 0, as of a loss less that of a point near the minimiser, it is linear up to their size, and
+    logarithmic from there on.
+    """
+    below = -min(values[np.isfinite(values)], default=0)
+    if below > 0 and spans_decades(metric, np.append(values[values > below], below)):
+        axis.set_yscale("symlog", linthresh=10.0 ** np.ceil(np.log10(below)))
+    else:
+        axis.set_yscale("log" if spans_decades(metric, values) else "linear")
 
 
 def spans_decades(metric: Metric, values: np.ndarray) -> bool:

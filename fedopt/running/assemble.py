@@ -16,7 +16,7 @@ from fedopt.config.compose import Composed
 from fedopt.config.settings import Budget, Evaluation, Participation
 from fedopt.data.datasets import expanded
 from fedopt.data.world import World
-from fedopt.errors import UserError, WrongFunction, nearest
+from fedopt.errors import UserError, WrongFunction, among
 from fedopt.federation import engines
 from fedopt.federation.round import Federation
 from fedopt.problems.checks import check
@@ -105,7 +105,7 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     check(original)
     problem = reduce(original, algorithm.solves)
     if (wanted := evaluation.metric) is not None and wanted not in known:
-        raise UserError(f"eval.metric={wanted}: this problem has {', '.join(known)}{nearest(wanted, [*known])}")
+        raise UserError(f"eval.metric={wanted}: there is no such metric{among(wanted, [*known])}")
     if wanted is not None and evaluation.target is not None:
         known[wanted].check_goal(f"eval.target={evaluation.target:g}")
     if wanted is not None and settings.keep == "best":

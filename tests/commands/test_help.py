@@ -52,7 +52,7 @@ def test_keys_of_a_group(monkeypatch, capsys):
     assert row(result, "algo.tau_in")[2] == "local work"
     assert "problem.d" not in result.out
     assert "budget.rounds" not in result.out
-    assert "\ntuned values: for problem=classification|fair_classification|" in result.out
+    assert "\ntuned values for problem=classification, fair_classification, " in result.out
     model = row(fedopt(monkeypatch, capsys, "--help", "problem=robust_nn"), "problem.norm")
     assert model[1:3] == ["l2", "l1 | l2 | linf"]
     wrong = fedopt(monkeypatch, capsys, "--help", "algo=fedmas")
@@ -152,7 +152,7 @@ def test_help_is_quick(tmp_path):
     ids=" ".join,
 )
 def test_it_fits_the_terminal(words, width, monkeypatch, capsys):
-    monkeypatch.setattr("fedopt.commands.help._width", lambda: width)
+    monkeypatch.setattr("fedopt.console.say.PIPED", width)
     lines = fedopt(monkeypatch, capsys, *words).out.splitlines()
     assert max(map(len, lines)) <= width
     assert not [line for line in lines if line.endswith(" ")]
@@ -170,7 +170,7 @@ def test_screens_of_list(monkeypatch, capsys):
     """Names and texts beside each other; texts below the names where it is narrow."""
     screens = {}
     for width in (40, 60):
-        monkeypatch.setattr("fedopt.commands.help._width", lambda width=width: width)
+        monkeypatch.setattr("fedopt.console.say.PIPED", width)
         screens[width] = fedopt(monkeypatch, capsys, "list", "hardware").out
     assert (
         screens[60]

@@ -6,8 +6,6 @@ import time
 import pytest
 from support.command import fedopt, one_line
 
-from fedopt.commands import ls as command
-
 
 def record(folder, status="finished", algo="fedmsa", seed=0, value=0.5, seconds=3.2, **config):
     """A run's folder, as far as `fedopt ls` reads it."""
@@ -49,13 +47,13 @@ finished     fedmsa  distance  0.01235  outputs/multirun/fedmsa_mco-K/seed2-K5
 interrupted  fedmsa  distance        -  outputs/multirun/fedmsa_mco-K/seed10-K5
 """,
     60: """\
-status       metric      value
+status       algo    problem  seed  metric      value
   folder
-diverged     distance        -
+diverged     fedavg  mco         0  distance        -
   outputs/fedavg_mco/default
-finished     distance  0.01235
+finished     fedmsa  mco         2  distance  0.01235
   outputs/multirun/fedmsa_mco-K/seed2-K5
-interrupted  distance        -
+interrupted  fedmsa  mco        10  distance        -
   outputs/multirun/fedmsa_mco-K/seed10-K5
 """,
 }
@@ -69,8 +67,7 @@ to go on: fedopt resume=true output_dir=outputs/multirun/fedmsa_mco-K/seed10-K5
 @pytest.mark.parametrize("width", SCREENS)
 def test_screens(width, runs, monkeypatch, capsys):
     """The seeds in the order of their numbers; a run whose process is gone is interrupted."""
-    monkeypatch.setattr(command.shutil, "get_terminal_size", lambda: type("Size", (), {"columns": width}))
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("fedopt.console.say.PIPED", width)
     result = fedopt(monkeypatch, capsys, "ls")
     assert (result.code, result.err) == (0, "")
     assert result.out == SCREENS[width] + FOOT

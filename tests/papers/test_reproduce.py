@@ -117,7 +117,7 @@ def test_figures_share_runs(tmp_path, experiment, command):
     assert "6 of 6 runs are there already" in again.out
     assert " finished  " not in again.out
     listed = command("--list", "test").out
-    assert [row.split()[-2] for row in listed.splitlines() if " test/" in row] == ["done", "done"]
+    assert [row.split()[3] for row in listed.splitlines() if " test/" in row] == ["done", "done"]
     (runs[0] / "summary.json").unlink()
     assert "3/4 runs" in command("--list", "test").out
 
@@ -635,7 +635,7 @@ def test_the_list_counts_the_seeds_that_an_experiment_asks_for(experiment, comma
 
 def test_the_list_says_what_is_for_a_gpu(command):
     lines = command("--list", "fednormsgda/fig8", "fednormsgda/fig8_small").out.splitlines()
-    assert [" on a GPU" in line for line in lines if "fig8" in line] == [True, False]
+    assert [" min, GPU" in line for line in lines if "fig8" in line] == [True, False]
 
 
 def test_the_list_says_which_experiment_is_broken(experiment, command):

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -21,11 +23,13 @@ from support.cases import few
 from support.command import ROOT, TINY, fedopt, run, start, torchrun
 
 from fedopt import run as api_run
+from fedopt.commands.run import _last_line
 from fedopt.comparing.sweep_table import differences
 from fedopt.config.compose import compose
 from fedopt.config.words import quoted
 from fedopt.console.bar import Bar
 from fedopt.errors import UserError, cores
+from fedopt.metrics import Metric
 from fedopt.results import figures
 from fedopt.results.figures import COSTS
 from fedopt.results.folder import RunFolder
@@ -302,6 +306,24 @@ def test_plain_lines_say_the_time_left(monkeypatch, capsys):
     assert second == ["round 0", "round 0", "0:00:20 left", "round 0"]
 
 
+def test_a_value_below_0_says_what_it_is():
+    """Where its name does not: the objective less that of a point that is not quite the minimiser."""
+    described = [Metric("suboptimality", "objective less that of x*"), Metric("objective", "objective")]
+    summary = {"round": 4, "seconds": 1, "final": {"suboptimality": -5e-6, "objective": -2.0}}
+    folder = SimpleNamespace(summary=lambda: summary, card=lambda: {"metrics": described}, path=Path("here"))
+    settings = SimpleNamespace(budget=SimpleNamespace(limits={}), eval=SimpleNamespace(target=None))
+    first = _last_line("finished", folder, settings).splitlines()[0]
+    assert first.endswith(": suboptimality -5e-06 (objective less that of x*)  objective -2")
+
+
+def table_in(out):
+    """The cells of a sweep's table: of its head, which a line is below, and of its rows."""
+    lines = out.splitlines()
+    (rule,) = (k for k, line in enumerate(lines) if line.startswith("──"))
+    rows = [lines[rule - 1], *takewhile(lambda line: "  " in line.strip(), lines[rule + 1 :])]
+    return [re.split(" {2,}", row.strip()) for row in rows]
+
+
 SWEEP = ["-m", "algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=3", "seed=0,1", "algo.beta=[1],0.05"]
 
 
@@ -310,13 +332,11 @@ def test_sweep(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     result = fedopt(monkeypatch, capsys, *SWEEP, "output_dir=sweep", "eval.metric=distance", "eval.target=1e6")
     assert result.code == 1
-    head, fine, wrong = (
-        re.findall(r"[^┃│]*[^┃│ ]", line) for line in result.out.splitlines() if "┃" in line or "│" in line
-    )
-    assert [cell.strip() for cell in head] == ["algo.beta", "runs", "status", "final distance"]
-    assert [cell.strip() for cell in fine[:3]] == ["0.05", "2", "2 finished"]
-    assert re.fullmatch(r" *[\d.]+ ± [\d.]+", fine[3])
-    assert [cell.strip() for cell in wrong] == ["[1]", "2", "2 failed", "-"]
+    head, fine, wrong = table_in(result.out)
+    assert head == ["algo.beta", "runs", "status", "final distance"]
+    assert fine[:3] == ["0.05", "2", "2 finished"]
+    assert re.fullmatch(r"[\d.]+ ± [\d.]+", fine[3])
+    assert wrong == ["[1]", "2", "2 failed", "-"]
     table = pd.read_csv("sweep/sweep.csv")
     assert table["status"].value_counts().to_dict() == {"finished": 2, "failed": 2}
     values = [(seed, value) for seed in range(2) for value in ("0.05", "[1]")]
@@ -544,9 +564,7 @@ def test_a_longer_sweep_in_one_folder_is_one_row(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     for seeds, runs in (("0,1", "2"), ("0,1,2", "3")):
         out = fedopt(monkeypatch, capsys, "-m", *SMALL, "algo.K=1", f"seed={seeds}", "output_dir=here").out
-        head, *rows = (re.findall(r"[^┃│]*[^┃│ ]", line) for line in out.splitlines() if "┃" in line or "│" in line)
-        assert head[0].strip() == "runs"
-        assert [row[0].strip() for row in rows] == [runs]
+        assert [row[0] for row in table_in(out)] == ["runs", runs]
 
 
 @pytest.mark.parametrize(
@@ -866,15 +884,38 @@ def test_lists_name_everything(topic, names, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "missing"), [(["problem=mco"], "algo"), (["algo=fedmsa"], "problem"), (["seed=3"], "algo")]
+    ("words", "missing", "says"),
+    [
+        (["problem=mco"], "algo", " of those that fit mco: fedmsa, "),
+        (["algo=fedmsa"], "problem", "data_cleaning, "),
+        (["seed=3"], "algo", "; fedopt list algo shows them"),
+    ],
 )
-def test_nothing_is_chosen_in_silence(words, missing, monkeypatch, capsys, tmp_path):
+def test_nothing_is_chosen_in_silence(words, missing, says, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     for command in ([], ["-m"], ["--cfg", "job"]):
         result = fedopt(monkeypatch, capsys, *command, *words)
         assert (result.code, result.out) == (2, "")
-        assert result.err == f"fedopt: {missing}: is missing; {missing}=NAME chooses one\n"
+        assert result.err.startswith(f"fedopt: {missing}: is missing; {missing}=NAME chooses one")
+        assert says in result.err
+        assert result.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["problm=mco"], "problm=mco: there is no problm, did you mean problem?"),
+        (["algorithm=fedmsa", "problem=mco"], "algorithm=fedmsa: there is no algorithm, did you mean algo?"),
+        (["method=fedmsa", "problem=mco"], "method=fedmsa: there is no method, did you mean algo?"),
+        (["algo=fedmsa", "problm.d=3"], "problm.d=3: there is no problm, did you mean problem?"),
+        (["-m", "algo=fedmsa", "problm=mco,saddle"], "problm=mco: there is no problm, did you mean problem?"),
+        (["algo=fedavg", "data=mnist"], "data=mnist: there is no data, did you mean dataset?"),
+    ],
+)
+def test_a_mistyped_group_is_said_before_a_missing_one(words, said, monkeypatch, capsys):
+    result = fedopt(monkeypatch, capsys, *words)
+    assert (result.code, result.err) == (2, f"fedopt: {said}\n")
 
 
 def test_answers_do_not_import_torch(tmp_path):
