@@ -546,7 +546,7 @@ def test_compare(monkeypatch, capsys):
     for wrong in ({"formats": "latex"}, {"formats": ["tex"]}, {"columns": ["last"]}):
         with pytest.raises(api.UserError, match=f"{next(iter(wrong))}=.*: must be a list of"):
             two.write("paper", **wrong)
-    assert repr(two).split()[:2] == ["algo.K", "runs"]
+    assert repr(two).split()[:2] == ["algo.K", "seeds"]
     assert list(api.compare(runs, group_by=["algo.K", "seed"]).table["runs"]) == [1, 1, 1, 1]
 
 

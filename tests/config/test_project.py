@@ -209,7 +209,7 @@ def test_the_line_that_goes_on_has_what_was_typed(monkeypatch, capsys, listed):
     code = (
         "import os, sys, fedopt.commands.run as c, fedopt.config.project as p\n"
         "p.with_project()\nfrom types import SimpleNamespace as N\n"
-        "folder = N(path='out', summary=lambda: {})\n"
+        "folder = N(path='out', summary=lambda: {}, card=lambda: {})\n"
         "print(os.environ['PYTHONPATH'])\n"
         "print(c._last_line('interrupted', folder, N(eval=N(target=None), budget=N(limits={}))))"
     )
