@@ -261,6 +261,7 @@ def test_sweep_in_a_thread_and_interrupted(monkeypatch):
     assert (run.status, run.summary["round"]) == ("interrupted", 0)
 
 
+@pytest.mark.full
 def test_sweep_in_a_script_without_a_guard(tmp_path):
     """Its processes do not run the script again, see the environment of now, and are at the same place.
 

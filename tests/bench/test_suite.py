@@ -75,6 +75,7 @@ def test_a_target_is_reached_when_it_is_kept():
     assert reached(task, late, "comm_rounds") == [0.8, math.inf]
 
 
+@pytest.mark.full
 def test_a_toy_whose_order_is_known(monkeypatch, capsys, folder, tmp_path):
     words = ["--smoke", "--config-dir", str(folder), "--out", str(tmp_path / "out")]
     assert command(monkeypatch, "run", "toy", *words) == 0

@@ -215,6 +215,7 @@ def test_tuned_values_are_those_that_the_search_began_with(monkeypatch, tmp_path
         assert found.tuned.effective
 
 
+@pytest.mark.full
 def test_stopped_and_gone_on_is_the_same_search(monkeypatch, tmp_path):
     """Ctrl-C in the middle of batches, on one process and on two."""
     assert tune(monkeypatch, *WORDS, *SMALL, "--out", str(tmp_path / "a")) == 0
@@ -317,6 +318,7 @@ def test_mistakes(monkeypatch, capsys, tmp_path, words, line):
     assert not (tmp_path / "out" / "trials.csv").exists()
 
 
+@pytest.mark.full
 def test_a_folder_has_one_search(monkeypatch, capsys, tmp_path):
     assert tune(monkeypatch, *WORDS, *SMALL, "--out", str(tmp_path)) == 0
     capsys.readouterr()

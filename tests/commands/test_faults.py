@@ -421,6 +421,7 @@ def test_corrupted_checkpoint(monkeypatch, capsys, tmp_path):
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == metrics
 
 
+@pytest.mark.full
 def test_full_disk(monkeypatch, capsys, tmp_path):
     """A file may not grow beyond 8 kB: the row that does not fit is not there by half, and the run can go on."""
 
@@ -480,7 +481,13 @@ def test_ranks_that_nobody_started(tmp_path):
     one_line(result, "other processes cannot be found", "MASTER_ADDR")
 
 
-@pytest.mark.parametrize("shut", [*(pytest.param(shut, marks=pytest.mark.slow) for shut in ("err", "reader")), "full"])
+@pytest.mark.parametrize(
+    "shut",
+    [
+        *(pytest.param(shut, marks=pytest.mark.slow) for shut in ("err", "reader")),
+        pytest.param("full", marks=pytest.mark.full),
+    ],
+)
 def test_nobody_reads_the_progress(shut, tmp_path):
     """A run does not end because of what shows it."""
     command = [sys.executable, "-m", "fedopt", *TINY, "output_dir=run"]

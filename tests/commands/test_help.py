@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 from itertools import zip_longest
 
@@ -299,32 +300,31 @@ def plain_file(path):
     return json.loads(json.dumps(OmegaConf.to_container(OmegaConf.load(path))))
 
 
-@pytest.fixture(scope="module")
-def validators():
+@cache
+def validator(kind):
     jsonschema = pytest.importorskip("jsonschema")
-    schemas = {kind: schema(kind) for kind in ("config", "experiment", "dataset", "partitioner", "algo")}
-    for said in schemas.values():
-        jsonschema.Draft202012Validator.check_schema(said)
-    return {kind: jsonschema.Draft202012Validator(said) for kind, said in schemas.items()}
+    said = schema(kind)
+    jsonschema.Draft202012Validator.check_schema(said)
+    return jsonschema.Draft202012Validator(said)
 
 
-@pytest.mark.parametrize("one_of", few([8, 1], lambda one_of: one_of > 1))
-def test_files_of_conf_keep_to_their_schema(one_of, validators):
+@pytest.mark.full
+def test_files_of_conf_keep_to_their_schema():
     files = {"experiment": [CONF / "experiment" / f"{name}.yaml" for name in options("experiment") if name != "none"]}
     files["config"] = [CONF / g / f"{name}.yaml" for g in ("algo", "problem") for name in options(g)]
     files |= {g: [CONF / g / f"{name}.yaml" for name in options(g)] for g in ("dataset", "partitioner")}
     for kind, paths in files.items():
-        wrong = {
-            path.name: [e.message for e in validators[kind].iter_errors(plain_file(path))] for path in paths[::one_of]
-        }
+        wrong = {path.name: [e.message for e in validator(kind).iter_errors(plain_file(path))] for path in paths}
         assert not {name: messages for name, messages in wrong.items() if messages}
 
 
-def test_a_run_keeps_to_the_schema(validators):
+@pytest.mark.full
+def test_a_run_keeps_to_the_schema():
     """Its config.yaml has every key."""
-    assert not list(validators["config"].iter_errors(config("algo=zo_hfl", "problem=hierarchical")))
+    assert not list(validator("config").iter_errors(config("algo=zo_hfl", "problem=hierarchical")))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -340,29 +340,31 @@ def test_a_run_keeps_to_the_schema(validators):
         (("hardware", "engine"), "fast"),
     ],
 )
-def test_mistakes_do_not_keep_to_the_schema(wrong, words, validators):
+def test_mistakes_do_not_keep_to_the_schema(wrong, words):
     content = plain_file(CONF / "experiment" / "fedmsa" / "fig2.yaml")
     *inside, last = wrong
     node = content
     for key in inside:
         node = node.setdefault(key, {}) if isinstance(node, dict) else node[key]
     node[last] = words
-    assert not validators["experiment"].is_valid(content)
+    assert not validator("experiment").is_valid(content)
 
 
 @pytest.mark.parametrize(
     ("kind", "content", "right"),
     [
-        ("algo", {"_target_": "fedopt.algorithms.fedavg.FedAvg", "tau": "2epochs"}, True),
+        pytest.param(
+            "algo", {"_target_": "fedopt.algorithms.fedavg.FedAvg", "tau": "2epochs"}, True, marks=pytest.mark.full
+        ),
         ("dataset", {"path": "a.csv", "label": "outcome"}, True),
         ("dataset", {"path": "a.csv", "lable": "outcome"}, False),
         ("partitioner", {"alpha": 0.5}, True),
         ("partitioner", {"alpha": "much"}, False),
     ],
 )
-def test_files_of_one_node(kind, content, right, validators):
+def test_files_of_one_node(kind, content, right):
     """Which hold an algorithm, a data set or a partitioner and no more."""
-    assert validators[kind].is_valid(content) == right
+    assert validator(kind).is_valid(content) == right
 
 
 def test_the_command_writes_a_schema(monkeypatch, capsys, tmp_path):

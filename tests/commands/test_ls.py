@@ -122,6 +122,7 @@ def test_broken_folders_and_links(runs, monkeypatch, capsys):
     assert row[:6] == ["finished", "-", "-", "-", "-", "-"]
 
 
+@pytest.mark.full
 def test_a_thousand_runs(tmp_path, monkeypatch, capsys):
     for k in range(1000):
         record(tmp_path / "runs" / f"seed{k}", seed=k)

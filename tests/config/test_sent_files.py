@@ -411,6 +411,7 @@ def test_cells_that_are_no_numbers(key, cell, sweep_of_two):
     assert len(usable([sweep_of_two], "comm_rounds")) in (1, 2)
 
 
+@pytest.mark.full
 def test_a_locale_without_umlauts(tmp_path):
     """Files are UTF-8 in every locale."""
     table = "Größe,x\n" + "".join(f"{label},{x}\n" for label, x in zip("äö" * 10, range(20), strict=True))

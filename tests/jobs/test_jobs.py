@@ -32,6 +32,7 @@ def test_a_run_checks_its_config_once(checks, monkeypatch, capsys, tmp_path):
     assert checks == {"Settings": 1, "FedMSA": 1, "Mco": 1, "Iid": 1}
 
 
+@pytest.mark.full
 def test_a_sweep_composes_and_checks_each_job_once(checks, monkeypatch, capsys, tmp_path):
     composed = []
     monkeypatch.setattr(sweep, "compose", lambda *words: composed.append(words) or compose.compose(*words))

@@ -17,6 +17,7 @@ QUEUE = ["--at-most", "2", "--launcher"]
 LAUNCHERS = {"processes": ["--jobs", "2"], "local-executor": [*QUEUE, "local-executor"], "slurm": [*QUEUE, "slurm"]}
 
 
+@pytest.mark.full
 def test_killed_command(monkeypatch, capsys, tmp_path):
     """Of three runs, as the second one is in its rounds."""
     words = [*CSV_WORDS, "budget.rounds=30", "seed=0,1,2"]

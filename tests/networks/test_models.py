@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support import networks
+from support.cases import few
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
@@ -143,6 +144,7 @@ def test_autocast(name, widths, shape):
         assert 1e-5 < (values[1] - values[0]).norm() / values[0].norm() < bound
 
 
+@pytest.mark.full
 def test_vgg11():
     shape = (3, 32, 32)
     model = models.build("vgg11", [], shape, 10, seed=0)
@@ -388,7 +390,7 @@ def test_dropout_of_attention(causal):
     assert ((draws.mean(0) - expected).abs() <= 5 * draws.std(0) / math.sqrt(2000) + 1e-6).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"kdim": 3, "vdim": 5}, {"bias": False}])
+@pytest.mark.parametrize("options", few([{}, {"kdim": 3, "vdim": 5}, {"bias": False}], lambda options: not options))
 def test_dropout_of_multi_head_attention(options):
     """As of attention, for torch's module, with its mask and its weights."""
     generator = torch.Generator().manual_seed(0)
@@ -465,7 +467,7 @@ OF_MLP = [("fednest", "hyper_representation", None), ("fedmsa", "imbalanced_mnis
 @pytest.mark.parametrize("B", [pytest.param("null", marks=pytest.mark.slow), "4"])
 @pytest.mark.parametrize(
     ("algo", "problem", "name"),
-    [*WHERE, ("fednest", "hyper_representation", None), ("fedmsa", "imbalanced_mnist", None)],
+    few([*WHERE, *OF_MLP], lambda case: case in (WHERE[0], WHERE[5], OF_MLP[0])),
 )
 def test_engines_agree_on_networks_that_drop(algo, problem, name, B):
     """All at once = one by one, dropout included; another seed drops otherwise. name: of the own network, or mlp's own dropout."""

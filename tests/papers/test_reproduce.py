@@ -81,6 +81,7 @@ def values(*given, **more):
 # Running
 
 
+@pytest.mark.full
 @pytest.mark.pictures
 def test_figures_share_runs(tmp_path, experiment, command):
     slow, fast = "algo.alpha=1e-4", ["algo.alpha=2e-4"]
@@ -153,6 +154,7 @@ def test_quick(tmp_path, experiment, command):
     assert not (tmp_path / "outputs/reproduce/test").exists()
 
 
+@pytest.mark.full
 def test_quick_run_of_a_published_experiment(tmp_path, command):
     name = "fedmsa/fig2"
     result = command(name, "--quick")
@@ -169,7 +171,7 @@ def test_quick_run_of_a_published_experiment(tmp_path, command):
     [
         pytest.param(signal.SIGINT, 1, marks=pytest.mark.full),
         pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
-        (signal.SIGKILL, 1),
+        pytest.param(signal.SIGKILL, 1, marks=pytest.mark.full),
     ],
 )
 def test_an_interrupted_run_goes_on(how, times, tmp_path, experiment, command):
@@ -506,6 +508,7 @@ def test_bars_are_as_high_as_the_counts(clients, classes, bars, tmp_path, monkey
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("client", "class")
 
 
+@pytest.mark.full
 def test_points(tmp_path, experiment, command, monkeypatch):
     lines = {f"K = {K}": f"algo.K={K}" for K in (1, 2)}
     point = {"points": {"s": {K: f"K = {K}" for K in (1, 2)}}, "point": "per_round(line, 'grad_calls')"}
@@ -625,6 +628,7 @@ def test_values_that_span_decades_are_drawn_on_a_logarithmic_axis(metric, values
     monkeypatch.undo()
 
 
+@pytest.mark.full
 def test_the_list_counts_the_seeds_that_an_experiment_asks_for(experiment, command):
     experiment("one", seeds=3)
     assert command("test/one", "--seeds", 1).code == 0
@@ -764,6 +768,7 @@ def test_claims_as_markdown(experiment, command):
 # Seeds that are added
 
 
+@pytest.mark.full
 def test_undecided_claims_get_more_seeds(tmp_path, experiment, command, monkeypatch):
     """The seed itself is measured: 0 and 1, then 0 to 3, whose mean is 1.5."""
     monkeypatch.setattr(reproduce, "MOST_SEEDS", 4)
@@ -790,6 +795,7 @@ def test_undecided_claims_get_more_seeds(tmp_path, experiment, command, monkeypa
     assert "undecided with 2 seeds" in long.out
 
 
+@pytest.mark.full
 def test_seeds_from_another_first_one(tmp_path, experiment, command, monkeypatch):
     """Results stand in a folder of their own and say so; an undecided claim gets the seeds after them."""
     monkeypatch.setattr(reproduce, "MOST_SEEDS", 3)
@@ -838,6 +844,7 @@ def test_runs_that_cannot_refute_a_claim(mean, verdict, why):
     assert undecided["holds"] == ("not measured" if math.isnan(mean) else "not tested")
 
 
+@pytest.mark.full
 def test_undecided_claims_get_more_seeds_though_they_count_as_not_tested(tmp_path, experiment, command, monkeypatch):
     monkeypatch.setattr(reproduce, "MOST_SEEDS", 3)
     claim = {"says": "doubtful", "measure": "setting('FedMSA', 'seed')", "at_least": 0.5, "untested": "Too short."}
@@ -847,6 +854,7 @@ def test_undecided_claims_get_more_seeds_though_they_count_as_not_tested(tmp_pat
     assert (row["seeds"], row["holds"], row["why"]) == (3, "not tested", "Too short.")
 
 
+@pytest.mark.full
 def test_texts_that_a_spreadsheet_would_take_for_formulas_are_judged_again(experiment, command):
     claim = {"says": "+ it stays", "measure": "-diverged('FedMSA')", "equals": 0, "paper": "-1 by the bound"}
     experiment("one", claims=[claim], seeds=1)
@@ -860,6 +868,7 @@ def test_texts_that_a_spreadsheet_would_take_for_formulas_are_judged_again(exper
 # What is kept
 
 
+@pytest.mark.full
 @pytest.mark.pictures
 def test_what_is_kept(tmp_path, experiment, command):
     claim = {"says": "far", "measure": "final('FedMSA')", "at_least": 1e3, "why": "It is solved."}
@@ -962,6 +971,7 @@ def test_panels_of_points(tmp_path, monkeypatch):
                                     "panels": {"p": ["s", "Q"]}}).check_labels()  # fmt: skip
 
 
+@pytest.mark.full
 def test_few_points_stand_beside_each_other(tmp_path, monkeypatch):
     """With bars, where lines and bands would lie on each other; legends name methods in their order, and marks last."""
     kept = []

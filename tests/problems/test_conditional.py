@@ -201,6 +201,7 @@ def test_points_of_the_conditional_form_are_drawn_evenly_and_their_bias_falls():
     assert (counts - 1000).abs().max() < 5 * math.sqrt(1000)
 
 
+@pytest.mark.full
 def test_steps_of_methods_improve_the_adaptation():
     words = ["problem.inner=5", "problem.a=0.05", "algo.eta=0.05", "algo.tau=5", "participation.cohort=6"]
     e = tuned("fedavg", "maml_conditional", *words)

@@ -106,6 +106,7 @@ def cells(tab, head):
     return table.locator(f"tbody td:nth-child({heads.index(head) + 1})").all_inner_texts()
 
 
+@pytest.mark.full
 def test_hide_axes_and_metric(runs, command, opened, tmp_path):
     """The lines are the means over seeds; a line is hidden, x and y are chosen, axes become logarithmic."""
     code, path, out, _ = command(tmp_path / "runs")
@@ -173,6 +174,7 @@ def test_geometric_interval(command, tmp_path):
     assert f"<td>{ends[0]:.4g} to {ends[1]:.4g}</td>" in text
 
 
+@pytest.mark.full
 def test_markup_is_text(command, opened, tmp_path):
     record(tmp_path / "runs" / "a<b>", [1, 2], algo={**FEDMSA, "K": MARKUP}, metric="m<i>")
     record(tmp_path / "runs" / "c", [1, 2], metric="m<i>")
@@ -307,6 +309,7 @@ def served(runs, tmp_path):
     process.communicate()
 
 
+@pytest.mark.full
 def test_live(served, opened, tmp_path):
     """New rows appear; what was chosen stays. Ctrl-C ends it with one line, which the page says."""
     address, process = served

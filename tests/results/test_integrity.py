@@ -226,6 +226,7 @@ def test_a_budget_that_is_behind(ended):
 # What a run leaves
 
 
+@pytest.mark.full
 def test_the_last_good_state_is_finite(monkeypatch, capsys, tmp_path):
     """Interrupted when the iterates have overflowed, before any evaluation saw it."""
     folder = tmp_path / "run"

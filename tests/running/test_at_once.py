@@ -163,6 +163,7 @@ def test_time_while_a_process_is_stopped_is_no_time_of_training(tmp_path):
     assert seconds < running - begun + took - 3.5
 
 
+@pytest.mark.full
 def test_a_clock_counts_work_and_short_waits():
     clock = Clock()
     began = clock()
@@ -173,6 +174,7 @@ def test_a_clock_counts_work_and_short_waits():
     assert clock() - began >= 1.9
 
 
+@pytest.mark.full
 def test_a_clock_leaves_a_stop_out(tmp_path):
     child = os.fork()
     if child == 0:

@@ -59,6 +59,7 @@ def goes_on_alone(monkeypatch, capsys, path: Path) -> None:
     np.testing.assert_allclose(rows(path / "run"), rows(path / "alone"), rtol=1e-5, atol=1e-12)
 
 
+@pytest.mark.full
 def test_stopped_process_is_said_and_killed_one_ends_the_run(endless, monkeypatch, capsys, tmp_path):
     stopped = ranks(endless)[0]
     os.kill(stopped, signal.SIGSTOP)

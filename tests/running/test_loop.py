@@ -77,6 +77,7 @@ def test_the_best_evaluation_and_what_the_target_took():
     assert progress.to_target["round"] == 0
 
 
+@pytest.mark.full
 def test_until_the_last_limit():
     """The run goes on until both limits are spent. It is evaluated whenever another part of the logarithm of one of them is."""
     limits = {"comm_rounds": 20, "oracle_calls": 8000}

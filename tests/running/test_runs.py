@@ -120,7 +120,7 @@ def test_a_picture_names_its_run(monkeypatch, capsys, tmp_path):
     ("given", "threads", "spin"),
     [
         pytest.param({}, None, "3000", marks=pytest.mark.full),
-        ({"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "7"}, 3, "7"),
+        pytest.param({"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "7"}, 3, "7", marks=pytest.mark.full),
     ],
 )
 def test_threads(given, threads, spin, tmp_path):
@@ -230,7 +230,11 @@ def test_evaluation_schedule(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("budget", "column"), [("bytes=200000", "bytes"), ("oracle_calls=3000", "oracle_calls"), ("rounds=37", "round")]
+    ("budget", "column"),
+    few(
+        [("bytes=200000", "bytes"), ("oracle_calls=3000", "oracle_calls"), ("rounds=37", "round")],
+        lambda case: case[1] == "bytes",
+    ),
 )
 def test_evaluations_at_equal_spends(budget, column, monkeypatch, capsys, tmp_path):
     """Each in the first round with which another tenth of the budget is spent. No default of rounds ends the run before."""
@@ -596,6 +600,7 @@ def test_failures_are_said_when_they_happen(monkeypatch, capsys, tmp_path):
     assert "algo.beta" in lines[failed].partition(": ")[2]
 
 
+@pytest.mark.full
 def test_what_sweepers_optimise(monkeypatch, capsys, tmp_path):
     """The last value of eval.metric, of the problem's first metric without one; the worst where the run diverged."""
     monkeypatch.chdir(tmp_path)
