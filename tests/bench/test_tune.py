@@ -170,6 +170,7 @@ def test_a_run_is_pruned_by_what_others_had_at_that_spend():
 # The command
 
 
+@pytest.mark.full
 def test_a_search_finds_the_step_of_a_quadratic(monkeypatch, capsys, tmp_path):
     """Gradient descent on 1/2 x' A x, one client, full batches: 2 / (mu + L) is best; the default of 0.1 is far from it."""
     words = ["algo=fedavg", "problem=quadratic_minimisation", "partitioner.clients=1", "algo.tau=1", "algo.B=null"]

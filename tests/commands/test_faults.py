@@ -277,7 +277,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("case", few(WRONG, lambda case: [*WRONG].index(case) % 5 == 0))
 def test_one_line(case, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     arguments, fragments = WRONG[case]
@@ -453,7 +453,7 @@ def test_no_permission(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("WORLD_SIZE", "abc"),
+        pytest.param("WORLD_SIZE", "abc", marks=pytest.mark.full),
         pytest.param("WORLD_SIZE", "-1", marks=pytest.mark.slow),
         pytest.param("LOCAL_WORLD_SIZE", "abc", marks=pytest.mark.slow),
         pytest.param("FEDOPT_CHECKPOINT_SECONDS", "abc", marks=pytest.mark.full),

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from support.cases import few
 from support.command import PAIR, ROOT, code_of, fedopt
 
 from fedopt.commands import bench, compare
@@ -190,7 +191,10 @@ def changing(monkeypatch, folder):
     return change
 
 
-@pytest.mark.parametrize("mistake", [*IN_ALGORITHM, *IN_PROBLEM])
+MISTAKES = [*IN_ALGORITHM, *IN_PROBLEM]
+
+
+@pytest.mark.parametrize("mistake", few(MISTAKES, lambda mistake: MISTAKES.index(mistake) % 5 == 0))
 def test_mistakes(mistake, monkeypatch, capsys, tmp_path):
     example = "my_sgd" if mistake in IN_ALGORITHM else "my_regression"
     change = {**IN_ALGORITHM, **IN_PROBLEM}[mistake]

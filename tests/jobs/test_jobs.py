@@ -56,9 +56,9 @@ LAUNCHERS = {
     "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
 }
 
-MARKS = {  # of the usual ones
+MARKS = {
     ("in turn", signal.SIGTERM): pytest.mark.full,
-    ("two processes", signal.SIGHUP): [],
+    ("two processes", signal.SIGHUP): pytest.mark.full,
     ("joblib", signal.SIGKILL): pytest.mark.full,
 }
 

@@ -139,6 +139,7 @@ def test_fedopt_composes_an_experiment(tmp_path, experiment, monkeypatch, capsys
     )
 
 
+@pytest.mark.full
 def test_quick(tmp_path, experiment, command):
     claim = {"says": "it moves", "measure": "final('FedMSA')", "at_least": 0}
     experiment("one", common={"budget": {"rounds": 4000}}, quick="budget.rounds=2", claims=[claim])
@@ -340,28 +341,31 @@ def test_verdicts(tmp_path):
     assert (row["holds"], row["seeds"]) == (claims.UNMEASURED, 0)
 
 
+NO_MEASURES = [
+    ("final('FedMS')", "final('FedMS'): there is no such line, did you mean FedMSA?"),
+    ("finl('FedMSA')", "there is no finl(), did you mean final?"),
+    ("first('FedMSA')", "first(): missing a required argument: 'target'"),
+    ("final(FedMSA)", "final(): its first argument must be a label in quotes"),
+    ("final('FedMSA'", "is no expression"),
+    ("fit('FedMSA')", "fit('FedMSA'): there is no such series"),
+    ("__import__('os')", "there is no __import__()"),
+    ("(1).real.bit_length()", "there is no 1 .real.bit_length()"),
+    ("+".join(["1"] * 3000), "is no expression: it has too many terms"),
+    ("'%09999999999d' % 1 == 0", "is no number"),
+    ("final('FedMSA', 'a' * 10 ** 9)", "'a': is no number"),
+    ("f'{1:>9999999999}'", "is no number"),
+    ("line * 10 ** 9", "line: is no number"),
+    ("final('FedMSA') + x", "x: is no number"),
+    ("max(final('FedMSA'), 'b')", "'b': is no number"),
+    ("[1] * 10 ** 10", "is no number"),
+    ("1 << 10 ** 10", "is no number"),
+    ("final('FedMSA').real", "is no number"),
+]
+
+
 @pytest.mark.parametrize(
     ("measure", "said"),
-    [
-        ("final('FedMS')", "final('FedMS'): there is no such line, did you mean FedMSA?"),
-        ("finl('FedMSA')", "there is no finl(), did you mean final?"),
-        ("first('FedMSA')", "first(): missing a required argument: 'target'"),
-        ("final(FedMSA)", "final(): its first argument must be a label in quotes"),
-        ("final('FedMSA'", "is no expression"),
-        ("fit('FedMSA')", "fit('FedMSA'): there is no such series"),
-        ("__import__('os')", "there is no __import__()"),
-        ("(1).real.bit_length()", "there is no 1 .real.bit_length()"),
-        ("+".join(["1"] * 3000), "is no expression: it has too many terms"),
-        ("'%09999999999d' % 1 == 0", "is no number"),
-        ("final('FedMSA', 'a' * 10 ** 9)", "'a': is no number"),
-        ("f'{1:>9999999999}'", "is no number"),
-        ("line * 10 ** 9", "line: is no number"),
-        ("final('FedMSA') + x", "x: is no number"),
-        ("max(final('FedMSA'), 'b')", "'b': is no number"),
-        ("[1] * 10 ** 10", "is no number"),
-        ("1 << 10 ** 10", "is no number"),
-        ("final('FedMSA').real", "is no number"),
-    ],
+    few(NO_MEASURES, lambda case: NO_MEASURES.index(case) % 5 == 0),
 )
 def test_measures_that_could_never_work(measure, said, experiment, command):
     experiment("one", claims=[{"says": "it", "measure": measure, "at_least": 0}])
@@ -696,42 +700,45 @@ def test_what_refers_to_lines_names_their_axes(experiment, tmp_path):
     assert (grouped[2].paper, first.says, second.says) == ("3", "0.1", "0.2")
 
 
+MISTAKES_IN_NAMES = [
+    ({"lines": {"A {qq}": []}}, "{qq}: where has no such name, did you mean q?"),
+    ({"lines": {"A": "algo.K={K}"}}, "'algo.K={K}': {K}: K may be 1, 2, 4 here"),
+    ({"lines": {"A": ["algo.K={K}"]}}, "'algo.K={K}': {K}: K may be 1, 2, 4 here"),
+    ({"lines": {"A {K} {q}": "algo.alpha={least}"}}, "{least}: has no value for K = 4"),
+    ({"lines": {"A {K}": [], "A 1": []}}, "A 1: is given twice"),
+    ({"panels": {"{q}": ["FedMSA {q}"]}}, "FedMSA a: there is no such line, did you mean FedMSA?"),
+    ({"where": 3}, "where: must give values to names"),
+    ({"where": {"K": 3}}, "where.K: must be a list of values"),
+    ({"where": {"K": []}}, "where.K: must be a list of values"),
+    ({"where": {"a b": [3]}}, "where.a b: must be a name, or a name with its axes, name(axis, axis)"),
+    ({"where": {"K": [1], "p(KK)": [3]}}, "where.p: KK: there is no such axis, did you mean K?"),
+    ({"where": {"K": [1], "K(K)": [3]}}, "where.K: is given twice"),
+    ({"where": {"K": [1], "p(K)": [3, 4]}}, "where.p=[3, 4]: must be a value for each K"),
+    ({"where": {"K": [1], "p(K)": 3}}, "where.p=3: must be a value for each K"),
+    ({"where": {"K": [1], "p(K)": [[3]]}}, "where.p=[3]: must be one value"),
+    ({"claims": {"says": "a"}}, "claims: must be a list of claims"),
+    ({"claims": [{"for": ["q"], "claims": 3}]}, "claims: must be a list of claims"),
+    ({"claims": [{"says": "a", "claims": []}]}, "claims: says: a group has no such key"),
+    ({"claims": [{"for": 3, "says": "a"}]}, "for=3: must be a list of axes, or map axes to some of their values"),
+    ({"claims": [{"for": ["qq"], "claims": []}]}, "for: qq: there is no such axis, did you mean q?"),
+    ({"claims": [{"for": {"K": [3]}, "says": "a"}]}, "for.K=3: there is no such value; there are 1, 2, 4"),
+    ({"claims": [{"for": {"K": []}, "says": "a"}]}, "for.K: must be a list of values"),
+    (
+        {"claims": [{"says": "a", "measure": "final('{K}')", "at_least": 0}]},
+        "'final('{K}')': {K}: K may be 1, 2, 4",
+    ),
+    ({"claims": [{"says": "a", "measure": {"mean": ["1"]}, "at_least": 0}]}, "claim 'a': there is no mean()"),
+    ({"claims": [{"says": "a", "measure": {"min": "1"}, "at_least": 0}]}, "experiment.claims.0.measure"),
+    ({"cell": "finl(line)"}, "cell: there is no finl(), did you mean final?"),
+    ({"points": {"s": {1: "FedMSA"}}, "point": "final(lin)"}, "point: final(): its first argument"),
+    ({"points": {"s": {1: "FedMSA"}}}, "points and point go together"),
+    ({"point": "final(line)"}, "points and point go together"),
+]
+
+
 @pytest.mark.parametrize(
     ("node", "said"),
-    [
-        ({"lines": {"A {qq}": []}}, "{qq}: where has no such name, did you mean q?"),
-        ({"lines": {"A": "algo.K={K}"}}, "'algo.K={K}': {K}: K may be 1, 2, 4 here"),
-        ({"lines": {"A": ["algo.K={K}"]}}, "'algo.K={K}': {K}: K may be 1, 2, 4 here"),
-        ({"lines": {"A {K} {q}": "algo.alpha={least}"}}, "{least}: has no value for K = 4"),
-        ({"lines": {"A {K}": [], "A 1": []}}, "A 1: is given twice"),
-        ({"panels": {"{q}": ["FedMSA {q}"]}}, "FedMSA a: there is no such line, did you mean FedMSA?"),
-        ({"where": 3}, "where: must give values to names"),
-        ({"where": {"K": 3}}, "where.K: must be a list of values"),
-        ({"where": {"K": []}}, "where.K: must be a list of values"),
-        ({"where": {"a b": [3]}}, "where.a b: must be a name, or a name with its axes, name(axis, axis)"),
-        ({"where": {"K": [1], "p(KK)": [3]}}, "where.p: KK: there is no such axis, did you mean K?"),
-        ({"where": {"K": [1], "K(K)": [3]}}, "where.K: is given twice"),
-        ({"where": {"K": [1], "p(K)": [3, 4]}}, "where.p=[3, 4]: must be a value for each K"),
-        ({"where": {"K": [1], "p(K)": 3}}, "where.p=3: must be a value for each K"),
-        ({"where": {"K": [1], "p(K)": [[3]]}}, "where.p=[3]: must be one value"),
-        ({"claims": {"says": "a"}}, "claims: must be a list of claims"),
-        ({"claims": [{"for": ["q"], "claims": 3}]}, "claims: must be a list of claims"),
-        ({"claims": [{"says": "a", "claims": []}]}, "claims: says: a group has no such key"),
-        ({"claims": [{"for": 3, "says": "a"}]}, "for=3: must be a list of axes, or map axes to some of their values"),
-        ({"claims": [{"for": ["qq"], "claims": []}]}, "for: qq: there is no such axis, did you mean q?"),
-        ({"claims": [{"for": {"K": [3]}, "says": "a"}]}, "for.K=3: there is no such value; there are 1, 2, 4"),
-        ({"claims": [{"for": {"K": []}, "says": "a"}]}, "for.K: must be a list of values"),
-        (
-            {"claims": [{"says": "a", "measure": "final('{K}')", "at_least": 0}]},
-            "'final('{K}')': {K}: K may be 1, 2, 4",
-        ),
-        ({"claims": [{"says": "a", "measure": {"mean": ["1"]}, "at_least": 0}]}, "claim 'a': there is no mean()"),
-        ({"claims": [{"says": "a", "measure": {"min": "1"}, "at_least": 0}]}, "experiment.claims.0.measure"),
-        ({"cell": "finl(line)"}, "cell: there is no finl(), did you mean final?"),
-        ({"points": {"s": {1: "FedMSA"}}, "point": "final(lin)"}, "point: final(): its first argument"),
-        ({"points": {"s": {1: "FedMSA"}}}, "points and point go together"),
-        ({"point": "final(line)"}, "points and point go together"),
-    ],
+    few(MISTAKES_IN_NAMES, lambda case: MISTAKES_IN_NAMES.index(case) % 5 == 0),
 )
 def test_mistakes_in_names(node, said, experiment, command):
     experiment("one", **{"where": WHERE, **node})
@@ -929,6 +936,7 @@ def test_results_in_the_docs_are_small():
     assert np.quantile(pictures, 0.85) <= 155_000
 
 
+@pytest.mark.full
 @pytest.mark.pictures
 def test_each_kept_figure_can_be_drawn_again(tmp_path):
     """Its curves have what it takes, and lines and panels of the present file."""

@@ -139,7 +139,8 @@ def test_threads(given, threads, spin, tmp_path):
     assert f"started with {threads or cores()} threads" in (tmp_path / "run" / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("most", few([1, 2], lambda most: most == 1))
+@pytest.mark.full
+@pytest.mark.parametrize("most", [1, 2])
 def test_killed_runs_resume_exactly(most, monkeypatch, capsys, tmp_path):
     """kill -9 at random moments, then resume=true until it is done: the undisturbed metrics.csv."""
     assert fedopt(monkeypatch, capsys, *LONG, f"output_dir={tmp_path / 'whole'}").code == 0
