@@ -1,6 +1,7 @@
 """Property tests draw the same examples every time, and may be slow on a loaded machine. Pictures are drawn where a test asks."""
 
 import os
+import shutil
 import signal
 import sys
 
@@ -67,3 +68,16 @@ def modules(tmp_path_factory):
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path_factory.getbasetemp())):
             del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, which pages are looked at with."""
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("no Chromium on the path")
+    with driver.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()

@@ -1,6 +1,5 @@
 """The site, built once and opened in Chromium: nothing is cut, at the width of a telephone, a tablet and a desk."""
 
-import shutil
 import subprocess
 import sys
 
@@ -8,7 +7,6 @@ import pytest
 from support.command import ROOT
 
 pytestmark = pytest.mark.full
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # What sticks out of the page, and tables whose box does not scroll to their end
 CUT = """() => {
   const found = [];
@@ -32,17 +30,6 @@ def site(tmp_path_factory):
     build = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(ROOT / "docs"), str(place)]
     subprocess.run(build, check=True)
     return place
-
-
-@pytest.fixture(scope="module")
-def browser():
-    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if not CHROMIUM:
-        pytest.skip("no Chromium on the path")
-    with driver.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.mark.parametrize("width", [390, 768, 1280])
