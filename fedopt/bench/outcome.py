@@ -60,7 +60,7 @@ def with_values(searches: Sequence[Search]) -> list[Search]:
 
 
 def winners(searches: Sequence[Search]) -> pd.DataFrame:
-    """A row an algorithm: the metric's best value, that of the default, how many trials ended how, and the words to use."""
+    """A row an algorithm: the metric's best value, that of the default, and how many trials ended how."""
     rows = []
     for search in searches:
         best, default, tried = search.best, search.done[0], search.done
@@ -73,7 +73,6 @@ def winners(searches: Sequence[Search]) -> pd.DataFrame:
                 "diverged": str(sum("diverged" in trial.statuses for trial in tried)),
                 "pruned": str(sum("stopped" in trial.statuses for trial in tried)),
                 "at an edge": ", ".join(search.edges(best)) or "-",
-                "words": " ".join(words_of(best.point)) or "the defaults",
             }
         )
     return pd.DataFrame(rows)

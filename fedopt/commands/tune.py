@@ -54,7 +54,8 @@ def _main() -> int:
     show(*(f"to run it: fedopt {run_words([search], *words_of(search.best.point))}" for search in good))
     best = min(good, key=lambda search: search.best.loss)
     first = ", ".join(search.algo for search in good if search.best.loss == best.best.loss)
-    next_one = f"fedopt -m {run_words(good, 'seed=0,1,2', '--config-dir', str(folder))}"
+    apart = f"output_dir={Path('outputs', 'tuned', folder.name)}"  # from runs of the same words with untuned values
+    next_one = f"fedopt -m {run_words(good, 'seed=0,1,2', apart, '--config-dir', str(folder))}"
     show(f"best: {first}, {best.metric.name} {value_of(best, best.best)}; results: {folder}; next: {next_one}")
     return int(len(good) < len(searches))
 

@@ -44,7 +44,8 @@ def _unknown_key(key: str, words: Sequence[str], keys: Sequence[str]) -> str:
         return f"{key}: neither the algorithm's nor the problem's file names one; +{key}=NAME adds one"
     choices = [word for word in words if key_of(word) in ("algo", "problem")]
     explained = f"fedopt --help {' '.join(choices or ['algo=NAME', 'problem=NAME'])} explains them"
-    return f"{key}: there is no such key{_meant(key, keys)}; {explained}"
+    typed = next((name for name in map(key_of, words) if name.startswith(f"{key}.")), key)  # Hydra names the first part
+    return f"{key}: there is no such key{_meant(typed, keys)}; {explained}"
 
 
 def _meant(key: str, keys: Sequence[str]) -> str:

@@ -46,8 +46,8 @@ def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
 def title(group: str, option: str, folders: Folders = ()) -> str:
     """The first comment at the head of an option's file."""
     head = config_text(file_of(group, option, folders)).split("\n")[:3]
-    comments = (line[2:] for line in head if line.startswith("# ") and "@package" not in line and "$schema" not in line)
-    return next(comments, "")
+    said = (line[2:] for line in head if line.startswith("# "))
+    return next((text for text in said if not re.match(r"@package|yaml-language-server|\S+\.yaml$", text)), "")
 
 
 def display_name(algo: str, folders: Folders = ()) -> str:
