@@ -42,7 +42,11 @@ def hurt(how: str, rank: int, where: str, calls: int, cwd: Path) -> tuple[Result
 
 
 slow, full = pytest.mark.slow, pytest.mark.full
-KILLS = [(1, ROUND, 70), pytest.param(0, EVALUATION, 9, marks=slow), pytest.param(0, DRAWING, 1, marks=slow)]
+KILLS = [
+    (1, ROUND, 70),
+    pytest.param(0, EVALUATION, 9, marks=slow),
+    pytest.param(0, DRAWING, 1, marks=[slow, pytest.mark.pictures]),
+]
 
 
 @full
