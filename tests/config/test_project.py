@@ -40,7 +40,7 @@ def test_commands_find_what_new_has_written(monkeypatch, capsys, listed):
     assert written.out.splitlines()[-1] == "to run it: fedopt algo=mine problem=classification dataset=digits"
     assert listed.stat().st_mode & 0o777 == 0o600
     assert fedopt(monkeypatch, capsys, *MINE, "output_dir=one").err.startswith("mine on quadratic_minimisation")
-    assert "  mine " in fedopt(monkeypatch, capsys, "list", "algo").out
+    assert "  mine" in fedopt(monkeypatch, capsys, "list", "algo").out.splitlines()
     assert "algo.eta" in fedopt(monkeypatch, capsys, "--help", "algo=mine").out
     assert library.run(MINE, output_dir="two", quiet=True).status == "finished"
     assert library.load("one").variables["x"].shape == library.load("two").variables["x"].shape
