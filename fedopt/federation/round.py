@@ -1,6 +1,6 @@
 """The simulated federation, and a round of it: its cohorts, its draws, and the one exchange between server and clients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -24,6 +24,8 @@ from fedopt.federation.memory import Memory
 from fedopt.federation.oracles import Oracles
 from fedopt.problems.classes import Hierarchical, Nested, Problem
 from fedopt.randomness import Purpose, keyed_rng
+
+Draws = Mapping[str, Steps | Epochs]
 
 
 @dataclass(eq=False)
@@ -219,66 +221,121 @@ class Round:
         fence.check(client_fn, message)
         if not isinstance(memory, Memory | None):
             raise WrongFunction(client_fn, "has an exchange whose memory= is no fedopt.Memory, of [clients, d]")
-        versions = _versions(message)
-        problem = self.problem
-        exchange = next(self._exchanges)
-        rng_of = partial(self.rng, Purpose.SAMPLES, exchange)
+        versions, calls, rows = _versions(message), Calls(), list[Tensor]()
         if weights is None:
-            weights = problem.weights[cohort]
+            weights = self.problem.weights[cohort]
             weights = weights / weights.sum()
-        like, splits = problem.start()[0], problem.splits
+        mine, steps, idle = self._mine(cohort, draws)
+        answers = Answers(weights, idle, apart=combine is not None)
+        client_fn_checked = partial(_answer, client_fn, memory is not None)
+        engine = self._federation.engine
+        for members, stack in self._stacks(cohort, mine, steps, message, memory, own, draws):
+            of_stack = engine.run(client_fn_checked, message, self.problem, stack, calls)
+            if memory is not None:
+                of_stack, new_rows = of_stack
+                rows.extend(new_rows)
+            answers.take(of_stack, members)
+        self._bill(cohort, message if own is None else (message, own[0]), answers.one, Calls() if idle else calls)
+        self._refuse_hidden(client_fn, calls)
+        if versions != _versions(message):
+            raise WrongFunction(client_fn, "writes over its message: write x = x - 1 in place of x -= 1")
+        mean = answers.mean(self.problem.start()[0], combine)
+        return mean if memory is None else (mean, _remembered(memory, cohort, mine, rows, idle))
 
-        # Stacks of equally busy clients waste the least; a rank without clients computes one at weight zero, for the shapes.
-        steps = sum((wanted.steps_of(splits, cohort) for wanted in draws.values()), 0 * cohort)
-        busy = np.lexsort((problem.sizes()[cohort], steps))[::-1]
+    def _mine(self, cohort: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Return the places in the cohort that this rank computes, the steps of each, and whether it has none.
+
+        Clients with most steps come first, since stacks of equally busy clients waste the least. A rank without clients computes
+        one that does not count, for the shapes.
+        """
+        steps = sum((wanted.steps_of(self.problem.splits, cohort) for wanted in draws.values()), 0 * cohort)
+        busy = np.lexsort((self.problem.sizes()[cohort], steps))[::-1]
         mine = busy[ranks.rank() :: ranks.count()]
         idle = len(mine) == 0
-        mine, counted = (busy[:1], 0 * weights) if idle else (mine, weights)
+        mine = busy[:1] if idle else mine
+        return mine, steps[mine], idle
 
-        sums, new_rows, calls = list[Tensor](), list[Tensor](), Calls()
-        for members in self._federation.engine.stacks(mine, steps[mine], size_in_bytes(message)):
+    def _stacks(
+        self,
+        cohort: np.ndarray,
+        mine: np.ndarray,
+        steps: np.ndarray,
+        message: Any,
+        memory: Memory | None,
+        own: Tensor | None,
+        draws: Draws,
+    ) -> Iterator[tuple[np.ndarray, Stack]]:
+        """Yield the clients that are computed at once: their places in the cohort, and what each has, draws and is sent alone."""
+        problem, exchange = self.problem, next(self._exchanges)
+        rng_of, like = partial(self.rng, Purpose.SAMPLES, exchange), problem.start()[0]
+        for members in self._federation.engine.stacks(mine, steps, size_in_bytes(message)):
             clients = cohort[members]
             of_memory = None if memory is None else memory.rows(clients)
             of_own = None if own is None else own[members.tolist()]
             keys = self._keys(exchange, clients) if problem.random else None
-            stack = Stack(clients, *draw(draws, splits, clients, rng_of, like), of_memory, of_own, keys)
-            checked = partial(_answer, client_fn, memory is not None)
-            answers = self._federation.engine.run(checked, message, problem, stack, calls)
-            if memory is not None:
-                answers, of_stack = answers
-                new_rows.append(of_stack)
-            leaves, structure = tree_flatten(answers)
-            rows = () if combine is None else (len(cohort),)
-            sums = sums or [leaf.new_zeros((*rows, *leaf.shape[1:]), dtype=torch.float64) for leaf in leaves]
-            for total, leaf in zip(sums, leaves, strict=True):
-                if combine is None:
-                    for weight, answer in zip(counted[members], leaf, strict=True):
-                        total.add_(answer, alpha=weight)  # in double: the order of clients is lost in the rounding
-                elif not idle:
-                    total[members.tolist()] = leaf.double()
+            yield members, Stack(clients, *draw(draws, problem.splits, clients, rng_of, like), of_memory, of_own, keys)
 
-        sent = message if own is None else (message, own[0])
-        self._federation.ledger.bill(cohort, size_in_bytes(sent), size_in_bytes([leaf[0] for leaf in leaves]))
-        self._federation.ledger.count(Calls() if idle else calls)
-        if self._federation.first_order and isinstance(problem, Nested) and calls.hvp + calls.jvp:
+    def _bill(self, cohort: np.ndarray, sent: Any, answer: Any, calls: Calls) -> None:
+        """Bill one communication round: what each client of the cohort gets and sends back, and the clients' calls."""
+        self._federation.ledger.bill(cohort, size_in_bytes(sent), size_in_bytes(answer))
+        self._federation.ledger.count(calls)
+
+    def _refuse_hidden(self, client_fn: ClientFn, calls: Calls) -> None:
+        """Raise UserError where clients took what their method says it does without, or left an answer beside the exchange."""
+        if self._federation.first_order and isinstance(self.problem, Nested) and calls.hvp + calls.jvp:
             raise WrongFunction(client_fn, "takes second derivatives, and its algorithm says first_order = True")
         fence.check(client_fn)  # again: a client may have put its answer where only the server looks
-        if versions != _versions(message):
-            raise WrongFunction(client_fn, "writes over its message: write x = x - 1 in place of x -= 1")
-        dtypes = [leaf.dtype if leaf.is_floating_point() else like.dtype for leaf in leaves]
-        sums = ranks.total(sums)
+
+
+class Answers:
+    """The answers of an exchange: their weighted sum in double precision, or all of them, one row each.
+
+    Args:
+        weights: ``[cohort]``.
+        idle: Whether this rank has no client of the cohort, so that no answer counts.
+        apart: Whether each answer is kept, for a server that does not take their mean.
+    """
+
+    def __init__(self, weights: np.ndarray, idle: bool, apart: bool):
+        self.weights, self.idle, self.apart = weights, idle, apart
+        self.sums = list[Tensor]()
+        self.one = list[Tensor]()  # one client's answer
+        self.structure: Any = None
+
+    def take(self, of_stack: Any, members: np.ndarray) -> None:
+        """Add the answers ``[stack, ...]`` of the clients at these places in the cohort."""
+        leaves, self.structure = tree_flatten(of_stack)
+        if not self.sums:
+            rows = (len(self.weights),) if self.apart else ()
+            self.one = [leaf[0] for leaf in leaves]
+            self.sums = [leaf.new_zeros((*rows, *leaf.shape), dtype=torch.float64) for leaf in self.one]
+        if self.idle:
+            return
+        for total, leaf in zip(self.sums, leaves, strict=True):
+            if self.apart:
+                total[members.tolist()] = leaf.double()
+            else:  # in double: the order of clients is lost in the rounding
+                for weight, answer in zip(self.weights[members], leaf, strict=True):
+                    total.add_(answer, alpha=weight)
+
+    def mean(self, like: Tensor, combine: Callable[[Any, Tensor], Any] | None) -> Any:
+        """Return the mean over all ranks, or what ``combine`` makes of the answers. Whole numbers become numbers as ``like``."""
+        dtypes = [one.dtype if one.is_floating_point() else like.dtype for one in self.one]
+        sums = ranks.total(self.sums)
         if combine is not None:
-            sums = tree_leaves(combine(tree_unflatten(sums, structure), torch.from_numpy(weights).to(like.device)))
-        mean = tree_unflatten([total.to(dtype) for total, dtype in zip(sums, dtypes, strict=True)], structure)
-        if memory is None:
-            return mean
-        members, new = cohort[mine], [row for of_stack in new_rows for row in of_stack]
-        if ranks.count() > 1:
-            of_all = new[0].new_zeros(len(cohort), *new[0].shape)
-            if not idle:
-                of_all[mine.tolist()] = torch.stack(new)
-            members, new = cohort, list(ranks.total([of_all])[0])
-        return mean, memory.replaced(members, new)
+            weights = torch.from_numpy(self.weights).to(like.device)
+            sums = tree_leaves(combine(tree_unflatten(sums, self.structure), weights))
+        return tree_unflatten([total.to(dtype) for total, dtype in zip(sums, dtypes, strict=True)], self.structure)
+
+
+def _remembered(memory: Memory, cohort: np.ndarray, mine: np.ndarray, rows: list[Tensor], idle: bool) -> Memory:
+    """Return the memory with the new rows of the cohort's clients, those of other ranks too."""
+    if ranks.count() == 1:
+        return memory.replaced(cohort[mine], rows)
+    of_all = rows[0].new_zeros(len(cohort), *rows[0].shape)
+    if not idle:
+        of_all[mine.tolist()] = torch.stack(rows)
+    return memory.replaced(cohort, list(ranks.total([of_all])[0]))
 
 
 def _answer(client_fn: ClientFn, pairs: bool, client: Client, message: Any) -> Any:
