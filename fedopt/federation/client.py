@@ -19,18 +19,18 @@ SMALL, AT_ONCE = 8, 256  # a stack fetches several batches of fewer than SMALL e
 
 
 class Client(Oracles):
-    """A client as a client function sees it: its examples, draws and memory, and the oracles of its problem.
+    """One client of an exchange, as a client function sees it: its examples, draws and memory, and the oracles of its problem.
 
-    Under ``vmap`` it is each of a stack of clients. `Round.exchange` makes clients; the arguments are its own.
+    `Round.exchange` makes clients. Under ``vmap`` one object stands for every client of a stack at once.
 
     Attributes:
-        index: Which client it is.
+        index: The client's index, 0 to M - 1.
 
     Args:
         problem: The problem.
-        calls: What oracle calls are added to.
+        calls: The counter that oracle calls are added to.
         drawn: The draws of the stack, by name.
-        share: What belongs to the client alone: index, place in the stack, rows, positions, steps, memory, message and key.
+        share: What differs between clients: index, place in the stack, rows, positions, steps, memory, message and key.
         stack: The number of clients in the stack; None for one client by itself.
     """
 
@@ -47,7 +47,7 @@ class Client(Oracles):
 
     @property
     def memory(self) -> Any:
-        """This client's row of the algorithm's memory, which may be written over.
+        """This client's row of the algorithm's memory. A client function may write over it.
 
         Raises:
             UserError: The exchange has no memory.
@@ -56,10 +56,10 @@ class Client(Oracles):
 
     @property
     def own(self) -> Any:
-        """The message that was sent to this client alone.
+        """The message that the server sent to this client alone.
 
         Raises:
-            UserError: The exchange has none.
+            UserError: The exchange sends no such message; its ``own=`` is missing.
         """
         return self._given("own")
 
@@ -71,22 +71,23 @@ class Client(Oracles):
         return self._share[name]
 
     def entry(self, values: Any) -> Any:
-        """Return this client's entry of a hyperparameter that may be a list. Client i has entry i; a short list begins again."""
+        """Return this client's value of a hyperparameter: of a list, values[i mod len(values)] for client i; a number is itself."""
         if not isinstance(values, Sequence):
             return values
         like = self._problem.start()[0]
         return torch.tensor(values, device=like.device, dtype=like.dtype)[self.index % len(values)]
 
     def own_steps(self, name: str) -> Tensor:
-        """Return the number of this client's local steps in the draws of that name, a whole number."""
+        """Return this client's number of local steps in the draws called ``name``, a scalar tensor."""
         return self._share["steps"].get(name, torch.tensor(self._taken(name)[-1]))
 
     def sample(self, name: str) -> Any:
-        """Return the sample of the first step in the draws of that name, for draws that are made once."""
+        """Return the first sample of the draws called ``name``. It serves draws of one sample."""
         return next(self.steps(name))
 
     def batch(self, name: str, split: str) -> tuple[Tensor, Tensor]:
-        """Return which batch the sample of ``Steps(1, B, fixed=True)`` is, and the batch's share of the client's examples.
+        """Return the index of the batch that a sample of ``Steps(1, B, fixed=True)`` is, and the batch's share of the client's
+        examples.
 
         Args:
             name: The name of the draws.
@@ -99,9 +100,9 @@ class Client(Oracles):
         return at[0, 0] // at.shape[-1], weight[0] / weight_in_batch[0, 0]
 
     def steps(self, name: str) -> Iterator[Any]:
-        """Return what each local step takes in turn: a sample, or a list of samples where the draws say how many.
+        """Yield the sample of each local step, or the list of its samples if the draws have several a step.
 
-        It serves algorithms whose clients all take the same number of steps; `scan` serves the others too.
+        It serves algorithms in which all clients take equally many steps; `scan` serves the others too.
         """
         return (self._of_step(name, k) for k in range(self._taken(name)[-1]))
 
@@ -138,14 +139,15 @@ class Client(Oracles):
 
     @for_problems(Nested, Minimax, Hierarchical)
     def project(self, *point: Any) -> Any:
-        """The nearest point that the problem's constraint admits."""
+        """Project a point onto the problem's constraint set."""
         return self._problem.project(*point)
 
     def hold(self, x: Tensor) -> "Client":
-        """Return this client with x fixed: what all its samples then share is computed once. Derivatives in x are lost.
+        """Return this client with x fixed. What all samples share at this x is computed once; derivatives in x are lost.
 
-        A problem may have ``hold(x, sample)``, which computes what depends on x alone; its functions take that in place of a
-        sample. It then has ``pick(held, rows)`` too, some of the examples of what ``hold`` gave.
+        A problem opts in by ``hold(x, sample)``, which computes what depends on x alone; its functions then take that in
+        place of a
+        sample. It also defines ``pick(held, rows)``, which selects examples from what ``hold`` returned.
         """
         if (hold := getattr(self._problem, "hold", None)) is None:
             return self
@@ -155,8 +157,10 @@ class Client(Oracles):
         return held
 
     def _taken(self, name: str) -> list[int]:
-        """How many steps the clients of the stack take with what is drawn under a name, in order. Raises UserError for another
-        name."""
+        """Return the number of steps that each client of the stack takes with the draws called ``name``.
+
+        Raises UserError if there are no draws of that name.
+        """
         if name not in self._steps:
             raise UserError(f"a client asks for {name!r}; the exchange draws {', '.join(self._steps) or 'nothing'}")
         return self._steps[name]
@@ -166,7 +170,10 @@ class Client(Oracles):
         return self._sample(name, k) if n is None else [self._sample(name, k * n + j) for j in range(n)]
 
     def _sample(self, name: str, k: int) -> Any:
-        """The k-th sample of a name, k = 0, 1, ... With full local batches all samples are one, but for what is random."""
+        """Return the k-th sample, k = 0, 1, ..., of the draws called ``name``. With full local batches all samples are the same
+        object, unless
+        the problem is random.
+        """
         k = k if self._share["positions"][name] or self._problem.random else 0
         samples = self._samples.get(name, {})
         if k not in samples:
@@ -176,13 +183,16 @@ class Client(Oracles):
         return samples[k]
 
     def _keyed(self, sample: Any, draws: int, k: int = 0) -> Any:
-        """A sample with the key of its own random numbers, where the problem draws any. draws, k: which sample of the exchange."""
+        """Attach the key of its random numbers to a sample, if the problem draws any.
+
+        draws, k: the index of the draws in the exchange and of the sample in them; together they make keys distinct.
+        """
         if not self._problem.random:
             return sample
         return self._problem.keyed(sample, self._share["key"] + (draws << 32) + k)
 
     def _fetch(self, name: str, k: int) -> dict[int, Any]:
-        """The samples from k on that are fetched in one go."""
+        """Fetch several samples from the k-th on at once, and return them by their index."""
         first, positions = self._stretch(name, k)
         if not positions:
             whole = {split: self._share["whole"][split] for split in self._drawn[name].splits}
@@ -198,7 +208,7 @@ class Client(Oracles):
         return {k + j: tree_unflatten(list(own), structure) for j, own in enumerate(of_each)}
 
     def _stretch(self, name: str, k: int) -> tuple[int, dict[str, Weighted]]:
-        """The number of the first sample in the stretch of sample k, and this client's positions in it."""
+        """Return the index of the first sample in the stretch that holds sample k, and this client's positions in that stretch."""
         first, positions = self._at_hand[name]
         if positions and not first <= k < first + self._drawn[name].length:
             first, of_stack = self._drawn[name].stretch(k)
@@ -219,6 +229,6 @@ def _detached(value: Any) -> Any:
 
 
 def _carried_on(carry: Any, new: Any) -> bool:
-    """Whether a step gave as much as it was given."""
+    """Tell whether the new carry has as many leaves as the old one, none of them None."""
     leaves = tree_leaves(new)
     return len(leaves) == len(tree_leaves(carry)) and all(leaf is not None for leaf in leaves)

@@ -26,10 +26,12 @@ class Calls:
 
 
 class Derivatives:
-    """Derivatives of any function, and what they are counted as.
+    """Derivatives of any function, each counted as oracle calls.
 
-    calls: what the calls are added to. stack: of how many clients points and samples are under torch.func.vmap, where derivatives
-        come from torch.func; None for one client by itself, where plain automatic differentiation has less overhead.
+    calls: the counter they are added to.
+    stack: the number of clients under torch.func.vmap, for which derivatives come from torch.func. None for one client by
+    itself,
+        for which plain automatic differentiation has less overhead.
     """
 
     def __init__(self, calls: Calls | None = None, stack: int | None = None):
@@ -69,10 +71,10 @@ class Derivatives:
     def vjp(
         self, fn: Callable[..., Any], *primals: Tensor, grad: int = 0, hvp: int = 0, jvp: int = 0
     ) -> tuple[Any, Callable[[Any], tuple[Tensor, ...]]]:
-        """Return ``fn(*primals)``, and the map from cotangents v to v'J, one vector a primal.
+        """Return ``fn(*primals)``, and the map from cotangents v to v'J, one vector for each primal.
 
         Args:
-            fn: It returns a tensor or a tuple of tensors, and v is of the same kind.
+            fn: A function that returns a tensor or a tuple of tensors; v has the same structure.
             primals: The point.
             grad: The number of gradient calls that each use of the map counts as.
             hvp: The number of Hessian-vector products that it counts as.
@@ -87,8 +89,9 @@ class Derivatives:
         return value, product
 
     def at_each(self, fn: Callable[..., Tensor], *points: Tensor) -> Tensor:
-        """Return fn at each of P points, ``[P, ...]``: all at once in a stack of clients, else in turn. What fn counts, counts P
-        times.
+        """Return fn at each of P points, ``[P, ...]``. In a stack of clients all points are computed at once, else one by one.
+
+        Oracle calls in fn count P times.
         """
         if not self._stacked:
             return torch.stack([fn(*point) for point in zip(*points, strict=True)])
@@ -105,7 +108,7 @@ class Derivatives:
             self._calls.jvp += jvp * self._counted
 
     def _inside(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """fn, while a derivative of it is taken."""
+        """Wrap fn so that oracle calls made inside it are not counted. The derivative that calls it is counted already."""
 
         def inside(*arguments: Any) -> Any:
             self._depth += 1

@@ -110,12 +110,16 @@ Draws = Mapping[str, Steps | Epochs]  # of an exchange, by name; they are made i
 
 @dataclass(eq=False)
 class Drawn:
-    """What was drawn under one name for a stack of clients.
+    """The draws of one name for a stack of clients.
 
-    splits: those that are drawn from. steps: the number of local steps of each client, [clients]; samples: as of `Steps`.
-    length: the number of samples in a stretch. positions: those of the first stretch, for each split: which of a client's rows each
-        sample takes and with what weights, [clients, length, B]; empty where every sample takes all.
-    later: where there are more, what makes the positions of all stretches for each split, and the generators it begins with.
+    splits: the splits that are drawn from.
+    steps: the number of local steps of each client, [clients].
+    samples: the number of samples a step, as in `Steps`.
+    length: the number of samples in a stretch.
+    positions: for each split the rows of each sample in the first stretch and their weights, [clients, length, B]. Empty if
+    every
+        sample takes all rows.
+    later: if there are more stretches, the function that makes the positions of all of them, and its generators at the start.
     """
 
     splits: tuple[str, ...]
@@ -129,7 +133,7 @@ class Drawn:
         self._number, self._at_hand, self._due = 0, self.positions, dict[str, Iterator[Weighted]]()
 
     def stretch(self, k: int) -> tuple[int, dict[str, Weighted]]:
-        """The number of the first sample in the stretch of sample k, and the stretch's positions."""
+        """Return the index of the first sample in the stretch that holds sample k, and the positions of that stretch."""
         number = k // self.length
         if not self._due or number < self._number:
             self._due = {split: stretches(deepcopy(rngs)) for split, (stretches, rngs) in self.later.items()}
@@ -143,8 +147,13 @@ class Drawn:
 def draw(
     draws: Draws, splits: Splits, clients: np.ndarray, rng_of: Callable[[int], np.random.Generator], like: Tensor
 ) -> tuple[dict[str, Weighted], dict[str, Drawn]]:
-    """For each of `clients`, each from a generator of its own: for each split all rows of a client and their weights,
-    [clients, n], padded with weight zero; and what was drawn, by name. Tensors have the device and dtype of `like`."""
+    """Draw the samples of an exchange for each client, every client from a generator of its own.
+
+    Returns, for each split, all rows of each client and their weights, [clients, n], padded with weight 0; and the draws by
+    name.
+
+    clients: their indices. rng_of: client index -> generator. like: the tensor whose device and dtype the results have.
+    """
     drawn = {}
     for name, wanted in draws.items():
         drawn_from = tuple(split for split in splits if wanted.split in (None, split))
@@ -174,7 +183,7 @@ def draw(
 def _stretches(
     wanted: Steps | Epochs, sizes: np.ndarray, counts: np.ndarray, length: int, like: Tensor, rngs: Rngs
 ) -> Iterator[Weighted]:
-    """The positions of the clients' samples, `length` samples at a time."""
+    """Yield the positions of the clients' samples, `length` samples at a time."""
     width, left = _width(wanted, sizes[counts > 0].max(initial=1)), [Pieces() for _ in rngs]
     for first in range(0, max(counts.max(), 1), length):
         due = np.clip(counts - first, 0, length).tolist()
@@ -184,7 +193,10 @@ def _stretches(
 def _padded(
     lists: Sequence[Pieces | np.ndarray], width: int, like: Tensor, step: int | slice = slice(None)
 ) -> Weighted:
-    """Numbers [clients, samples, width] from lists of unequal lengths, and their weights: equal in a sample, zero for padding."""
+    """Return index lists of unequal lengths as one array [clients, samples, width], and their weights.
+
+    Weights are equal within a sample and 0 for padding.
+    """
     shape = (len(lists), max(len(of_client) for of_client in lists), width)
     index, weight = np.zeros(shape, dtype=np.int64), np.zeros(shape)
     for c, of_client in enumerate(lists):
@@ -198,13 +210,13 @@ def _padded(
 
 
 def _width(wanted: Steps | Epochs, n: int) -> int:
-    """The most examples of a sample from n."""
+    """Return the largest number of examples that a sample of a client with n examples has."""
     B = wanted.B or n
     return B if isinstance(wanted, Steps) and wanted.replace else min(B, n)
 
 
 def _of(amount: Amount, clients: np.ndarray) -> np.ndarray:
-    """What each of these clients has of it."""
+    """Return the amount for each of these clients: a number stands for all, an array is indexed, a function is called."""
     if callable(amount):
         return amount(clients)
     return np.full(len(clients), amount) if np.ndim(amount) == 0 else np.asarray(amount)[clients]

@@ -23,10 +23,12 @@ LARGEST_VECTOR, LARGEST_VECTOR_THREADED = 3 * 2**19, 4 * 2**20  # bytes, with on
 
 
 class Stack(NamedTuple):
-    """Clients that are run at once.
+    """The clients that are computed at once, n of them.
 
-    clients: their numbers, [n]. whole, drawn: as `draws.draw` gives them. memory, own: the rows of the memory and the parts of the
-    message that belong to each of them, [n, ...]; None where there are none. keys: of their random numbers, [n].
+    clients: their indices, [n].
+    whole, drawn: all their rows and their draws, as `draws.draw` returns them.
+    memory, own: each client's row of the memory and part of the message, [n, ...]; None if the exchange has none.
+    keys: the keys of their random numbers, [n].
     """
 
     clients: np.ndarray
@@ -37,7 +39,7 @@ class Stack(NamedTuple):
     keys: Tensor | None = None
 
     def shares(self, device: torch.device) -> dict[str, Any]:
-        """What belongs to each client alone, as `Client` takes it: tensors with a leading dimension [n]."""
+        """Return what differs between the clients, as `Client` takes it: tensors with a leading dimension [n]."""
         uneven = {name: drawn.steps for name, drawn in self.drawn.items() if np.ptp(drawn.steps)}
         share: dict[str, Any] = {
             "index": torch.from_numpy(self.clients).to(device),
@@ -54,20 +56,24 @@ ClientFn = Callable[[Client, Any], Any]
 
 
 class OneByOne:
-    """A plain loop: stacks of one client, without vmap."""
+    """Computes one client after the other, without vmap."""
 
     def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
-        """Cut a list of clients into those that are run at once. clients: places in the cohort. steps: of each of them, falling."""
+        """Cut a list of clients into stacks. clients: their places in the cohort. steps: the local steps of each, in falling
+        order.
+        """
         return list(clients[:, None])
 
     def run(self, client_fn: ClientFn, message: Any, problem: Problem, stack: Stack, calls: Calls) -> Any:
-        """The answers of one stack, tensors with a leading dimension [n]; oracle calls are added to `calls`."""
+        """Return the answers of one stack, tensors with a leading dimension [n]. Oracle calls are added to `calls`."""
         share = tree_map(lambda t: t[0], stack.shares(torch.device("cpu"))) | {"index": int(stack.clients[0])}
         return tree_map(lambda leaf: leaf[None], client_fn(Client(problem, calls, stack.drawn, share), message))
 
 
 class Vectorised:
-    """As `OneByOne`, with stacks of clients under torch.func.vmap. stack: how many at once, None for as many as fit the cache."""
+    """Computes stacks of clients at once under torch.func.vmap. stack: the clients in a stack; None chooses as many as fit the
+    cache.
+    """
 
     def __init__(self, stack: int | None = None):
         self.stack = stack
@@ -88,8 +94,11 @@ Engine = OneByOne | Vectorised
 
 
 def equally_busy(steps: np.ndarray) -> list[int]:
-    """Where to cut clients with so many local steps, falling, so that they take the least time together: in a stack all wait for
-    the busiest, and every step of a stack has its overhead."""
+    """Return the indices at which to cut clients into stacks so that all stacks together take the least time.
+
+    In a stack all wait for the busiest client, and every step of a stack has its overhead. steps: of each client, in falling
+    order.
+    """
     n, first = np.arange(1, len(steps)), STEP_OVERHEAD + len(steps)
     costs = np.append(steps[0] * first, steps[0] * (STEP_OVERHEAD + n) + steps[1:] * (first - n))
     cut = int(costs.argmin())
@@ -99,9 +108,9 @@ def equally_busy(steps: np.ndarray) -> list[int]:
 
 
 def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Engine:
-    """The engine by its name; `auto` takes the faster one, by the rule of `vectorising_wins`.
+    """Return the engine of that name. `auto` chooses the faster one by `vectorising_wins`.
 
-    Raises UserError where all at once is asked for, and the problem cannot be run so.
+    Raises UserError if `vectorised` is asked for and the problem cannot be vectorised.
     """
     if engine == "vectorised" and problem.alone:
         raise UserError(f"hardware.engine=vectorised: {problem.alone}; hardware.engine=one_by_one needs no vmap")
@@ -111,8 +120,11 @@ def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Eng
 
 
 def vectorising_wins(problem: Problem, cohort: int) -> bool:
-    """Stacking saves the cost of a call for each client, and loses where grouped convolutions take over, where one client's
-    vectors fill the cache, and where there is hardly anyone to stack (scripts/bench engines; measured: scripts/engines.txt).
+    """Tell whether a cohort is faster at once than one by one.
+
+    Stacking saves the cost of a call for each client. It loses if grouped convolutions take over, if one client's vectors
+    fill the
+    cache, or if the cohort is tiny (scripts/bench engines; measured in scripts/engines.txt).
     """
     start = problem.start()
     largest = max(v.numel() * v.element_size() for v in start)

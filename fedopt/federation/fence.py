@@ -21,11 +21,15 @@ REFUSED = (np.random.Generator, np.random.BitGenerator, torch.Generator, Random,
 
 
 def check(client_fn: Callable[..., Any], message: Any = ()) -> None:
-    """Raises UserError where a client function carries a tensor, an array or a random generator, and names the variable; and where
-    anything in a message but its tensors holds one.
+    """Refuse a client function that carries data of the server's: a tensor, an array or a random generator.
 
-    What is looked at: the variables of enclosing functions and of the module that the function and the functions it calls use,
-    default arguments, attributes, the object that a method belongs to, and whatever these hold. Python numbers are hyperparameters.
+    It looks at the variables of enclosing functions, and at those of the module that the function and the functions it calls
+    use. It
+    also looks at default arguments, attributes, the object of a method, and whatever these hold. Python numbers are allowed:
+    they are
+    hyperparameters.
+
+    Raises UserError that names the variable, also if anything in the message but its tensors holds such data.
     """
     for name, value in variables(client_fn):
         if carries(value, set()):
@@ -39,7 +43,7 @@ def check(client_fn: Callable[..., Any], message: Any = ()) -> None:
 
 
 def variables(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function, method or partial function brings along besides its arguments, with names."""
+    """Yield the name and value of each thing that a function, method or partial function brings along besides its arguments."""
     if not isinstance(function, FunctionType):
         name = "self" if hasattr(function, "__self__") else "arguments of partial"
         for held in gc.get_referents(function):
@@ -61,14 +65,16 @@ def variables(function: Any) -> Iterator[tuple[str, Any]]:
 
 @cache
 def _globals(code: CodeType) -> tuple[str, ...]:
-    """The names of the module's variables that a function and the functions written in it use."""
+    """Return the names of the module's variables that a function and the functions nested in it use."""
     own = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
     inner = [name for constant in code.co_consts if isinstance(constant, CodeType) for name in _globals(constant)]
     return tuple(dict.fromkeys([*own, *inner]))
 
 
 def carries(value: Any, seen: set[int]) -> bool:
-    """Whether a value is a tensor, an array or a random generator, or holds one. seen: identities that were looked at before."""
+    """Tell whether a value is, or holds, a tensor, an array or a random generator. seen: ids of objects that were looked at
+    before.
+    """
     kind: Any = type(value)
     known = _verdict(kind)
     if known is not None or id(value) in seen:
@@ -80,7 +86,7 @@ def carries(value: Any, seen: set[int]) -> bool:
 
 @cache
 def _verdict(kind: Any) -> bool | None:
-    """Whether values of a type are data of the server's, None where that depends on what they hold."""
+    """Tell whether values of a type are data of the server's; None if that depends on what they hold."""
     if issubclass(kind, NUMBERS + NAMED):
         return False
     return True if hasattr(kind, "__array__") or issubclass(kind, REFUSED) else None

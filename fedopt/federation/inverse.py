@@ -9,7 +9,7 @@ Product = Callable[[Tensor, int], Tensor]  # H v from v; the n-th one asked for,
 
 
 def neumann_sum(product: Product, b: Tensor, N: int, l: float) -> Tensor:
-    """(1/l) sum_{n <= N} (I - H/l)^n b, which tends to H^-1 b: N products [LocalBSG eq. 3.3]."""
+    """Return (1/l) sum_{n <= N} (I - H/l)^n b, which tends to H^-1 b as N grows [LocalBSG eq. 3.3]. It uses N products with H."""
     term = total = b / l
     for n in range(N):
         term = term - product(term, n) / l
@@ -18,7 +18,7 @@ def neumann_sum(product: Product, b: Tensor, N: int, l: float) -> Tensor:
 
 
 def neumann_term(product: Product, b: Tensor, N: int, l: float, chosen: int) -> Tensor:
-    """(N/l) (I - H/l)^chosen b: for `chosen` uniform in 0..N-1, the sum of N terms in expectation [FedNest Alg. 3]."""
+    """Return (N/l) (I - H/l)^chosen b [FedNest Alg. 3]. For `chosen` uniform in 0..N-1 its expectation is the sum of N terms."""
     term = b * (N / l)
     for n in range(chosen):
         term = term - product(term, n) / l
@@ -26,8 +26,10 @@ def neumann_term(product: Product, b: Tensor, N: int, l: float, chosen: int) -> 
 
 
 def conjugate_gradients(product: Product, b: Tensor, N: int) -> Tensor:
-    """H^-1 b by N steps of conjugate gradients from zero, for one positive definite H; it stays where it is where a step
-    would divide by nothing or meets negative curvature."""
+    """Return H^-1 b by N steps of conjugate gradients from 0, for one positive definite H.
+
+    It stops moving if a step would divide by 0 or meets negative curvature.
+    """
     solution, residual = torch.zeros_like(b), b
     direction, square = b, b @ b
     for n in range(N):

@@ -14,13 +14,18 @@ from fedopt.federation.derivatives import Calls
 
 
 def size_in_bytes(message: object) -> int:
-    """The bytes of all tensors in a (nested) message. Python numbers are hyperparameters, known to all, and cost nothing."""
+    """Return the bytes of all tensors in a (nested) message. Python numbers cost nothing: they are hyperparameters, known to
+    all.
+    """
     return sum(t.numel() * t.element_size() for t in tree_leaves(message) if isinstance(t, Tensor))
 
 
 @dataclass
 class Ledger:
-    """comm_rounds: server -> clients -> server exchanges; down, up: bytes to and from each client, [M] int64."""
+    """Counts what a run communicates and computes.
+
+    comm_rounds: the number of exchanges server -> clients -> server. down, up: bytes to and from each client, [M] int64.
+    """
 
     clients: int
     comm_rounds: int = 0
@@ -31,34 +36,34 @@ class Ledger:
         self.up = np.zeros(self.clients, dtype=np.int64)
 
     def bill(self, cohort: np.ndarray, down: int, up: int) -> None:
-        """One exchange with the clients of a cohort, `down` and `up` bytes each."""
+        """Add one exchange with the clients of a cohort, of `down` and `up` bytes for each of them."""
         self.comm_rounds += 1
         self.down[cohort] += down
         self.up[cohort] += up
 
     def count(self, calls: Calls) -> None:
-        """Oracle calls of the clients of this rank; every rank adds those of all ranks."""
+        """Add the oracle calls of this rank's clients. Every rank adds the calls of all ranks."""
         counted = ranks.total([torch.tensor(list(asdict(calls).values()))])[0].tolist()  # on the CPU: no GPU waits
         self.calls = Calls(*map(add, asdict(self.calls).values(), counted))
 
     @property
     def total_bytes(self) -> int:
-        """Bytes to and from all clients."""
+        """The bytes to and from all clients."""
         return int(self.down.sum() + self.up.sum())
 
     def columns(self) -> dict[str, int]:
-        """Totals over all clients, by the names of metrics.csv."""
+        """Return the totals over all clients, by their column names in metrics.csv."""
         totals = {"bytes_down": int(self.down.sum()), "bytes_up": int(self.up.sum())}
         return {"comm_rounds": self.comm_rounds, **totals, **{f"{k}_calls": n for k, n in asdict(self.calls).items()}}
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """Return the counts as tensors, for a checkpoint."""
         counts = torch.tensor([self.comm_rounds, *asdict(self.calls).values()])
         down, up = torch.from_numpy(self.down), torch.from_numpy(self.up)
         return {"ledger.counts": counts, "ledger.down": down, "ledger.up": up}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `tensors`. Raises ValueError where they are not those of so many clients."""
+        """Set the counts from what `tensors` returned. Raises ValueError if they are of a different number of clients."""
         for name, like in self.tensors().items():
             found = tensors[name]
             if found.shape != like.shape or found.dtype != like.dtype or (found < 0).any():

@@ -22,9 +22,11 @@ GROUP = 1024  # clients whose rows are in one list
 class Memory:
     """A row for each client, ``[M, d]``. It is a value, as tensors are.
 
-    `replaced` returns another memory, which shares all other rows with this one. So a round costs what its cohort does, and
-    clients that never took part share one row. Where all rows would take more than an eighth of the memory, replaced ones lie in
-    a temporary file.
+    `replaced` returns a new memory that shares all unchanged rows with this one. So a round costs what its cohort does, and
+    clients
+    that never took part share one row. If all rows would take more than an eighth of the memory, replaced ones lie in a
+    temporary
+    file.
 
     Args:
         rows: ``[M, d]``, or M vectors.
@@ -56,14 +58,14 @@ class Memory:
         return torch.stack([row if isinstance(row, Tensor) else row.read() for row in rows])
 
     def replaced(self, clients: np.ndarray, rows: Sequence[Tensor] | Tensor) -> "Memory":
-        """Return a memory with other rows for these clients.
+        """Return a memory with new rows for these clients.
 
         Args:
-            clients: The numbers of the clients.
+            clients: The indices of the clients.
             rows: A vector ``[d]`` each, or ``[clients, d]``.
 
         Raises:
-            UserError: A client has no row, or one of another shape; or the disk is full.
+            UserError: A client has no row, or its new row has a different shape; or the disk is full.
         """
         self._check(clients)
         if other := {row.shape for row in rows} - {self.shape[1:]}:
@@ -99,14 +101,14 @@ class Memory:
 
 
 class _RowFile:
-    """A temporary file for rows like this one, in the folder TMPDIR. It has no name there, and so ends with the process."""
+    """A temporary file of rows in the folder TMPDIR. It has no name there, and so vanishes with the process."""
 
     def __init__(self, like: Tensor):
         self.like, self.free, self._rows = like, list[int](), 0
         self._file = TemporaryFile(buffering=0)  # noqa: SIM115, open as long as rows are
 
     def write(self, row: Tensor) -> int:
-        """Returns the number of the row in the file."""
+        """Write a row, and return its index in the file."""
         if not self.free:
             self.free, self._rows = [self._rows], self._rows + 1
         number = self.free.pop()
@@ -127,7 +129,7 @@ class _RowFile:
 
 
 class _Row:
-    """A row in a file, whose place is free for another when the last memory with this one is gone."""
+    """A row in a file. Its place becomes free when the last memory that has this row is gone."""
 
     __slots__ = ("_file", "_number")
 
@@ -143,7 +145,7 @@ class _Row:
 
 
 def _memory(device: torch.device) -> int:
-    """The bytes of memory of a device."""
+    """Return the bytes of memory of a device."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory()
 
 

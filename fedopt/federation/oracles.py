@@ -19,12 +19,12 @@ Term = Tensor | None  # of a sum, None for none
 
 
 def moved(point: Tensor, direction: Tensor, step: Step) -> Tensor:
-    """point - step direction."""
+    """Return point - step * direction."""
     return point - step.to(point.dtype) * direction if isinstance(step, Tensor) else point.sub(direction, alpha=step)
 
 
 def for_problems(*classes: Any) -> Callable[[Oracle], Oracle]:
-    """Marks a method of `Oracles` as one for problems of these classes: on others it raises UserError."""
+    """Mark a method of `Oracles` as one for problems of these classes. On other problems it raises UserError."""
 
     def marked(oracle: Oracle) -> Oracle:
         @wraps(oracle)
@@ -39,7 +39,7 @@ def for_problems(*classes: Any) -> Callable[[Oracle], Oracle]:
 
 
 class Function:
-    """A function of problems of these classes, as a client has it: `client.f(x, sample)`."""
+    """A function of problems of these classes, as a client calls it: `client.f(x, sample)`."""
 
     def __init__(self, *classes: Any):
         self.classes = classes
@@ -56,14 +56,14 @@ class Function:
 
 
 def offered(kind: type, cls: type[Problem]) -> list[str]:
-    """What `Oracles`, or `Client`, offers on problems of a class, and not on those of all classes."""
+    """Return the names that `Oracles` or `Client` offers on problems of class `cls`, and not on all problems."""
     return [name for name in dir(kind) if issubclass(cls, getattr(getattr(kind, name), "classes", ()))]
 
 
 class Oracles(Derivatives):
     """The functions of a problem and their derivatives at a point, on a sample.
 
-    problem: of the class that an oracle's description names. calls, stack: as of `Derivatives`.
+    problem: one of the class that an oracle's description names. calls, stack: as in `Derivatives`.
     """
 
     f, g = Function(Minimisation, Nested, Minimax), Function(Nested)
@@ -77,15 +77,18 @@ class Oracles(Derivatives):
 
     @for_problems(Minimisation)
     def gradient(self, x: Tensor, sample: Any) -> Tensor:
-        """grad f_i(x), [d], of a minimisation problem. One gradient call."""
+        """Return grad f_i(x), [d], of a minimisation problem. It counts as one gradient call."""
         return self.grad(self.f, x, sample)
 
     @for_problems(Minimisation)
     def gradient_step_(self, x: Tensor, sample: Any, eta: Step, plus: Term = None, anchor: Term = None) -> Tensor:
-        """x - eta (grad f_i(x) - grad f_i(anchor) + plus), [d], of a minimisation problem. eta: a number, or each client's own as a
-        tensor; plus, anchor: [d], None for no such term. One gradient call, and one more with an anchor.
+        """Return x - eta (grad f_i(x) - grad f_i(anchor) + plus), [d], of a minimisation problem.
 
-        What this returned last is written over when it comes back as x, and must not be used any more then.
+        It counts as one gradient call, or two with an anchor. The tensor that the last call returned is overwritten if it is
+        passed as x
+        again, and must not be used after that.
+
+        eta: the step size, a number or one for each client as a tensor. plus, anchor: [d]; None leaves the term out.
         """
         self._iterate = self._stepped(self.f, (x, sample), eta, plus, anchor)
         return self._iterate
@@ -94,15 +97,19 @@ class Oracles(Derivatives):
     def inner_step_(
         self, x: Tensor, y: Tensor, sample: Any, beta: Step, plus: Term = None, anchor: Term = None
     ) -> Tensor:
-        """The projection of y - beta (grad_y g(x, y) - grad_y g(x, anchor) + plus), [dy], of a bilevel problem, written over y as
-        `gradient_step_` over x, with the same terms. One gradient call, and one more with an anchor; none where there is no y."""
+        """Return the projection of y - beta (grad_y g(x, y) - grad_y g(x, anchor) + plus), [dy], of a bilevel problem.
+
+        It overwrites y as `gradient_step_` overwrites x, and has the same terms. It counts as one gradient call, or two with
+        an anchor;
+        as none if the problem has no y.
+        """
         if not self._problem.nested:
             return y
         self._iterate = self._problem.project(self._stepped(self.g, (x, y, sample), beta, plus, anchor))
         return self._iterate
 
     def _stepped(self, fn: Any, arguments: tuple[Any, ...], eta: Step, plus: Term, anchor: Term) -> Tensor:
-        """x - eta (gradient - gradient at the anchor + plus), by the function's own step where x may be written over."""
+        """Return x - eta (gradient - gradient at the anchor + plus), by the function's own step if x may be overwritten."""
         *fixed, x, sample = arguments
         if x is self._iterate and not isinstance(eta, Tensor) and hasattr(fn, "step"):
             self._count(grad=1 if anchor is None else 2)
@@ -114,29 +121,37 @@ class Oracles(Derivatives):
 
     @for_problems(Nested, Minimax)
     def outer_gradients(self, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
-        """(grad_x f, grad_y f) at (x, y) of a bilevel or minimax problem, from one graph. One gradient call."""
+        """Return (grad_x f, grad_y f) at (x, y) of a bilevel or minimax problem, from one graph. It counts as one gradient
+        call.
+        """
         return self._both_gradients(self.f, x, y, sample)
 
     @for_problems(Nested, Minimax)
     def outer_gradient_x(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        """grad_x f(x, y), [dx], of a bilevel or minimax problem. One gradient call; none where the problem says that it is zero."""
+        """Return grad_x f(x, y), [dx], of a bilevel or minimax problem.
+
+        It counts as one gradient call, or none if the problem declares this gradient zero.
+        """
         if isinstance(self._problem, Nested) and not self._problem.direct:
             return torch.zeros_like(x)
         return self.grad(lambda x, sample: self.f(x, y, sample), x, sample)
 
     @for_problems(Nested, Minimax)
     def outer_gradient_y(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        """grad_y f(x, y), [dy], of a bilevel or minimax problem. One gradient call."""
+        """Return grad_y f(x, y), [dy], of a bilevel or minimax problem. It counts as one gradient call."""
         return self.grad(self.f, x, y, sample)
 
     @for_problems(Nested)
     def inner_gradient(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        """grad_y g(x, y), [dy], of a bilevel problem. One gradient call; none where there is no y."""
+        """Return grad_y g(x, y), [dy], of a bilevel problem. It counts as one gradient call, or none if the problem has no y."""
         return self.grad(self.g, x, y, sample) if self._problem.nested else torch.zeros_like(y)
 
     @for_problems(Nested)
     def inner_gradients(self, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
-        """(grad_x g, grad_y g) at (x, y) of a bilevel problem, from one graph. One gradient call; none where there is no y."""
+        """Return (grad_x g, grad_y g) at (x, y) of a bilevel problem, from one graph.
+
+        It counts as one gradient call, or none if the problem has no y.
+        """
         if not self._problem.nested:
             return torch.zeros_like(x), torch.zeros_like(y)
         return self._both_gradients(self.g, x, y, sample)
@@ -148,8 +163,10 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def inner_hessian(self, x: Tensor, y: Tensor, sample: Any) -> Callable[[Tensor], Tensor]:
-        """The map v -> grad^2_yy g(x, y) v, [dy], from one gradient graph. Each use is one Hessian-vector product; none where
-        there is no y."""
+        """Return the map v -> grad^2_yy g(x, y) v, [dy], of a bilevel problem, from one graph of the gradient.
+
+        Each use counts as one Hessian-vector product, or none if the problem has no y.
+        """
         if not self._problem.nested:
             return lambda v: v
         _, product = self.vjp(lambda y: self.grad(self.g, x, y, sample), y, hvp=1)
@@ -157,7 +174,10 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def cross_product(self, x: Tensor, y: Tensor, v: Tensor, sample: Any) -> Tensor:
-        """grad^2_xy g(x, y) v, [dx], of a bilevel problem. One Jacobian-vector product; none where there is no y."""
+        """Return grad^2_xy g(x, y) v, [dx], of a bilevel problem.
+
+        It counts as one Jacobian-vector product, or none if the problem has no y.
+        """
         if not self._problem.nested:
             return torch.zeros_like(x)
         _, product = self.vjp(lambda x: self.grad(self.g, x, y, sample), x, jvp=1)
@@ -165,11 +185,14 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def hypergradient(self, x: Tensor, y: Tensor, samples: Sequence[Any], inverse: Inverse) -> Tensor:
-        """grad_x f - grad^2_xy g p, p = inverse(products with grad^2_yy g, grad_y f): all of one client of a bilevel problem
-        [FedNest Alg. 5, LocalBSG eq. 3.3]. One gradient call, one Jacobian-vector product and the products of the inverse.
+        """Return one client's hypergradient of a bilevel problem [FedNest Alg. 5, LocalBSG eq. 3.3].
 
-        samples: `hypergradient_samples` many: for the gradients and the cross derivative, then for each Hessian-vector product
-            in turn.
+        It is grad_x f - grad^2_xy g p with p = inverse(products with grad^2_yy g, grad_y f). It counts as one gradient call,
+        one
+        Jacobian-vector product and the Hessian-vector products of the inverse.
+
+        samples: `hypergradient_samples` many, for the gradients, the cross derivative, and then each Hessian-vector product
+        in turn.
         """
         problem = self._problem
         xi, *zetas = samples
@@ -192,7 +215,7 @@ class Oracles(Derivatives):
         return grad_x - self.cross_product(x, y, p, crossed)
 
     def _check(self, oracle: str, classes: tuple[type[Problem], ...]) -> None:
-        """Raises UserError where the problem is of none of these classes."""
+        """Raise UserError unless the problem is of one of these classes."""
         if isinstance(self._problem, classes):
             return
         kind, wanted = class_of(self._problem), ", ".join(class_name(c) for c in CLASSES if issubclass(c, classes))

@@ -32,10 +32,11 @@ _left = Event()  # set when this process no longer depends on torchrun
 
 
 def start() -> None:
-    """Join the other ranks if torchrun (WORLD_SIZE) started several: gloo for tensors on the CPU, nccl for those on GPUs.
+    """Join the other ranks if torchrun (WORLD_SIZE) started several: by gloo for tensors on the CPU, by nccl for those on GPUs.
 
-    Until `finish` or `stop`, this process ends when torchrun does. Where nothing shows that somebody has started the others, a note
-    says that it waits for them. Raises UserError when the others cannot be reached.
+    Until `finish` or `stop`, this process ends when torchrun does. If nothing shows that the others were started, a note
+    says that it
+    waits for them. Raises UserError if the others cannot be reached.
     """
     global _store, _left
     if (size := number_of("WORLD_SIZE", 1)) <= 1 or dist.is_initialized():
@@ -57,7 +58,7 @@ def start() -> None:
 
 
 def finish() -> None:
-    """Wait for the others at the end: a rank that leaves while another still writes may take the connections down with it."""
+    """Wait for the other ranks at the end. A rank that leaves while another still writes may break the connections."""
     _left.set()
     agree(False, torch.device("cpu"))
 
@@ -73,7 +74,7 @@ def stop() -> None:
 
 @contextmanager
 def _reaching_others() -> Iterator[None]:
-    """Raises UserError where a connection breaks."""
+    """Turn a broken connection into UserError."""
     try:
         yield
     except ValueError as error:  # what torchrun sets is missing
@@ -88,7 +89,7 @@ def _reaching_others() -> Iterator[None]:
 
 
 def first() -> bool:
-    """Whether no other rank has asked this before."""
+    """Tell whether this rank is the first one to ask this."""
     if _store is None:
         return rank() == 0
     try:
@@ -102,14 +103,14 @@ def count() -> int:
 
 
 def rank() -> int:
-    """0 .. count() - 1, also before `start`."""
+    """Return this process's rank, 0 to count() - 1, also before `start`."""
     if dist.is_initialized():
         return dist.get_rank()
     return number_of("RANK", 0) if number_of("WORLD_SIZE", 1) > 1 else 0
 
 
 def total(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The sums over ranks of tensors of one dtype, by one collective."""
+    """Return the sums of these tensors over all ranks, by one collective. They have one dtype."""
     if count() == 1 or not tensors:
         return list(tensors)
     flat = torch.cat([t.reshape(-1) for t in tensors])
@@ -120,7 +121,7 @@ def total(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def agree(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set on any rank; waits for all of them."""
+    """Tell whether the flag is set on any rank. It waits for all ranks."""
     if count() == 1:
         return flag
     vote = torch.tensor(int(flag), device=device)
@@ -130,7 +131,7 @@ def agree(flag: bool, device: torch.device) -> bool:
 
 
 def refuse_different(facts: Mapping[str, Any]) -> None:
-    """Raises UserError, on every rank, where the ranks differ in one of these facts."""
+    """Raise UserError, on every rank, if the ranks differ in one of these facts."""
     if count() == 1:
         return
     gathered: list[Any] = [None] * count()
@@ -148,7 +149,7 @@ def refuse_different(facts: Mapping[str, Any]) -> None:
 
 
 def from_main(decide: Callable[[], T]) -> T:
-    """What rank 0 decides, on every rank; what it raises, every rank raises."""
+    """Call `decide` on rank 0, and return its result on every rank. What it raises, every rank raises."""
     outcome: list[Any] = [None, None]
     if rank() == 0:
         try:
