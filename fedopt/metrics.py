@@ -46,11 +46,11 @@ class Metric:
 
     @property
     def worst(self) -> float:
-        """The value that nothing is worse than."""
+        """The value that no other is worse than."""
         return -math.inf if self.better == "higher" else math.inf
 
     def best(self, values: Iterable[float]) -> float:
-        """Return the best of the values, nan where none is finite or none is better than others."""
+        """Return the best of the values; nan if no value is finite, or the metric has no direction."""
         finite = [value for value in values if math.isfinite(value) and self.better != "neither"]
         return reduce(max if self.better == "higher" else min, finite) if finite else math.nan
 

@@ -22,7 +22,7 @@ DRAWING = 'draw from self.world.rng("NAME"), fed.rng("NAME") or the generator th
 
 
 class Purpose(IntEnum):
-    """What a draw is for."""
+    """What a draw is for; a part of its key."""
 
     PARTITION = 0
     SPLIT = 1
@@ -43,7 +43,9 @@ class Purpose(IntEnum):
 
 
 class Part(IntEnum):
-    """What a problem draws for itself. A name of one family of problems may have the number of another's: no run has both."""
+    """What a problem draws for itself; a part of the draw's key. Names of different families may share a number: no run has
+    both.
+    """
 
     DATA = 0  # of problems in closed form
 
@@ -62,9 +64,9 @@ class Part(IntEnum):
 def keyed_rng(
     seed: int, purpose: Purpose | str | None, round: int = 0, exchange: int = 0, client: int = 0
 ) -> np.random.Generator:
-    """The generator that belongs to a key; all numbers non-negative. purpose: one of fedopt's, or a name of a user's.
+    """Return the generator that belongs to a key of non-negative integers. purpose: one of fedopt's, or a user's word.
 
-    Raises UserError where it is neither.
+    Raises UserError if the purpose is neither.
     """
     if isinstance(purpose, str):
         number = 2**63 | int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest())
@@ -81,7 +83,7 @@ def keyed_rng(
 
 
 def keyed_rngs(seed: int, purpose: Purpose, clients: Iterable[int]) -> Iterator[np.random.Generator]:
-    """What `keyed_rng` gives for each of these clients in turn, four times as fast: one generator, set anew each time."""
+    """Yield what `keyed_rng` returns for each of these clients, four times as fast: it is one generator, set again each time."""
     rng = keyed_rng(seed, purpose)
     state: Any = rng.bit_generator.state
     for client in clients:
@@ -91,7 +93,7 @@ def keyed_rngs(seed: int, purpose: Purpose, clients: Iterable[int]) -> Iterator[
 
 
 class _Key(np.random.bit_generator.ISeedSequence):
-    """Gives Philox a key. Given as key=, numpy would first gather entropy that nobody uses, which takes thrice as long."""
+    """Gives Philox a key. With key=, numpy would first gather entropy that nobody uses, which takes three times as long."""
 
     def __init__(self, key: np.ndarray):
         self.key = key
@@ -101,12 +103,12 @@ class _Key(np.random.bit_generator.ISeedSequence):
 
 
 def torch_seed(seed: int, purpose: Purpose) -> int:
-    """A seed for a `torch.Generator` or `torch.manual_seed` that belongs to a key."""
+    """Return the seed that belongs to a key, for `torch.Generator` or `torch.manual_seed`."""
     return int(keyed_rng(seed, purpose).integers(2**63 - 1))
 
 
 def normal(rng: np.random.Generator, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Standard normal numbers as a tensor."""
+    """Return standard normal numbers as a tensor of this shape."""
     return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
 
 
@@ -127,7 +129,7 @@ def untouched(function: Any, given: Any, instead: str = DRAWING) -> Iterator[Non
 
 
 def _shared_generators() -> dict[str, Any]:
-    """Their states."""
+    """Return the states of the generators that a program shares: torch's, `numpy.random`'s and `random`'s."""
     numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     of_numpy = numpy["state"]["key"].tobytes(), numpy["state"]["pos"]
     of_torch = torch.get_rng_state().numpy().tobytes()

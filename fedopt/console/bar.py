@@ -20,7 +20,7 @@ REFRESH = 0.2  # seconds between what a notebook shows
 
 
 def _cell() -> Any:
-    """What shows something in place below a cell of a notebook that runs; None elsewhere."""
+    """Return what shows something in place below a running cell of a notebook; None outside of one."""
     interactive = sys.modules.get("IPython")
     if interactive is None or not hasattr(interactive.get_ipython(), "kernel"):
         return None
@@ -28,9 +28,9 @@ def _cell() -> Any:
 
 
 class Bar:
-    """Progress of some jobs, by default of one. A share is of the present job, from 0 to 1.
+    """Shows the progress of one or several jobs. A share is of the present job, from 0 to 1.
 
-    quiet: show nothing. stream: where lines go, by default stderr. live: whether there is a bar.
+    quiet: show nothing. stream: where lines go, by default stderr. live: whether there is a moving bar.
     """
 
     def __init__(self, jobs: int = 1, quiet: bool = False, stream: TextIO | None = None):
@@ -56,11 +56,14 @@ class Bar:
 
     @property
     def counted(self) -> list[str]:
-        """Which of several jobs this is."""
+        """Which of several jobs is running, as the list of one text such as `2 of 10`; empty for a single job."""
         return [f"{min(self.done + 1, self.jobs)} of {self.jobs}"] * (self.jobs > 1)
 
     def move(self, share: float, texts: Sequence[str] = ()) -> str:
-        """Show how far the present job is, and texts as they fit. Returns the time left for all jobs, empty where it is unknown."""
+        """Show the share done of the present job, and as many texts as fit.
+
+        Returns the time left for all jobs as text, empty if it is unknown.
+        """
         share = (self.done + min(share, 1)) / self.jobs
         left = self._left(share)
         if self.live:
@@ -72,7 +75,7 @@ class Bar:
         return left
 
     def _show(self, share: float, text: str) -> None:
-        """In the cell, at most so often that it is pleasant to read."""
+        """Show the progress in the notebook's cell, but not more often than is pleasant to read."""
         now = time.monotonic()
         if self._cell and (share == 1 or now > self._shown + REFRESH):
             text, self._shown = f"{share:4.0%} {text}", now
@@ -80,24 +83,26 @@ class Bar:
             self._cell.update({"text/plain": text, "text/html": markup}, raw=True)
 
     def restart(self) -> None:
-        """Measure the speed of a single job from now on: its first round is slower than the others."""
+        """Measure the speed of a single job from now on, since its first round is slower than the others."""
         if self.jobs == 1:
             self._began = None
 
     def expect(self, jobs: int, done: int) -> None:
-        """There are so many jobs in all, of which so many have ended."""
+        """Set the number of all jobs, and of those that have ended."""
         if (jobs, done) != (self.jobs, self.done):
             self.jobs, self.done, self._began = jobs, done, None
 
     def next(self, skipped: bool = False) -> str:
-        """The present job has ended. skipped: it had ended before, and tells nothing about the time. Returns as `move`."""
+        """Count the present job as ended. skipped: it had ended before, and tells nothing about time. Returns the same as
+        `move`.
+        """
         self.done += 1
         if skipped:
             self._began = None
         return self.move(0)
 
     def _left(self, share: float) -> str:
-        """The time to the end at the speed so far, if a second or more."""
+        """Format the time to the end at the speed so far; empty below one second."""
         self._began = self._began or (time.monotonic(), share)
         began, before = self._began
         if not before < share < 1:
@@ -106,13 +111,13 @@ class Bar:
         return f"{timedelta(seconds=round(left))} left" if 1 <= left < timedelta.max.total_seconds() else ""
 
     def note(self, text: str) -> None:
-        """A note, once for all jobs."""
+        """Show a note, once for all jobs."""
         if text not in self._lines and not self._console.quiet:
             self._lines.add(text)
             note(text)
 
     def line(self, text: str) -> None:
-        """Above the bar. A reader that is gone, or a full disk, is no reason to end a run."""
+        """Print a line above the bar. A closed pipe or a full disk does not end the run."""
         with suppress(OSError, SystemExit):
             self._console.print(folded(text, self._console.file), highlight=False, markup=False, soft_wrap=True)
 

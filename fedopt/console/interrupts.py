@@ -14,8 +14,10 @@ GRACE = 30  # seconds from SIGTERM to SIGKILL, as torchrun has it
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process then and there, in one line: for imports, in which an exception may get lost. In the main thread, to
-    which it comes."""
+    """Let Ctrl-C end the process at once, with one line: during imports an exception may get lost.
+
+    It works in the main thread, which alone gets Ctrl-C.
+    """
     if current_thread() is not main_thread():
         yield
         return
@@ -34,9 +36,9 @@ def ending_at_once() -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_kept() -> Iterator[None]:
-    """Raises KeyboardInterrupt where Ctrl-C came and an error took its place: OmegaConf's cleaning up fails when it is interrupted.
+    """Raise KeyboardInterrupt if Ctrl-C came and an error took its place. OmegaConf's cleaning up fails when it is interrupted.
 
-    A disk that is full when what is there shall be written is said as it is.
+    A full disk at the end of the program is reported by its own message.
     """
     try:
         yield
@@ -51,7 +53,7 @@ def ctrl_c_kept() -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_later() -> Iterator[None]:
-    """Ctrl-C does not come to the processes that this thread starts, and to the thread when this is over."""
+    """Keep Ctrl-C from the processes that this thread starts, and from this thread until the block ends."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -61,8 +63,10 @@ def ctrl_c_later() -> Iterator[None]:
 
 @contextmanager
 def interruptible(requested: Event) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) sets the event; the second one stops at once. They come to the main thread alone: elsewhere
-    nothing changes."""
+    """Set the event at the first Ctrl-C or SIGTERM, and stop at once at the second.
+
+    Only the main thread gets them; in any other thread nothing changes.
+    """
     if current_thread() is not main_thread():
         yield
         return
@@ -81,9 +85,9 @@ def interruptible(requested: Event) -> Iterator[None]:
 
 
 def end_with(alive: Callable[[], bool]) -> Event:
-    """From now on, end this process when the one that it serves is gone: with SIGTERM, and SIGKILL where it does not end in time.
+    """End this process when the one that it serves is gone: by SIGTERM, then by SIGKILL if it has not ended in time.
 
-    Until the event is set that this returns.
+    Returns an event; setting it ends the watch. alive: tells whether the other process still runs.
     """
     left = Event()
 

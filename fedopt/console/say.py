@@ -22,12 +22,12 @@ _heard: ContextVar[list[str] | None] = ContextVar("heard", default=None)  # the 
 
 
 def say(line: str) -> None:
-    """A mistake, or how a command ended: to stderr, by one of several ranks, as one line whatever a value in it holds."""
+    """Print a mistake, or how a command ended, as one line to stderr. Of several ranks only one prints."""
     _to_stderr("fedopt", RED, line)
 
 
 def note(line: str) -> None:
-    """What a person should know, though nothing is wrong: as `say`."""
+    """Print, as `say` does, what a person should know though nothing is wrong."""
     if (notes := _heard.get()) is None:
         _to_stderr("note", CYAN, line)
     else:
@@ -36,7 +36,7 @@ def note(line: str) -> None:
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """Gives a list of the notes that are made inside, which are not printed."""
+    """Collect the notes that are made inside instead of printing them; the block gets their list."""
     notes: list[str] = []
     token = _heard.set(notes)
     try:
@@ -55,17 +55,18 @@ def _to_stderr(prefix: str, colour: int, line: str) -> None:
 
 
 def show(*texts: str) -> None:
-    """To stdout, each from a new line on."""
+    """Print texts to stdout, each on a new line."""
     print(*("\n".join(map(printable, text.split("\n"))) for text in texts), sep="\n", flush=True)
 
 
 def tell(*texts: str) -> None:
-    """As `show`, for prose."""
+    """Print texts to stdout as prose: on a terminal, lines are folded between words."""
     show(*(folded(line) for text in texts for line in text.split("\n")))
 
 
 def folded(line: str, stream: IO[str] | None = None) -> str:
-    """Printable, and on a terminal in lines that end between words; a longer word, such as a path, stays whole to be copied.
+    """Return a printable line, folded between words to the width of a terminal. A word that is longer, such as a path, stays
+    whole.
 
     stream: by default stdout.
     """
@@ -78,12 +79,12 @@ def folded(line: str, stream: IO[str] | None = None) -> str:
 
 
 def columns() -> int:
-    """The width of the terminal that stdout is; elsewhere lines may be long."""
+    """Return the width of the terminal that stdout is; a large number if stdout is not a terminal."""
     return get_terminal_size().columns if sys.stdout.isatty() else PIPED
 
 
 def show_columns(rows: Mapping[str, str]) -> None:
-    """Names, and texts that are folded beside them; on narrow terminals below the names."""
+    """Print names with their texts folded beside them, or below them on a narrow terminal."""
     left = max(map(len, rows), default=0) + 2
     beside = left + 30 <= columns()
     indent = left if beside else 6
@@ -94,5 +95,5 @@ def show_columns(rows: Mapping[str, str]) -> None:
 
 
 def _one_line(text: str) -> str:
-    """Printable, and with words of thousands of characters cut."""
+    """Return the text as one printable line, with words of thousands of characters cut."""
     return re.sub(r"\S{400,}", lambda word: f"{word[0][:60]}...{word[0][-20:]}", printable(text))

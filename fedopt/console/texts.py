@@ -16,33 +16,33 @@ _NUMBER = re.compile(r"[-+]?(\d[\d.]*|\.\d+|inf|nan)?(e[-+]?\d+)?( ± [\d.e+-]+)
 
 
 def printable(text: str) -> str:
-    """For a terminal: what is not printed, such as escape sequences and marks of direction, as an escape; line ends too."""
+    """Escape what a terminal does not print, such as escape sequences, marks of direction and line ends."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def counted(number: int, what: str) -> str:
-    """1 run, 2 runs."""
+    """Format a number with its noun: 1 run, 2 runs."""
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def csv_cell(text: str) -> str:
-    """For a CSV file: what a spreadsheet would take as a formula begins with a quote."""
+    """Return a text for a CSV file. What a spreadsheet would take as a formula gets a quote in front."""
     risky = text[:1] in ("=", "@", "\t", "\r", "+", "-") and not _NUMBER.fullmatch(text)
     return "'" * risky + printable(text)
 
 
 def markdown_cell(text: str) -> str:
-    """For a cell of a Markdown table: no markup of HTML, no link and no further cell."""
+    """Return a text for a cell of a Markdown table: HTML, links and further cells are escaped."""
     return re.sub(r"<(?=[\w/!?])", "&lt;", printable(text)).replace("](", "]\\(").replace("|", "\\|")
 
 
 def html_text(text: str) -> str:
-    """For HTML, such as of a notebook: no markup."""
+    """Escape a text for HTML, such as that of a notebook."""
     return html.escape(printable(text))
 
 
 def latex_cell(text: str) -> str:
-    """For a cell of a LaTeX table: what figures set as mathematics between two $ as it is, all else as text."""
+    """Return a text for a cell of a LaTeX table. Mathematics between two $ stays if figures can set it; all else is escaped."""
     parts = re.split(r"(\$[^$]+\$)", printable(text))
     return "".join(part if _is_mathematics(part) else part.translate(_LATEX) for part in parts)
 

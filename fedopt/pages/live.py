@@ -12,7 +12,10 @@ HOST = "127.0.0.1"
 
 
 def serve(page: Callable[[], Page], stamp: Callable[[], str], port: int) -> None:
-    """Serve until Ctrl-C. stamp: another text whenever the page would be another. Raises UserError for a port that is taken."""
+    """Serve a page on this machine until Ctrl-C.
+
+    stamp: returns a different text whenever the page has changed. Raises UserError if the port is taken.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -79,7 +79,7 @@ class Page(NamedTuple):
 
 
 def _printable(value: object) -> object:
-    """A text as `console.texts.printable`; markup as it is."""
+    """Return a text as `console.texts.printable` does; markup is returned unchanged."""
     return printable(value) if type(value) is str else value
 
 
@@ -88,7 +88,7 @@ def _file(name: str) -> str:
 
 
 def _packed(text: str) -> str:
-    """Compressed, in letters that mean nothing in HTML."""
+    """Compress a text into letters without a meaning in HTML."""
     return b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 

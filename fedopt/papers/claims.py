@@ -26,16 +26,18 @@ COLUMNS = ("kind", "says", "measure", "bound", "paper", "mean", "std", "seeds", 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
 class Claim:
-    """What is claimed, and one bound on the mean of a measure over the seeds.
+    """A claim: a statement about a paper's experiment, and one bound on the mean of a measure over the seeds.
 
-    says: the claim in words. measure: the expression, or min, max or sum with a list of expressions, as {min: [...]}.
+    says: the claim in words.
+    measure: the expression, or min, max or sum with a list of expressions, as {min: [...]}.
     paper: what the paper shows, in words; for a band with its half width, such as '91.5 (read to ± 0.5)'.
     within: the largest distance of the mean from `of`, half the width of a band.
     exact: whether the measure has the same value for all seeds by construction, so that one seed decides.
     why: one sentence on what makes the difference, shown if the claim does not hold.
-    kind: of whom the claim is: the paper's; a control, which is ours; or a variant, the paper's claim on other settings.
-    untested: why the runs cannot refute the claim, such as a small twin; if it does not hold, it counts as not tested.
-    here: what its value says on the paper's line of results, with {} for the value, such as '{} rounds to 90 %'.
+    kind: who makes the claim: the paper; us, for a control; or the paper on different settings, for a variant.
+    untested: why the runs cannot refute the claim, for example because they are smaller. If it then does not hold, it is not
+    tested.
+    here: what its value says in the paper's line of results, with {} for the value, such as '{} rounds to 90 %'.
     """
 
     says: str
@@ -70,7 +72,7 @@ class Claim:
         return next(f"{sign} {value:g}" for sign, value in bounds.items() if value is not None)
 
     def margin(self, value: float) -> float:
-        """How far inside the bound the value is, negative outside of it; infinite for `equals`."""
+        """Return how far inside the bound the value is, negative if outside; infinity for `equals`."""
         if self.equals is not None:
             return math.inf if math.isclose(value, self.equals, rel_tol=EXACT, abs_tol=EXACT) else -math.inf
         if self.within is not None:
@@ -78,7 +80,7 @@ class Claim:
         return value - self.at_least if self.at_least is not None else self.at_most - value  # type: ignore[operator]
 
     def verdict(self, mean: float, std: float, n: int) -> str:
-        """From the mean and the standard deviation of the measure over n seeds."""
+        """Decide the claim from the mean and the standard deviation of the measure over n seeds."""
         if math.isnan(mean):
             return UNMEASURED
         margin, half = self.margin(mean), 0.0 if self.exact else math.inf
@@ -92,7 +94,10 @@ class Claim:
 
 
 def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
-    """A row of claims.csv, without the columns MADE. `note` says why seeds are left out, and which runs diverged; these count."""
+    """Return a row of claims.csv, without the columns MADE.
+
+    Its `note` says why seeds are left out, and which runs diverged; diverged runs count. seeds: seed -> its runs.
+    """
     values: dict[int, float] = {}
     notes: dict[str, list[str]] = {}  # note -> its seeds
     for seed, runs in seeds.items():
@@ -113,7 +118,10 @@ def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
 
 
 def row(claim: Claim, mean: float, std: float, n: int, note: str, values: str) -> dict[str, Any]:
-    """A row of claims.csv, without MADE. values: the measure of each seed, as seed:value."""
+    """Return a row of claims.csv, without MADE, from the mean and standard deviation of a measure over n seeds.
+
+    values: the measure of each seed, as 'seed:value'.
+    """
     verdict = claim.verdict(mean, std, n)
     if claim.untested and verdict not in (HOLDS, UNMEASURED):
         verdict = UNTESTED
@@ -123,13 +131,13 @@ def row(claim: Claim, mean: float, std: float, n: int, note: str, values: str) -
 
 
 def seeds_of(row: Mapping[str, Any], word: str = "") -> str:
-    """How many seeds a row of claims.csv has, and the first of them if it is not 0. word: after the number."""
+    """Format how many seeds a row of claims.csv has, and the first seed if it is not 0. word: follows the number."""
     first = str(row["values"]).partition(":")[0]
     return f"{row['seeds']}{word}" + (f" from {first} on" if first not in ("", "0") else "")
 
 
 def sentence(row: Mapping[str, Any]) -> str:
-    """The line that is printed for a row of claims.csv."""
+    """Format the line that is printed for a row of claims.csv."""
     if row["holds"] == UNMEASURED:
         return f"{UNMEASURED:<24}{row['says']}: {row['note'] or 'no run of it'}"
     count = seeds_of(row, f" seed{'s' * (row['seeds'] != 1)}")

@@ -22,9 +22,11 @@ CURVES = ("line", "metric", "title", "scale", "seeds", "diverged")  # before the
 
 
 def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.DataFrame:
-    """The points of all lines, in the columns `CURVES`, the figure's x, mean, low and high. lines: label -> its runs.
+    """Return the points of all lines, in the columns `CURVES`, then the figure's x, mean, low and high.
 
-    title: of the metric; scale: of its axes; seeds: how many; diverged: whether a run has.
+    title: of the metric; scale: of its axes; seeds: their number; diverged: whether a run did.
+
+    lines: label -> its runs.
     """
     parts = []
     for metric in published.y:
@@ -41,9 +43,11 @@ def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.Data
 
 @styled()
 def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
-    """Draw a picture for each panel and metric: a row of them for each panel, or several panels in a row.
+    """Draw one picture for each metric and panel: a row of pictures for each panel, or several panels in a row.
 
-    A line has the same look in all pictures. Its name is what tells it apart from the others of its panel. table: as of `curves`.
+    A line has the same look in all pictures, and its name is what differs from the other lines of its panel.
+
+    paths: the files to write. table: as `curves` returns it.
     """
     panels = published.panels or {"": list(published.lines)}
     pictures = [(title, labels, metric) for title, labels in panels.items() for metric in published.y]
@@ -120,7 +124,10 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
 
 
 def _names(panel: str, labels: Sequence[str]) -> dict[str, str]:
-    """label -> the line's name in its panel, without what all have in common: of that, what the panel's title says, or else all."""
+    """Return label -> the line's name in its panel.
+
+    The name leaves out what all labels have in common: what of it the panel's title says, or, if that is nothing, all of it.
+    """
     parts = {label: label.split(", ") for label in labels}
     shared = set.intersection(*map(set, parts.values())) if panel and len(parts) > 1 else set()
     shared = {part for part in shared if part in panel} or shared
@@ -128,7 +135,7 @@ def _names(panel: str, labels: Sequence[str]) -> dict[str, str]:
 
 
 def _drawn(published: Published, runs: Sequence[Recorded], metric: str) -> list[Recorded]:
-    """Those that have the metric, with the values that are drawn."""
+    """Return the runs that have the metric, with their values transformed as the figure draws them."""
     runs = [run for run in runs if metric in run.table]
     if published.transform == "square":
         runs = [replace(run, table=run.table.assign(**{metric: run.values(metric) ** 2})) for run in runs]
@@ -142,7 +149,7 @@ def _logarithmic(published: Published, runs: Sequence[Recorded], metric: str) ->
 
 
 def _draw_mark(axis: plt.Axes, mark: Mark, colour: str) -> None:
-    """A star at the x that the paper's number belongs to; else dotted lines over the whole picture, a band between two of them."""
+    """Draw a number of the paper: a star at the x where it holds; else a dotted line over the full width, or two for a band."""
     if mark.x:
         axis.plot(mark.x, mark.y, color=colour, clip_on=False, zorder=5, **STAR)
     else:
@@ -157,9 +164,9 @@ def _label(label: str | Mapping[str, str], panel: str) -> str:
 
 @styled()
 def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
-    """Draw the mean and the standard deviation of each point's finite values, on a logarithmic axis of their logarithms.
+    """Draw the mean and the standard deviation of each point's finite values; on a logarithmic axis those of their logarithms.
 
-    table: with the columns series, x, seed and y.
+    paths: the files to write. table: with the columns series, x, seed and y.
     """
     slopes = dict(filter(None, (claim.measure.slope(claim.paper) for claim in published.claims)))
     of_series = {

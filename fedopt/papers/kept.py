@@ -25,9 +25,11 @@ HEADS = {"kind": "whose", "says": "claim", "bound": "asked", "measured": "measur
 
 
 def keep(name: str, folders: Sequence[Path], folder: Path, into: Path) -> None:
-    """Copy an experiment's results: curves with up to `POINTS` points and values to five digits, and the figure that they make.
+    """Copy an experiment's results: curves of up to `POINTS` points and values of five digits, and the figure that they make.
 
-    For points against a setting, figure.csv is copied as it is. Files of an earlier copy are replaced. folders: of configs.
+    The figure.csv of points against a setting is copied unchanged. Files of an earlier copy are replaced.
+
+    name: of the experiment. folders: of configs. folder: of the results. into: of the copy.
     """
     into.mkdir(parents=True, exist_ok=True)
     for file in (*COPIED, "curves.csv", FIGURE):
@@ -43,7 +45,10 @@ def keep(name: str, folders: Sequence[Path], folder: Path, into: Path) -> None:
 
 
 def draw_again(name: str, folders: Sequence[Path], folder: Path) -> None:
-    """Draw the figure of what is kept in a folder, with the experiment's present titles, panels and claims. Raises UserError."""
+    """Draw the figure of the results kept in a folder, with the experiment's present titles, panels and claims.
+
+    Raises UserError if the experiment or a table is broken.
+    """
     if not (folder / "curves.csv").exists():
         return
     published, table = load(name, folders), pd.read_csv(StringIO(read_text(folder / "curves.csv")))
@@ -59,7 +64,9 @@ def draw_again(name: str, folders: Sequence[Path], folder: Path) -> None:
 
 
 def thinned(curves: pd.DataFrame) -> pd.DataFrame:
-    """Up to `POINTS` points of each line and metric, the first and the last among them; a table of points as it is."""
+    """Return up to `POINTS` points of each line and metric, with the first and the last. A table of points is returned
+    unchanged.
+    """
     if "line" not in curves:
         return curves
     parts = []
@@ -71,10 +78,13 @@ def thinned(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def judged_again(name: str, folders: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
-    """Write claims.csv anew, with the experiment's present claims and the folder's values of their measures; returns its rows.
+    """Judge the experiment's present claims on the measured values in a folder; write claims.csv and return its rows.
 
-    A claim with another measure or other runs than before is not measured. folders: of configs. folder: of the results, with
-    claims.csv and runs.csv. Raises UserError.
+    A claim whose measure or runs changed since then counts as not measured.
+
+    folders: of configs. folder: of the results, with claims.csv and runs.csv.
+
+    Raises UserError if the experiment or a table is broken.
     """
     published = load(name, folders)
     measured = {row["measure"]: row for row in rows_of(folder / "claims.csv", claims.MEASURED)}
@@ -99,12 +109,12 @@ def judged_again(name: str, folders: Sequence[Path], folder: Path) -> list[dict[
 
 
 def claims_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table of `claims_shown` as Markdown."""
+    """Return the table of `claims_shown` as Markdown."""
     return markdown(claims_shown(rows))
 
 
 def claims_shown(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Rows of claims.csv as texts, with columns for the experiment and for the kind where they have any but the paper's."""
+    """Return rows of claims.csv as texts, with a column for the experiment and one for the kind if these are not all the same."""
     cells = []
     for row in rows:
         measured = f"{plus_minus(row['mean'], row['std'])} ({claims.seeds_of(row)})" if row["seeds"] else ""

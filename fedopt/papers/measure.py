@@ -26,15 +26,16 @@ from fedopt.results.figures import COSTS
 
 
 class Unmeasurable(Exception):
-    """Why a measure has no value for a seed."""
+    """Raised when a measure has no value for a seed; it says why."""
 
 
 @dataclass(frozen=True)
 class SeedRuns:
-    """The runs of one seed that have ended. Its public methods are the words of measures; all raise Unmeasurable.
+    """The finished runs of one seed. Its public methods are the words of measures, and all raise Unmeasurable.
 
-    A word takes the label of a line first; `fit` takes a series. metric: a column of metrics.csv, by default the first of the
-    figure's y; a value that is not finite counts as the worst. x: what is spent, by default the figure's x.
+    A word's first argument is the label of a line; that of `fit` is a series. metric: a column of metrics.csv, by default
+    the first of
+    the figure's y. A value that is not finite counts as the worst. x: the cost axis, by default the figure's.
 
     runs: label -> run. x, metric: the defaults. points, point: as in `Published`.
     """
@@ -46,42 +47,43 @@ class SeedRuns:
     point: Mapping[str, "Measure"]
 
     def final(self, label: str, metric: str = "") -> float:
-        """The last value."""
+        """Return the last value."""
         return float(self._values(label, metric)[-1])
 
     def best(self, label: str, metric: str = "") -> float:
-        """The best value; nan if none is finite."""
+        """Return the best value; nan if none is finite."""
         return self._described(label, metric).best(map(float, self._values(label, metric)))
 
     def at(self, label: str, where: float, metric: str = "", x: str = "") -> float:
-        """The value at the last evaluation up to x = where."""
+        """Return the value at the last evaluation up to x = where."""
         return float(self._values(label, metric, where, x)[-1])
 
     def first(
         self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False, n: int = 1
     ) -> float:
-        """The x at which the mean of the last n evaluations first reaches the target.
+        """Return the x at which the mean of the last n evaluations first reaches the target.
 
-        If it never does: inf, or with `or_end` the x at which the run ends. That end is less than the truth, so a claim that the
-        run is slow stays on the safe side.
+        If it never does, it is inf, or with `or_end` the x at which the run ends. That end is less than the truth, so a
+        claim that the run
+        is slow stays on the safe side.
         """
         reached, values = self._described(label, metric).reached, self._values(label, metric)
         hits = [j >= n and reached(np.mean(values[j - n : j]), target) for j in range(1, len(values) + 1)]
         return self._first(label, hits, x, or_end)
 
     def smooth(self, label: str, n: int = 0, metric: str = "", until: float = math.inf) -> float:
-        """The mean of the last n evaluations up to x = until; by default n is a fifth of them, at least 3."""
+        """Return the mean of the last n evaluations up to x = until. By default n is a fifth of them, at least 3."""
         return float(np.mean(self._last(label, n, metric, until)))
 
     def noise(self, label: str, n: int, metric: str = "", until: float = math.inf) -> float:
-        """The standard deviation of the differences between the last n evaluations up to x = until."""
+        """Return the standard deviation of the differences between the last n evaluations up to x = until."""
         last = self._last(label, n, metric, until)
         if len(last) < 3:
             raise Unmeasurable(f"{label} has fewer than three evaluations to take differences of")
         return float(np.std(np.diff(last), ddof=1))
 
     def rate(self, label: str, start: float, end: float, metric: str = "") -> float:
-        """The slope of log10 of the value against x, by least squares over the evaluations from x = start to x = end."""
+        """Return the slope of log10 of the value against x, by least squares over the evaluations from x = start to x = end."""
         x, values = self._spent(label, ""), self._values(label, metric)
         within = (start <= x) & (x <= end)
         if np.count_nonzero(within) < 2:
@@ -91,32 +93,34 @@ class SeedRuns:
     def first_mean_square(
         self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False
     ) -> float:
-        """The x at which the mean of the squares so far is first at most the target; if it never is, as in `first`."""
+        """Return the x at which the mean of the squares so far is first at most the target; if it never is, the same as
+        `first`.
+        """
         squares = self._values(label, metric) ** 2
         hits = np.cumsum(squares) / np.arange(1, len(squares) + 1) <= target
         return self._first(label, hits.tolist(), x, or_end)
 
     def mean_square(self, label: str, n: int, metric: str = "") -> float:
-        """The mean of the squares of the last n evaluations."""
+        """Return the mean of the squares of the last n evaluations."""
         return float(np.mean(self._last(label, n, metric) ** 2))
 
     def per_round(self, label: str, column: str) -> float:
-        """The last value of a column divided by the number of rounds."""
+        """Return the last value of a column divided by the number of rounds."""
         return self.final(label, column) / self.final(label, "round")
 
     def diverged(self, label: str) -> float:
-        """1 for a run that was stopped as diverged, else 0."""
+        """Return 1 for a run that was stopped as diverged, else 0."""
         return float(self._run(label).status == "diverged")
 
     def setting(self, label: str, key: str) -> float:
-        """The number at a dotted key of the run's config, such as 'algo.p'."""
+        """Return the number at a dotted key of the run's config, such as 'algo.p'."""
         keys = self._run(label).keys
         if key not in keys:
             raise Unmeasurable(f"there is no {key}{nearest(key, list(keys))}")
         return float(keys[key])
 
     def fit(self, series: str) -> float:
-        """The slope of log y against log x over the points of a series."""
+        """Return the slope of log y against log x over the points of a series."""
         points = self.points[series].items()
         y = [self.point[series].value(self, x=x, line=label) for x, label in points]
         return float(np.polyfit(np.log([x for x, _ in points]), np.log(y), 1)[0])
@@ -134,7 +138,7 @@ class SeedRuns:
         return self._run(label).metric(metric or self.metric)
 
     def _values(self, label: str, metric: str, until: float = math.inf, x: str = "") -> np.ndarray:
-        """Those of the evaluations up to x = until, of which there is at least one."""
+        """Return the values of a metric at the evaluations up to x = until. Raises Unmeasurable if there is no such evaluation."""
         run, name = self._run(label), metric or self.metric
         if name not in run.table:
             raise Unmeasurable(f"{label} has no {name}{nearest(name, [*map(str, run.table)])}")
@@ -180,7 +184,7 @@ _NUMBERS = re.compile(rf"(?:(?:about|almost) )?{_NUMBER}(?: to {_NUMBER})?(?: \(
 
 
 class Word(NamedTuple):
-    """A word in a measure. label: empty for the name `line`. arguments: those after the label, by the names of its parameters."""
+    """A word in a measure. label: empty for the name `line`. arguments: those after the label, by parameter name."""
 
     name: str
     label: str
@@ -188,7 +192,10 @@ class Word(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A number of the paper's for a line and a metric. x, y: from, to; x is empty if the number holds at no certain x."""
+    """A number of the paper's for a line and a metric.
+
+    x, y: pairs (from, to); x is empty if the number does not belong to one x.
+    """
 
     label: str
     metric: str
@@ -198,7 +205,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """A parsed expression. words: all of its words, outer ones first."""
+    """A parsed expression. words: all words in it, outer ones first."""
 
     text: str
     tree: ast.expr = field(compare=False, repr=False)
@@ -206,7 +213,9 @@ class Measure:
 
     @classmethod
     def parse(cls, text: str, *names: str) -> "Measure":
-        """names: which of `line` and `x` may stand in it. Raises UserError if no run could ever give it a value."""
+        """Parse an expression. names: which of `line` and `x` may stand in it. Raises UserError if no run could give it a
+        value.
+        """
         try:
             tree = ast.parse(text.strip(), mode="eval").body
             return cls(text, tree, _words(tree, names))
@@ -215,12 +224,12 @@ class Measure:
             raise UserError(f"{text[:200]!r} is no expression: {why}") from None
 
     def lines(self, points: Mapping[str, Mapping[float, str]]) -> list[str]:
-        """The lines that it is about, each once. points: of the experiment; `fit` takes those of a series."""
+        """Return the labels of the lines in it, each once. points: of the experiment, whose lines a `fit` of a series needs."""
         labels = ([*points[word.label].values()] if word.name == "fit" else [word.label] for word in self.words)
         return list(dict.fromkeys(chain.from_iterable(labels)))
 
     def value(self, runs: SeedRuns, **names: str | float) -> float:
-        """On the runs of one seed. names: the values of `line` and `x`. Raises Unmeasurable."""
+        """Return its value on the runs of one seed. names: the values of `line` and `x`. Raises Unmeasurable if it has none."""
         functions = {name: getattr(runs, name) for name in WORDS} | FUNCTIONS
         evaluator = SimpleEval(operators=OPERATORS, functions=functions, names=names)
         try:
@@ -230,9 +239,11 @@ class Measure:
             raise Unmeasurable(str(error)) from None
 
     def mark(self, paper: str, metric: str, x: str) -> Mark | None:
-        """The paper's number on the axes of a figure of metric against x; None if it is none, or is on no axis.
+        """Return the paper's number on the axes of a figure of metric against x; None if it does not belong there.
 
-        It is on one if the measure is a word of `ON_AXES` of a line, or that minus the paper's number. paper: as in `Claim`.
+        It belongs there if the measure is a word in `ON_AXES` of one line, or such a word minus the paper's number.
+
+        paper: the paper's text, as in `Claim`.
         """
         numbers, call = numbers_in(paper), self.tree
         match call:
@@ -256,14 +267,14 @@ class Measure:
         return Mark(label, metric, (), numbers)
 
     def slope(self, paper: str) -> tuple[str, float] | None:
-        """A series and the slope that the paper has for it, if the measure is `fit` of the series."""
+        """Return the series and the slope that the paper has for it if the measure is `fit` of a series, else None."""
         numbers = numbers_in(paper)
         is_fit = isinstance(self.tree, ast.Call) and ast.unparse(self.tree.func) == "fit"
         return (self.words[0].label, numbers[0]) if is_fit and numbers else None
 
 
 def parsed(*names: str) -> PlainValidator:
-    """Of a config's field: makes a measure of a text, a number or {min: [text, ...]}. names: as in `Measure.parse`."""
+    """Return a pydantic validator that makes a measure of a text, a number or {min: [text, ...]}. names: as in `Measure.parse`."""
 
     def parse(node: Any, info: ValidationInfo) -> Measure:
         if isinstance(node, Measure):
@@ -284,13 +295,13 @@ def parsed(*names: str) -> PlainValidator:
 
 
 def numbers_in(paper: str) -> tuple[float, float] | None:
-    """From, to: twice the same for one number; None if the text is no number, such as 'above'."""
+    """Read (from, to) out of a text; one number gives it twice. Returns None if the text is not a number, such as 'above'."""
     match = _NUMBERS.fullmatch(paper.strip())
     return (float(match[1]), float(match[2] or match[1])) if match else None
 
 
 def _words(tree: ast.expr, names: Sequence[str]) -> list[Word]:
-    """The words of a number, outer ones first. Raises UserError if it or an operand in it is no number."""
+    """Return the words of a numeric expression, outer ones first. Raises UserError if it or an operand of it is not a number."""
     nodes, words = [tree], []
     for node in nodes:  # which grow
         match node:

@@ -37,10 +37,10 @@ Cell = tuple[str, float | None]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Headline:
-    """A line of a paper's page of results, whose verdict scripts/docs takes from the claims.
+    """A line of a paper's page of results. scripts/docs takes its verdict from the claims.
 
-    figure: in the paper, such as 'Figure 3'. says: what the paper says of it. why: one sentence on the verdict.
-    also: experiments whose claims count too. about: a regular expression, for the claims with such words only.
+    figure: the paper's, such as 'Figure 3'. says: what the paper says about it. why: one sentence on the verdict.
+    also: experiments whose claims count too. about: a regular expression; only claims that match it count.
     """
 
     figure: str
@@ -52,27 +52,32 @@ class Headline:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Published:
-    """The node `experiment` of a file, after its node `where` has been put into its texts (`fedopt.papers.where`).
+    """A published experiment: the node `experiment` of a file, after `fedopt.papers.where` has filled in its texts.
 
-    paper, title: of the figure. minutes: what all runs take on two cores, or on a GPU where the file asks for one. seeds: the
-    number of seeds of each line. lines: label -> overrides on top of the file's common set-up, as words in one text or as a list.
+    paper, title: the paper, and the figure's title.
+    minutes: the time of all runs on two cores, or on a GPU if the file asks for one.
+    seeds: the number of seeds of each line.
+    lines: label -> overrides on top of the file's common set-up, as one text or as a list.
     quick: overrides of all lines for --quick.
 
-    x: what is spent; until: where the picture ends, though runs may go on. y: columns of metrics.csv, a picture for each; a
-    measure that names no metric takes the first. y_from: the lower end of the y axis. transform: what is drawn of a value.
-    scale: of the axes; auto is logarithmic where values span decades.
-    panels: title -> labels, or series of points, a row of pictures for each. x_label, y_label: of all panels, or by their titles.
-    horizontal: labels that are drawn as a horizontal line at the mean of their last values. constants: name -> a number of the
-    published figure that no run gives, drawn as a dotted line.
+    x: the cost axis. until: the x at which the picture ends; runs may go on.
+    y: columns of metrics.csv, one picture for each. A measure that names no metric takes the first.
+    y_from: the lower end of the y axis. transform: a function of the values that is drawn.
+    scale: of the axes; auto is logarithmic if values span decades.
+    panels: title -> labels or series of points; each panel is a row of pictures. x_label, y_label: of all panels, or by
+    panel title.
+    horizontal: labels drawn as a horizontal line at the mean of their last values.
+    constants: name -> a number of the published figure that no run gives, drawn as a dotted line.
 
-    points: series -> {x: label}, drawn as one picture of `point` against x instead of the lines' curves. point: a measure that
-    may use the names `line` and `x`, one for all series or one for each: series -> measure.
+    points: series -> {x: label}, drawn as one picture of `point` against x instead of curves.
+    point: a measure that may use the names `line` and `x`; one for all series, or series -> measure.
 
-    table: row -> {column: [label, the number in the paper's table or None]}, printed with the measure `cell` of each line; no
-    curves are drawn then.
+    table: row -> {column: [label, the number in the paper's table or None]}. It is printed with the measure `cell` of each
+    line, and no
+    curves are drawn.
 
-    claims: see `Claim`; one that names axes stands for several (`fedopt.papers.where`).
-    headlines: see `Headline`; most experiments have one. kind: as in `Claim`, of claims that say none.
+    claims: see `Claim`. One that names axes stands for several (`fedopt.papers.where`).
+    headlines: see `Headline`; most experiments have one. kind: the `Claim.kind` of claims that do not name one.
     """
 
     paper: str
@@ -107,7 +112,7 @@ class Published:
         return self
 
     def check_labels(self) -> None:
-        """Raises UserError for a label that is not of a line, or in `fit` of a series."""
+        """Raise UserError for a label that is not a line's, or not a series' in `fit`."""
         cells = [label for row in self.table.values() for label, _ in row.values()]
         points = [label for series in self.points.values() for label in series.values()]
         panels = [label for label in chain(*self.panels.values()) if label not in self.points]
@@ -125,7 +130,7 @@ class Published:
 
 
 class Task(NamedTuple):
-    """A run that a line needs. folder: its name among all runs; equal configs share it."""
+    """A run that a line needs. folder: the run's folder; lines with equal configs share it."""
 
     line: str
     seed: int
@@ -134,12 +139,12 @@ class Task(NamedTuple):
 
 
 def names(folders: Sequence[Path] = ()) -> list[str]:
-    """The names <paper>/<name> of all files. folders: config folders besides fedopt's."""
+    """Return the names <paper>/<name> of all experiment files. folders: config folders besides fedopt's."""
     return [name for name in options("experiment", folders) if name.count("/") == 1]
 
 
 def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
-    """Experiments by their names or by their papers, each once. Raises UserError for an unknown name."""
+    """Return the experiments of these names, or of the papers of these names, each once. Raises UserError for an unknown name."""
     groups: dict[str, list[str]] = {}
     for experiment in names(folders):
         for name in (experiment, experiment.partition("/")[0]):
@@ -152,7 +157,7 @@ def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
 
 @contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """A UserError says in which file it is."""
+    """Put the name of a file in front of a UserError from inside."""
     try:
         yield
     except UserError as error:
@@ -160,7 +165,7 @@ def _naming(where: str) -> Iterator[None]:
 
 
 def load(name: str, folders: Sequence[Path] = ()) -> Published:
-    """The experiment of a file. Raises UserError in one line for a file that is broken."""
+    """Return the experiment of that name. Raises UserError, in one line, if its file is broken."""
     with _naming(f"experiment/{name}.yaml"):
         node = compose([f"experiment={name}"], folders).experiment
         if not node:
@@ -174,7 +179,7 @@ def load(name: str, folders: Sequence[Path] = ()) -> Published:
 
 
 def takes(name: str, published: Published, folders: Sequence[Path] = ()) -> str:
-    """The minutes that an experiment takes, as text; it names the GPU if the file asks for one. Raises UserError."""
+    """Format the minutes that an experiment takes, with the GPU if it needs one. Raises UserError if its file is broken."""
     with _naming(f"experiment/{name}.yaml"):
         device = compose([f"experiment={name}"], folders).settings.hardware.device
     return f"{published.minutes:g}" + ("" if device == "cpu" else " on a GPU")
@@ -189,9 +194,9 @@ def tasks(
     lines: Sequence[str] | None = None,
     first: int = 0,
 ) -> list[Task]:
-    """The runs of the lines, by default of all, with so many seeds from the first on. Raises UserError.
+    """Return the runs of the lines (None: all of them), for `seeds` seeds from `first` on.
 
-    further: overrides that win over a line's.
+    further: overrides that win over a line's. Raises UserError if an override does not fit.
     """
     needed = []
     for line, words in published.lines.items():

@@ -23,11 +23,12 @@ SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds
 
 @dataclass
 class Plan:
-    """An experiment as one command runs it: which runs it needs, and where its results go.
+    """An experiment as one command runs it: the runs that it needs, and where its results go.
 
     name: <paper>/<name>. folders: config folders besides fedopt's. words: overrides that win over those of lines.
-    runs: the folder of all runs. results: the folder of its results. most_seeds: of the lines of undecided claims, 0 for no more
-    than all have. with_claims: whether claims are judged. first: seed. tasks: the runs that it needs so far.
+    runs: the folder of all runs. results: the folder of its results.
+    most_seeds: the largest number of seeds for lines of undecided claims; 0 adds none.
+    with_claims: whether claims are judged. first: the first seed. tasks: the runs that it needs so far.
     """
 
     name: str
@@ -42,7 +43,10 @@ class Plan:
     tasks: list[Task] = field(default_factory=list)
 
     def add(self, seeds: int, lines: Sequence[str] | None = None) -> int:
-        """Add runs of the lines, by default of all, with the first so many seeds; returns how many are new. Raises UserError."""
+        """Add the runs of these lines (None: all) for the first `seeds` seeds; return how many runs are new.
+
+        Raises UserError if an override does not fit.
+        """
         there = {(task.line, task.seed) for task in self.tasks}
         needed = tasks(self.name, self.published, seeds, self.words, self.folders, lines, self.first)
         new = [task for task in needed if (task.line, task.seed) not in there]
@@ -50,7 +54,7 @@ class Plan:
         return len(new)
 
     def add_undecided(self) -> int:
-        """Add seeds to the lines of undecided claims, if all runs of these lines were short; returns the number of runs."""
+        """Add seeds to the lines of undecided claims if all runs of these lines were short; return the number of new runs."""
         if not self.most_seeds:
             return 0
         seeds, lines = self.ended(), []
@@ -63,7 +67,7 @@ class Plan:
         return self.add(self.most_seeds, lines)
 
     def ended(self) -> dict[int, SeedRuns]:
-        """seed -> its runs that have ended, for all seeds that a task has."""
+        """Return seed -> its finished runs, for all seeds of the tasks."""
         ended: dict[int, dict[str, Recorded]] = {task.seed: {} for task in self.tasks}
         for task in self.tasks:
             if RunFolder(self.runs / task.folder).status() in ENDED:
@@ -75,7 +79,8 @@ class Plan:
 def report(plan: Plan, formats: Sequence[str]) -> None:
     """Write the results of a plan, and print its table and its claims.
 
-    The files: figure.csv; table.csv, or the figure in the formats; curves.csv if curves are drawn; claims.csv `with_claims`.
+    It writes figure.csv; table.csv, or the figure in these formats; curves.csv if curves are drawn; claims.csv if
+    `with_claims`.
     """
     published, seeds = plan.published, plan.ended()
     pictures = [plan.results / f"figure.{name}" for name in formats]
@@ -105,7 +110,7 @@ def report(plan: Plan, formats: Sequence[str]) -> None:
 
 
 def judged(plan: Plan, seeds: Mapping[int, SeedRuns]) -> list[dict[str, Any]]:
-    """A row of claims.csv for each claim, over the seeds that all its lines have. seeds: as of `Plan.ended`."""
+    """Return a row of claims.csv for each claim, over the seeds that all its lines have. seeds: as `Plan.ended` returns them."""
     asked = {(task.line, task.seed) for task in plan.tasks}
     rows = []
     for claim in plan.published.claims:
@@ -117,7 +122,7 @@ def judged(plan: Plan, seeds: Mapping[int, SeedRuns]) -> list[dict[str, Any]]:
 
 
 def _made(folders: Sequence[Path]) -> dict[str, str]:
-    """When, by which commits and on which machines runs were made."""
+    """Return the columns of claims.csv that say when, by which commits and on which machines the runs were made."""
     cards = [RunFolder(folder).card() for folder in folders]
     machines = [card.get("machine", {}) for card in cards]
     latest = max((card.get("started", "") for card in cards), default="")
@@ -128,7 +133,7 @@ def _made(folders: Sequence[Path]) -> dict[str, str]:
 
 
 def _evaluations(published: Published, lines: Mapping[str, Sequence[Recorded]]) -> pd.DataFrame:
-    """A row for each evaluation, with the columns line, seed, the figure's x and its metrics y."""
+    """Return a row for each evaluation, with the columns line, seed, the figure's x and its metrics y."""
     parts = []
     for label, run in ((label, run) for label, runs in lines.items() for run in runs):
         y = {metric: run.values(metric) for metric in published.y if metric in run.table}
@@ -137,7 +142,7 @@ def _evaluations(published: Published, lines: Mapping[str, Sequence[Recorded]]) 
 
 
 def _measured(seeds: Mapping[int, SeedRuns], measure: Measure, **names: str | float) -> dict[int, float]:
-    """seed -> value, for the seeds in which the measure has one."""
+    """Return seed -> value, for the seeds in which the measure has a value."""
     values = {}
     for seed, runs in seeds.items():
         with suppress(Unmeasurable):
@@ -146,7 +151,7 @@ def _measured(seeds: Mapping[int, SeedRuns], measure: Measure, **names: str | fl
 
 
 def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
-    """A row for each point and seed whose run has ended: series, x, seed, y, which is nan if it cannot be measured."""
+    """Return a row for each point and seed whose run has ended: series, x, seed, and y, nan if it cannot be measured."""
     rows = []
     for series, points in published.points.items():
         for x, label in points.items():
@@ -156,7 +161,7 @@ def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame
 
 
 def _table(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
-    """A row for each cell of the paper's table, over the seeds that can be measured."""
+    """Return a row for each cell of the paper's table, over the seeds in which it can be measured."""
     rows = []
     for row, cells in published.table.items():
         for column, (label, paper) in cells.items():

@@ -35,10 +35,11 @@ _KEY = re.compile(r"(\w+)(?:\(([^()]+)\))?")  # name, or name(axis, axis)
 
 @dataclass(frozen=True)
 class Where:
-    """The values of names at one place of a file, all texts.
+    """The texts that names stand for at one place of a file.
 
-    axes: the values that each axis may have there. functions: name -> its axes, and its values in nested mappings from
-    the values of these axes. An axis is a function of itself.
+    axes: axis -> the values that it may have there. functions: name -> the axes that it depends on, and its values in nested
+    mappings
+    from the values of these axes. An axis is a function of itself.
     """
 
     axes: Mapping[str, list[str]]
@@ -46,7 +47,7 @@ class Where:
 
     @classmethod
     def read(cls, node: Any) -> "Where":
-        """From the node `where`. Raises UserError for a key or a value that cannot be."""
+        """Read the node `where`. Raises UserError for an unknown key or an impossible value."""
         if not isinstance(node, dict):
             raise UserError("where: must give values to names")
         axes: dict[str, list[str]] = {}
@@ -67,7 +68,8 @@ class Where:
         return cls(axes, functions)
 
     def only(self, chosen: Any) -> "Where":
-        """With fewer values of some axes. chosen: axis -> one value or a list of them; or a list of axes, which keep all values.
+        """Return this with fewer values of some axes. chosen: axis -> one value or a list; or a list of axes, which keep all
+        values.
 
         Raises UserError for an unknown axis or value.
         """
@@ -84,14 +86,14 @@ class Where:
         return replace(self, axes=narrowed)
 
     def each(self, names: Sequence[str]) -> Iterator["Where"]:
-        """One for each combination of values of the axes that the names are, or depend on."""
+        """Yield one `Where` for each combination of values of the axes that the names are, or depend on."""
         depends = {axis for name in names for axis in self._function(name)[0]}
         varied = [axis for axis in self.axes if axis in depends]
         for values in product(*([[value] for value in self.axes[axis]] for axis in varied)):
             yield replace(self, axes={**self.axes, **dict(zip(varied, values, strict=True))})
 
     def keyed(self, node: Mapping[Any, Any]) -> Iterator[tuple[str, Any, "Where"]]:
-        """For each key that the node's keys stand for: the key, its value as written, and the names' values there."""
+        """Yield each key that the node's keys stand for, with its value as written and the `Where` there."""
         seen = set()
         for key, value in node.items():
             for here in self.each(_names_in(key)):
@@ -102,7 +104,7 @@ class Where:
                 yield text, value, here
 
     def filled(self, node: Any) -> Any:
-        """The node with values in place of names in all keys and texts. Raises UserError for a name without one value."""
+        """Return the node with values in place of names, in all keys and texts. Raises UserError for a name without one value."""
         if isinstance(node, dict):
             return {key: here.filled(value) for key, value, here in self.keyed(node)}
         if isinstance(node, list):
@@ -110,7 +112,7 @@ class Where:
         return self.text(node) if isinstance(node, str) else node
 
     def text(self, template: str) -> str:
-        """The template with values in place of names. Raises UserError for a name without one value."""
+        """Return the template with values in place of names. Raises UserError for a name without one value."""
         try:
             return _IN_TEXT.sub(lambda match: self._value(match[1]), template)
         except UserError as error:
@@ -134,7 +136,10 @@ class Where:
 
 
 def filled(node: Mapping[str, Any]) -> dict[str, Any]:
-    """The node `experiment` of a file, without `where` and with values in place of names. Raises UserError."""
+    """Return the node `experiment` of a file without `where`, with values in place of names.
+
+    Raises UserError if `where` is broken, or a name has no value at its place.
+    """
     where = Where.read(node.get("where", {}))
     result: dict[str, Any] = {}
     for key, value in node.items():
@@ -167,7 +172,7 @@ def _claims(nodes: Any, where: Where) -> Iterator[dict[str, Any]]:
 
 
 def _names_in(text: Any) -> list[str]:
-    """The names in curly brackets; none if it is no text."""
+    """Return the names in curly brackets in a text; an empty list for anything else."""
     return _IN_TEXT.findall(text) if isinstance(text, str) else []
 
 
@@ -184,7 +189,9 @@ def _texts(values: Any, where: str) -> list[str]:
 
 
 def _by_value(node: Any, depends: Sequence[str], axes: Mapping[str, list[str]], where: str) -> Any:
-    """Nested mappings from the values of the axes. In a node, a list is in the order of an axis; None is an empty text."""
+    """Return nested mappings from the values of the axes. In a node, a list is in the order of an axis, and None is an empty
+    text.
+    """
     if depends:
         axis, *rest = depends
         if isinstance(node, list) and len(node) == len(axes[axis]):
