@@ -30,7 +30,10 @@ TEST_AUC = Metric("test_auc", "test AUC", better="higher")
 
 
 def area(scores: np.ndarray, positive: np.ndarray) -> float:
-    """The share of pairs of a positive and a negative example that scores put in order; a tie is half of one; nan without pairs."""
+    """Return the area under the ROC curve: the share of pairs (positive, negative) in which the positive example scores higher.
+
+    A tie counts one half; without pairs it is nan.
+    """
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     n, m = positive.sum(), (~positive).sum()
@@ -39,9 +42,11 @@ def area(scores: np.ndarray, positive: np.ndarray) -> float:
 
 @dataclass(eq=False)
 class Auc(SupervisedMinimax):
-    """x: (w, a, b), the network's parameters, of two outputs, and two numbers; y: (alpha).
+    """Maximisation of the AUC as a saddle point problem [Ying et al. 2016]; the module's docstring has the formulas.
 
-    positive: the class that is told from all others. form: see above.
+    x: (w, a, b), the parameters of a network of two outputs, and two numbers. y: (alpha).
+
+    positive: the class that is told from all others. form: one of the two forms above.
     """
 
     positive: NonNegativeInt
@@ -56,7 +61,10 @@ class Auc(SupervisedMinimax):
         self._start = (torch.cat([w, w.new_zeros(2)]), w.new_zeros(1))
 
     def load(self) -> LabelledData:
-        """The classes are 0 for negative and 1 for positive examples. Raises UserError where the training set lacks one of them."""
+        """Return the data with the class 0 for negative and 1 for positive examples.
+
+        Raises UserError if the training set lacks one of them.
+        """
         data = super().load()
         y_train, y_test = ((y == self.positive).astype(np.int64) for y in (data.y_train, data.y_test))
         if len(np.unique(y_train)) < 2:
@@ -65,7 +73,7 @@ class Auc(SupervisedMinimax):
         return replace(data, y_train=y_train, y_test=y_test, class_names=("others", name))
 
     def scores(self, w: Tensor, inputs: Tensor, *keys: Tensor) -> Tensor:
-        """Of examples, [B]."""
+        """Return the scores of examples, [B]."""
         return torch.softmax(self.net(w, inputs, *keys), 1)[:, 1]
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
@@ -74,7 +82,7 @@ class Auc(SupervisedMinimax):
         return self._value(squares, gap, y[0])
 
     def _of_examples(self, x: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What the two squares, and p s; - less (1-p) s; +, are means of, [B]."""
+        """Return two terms for each example, [B] each, whose means are the two squares, and p s; - less (1-p) s; +."""
         a, b, p = x[-2], x[-1], self.p
         s, positive = self.scores(x[:-2], batch.x, *batch.keys), batch.y == 1
         squares = torch.where(positive, (1 - p) * (s - a) ** 2, p * (s - b) ** 2)
@@ -89,7 +97,7 @@ class Auc(SupervisedMinimax):
         return point[0][:-2]
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """The objective is max over alpha, over the training examples."""
+        """Return the metrics. The objective is the maximum over alpha, on all training examples."""
         x, of = point[0], self.splits["train"]
         squares, gap = self.train.means(partial(self._of_examples, x), of.rows, of.example_weights(self.weights))
         best = gap / (self.p * (1 - self.p)) + (self.form == "margin")

@@ -24,7 +24,7 @@ Weighting = Literal["samples", "uniform"]
 
 @dataclass(eq=False)
 class _InWorld:
-    """world: the data and their division among clients, the seed, the device and the type of numbers."""
+    """A dataclass that is built in a world. world: the data and their partition, the seed, the device and the dtype."""
 
     world: World
 
@@ -84,9 +84,9 @@ class Problem(_InWorld, ABC):
         return n / n.sum()
 
     def pooled(self, split: str = "train") -> tuple[Tensor, Tensor]:
-        """Return all clients' examples of a split: their numbers, and their weights in the objective.
+        """Return the row indices of all clients' examples of a split, and their weights in the objective.
 
-        `sample` takes them as it takes those of one client.
+        `sample` takes them in place of one client's.
         """
         rows = self.splits[split]
         weights = self.world.tensor(rows.example_weights(self.weights))
@@ -94,20 +94,19 @@ class Problem(_InWorld, ABC):
 
     @abstractmethod
     def start(self) -> tuple[Tensor, ...]:
-        """Return the starting point, one flat vector a variable."""
+        """Return the starting point, one flat vector for each variable."""
 
     @abstractmethod
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        """Return what ``f``, ``g`` and other functions need of one client's examples.
+        """Return what ``f``, ``g`` and the other functions need of one client's examples.
 
         Args:
-            client: The number of the client.
-            rows: For each split, the numbers of examples ``[B]`` and their weights ``[B]``. The weights sum to one; padding has
-                weight zero.
+            client: The client's index.
+            rows: split -> (row indices ``[B]`` of examples, their weights ``[B]``). The weights sum to 1; padding has weight 0.
         """
 
     def keyed(self, sample: Any, key: Tensor) -> Any:
-        """Return the sample with a key, one whole number, for the random numbers that its functions draw."""
+        """Return the sample with a key, an integer, for the random numbers that its functions draw."""
         raise NotImplementedError(f"{type(self).__name__} is random and does not say how a sample gets its key")
 
     @abstractmethod
@@ -119,18 +118,18 @@ class Problem(_InWorld, ABC):
         """
 
     def solution(self) -> tuple[Tensor, ...] | None:
-        """Return the variables at the solution, in the order of ``variables``; None where no closed form is known."""
+        """Return the variables at the solution, in the order of ``variables``; None if no closed form is known."""
         return None
 
     def network(self, *point: Tensor) -> nn.Module | None:
-        """Return the network with the parameters of a point; None where there is none. It takes examples as the data set has
+        """Return the network with the parameters of a point; None if there is no network. It takes examples as the data set has
         them.
         """
         return None
 
 
 def named(problem: Problem, point: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The variables at a point by their names."""
+    """Return the variables at a point by their names."""
     return dict(zip(problem.variables, point, strict=False))
 
 
@@ -155,12 +154,12 @@ class Conditional(Minimisation):
 
 
 class Nested(Problem):
-    """An outer objective f of a variable x and of the solution y of an inner problem in g.
+    """An outer objective f of x and of the solution y of an inner problem in g.
 
-    The hypergradient is grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f; what is known of its parts saves work:
-    direct: False where grad_x f is zero; indirect: False where grad_y f is zero at y*(x); identity: True where grad^2_yy g = I;
-    nested: False where there is no y.
-    f_split, g_split: the examples that f and g are taken on.
+    The hypergradient is grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f. What is known about its parts saves work:
+    direct: False if grad_x f is zero. indirect: False if grad_y f is zero at y*(x). identity: True if grad^2_yy g = I.
+    nested: False if there is no y.
+    f_split, g_split: the splits whose examples f and g use.
     """
 
     direct: bool = True
@@ -172,14 +171,14 @@ class Nested(Problem):
 
     @property
     def shares_examples(self) -> bool:
-        """Whether f and g of one sample are of the same examples.
+        """Whether f and g of one sample use the same examples.
 
-        A product of their derivatives is then biased, and takes two samples.
+        A product of their derivatives is then biased, unless it takes two samples.
         """
         return self.indirect and self.f_split == self.g_split
 
     def hypergradient_samples(self, products: int) -> int:
-        """Return the number of samples that a client's hypergradient takes.
+        """Return the number of samples that one client's hypergradient takes.
 
         Args:
             products: The number of its Hessian-vector products.
@@ -243,9 +242,9 @@ class Minimax(Problem):
 
 
 class Composition(Problem):
-    """Functions of functions, f_i^n.
+    """Compositions of functions f_i^n.
 
-    dims: the dimensions (d_0, ..., d_N) of what the levels take: x has d_0, f^n maps d_n to d_{n+1}, f^N to a scalar.
+    dims: the dimensions (d_0, ..., d_N) of the levels' inputs: x has d_0, f^n maps d_n to d_{n+1}, and f^N maps to a scalar.
     """
 
     dims: tuple[int, ...]
@@ -274,10 +273,7 @@ class TwoLevel(Compositional):
 
 
 class KnownOuter(TwoLevel):
-    """Compositions of two levels of which everyone knows the last one.
-
-    It is the same function for all clients, and takes no examples.
-    """
+    """A `TwoLevel` problem whose outer function F^1 everyone knows: it is the same for all clients, and uses no examples."""
 
 
 class LocalCompositional(Composition):
@@ -300,7 +296,7 @@ class Hierarchical(Problem):
 
         Args:
             rng: The generator to draw with.
-            size: The number of examples, drawn with replacement. None: all.
+            size: The number of examples, drawn with replacement; None for all.
         """
 
     @abstractmethod
@@ -316,7 +312,7 @@ class Hierarchical(Problem):
         """Return the client's own inner objective."""
 
     def project(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        """Return the point of ``Y_i(x)`` nearest to y, at several points: x and y are ``[P, d]``."""
+        """Return the points of ``Y_i(x)`` nearest to y, for P points: x and y are ``[P, d]``."""
         return y
 
 
@@ -335,11 +331,11 @@ CLASSES: tuple[type[Problem], ...] = (
 
 
 def name(cls: type[Problem]) -> str:
-    """`two_level` for TwoLevel: the class of a problem as configs and messages have it."""
+    """Return the name of a class of problems in configs and messages, such as `two_level` for TwoLevel."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
 def class_of(problem: type[Problem] | Problem) -> type[Problem]:
-    """Which of the classes a problem belongs to."""
+    """Return the class that a problem belongs to."""
     kind = problem if isinstance(problem, type) else type(problem)
     return next(c for c in CLASSES if issubclass(kind, c))

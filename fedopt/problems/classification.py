@@ -15,12 +15,16 @@ from fedopt.problems.supervised import Fraction, Pretraining, Share, Supervised
 
 @dataclass(eq=False)
 class Classification(Supervised, Minimisation):
-    """f_i is the mean cross-entropy over the client's examples; x are the parameters of the model.
+    """Training a classifier: f_i is the mean cross-entropy over client i's examples, x are the parameters of the model.
 
-    weighting: clients count by their numbers of examples, so that f is the mean over all examples, or uniformly.
-    test: fraction of all examples to test on, None for the data set's own; server: fraction of the others that no client has;
-    own_test: fraction of a client's examples that it keeps to test on, None for none; pretrain, pretrain_step: steps of SGD on the
-    server's examples, and their size, that make the start. `hierarchical` has the same five, divides the same and starts the same.
+    weighting: samples weighs clients by their numbers of examples, so that f is the mean over all examples; uniform weighs
+    them equally.
+    test: the fraction of all examples for testing; None takes the data set's own test examples.
+    server: the fraction of the other examples that no client has.
+    own_test: the fraction of its examples that each client keeps for tests; None for none.
+    pretrain, pretrain_step: the number and size of SGD steps on the server's examples that make the start.
+
+    `hierarchical` has the same last five keys, with the same partition and start.
     """
 
     test: Fraction | None
@@ -49,7 +53,9 @@ class Classification(Supervised, Minimisation):
         return self.net.descend(x, *sample["train"][:3], eta, plus, anchor=anchor)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """personal_accuracy, worst_personal_accuracy: of x on the clients' own test examples, where they have some."""
+        """Return the metrics. personal_accuracy, worst_personal_accuracy: of x on the clients' own test examples, if they have
+        some.
+        """
         (x,) = point
         logits = partial(self.net, x)
         return {

@@ -26,7 +26,7 @@ NON_ZEROS = Metric("non_zeros", "share of non-zero entries of x and y", better="
 
 
 class Sample(NamedTuple):
-    """b: the client's, [n]. x, y: the mean of the examples' linear terms, [m] and [n]."""
+    """The data of a sample. b: the client's, [n]. x, y: the means of the examples' linear terms, [m] and [n]."""
 
     b: Tensor
     x: Tensor
@@ -35,10 +35,11 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False)
 class CompositeBilinear(Minimax):
-    """m, n: dimensions of x and y. lam: factor of the penalties; D: of the boxes.
+    """A bilinear saddle point problem on boxes, with l1 penalties; the module's docstring has the formulas.
 
-    penalties: in_f, as above; or by_method: f is without them, for methods that have lam themselves, such as FeDualEx.
-    heterogeneity: deviation of the clients' b_i around their mean b; noise: of the examples' linear terms.
+    m, n: the dimensions of x and y. lam: the factor of the penalties. D: half the width of the boxes.
+    penalties: in_f includes them in f; by_method leaves them out, for methods that have lam themselves, such as FeDualEx.
+    heterogeneity: the standard deviation of the clients' b_i around their mean b. noise: that of the examples' linear terms.
     examples: over all clients. x0: every coordinate of the start of x and of y.
     """
 
@@ -85,8 +86,10 @@ class CompositeBilinear(Minimax):
         return box(v, -self.D, self.D)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """At the points of the boxes nearest to x and y. The gap is
-        lam (|x|_1 + |y|_1) + b'y + D sum_k (|A x - b|_k - lam)_+ + D sum_k (|A'y|_k - lam)_+."""
+        """Return the metrics at the points of the boxes nearest to x and y. The gap is
+
+        lam (|x|_1 + |y|_1) + b'y + D sum_k (|A x - b|_k - lam)_+ + D sum_k (|A'y|_k - lam)_+.
+        """
         x, y = map(self._boxed, point[:2])
         reached = [torch.relu(slope.abs() - self.lam).sum() for slope in (self._A @ x - self._b, self._A.T @ y)]
         entries = torch.cat([x, y])

@@ -29,13 +29,16 @@ DETECTION = Metric("detection_f1", "F1 of 'the label is wrong where sigma(x_j) <
 
 @dataclass(eq=False)
 class DataCleaning(SupervisedBilevel):
-    """x: the trust, before the sigmoid, in each training example, in each class that labels name, or in each client; y: the
-    parameters of the network, 0 at the start where it has one layer.
+    """Learning how far to trust training examples whose labels may be wrong.
 
-    examples: of the training set, those for validation included, drawn at random, at most; None for all.
-    weighting: clients count by their numbers of training examples, or uniformly.
-    corruption: the probability with which a training label is redrawn uniformly over all classes.
-    per: what has a trust of its own. x0: every coordinate of x at the start.
+    x: the trust, before the sigmoid, in each example, class or client. y: the parameters of the network, 0 at the start if
+    it has one
+    layer.
+
+    examples: the largest number of training examples, validation included, drawn at random; None for all.
+    weighting: clients weigh by their numbers of training examples, or equally.
+    corruption: the probability that a training label is redrawn uniformly over all classes.
+    per: what has a trust of its own: each example, class or client. x0: every coordinate of x at the start.
     """
 
     examples: PositiveInt | None
@@ -76,7 +79,7 @@ class DataCleaning(SupervisedBilevel):
         return point[1]
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """detection_f1 is 2 hits / (distrusted + wrong), over the training examples; 0 where there are none of both."""
+        """Return the metrics. detection_f1 is 2 hits / (distrusted + wrong) over the training examples, 0 if both are 0."""
         x, y = point[:2]
         rows = self.splits["train"].rows
         distrusted, wrong = (x < 0).cpu().numpy()[self._place.cpu().numpy()[rows]], self.wrong[rows]

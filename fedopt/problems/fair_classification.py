@@ -21,12 +21,13 @@ WORST_ACCURACY = Metric("worst_accuracy", "test accuracy of the worst class", "%
 
 @dataclass(eq=False)
 class FairClassification(SupervisedMinimax):
-    """y: the weights of the classes, [C].
+    """Classification that is as good on its worst class: min over models, max over weights y of the classes, [C].
 
-    In f_i an example of class c counts 1 / (the class's share of the data, a weighted mean over clients): then the f_i have the
-    mean above, however few examples of a class a client has.
+    In f_i an example of class c counts 1 / (the class's share of the data, a weighted mean over clients). So the f_i have
+    the mean in
+    the module's docstring, however few examples of a class a client has.
 
-    lam: how strongly the weights are drawn to be equal.
+    lam: the strength of the pull towards equal weights.
     """
 
     lam: NonNegativeFloat
@@ -50,7 +51,9 @@ class FairClassification(SupervisedMinimax):
         return simplex(y)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """train_loss is sum_c y_c F_c(x); test_accuracy is of all test examples, worst_accuracy of the worst class of them."""
+        """Return the metrics. train_loss is sum_c y_c F_c(x); test_accuracy covers all test examples, worst_accuracy their
+        worst class.
+        """
         x, y = point[:2]
 
         def loss_and_hits(batch: Batch) -> tuple[Tensor, ...]:

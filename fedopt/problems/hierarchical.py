@@ -32,7 +32,7 @@ CLIENT_CLASSES = Metric("client_classes", "classes of a client", better="neither
 
 
 class Sample(NamedTuple):
-    """radius: r_i of the ball Y_i."""
+    """The data of a sample. radius: r_i of the ball Y_i."""
 
     batch: Batch
     radius: Tensor
@@ -40,14 +40,15 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False)
 class Hierarchical(Supervised, classes.Hierarchical):
-    """x: the global model; y_i: the clients' own.
+    """Learning a global model x together with each client's own model y_i [ZO-HFL].
 
     weighting: rho_i by numbers of examples, or uniform.
-    constraint: Y_i(x), everything, the ball |y - x| <= radius, or y >= 0.
-    radius: r_i; of a list, client i has its entry i, and from the first again.
-    test, server, own_test, pretrain, pretrain_step: as those of `classification`.
-    fit, fit_step: metrics take y_i(x) from `fit` steps of client i's own from x, of the sizes fit_step /
-        sqrt(t + 1): with 100 steps of 0.1, within 15 % of its distance from x on MNIST.
+    constraint: the set Y_i(x): everything, the ball |y - x| <= radius, or y >= 0.
+    radius: r_i. Of a list, client i has the entry i mod its length.
+    test, server, own_test, pretrain, pretrain_step: as in `classification`.
+    fit, fit_step: metrics take y_i(x) after `fit` steps on client i from x, of the sizes fit_step / sqrt(t + 1). 100 steps
+    of 0.1 come
+        within 15 % of its distance from x on MNIST.
     """
 
     lam: NonNegativeFloat
@@ -114,7 +115,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
         return y.clamp(min=0) if self.constraint == "orthant" else y
 
     def personal(self, x: Tensor) -> Tensor:
-        """y_i(x) of all clients, nearly, [M, d]; the same draws at every x."""
+        """Return y_i(x) of all clients, approximately, [M, d], with the same draws at every x."""
         split, z = self.splits["train"], x[None]
         positions = self.world.rng(Part.FIT).random((self.fit, self.clients, FIT_BATCH)) * split.sizes[:, None]
         rows = torch.from_numpy(split.rows[split.offsets[:, None] + positions.astype(np.int64)]).to(x.device)
@@ -138,15 +139,22 @@ class Hierarchical(Supervised, classes.Hierarchical):
         return y
 
     def _classes_of(self, rows: np.ndarray) -> float:
-        """The effective number of classes among examples, exp of the entropy of their labels: k where k classes are even."""
+        """Return the effective number of classes among examples, exp of the entropy of their labels: k for k equally frequent
+        classes.
+        """
         shares = np.bincount(self.train.y[rows].cpu().numpy()) / len(rows)
         present = shares[shares > 0]
         return math.exp(-present @ np.log(present))
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """objective: f1 + sum_i p_i f2 at y_i(x); test_accuracy, test_loss: of x; personal_accuracy, worst_personal_accuracy: of
-        y_i on client i's own test examples; personal_distance: sqrt(sum_i p_i |x - y_i(x)|^2); client_classes: the mean over
-        clients of the effective number of classes among their training examples, which no round changes."""
+        """Return the metrics.
+
+        objective: f1 + sum_i p_i f2 at y_i(x). test_accuracy, test_loss: of x.
+        personal_accuracy, worst_personal_accuracy: of y_i on client i's own test examples. personal_distance: sqrt(sum_i p_i
+        |x - y_i(x)|^2).
+        client_classes: the mean over clients of the effective number of classes in their training examples, constant over
+        rounds.
+        """
         (x,) = point
         y = self.personal(x)
         f1, _ = self._server.loss_and_accuracy(partial(self.net, x))

@@ -14,12 +14,12 @@ from fedopt.problems.supervised import SupervisedBilevel
 
 
 class Features(Batch):
-    """A batch behind the hidden layers: x is [B, features]."""
+    """A batch as the hidden layers leave it. x: [B, features]."""
 
 
 @dataclass(eq=False)
 class HyperRepresentation(SupervisedBilevel):
-    """x: the parameters of all layers but the last; y: those of the last, which is linear."""
+    """Learning a representation: x are the parameters of all layers but the last, y those of the last, which is linear."""
 
     inner_net = property(attrgetter("head"))
 
@@ -42,11 +42,11 @@ class HyperRepresentation(SupervisedBilevel):
 
     @written_for(f, SupervisedBilevel.g)
     def hold(self, x: Tensor, sample: Batches) -> dict[str, Features]:
-        """A sample with its features computed, which are then constant in x: f and g take it in place of the sample."""
+        """Return a sample with its features computed, constant in x from then on. f and g take it in place of the sample."""
         return {split: self._behind(x, batch) for split, batch in sample.items()}
 
     def pick(self, held: dict[str, Features], rows: Rows) -> dict[str, Features]:
-        """Some of the examples of what `hold` gave. rows: for each split, (positions among them [B], their weights [B])."""
+        """Return some examples of what `hold` returned. rows: split -> (their positions in it [B], their weights [B])."""
 
         def picked(batch: Features, at: Tensor, weight: Tensor) -> Features:
             return Features(batch.x[at], batch.y[at], weight, batch.rows[at])

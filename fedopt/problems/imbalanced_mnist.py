@@ -19,7 +19,7 @@ from fedopt.problems.supervised import SupervisedBilevel
 
 
 def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
-    """The rows kept: of class c the first largest * imbalance^(c / (C-1)) examples, rounded, or all where it has fewer."""
+    """Return the rows to keep: of class c the first largest * imbalance^(c / (C-1)) examples, rounded, or all if it has fewer."""
     classes = np.unique(labels)
     sizes = [round(largest * imbalance ** (j / max(len(classes) - 1, 1))) for j in range(len(classes))]
     return np.sort(np.concatenate([np.flatnonzero(labels == c)[:n] for c, n in zip(classes, sizes, strict=True)]))
@@ -27,9 +27,11 @@ def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
 
 @dataclass(eq=False)
 class ImbalancedMnist(SupervisedBilevel):
-    """x = (Delta, l), [2 C]: the VS loss takes logits * sigmoid(Delta_c) + l_c; y: the network's parameters.
+    """Tuning of the VS loss for training data with a long tail.
 
-    largest, imbalance: class c of C keeps largest * imbalance^(c / (C-1)) examples, and all that the data say are for validation.
+    x = (Delta, l), [2 C]: the loss takes logits * sigmoid(Delta_c) + l_c. y: the parameters of the network.
+
+    largest, imbalance: class c of C keeps largest * imbalance^(c / (C-1)) training examples, and all validation examples.
     """
 
     largest: PositiveInt

@@ -19,7 +19,7 @@ from fedopt.problems.classes import Hierarchical, Rows
 
 @dataclass(eq=False)
 class ImplicitToy(Hierarchical):
-    """The same for all clients. d: the dimension; x0: every coordinate of the start."""
+    """A small bilevel problem that is the same for all clients. d: the dimension. x0: every coordinate of the start."""
 
     d: PositiveInt
     x0: float

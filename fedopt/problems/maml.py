@@ -28,7 +28,7 @@ NEW_TASK_START = Metric("new_task_start", "squared error on new curves before th
 
 
 class Curve(NamedTuple):
-    """Points of a curve, or of several: t, target, weight [..., B]; the weights of a curve sum to one."""
+    """Points of a curve, or of several: t, target and weight, [..., B]. The weights of a curve sum to 1."""
 
     t: Tensor
     target: Tensor
@@ -37,7 +37,12 @@ class Curve(NamedTuple):
 
 @dataclass(eq=False)
 class _Sinusoids(Problem):
-    """widths: hidden layers of the network; a: the step of the adaptation; new_tasks: curves of no client, which metrics are of."""
+    """What both MAML problems share.
+
+    widths: the hidden layers of the network. a: the step of the adaptation. new_tasks: the number of curves that no client
+    has, which
+    the metrics are about.
+    """
 
     widths: list[PositiveInt]
     a: PositiveFloat
@@ -46,7 +51,7 @@ class _Sinusoids(Problem):
     metrics = (NEW_TASK_LOSS, NEW_TASK_START, OBJECTIVE)
 
     def set_up(self, curves: int) -> None:
-        """Sets the network and its start, the amplitudes and phases of so many curves, [curves], and the new ones."""
+        """Set the network, its start, and the amplitudes and phases of the clients' curves, [curves], and of the new tasks."""
         world = self.world
         self.net = models.build("mlp", self.widths, (1,), 1, world.seed, world.autocast)
         self._start = self.net.initial.to(world.device, world.dtype)
@@ -59,20 +64,20 @@ class _Sinusoids(Problem):
         return self.world.tensor(rng.uniform(0.1, 5, curves)), self.world.tensor(rng.uniform(0, np.pi, curves))
 
     def curve(self, amplitude: Tensor, phase: Tensor, t: Tensor | None = None) -> Curve:
-        """The points t of curves, all of the grid by default, with equal weights. amplitude, phase: [...]; t: [..., B]."""
+        """Return the points t of curves, by default the grid's, with equal weights. amplitude, phase: [...]; t: [..., B]."""
         t = self.grid.expand(*amplitude.shape, POINTS) if t is None else t
         return Curve(t, amplitude[..., None] * torch.sin(t + phase[..., None]), torch.ones_like(t) / t.shape[-1])
 
     def loss(self, w: Tensor, points: Curve) -> Tensor:
-        """L(w) on points of one curve, a scalar."""
+        """Return L(w) on points of one curve, a scalar."""
         return points.weight @ (self.net(w, points.t[:, None])[:, 0] - points.target) ** 2
 
     def adapted(self, x: Tensor, points: Curve) -> Tensor:
-        """x - a grad L(x)."""
+        """Return x - a grad L(x)."""
         return x - self.a * torch.func.grad(self.loss)(x, points)
 
     def after(self, x: Tensor, support: Curve, query: Curve) -> Tensor:
-        """L at the adapted point of several curves, [curves]: adapted on the support, measured on the query."""
+        """Return L of several curves, [curves], after adaptation on the support, measured on the query."""
         one = lambda support, query: self.loss(self.adapted(x, support), query)  # noqa: E731
         return torch.func.vmap(one)(support, query)
 
@@ -86,10 +91,12 @@ class _Sinusoids(Problem):
 
 @dataclass(eq=False)
 class Maml(_Sinusoids, LocalBilevel):
-    """Each client has one curve, y_i*(x) = x - a grad L_i(x), on its training points, and f_i(y) = L_i(y) on its validation points.
+    """Meta-learning as a bilevel problem. Client i has one curve: y_i*(x) = x - a grad L_i(x) on its training points, and
+    f_i(y) = L_i(y) on
+    its validation points.
 
     g_i(x, y) = 1/2 |y - (x - a grad L_i(x))|^2, whose Hessian in y is the identity.
-    points: over all clients, half of each client's for training.
+    points: over all clients; half of each client's are for training.
     """
 
     points: Annotated[int, Field(ge=2)]
@@ -120,7 +127,7 @@ class Maml(_Sinusoids, LocalBilevel):
         return 0.5 * torch.sum((y - self.adapted(x, sample["train"])) ** 2)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """objective: sum_i p_i f_i(y_i*(x)) with each client's own points."""
+        """Return the metrics. objective: sum_i p_i f_i(y_i*(x)) on each client's own points."""
         (x, *_), losses = point, []
         for i in range(self.clients):
             rows = {split: torch.from_numpy(of_clients[i]).to(x.device) for split, of_clients in self.splits.items()}
@@ -131,7 +138,7 @@ class Maml(_Sinusoids, LocalBilevel):
 
 
 class Curves(NamedTuple):
-    """amplitude, phase, weight: [B]; the weights sum to one. keys: of the inner samples, or none."""
+    """A sample of curves. amplitude, phase, weight: [B]; the weights sum to 1. keys: of the inner samples, or None."""
 
     amplitude: Tensor
     phase: Tensor
@@ -141,10 +148,14 @@ class Curves(NamedTuple):
 
 @dataclass(eq=False)
 class MamlConditional(_Sinusoids, Conditional):
-    """An example xi is a curve, an inner sample eta a point of it: r(x; eta, xi) = x - a grad_x of the squared error there, and
+    """Meta-learning as conditional stochastic optimisation.
+
+    An example xi is a curve, and an inner sample eta a point of it. r(x; eta, xi) = x - a grad_x of the squared error there,
+    and
     f_xi = L_xi on all points.
 
-    tasks: curves over all clients. inner: points that a curve is adapted on, drawn anew each time; None: all points.
+    tasks: the number of curves over all clients. inner: the points that a curve is adapted on, drawn each time; None: all
+    points.
     """
 
     tasks: PositiveInt
@@ -173,7 +184,7 @@ class MamlConditional(_Sinusoids, Conditional):
         return weight @ self.after(x, support, query)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """objective: of the exact problem, adapted on all points."""
+        """Return the metrics. objective: of the exact problem, adapted on all points."""
         x = point[0]
         objective = self.f(x, self.sample(0, {"train": self.pooled()}))
         return {"objective": float(objective), **self.of_new_tasks(x)}

@@ -22,9 +22,11 @@ SUBOPTIMALITY = Metric("suboptimality", "objective less that of the noiseless x*
 
 @dataclass(eq=False)
 class Mco(Compositional):
-    """a ~ N(0, C), C = (A'A)^(1/2) with A_ij ~ N(0, 1); b = (a'x*)^2 + noise, x* ~ N(0, I).
+    """Risk-averse phase retrieval, a composition of three levels [FedMSA]; the module's docstring has the formulas.
 
-    d: dimension of x; examples: over all clients; noise_variance: of b; x0: every coordinate of the start.
+    a ~ N(0, C) with C = (A'A)^(1/2), A_ij ~ N(0, 1); b = (a'x*)^2 + noise, x* ~ N(0, I).
+
+    d: the dimension of x. examples: over all clients. noise_variance: of b. x0: every coordinate of the start.
     """
 
     d: PositiveInt
@@ -68,7 +70,9 @@ class Mco(Compositional):
         return torch.stack([z[self.d], weight @ excess**2])
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """The suboptimality may be negative: x* is where b has no noise, and not quite the minimiser."""
+        """Return the metrics. The suboptimality may be negative: x* is the solution without noise in b, not quite the
+        minimiser.
+        """
         x = point[0]
         objective = self._objective(x)
         distance = min(torch.linalg.norm(x - self.planted), torch.linalg.norm(x + self.planted))

@@ -27,8 +27,9 @@ DUALITY_GAP = Metric("duality_gap", "duality gap", scale="log", bounds=True)
 
 @dataclass(eq=False)
 class PolicemanBurglar(Minimax):
-    """x: the logits of the policeman's probabilities; y: the burglar's probabilities; [houses] each. At the start the
-    policeman is anywhere, and the burglar at the first house.
+    """A matrix game. x: the logits of the policeman's probabilities, y: the burglar's probabilities, [houses] each.
+
+    At the start all houses are equally likely for the policeman, and the burglar is at the first house.
 
     examples: reports of the wealth of all houses, over all clients. theta: how near the policeman must be.
     """
@@ -51,7 +52,7 @@ class PolicemanBurglar(Minimax):
         return x, (torch.arange(self.houses, device=x.device) == 0).to(x)
 
     def sample(self, client: int | Tensor, rows: Rows) -> Tensor:
-        """The mean of reports, [houses]."""
+        """Return the mean of the client's reports, [houses]."""
         index, weight = rows["train"]
         return weight @ self._wealth[index]
 

@@ -9,19 +9,19 @@ Norm = Literal["l1", "l2", "linf"]
 
 
 def simplex(y: Tensor, total: float | Tensor = 1.0) -> Tensor:
-    """Onto {z >= 0, sum z = total}, total > 0: max(y - t, 0), t = max_k ((sum of the k largest y) - total) / k."""
+    """Project y onto {z >= 0, sum z = total}, total > 0: max(y - t, 0), t = max_k ((sum of the k largest y) - total) / k."""
     falling = torch.sort(y, descending=True).values
     k = torch.arange(1, len(y) + 1, device=y.device, dtype=y.dtype)
     return torch.relu(y - ((falling.cumsum(0) - total) / k).amax())
 
 
 def box(y: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
-    """Onto {low <= z <= high}."""
+    """Project y onto {low <= z <= high}."""
     return y.clamp(min=low).clamp(max=high)
 
 
 def ball(y: Tensor, radius: float | Tensor, norm: Norm = "l2") -> Tensor:
-    """Onto {|z| <= radius}, radius > 0, in the norm that is named; l2 and linf also of several y, [..., d]."""
+    """Project y onto {|z| <= radius}, radius > 0. With norm l2 or linf, y may be several vectors, [..., d]."""
     if norm == "linf":
         return box(y, -radius, radius)
     if norm == "l2":

@@ -25,7 +25,7 @@ Sample = namedtuple("Sample", "A B c D d F e G")
 
 
 class Outer(NamedTuple):
-    """Of f(x, y*(x)): its Hessian, its gradient at 0 and its value there, each with a leading dimension where there are several."""
+    """A quadratic function: its Hessian, and its gradient and value at 0; of several functions, with a leading dimension each."""
 
     hessian: Tensor
     constant: Tensor
@@ -33,7 +33,7 @@ class Outer(NamedTuple):
 
 
 def reduced(terms: Sample) -> Outer:
-    """f(x, y*(x)) as a quadratic function of x. terms: of one problem, or of several, [M, ...]."""
+    """Return f(x, y*(x)) as a quadratic function of x. terms: of one problem, or of several, [M, ...]."""
     A, B, c, D, d, F, e, G = (term if name.isupper() else term[..., None] for name, term in terms._asdict().items())
     S, y0 = torch.linalg.solve(A, B), torch.linalg.solve(A, c)  # y*(x) = S x + y0
     hessian = D + G @ S + (G @ S).mT + S.mT @ F @ S
@@ -44,9 +44,10 @@ def reduced(terms: Sample) -> Outer:
 
 @dataclass(eq=False)
 class NestedQuadratic(Quadratic, Nested):
-    """dx, dy: dimensions of x and y.
+    """What the quadratic bilevel problems share.
 
-    conditioning: of the Hessians of g_i in y and of f_i in (x, y); heterogeneity, noise, examples: see `Quadratic`.
+    dx, dy: the dimensions of x and y.
+    conditioning: of the Hessians of g_i in y and of f_i in (x, y). heterogeneity, noise, examples: as in `Quadratic`.
     """
 
     dx: PositiveInt
@@ -74,10 +75,10 @@ class NestedQuadratic(Quadratic, Nested):
 
     @abstractmethod
     def outer(self, terms: Sample) -> Outer:
-        """The outer objective as a function of x. terms: the clients', [M, ...]."""
+        """Return the outer objective as a function of x. terms: the clients', [M, ...]."""
 
     def hypergradient(self, x: Tensor) -> Tensor:
-        """The gradient of the outer objective, [dx], in closed form."""
+        """Return the gradient of the outer objective, [dx], in closed form."""
         return self._outer.hessian @ x + self._outer.constant
 
     def start(self) -> tuple[Tensor, ...]:
@@ -103,14 +104,14 @@ class NestedQuadratic(Quadratic, Nested):
 
 @dataclass(eq=False)
 class QuadraticBilevel(NestedQuadratic, Bilevel):
-    """The lower level of the means over clients: one y*(x) for all."""
+    """A quadratic bilevel problem whose lower level is the mean of the clients': one y*(x) for all."""
 
     def outer(self, terms: Sample) -> Outer:
         self._mean = self.mean(self.weights)
         return reduced(self._mean)
 
     def inner_solution(self, x: Tensor) -> Tensor:
-        """y*(x), [dy]."""
+        """Return y*(x), [dy]."""
         return torch.linalg.solve(self._mean.A, self._mean.B @ x + self._mean.c)
 
     def solution(self) -> tuple[Tensor, ...]:

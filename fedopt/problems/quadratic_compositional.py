@@ -23,9 +23,10 @@ Sample = namedtuple("Sample", "A c Q e")
 
 @dataclass(eq=False)
 class QuadraticComposition(Quadratic, Composition):
-    """d0, d1: dimensions of x and of y = f^0(x), d0 <= d1. Each A_i is drawn with orthonormal columns before it is mixed.
+    """What the quadratic compositions share.
 
-    conditioning: of the Q_i; heterogeneity, noise, examples: see `Quadratic`.
+    d0, d1: the dimensions of x and of y = f^0(x), d0 <= d1. Each A_i is drawn with orthonormal columns before it is mixed.
+    conditioning: of the Q_i. heterogeneity, noise, examples: as in `Quadratic`.
     """
 
     d0: PositiveInt
@@ -50,11 +51,11 @@ class QuadraticComposition(Quadratic, Composition):
         self._x = torch.linalg.solve(self._hessian, self._linear)
 
     def compositions(self) -> tuple[Sample, Tensor]:
-        """The terms of the P compositions that the objective is a mean of, [P, ...] each, and their weights, [P]."""
+        """Return the terms of the P compositions whose mean is the objective, [P, ...] each, and their weights, [P]."""
         raise NotImplementedError
 
     def gradient(self, x: Tensor) -> Tensor:
-        """The gradient of the objective, [d0], in closed form."""
+        """Return the gradient of the objective, [d0], in closed form."""
         return self._hessian @ x - self._linear
 
     def start(self) -> tuple[Tensor, ...]:
@@ -75,7 +76,7 @@ class QuadraticComposition(Quadratic, Composition):
 
 @dataclass(eq=False)
 class QuadraticCompositional(QuadraticComposition, TwoLevel):
-    """One composition, of the clients' means: see `QuadraticComposition`."""
+    """A quadratic composition of the clients' means. The keys are those of `QuadraticComposition`."""
 
     def compositions(self) -> tuple[Sample, Tensor]:
         self._mean = self.mean(self.weights)

@@ -27,9 +27,10 @@ Function = namedtuple("Function", "A B C a c")
 
 @dataclass(eq=False)
 class QuadraticGame(Minimax):
-    """d: dimension of x and of y. examples: the number of functions over all clients.
+    """A quadratic saddle point problem whose examples are functions of their own.
 
-    mu, L: the eigenvalues of A_j and C_j are uniform between them; coupling: those of B_j between 0 and this.
+    d: the dimension of x and of y. examples: the number of functions over all clients.
+    mu, L: the eigenvalues of A_j and C_j are uniform between them. coupling: those of B_j are between 0 and this.
     heterogeneity: 0 makes all functions their mean, 1 leaves them as they are drawn.
     """
 
@@ -71,7 +72,7 @@ class QuadraticGame(Minimax):
         return zero, zero.clone()
 
     def sample(self, client: int | Tensor, rows: Rows) -> Function:
-        """The mean of the functions."""
+        """Return the mean of the functions in the sample."""
         index, weight = rows["train"]
         return Function(*(torch.tensordot(weight, terms[index], dims=1) for terms in self._functions))
 

@@ -23,9 +23,10 @@ Sample = namedtuple("Sample", "A B c d")
 
 @dataclass(eq=False)
 class QuadraticHierarchical(Quadratic, Hierarchical):
-    """dx, dy: dimensions of x and of each y_i.
+    """A quadratic hierarchical problem.
 
-    conditioning: of the A_i, whose largest eigenvalue is at most 1; heterogeneity, noise, examples: see `Quadratic`.
+    dx, dy: the dimensions of x and of each y_i.
+    conditioning: of the A_i, whose largest eigenvalue is at most 1. heterogeneity, noise, examples: as in `Quadratic`.
     """
 
     d: PositiveInt
@@ -44,12 +45,12 @@ class QuadraticHierarchical(Quadratic, Hierarchical):
         self._x = -torch.linalg.solve(self._hessian, self._constant)
 
     def inner_solutions(self, x: Tensor) -> Tensor:
-        """y_i(x) of all clients, [M, d]."""
+        """Return y_i(x) of all clients, [M, d]."""
         own = self.per_client
         return torch.linalg.solve(own["A"], own["B"] @ x + own["c"])
 
     def hypergradient(self, x: Tensor) -> Tensor:
-        """The gradient of f1(x) + mean_i f2_i(y_i(x)), [d], in closed form."""
+        """Return the gradient of f1(x) + mean_i f2_i(y_i(x)), [d], in closed form."""
         return self._hessian @ x + self._constant
 
     def solution(self) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ from fedopt.problems.quadratic_bilevel import NestedQuadratic, Outer, Sample, re
 
 @dataclass(eq=False)
 class QuadraticLocalBilevel(NestedQuadratic, LocalBilevel):
-    """The lower levels of the clients by themselves: a y_i*(x) for each."""
+    """A quadratic bilevel problem in which each client has a lower level, and so a solution y_i*(x), of its own."""
 
     def outer(self, terms: Sample) -> Outer:
         p = torch.from_numpy(self.weights).to(terms.A)

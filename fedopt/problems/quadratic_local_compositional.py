@@ -15,7 +15,7 @@ from fedopt.problems.quadratic_compositional import QuadraticComposition, Sample
 
 @dataclass(eq=False)
 class QuadraticLocalCompositional(QuadraticComposition, LocalCompositional):
-    """One composition for each client: see `QuadraticComposition`."""
+    """A quadratic composition for each client. The keys are those of `QuadraticComposition`."""
 
     def compositions(self) -> tuple[Sample, Tensor]:
         terms = Sample(**self.per_client)

@@ -28,10 +28,12 @@ Sample = namedtuple("Sample", "A B D c e")
 
 @dataclass(eq=False)
 class QuadraticMinimax(Quadratic, Minimax):
-    """dx, dy: dimensions of x and y.
+    """A quadratic saddle point problem.
 
-    conditioning: of the A_i and of the D_i; heterogeneity, noise, examples: see `Quadratic`.
-    mismatch: weights, up to a factor, whose saddle `distance_mismatched` is the distance to, one for each client; None: none.
+    dx, dy: the dimensions of x and y.
+    conditioning: of the A_i and of the D_i. heterogeneity, noise, examples: as in `Quadratic`.
+    mismatch: weights of the clients, up to a factor. `distance_mismatched` is then the distance to their saddle; None leaves
+    it out.
     """
 
     dx: PositiveInt
@@ -58,7 +60,7 @@ class QuadraticMinimax(Quadratic, Minimax):
         self.metrics = (DISTANCE, OBJECTIVE, DISTANCE_X, DISTANCE_Y, *([] if self.mismatch is None else [MISMATCHED]))
 
     def saddle(self, weights: np.ndarray) -> tuple[Tensor, Tensor]:
-        """(x, y), the saddle of sum_i w_i f_i, with w the weights [M] over their sum."""
+        """Return (x, y), the saddle of sum_i w_i f_i. weights: [M], which are divided by their sum."""
         A, B, D, c, e = self.mean(weights)
         x = torch.linalg.solve(A + B @ torch.linalg.solve(D, B.T), c - B @ torch.linalg.solve(D, e))
         return x, torch.linalg.solve(D, e + B.T @ x)
@@ -74,7 +76,7 @@ class QuadraticMinimax(Quadratic, Minimax):
         return 0.5 * x @ (A @ x) - c @ x + x @ (B @ y) - 0.5 * y @ (D @ y) + e @ y
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """The objective is max_y f(x, y)."""
+        """Return the metrics. The objective is max_y f(x, y)."""
         x, y = point[:2]
         best = torch.linalg.solve(self._mean.D, self._mean.e + self._mean.B.T @ x)
         off = {name: (x - x_s, y - y_s) for name, (x_s, y_s) in self._saddles.items()}

@@ -22,9 +22,9 @@ Sample = namedtuple("Sample", "A c")
 
 @dataclass(eq=False)
 class QuadraticMinimisation(Quadratic, Minimisation):
-    """dim: dimension of x.
+    """A quadratic minimisation problem.
 
-    conditioning, heterogeneity, noise, examples: see `Quadratic`.
+    dim: the dimension of x. conditioning, heterogeneity, noise, examples: as in `Quadratic`.
     """
 
     dim: PositiveInt

@@ -16,30 +16,30 @@ BATCH = 1000  # matrices that are made in one go, which the cache holds
 
 
 def spd(rng: np.random.Generator, count: int, dim: int, conditioning: float) -> np.ndarray:
-    """Random symmetric matrices with eigenvalues from 1 / conditioning to 1, [count, dim, dim]."""
+    """Draw symmetric matrices with eigenvalues from 1 / conditioning to 1, [count, dim, dim]."""
     axes = isometry(rng, count, dim, dim)
     return axes @ np.diag(np.linspace(1 / conditioning, 1.0, dim)) @ axes.swapaxes(1, 2)
 
 
 def isometry(rng: np.random.Generator, count: int, rows: int, columns: int) -> np.ndarray:
-    """Random matrices with orthonormal columns, [count, rows, columns]."""
+    """Draw matrices with orthonormal columns, [count, rows, columns]."""
     return np.linalg.qr(rng.standard_normal((count, rows, columns)))[0]
 
 
 def gaussian(rng: np.random.Generator, count: int, *shape: int) -> np.ndarray:
-    """Independent entries, of variance one over the last dimension, [count, *shape]."""
+    """Draw independent entries whose variance is 1 over the last dimension, [count, *shape]."""
     return rng.standard_normal((count, *shape)) * (1 / np.sqrt(shape[-1]))
 
 
 @dataclass(eq=False)
 class Quadratic(Problem):
-    """Problems whose clients have matrices and linear terms of their own; the examples of a client differ in the linear terms.
+    """Quadratic problems. Clients differ in matrices and linear terms, and a client's examples differ in linear terms.
 
     conditioning: the ratio of the largest to the least eigenvalue of each positive definite matrix.
-    heterogeneity: 0 makes all clients equal, 1 mixes each client's matrices half and half with its own, and so on.
-    noise: standard deviation of the examples' linear terms around their client's; a full local batch has none.
-    examples: over all clients. alike: every client has the means of all clients' terms, so that the problem is the same, and it is
-    one of equal clients.
+    heterogeneity: 0 makes all clients equal, 1 mixes the common matrices half and half with each client's own, and so on.
+    noise: the standard deviation of the examples' linear terms around their client's; a full local batch has none.
+    examples: over all clients.
+    alike: gives every client the means of all clients' terms, so that the problem stays the same and clients are equal.
     """
 
     conditioning: Annotated[float, Field(ge=1)]
@@ -49,8 +49,12 @@ class Quadratic(Problem):
     alike: bool = field(default=False, kw_only=True)
 
     def families(self) -> Callable[..., Tensor]:
-        """A function (draw, *args) that gives an array for each client, [M, ...]: one draw(rng, 1, *args) for all, mixed with the
-        client's own in the proportion 1 : heterogeneity. What is the same does not depend on the number of clients."""
+        """Return a function (draw, *args) -> an array for each client, [M, ...].
+
+        It mixes one draw(rng, 1, *args) for all with each client's own, in the proportion 1 : heterogeneity. The common draw
+        does not
+        depend on the number of clients.
+        """
         own_share = self.heterogeneity / (1 + self.heterogeneity)
         rng_common, rng_own = self.world.rng(Part.COMMON), self.world.rng(Part.CLIENTS)
 
@@ -62,8 +66,12 @@ class Quadratic(Problem):
         return family
 
     def set_up(self, terms: Any, noisy: Mapping[str, str]) -> None:
-        """terms: a named tuple of the clients' matrices and linear terms, [M, ...] each; noisy: which of them have noise, and the
-        split whose examples it is of. The noise sums to zero over each client's examples of a split."""
+        """Set the clients' terms, and the noise of their examples.
+
+        terms: a named tuple of the clients' matrices and linear terms, [M, ...] each. noisy: term -> the split whose
+        examples have noise
+        in it. The noise sums to zero over each client's examples of a split.
+        """
         self.per_client = terms._asdict()
         self._sample_type, self._noisy = type(terms), noisy
         if self.alike:
@@ -78,12 +86,12 @@ class Quadratic(Problem):
             self._noise[name] = self.world.tensor(noise)
 
     def mean(self, weights: np.ndarray) -> Any:
-        """The means of the clients' terms. weights: [M], up to a factor."""
+        """Return the means of the clients' terms. weights: [M], up to a factor."""
         w = torch.from_numpy(weights / weights.sum())
         return self._sample_type(*(torch.tensordot(w.to(v), v, dims=1) for v in self.per_client.values()))
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        """The client's terms, with the noise of the examples."""
+        """Return the client's terms, with the noise of the examples."""
         own = {name: v[client] for name, v in self.per_client.items()}
         for name, split in self._noisy.items():
             if split in rows:

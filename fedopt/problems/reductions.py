@@ -24,7 +24,7 @@ from fedopt.problems.classes import (
 
 
 class _Reduced(Problem):
-    """A problem seen as one of another class: all that every problem has is the original's, except what a reduction says itself."""
+    """A problem in the form of another class. Everything is the original problem's, unless a reduction defines it."""
 
     source: ClassVar[type[Problem]]
 
@@ -40,7 +40,7 @@ update_abstractmethods(_Reduced)  # type: ignore[type-abstract]
 
 
 class MinimaxAsBilevel(_Reduced, Bilevel):
-    """g_i = -f_i: the direct part of the hypergradient is all of it."""
+    """A saddle point problem as a bilevel one with g_i = -f_i. The direct part of its hypergradient is all of it."""
 
     source = Minimax
     indirect = False
@@ -57,7 +57,9 @@ class MinimaxAsBilevel(_Reduced, Bilevel):
 
 
 class TwoLevelAsBilevel(_Reduced, Bilevel):
-    """Two levels: f_i(y) = f_i^1(y), g_i(x, y) = 1/2 |y - f_i^0(x)|^2, so that y*(x) = F^0(x)."""
+    """A composition of two levels as a bilevel problem: f_i(y) = f_i^1(y), g_i(x, y) = 1/2 |y - f_i^0(x)|^2, so that y*(x) =
+    F^0(x).
+    """
 
     source = TwoLevel
     direct = False
@@ -76,7 +78,7 @@ class TwoLevelAsBilevel(_Reduced, Bilevel):
 
 
 class MinimisationAsCompositional(_Reduced, Compositional):
-    """One level, f_i^0 = f_i."""
+    """A minimisation problem as a composition of one level, f_i^0 = f_i."""
 
     source = Minimisation
     dims = property(lambda self: (self.original.start()[0].numel(),))
@@ -86,7 +88,10 @@ class MinimisationAsCompositional(_Reduced, Compositional):
 
 
 class LocalCompositionalAsMinimisation(_Reduced, Minimisation):
-    """All levels on one sample: its gradient is biased unless the sample is all that a client has."""
+    """Local compositions as a minimisation problem, with all levels on one sample.
+
+    Its gradient is biased unless the sample is the client's full local data.
+    """
 
     source = LocalCompositional
 
@@ -97,7 +102,9 @@ class LocalCompositionalAsMinimisation(_Reduced, Minimisation):
 
 
 class MinimisationAsBilevel(_Reduced, Bilevel):
-    """f_i(x), and y of dimension 0, so that the outer part is all of an algorithm [FedNest Sec. 3.3]."""
+    """A minimisation problem as a bilevel one with y of dimension 0, so that the outer part is all of a method [FedNest Sec.
+    3.3].
+    """
 
     source = Minimisation
     variables = ("x",)
@@ -134,16 +141,13 @@ REDUCTIONS: tuple[type[_Reduced], ...] = (
 
 
 def covered(solves: tuple[type[Problem], ...]) -> set[str]:
-    """The names of the classes that an algorithm for `solves` covers, itself or through a reduction."""
+    """Return the names of the problem classes that an algorithm for `solves` covers, directly or through a reduction."""
     kinds = (*solves, *(reduction.source for reduction in REDUCTIONS if issubclass(reduction, solves)))
     return {name(c) for c in CLASSES if issubclass(c, kinds)}
 
 
 def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
-    """The problem itself if it is of one of the classes in `solves`, else its reduction to one of them.
-
-    Raises UserError where there is none.
-    """
+    """Return the problem if it is of a class in `solves`, else its reduction to one of them. Raises UserError if there is none."""
     if isinstance(problem, solves):
         return problem
     for reduction in REDUCTIONS:

@@ -31,12 +31,15 @@ FITTED_LOSS = Metric("fitted_loss", "validation loss at y*(x)", bounds=True)
 
 @dataclass(eq=False)
 class Regularisation(Labelled, Bilevel):
-    """x: the logarithms of the strengths; y: [outputs, features], flat.
+    """Learning the strengths of ridge penalties of a linear model.
 
-    per: what has a strength of its own. weighting: clients count by their numbers of training examples, or uniformly.
-    validation: the fraction of its examples that a client validates on, where the data do not say which.
-    examples, features, classes: of the data that are made where no data set is chosen. A fifth of them is for testing; their labels
-    follow a linear model that half of the features matter to.
+    x: the logarithms of the strengths. y: [outputs, features], flat.
+
+    per: what has a strength of its own, a feature or a class. weighting: clients weigh by their numbers of training examples, or equally.
+    validation: the fraction of its examples that a client validates on, unless the data say which.
+    examples, features, classes: of the data that are made if no data set is chosen. A fifth of them is for testing. Their
+    labels follow
+    a linear model in which half of the features matter.
     """
 
     per: Literal["feature", "class"]
@@ -69,7 +72,7 @@ class Regularisation(Labelled, Bilevel):
         return LabelledData(x[test:], y[test:], x[:test], y[:test], pixels="raw")
 
     def logits(self, y: Tensor, inputs: Tensor) -> Tensor:
-        """[B, classes], of examples [B, features]."""
+        """Return the logits [B, classes] of examples [B, features]."""
         z = F.linear(inputs, y.view(self.outputs, -1))
         return z if self.outputs > 1 else F.pad(z, (1, 0))  # the logistic loss is the cross-entropy of (0, z)
 
@@ -81,7 +84,7 @@ class Regularisation(Labelled, Bilevel):
         return cross_entropy(self.logits(y, sample["train"].x), sample["train"]) + 0.5 * torch.exp(x) @ squares
 
     def inner_solution(self, x: Tensor, y: Tensor) -> Tensor:
-        """y*(x), [dy], by L-BFGS from y; nan where a strength is beyond all numbers."""
+        """Return y*(x), [dy], by L-BFGS from y; nan if a strength overflows."""
         if not torch.exp(x).isfinite().all():
             return torch.full_like(y, math.nan)
         sample = self.sample(0, {"train": self.pooled()})

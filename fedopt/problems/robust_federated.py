@@ -25,7 +25,10 @@ from fedopt.problems.supervised import Supervised
 
 @dataclass(eq=False)
 class _Robust(Supervised):
-    """examples: of the training set, drawn at random, at most; None for all. lam: the price of leaving equal weights."""
+    """What both robust problems share.
+
+    examples: the largest number of training examples, drawn at random; None for all. lam: the price of unequal weights.
+    """
 
     examples: PositiveInt | None
     lam: PositiveFloat
@@ -39,13 +42,17 @@ class _Robust(Supervised):
         self.c = float(np.log(self.classes))
 
     def excess(self, x: Tensor, sample: Batches) -> Tensor:
-        """g_k(x) - c, [1]."""
+        """Return g_k(x) - c, [1]."""
         batch = sample["train"]
         return cross_entropy(self.net(x, batch.x, *batch.keys), batch)[None] - self.c
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """objective: that of the head of this file, in the unit of a loss; train_loss, worst_loss: the mean and the largest of the
-        clients' losses."""
+        """Return the metrics.
+
+        objective: the one in the module's docstring, in the unit of a loss. train_loss, worst_loss: the mean and the largest
+        of the clients'
+        losses.
+        """
         logits = partial(self.net, point[0])
         of_clients = [self.train.loss_and_accuracy(logits, rows)[0] for rows in self.splits["train"]]
         losses = torch.tensor(of_clients, dtype=torch.float64)
@@ -59,7 +66,10 @@ class _Robust(Supervised):
 
 @dataclass(eq=False)
 class RobustFederated(_Robust, LocalCompositional):
-    """f_k^0 = g_k - c, f_k^1(u) = lam exp(u / lam): that of the paper times lam exp(-c / lam)."""
+    """The robust objective as a sum of local compositions: f_k^0 = g_k - c, f_k^1(u) = lam exp(u / lam).
+
+    This is the paper's objective times lam exp(-c / lam).
+    """
 
     def level(self, n: int, z: Tensor, sample: Batches) -> Tensor:
         return self.excess(z, sample) if n == 0 else self.lam * torch.exp(z[0] / self.lam)
@@ -67,9 +77,10 @@ class RobustFederated(_Robust, LocalCompositional):
 
 @dataclass(eq=False)
 class RobustFederatedGlobal(_Robust, KnownOuter):
-    """f_k^0 = exp((g_k - c) / lam) - 1, f^1(u) = c + lam log(1 + u).
+    """The robust objective as one composition of means: f_k^0 = exp((g_k - c) / lam) - 1, f^1(u) = c + lam log(1 + u).
 
-    An estimate u below exp(-c / lam) - 1, where the true one never is, counts as that. Methods that begin with u = 0 begin with
+    An estimate u below exp(-c / lam) - 1, where the true value never is, is raised to it. Methods that begin with u = 0
+    begin with
     nearly equal weights.
     """
 

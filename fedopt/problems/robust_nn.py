@@ -25,11 +25,13 @@ ROBUST_ACCURACY = Metric("robust_accuracy", "test accuracy under the worst pertu
 
 @dataclass(eq=False)
 class RobustNn(SupervisedMinimax):
-    """y: the perturbation, [features], in the units in which the model sees pixels.
+    """Training a network that is robust against one perturbation of all inputs, a saddle point problem.
 
-    eps, norm: the radius of the ball that y is in, and the norm, l1, l2 or linf.
-    ascent: steps of the search for the worst perturbation, one pass over the test set together; 0: it is not looked for.
-    penalty: factor of |y|^2, which then takes the place of the ball; None: the ball.
+    y: the perturbation, [features], in the units of the pixels that the model sees.
+
+    eps, norm: the radius of the ball that y is in, and its norm: l1, l2 or linf.
+    ascent: the steps of the search for the worst perturbation, one pass over the test set in all; 0 leaves it out.
+    penalty: the factor of |y|^2, which then takes the place of the ball; None keeps the ball.
     """
 
     eps: PositiveFloat
@@ -55,8 +57,12 @@ class RobustNn(SupervisedMinimax):
         return ball(y, self.eps, self.norm) if self.penalty is None else y
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """test_accuracy is of the test set as it is, perturbed_accuracy under y, and robust_accuracy under the worst perturbation
-        that an ascent from y on the test set finds, y itself included."""
+        """Return the metrics.
+
+        test_accuracy: on the unchanged test set. perturbed_accuracy: under y. robust_accuracy: under the worst perturbation
+        that an ascent
+        from y on the test set finds, y included.
+        """
         x, y = point[:2]
         perturbed = self._accuracy(x, y)
         robust = {"robust_accuracy": min(perturbed, self._accuracy(x, self.worst(x, y)))} if self.ascent else {}
@@ -71,8 +77,10 @@ class RobustNn(SupervisedMinimax):
         return self.test_metrics(lambda images: self.net(x, images + y))["test_accuracy"]
 
     def worst(self, x: Tensor, y: Tensor) -> Tensor:
-        """A perturbation that the test loss is large under, by ascent from y: projected, with normalised steps, or, with a penalty,
-        of the penalised loss with steps of size 1."""
+        """Return a perturbation under which the test loss is large, by ascent from y.
+
+        With a ball the steps are normalised and projected; with a penalty they have size 1 on the penalised loss.
+        """
         for rows in torch.arange(len(self._test), device=y.device).chunk(self.ascent):
             batch = self._test.batch(rows, torch.full(rows.shape, 1 / len(rows)).to(y))
             y = y.detach().requires_grad_()
@@ -81,7 +89,7 @@ class RobustNn(SupervisedMinimax):
         return y
 
     def _climbed(self, y: Tensor, g: Tensor) -> Tensor:
-        """y after one step of `worst`. g: the gradient of the test loss."""
+        """Return y after one step of `worst`. g: the gradient of the test loss."""
         if self.penalty is not None:
             return y + g - 2 * self.penalty * y
         steepest = g.sign() if self.norm == "linf" else g / torch.linalg.vector_norm(g).clamp(min=1e-12)

@@ -18,9 +18,9 @@ from fedopt.randomness import Part
 
 @dataclass(eq=False)
 class Saddle(Minimax):
-    """t_i ~ U(0, t_max); b_i = b'_i - mean b', b'_i ~ N(0, s^2 I).
+    """A saddle point problem with t_i ~ U(0, t_max) and b_i = b'_i - mean b', b'_i ~ N(0, s^2 I) [Fed-Norm-SGDA].
 
-    d: dimension of x and of y; x0: every coordinate of the start of both.
+    d: the dimension of x and of y. x0: every coordinate of the start of both.
     """
 
     d: PositiveInt
@@ -56,7 +56,7 @@ class Saddle(Minimax):
         return -(0.5 * y @ y - b @ y + t * (y @ x)) + 0.5 * self.lam * x @ x
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """The objective is max_y f(x, y)."""
+        """Return the metrics. The objective is max_y f(x, y)."""
         x, y = point[:2]
         distance = float(torch.linalg.norm(x))
         return {

@@ -30,15 +30,14 @@ PRETRAIN_BATCH = 128
 
 
 class Labelled(Problem):
-    """Problems about labelled examples. `divide` makes all that they have in common; they set `_start` themselves."""
+    """Problems about labelled examples. `divide` sets what they share; each sets `_start` itself."""
 
     _start: tuple[Tensor, ...]
 
     def divide(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
-        """The clients get the training examples `rows`, or all, and each holds out a fraction of its own, for the split `val`, or
-        those that the data say are for validation.
+        """Divide the training examples `rows` (None: all) among the clients, and set `train`, `labels`, `classes`, `splits`.
 
-        Sets `train`, `labels`, `classes`, `splits`.
+        held_out: the fraction of its examples that each client holds out for the split `val`; the data may say which ones are.
         """
         world = self.world
         x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
@@ -50,11 +49,11 @@ class Labelled(Problem):
         self.remark = self._remark(data)
 
     def subset(self, data: LabelledData, examples: int | None) -> np.ndarray:
-        """So many rows of the training set at most, drawn at random, or all (None)."""
+        """Return at most `examples` rows of the training set, drawn at random; None returns all."""
         return np.sort(self.world.rng(Part.SUBSET).permutation(len(data.y_train))[:examples])
 
     def _remark(self, data: LabelledData) -> str:
-        """How many examples there are, and of which classes."""
+        """Format how many examples there are, and of which classes."""
         counts = {"training": self.splits["train"].sizes.sum(), "test": len(data.y_test)}
         if "val" in self.splits:
             counts["validation"] = self.splits["val"].sizes.sum()
@@ -70,18 +69,19 @@ class Labelled(Problem):
         return {split: self.train.batch(*of_split) for split, of_split in rows.items()}
 
     def class_shares(self, split: str) -> np.ndarray:
-        """The weighted mean over clients of the share of each class in their examples of a split, [C]; 1 for a class without any.
+        """Return the mean over clients, by weight, of each class's share of their examples in a split, [C]; 1 for a class
+        without examples.
 
-        That is not the class's count where clients differ in size: an example weighs p_i / n_i.
+        It differs from the class's share of all examples if clients differ in size: an example weighs p_i / n_i.
         """
         of, labels = self.splits[split], self.train.y.cpu().numpy()
         shares = np.bincount(labels[of.rows], of.example_weights(self.weights), minlength=self.classes)
         return np.where(shares > 0, shares, 1)
 
     def client_loss(self, split: str, logits: Logits, class_weight: Tensor | None = None) -> float:
-        """sum_i p_i of the clients' own means of class_weight[y_j] CE_j over their examples of a split.
+        """Return sum_i p_i (the mean of class_weight[y_j] CE_j over client i's examples of a split).
 
-        class_weight: [classes], one by default.
+        class_weight: [classes], by default 1.
         """
 
         def of_examples(batch: Batch) -> tuple[Tensor]:
@@ -92,14 +92,14 @@ class Labelled(Problem):
         return self.train.means(of_examples, of.rows, of.example_weights(self.weights))[0]
 
     def test_metrics(self, logits: Logits) -> dict[str, float]:
-        """test_loss, and test_accuracy in percent, over all test examples."""
+        """Return test_loss and test_accuracy, in percent, over all test examples."""
         loss, accuracy = self._test.loss_and_accuracy(logits)
         return {"test_loss": loss, "test_accuracy": 100 * accuracy}
 
 
 @dataclass(eq=False)
 class Supervised(Labelled):
-    """Problems about a network on labelled examples. `set_up`, or `set_up_shared`, makes all that they have in common.
+    """Problems about a network on labelled examples. `set_up`, or `set_up_shared`, sets what they share.
 
     Args:
         world: The data, their partition, and the device.
@@ -128,7 +128,7 @@ class Supervised(Labelled):
         self._start = (self.net.initial.to(self.world.device, self.world.dtype),)
 
     def _notes(self, data: LabelledData) -> list[str]:
-        """What was taken for what, and which parts of the data are not used."""
+        """Return notes on what was taken for what, and on parts of the data that are not used."""
         unused = f"{data.left_out:,} examples for validation are not used" if data.left_out else ""
         no_owner = data.owners is not None and not self.splits["train"].names
         owners = "whose each row is goes unused, which partitioner=by_column divides by" if no_owner else ""
@@ -190,7 +190,7 @@ class Supervised(Labelled):
         return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
 
     def _pretrained(self, steps: int, size: float) -> Tensor:
-        """The initial parameters after so many steps of SGD on the server's examples, [dim]."""
+        """Return the initial parameters after `steps` steps of SGD of size `size` on the server's examples, [dim]."""
         (x,), rng = self._start, self.world.rng(Part.PRETRAINING)
         for _ in range(steps):
             batch = self.server_batch(rng, PRETRAIN_BATCH)
@@ -231,9 +231,11 @@ class Supervised(Labelled):
 
 @dataclass(eq=False)
 class SupervisedMinimax(Supervised, Minimax):
-    """examples: of the training set, drawn at random, at most; None for all.
+    """Saddle point problems about a network on labelled examples.
 
-    weighting: clients count by their numbers of examples, so that f is a mean over all examples, or uniformly.
+    examples: the largest number of training examples, drawn at random; None for all.
+    weighting: samples weighs clients by their numbers of examples, so that f is a mean over all examples; uniform weighs
+    them equally.
     """
 
     examples: PositiveInt | None
@@ -244,18 +246,19 @@ class SupervisedMinimax(Supervised, Minimax):
         self.set_up(data, self.subset(data, self.examples))
 
     def load(self) -> LabelledData:
-        """The data set, with the classes that the problem is about."""
+        """Return the data set, with the classes that the problem is about."""
         return self.world.load()
 
 
 @dataclass(eq=False)
 class SupervisedBilevel(Supervised, Bilevel):
-    """f is a cross-entropy on a client's validation examples; g that of a network with parameters y on its training examples.
+    """Bilevel problems about a network: f is a cross-entropy on validation examples, g that of parameters y on training
+    examples.
 
-    validation: the fraction of its examples that a client validates on, where the data do not say which.
-    ridge: l2 penalty ridge/2 |y|^2 of g, 0 in the papers.
-    norms: factor of another penalty of g, the sum of the norms of the weight matrices and biases in y, not squared; dropout: as of
-    `models.build`. Both are 0 in the papers; the public code of FedNest has 0.05 and 0.5.
+    validation: the fraction of its examples that a client validates on, unless the data say which.
+    ridge: the l2 penalty ridge/2 |y|^2 of g, 0 in the papers.
+    norms: the factor of a second penalty of g, the sum of the norms (not squared) of the weight matrices and biases in y.
+    dropout: as in `models.build`. Both are 0 in the papers; the public code of FedNest has 0.05 and 0.5.
     """
 
     validation: Fraction
@@ -269,7 +272,7 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     @abstractmethod
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
-        """What the network of y takes of a batch, and the scale and shift of its logits, None for none."""
+        """Return what the network of y takes of a batch, and the scale and shift of its logits; None for none."""
 
     @function(where=lambda problem: problem.inner_net.dense)
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
@@ -297,7 +300,7 @@ class SupervisedBilevel(Supervised, Bilevel):
         return self.inner_net.descend(y, *batch[:3], beta, plus, tuning, key, anchor)
 
     def _penalised(self, y: Tensor, plus: Tensor | None) -> Tensor | None:
-        """The sum of a vector, None for zero, and the gradient of g's penalties; None where they are zero too."""
+        """Return the sum of a vector and the gradient of g's penalties; None stands for zero."""
         if self.ridge:
             plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
         if self.norms:
