@@ -35,7 +35,8 @@ class Regularisation(Labelled, Bilevel):
 
     x: the logarithms of the strengths. y: [outputs, features], flat.
 
-    per: what has a strength of its own, a feature or a class. weighting: clients weigh by their numbers of training examples, or equally.
+    per: what has a strength of its own, a feature or a class.
+    weighting: clients weigh by their numbers of training examples, or equally.
     validation: the fraction of its examples that a client validates on, unless the data say which.
     examples, features, classes: of the data that are made if no data set is chosen. A fifth of them is for testing. Their
     labels follow
