@@ -56,7 +56,7 @@ class Bar:
 
     @property
     def counted(self) -> list[str]:
-        """Which of several jobs is running, as the list of one text such as `2 of 10`; empty for a single job."""
+        """Which of several jobs is running, as a list of one text such as `2 of 10`; empty for a single job."""
         return [f"{min(self.done + 1, self.jobs)} of {self.jobs}"] * (self.jobs > 1)
 
     def move(self, share: float, texts: Sequence[str] = ()) -> str:

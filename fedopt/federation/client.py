@@ -71,7 +71,7 @@ class Client(Oracles):
         return self._share[name]
 
     def entry(self, values: Any) -> Any:
-        """Return this client's value of a hyperparameter: of a list, values[i mod len(values)] for client i; a number is itself."""
+        """Return client i's value of a hyperparameter: values[i mod len(values)] of a list, or the number itself."""
         if not isinstance(values, Sequence):
             return values
         like = self._problem.start()[0]
@@ -146,8 +146,7 @@ class Client(Oracles):
         """Return this client with x fixed. What all samples share at this x is computed once; derivatives in x are lost.
 
         A problem opts in by ``hold(x, sample)``, which computes what depends on x alone; its functions then take that in
-        place of a
-        sample. It also defines ``pick(held, rows)``, which selects examples from what ``hold`` returned.
+        place of a sample. It also defines ``pick(held, rows)``, which selects examples from what ``hold`` returned.
         """
         if (hold := getattr(self._problem, "hold", None)) is None:
             return self
@@ -171,8 +170,7 @@ class Client(Oracles):
 
     def _sample(self, name: str, k: int) -> Any:
         """Return the k-th sample, k = 0, 1, ..., of the draws called ``name``. With full local batches all samples are the same
-        object, unless
-        the problem is random.
+        object, unless the problem is random.
         """
         k = k if self._share["positions"][name] or self._problem.random else 0
         samples = self._samples.get(name, {})

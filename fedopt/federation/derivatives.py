@@ -30,8 +30,7 @@ class Derivatives:
 
     calls: the counter they are added to.
     stack: the number of clients under torch.func.vmap, for which derivatives come from torch.func. None for one client by
-    itself,
-        for which plain automatic differentiation has less overhead.
+        itself, for which plain automatic differentiation has less overhead.
     """
 
     def __init__(self, calls: Calls | None = None, stack: int | None = None):

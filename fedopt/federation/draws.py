@@ -117,8 +117,7 @@ class Drawn:
     samples: the number of samples a step, as in `Steps`.
     length: the number of samples in a stretch.
     positions: for each split the rows of each sample in the first stretch and their weights, [clients, length, B]. Empty if
-    every
-        sample takes all rows.
+        every sample takes all rows.
     later: if there are more stretches, the function that makes the positions of all of them, and its generators at the start.
     """
 

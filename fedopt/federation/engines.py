@@ -123,8 +123,7 @@ def vectorising_wins(problem: Problem, cohort: int) -> bool:
     """Tell whether a cohort is faster at once than one by one.
 
     Stacking saves the cost of a call for each client. It loses if grouped convolutions take over, if one client's vectors
-    fill the
-    cache, or if the cohort is tiny (scripts/bench engines; measured in scripts/engines.txt).
+    fill the cache, or if the cohort is tiny (scripts/bench engines; measured in scripts/engines.txt).
     """
     start = problem.start()
     largest = max(v.numel() * v.element_size() for v in start)

@@ -24,10 +24,8 @@ def check(client_fn: Callable[..., Any], message: Any = ()) -> None:
     """Refuse a client function that carries data of the server's: a tensor, an array or a random generator.
 
     It looks at the variables of enclosing functions, and at those of the module that the function and the functions it calls
-    use. It
-    also looks at default arguments, attributes, the object of a method, and whatever these hold. Python numbers are allowed:
-    they are
-    hyperparameters.
+    use. It also looks at default arguments, attributes, the object of a method, and whatever these hold. Python numbers are
+    allowed: they are hyperparameters.
 
     Raises UserError that names the variable, also if anything in the message but its tensors holds such data.
     """

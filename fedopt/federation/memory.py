@@ -23,10 +23,8 @@ class Memory:
     """A row for each client, ``[M, d]``. It is a value, as tensors are.
 
     `replaced` returns a new memory that shares all unchanged rows with this one. So a round costs what its cohort does, and
-    clients
-    that never took part share one row. If all rows would take more than an eighth of the memory, replaced ones lie in a
-    temporary
-    file.
+    clients that never took part share one row. If all rows would take more than an eighth of the memory, replaced ones lie in
+    a temporary file.
 
     Args:
         rows: ``[M, d]``, or M vectors.

@@ -85,8 +85,7 @@ class Oracles(Derivatives):
         """Return x - eta (grad f_i(x) - grad f_i(anchor) + plus), [d], of a minimisation problem.
 
         It counts as one gradient call, or two with an anchor. The tensor that the last call returned is overwritten if it is
-        passed as x
-        again, and must not be used after that.
+        passed as x again, and must not be used after that.
 
         eta: the step size, a number or one for each client as a tensor. plus, anchor: [d]; None leaves the term out.
         """
@@ -100,8 +99,7 @@ class Oracles(Derivatives):
         """Return the projection of y - beta (grad_y g(x, y) - grad_y g(x, anchor) + plus), [dy], of a bilevel problem.
 
         It overwrites y as `gradient_step_` overwrites x, and has the same terms. It counts as one gradient call, or two with
-        an anchor;
-        as none if the problem has no y.
+        an anchor; as none if the problem has no y.
         """
         if not self._problem.nested:
             return y
@@ -188,11 +186,10 @@ class Oracles(Derivatives):
         """Return one client's hypergradient of a bilevel problem [FedNest Alg. 5, LocalBSG eq. 3.3].
 
         It is grad_x f - grad^2_xy g p with p = inverse(products with grad^2_yy g, grad_y f). It counts as one gradient call,
-        one
-        Jacobian-vector product and the Hessian-vector products of the inverse.
+        one Jacobian-vector product and the Hessian-vector products of the inverse.
 
         samples: `hypergradient_samples` many, for the gradients, the cross derivative, and then each Hessian-vector product
-        in turn.
+            in turn.
         """
         problem = self._problem
         xi, *zetas = samples

@@ -34,9 +34,8 @@ _left = Event()  # set when this process no longer depends on torchrun
 def start() -> None:
     """Join the other ranks if torchrun (WORLD_SIZE) started several: by gloo for tensors on the CPU, by nccl for those on GPUs.
 
-    Until `finish` or `stop`, this process ends when torchrun does. If nothing shows that the others were started, a note
-    says that it
-    waits for them. Raises UserError if the others cannot be reached.
+    Until `finish` or `stop`, this process ends when torchrun does. If nothing shows that the others were started, a note says
+    that it waits for them. Raises UserError if the others cannot be reached.
     """
     global _store, _left
     if (size := number_of("WORLD_SIZE", 1)) <= 1 or dist.is_initialized():

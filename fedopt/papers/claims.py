@@ -36,7 +36,7 @@ class Claim:
     why: one sentence on what makes the difference, shown if the claim does not hold.
     kind: who makes the claim: the paper; us, for a control; or the paper on different settings, for a variant.
     untested: why the runs cannot refute the claim, for example because they are smaller. If it then does not hold, it is not
-    tested.
+        tested.
     here: what its value says in the paper's line of results, with {} for the value, such as '{} rounds to 90 %'.
     """
 

@@ -33,9 +33,8 @@ class Unmeasurable(Exception):
 class SeedRuns:
     """The finished runs of one seed. Its public methods are the words of measures, and all raise Unmeasurable.
 
-    A word's first argument is the label of a line; that of `fit` is a series. metric: a column of metrics.csv, by default
-    the first of
-    the figure's y. A value that is not finite counts as the worst. x: the cost axis, by default the figure's.
+    A word's first argument is the label of a line; that of `fit` is a series. metric: a column of metrics.csv, by default the
+    first of the figure's y. A value that is not finite counts as the worst. x: the cost axis, by default the figure's.
 
     runs: label -> run. x, metric: the defaults. points, point: as in `Published`.
     """
@@ -63,9 +62,8 @@ class SeedRuns:
     ) -> float:
         """Return the x at which the mean of the last n evaluations first reaches the target.
 
-        If it never does, it is inf, or with `or_end` the x at which the run ends. That end is less than the truth, so a
-        claim that the run
-        is slow stays on the safe side.
+        If it never does, it is inf, or with `or_end` the x at which the run ends. That end is less than the truth, so a claim
+        that the run is slow stays on the safe side.
         """
         reached, values = self._described(label, metric).reached, self._values(label, metric)
         hits = [j >= n and reached(np.mean(values[j - n : j]), target) for j in range(1, len(values) + 1)]

@@ -64,8 +64,8 @@ class Published:
     y: columns of metrics.csv, one picture for each. A measure that names no metric takes the first.
     y_from: the lower end of the y axis. transform: a function of the values that is drawn.
     scale: of the axes; auto is logarithmic if values span decades.
-    panels: title -> labels or series of points; each panel is a row of pictures. x_label, y_label: of all panels, or by
-    panel title.
+    panels: title -> labels or series of points; each panel is a row of pictures. x_label, y_label: of all panels, or by panel
+        title.
     horizontal: labels drawn as a horizontal line at the mean of their last values.
     constants: name -> a number of the published figure that no run gives, drawn as a dotted line.
 
@@ -73,8 +73,7 @@ class Published:
     point: a measure that may use the names `line` and `x`; one for all series, or series -> measure.
 
     table: row -> {column: [label, the number in the paper's table or None]}. It is printed with the measure `cell` of each
-    line, and no
-    curves are drawn.
+        line, and no curves are drawn.
 
     claims: see `Claim`. One that names axes stands for several (`fedopt.papers.where`).
     headlines: see `Headline`; most experiments have one. kind: the `Claim.kind` of claims that do not name one.

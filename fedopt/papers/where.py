@@ -38,8 +38,7 @@ class Where:
     """The texts that names stand for at one place of a file.
 
     axes: axis -> the values that it may have there. functions: name -> the axes that it depends on, and its values in nested
-    mappings
-    from the values of these axes. An axis is a function of itself.
+        mappings from the values of these axes. An axis is a function of itself.
     """
 
     axes: Mapping[str, list[str]]

@@ -102,7 +102,8 @@ class Problem(_InWorld, ABC):
 
         Args:
             client: The client's index.
-            rows: split -> (row indices ``[B]`` of examples, their weights ``[B]``). The weights sum to 1; padding has weight 0.
+            rows: split -> (row indices ``[B]`` of examples, their weights ``[B]``). The weights sum to 1; padding has weight
+                0.
         """
 
     def keyed(self, sample: Any, key: Tensor) -> Any:

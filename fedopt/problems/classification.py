@@ -18,7 +18,7 @@ class Classification(Supervised, Minimisation):
     """Training a classifier: f_i is the mean cross-entropy over client i's examples, x are the parameters of the model.
 
     weighting: samples weighs clients by their numbers of examples, so that f is the mean over all examples; uniform weighs
-    them equally.
+        them equally.
     test: the fraction of all examples for testing; None takes the data set's own test examples.
     server: the fraction of the other examples that no client has.
     own_test: the fraction of its examples that each client keeps for tests; None for none.

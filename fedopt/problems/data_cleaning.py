@@ -31,9 +31,8 @@ DETECTION = Metric("detection_f1", "F1 of 'the label is wrong where sigma(x_j) <
 class DataCleaning(SupervisedBilevel):
     """Learning how far to trust training examples whose labels may be wrong.
 
-    x: the trust, before the sigmoid, in each example, class or client. y: the parameters of the network, 0 at the start if
-    it has one
-    layer.
+    x: the trust, before the sigmoid, in each example, class or client. y: the parameters of the network, 0 at the start if it
+        has one layer.
 
     examples: the largest number of training examples, validation included, drawn at random; None for all.
     weighting: clients weigh by their numbers of training examples, or equally.

@@ -23,9 +23,8 @@ WORST_ACCURACY = Metric("worst_accuracy", "test accuracy of the worst class", "%
 class FairClassification(SupervisedMinimax):
     """Classification that is as good on its worst class: min over models, max over weights y of the classes, [C].
 
-    In f_i an example of class c counts 1 / (the class's share of the data, a weighted mean over clients). So the f_i have
-    the mean in
-    the module's docstring, however few examples of a class a client has.
+    In f_i an example of class c counts 1 / (the class's share of the data, a weighted mean over clients). So the f_i have the
+    mean in the module's docstring, however few examples of a class a client has.
 
     lam: the strength of the pull towards equal weights.
     """

@@ -46,9 +46,8 @@ class Hierarchical(Supervised, classes.Hierarchical):
     constraint: the set Y_i(x): everything, the ball |y - x| <= radius, or y >= 0.
     radius: r_i. Of a list, client i has the entry i mod its length.
     test, server, own_test, pretrain, pretrain_step: as in `classification`.
-    fit, fit_step: metrics take y_i(x) after `fit` steps on client i from x, of the sizes fit_step / sqrt(t + 1). 100 steps
-    of 0.1 come
-        within 15 % of its distance from x on MNIST.
+    fit, fit_step: metrics take y_i(x) after `fit` steps on client i from x, of the sizes fit_step / sqrt(t + 1). 100 steps of
+        0.1 come within 15 % of its distance from x on MNIST.
     """
 
     lam: NonNegativeFloat
@@ -151,9 +150,9 @@ class Hierarchical(Supervised, classes.Hierarchical):
 
         objective: f1 + sum_i p_i f2 at y_i(x). test_accuracy, test_loss: of x.
         personal_accuracy, worst_personal_accuracy: of y_i on client i's own test examples. personal_distance: sqrt(sum_i p_i
-        |x - y_i(x)|^2).
+            |x - y_i(x)|^2).
         client_classes: the mean over clients of the effective number of classes in their training examples, constant over
-        rounds.
+            rounds.
         """
         (x,) = point
         y = self.personal(x)

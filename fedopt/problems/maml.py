@@ -40,8 +40,7 @@ class _Sinusoids(Problem):
     """What both MAML problems share.
 
     widths: the hidden layers of the network. a: the step of the adaptation. new_tasks: the number of curves that no client
-    has, which
-    the metrics are about.
+        has, which the metrics are about.
     """
 
     widths: list[PositiveInt]
@@ -92,8 +91,7 @@ class _Sinusoids(Problem):
 @dataclass(eq=False)
 class Maml(_Sinusoids, LocalBilevel):
     """Meta-learning as a bilevel problem. Client i has one curve: y_i*(x) = x - a grad L_i(x) on its training points, and
-    f_i(y) = L_i(y) on
-    its validation points.
+    f_i(y) = L_i(y) on its validation points.
 
     g_i(x, y) = 1/2 |y - (x - a grad L_i(x))|^2, whose Hessian in y is the identity.
     points: over all clients; half of each client's are for training.
@@ -151,11 +149,10 @@ class MamlConditional(_Sinusoids, Conditional):
     """Meta-learning as conditional stochastic optimisation.
 
     An example xi is a curve, and an inner sample eta a point of it. r(x; eta, xi) = x - a grad_x of the squared error there,
-    and
-    f_xi = L_xi on all points.
+    and f_xi = L_xi on all points.
 
     tasks: the number of curves over all clients. inner: the points that a curve is adapted on, drawn each time; None: all
-    points.
+        points.
     """
 
     tasks: PositiveInt

@@ -33,7 +33,7 @@ class QuadraticMinimax(Quadratic, Minimax):
     dx, dy: the dimensions of x and y.
     conditioning: of the A_i and of the D_i. heterogeneity, noise, examples: as in `Quadratic`.
     mismatch: weights of the clients, up to a factor. `distance_mismatched` is then the distance to their saddle; None leaves
-    it out.
+        it out.
     """
 
     dx: PositiveInt

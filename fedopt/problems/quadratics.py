@@ -52,8 +52,7 @@ class Quadratic(Problem):
         """Return a function (draw, *args) -> an array for each client, [M, ...].
 
         It mixes one draw(rng, 1, *args) for all with each client's own, in the proportion 1 : heterogeneity. The common draw
-        does not
-        depend on the number of clients.
+        does not depend on the number of clients.
         """
         own_share = self.heterogeneity / (1 + self.heterogeneity)
         rng_common, rng_own = self.world.rng(Part.COMMON), self.world.rng(Part.CLIENTS)
@@ -68,9 +67,8 @@ class Quadratic(Problem):
     def set_up(self, terms: Any, noisy: Mapping[str, str]) -> None:
         """Set the clients' terms, and the noise of their examples.
 
-        terms: a named tuple of the clients' matrices and linear terms, [M, ...] each. noisy: term -> the split whose
-        examples have noise
-        in it. The noise sums to zero over each client's examples of a split.
+        terms: a named tuple of the clients' matrices and linear terms, [M, ...] each. noisy: term -> the split whose examples
+            have noise in it. The noise sums to zero over each client's examples of a split.
         """
         self.per_client = terms._asdict()
         self._sample_type, self._noisy = type(terms), noisy

@@ -39,8 +39,7 @@ class Regularisation(Labelled, Bilevel):
     weighting: clients weigh by their numbers of training examples, or equally.
     validation: the fraction of its examples that a client validates on, unless the data say which.
     examples, features, classes: of the data that are made if no data set is chosen. A fifth of them is for testing. Their
-    labels follow
-    a linear model in which half of the features matter.
+        labels follow a linear model in which half of the features matter.
     """
 
     per: Literal["feature", "class"]

@@ -50,8 +50,7 @@ class _Robust(Supervised):
         """Return the metrics.
 
         objective: the one in the module's docstring, in the unit of a loss. train_loss, worst_loss: the mean and the largest
-        of the clients'
-        losses.
+            of the clients' losses.
         """
         logits = partial(self.net, point[0])
         of_clients = [self.train.loss_and_accuracy(logits, rows)[0] for rows in self.splits["train"]]
@@ -79,9 +78,8 @@ class RobustFederated(_Robust, LocalCompositional):
 class RobustFederatedGlobal(_Robust, KnownOuter):
     """The robust objective as one composition of means: f_k^0 = exp((g_k - c) / lam) - 1, f^1(u) = c + lam log(1 + u).
 
-    An estimate u below exp(-c / lam) - 1, where the true value never is, is raised to it. Methods that begin with u = 0
-    begin with
-    nearly equal weights.
+    An estimate u below exp(-c / lam) - 1, where the true value never is, is raised to it. Methods that begin with u = 0 begin
+    with nearly equal weights.
     """
 
     def level(self, n: int, z: Tensor, sample: Batches) -> Tensor:

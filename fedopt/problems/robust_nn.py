@@ -60,8 +60,7 @@ class RobustNn(SupervisedMinimax):
         """Return the metrics.
 
         test_accuracy: on the unchanged test set. perturbed_accuracy: under y. robust_accuracy: under the worst perturbation
-        that an ascent
-        from y on the test set finds, y included.
+            that an ascent from y on the test set finds, y included.
         """
         x, y = point[:2]
         perturbed = self._accuracy(x, y)

@@ -37,7 +37,8 @@ class Labelled(Problem):
     def divide(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
         """Divide the training examples `rows` (None: all) among the clients, and set `train`, `labels`, `classes`, `splits`.
 
-        held_out: the fraction of its examples that each client holds out for the split `val`; the data may say which ones are.
+        held_out: the fraction of its examples that each client holds out for the split `val`; the data may say which ones
+            are.
         """
         world = self.world
         x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
@@ -234,8 +235,8 @@ class SupervisedMinimax(Supervised, Minimax):
     """Saddle point problems about a network on labelled examples.
 
     examples: the largest number of training examples, drawn at random; None for all.
-    weighting: samples weighs clients by their numbers of examples, so that f is a mean over all examples; uniform weighs
-    them equally.
+    weighting: samples weighs clients by their numbers of examples, so that f is a mean over all examples; uniform weighs them
+        equally.
     """
 
     examples: PositiveInt | None
@@ -253,7 +254,7 @@ class SupervisedMinimax(Supervised, Minimax):
 @dataclass(eq=False)
 class SupervisedBilevel(Supervised, Bilevel):
     """Bilevel problems about a network: f is a cross-entropy on validation examples, g that of parameters y on training
-    examples.
+        examples.
 
     validation: the fraction of its examples that a client validates on, unless the data say which.
     ridge: the l2 penalty ridge/2 |y|^2 of g, 0 in the papers.
