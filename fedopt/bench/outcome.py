@@ -175,12 +175,15 @@ def write_tuned(search: Search, folder: Path) -> Path:
     """Put the best values into FOLDER/tuned/<algorithm>.yaml, under the problem; other problems stay as they are."""
     problem, path = search.problem, folder / "tuned" / f"{search.algo}.yaml"
     before = content(path).get(problem, {}) if path.exists() else {}
-    algo: dict[str, Any] = {**before.get("algo", {}), **_other_preset(search)}
+    values = {**before, "source": source(search)}
+    for key, value in _other_preset(search).items():
+        _put(values, key.split("."), value)
     for word in parsed(words_of(search.best.point)):
-        _put(algo, word.key_or_group.split(".")[1:], word.value())
-    node = {problem: {"source": source(search), **{k: v for k, v in before.items() if k != "algo"}, "algo": algo}}
+        _put(values, word.key_or_group.split("."), word.value())
+    if not search.best.point:  # the defaults count as tuned
+        values.setdefault("algo", {})
     text = path.read_text(encoding="utf-8") if path.exists() else f"# Tuned values of {search.algo}, by problem\n"
-    new = yaml.safe_dump(node, sort_keys=False, allow_unicode=True, width=10_000)
+    new = yaml.safe_dump({problem: values}, sort_keys=False, allow_unicode=True, width=10_000)
     block = re.compile(rf"^{re.escape(problem)}:.*\n(?:[ #].*\n|\n)*", re.MULTILINE)
     text = block.sub(lambda _: new, text, count=1) if block.search(text) else f"{text.rstrip()}\n{new}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,8 +198,10 @@ def _other_preset(search: Search) -> dict[str, Any]:
     there = compose(search.command({}), search.folders)
     presets = ("auto", str(there.nodes["preset"]))
     keys = {key for preset in presets for key in tuned_values(preset, there.chosen, search.folders)[1]}
-    names = dict.fromkeys(key.split(".")[1] for key in sorted(keys) if key.startswith("algo."))
-    return {name: there.nodes["algo"][name] for name in names}
+    names = dict.fromkeys(
+        ".".join(key.split(".")[:2]) for key in sorted(keys) if not key.startswith(("budget.", "eval."))
+    )
+    return {f"{part}.{name}": there.nodes[part][name] for part, name in (whole.split(".") for whole in names)}
 
 
 def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -11,6 +11,7 @@ from fedopt.bench.space import Range, default_ranges, example, read_range
 from fedopt.bench.trials import FIRST_SEED, STAGES, How, Search
 from fedopt.config.compose import compose, refuse_mistyped
 from fedopt.config.files import flat
+from fedopt.config.tuned import NODES
 from fedopt.config.words import key_of
 from fedopt.console.bar import Bar
 from fedopt.errors import UserError, among
@@ -41,11 +42,14 @@ def planned_searches(
         )
     fixed += [f"budget.{budget}"] if budget else []
     fixed += [] if any(key_of(word).startswith("eval.") for word in fixed) else [f"eval.points={POINTS}"]
-    if len(named[-1].split(",")) > 1 and not any(key_of(word).startswith("budget.") for word in fixed):
+    if len({*named[-1].split(",")}) > 1 and not any(key_of(word).startswith("budget.") for word in fixed):
         raise UserError(
             "--budget is needed: methods are compared by what the same budget gives, such as comm_rounds=300"
         )
-    searches = [_search(algo, fixed, tuple(folders), ranges, metric, how, folder) for algo in named[-1].split(",")]
+    if odd := [key for key in ranges if "." not in key or key.partition(".")[0] not in NODES]:
+        raise UserError(f"{odd[0]}: is not searched; keys of {', '.join(NODES)} are, such as algo.eta")
+    algos = dict.fromkeys(named[-1].split(","))
+    searches = [_search(algo, fixed, tuple(folders), ranges, metric, how, folder) for algo in algos]
     if unused := [key for key in ranges if not any(key in search.ranges for search in searches)]:
         raise UserError(f"{unused[0]}: no algorithm of this search has this key")
     return searches

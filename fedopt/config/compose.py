@@ -224,6 +224,13 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
     wanted = str(by_command["preset"].value() if "preset" in by_command else config.get("preset"))
     name, values = tuned_values(wanted, chosen, folders)
     done = [key for key, override in by_command.items() if override.is_add() or override.is_delete()]
+    others = {*GROUPS} - {"algo"}  # an option that was chosen may lack the key
+    there = (
+        k
+        for k in values
+        if k.partition(".")[0] not in others or OmegaConf.select(config, k, default=MISSING) != MISSING
+    )
+    values = {key: values[key] for key in there}
     for key, value in values.items():
         if not any(overlap(key, other) for other in done):
             _set(config, key, value, force_add=True)

@@ -1,6 +1,6 @@
 """Tuned values: conf/tuned/<algorithm>.yaml has a node for each problem, whose values apply unless the command sets others.
 
-A node holds keys of `algo`, `budget` and `eval`, and `source`, which says where the values come from. `like: NAME` at the top of a
+A node holds the keys of `NODES` with their values, and `source`, which says where these come from. `like: NAME` at the top of a
 file names another one, whose nodes it changes. An algorithm without a node for a problem takes that of the file it builds on.
 """
 
@@ -14,7 +14,7 @@ import yaml
 from fedopt.config.files import CONF, Folders, chain, content, file_of, values_of
 from fedopt.errors import UserError, first_line, unknown
 
-NODES = ("algo", "budget", "eval")
+NODES = ("algo", "budget", "eval", "problem", "dataset", "partitioner", "participation", "hardware")
 MODEL = ("dataset", "problem.model", "problem.widths")  # steps that suit one of their values need not suit another
 
 

@@ -216,6 +216,20 @@ def test_tuned_values_are_those_that_the_search_began_with(monkeypatch, tmp_path
         assert found.tuned.effective
 
 
+def test_keys_keep_their_whole_name(monkeypatch, tmp_path):
+    """What another part than the method has is tuned there, and not as a key of the method's."""
+    words = ["algo=fedavg", "problem=quadratic_minimisation", "eval.every=1"]
+    search = ["budget.rounds=choice(9,8)", "--budget", "rounds=1", "--sampler", "grid", "--trials", "2", "--seeds", "1"]
+    assert tune(monkeypatch, *words, *search, "--metric", "distance", "--out", str(tmp_path)) == 0
+    node = yaml.safe_load((tmp_path / "tuned" / "fedavg.yaml").read_text())["quadratic_minimisation"]
+    assert {key: value for key, value in node.items() if key != "source"} == {"budget": {"rounds": 9}}
+    assert compose(words, [str(tmp_path)]).nodes == {
+        **(usual := compose(words).nodes),
+        "budget": {**usual["budget"], "rounds": 9},
+    }
+    assert tune(monkeypatch, *words, "algo.eta,logger.x=choice(1,2)", "--out", str(tmp_path)) == 2
+
+
 @pytest.mark.full
 def test_stopped_and_gone_on_is_the_same_search(monkeypatch, tmp_path):
     """Ctrl-C in the middle of batches, on one process and on two."""

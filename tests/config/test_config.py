@@ -96,6 +96,28 @@ def test_a_tuned_file_that_is_none(text, monkeypatch, capsys, tmp_path):
         one_line(result, "mine.yaml")
 
 
+def test_tuned_keys_of_all_parts(tmp_path):
+    """Where the chosen option has the key; the method's own one of the same name keeps its value."""
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "fedmsa.yaml").write_text(
+        "mco: {partitioner: {clients: 5, alpha: 7.0}, problem: {examples: 40}}\n"
+    )
+    usual = compose(PAIR).nodes
+    nodes = compose([*PAIR, "partitioner=dirichlet"], [tmp_path]).nodes
+    assert (nodes["partitioner"]["clients"], nodes["partitioner"]["alpha"], nodes["problem"]["examples"]) == (
+        5,
+        7.0,
+        40,
+    )
+    assert nodes["algo"] == usual["algo"]
+    iid = compose([*PAIR, "partitioner=iid"], [tmp_path])
+    assert "alpha" not in iid.nodes["partitioner"]
+    assert "partitioner.alpha" not in iid.tuned.keys
+    assert (
+        compose([*PAIR, "partitioner=dirichlet", "partitioner.alpha=2"], [tmp_path]).nodes["partitioner"]["alpha"] == 2
+    )
+
+
 def test_an_experiment_wins_over_tuned_values(tmp_path):
     (tmp_path / "experiment" / "mine").mkdir(parents=True)
     text = "# @package _global_\ndefaults: [override /algo: fednest, override /problem: saddle]\nalgo: {T: 9}\n"
