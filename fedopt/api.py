@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from io import StringIO
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +21,6 @@ from fedopt.console.say import say
 from fedopt.console.texts import counted, html_text
 from fedopt.errors import UserError, first_line, mistake
 from fedopt.results.folder import RunFolder, described, numbers_of
-from fedopt.results.metrics_file import whole_rows
 from fedopt.running.place import configured, place
 
 if TYPE_CHECKING:
@@ -107,13 +105,9 @@ class Result:
         Raises:
             UserError: There is no such file yet, or it cannot be read.
         """
-        import pandas as pd
+        from fedopt.files.tables import read_table
 
-        path = self._folder.metrics
-        try:
-            return pd.read_csv(StringIO(whole_rows(path)))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
+        return read_table(self._folder.metrics, growing=True)
 
     @property
     def final(self) -> dict[str, float]:

@@ -518,7 +518,7 @@ def test_folders_that_are_no_runs(tmp_path):
     (run.folder / "metrics.csv").unlink()
     with pytest.raises(api.UserError, match="no checkpoint"):
         run.model()
-    with pytest.raises(api.UserError, match=r"metrics.csv: cannot be read"):
+    with pytest.raises(api.UserError, match=r"metrics.csv: is not there"):
         _ = run.metrics
 
 

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass as validated
 
 from fedopt.comparing.curves import curve, draw_line, explained
-from fedopt.comparing.groups import default_keys, known_keys, labels_of, legend_labels, order, with_metric
+from fedopt.comparing.groups import default_keys, first_metric, known_keys, labels_of, legend_labels, order, with_metric
 from fedopt.comparing.paired import tests
 from fedopt.comparing.recorded import ABSENT, PROBLEM, Recorded, by_problem, usable
 from fedopt.comparing.shown import COLUMNS, shown_table, tests_shown, write_shown
@@ -278,7 +278,7 @@ def compared(
     if x not in figures.COSTS:
         raise UserError(f"x={x}: must be one of {', '.join(figures.COSTS)}")
     runs = runs or usable(paths, x, exclude)
-    metric = metric or next(iter(runs[0].metrics))  # the first that the first run's problem names
+    metric = metric or first_metric(runs) or next(iter(runs[0].metrics))
     runs = with_metric(runs, metric)
     if label is not None:
         runs = [run.called(metric, label) for run in runs]

@@ -15,6 +15,11 @@ from fedopt.results.figures import OKABE_ITO
 LONG = 60  # characters of a label in a legend
 
 
+def first_metric(runs: Sequence[Recorded]) -> str:
+    """Return the first metric that the first run's problem names, and that the run has; empty where no run has any."""
+    return next((name for run in runs for name in run.metrics if name in run.table), "")
+
+
 def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
     """Those that have the metric; the others are named on stderr. Raises UserError if there is none."""
     kept = [run for run in runs if metric in run.table]

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from fedopt.config.tuned import Tuned
 from fedopt.console.say import note
 from fedopt.console.texts import counted
 from fedopt.errors import UserError, first_line
+from fedopt.files.reading import BROKEN, REMEDY
+from fedopt.files.tables import read_table
 from fedopt.metrics import Metric
 from fedopt.results.figures import COSTS
 from fedopt.results.folder import OVER, RunFolder
 from fedopt.results.identity import digits, identity
-from fedopt.results.metrics_file import whole_rows
 
 CHOSEN = ("algo", "problem", "dataset", "partitioner")  # config groups that stand for the option chosen from them
 PROBLEM = ("problem", "dataset")
@@ -132,9 +133,19 @@ def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tupl
     for folder in folders:
         try:
             runs.append(read(folder, x))
-        except (OSError, ValueError, UserError) as error:
-            skipped.setdefault(first_line(error), []).append(str(folder))
+        except BROKEN as error:
+            skipped.setdefault(first_line(error).removeprefix(f"{folder}/"), []).append(str(folder))
     return _without_copies(runs), skipped
+
+
+@contextmanager
+def noting(path: Path) -> Iterator[None]:
+    """Let a broken file of many cost no more than what is in it: a note says what is wrong."""
+    try:
+        yield
+    except BROKEN as error:
+        why = first_line(error)
+        note(why if str(path) in why else f"{path}: cannot be used ({why}); {REMEDY}")
 
 
 def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
@@ -186,10 +197,9 @@ def read(folder: Path, x: str) -> Recorded:
     metrics = {metric.name: metric for metric in card.get("metrics", ())}
     if not metrics:
         raise UserError("run.json does not say what its metrics are")
-    rows = whole_rows(folder / "metrics.csv")
-    if rows.count("\n") < 2:
+    table = read_table(folder / "metrics.csv", growing=True)
+    if table.empty:
         raise UserError("metrics.csv has no rows")
-    table = pd.read_csv(StringIO(rows))
     for name in table.select_dtypes(exclude="number"):  # as somebody may have sent it
         table[name] = pd.to_numeric(table[name], errors="coerce")
     columns = COSTS[x][0]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,12 @@ from scipy.special import stdtrit
 from fedopt.comparing.comparison import Comparison
 from fedopt.comparing.curves import BANDS, curve
 from fedopt.comparing.groups import legend_labels, order
-from fedopt.comparing.recorded import ABSENT, CHOSEN, DATA, Recorded, by_problem
+from fedopt.comparing.recorded import ABSENT, CHOSEN, DATA, Recorded, by_problem, noting
 from fedopt.comparing.shown import shown_table, tests_shown
 from fedopt.comparing.unequal import unequal, with_status
 from fedopt.console.say import heard
 from fedopt.console.texts import printable
-from fedopt.errors import UserError
-from fedopt.files.reading import read_text
+from fedopt.files.reading import read_as
 from fedopt.pages.page import Section, Table
 from fedopt.results.figures import COSTS, is_share, look, spans_decades, styled
 from fedopt.results.folder import RunFolder
@@ -127,17 +125,23 @@ def _table_of_runs(groups: Runs) -> Table:
 
 
 def _maps(groups: Runs) -> dict[str, Any]:
-    """Each division of the data among the clients once, by the first run that has it. Raises UserError."""
-    maps, texts = {}, set()
+    """Each division of the data among the clients once, by the first run that has it."""
+    maps: dict[str, Any] = {}
     for label, run in ((label, run) for label, members in groups.items() for run in members):
         path = run.folder / "partition.csv"
-        if path.is_file() and (text := read_text(path, LARGEST_MAP)) not in texts:
-            texts.add(text)
-            try:
-                counts = np.loadtxt(StringIO(text), int, delimiter=",", ndmin=2)
-            except ValueError:
-                raise UserError(f"{path}: is no table of whole numbers") from None
-            card, sizes = RunFolder(run.folder).card(), dict(zip(("clients", "classes"), counts.shape, strict=True))
-            names = {name: card.get(name, [*map(str, range(size))]) for name, size in sizes.items()}
-            maps[printable(f"{label}, seed {run.keys.get('seed', ABSENT)}")] = {**names, "counts": counts.tolist()}
+        with noting(path):
+            counts = read_as(path, _counts, LARGEST_MAP) if path.exists() else []
+            if counts and counts not in [there["counts"] for there in maps.values()]:
+                card, sizes = RunFolder(run.folder).card(), {"clients": len(counts), "classes": len(counts[0])}
+                names = {name: card.get(name, []) for name in sizes}
+                names |= {name: [*map(str, range(n))] for name, n in sizes.items() if len(names[name]) != n}
+                maps[printable(f"{label}, seed {run.keys.get('seed', ABSENT)}")] = {**names, "counts": counts}
     return maps
+
+
+def _counts(text: str) -> list[list[int]]:
+    """Examples of each class, a client a line. Raises ValueError."""
+    rows = [[int(cell) for cell in line.split(",")] for line in text.splitlines()]
+    if len({*map(len, rows)}) != 1 or min(map(min, rows)) < 0:
+        raise ValueError("is no table of counts")
+    return rows

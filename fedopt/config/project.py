@@ -74,7 +74,7 @@ def with_project(folders: str | Path | Folders = ()) -> list[str]:
 def trusted() -> bool:
     """Whether the user's list has this folder, with its file as it is now. A list that others may write in counts as empty."""
     try:
-        listed, status = read_text(_list()), _list().stat()
+        listed, status = read_text(_list(), links=True), _list().stat()
     except (OSError, UserError):
         return False
     private = status.st_uid == os.getuid() and not status.st_mode & 0o022

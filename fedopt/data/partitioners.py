@@ -134,7 +134,7 @@ class ByColumn:
 
     def _read(self, path: Path, train: int, test: int) -> np.ndarray:
         try:
-            text = read_text(path, most=LONGEST_NAME * (train + test))
+            text = read_text(path, LONGEST_NAME * (train + test), links=True)
         except (OSError, UserError) as error:
             why = first_line(error).removeprefix(f"{path}: ")
             raise UserError(f"partitioner.file={path}: cannot be read: {why}") from None

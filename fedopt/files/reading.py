@@ -1,29 +1,49 @@
-"""Reading files that somebody else may have made: regular files only, in UTF-8, and no more of them than is meant."""
+"""Reading files that may be sent, broken or gone: regular files, no links, and no more of them than is meant."""
 
+import errno
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from fedopt.errors import UserError, first_line
 
+T = TypeVar("T")
+LARGEST = 2**28  # bytes of a text
 MOST_OF_A_CONFIG = 2**17  # bytes of a YAML file
-MOST_VALUES = 20_000  # in it, with those that aliases stand for
+MOST_VALUES, DEEPEST = 20_000, 50  # in it, with those that aliases stand for; nodes in each other
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast; libyaml may lack
+BROKEN = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError, yaml.YAMLError, UserError)
+REMEDY = "put a good copy there, or remove it"
 LEAVES = (str, bool, int, float, type(None))  # the types of a config's values, besides lists and dicts of them
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """A regular file, to be read; nobody waits for the other end of a pipe. Raises OSError, and UserError for another kind."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+def opened(path: Path, links: bool = False) -> Iterator[BinaryIO]:
+    """Open a regular file to be read; nobody waits for the other end of a pipe.
+
+    Args:
+        path: The file.
+        links: Whether a link may stand in its place, as where a user names it. A link in a folder that somebody sent would show
+            a file of the reader's.
+
+    Raises:
+        OSError: The file cannot be opened.
+        UserError: It is a link, or no regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UserError(f"{path}: is a link, which is not followed; put the file itself there") from None
+        raise
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise UserError(f"{path}: is no regular file")
@@ -33,9 +53,9 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         os.close(descriptor)
 
 
-def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """Raises OSError, and UserError for another kind of file, or for more bytes than `most`."""
-    with opened(path) as file:
+def read_bytes(path: Path, most: int | None = None, links: bool = False) -> bytes:
+    """Read a file. Raises as `opened`, and UserError for more bytes than `most`."""
+    with opened(path, links) as file:
         content = file.read(-1 if most is None else most + 1)
     if most is not None and len(content) > most:
         raise UserError(f"{path}: is too large, with more than {most:,} bytes")
@@ -43,29 +63,51 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 
 
 def read_start(path: Path, size: int) -> bytes:
-    """The first bytes; none where there are fewer than so many. Raises as `read_bytes`."""
+    """The first bytes; none where there are fewer than so many. Raises as `opened`."""
     with opened(path) as file:
         return file.read(size) if 0 <= size <= os.fstat(file.fileno()).st_size else b""
 
 
-def read_text(path: Path, most: int | None = None) -> str:
-    """In UTF-8, with line ends of any system. Raises as `read_bytes`, and UserError for what is no text."""
+def read_text(path: Path, most: int = LARGEST, links: bool = False) -> str:
+    """Read a text in UTF-8, with line ends of any system. Raises as `read_bytes`, and UserError for what is no text."""
     try:
-        return read_bytes(path, most).decode().replace("\r\n", "\n").replace("\r", "\n")
+        return read_bytes(path, most, links).decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise UserError(f"{path}: is no text in UTF-8") from None
 
 
+def read_as(path: Path, parse: Callable[[str], T], most: int = LARGEST, remedy: str = REMEDY) -> T:
+    """Return what a parser makes of a text that may be sent, broken or gone.
+
+    Raises:
+        UserError: One line that names the file, and the remedy.
+    """
+    try:
+        return parse(read_text(path, most))
+    except FileNotFoundError:
+        raise UserError(f"{path}: is not there (any more)") from None
+    except BROKEN as error:
+        why = first_line(error).removeprefix(f"{path}: ")
+        raise UserError(f"{path}: cannot be read ({why}); {remedy}") from None
+
+
 def config_text(path: Path) -> str:
     """The text of a YAML file, whose aliases stand for no more than a config holds. Raises OSError and UserError."""
-    text = read_text(path, MOST_OF_A_CONFIG)
+    try:
+        return with_few_aliases(read_text(path, MOST_OF_A_CONFIG))
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def with_few_aliases(text: str) -> str:
+    """A text of YAML as it is. Raises ValueError where its aliases stand for more than a config holds."""
     if "*" in text and "&" in text:
         try:
             root = yaml.compose(text, LOADER)
         except (yaml.YAMLError, RecursionError):
             return text  # whoever reads it says what is wrong
         if root is not None and _values_in(root, {}) > MOST_VALUES:
-            raise UserError(f"{path}: its aliases stand for more than {MOST_VALUES:,} values")
+            raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
     return text
 
 
@@ -81,25 +123,25 @@ def _values_in(node: yaml.Node, counted: dict[int, float]) -> float:
 
 def read_config(path: Path) -> dict[str, Any]:
     """A YAML file of dicts, lists, texts, numbers, true, false and null. Raises UserError for anything else."""
-    try:
-        config = yaml.load(config_text(path), LOADER)
-        odd = _odd(config) if isinstance(config, dict) else "it holds no config"
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        odd = first_line(error)
-    except UserError as error:
-        odd = str(error).removeprefix(f"{path}: ")
-    if odd:
-        raise UserError(f"{path}: cannot be read ({odd})")
-    return config
+
+    def parse(text: str) -> dict[str, Any]:
+        config = yaml.load(with_few_aliases(text), LOADER)
+        if odd := _odd(config) if isinstance(config, dict) else "it holds no config":
+            raise ValueError(odd)
+        return config
+
+    return read_as(path, parse, MOST_OF_A_CONFIG, "put a good copy there, or choose another output_dir")
 
 
-def _odd(node: Any) -> str:
+def _odd(node: Any, depth: int = 0) -> str:
     """What no config holds, in words; empty where there is nothing of that kind."""
+    if depth > DEEPEST:
+        return f"more than {DEEPEST} nodes are in each other"
     if isinstance(node, dict):
         keys = next((f"the key {key} is no text" for key in node if not isinstance(key, str)), "")
-        return keys or next(filter(None, map(_odd, node.values())), "")
+        return keys or next(filter(None, (_odd(value, depth + 1) for value in node.values())), "")
     if isinstance(node, list):
-        return next(filter(None, map(_odd, node)), "")
+        return next(filter(None, (_odd(value, depth + 1) for value in node)), "")
     return "" if isinstance(node, LEAVES) else f"{node} is a {type(node).__name__}"
 
 
@@ -108,11 +150,9 @@ def read_json(path: Path, types: Mapping[str, Any], others: Any = None) -> dict[
 
     others: the type of all other keys; None leaves them out.
     """
-    try:
-        content = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError, UserError):
-        return {}
-    fitting = {}
+    content, fitting = None, {}
+    with suppress(UserError):
+        content = read_as(path, json.loads)
     for key, value in content.items() if isinstance(content, dict) else ():
         with suppress(ValidationError, ValueError, RecursionError):
             if kind := types.get(key, others):

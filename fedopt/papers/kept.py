@@ -1,7 +1,7 @@
 """What is kept of an experiment without its runs: its figure, its curves, and the claims with the values of each seed."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from io import StringIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,17 @@ import numpy as np
 import pandas as pd
 
 from fedopt.comparing.tables import markdown, plus_minus, write_table
-from fedopt.errors import UserError, first_line
-from fedopt.files.reading import read_bytes, read_text
+from fedopt.errors import UserError
+from fedopt.files.reading import read_bytes
+from fedopt.files.tables import read_table
 from fedopt.files.writing import write_atomically
 from fedopt.papers import claims
 from fedopt.papers.figure import CURVES, draw_curves, draw_points
 from fedopt.papers.published import load, tasks
 
 POINTS = 100  # of a curve that is kept
-TYPES = {"mean": float, "std": float, "values": str}  # of columns that pandas might take for something else
+TYPES = defaultdict(lambda: str, mean=float, std=float, seeds=int, seed=int)  # of columns
+REMEDY = "the experiment writes it anew when it is run again"
 FIGURE = "figure.svg"
 COPIED = ("claims.csv", "runs.csv", "table.csv")
 HEADS = {"kind": "whose", "says": "claim", "bound": "asked", "measured": "measured (seeds)", "holds": "verdict"}
@@ -39,8 +41,8 @@ def keep(name: str, folders: Sequence[Path], folder: Path, into: Path) -> None:
             write_atomically(into / file, read_bytes(folder / file))
     if (folder / "figure.png").exists():
         curves = folder / "curves.csv"
-        drawn = read_text(curves if curves.exists() else folder / "figure.csv")
-        write_table(into / "curves.csv", thinned(pd.read_csv(StringIO(drawn))))
+        drawn = read_table(curves if curves.exists() else folder / "figure.csv", remedy=REMEDY)
+        write_table(into / "curves.csv", thinned(drawn))
         draw_again(name, folders, into)
 
 
@@ -51,7 +53,7 @@ def draw_again(name: str, folders: Sequence[Path], folder: Path) -> None:
     """
     if not (folder / "curves.csv").exists():
         return
-    published, table = load(name, folders), pd.read_csv(StringIO(read_text(folder / "curves.csv")))
+    published, table = load(name, folders), read_table(folder / "curves.csv", remedy=REMEDY)
     if (
         lacking := {*CURVES, published.x, "mean"} - {*table}
         if "line" in table
@@ -130,12 +132,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of a table that fedopt-reproduce wrote; none if there is no table. Raises UserError if it is broken."""
     if not path.exists():
         return []
-    try:
-        text = StringIO(read_text(path))  # pandas would take a ~ in a path for the home folder
-        empty = {"mean": "", "std": ""}
-        table = pd.read_csv(text, usecols=list(columns), keep_default_na=False, na_values=empty, dtype=TYPES)
-        table = table.replace("^'(?=[=@+-])", "", regex=True)  # the quote of `csv_cell`
-        return [{str(column): value for column, value in row.items()} for row in table.to_dict("records")]
-    except (OSError, ValueError) as error:
-        why = first_line(error)
-        raise UserError(f"{path}: cannot be read ({why}); the experiment writes it anew when it is run again") from None
+    how: dict[str, Any] = {"keep_default_na": False, "na_values": {"mean": "", "std": ""}, "dtype": TYPES}
+    table = read_table(path, columns, remedy=REMEDY, **how)[[*columns]]
+    table = table.replace("^'(?=[=@+-])", "", regex=True)  # the quote of `csv_cell`
+    return [{str(column): value for column, value in row.items()} for row in table.to_dict("records")]

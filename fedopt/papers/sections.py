@@ -6,19 +6,20 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from fedopt.comparing.comparison import Comparison, compared
-from fedopt.comparing.groups import default_keys
-from fedopt.comparing.recorded import ABSENT, NO_RUN, Recorded, gathered, read
+from fedopt.comparing.groups import default_keys, first_metric
+from fedopt.comparing.recorded import ABSENT, NO_RUN, Recorded, gathered, noting, read
 from fedopt.comparing.sections import sections
 from fedopt.comparing.tables import beside_paper
 from fedopt.console.say import heard, note
-from fedopt.errors import UserError, first_line
-from fedopt.files.reading import read_bytes, read_text
+from fedopt.errors import UserError
+from fedopt.files.reading import BROKEN, read_bytes
+from fedopt.files.tables import read_table
 from fedopt.pages.page import Page, Section, Table
 from fedopt.papers.claims import COLUMNS
 from fedopt.papers.kept import claims_shown, rows_of
@@ -27,7 +28,10 @@ from fedopt.results.folder import RunFolder
 
 RESULTS = {"claims.csv", "runs.csv"}  # one of them is in each folder of results of a published experiment
 WATCHED = RESULTS | {"metrics.csv", "summary.json", "run.json", "table.csv", "figure.png", "figure.svg"}
-PICTURES = {"figure.svg": "image/svg+xml", "figure.png": "image/png"}
+PICTURES = {  # their types, and what is at their beginnings
+    "figure.svg": ("image/svg+xml", b"<svg"),
+    "figure.png": ("image/png", b"\x89PNG"),
+}
 LARGEST_PICTURE = 2**24  # bytes
 X = "comm_rounds"
 
@@ -40,10 +44,7 @@ def page(paths: Sequence[Path]) -> Page:
     with heard() as notes:
         runs, skipped = gathered(paths, X)
         for folder in _results(paths):
-            try:
-                shown += _experiment(folder, taken)
-            except (KeyError, ValueError) as error:
-                raise UserError(f"{folder}: its tables cannot be read ({first_line(error)}); run it again") from None
+            shown += _experiment(folder, taken)
         for run in runs:
             if run.folder.resolve() not in taken:
                 problems.setdefault(run.problem, []).append(run)
@@ -81,34 +82,43 @@ def _runs_of(results: Path) -> Path | None:
 
 
 def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
-    """What came of an experiment, and its runs, which are added to those taken. Raises UserError, KeyError, ValueError."""
+    """What came of an experiment, and its runs, which are added to those taken."""
     name = title = "/".join(folder.resolve().parts[-2:])
     with suppress(UserError):  # it is in somebody's own config folder
         published = load(name)
         title = f"{name}: {published.paper}, {published.title}"
     tables, facts = [], []
-    if claims := rows_of(folder / "claims.csv", COLUMNS):
-        verdicts = Counter(re.sub(" with .*", "", row["holds"]) for row in claims)
-        facts.append(f"Claims: {', '.join(f'{verdict} {count}' for verdict, count in verdicts.items())}.")
-        tables.append(Table("Claims", claims_shown(claims)))
-    if (table := folder / "table.csv").is_file():
-        cells = beside_paper(pd.read_csv(StringIO(read_text(table))))
-        tables.append(Table("The table, with the paper's numbers in brackets", cells))
-    listed, place = rows_of(folder / "runs.csv", ("line", "seed", "run")), _runs_of(folder) or folder
-    groups: dict[str, list[Recorded]] = {}
+    with noting(file := folder / "claims.csv"):
+        if claims := rows_of(file, COLUMNS):
+            tables.append(Table("Claims", claims_shown(claims)))
+            verdicts = Counter(re.sub(" with .*", "", row["holds"]) for row in claims)
+            facts.append(f"Claims: {', '.join(f'{verdict} {count}' for verdict, count in verdicts.items())}.")
+    with noting(file := folder / "table.csv"):
+        if file.exists():
+            tables.append(Table("The table, with the paper's numbers in brackets", beside_paper(read_table(file))))
+    listed, place, groups, picture = list[Any](), _runs_of(folder) or folder, dict[str, list[Recorded]](), ""
+    with noting(file := folder / "runs.csv"):
+        listed = rows_of(file, ("line", "seed", "run"))
     for row in listed:
-        with suppress(OSError, ValueError, UserError):  # it has not begun
+        with suppress(*BROKEN):  # it has not begun
             run = read(place / Path(row["run"]).name, X)
             groups.setdefault(row["line"], []).append(run)
     runs = [run for members in groups.values() for run in members]
     taken |= {run.folder.resolve() for run in runs}
     facts += [f"{len(runs)} of {len(listed)} runs are here."] * (len(runs) < len(listed))
-    file = next((folder / file for file in PICTURES if (folder / file).is_file()), None)
-    picture = (
-        f"data:{PICTURES[file.name]};base64,{b64encode(read_bytes(file, LARGEST_PICTURE)).decode()}" if file else ""
-    )
+    for file in (folder / name for name in PICTURES if not picture):
+        with noting(file), suppress(FileNotFoundError):
+            picture = _picture(file)
     parts = [Section(title, facts, picture, tables=tables)]
-    if runs:
-        metric = next(iter(runs[0].metrics))
-        parts += sections(Comparison(default_keys(runs), groups, metric, X, None), name)
+    with noting(folder / "runs.csv"):
+        if metric := first_metric(runs):
+            parts += sections(Comparison(default_keys(runs), groups, metric, X, None), name)
     return parts
+
+
+def _picture(file: Path) -> str:
+    """A data URI. Raises OSError, and UserError for what is no picture."""
+    (kind, mark), content = PICTURES[file.name], read_bytes(file, LARGEST_PICTURE)
+    if mark not in content[:1000]:
+        raise UserError(f"{file}: is no picture")
+    return f"data:{kind};base64,{b64encode(content).decode()}"

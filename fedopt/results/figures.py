@@ -5,14 +5,13 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from cycler import cycler
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
@@ -22,7 +21,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from fedopt.console.texts import printable
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
-from fedopt.files.reading import read_text
+from fedopt.files.tables import read_table
 from fedopt.files.writing import write_atomically
 from fedopt.metrics import Metric
 
@@ -124,7 +123,7 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
 @styled()
 def metrics(path: Path, csv: Path, metrics: Sequence[Metric], title: str = "", source: str = "") -> None:
     """Every metric against communication rounds. title: which run. source: the run at whose end it began, from where they count."""
-    table = pd.read_csv(StringIO(read_text(csv)))  # pandas would take a ~ in a path for the home folder
+    table = read_table(csv)
     columns = 2 if len(metrics) == 4 else min(len(metrics), 3)
     rows = -(-len(metrics) // columns)
     figure, axes = grid(rows, columns)

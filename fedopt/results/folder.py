@@ -120,10 +120,7 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """config.yaml. Raises UserError where it cannot be read."""
-        try:
-            return read_config(self.path / "config.yaml")
-        except UserError as error:
-            raise UserError(f"{error}; choose another output_dir") from None
+        return read_config(self.path / "config.yaml")
 
     def card(self) -> dict[str, Any]:
         """run.json, as far as it is as a run writes it; empty where it is not there or broken."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedopt.errors import UserError
-from fedopt.files.reading import read_start, read_text
+from fedopt.files.reading import read_start
 from fedopt.files.writing import write_whole
 
 
@@ -62,12 +62,6 @@ class MetricsFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-def whole_rows(path: Path) -> str:
-    """The text of metrics.csv without a row that is being written, which has no line end yet. Raises OSError and UserError."""
-    text = read_text(path)
-    return text[: text.rfind("\n") + 1]
 
 
 def rows_hash(path: Path, size: int) -> str:

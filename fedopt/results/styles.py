@@ -25,7 +25,7 @@ def read_style(path: Path) -> dict[str, Any]:
     """Its settings. Raises UserError for a file that cannot be read, and for a line that is no setting of looks."""
     settings, where = {}, ""
     try:
-        for number, line in enumerate(read_text(path, LARGEST).splitlines(), 1):
+        for number, line in enumerate(read_text(path, LARGEST, links=True).splitlines(), 1):
             where = f", line {number}"
             if not (pair := _LINE.fullmatch(line.strip())):
                 raise ValueError("is no 'KEY: VALUE' of matplotlib")

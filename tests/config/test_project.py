@@ -14,6 +14,7 @@ from support.command import ROOT, fedopt, one_line, run
 import fedopt as library
 from fedopt.config import project
 from fedopt.config.project import NAME, trusted, with_project
+from fedopt.errors import UserError
 
 RUN = ["problem=quadratic_minimisation", "budget.rounds=1", "hardware.threads=1"]
 MINE = ["algo=mine", *RUN]
@@ -105,13 +106,6 @@ def replaced():
     Path(NAME).write_text(project.new_text())
 
 
-def linked():
-    """A file elsewhere is another text in another folder."""
-    Path("../other").mkdir()
-    Path("../other", NAME).symlink_to(Path(NAME).absolute())
-    os.chdir("../other")
-
-
 def others_may_write():
     Path(os.environ["XDG_CONFIG_HOME"], "fedopt", "projects").chmod(0o664)
 
@@ -120,7 +114,7 @@ def another_user():
     os.environ["XDG_CONFIG_HOME"] = str(Path("conf").absolute())
 
 
-@pytest.mark.parametrize("change", [edited, moved, replaced, linked, others_may_write, another_user])
+@pytest.mark.parametrize("change", [edited, moved, replaced, others_may_write, another_user])
 def test_what_ends_the_trust(change, monkeypatch, capsys, listed):
     fedopt(monkeypatch, capsys, "new", "algo", "mine")
     assert trusted()
@@ -132,6 +126,14 @@ def test_what_ends_the_trust(change, monkeypatch, capsys, listed):
     assert "`fedopt trust` allows it" in capsys.readouterr().err
     with_project()
     assert capsys.readouterr().err == ""  # once is enough
+
+
+def test_a_linked_file_is_not_read(monkeypatch, capsys, listed):
+    fedopt(monkeypatch, capsys, "new", "algo", "mine")
+    os.rename(NAME, "../elsewhere.toml")
+    Path(NAME).symlink_to("../elsewhere.toml")
+    with pytest.raises(UserError, match=r"fedopt\.toml: is a link"):
+        with_project()
 
 
 def test_a_folder_that_is_reached_by_a_link_is_itself(monkeypatch, capsys, listed):

@@ -1,0 +1,45 @@
+"""Reading CSV files that somebody may have sent, or that are broken or gone."""
+
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedopt.files.reading import REMEDY, read_as
+
+MOST_COLUMNS = 10_000
+
+
+def read_table(
+    path: Path, columns: Sequence[str] = (), growing: bool = False, remedy: str = REMEDY, **how: Any
+) -> pd.DataFrame:
+    """Read a CSV file with a line of names.
+
+    Args:
+        path: The file.
+        columns: Names that it must have.
+        growing: Whether its last row may not be whole yet, and is left out then.
+        remedy: What to do where it is broken.
+        how: As `pandas.read_csv` takes it.
+
+    Raises:
+        UserError: It cannot be read, or is no such table.
+    """
+
+    def parse(text: str) -> pd.DataFrame:
+        text = text[: text.rfind("\n") + 1] if growing else text
+        if growing and not text:
+            return pd.DataFrame()
+        if text.partition("\n")[0].count(",") >= MOST_COLUMNS:
+            raise ValueError(f"it has more than {MOST_COLUMNS:,} columns")
+        # Of the text: pandas would take a ~ in a path for the home folder
+        table = pd.read_csv(StringIO(text), low_memory=False, **how)
+        if lacking := [name for name in columns if name not in table]:
+            raise ValueError(f"it has no column {lacking[0]}")
+        if not table.index.equals(pd.RangeIndex(len(table))):  # pandas takes the first cells for names of rows
+            raise ValueError("its rows have more cells than its first line has names")
+        return table
+
+    return read_as(path, parse, remedy=remedy)
