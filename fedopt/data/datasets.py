@@ -8,7 +8,6 @@ read instead. Files with pickled objects are refused.
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from hashlib import sha256
@@ -21,6 +20,7 @@ import numpy as np
 from pydantic import ConfigDict, StrictBool
 from pydantic.dataclasses import dataclass
 
+from fedopt.data.names import identifiers, numbered, one_number
 from fedopt.errors import UserError, first_line, memory
 from fedopt.randomness import Purpose, keyed_rng
 
@@ -206,24 +206,20 @@ def parted(columns: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) -> dic
     return {f"{key}_{split}": values[part] for key, values in columns.items() for split, part in splits}
 
 
-def numbered(labels: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The number of each label among the classes, [n], and the names of the classes: in the order of their numbers where all are
-    numbers, of which 1 and 1.0 are one class, else of their names."""
-    with suppress(ValueError):
-        labels = labels.astype(float)
-    classes, numbers = np.unique(labels, return_inverse=True)
-    return numbers, tuple(str(name).removesuffix(".0") for name in classes.tolist())
-
-
 def checked(
-    arrays: dict[str, np.ndarray], path: Path, channels: Channels | None = None, tokens: bool = False
+    arrays: dict[str, np.ndarray],
+    path: Path,
+    channels: Channels | None = None,
+    tokens: bool = False,
+    names: tuple[str, ...] = (),
 ) -> LabelledData:
     """Data from arrays by the names of an .npz. Raises UserError, which names the file, where they do not fit.
 
     Labels that are texts, or -1 and 1, are numbered in their order; true, false and whole numbers of floating point are taken as
-    whole numbers.
+    whole numbers. names: of the classes, where they are numbered already. Clients are `identifiers`.
     """
-    arrays, names, notes = _numbered(arrays)
+    arrays, named, notes = _numbered(arrays, path)
+    names = names or named
     x, y = _examples(arrays, "train", path, channels, tokens)
     x_test, y_test = _examples(arrays, "test", path, channels, tokens)
     if x.shape[1:] != x_test.shape[1:] or (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
@@ -237,12 +233,46 @@ def checked(
         if validates.shape != y.shape or not np.isin(validates, (0, 1)).all() or len(np.unique(validates)) < 2:
             raise UserError(f"{path}: {VALIDATES} must be [{len(y)}] of true and false, some of each")
         validates = validates.astype(bool)
-    owners, owners_test = map(arrays.get, CLIENTS)
-    data = LabelledData(x, y, x_test, y_test, class_names=names, notes=notes)
-    return replace(data, owners=owners, owners_test=owners_test, validates=validates)
+    notes += _classes_told(y, y_test, names, path)
+    data = LabelledData(x, y, x_test, y_test, validates=validates, class_names=names, notes=notes)
+    return with_owners(data, f"{path}: client", *map(arrays.get, CLIENTS))
 
 
-def _numbered(arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], tuple[str, ...], tuple[str, ...]]:
+def with_owners(
+    data: LabelledData, where: str, owners: np.ndarray | None, owners_test: np.ndarray | None
+) -> LabelledData:
+    """The data with the names of their clients, one for each example, as `identifiers`. where: what has them, for messages."""
+    given = [names for names in (owners, owners_test) if names is not None]
+    if not given:
+        return replace(data, owners=None, owners_test=None)
+    if len({names.dtype.kind for names in given}) > 1:
+        given = [names.astype(str) for names in given]
+    names = identifiers(np.concatenate(given), where)
+    parts = iter(np.split(names, [len(given[0])]))
+    owners, owners_test = (None if part is None else next(parts) for part in (owners, owners_test))
+    notes = one_number(np.unique(names).tolist(), "clients") if names.dtype.kind == "U" else []
+    return replace(data, owners=owners, owners_test=owners_test, notes=(*data.notes, *notes))
+
+
+def _classes_told(y: np.ndarray, y_test: np.ndarray, names: tuple[str, ...], path: Path) -> tuple[str, ...]:
+    """Notes on classes without training examples, and on names that are one number. Raises UserError for one class alone."""
+    counts = [np.bincount(labels, minlength=max(y.max(), y_test.max()) + 1) for labels in (y, y_test)]
+    of = lambda wanted: [names[c] if names else str(c) for c in np.flatnonzero(wanted)]  # noqa: E731
+    if len(alone := of(counts[0])) < 2:
+        raise UserError(f"{path}: all training examples are of the class {alone[0]}, and there must be two or more")
+    notes = one_number(names, "classes")
+    for classes, said in (
+        (of((counts[0] == 0) & (counts[1] > 0)), "test examples alone are of the class"),
+        (of(counts[0] + counts[1] == 0), f"classes are 0 to {len(counts[0]) - 1}, and no example is of"),
+    ):
+        if classes:
+            notes.append(f"{said} {', '.join(classes[:4])}{', ...' * (len(classes) > 4)}")
+    return tuple(notes)
+
+
+def _numbered(
+    arrays: dict[str, np.ndarray], path: Path
+) -> tuple[dict[str, np.ndarray], tuple[str, ...], tuple[str, ...]]:
     """The arrays with labels as whole numbers where that is clear, the names of classes that had others, and notes on both."""
     arrays, notes, names = dict(arrays), list[str](), tuple[str, ...]()
     labels = {key: arrays[key] for key in KEYS if key[0] == "y"}
@@ -254,7 +284,7 @@ def _numbered(arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], tup
         together = np.concatenate(list(labels.values()))
         values = np.unique(together)
         if kinds == {"U"} or values.tolist() == [-1, 1]:
-            numbers, names = numbered(together)
+            numbers, names = numbered(together, f"{path}: y")
             labels = dict(zip(labels, np.split(numbers, [len(labels["y_train"])]), strict=True))
             shown = ", ".join(f"{name} is {number}" for number, name in enumerate(names[:4]))
             notes.append(f"classes are numbered: {shown}{', ...' * (len(names) > 4)}")

@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 from fedopt.data.datasets import LabelledData, Pixels, checked, divided, expanded, parted
 from fedopt.data.tables import Fraction, unpacked
 from fedopt.errors import UserError, first_line
+from fedopt.files.reading import decoded
 
 _config = ConfigDict(extra="forbid")
 FORM = '{"users": [USER, ...], "num_samples": [N, ...], "user_data": {USER: {"x": [...], "y": [...]}, ...}}'
@@ -74,7 +75,7 @@ def _users(file: Path) -> Iterator[_User]:
             yield from _users(inner)
         return
     try:
-        content = json.loads(unpacked(file, FORM))
+        content = json.loads(decoded(unpacked(file, FORM), file), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: is no JSON ({first_line(error)})") from None
     held: dict[str, Any] = content if isinstance(content, dict) else {}
@@ -97,4 +98,12 @@ def _users(file: Path) -> Iterator[_User]:
         if count != len(y):
             raise UserError(f"{where}: has {len(y)} examples, and num_samples says {count}")
         if len(y):
-            yield _User(name, x.astype(np.float32), np.array(y), where)
+            yield _User(name, x.astype(np.float64), np.array(y), where)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError for a key that stands twice."""
+    if len(found := dict(pairs)) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {max(keys, key=keys.count)} stands twice")
+    return found

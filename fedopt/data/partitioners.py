@@ -4,7 +4,6 @@ the least number of examples a client must have, and returns one array of rows f
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from heapq import heapify, heapreplace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -13,13 +12,13 @@ import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.data.datasets import LabelledData, expanded
+from fedopt.data.datasets import LabelledData, expanded, with_owners
+from fedopt.data.names import LONGEST, spelt
 from fedopt.data.ragged import cut
 from fedopt.errors import UserError, first_line
 from fedopt.files.reading import read_text
 
 _config = ConfigDict(extra="forbid")
-LONGEST_NAME = 1000  # bytes of an owner in a file, on the average
 Labels = np.ndarray | None  # the class of each example, [count]
 Parts = list[np.ndarray]  # the rows of each client
 
@@ -122,9 +121,9 @@ class ByColumn:
     def with_owners(self, data: LabelledData) -> LabelledData:
         """The data, with whose each row is. Raises UserError where nothing says so."""
         if self.file is not None:
-            train, test = len(data.y_train), len(data.y_test)
-            names = self._read(expanded(self.file), train, test)
-            return replace(data, owners=names[:train], owners_test=names[train:] if len(names) > train else None)
+            train, path = len(data.y_train), expanded(self.file)
+            names = self._read(path, train, len(data.y_test))
+            return with_owners(data, str(path), names[:train], names[train:] if len(names) > train else None)
         if data.owners is None:
             where = (
                 "partitioner.file=FILE, dataset.client=COLUMN of dataset=csv, client_train in an .npz, or dataset=leaf"
@@ -134,15 +133,15 @@ class ByColumn:
 
     def _read(self, path: Path, train: int, test: int) -> np.ndarray:
         try:
-            text = read_text(path, LONGEST_NAME * (train + test), links=True)
+            text = read_text(path, LONGEST * (train + test), links=True)
         except (OSError, UserError) as error:
             why = first_line(error).removeprefix(f"{path}: ")
             raise UserError(f"partitioner.file={path}: cannot be read: {why}") from None
-        names = [name.strip() for name in text.removesuffix("\n").split("\n")]
+        names = [spelt(name) for name in text.removesuffix("\n").split("\n")]
         if len(names) not in (train, train + test) or "" in names:
             has = f"has {len(names) - names.count('')} names"
             raise UserError(f"partitioner.file={path}: {has}; it must have one on each line, {train} or {train + test}")
-        return np.array([int(n) for n in names] if all(n.isdecimal() and len(n) < 19 for n in names) else names)
+        return np.array(names)
 
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
         """labels: whose each row is."""

@@ -1,7 +1,9 @@
 """Sparse tables as text: the format of libsvm and svmlight."""
 
 import re
+from array import array
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated
 
@@ -9,12 +11,14 @@ import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.data.datasets import LabelledData, Pixels, checked, divided, expanded, numbered, parted, refuse_larger
+from fedopt.data.datasets import LabelledData, Pixels, checked, divided, expanded, parted, refuse_larger
+from fedopt.data.names import numbered
 from fedopt.data.tables import Fraction, unpacked
 from fedopt.errors import UserError, first_line
+from fedopt.files.reading import decoded, lines_of
 
 _config = ConfigDict(extra="forbid")
-_LINE = re.compile(r"(\S+)((?:\s+\d+:\S+)*)\s*(?:#.*)?")
+_LINE = re.compile(r"([^\s:,]+)((?:\s+\d{1,18}:[^\s:_]+)*)\s*(?:#.*)?", re.ASCII)
 
 
 @dataclass(frozen=True, config=_config)
@@ -37,44 +41,42 @@ class Libsvm:
         read = [_lines(path) for path in paths]
         width = self.features or max(int(columns.max(initial=0)) for _, _, columns, _ in read)
         for path, (labels, _, columns, _) in zip(paths, read, strict=True):
-            refuse_larger(path, 4 * width * len(labels))
-            if columns.size and not 0 < columns.min() <= columns.max() <= width:
-                raise UserError(f"{path}: has the feature {columns.max()} or 0, and features are 1 to {width}")
-        y, names = numbered(np.concatenate([labels for labels, *_ in read]))
-        x, train = np.zeros((len(y), width), dtype=np.float32), len(read[0][0])
+            refuse_larger(path, 8 * width * len(labels))
+            if columns.max(initial=0) > width:
+                raise UserError(f"{path}: has the feature {columns.max()}, and dataset.features={width}")
+        y, names = numbered(np.concatenate([labels for labels, *_ in read]), f"{paths[0]}: the labels")
+        x, train = np.zeros((len(y), width)), len(read[0][0])
         for start, (_, rows, columns, values) in zip((0, train), read, strict=False):
             x[start + rows, columns - 1] = values
         parts = np.arange(train), np.arange(train, len(y))
         parts = parts if self.test_path else divided(train, self.test, self.split_seed, paths[0])
-        data = checked(parted({"x": x, "y": y}, parts), paths[0])
-        return replace(data, pixels=self.pixels, class_names=names)
+        return replace(checked(parted({"x": x, "y": y}, parts), paths[0], names=names), pixels=self.pixels)
 
 
-def _lines(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _lines(path: Path) -> list[np.ndarray]:
     """The labels, [n], and the rows, columns and values of all entries. Raises UserError for a line of another form."""
-    try:
-        lines = unpacked(path, "lines label index:value ...").decode().splitlines()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
-    labels, rows, entries = list[str](), list[int](), list[str]()
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.lstrip().startswith("#"):
+    labels, rows, columns, values = list[str](), array("q"), array("q"), array("d")
+    text = decoded(unpacked(path, "lines label index:value ..."), path)
+    for number, line in enumerate(map(str.strip, lines_of(text)), 1):
+        if not line or line.startswith("#"):
             continue
-        if (match := _LINE.fullmatch(line.strip())) is None or ":" in match[1]:
-            raise UserError(f"{path}: line {number} is not of the form label index:value ...: {line[:60]}")
-        own = match[2].split()
-        rows += [len(labels)] * len(own)
-        labels.append(match[1].removeprefix("+"))
-        entries += own
+        where = f"{path}: line {number}"
+        if (match := _LINE.fullmatch(line)) is None:
+            raise UserError(f"{where} is not of the form label index:value ..., with one label: {line[:60]}")
+        pairs = [entry.split(":") for entry in match[2].split()]
+        own = [int(index) for index, _ in pairs]
+        if 0 in own:
+            hint = "of scikit-learn: dump_svmlight_file(..., zero_based=False)"
+            raise UserError(f"{where} has the index 0, and features are counted from 1; {hint}")
+        if len({*own}) < len(own):
+            raise UserError(f"{where} has an index twice: {line[:60]}")
+        try:
+            values.extend(float(value) for _, value in pairs)
+        except ValueError as error:
+            raise UserError(f"{where}: {first_line(error)}") from None
+        rows.extend(repeat(len(labels), len(own)))
+        columns.extend(own)
+        labels.append(match[1])
     if not labels:
         raise UserError(f"{path}: has no rows")
-    try:
-        pairs = np.array([entry.split(":") for entry in entries] or np.zeros((0, 2), dtype="U1"))
-        return (
-            np.array(labels),
-            np.array(rows, dtype=np.int64),
-            pairs[:, 0].astype(np.int64),
-            pairs[:, 1].astype(np.float32),
-        )
-    except ValueError as error:
-        raise UserError(f"{path}: {first_line(error)}") from None
+    return [np.array(labels), *map(np.array, (rows, columns, values))]

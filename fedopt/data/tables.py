@@ -17,8 +17,9 @@ from pydantic.dataclasses import dataclass
 
 from fedopt.data import datasets
 from fedopt.data.datasets import VALIDATES, LabelledData, Pixels, divided, expanded, parted
+from fedopt.data.names import identifiers, numbered, spelt
 from fedopt.errors import UserError, first_line, memory, nearest
-from fedopt.files.reading import opened
+from fedopt.files.reading import decoded, opened
 
 _config = ConfigDict(extra="forbid")
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -74,22 +75,16 @@ class Csv:
         x = table[features].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
         why = "which is no finite number; dataset.features=[...] names the features, dataset.client the clients"
         _refuse_cells(table[features], ~np.isfinite(x), path, why)
-        for column in filter(None, (self.label, self.client)):
-            _refuse_alike(table[column], path)
-        classes, y = np.unique(table[self.label].to_numpy(), return_inverse=True)
-        if classes.dtype.kind == "f" and (fractions := classes[classes % 1 != 0]).size:
-            raise UserError(f"dataset.label={self.label}: has fractions such as {fractions[0]}, and must be classes")
+        y, classes = numbered(table[self.label].to_numpy(), f"{path}: the column {self.label}")
         rows = divided(len(y), self.test, self.split_seed, path) if self.split is None else self._given(table, path)
         columns = {"x": x, "y": y}
         if self.client is not None:
-            owners = table[self.client].to_numpy()
-            columns["client"] = owners if owners.dtype.kind in "iu" else owners.astype(str)
+            columns["client"] = identifiers(table[self.client].to_numpy(), f"{path}: the column {self.client}")
         arrays = parted(columns, rows)
-        if self.split is not None and (validates := table[self.split].to_numpy()[rows[0]] == "val").any():
+        if self.split is not None and (validates := table[self.split].map(spelt).to_numpy()[rows[0]] == "val").any():
             arrays[VALIDATES] = validates
-        data = replace(datasets.checked(arrays, path), pixels=self.pixels)
-        data = replace(data, class_names=tuple(map(str, classes)), feature_names=tuple(features))
-        return replace(data, notes=(*notes, *data.notes))
+        data = datasets.checked(arrays, path, names=classes)
+        return replace(data, pixels=self.pixels, feature_names=tuple(features), notes=(*notes, *data.notes))
 
     def _read(self, path: Path) -> tuple[pd.DataFrame, list[str]]:
         """The table, and notes on what was taken for what. Raises UserError where a line has more or fewer cells than the first."""
@@ -103,7 +98,7 @@ class Csv:
         decimal = self.decimal or "."
         number = 0
         try:
-            names = next(row for row in cells if row)
+            names = [spelt(name) for name in next(row for row in cells if row)]
             for number, row in enumerate((row for row in cells if row), 1):
                 if len(row) != len(names):
                     why = f"row {number} below the names has {len(row)} cells, and there are {len(names)} names"
@@ -124,23 +119,24 @@ class Csv:
             )
         if not number:
             raise UserError(f"{path}: has no rows")
-        apart = {"sep": separator, "decimal": decimal, "skipinitialspace": True}
-        return pd.read_csv(StringIO(text), low_memory=False, index_col=False, **apart), notes  # type: ignore[call-overload]
+        apart = {"sep": separator, "decimal": decimal, "skipinitialspace": True, "names": names, "header": 0}
+        texts = dict.fromkeys(filter(None, (self.label, self.client, self.split)), str)  # as they are written
+        return pd.read_csv(StringIO(text), low_memory=False, index_col=False, dtype=texts, **apart), notes  # type: ignore[call-overload]
 
     def _text(self, path: Path) -> tuple[str, list[str]]:
         content = unpacked(path, "a CSV with a line of column names")
         try:
-            return content.decode(self.encoding or "utf-8-sig"), []
+            return decoded(content, path, self.encoding), []
         except LookupError as error:
             raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
-        except UnicodeDecodeError:
+        except UserError:
             if self.encoding is not None or b"\0" in content:
-                raise UserError(f"{path}: is no text in {self.encoding or 'UTF-8'}") from None
-            return content.decode("latin-1"), ["the text is read as Latin-1, since it is no UTF-8"]
+                raise
+            return decoded(content, path, "latin-1"), ["the text is read as Latin-1, since it is no UTF-8"]
 
     def _given(self, table: pd.DataFrame, path: Path) -> tuple[np.ndarray, np.ndarray]:
         """The rows to train on, and those to test on, as the column `split` says."""
-        split = table[self.split].astype(str)
+        split = table[self.split].map(spelt)
         if other := sorted({*split} - {"train", "val", "test"}):
             raise UserError(f"dataset.split={self.split}: says {other[0]} in {path}; it must say train, val or test")
         return np.flatnonzero(split != "test"), np.flatnonzero(split == "test")
@@ -152,14 +148,6 @@ def _refuse_cells(table: pd.DataFrame, wrong: np.ndarray | pd.DataFrame, path: P
         (row, column), others = cells[0], f" (and {len(cells) - 1} more cells)" * (len(cells) > 1)
         cell = f"{table.iloc[row, column]} in the column {table.columns[column]}"
         raise UserError(f"{path}: row {row + 1} below the names says {cell}{others}, {why}")
-
-
-def _refuse_alike(column: pd.Series, path: Path) -> None:
-    """Raises UserError for names that differ only in blanks at their ends, or in capital letters."""
-    names: dict[str, str] = {}
-    for name in column.astype(str).unique():
-        if (other := names.setdefault(name.strip().casefold(), name)) != name:
-            raise UserError(f"{path}: the column {column.name} says {other!r} and {name!r}; write them alike")
 
 
 def unpacked(path: Path, form: str) -> bytes:

@@ -1,8 +1,10 @@
 """Reading files that may be sent, broken or gone: regular files, no links, and no more of them than is meant."""
 
+import codecs
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -69,11 +71,28 @@ def read_start(path: Path, size: int) -> bytes:
 
 
 def read_text(path: Path, most: int = LARGEST, links: bool = False) -> str:
-    """Read a text in UTF-8, with line ends of any system. Raises as `read_bytes`, and UserError for what is no text."""
+    """Read a text as `decoded`. Raises as `read_bytes`, and UserError for what is no text."""
+    return decoded(read_bytes(path, most, links), path)
+
+
+def decoded(content: bytes, path: Path, encoding: str | None = None) -> str:
+    """The text of a file, with line ends of any system and without a byte order mark. Raises UserError for what is no text.
+
+    encoding: None for UTF-8, or UTF-16 where the mark says so.
+    """
+    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        return read_bytes(path, most, links).decode().replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is no text in UTF-8") from None
+        text = content.decode(encoding or ("utf-16" if marked else "utf-8"))
+    except UnicodeError:
+        raise UserError(f"{path}: is no text in {encoding or 'UTF-8'}") from None
+    if "\0" in text:
+        raise UserError(f"{path}: is no text in {encoding or 'UTF-8'}: it has zero bytes")
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def lines_of(text: str) -> Iterator[str]:
+    """The lines of a text one by one, with their ends, and without a copy of all of them."""
+    return (match[0] for match in re.finditer(r"[^\n]*\n|[^\n]+", text))
 
 
 def read_as(path: Path, parse: Callable[[str], T], most: int = LARGEST, remedy: str = REMEDY) -> T:

@@ -232,7 +232,11 @@ def test_csv_says_what_is_for_testing(tmp_path):
             {"client": "hospital"},
             r"row 2 below the names says nan in the column label \(and 9 more cells\), which is missing",
         ),
-        (ROWS.replace(",a,", ",1.5,").replace(",b,", ",2,"), {"client": "hospital"}, "dataset.label=label: .*1.5"),
+        (
+            ROWS.replace(",a,", ",1.5,").replace(",b,", ",2,"),
+            {"client": "hospital"},
+            "the column label has fractions such as 1.5, and must",
+        ),
         (ROWS, {"client": "hospital", "split": "city"}, "dataset.split=city: says 0"),
         (ROWS, {"client": "hospital", "test": 0.01}, "dataset.test=0.01 of 20 examples"),
         ("label\na\nb\n", {}, "no column besides label"),
@@ -255,11 +259,10 @@ def test_csv_says_what_is_for_testing(tmp_path):
         (ROWS.replace("city", "age"), {"client": "hospital"}, "column 2 has no name, or another's"),
         (ROWS.replace("age", ""), {"client": "hospital"}, "column 1 has no name"),
         (
-            ROWS.replace(",a,", ",a ,", 1),
+            ROWS.replace(",h0", ",H0", 1),
             {"client": "hospital"},
-            "the column label says 'a ' and 'a'; write them alike",
+            "the column hospital says 'H0' and 'h0'; write them alike",
         ),
-        (ROWS.replace(",h0", ",H0", 1), {"client": "hospital"}, "the column hospital says 'H0' and 'h0'"),
     ],
 )
 def test_wrong_csv(text, fields, message, tmp_path):

@@ -125,7 +125,7 @@ def test_compas_keeps_the_rows_of_the_published_analysis(script, packages, tmp_p
 
 @pytest.mark.parametrize(
     ("name", "classes", "owners"),
-    [("caravan", ("No", "Yes"), {"0", "1"}), ("letter", ("A", "Z"), None), ("magic", ("g", "h"), None)],
+    [("caravan", ("No", "Yes"), {0, 1}), ("letter", ("A", "Z"), None), ("magic", ("g", "h"), None)],
 )
 def test_tables_of_numbers(script, packages, tmp_path, name, classes, owners):
     data = read_npz(made(script, packages, tmp_path, name) / f"{name}.npz")

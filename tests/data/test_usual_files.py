@@ -111,7 +111,7 @@ def test_mixed_columns_give_no_warning_of_pandas(tmp_path):
         (np.array([-1.0, 1.0] * 4), [0, 1] * 4, ("-1", "1")),
         (np.array(["yes", "no"] * 4), [1, 0] * 4, ("no", "yes")),
         (np.array([0.0, 1.0] * 4), [0, 1] * 4, ()),
-        (np.array([0, 2] * 4)[:, None], [0, 2] * 4, ()),
+        (np.array([0, 1] * 4)[:, None], [0, 1] * 4, ()),
         (np.array([True, False] * 4), [1, 0] * 4, ()),
     ],
 )
@@ -147,16 +147,23 @@ def test_libsvm(name, tmp_path):
     assert (data.y_train.tolist(), data.class_names) == ([1, 0, 0, 1], ("-1", "1"))
     np.testing.assert_allclose(data.x_test, [[3, 0, 0], [0, 1, 0]])
     assert data.y_test.tolist() == [0, 1]
-    assert Libsvm(str(tmp_path / name), features=5, test=0.5).load().x_train.shape == (2, 5)
+    assert Libsvm(str(tmp_path / name), features=5, test=0.25).load().x_train.shape == (3, 5)
+    with pytest.raises(UserError, match=r"has the feature 3, and dataset\.features=2"):
+        Libsvm(str(tmp_path / name), features=2).load()
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("1 a:2\n", "line 1 is not of the form"),
-        ("1 1:2\n2,3\n1 2\n", "line 3 is not of the form"),
-        ("1 0:2\n-1 1:1\n", "has the feature .* or 0"),
-        ("1 1:x\n-1 1:1\n", "could not convert"),
+        ("1 1:2\n2,3 1:2\n", "line 2 is not of the form label index:value ..., with one label: 2,3 1:2$"),
+        ("1 1:2\n1 2\n", "line 2 is not of the form"),
+        ("1 0:2\n-1 1:1\n", "line 1 has the index 0, and features are counted from 1"),
+        ("1 1:2\n-1 1:1 2:1 1:3\n", "line 2 has an index twice"),
+        ("1.5 1:2\n2 1:1\n", "has fractions such as 1.5"),
+        ("1 1:x\n-1 1:1\n", "line 1: could not convert"),
+        ("1 1:1_0\n-1 1:1\n", "line 1 is not of the form"),
+        ("1 1:2\n\0\n", "is no text in UTF-8: it has zero bytes"),
         ("", "has no rows"),
         ("1 9999999999:1\n-1 1:1\n", "too large"),
     ],
@@ -254,7 +261,6 @@ def test_leaf_in_folders(tmp_path):
     assert data.x_train.tolist() == [*rows_of(0, 2), *rows_of(50, 1), *rows_of(20, 1)]
     assert (data.y_train.tolist(), data.owners.tolist()) == ([3, 1, 0, 2], ["f1", "f1", "f0", "f1"])
     assert (data.y_test.tolist(), data.owners_test.tolist()) == ([1, 2], ["f0", "f0"])
-    assert data.x_train.dtype == np.float32
     assert len(data.notes) == 1
     assert "2 users" in data.notes[0]
     world = World(0, ByColumn(), Leaf(str(tmp_path)))

@@ -1,0 +1,196 @@
+"""Names of clients and classes are texts, read by one rule from every kind of file."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedopt.data.datasets import Npz
+from fedopt.data.leaf import Leaf
+from fedopt.data.names import identifiers, numbered
+from fedopt.data.partitioners import ByColumn
+from fedopt.data.sparse import Libsvm
+from fedopt.data.tables import Csv
+from fedopt.data.world import World
+from fedopt.errors import UserError
+
+X = np.arange(24.0).reshape(12, 2)
+
+
+def as_csv(path, names, labels):
+    rows = [f'{a},{b},"{c}","{name}",{part}' for (a, b), c, name, part in zip(X, labels, names, PARTS, strict=True)]
+    path.write_text("\n".join(["a,b,y,who,part", *rows]), encoding="utf-8")
+    return Csv(str(path), "y", client="who", split="part")
+
+
+PARTS = ["train"] * 8 + ["test"] * 4
+
+
+def as_npz(path, names, labels):
+    names, labels = np.array(names), np.array(labels)
+    np.savez(
+        path,
+        **{"x_train": X[:8], "y_train": labels[:8], "x_test": X[8:], "y_test": labels[8:]},
+        **{"client_train": names[:8], "client_test": names[8:]},
+    )
+    return Npz(f"{path}.npz")
+
+
+def as_leaf(path, names, labels):
+    for part, rows in (("train", range(8)), ("test", range(8, 12))):
+        users = {}
+        for row in rows:
+            user = users.setdefault(names[row], {"x": [], "y": []})
+            user["x"].append(X[row].tolist())
+            user["y"].append(labels[row])
+        (path / part).mkdir(parents=True)
+        content = {"users": [*users], "num_samples": [len(u["y"]) for u in users.values()], "user_data": users}
+        (path / part / "d.json").write_text(json.dumps(content), encoding="utf-8")
+    return Leaf(str(path))
+
+
+def clients_of(source, folder, names):
+    """The rows of the clients of a source, as texts, by client."""
+    data = World(0, ByColumn(), source).load()
+    whole = zip(np.concatenate([data.x_train, data.x_test])[:, 0], [*data.owners, *data.owners_test], strict=True)
+    clients = {}
+    for x, name in whole:
+        clients.setdefault(str(name), []).append(int(x) // 2)
+    return {name: sorted(rows) for name, rows in clients.items()}, data
+
+
+SOURCES = [as_csv, as_npz, as_leaf]
+
+
+@pytest.mark.parametrize("make", SOURCES)
+@pytest.mark.parametrize(
+    ("spellings", "wanted", "note"),
+    [
+        (["007", "7", "07"], ["007", "7", "07"], "007 and 07 are two clients"),
+        (["1e5", "100000", "10e4"], ["1e5", "100000", "10e4"], "are two clients"),
+        (["1e999", "inf", "7"], ["1e999", "inf", "7"], ""),
+        (["3", "3.0", "10"], ["3", "3", "10"], ""),
+        (["caf\u00e9", "cafe\u0301", "bar"], ["caf\u00e9", "caf\u00e9", "bar"], ""),
+        (["north\u00a0", "north", "\ufeffnorth\u200b"], ["north", "north", "north"], ""),
+        (["1 11", "11 1", "111"], ["1 11", "11 1", "111"], ""),
+    ],
+)
+def test_clients_are_texts(make, spellings, wanted, note, tmp_path):
+    names, labels = spellings * 4, ["yes", "no"] * 6
+    found, data = clients_of(make(tmp_path / "d", names, labels), tmp_path, names)
+    expected = {}
+    for row, name in enumerate(wanted * 4):
+        expected.setdefault(name, []).append(row)
+    assert found == expected
+    assert note in "; ".join(data.notes)
+    assert data.class_names == ("no", "yes")
+    # The file of the partitioner has the same names
+    (tmp_path / "who.txt").write_text("\n".join(names), encoding="utf-8")
+    plain = make(tmp_path / "plain", ["a", "b", "c"] * 4, labels)
+    by_file = World(0, ByColumn(file=str(tmp_path / "who.txt")), plain).load()
+    if make is not as_leaf:  # whose rows are by user
+        np.testing.assert_array_equal(by_file.owners, data.owners)
+        np.testing.assert_array_equal(by_file.owners_test, data.owners_test)
+
+
+@pytest.mark.parametrize("make", SOURCES)
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        ("North", "north"),
+        ("New York", "New\u00a0 York"),
+        ("New York", "NewYork"),
+        ("ab", "a\u200bb"),
+        ("ward 7", "ward \uff17"),
+        ("1", "1.0", "x"),
+    ],
+)
+def test_names_that_look_alike_are_refused(make, spellings, tmp_path):
+    names = [spellings[k % len(spellings)] for k in range(12)]
+    with pytest.raises(UserError, match="write them alike") as caught:
+        make(tmp_path / "d", names, ["yes", "no"] * 6).load()
+    assert str(tmp_path / "d") in str(caught.value)
+    with pytest.raises(UserError, match="write them alike"):
+        make(tmp_path / "e", ["a", "b"] * 6, names).load()
+    (tmp_path / "who.txt").write_text("\n".join(names), encoding="utf-8")
+    with pytest.raises(UserError, match=r"who\.txt says .* write them alike"):
+        World(0, ByColumn(file=str(tmp_path / "who.txt")), make(tmp_path / "f", ["a", "b"] * 6, ["u", "v"] * 6)).load()
+
+
+@pytest.mark.parametrize(
+    ("labels", "numbers", "names"),
+    [
+        (["01", "1"], [0, 1], ("01", "1")),
+        (["10", "9", "-1"], [2, 1, 0], ("-1", "9", "10")),
+        (["+1", "-1"], [1, 0], ("-1", "1")),
+        (["10.0", "9.0"], [1, 0], ("9", "10")),
+        (["1,0", "2,0"], [0, 1], ("1", "2")),
+        (["1.000000000000000000e+01", "9.000000000000000000e+00"], [1, 0], ("9", "10")),
+        (["a", "1.5"], [1, 0], ("1.5", "a")),
+        ([str(2**63), "1"], [1, 0], ("1", str(2**63))),
+    ],
+)
+def test_classes_are_texts(labels, numbers, names):
+    found, named = numbered(np.array(labels, dtype=object), "here")
+    assert (found.tolist(), named) == (numbers, names)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["a", " \u200b"], "here, row 2 has blanks in place of a name"),
+        (["a", "x" * 1001], "here, row 2 has more than 1000 letters"),
+    ],
+)
+def test_what_is_no_name(names, said):
+    with pytest.raises(UserError, match=said):
+        identifiers(np.array(names), "here")
+
+
+# Classes
+
+
+@pytest.mark.parametrize("make", SOURCES)
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["a"] * 12, "all training examples are of the class a, and there must be two or more"),
+        (["a"] * 8 + ["b"] * 4, "all training examples are of the class a"),
+    ],
+)
+def test_one_class_is_refused(make, labels, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        make(tmp_path / "d", ["u", "v"] * 6, labels).load()
+
+
+@pytest.mark.parametrize("make", SOURCES)
+def test_a_class_of_test_examples_alone_is_said(make, tmp_path):
+    data = make(tmp_path / "d", ["u", "v"] * 6, ["a", "b"] * 4 + ["a", "b", "c", "c"]).load()
+    assert "test examples alone are of the class c" in data.notes
+    assert data.classes == 3
+
+
+@pytest.mark.parametrize("make", [as_npz, as_leaf])
+def test_classes_without_an_example_are_said(make, tmp_path):
+    data = make(tmp_path / "d", ["u", "v"] * 6, [1, 3] * 6).load()
+    assert "classes are 0 to 3, and no example is of 0, 2" in data.notes
+    assert as_csv(tmp_path / "t.csv", ["u", "v"] * 6, [1, 3] * 6).load().class_names == ("1", "3")
+
+
+# Byte order marks
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_texts_with_marks_and_ends_of_any_system(encoding, end, tmp_path):
+    labels, names = ["1", "-1"] * 6, ["u", "w\u00e4"] * 6
+    lines = [f"{y} 1:{a} 2:{b}" for y, (a, b) in zip(labels, X, strict=True)]
+    (tmp_path / "t.svm").write_bytes(end.join([*lines, ""]).encode(encoding))
+    (tmp_path / "w.txt").write_bytes(end.join([*names, ""]).encode(encoding))
+    rows = [f"{a},{b},{y},{name}" for (a, b), y, name in zip(X, labels, names, strict=True)]
+    (tmp_path / "t.csv").write_bytes(end.join(["a,b,y,who", *rows, ""]).encode(encoding))
+    table = Csv(str(tmp_path / "t.csv"), "y", client="who").load()
+    sparse = World(0, ByColumn(file=str(tmp_path / "w.txt")), Libsvm(str(tmp_path / "t.svm"), features=2))
+    for data in (table, sparse.load()):
+        assert (data.class_names, {*data.owners}) == (("-1", "1"), {"u", "w\u00e4"})
+    assert [*sparse.load().owners, *sparse.load().owners_test] == names
