@@ -3,6 +3,7 @@
 import html
 import re
 from contextlib import suppress
+from itertools import accumulate
 
 _LATEX = str.maketrans(
     {
@@ -12,6 +13,11 @@ _LATEX = str.maketrans(
         **{c: f"\\{c}" for c in "&%$#_{}"},
     }
 )
+LONGEST, MOST_NESTED, MOST_COMMANDS = (
+    300,
+    10,
+    20,
+)  # characters of a text with formulas; groups in each other, and commands
 _NUMBER = re.compile(r"[-+]?(\d[\d.]*|\.\d+|inf|nan)?(e[-+]?\d+)?( ± [\d.e+-]+)?")
 
 
@@ -43,17 +49,19 @@ def html_text(text: str) -> str:
 
 def latex_cell(text: str) -> str:
     """Return a text for a cell of a LaTeX table. Mathematics between two $ stays if figures can set it; all else is escaped."""
-    parts = re.split(r"(\$[^$]+\$)", printable(text))
-    return "".join(part if _is_mathematics(part) else part.translate(_LATEX) for part in parts)
+    parts = re.split(r"(\$[^$]+\$)", printable(text)) if len(text) <= LONGEST else [printable(text)]
+    safe = [bool(re.fullmatch(r"\$[^$]+\$", part)) and "\\text" not in part and is_mathematics(part) for part in parts]
+    return "".join(part if keeps else part.translate(_LATEX) for part, keeps in zip(parts, safe, strict=True))
 
 
-def _is_mathematics(text: str) -> bool:
-    """Whether matplotlib takes it, which knows no command that reads or writes; \\text it does not look into."""
+def is_mathematics(text: str) -> bool:
+    """Whether matplotlib takes a line, with what is between two $ as formulas. It knows no command that reads or writes, and does
+    not look into \\text. One that is long or deep would keep it for ever, or end it."""
     from matplotlib.mathtext import MathTextParser
 
-    if "\\text" in text or not re.fullmatch(r"\$[^$]+\$", text):
-        return False
-    with suppress(ValueError):
-        MathTextParser("path").parse(text)
-        return True
+    deepest = max(accumulate((c == "{") - (c == "}") for c in text), default=0)
+    with suppress(ValueError, RecursionError):
+        if len(text) <= LONGEST and deepest <= MOST_NESTED and text.count("\\") <= MOST_COMMANDS:
+            MathTextParser("path").parse(text)
+            return True
     return False

@@ -9,7 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
@@ -23,8 +25,11 @@ from filelock import FileLock
 from fedopt.config.compose import compose
 from fedopt.console.bar import Bar
 from fedopt.console.interrupts import ctrl_c_later
+from fedopt.console.say import note
 from fedopt.console.texts import counted
 from fedopt.errors import UserError, first_line
+from fedopt.files.reading import opened, read_json
+from fedopt.files.writing import refuse_links
 from fedopt.jobs.job import Job, Outcome, outcome_in
 from fedopt.jobs.local import Done
 from fedopt.results.folder import ENDED, RunFolder
@@ -34,6 +39,7 @@ LARGEST_ARRAY = 1000  # jobs; Slurm's own limit is 1001 where its MaxArraySize i
 TIMES = 100  # that a job may reach its time limit
 POLL = 1.0  # seconds
 Kind = Literal["slurm", "local-executor"]
+BATCH = {"kind": Kind, "runs": list[str]}  # of runs.json
 
 
 @dataclass(frozen=True)
@@ -100,23 +106,24 @@ class Queued(NamedTuple):
 
     def outcome(self) -> Outcome:
         """What is in the folder of the run where that has ended, else what the job has returned."""
-        from submitit.core.utils import UncompletedJobError
-
         if (there := outcome_in(RunFolder(self.folder))).status in ENDED:
             return there
-        try:
-            return Outcome(*self.job.result())
-        except UncompletedJobError:
-            log = f"job {self.job.job_id} ended without a result; its log is {self.job.paths.stderr}"
-            return Outcome("failed", log)
+        with warnings.catch_warnings(action="ignore"):  # submitit tries half a file twice
+            try:
+                with suppress(FileNotFoundError), opened(self.job.paths.result_pickle):
+                    pass  # is no pipe
+                return Outcome(*self.job.result())
+            except Exception:  # of submitit, or what else half a pickle raises
+                log = f"job {self.job.job_id} ended without a result; its log is {self.job.paths.stderr}"
+                return Outcome("failed", log)
 
     def forget(self) -> None:
         """A job that has ended waits no more. Of a submission whose runs have all ended, nothing stays; else the logs do."""
         paths = self.job.paths
         paths.submitted_pickle.unlink(missing_ok=True)
         if not any(paths.folder.glob("*_submitted.pkl")):
-            runs = json.loads((paths.folder / "runs.json").read_text(encoding="utf-8"))["runs"]
-            if all(RunFolder(Path(run)).status() in ENDED for run in runs):
+            runs = read_json(paths.folder / "runs.json", BATCH).get("runs")  # None if another command was faster
+            if runs and all(RunFolder(Path(run)).status() in ENDED for run in runs):
                 rmtree(paths.folder, ignore_errors=True)
 
 
@@ -138,7 +145,8 @@ class Queue:
 
     def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
         began = monotonic()
-        with FileLock(queue_folder() / ".lock"):  # two commands queue nothing twice
+        refuse_links([lock := queue_folder() / ".lock"])
+        with FileLock(lock):  # two commands queue nothing twice
             before = {entry.folder: entry for entry in queued()}
             self.going.update({job: before[path] for job in jobs if (path := job.folder.absolute()) in before})
             todo = [job for job in jobs if job not in self.going]
@@ -219,11 +227,15 @@ def queued() -> list[Queued]:
         from submitit.local.local import LocalJob
         from submitit.slurm.slurm import SlurmJob
 
-        batch = json.loads(listed.read_text(encoding="utf-8"))
         for pickled in listed.parent.glob("*_submitted.pkl"):
-            number = pickled.name.removesuffix("_submitted.pkl")
-            job: Any = (SlurmJob if batch["kind"] == "slurm" else LocalJob)(listed.parent, number)
-            entries.append(Queued(Path(batch["runs"][int(number.partition("_")[2] or 0)]), job))
+            batch, number = read_json(listed, BATCH), pickled.name.removesuffix("_submitted.pkl")
+            try:
+                folder = Path(batch["runs"][int(number.partition("_")[2] or 0)])
+                job: Any = (SlurmJob if batch["kind"] == "slurm" else LocalJob)(listed.parent, number)
+                entries.append(Queued(folder, job))
+            except (LookupError, ValueError):
+                if pickled.exists():  # else another command has seen its end
+                    note(f"{listed}: does not say what job {number} runs, which is not watched; remove its folder")
     waiting = [entry for entry in entries if entry.waits]  # all are there: Slurm is asked once
     for entry in entries:
         if entry not in waiting:

@@ -15,10 +15,9 @@ import numpy as np
 from cycler import cycler
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
-from matplotlib.mathtext import MathTextParser
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from fedopt.console.texts import printable
+from fedopt.console.texts import LONGEST, is_mathematics, printable
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
 from fedopt.files.tables import read_table
@@ -61,11 +60,9 @@ WIDTH, HEIGHT = 3.4, 2.3  # inches, of one picture without its legend
 GAP = 0.06  # inches beside what stands above and below the axes
 FORMATS = ("png", "pdf", "svg")
 LEGENDS = ("above", "below", "inside", "none")
-LONGEST = 300  # characters of a label
 MARKERS = "os^Dv<>"
 DASHES = ["solid", "dashed", "dashdot", "dotted"]
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no words about scripts that the font lacks
-_mathematics = MathTextParser("path")
 COLUMNS = 1000  # of a heat map, which has fewer pixels than some runs have clients
 BARS = 20  # up to so many clients, and classes, are drawn as bars, more as a heat map
 NAMES, LETTERS = 40, 90  # of clients: up to so many stand below their bars, and side by side up to so many letters
@@ -203,12 +200,7 @@ def marks(j: int, line: int, lines: int) -> dict[str, Any]:
 def cut(text: str) -> str:
     """A text for a picture: cut if it is too long, with escapes for what is not printed; dollars of no formula are signs."""
     text = "\n".join(map(printable, (text if len(text) <= LONGEST else f"{text[:LONGEST]}…").split("\n")))
-    try:
-        for line in text.splitlines():
-            _mathematics.parse(line)
-    except ValueError:
-        return text.replace("$", r"\$")
-    return text
+    return text if "$" not in text or all(map(is_mathematics, text.splitlines())) else text.replace("$", r"\$")
 
 
 def grid(

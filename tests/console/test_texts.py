@@ -2,10 +2,13 @@
 
 import csv
 import json
+import time
 
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from support.command import code_of
 from support.records import record
 
@@ -13,6 +16,7 @@ from fedopt.commands import compare
 from fedopt.comparing.sweep_table import report
 from fedopt.comparing.tables import latex, markdown, write_table
 from fedopt.console.texts import csv_cell, latex_cell, markdown_cell, printable
+from fedopt.results.figures import cut
 
 EVIL = "\x1b]0;title\x07\x1b[2J\u202eabc\r\x9b31m<script>alert(1)</script>[a](javascript:x)|$\\input{/etc/passwd}$"
 
@@ -49,6 +53,20 @@ def test_latex(text, wanted):
     assert latex_cell(text) == wanted
     assert wanted in latex(pd.DataFrame({"a": ["x"], "b": [text]}))
     assert wanted in latex(pd.DataFrame({"a": ["x"], text: ["y"]}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["${}{}$".format("{" * 400, "}" * 400), "$" + "x_1+" * 2500 + "x$", "$" + "\\sqrt{" * 40 + "x" + "}" * 40 + "$"],
+)
+def test_mathematics_without_end(text):
+    """It is text, at once, in LaTeX and in pictures."""
+    began = time.monotonic()
+    assert latex_cell(text).startswith("\\$")
+    assert time.monotonic() - began < 0.5
+    figure = Figure()
+    canvas = FigureCanvasAgg(figure)
+    figure.suptitle(cut(text)).get_window_extent(canvas.get_renderer())
 
 
 def test_markdown():

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from support import slurm as cluster
+from support.cases import few
 from support.command import PAIR, TINY, fedopt, one_line
 from support.records import record
 from support.sweeps import CSV_WORDS, begin, rows, to_the_end, workers
@@ -93,6 +94,64 @@ def test_another_command_has_seen_the_end(asked, ctrl_c, monkeypatch, capsys):
     entry.forget()
     assert not entry.waits
     assert entry.outcome().status == "finished"
+
+
+def test_two_commands_see_the_end(asked, ctrl_c, monkeypatch, capsys, tmp_path):
+    """The one that is later finds the submission gone, and goes on."""
+    fedopt(monkeypatch, capsys, *SWEEP, *SLURM)
+    first, second = slurm.queued(), slurm.queued()
+    for entry in first:
+        record(entry.folder, [1.0])
+        entry.forget()
+    assert not list((tmp_path / "queue").glob("*/*"))
+    for entry in second:
+        assert not entry.waits
+        assert entry.outcome().status == "finished"
+        entry.forget()
+    assert slurm.queued() == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"kind": "slurm"', "[]", '{"kind": "cloud", "runs": ["a"]}', '{"kind": "slurm", "runs": []}']
+)
+def test_a_broken_submission(text, asked, ctrl_c, monkeypatch, capsys, tmp_path):
+    """It costs a line that names it; the runs of others are listed and watched."""
+    fedopt(monkeypatch, capsys, *SWEEP, *SLURM)
+    broken = tmp_path / "queue" / "0" / "runs.json"
+    broken.parent.mkdir()
+    broken.write_text(text)
+    (broken.parent / "5_0_submitted.pkl").touch()
+    ls(["sweep"])
+    out, err = capsys.readouterr()
+    assert "3 runs: 3 queued" in out
+    assert err.count("\n") == 1
+    assert f"{broken}: does not say what job 5_0 runs" in err
+    broken.unlink()
+    broken.symlink_to("/dev/zero")
+    assert len(slurm.queued()) == 3
+
+
+def half(path):
+    path.write_bytes(b"\x80\x04\x95")
+
+
+def empty(path):
+    path.touch()
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("how", few([half, empty, pipe], lambda how: how is not empty))
+def test_a_broken_result(how, asked, ctrl_c, monkeypatch, capsys):
+    """Of a run that has not ended: it failed, and the line names its log."""
+    fedopt(monkeypatch, capsys, *SWEEP, *SLURM)
+    entry = slurm.queued()[0]
+    how(entry.job.paths.result_pickle)
+    outcome = entry.outcome()
+    assert outcome.status == "failed"
+    assert str(entry.job.paths.stderr) in outcome.text
 
 
 def test_config_that_changed_in_the_queue(monkeypatch, capsys, tmp_path):
