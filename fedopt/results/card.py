@@ -71,7 +71,7 @@ def continued(folder: RunFolder, round: int) -> dict[str, Any]:
     """The card of a run that goes on after so many rounds, with this stretch. Says where numbers may differ."""
     types = {"stretches": list[dict[str, Any]], "versions": dict[str, Any]}
     card = read_json(folder.path / "run.json", types, others=Any)
-    stretches, here = card.get("stretches", []), _stretch()
+    stretches, here = [of for of in card.get("stretches", []) if isinstance(of.get("versions"), dict)], _stretch()
     last = stretches[-1] if stretches else card
     before, now = ({**(of.get("versions") or {}), "commit": of.get("commit")} for of in (last, here))
     if changed := [name for name in (*NUMERICAL, "commit") if before.get(name) != now[name]]:
