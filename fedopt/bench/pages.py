@@ -18,6 +18,7 @@ from fedopt.bench.trials import FIRST_SEED, STAGES
 from fedopt.comparing.recorded import Recorded
 from fedopt.comparing.tables import latex, markdown, print_table, write_table
 from fedopt.config.files import Folders, display_name
+from fedopt.console.texts import markdown_cell, printable
 from fedopt.files.reading import read_json
 from fedopt.files.writing import write_atomically
 from fedopt.results import figures
@@ -151,16 +152,17 @@ def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFram
     _draw_task(suite, task, results, place)
     _draw_trials(suite, task, results, place)
     parts = [
-        f"# {task.name}: {task.title}",
-        f"`{' '.join(task.words)}`",
-        f"Version {task.version}. Metric: {task.metric}. Targets: {', '.join(f'{target:g}' for target in task.targets)} ({goal}). "
+        f"# {task.name}: {markdown_cell(task.title)}",
+        f"`{_code(task.words)}`",
+        f"Version {markdown_cell(task.version)}. Metric: {task.metric}. "
+        f"Targets: {', '.join(f'{target:g}' for target in task.targets)} ({goal}). "
         f"Budget: {budget}. A run ends when the last one is spent. Trials were run with {'; '.join(ran)}.",
-        *[f"`{method}` does not take part: {why}." for method, why in task.refuses.items()],
+        *[f"`{method}` does not take part: {markdown_cell(why)}." for method, why in task.refuses.items()],
         f"![{task.metric} against what was spent]({task.name}.svg)",
         "Lines: medians over seeds of the trial that is best by each currency, until the median run diverges. "
         "Bands: without the two outermost seeds. Grey: targets.",
         "## Scores",
-        f"Twin: of equal clients (`{' '.join(task.twin)}`), on half of the seeds. " * bool(task.twin)
+        f"Twin: of equal clients (`{_code(task.twin)}`), on half of the seeds. " * bool(task.twin)
         + "Default and tuned: on the two seeds of the trials, by which the tuned one was chosen.",
         *_by_currency(values, order),
         "## Targets",
@@ -173,6 +175,11 @@ def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFram
         *_by_currency(pd.DataFrame(best).set_index(by), order),
     ]
     write_atomically(place / f"{task.name}.md", "\n\n".join(filter(None, parts)).encode() + b"\n")
+
+
+def _code(words: Sequence[str]) -> str:
+    """Words between two backticks of Markdown."""
+    return printable(" ".join(words)).replace("`", "'")
 
 
 def _by_currency(table: pd.DataFrame, methods: list[str]) -> list[str]:

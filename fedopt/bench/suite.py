@@ -4,6 +4,7 @@ A task is a file conf/bench/<name>.yaml. Methods are tuned with the same Sobol t
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -79,6 +80,9 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
         build(Task, {**UNUSUAL, **content(files[name]), "name": name}, f"bench.{name}") for name in names or files
     ]
     for task in chosen:
+        for name in (task.name, task.board, *task.methods, *task.refuses):  # files and folders have these names
+            if not re.fullmatch(r"\w[\w -]{0,60}", name):
+                raise UserError(f"bench.{task.name}: {name!r} is no name; letters, digits, blanks, _ and - make one")
         if {*task.budget} != {*CURRENCIES}:
             raise UserError(f"bench.{task.name}: its budget has {', '.join(CURRENCIES)}")
         for claim in task.claims:

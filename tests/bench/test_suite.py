@@ -28,7 +28,7 @@ from fedopt.running.loop import begin, loop
 TOY = """
 version: toy
 board: minimisation
-title: a toy
+title: a toy <img src=x>
 words: [problem=quadratic_minimisation, partitioner.clients=3, participation.cohort=null, preset=none]
 metric: distance
 relative: true
@@ -101,6 +101,7 @@ def test_a_toy_whose_order_is_known(monkeypatch, capsys, folder, tmp_path):
     counts = hits.groupby(["kind", "method", "currency"]).size().groupby("kind").unique().map(list).to_dict()
     assert counts == {"report": [3 * 2], "twin": [2 * 2], "default": [2], "tuned": [2]}
     page, index = (pages / "toy.md").read_text(), (pages / "index.md").read_text()
+    assert "# toy: a toy &lt;img src=x>" in page
     for name in NAMES.values():  # a table each
         assert f"| by {name} | score | band |" in index
         assert f"| by {name} | report | twin | default | tuned |" in page
@@ -163,6 +164,22 @@ def test_a_task_has_all_currencies(folder):
     path.write_text(TOY.replace("bytes: 10000, ", ""))
     with pytest.raises(UserError, match="comm_rounds, bytes, oracle_calls"):
         tasks(["toy"], [str(folder)])
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("toy", ("board: minimisation", "board: x/../../../outside")),
+        ("toy", ("board: minimisation", "board: ..")),
+        ("...", ("", "")),
+        ("toy", ("methods: [fedavg", "methods: [../fedavg")),
+        ("toy", ("twin: [", "refuses: {'<b>': why}\ntwin: [")),
+    ],
+)
+def test_a_task_is_written_nowhere_else(name, change, folder):
+    (folder / "bench" / f"{name}.yaml").write_text(TOY.replace(*change))
+    with pytest.raises(UserError, match="is no name"):
+        tasks([], [str(folder)])
 
 
 def all_of(words):
