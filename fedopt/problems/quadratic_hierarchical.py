@@ -25,7 +25,7 @@ Sample = namedtuple("Sample", "A B c d")
 class QuadraticHierarchical(Quadratic, Hierarchical):
     """A quadratic hierarchical problem.
 
-    dx, dy: the dimensions of x and of each y_i.
+    d: the dimension of x and of each y_i.
     conditioning: of the A_i, whose largest eigenvalue is at most 1. heterogeneity, noise, examples: as in `Quadratic`.
     """
 

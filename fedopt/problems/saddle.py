@@ -18,7 +18,7 @@ from fedopt.randomness import Part
 
 @dataclass(eq=False)
 class Saddle(Minimax):
-    """A saddle point problem with t_i ~ U(0, t_max) and b_i = b'_i - mean b', b'_i ~ N(0, s^2 I) [Fed-Norm-SGDA].
+    """A saddle point problem with t_i ~ U(0, t_max) and b_i = b'_i - mean b', b'_i ~ N(0, s^2 I).
 
     d: the dimension of x and of y. x0: every coordinate of the start of both.
     """
