@@ -7,7 +7,6 @@ Notation
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -23,10 +22,10 @@ def chain(
     Jacobian-vector products; no Jacobian is formed."""
     u, products, last = [x], [], len(xi) - 1
     for k in range(last):
-        r, product = client.vjp(lambda z, k=k: client.level(k, z, xi[k]), u[-1], jvp=1)
+        r, product = client.pullback(client.level, k, u[-1], xi[k])
         u.append(follow(k, r))
         products.append(product)
-    p = client.grad(partial(client.level, last), u[-1], xi[last])
+    p = client.grad(client.level, last, u[-1], xi[last])
     for product in reversed(products):
-        (p,) = product(p)
+        p = product(p)
     return tuple(u[1:]), p

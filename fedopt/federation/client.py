@@ -192,9 +192,13 @@ class Client(Oracles):
     def _fetch(self, name: str, k: int) -> dict[int, Any]:
         """Fetch several samples from the k-th on at once, and return them by their index."""
         first, positions = self._stretch(name, k)
+        if not positions and self._held is not None:
+            return {k: self._held}
         if not positions:
+            if (full_sample := getattr(self._problem, "full_sample", None)) is not None:
+                return {k: full_sample(self.index)}
             whole = {split: self._share["whole"][split] for split in self._drawn[name].splits}
-            return {k: self._problem.sample(self.index, whole) if self._held is None else self._held}
+            return {k: self._problem.sample(self.index, whole)}
         size = max(at.shape[-1] for at, _ in positions.values())
         if not self._stacked or size >= SMALL:
             some: Any = k - first

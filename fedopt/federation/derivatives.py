@@ -49,7 +49,7 @@ class Derivatives:
             arguments: The function's arguments; the last two are x and the sample.
         """
         self._count(grad=1)
-        if self._depth == 0 and (gradient := getattr(fn, "gradient", None)) is not None:
+        if (gradient := self._form(fn, "gradient")) is not None:
             return gradient(*arguments)
         *fixed, x, sample = arguments
         return self._grad(lambda x: fn(*fixed, x, sample), x)
@@ -86,6 +86,29 @@ class Derivatives:
             return pull(cotangents)
 
         return value, product
+
+    def pullback(self, fn: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Return ``fn(..., x, sample)``, and the map v -> v'J with its Jacobian in x. Each use is one Jacobian-vector product.
+
+        Args:
+            fn: As in `grad`.
+            arguments: As in `grad`.
+        """
+        if (pullback := self._form(fn, "pullback")) is None:
+            *fixed, x, sample = arguments
+            value, product = self.vjp(lambda x: fn(*fixed, x, sample), x, jvp=1)
+            return value, lambda v: product(v)[0]
+        value, pull = pullback(*arguments)
+
+        def counted(v: Tensor) -> Tensor:
+            self._count(jvp=1)
+            return pull(v)
+
+        return value, counted
+
+    def _form(self, fn: Callable[..., Any], name: str) -> Callable[..., Any] | None:
+        """Return a form of a function that was written by hand; None inside a derivative, which may be taken through it."""
+        return getattr(fn, name, None) if self._depth == 0 else None
 
     def at_each(self, fn: Callable[..., Tensor], *points: Tensor) -> Tensor:
         """Return fn at each of P points, ``[P, ...]``. In a stack of clients all points are computed at once, else one by one.

@@ -132,6 +132,8 @@ class Oracles(Derivatives):
         """
         if isinstance(self._problem, Nested) and not self._problem.direct:
             return torch.zeros_like(x)
+        if self._form(self.f, "both") is not None:
+            return self._both_gradients(self.f, x, y, sample)[0]
         return self.grad(lambda x, sample: self.f(x, y, sample), x, sample)
 
     @for_problems(Nested, Minimax)
@@ -155,6 +157,9 @@ class Oracles(Derivatives):
         return self._both_gradients(self.g, x, y, sample)
 
     def _both_gradients(self, fn: Callable[..., Tensor], x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
+        if (both := self._form(fn, "both")) is not None:
+            self._count(grad=1)
+            return both(x, y, sample)
         value, product = self.vjp(lambda x, y: fn(x, y, sample), x, y, grad=1)
         grad_x, grad_y = product(torch.ones_like(value))
         return grad_x, grad_y
@@ -167,8 +172,15 @@ class Oracles(Derivatives):
         """
         if not self._problem.nested:
             return lambda v: v
-        _, product = self.vjp(lambda y: self.grad(self.g, x, y, sample), y, hvp=1)
-        return lambda v: product(v)[0]
+        if (hessian := self._form(self.g, "hessian")) is None:
+            _, product = self.vjp(lambda y: self.grad(self.g, x, y, sample), y, hvp=1)
+            return lambda v: product(v)[0]
+
+        def counted(v: Tensor) -> Tensor:
+            self._count(hvp=1)
+            return hessian(x, y, v, sample)
+
+        return counted
 
     @for_problems(Nested)
     def cross_product(self, x: Tensor, y: Tensor, v: Tensor, sample: Any) -> Tensor:
@@ -178,6 +190,9 @@ class Oracles(Derivatives):
         """
         if not self._problem.nested:
             return torch.zeros_like(x)
+        if (cross := self._form(self.g, "cross")) is not None:
+            self._count(jvp=1)
+            return cross(x, y, v, sample)
         _, product = self.vjp(lambda x: self.grad(self.g, x, y, sample), x, jvp=1)
         return product(v)[0]
 

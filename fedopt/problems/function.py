@@ -21,6 +21,10 @@ class function:
     Attributes:
         gradient: The gradient, ``[d]``, of the same arguments.
         gradients: The gradients at several points at once, ``[P, d]``. Each variable is ``[P, d]`` too.
+        both: The gradients in the last two variables, as a pair.
+        hessian: The product ``grad^2_yy v``, ``[dy]``, with y the last variable, of the variables, v and the sample.
+        cross: The product ``grad^2_xy v``, ``[dx]``, with x and y the last two variables, of the same arguments.
+        pullback: The value, and the map ``v -> v'J`` with the Jacobian in the last variable, of the same arguments.
         step: The point ``x - eta (gradient - gradient at the anchor + plus)``, ``[d]``, written over x, of the same arguments and
             ``(eta, plus, anchor)``. plus and anchor are ``[d]``, or None for no such term.
     """
@@ -46,6 +50,8 @@ class function:
         return function(self._value, self._where, **{**self._forms, name: form})
 
     gradient, gradients = partialmethod(_with, "gradient"), partialmethod(_with, "gradients")
+    both, pullback = partialmethod(_with, "both"), partialmethod(_with, "pullback")
+    hessian, cross = partialmethod(_with, "hessian"), partialmethod(_with, "cross")
     step = partialmethod(_with, "step")
 
 

@@ -5,6 +5,7 @@
 (The paper's display of f1 drops the square.) U depends on (a'x)^2, so that x* and -x* are both solutions.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from fedopt.metrics import DISTANCE, OBJECTIVE, Metric
 from fedopt.problems.classes import Compositional, Rows
+from fedopt.problems.function import function
 from fedopt.randomness import Part
 
 SUBOPTIMALITY = Metric("suboptimality", "objective less that of the noiseless x*")
@@ -59,6 +61,7 @@ class Mco(Compositional):
         index, weight = rows["train"]
         return self.a[index], self.b[index], weight
 
+    @function
     def level(self, n: int, z: Tensor, sample: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         if n == 2:  # f2(u, s) = u + lam sqrt(s + delta); a noisy s may be negative, which the true one is not
             return z[0] + self.lam * torch.sqrt(torch.relu(z[1]) + self.delta)
@@ -68,6 +71,29 @@ class Mco(Compositional):
             return torch.cat([z, (weight @ U)[None]])
         excess = torch.relu(U - z[self.d])  # f1(x, u) = (u, E max(0, U(x) - u)^2)
         return torch.stack([z[self.d], weight @ excess**2])
+
+    @level.gradient
+    def level(self, n: int, z: Tensor, sample: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        slope = 0.5 * self.lam / torch.sqrt(torch.relu(z[1]) + self.delta)
+        return torch.stack([torch.ones_like(slope), torch.where(z[1] > 0, slope, 0.0)])
+
+    @level.pullback
+    def level(
+        self, n: int, z: Tensor, sample: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        (a, b, weight), x = sample, z[: self.d]
+        inner = a @ x
+        off = b - inner**2
+        U = off**2  # whose gradient is -4 off inner a
+        if n == 0:
+            return torch.cat([x, (weight @ U)[None]]), lambda v: v[:-1] - (4 * v[-1] * weight * off * inner) @ a
+        excess = torch.relu(U - z[-1])
+        value, share = torch.stack([z[-1], weight @ excess**2]), 2 * weight * excess
+
+        def pull(v: Tensor) -> Tensor:
+            return torch.cat([-(4 * v[1] * share * off * inner) @ a, (v[0] - v[1] * share.sum())[None]])
+
+        return value, pull
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics. The suboptimality may be negative: x* is the solution without noise in b, not quite the

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
 from fedopt.problems.classes import Bilevel, Nested
+from fedopt.problems.function import function
 from fedopt.problems.quadratics import Quadratic, gaussian, spd
 
 Sample = namedtuple("Sample", "A B c D d F e G")
@@ -84,13 +85,41 @@ class NestedQuadratic(Quadratic, Nested):
     def start(self) -> tuple[Tensor, ...]:
         return self._x.new_ones(self.dx), self._x.new_zeros(self.dy)
 
+    @function
     def f(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         _, _, _, D, d, F, e, G = sample
         return 0.5 * x @ (D @ x) - d @ x + 0.5 * y @ (F @ y) - e @ y + x @ (G @ y)
 
+    @f.both
+    def f(self, x: Tensor, y: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
+        _, _, _, D, d, F, e, G = sample
+        return D @ x - d + G @ y, F @ y - e + x @ G
+
+    @f.gradient
+    def f(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
+        return sample.F @ y - sample.e + x @ sample.G
+
+    @function
     def g(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         A, B, c, *_ = sample
         return 0.5 * y @ (A @ y) - y @ (B @ x + c)
+
+    @g.both
+    def g(self, x: Tensor, y: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
+        A, B, c, *_ = sample
+        return -(y @ B), A @ y - B @ x - c
+
+    @g.gradient
+    def g(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
+        return sample.A @ y - sample.B @ x - sample.c
+
+    @g.hessian
+    def g(self, x: Tensor, y: Tensor, v: Tensor, sample: Sample) -> Tensor:
+        return sample.A @ v
+
+    @g.cross
+    def g(self, x: Tensor, y: Tensor, v: Tensor, sample: Sample) -> Tensor:
+        return -(v @ sample.B)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x, (_, constant, value) = point[0], self._outer

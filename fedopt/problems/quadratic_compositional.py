@@ -7,6 +7,7 @@ With the means over clients written without index, the gradient of F^1(F^0(x)) i
 """
 
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from fedopt.errors import UserError
 from fedopt.metrics import DISTANCE, HYPERGRADIENT_NORM, OBJECTIVE
 from fedopt.problems.classes import Composition, TwoLevel
+from fedopt.problems.function import function
 from fedopt.problems.quadratics import Quadratic, gaussian, isometry, spd
 
 Sample = namedtuple("Sample", "A c Q e")
@@ -61,9 +63,18 @@ class QuadraticComposition(Quadratic, Composition):
     def start(self) -> tuple[Tensor, ...]:
         return (self._linear.new_ones(self.d0),)
 
+    @function
     def level(self, n: int, z: Tensor, sample: Sample) -> Tensor:
         A, c, Q, e = sample
         return A @ z + c if n == 0 else 0.5 * z @ (Q @ z) - e @ z
+
+    @level.gradient
+    def level(self, n: int, z: Tensor, sample: Sample) -> Tensor:
+        return sample.Q @ z - sample.e
+
+    @level.pullback
+    def level(self, n: int, z: Tensor, sample: Sample) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        return sample.A @ z + sample.c, lambda v: v @ sample.A
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         x = point[0]

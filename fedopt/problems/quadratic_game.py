@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedopt.metrics import DISTANCE, Metric
 from fedopt.problems.classes import Minimax, Rows
+from fedopt.problems.function import function, written_for
 from fedopt.problems.quadratics import isometry
 from fedopt.randomness import Part
 
@@ -55,10 +56,14 @@ class QuadraticGame(Minimax):
         A, B, C = symmetric(self.mu, self.L), symmetric(0.0, self.coupling), symmetric(self.mu, self.L)
         drawn = Function(A, B, C, rng.standard_normal((n, d)), rng.standard_normal((n, d)))
         weights = self.splits["train"].example_weights(self.weights)
-        self._functions, means = [], []
-        for terms in drawn:
-            mean = np.tensordot(weights, terms[self.splits["train"].rows], 1)
-            self._functions.append(world.tensor(mean + self.heterogeneity * (terms - mean)))
+        self._functions, self.per_client, means = [], {}, []
+        train = self.splits["train"]
+        for name, terms in drawn._asdict().items():
+            mean = np.tensordot(weights, terms[train.rows], 1)
+            functions = mean + self.heterogeneity * (terms - mean)
+            self._functions.append(world.tensor(functions))
+            sums = np.add.reduceat(functions[train.rows], train.offsets)
+            self.per_client[name] = world.tensor(sums / train.sizes.reshape(-1, *[1] * (terms.ndim - 1)))
             means.append(mean)
         A, B, C, a, c = means
         w = np.linalg.solve(np.block([[A, B], [B.T, -C]]), np.concatenate([-a, c]))
@@ -76,9 +81,20 @@ class QuadraticGame(Minimax):
         index, weight = rows["train"]
         return Function(*(torch.tensordot(weight, terms[index], dims=1) for terms in self._functions))
 
+    @written_for(sample)
+    def full_sample(self, client: int | Tensor) -> Function:
+        """Return the mean of all of the client's functions."""
+        return Function(**{name: terms[client] for name, terms in self.per_client.items()})
+
+    @function
     def f(self, x: Tensor, y: Tensor, sample: Function) -> Tensor:
         A, B, C, a, c = sample
         return 0.5 * x @ (A @ x) + x @ (B @ y) - 0.5 * y @ (C @ y) + a @ x - c @ y
+
+    @f.both
+    def f(self, x: Tensor, y: Tensor, sample: Function) -> tuple[Tensor, Tensor]:
+        A, B, C, a, c = sample
+        return A @ x + B @ y + a, x @ B - C @ y - c
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         known = torch.cat(self._solution)

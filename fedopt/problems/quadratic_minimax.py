@@ -19,6 +19,7 @@ from torch import Tensor
 from fedopt.errors import UserError
 from fedopt.metrics import DISTANCE, DISTANCE_X, DISTANCE_Y, OBJECTIVE, Metric
 from fedopt.problems.classes import Minimax
+from fedopt.problems.function import function
 from fedopt.problems.quadratics import Quadratic, gaussian, spd
 
 MISMATCHED = Metric("distance_mismatched", "distance to the saddle of mismatched weights", scale="log")
@@ -71,9 +72,15 @@ class QuadraticMinimax(Quadratic, Minimax):
     def start(self) -> tuple[Tensor, ...]:
         return self._mean.c.new_ones(self.dx), self._mean.e.new_ones(self.dy)
 
+    @function
     def f(self, x: Tensor, y: Tensor, sample: Sample) -> Tensor:
         A, B, D, c, e = sample
         return 0.5 * x @ (A @ x) - c @ x + x @ (B @ y) - 0.5 * y @ (D @ y) + e @ y
+
+    @f.both
+    def f(self, x: Tensor, y: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
+        A, B, D, c, e = sample
+        return A @ x - c + B @ y, x @ B - D @ y + e
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics. The objective is max_y f(x, y)."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedopt.metrics import DISTANCE, OBJECTIVE, WORST_LOSS
 from fedopt.problems.classes import Minimisation
+from fedopt.problems.function import function
 from fedopt.problems.quadratics import Quadratic, gaussian, spd
 
 Sample = namedtuple("Sample", "A c")
@@ -45,9 +46,14 @@ class QuadraticMinimisation(Quadratic, Minimisation):
     def start(self) -> tuple[Tensor, ...]:
         return (self._mean.c.new_ones(self.dim),)
 
+    @function
     def f(self, x: Tensor, sample: Sample) -> Tensor:
         A, c = sample
         return 0.5 * x @ (A @ x) - c @ x
+
+    @f.gradient
+    def f(self, x: Tensor, sample: Sample) -> Tensor:
+        return sample.A @ x - sample.c
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         (x,) = point

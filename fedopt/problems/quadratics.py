@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.problems.classes import Problem, Rows
+from fedopt.problems.function import written_for
 from fedopt.randomness import Part
 
 BATCH = 1000  # matrices that are made in one go, which the cache holds
@@ -96,3 +97,8 @@ class Quadratic(Problem):
                 index, weight = rows[split]
                 own[name] = own[name] + weight @ self._noise[name][index]
         return self._sample_type(**own)
+
+    @written_for(sample)
+    def full_sample(self, client: int | Tensor) -> Any:
+        """Return the client's terms: over its full local data the noise sums to zero."""
+        return self._sample_type(**{name: v[client] for name, v in self.per_client.items()})

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedopt.metrics import DISTANCE, DISTANCE_X, DISTANCE_Y, OBJECTIVE
 from fedopt.problems.classes import Minimax, Rows
+from fedopt.problems.function import function
 from fedopt.randomness import Part
 
 
@@ -51,9 +52,15 @@ class Saddle(Minimax):
     def sample(self, client: int | Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         return self.per_client["t"][client], self.per_client["b"][client]  # there is no noise
 
+    @function
     def f(self, x: Tensor, y: Tensor, sample: tuple[Tensor, Tensor]) -> Tensor:
         t, b = sample
         return -(0.5 * y @ y - b @ y + t * (y @ x)) + 0.5 * self.lam * x @ x
+
+    @f.both
+    def f(self, x: Tensor, y: Tensor, sample: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        t, b = sample
+        return self.lam * x - t * y, b - y - t * x
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics. The objective is max_y f(x, y)."""

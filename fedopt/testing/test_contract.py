@@ -366,6 +366,14 @@ def test_own_derivatives_are_those_of_the_functions(algo: str, problem: str) -> 
         automatic = torch.func.grad(lambda v, function=function, fixed=fixed: function(*fixed, v, xi))(last)
         if hasattr(function, "gradient"):
             close(function.gradient(*fixed, last, xi), automatic)
+        if hasattr(function, "both"):
+            x, y = (*fixed, last)[-2:]
+            gradients = torch.func.grad(lambda x, y, function=function: function(x, y, xi), argnums=(0, 1))
+            close(torch.cat(function.both(x, y, xi)), torch.cat(gradients(x, y)))
+            along = lambda x, y, gradients=gradients, v=y + 1: gradients(x, y)[1] @ v  # noqa: E731
+            products = torch.func.grad(along, argnums=(0, 1))(x, y) if hasattr(function, "hessian") else ()
+            for name, product in zip(("cross", "hessian"), products, strict=False):
+                close(getattr(function, name)(x, y, y + 1, xi), product)
         if hasattr(function, "gradients"):
             several = [torch.stack([v, v]) for v in (*fixed, last)]
             close(function.gradients(*several, xi), torch.stack([automatic] * 2))

@@ -1,0 +1,122 @@
+"""Forms that problems write by hand: automatic differentiation of the function's own value gives the same."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from support.cases import few
+from torch.func import grad, jacrev, vmap
+
+from fedopt.config.compose import compose
+from fedopt.federation.draws import Full, draw
+from fedopt.federation.oracles import Oracles
+from fedopt.problems.quadratic_minimisation import QuadraticMinimisation
+from fedopt.running.assemble import assemble
+
+CASES = {
+    "quadratic_minimisation": "fedavg",
+    "quadratic_minimax": "local_sgda",
+    "quadratic_game": "local_sgda",
+    "saddle": "local_sgda",
+    "quadratic_bilevel": "fedmsa",
+    "quadratic_local_bilevel": "fedbioacc_local",
+    "quadratic_compositional": "fedmsa",
+    "quadratic_local_compositional": "local_scgd",
+    "mco": "fedmsa",
+}
+
+
+def problem(name):
+    words = [
+        f"algo={CASES[name]}",
+        f"problem={name}",
+        "partitioner.clients=3",
+        "hardware=cpu",
+        "hardware.dtype=float64",
+    ]
+    return assemble(compose(words)).problem
+
+
+def sampled(p, client, share):
+    """The problem's sample of some of a client's examples, with unequal weights."""
+    rows, rng = {}, np.random.default_rng(5)
+    for name, split in p.splits.items():
+        of_client = split.rows[split.offsets[client] :][: split.sizes[client]]
+        chosen = rng.choice(of_client, max(1, int(share * len(of_client))), replace=False)
+        weights = rng.random(len(chosen))
+        rows[name] = torch.from_numpy(chosen), torch.from_numpy(weights / weights.sum())
+    return p.sample(client, rows)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forms_are_derivatives(name):
+    p = problem(name)
+    xi, rng = sampled(p, 1, 0.5), np.random.default_rng(3)
+    points = [torch.from_numpy(rng.standard_normal(len(v))) for v in (*p.start(), *p.start())]
+    close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)  # noqa: E731
+    if name == "quadratic_minimisation":
+        close(p.f.gradient(points[0], xi), grad(p.f)(points[0], xi))
+    elif hasattr(p, "level"):
+        for n, d in enumerate(p.dims):
+            z = torch.from_numpy(rng.standard_normal(d))
+            if n == len(p.dims) - 1:
+                for end in (1.0, -1.0):  # mco has a kink at 0
+                    z[-1] = end * z[-1].abs()
+                    close(p.level.gradient(n, z, xi), grad(lambda z, n=n: p.level(n, z, xi))(z))
+                continue
+            v = torch.from_numpy(rng.standard_normal(p.dims[n + 1]))
+            value, pull = p.level.pullback(n, z, xi)
+            close(value, p.level(n, z, xi))
+            close(pull(v), v @ jacrev(lambda z, n=n: p.level(n, z, xi))(z))
+    else:
+        x, y, _, v = points
+        for fn in (p.f, *([p.g] if hasattr(p, "g") else [])):
+            for given, own in zip(fn.both(x, y, xi), grad(fn, argnums=(0, 1))(x, y, xi), strict=True):
+                close(given, own)
+        if hasattr(p, "g"):
+            close(p.f.gradient(x, y, xi), grad(p.f, 1)(x, y, xi))
+            close(p.g.gradient(x, y, xi), grad(p.g, 1)(x, y, xi))
+            close(p.g.hessian(x, y, v, xi), grad(lambda y: grad(p.g, 1)(x, y, xi) @ v)(y))
+            close(p.g.cross(x, y, v, xi), grad(lambda x: grad(p.g, 1)(x, y, xi) @ v)(x))
+
+
+@pytest.mark.parametrize(
+    "name", few([c for c in CASES if c not in ("saddle", "mco")], lambda name: "bilevel" not in name)
+)
+def test_full_samples_are_those_of_all_examples(name):
+    p = problem(name)
+    clients = np.arange(p.clients)
+    whole, _ = draw({"all": Full()}, p.splits, clients, np.random.default_rng, p.start()[0])
+    given = vmap(p.full_sample)(torch.from_numpy(clients))
+    for one, other in zip(given, vmap(p.sample)(torch.from_numpy(clients), whole), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_problem_of_ones_own_keeps_neither():
+    """A subclass with another function or other samples has none of the forms that were written for those."""
+
+    @dataclass(eq=False)
+    class Own(QuadraticMinimisation):
+        def f(self, x, sample):
+            return super().f(x, sample) ** 2
+
+    @dataclass(eq=False)
+    class OwnSamples(QuadraticMinimisation):
+        def sample(self, client, rows):
+            return super().sample(client, rows)
+
+    assert not hasattr(Own.f, "gradient")
+    assert hasattr(Own, "full_sample")
+    assert not hasattr(OwnSamples, "full_sample")
+
+
+def test_products_by_hand_count_as_calls():
+    p = problem("quadratic_bilevel")
+    (x, y), xi, oracles = p.start(), sampled(p, 0, 1.0), Oracles(p)
+    oracles.inner_hessian(x, y, xi)(y)
+    oracles.cross_product(x, y, y, xi)
+    oracles.outer_gradients(x, y, xi)
+    oracles.outer_gradient_x(x, y, xi)
+    oracles.inner_gradients(x, y, xi)
+    assert (oracles._calls.grad, oracles._calls.hvp, oracles._calls.jvp) == (3, 1, 1)
