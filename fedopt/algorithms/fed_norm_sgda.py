@@ -46,8 +46,15 @@ class Solver(NamedTuple):
     mu: Any
     decay: Any
 
+    @property
+    def is_sgd(self) -> bool:
+        """Whether this is plain SGD, whose sums take a quarter of the operations."""
+        return all(isinstance(value, float) for value in self) and tuple(self) == (0, 0, 1)
+
     def step(self, so_far: "Sums", grad: Any, k: int, eta: Any) -> "Sums":
         """With one more gradient, whose part of step k = 0, 1, ... has the size eta decay^k, and the proximal part eta."""
+        if self.is_sgd:
+            return Sums(so_far.G + grad, grad, so_far.norm + 1, so_far.m)
         keep, rate = 1 - eta * self.mu, self.decay**k  # the proximal term draws x_i back to where it began
         d, m = self.rho * so_far.d + grad, self.rho * so_far.m + 1  # norm and m are G and d of gradients that are all 1
         return Sums(keep * so_far.G + rate * d, d, keep * so_far.norm + rate * m, m)
@@ -145,14 +152,15 @@ class FedNormSgda:
 
         def step(carry: tuple[Any, ...], xi: Any, k: int) -> tuple[Any, ...]:
             of_x, of_y, y_i = carry
-            x_i = x - eta_x * of_x.G
+            x_i = x.sub(of_x.G, alpha=eta_x)
             if self.S:
                 g_x, g_y = client.outer_gradient_x(x_i, y_i, xi), client.outer_gradient_y(x_hat, y_i, xi)
             else:
                 g_x, g_y = client.outer_gradients(x_i, y_i, xi)
             of_x, of_y = solver.step(of_x, g_x, k, eta_x), solver.step(of_y, g_y, k, eta_y)
-            y_i = client.project(y + (1 - eta_y * solver.mu) * (y_i - y) + eta_y * solver.decay**k * of_y.d)
-            return of_x, of_y, y_i
+            if not solver.is_sgd:
+                y_i = y + (1 - eta_y * solver.mu) * (y_i - y)
+            return of_x, of_y, client.project(y_i.add(of_y.d * solver.decay**k, alpha=eta_y))
 
         none = [Sums(0 * v, 0 * v, v.new_zeros(()), v.new_zeros(())) for v in (x, y)]
         return client.scan("local", step, (*none, y), lambda k: k)

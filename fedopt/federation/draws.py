@@ -159,7 +159,8 @@ def draw(
         widest = max((_width(wanted, splits[split].sizes[clients].max()) for split in drawn_from), default=1)
         length = max(STRETCH // (len(clients) * widest), 1)
         drawn[name] = Drawn(drawn_from, wanted.steps_of(splits, clients), wanted.samples, length)
-    rngs, whole = [rng_of(int(i)) for i in clients], {}
+    random = any(wanted.B is not None for wanted in draws.values())
+    rngs, whole = [rng_of(int(i)) for i in clients if random], {}
     before: Iterator[Weighted] = iter(())
     for split, ragged in splits.items():
         if not any(split in of_name.splits for of_name in drawn.values()):

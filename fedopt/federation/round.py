@@ -26,6 +26,7 @@ from fedopt.problems.classes import Hierarchical, Nested, Problem
 from fedopt.randomness import Purpose, keyed_rng
 
 Draws = Mapping[str, Steps | Epochs]
+SMALL = 2**12  # numbers in an answer: so small ones are added up by one product, which needs a copy of all in double
 
 
 @dataclass(eq=False)
@@ -314,7 +315,9 @@ class Answers:
         for total, leaf in zip(self.sums, leaves, strict=True):
             if self.apart:
                 total[members.tolist()] = leaf.double()
-            else:  # in double: the order of clients is lost in the rounding
+            elif total.numel() <= SMALL:  # in double: the order of clients is lost in the rounding
+                total += torch.tensordot(torch.from_numpy(self.weights[members]).to(total), leaf.double(), 1)
+            else:
                 for weight, answer in zip(self.weights[members], leaf, strict=True):
                     total.add_(answer, alpha=weight)
 
