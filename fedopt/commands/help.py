@@ -15,7 +15,19 @@ from rich.text import Text
 
 from fedopt.commands.answer import Parser
 from fedopt.config.compose import CLASSES, merge
-from fedopt.config.files import CONF, GROUPS, ROLE, Folders, chain, class_path, comments, file_of, options, title
+from fedopt.config.files import (
+    CONF,
+    GROUPS,
+    ROLE,
+    Folders,
+    chain,
+    class_path,
+    comments,
+    file_of,
+    options,
+    text_of,
+    title,
+)
 from fedopt.config.project import with_project
 from fedopt.config.sent import check_folders
 from fedopt.config.tuned import tuned_names
@@ -23,7 +35,6 @@ from fedopt.config.words import extra_folders, key_of
 from fedopt.console.say import columns, show, show_columns
 from fedopt.console.texts import printable
 from fedopt.errors import UserError, nearest
-from fedopt.files.reading import config_text
 
 # Of a value, where no class says more
 TYPES = {"int": "whole number", "float": "number", "bool": "true | false", "str": "text"}
@@ -281,7 +292,7 @@ def _meanings(chosen: Mapping[str, str], folders: Folders) -> dict[str, str]:
     for group in (group for group in GROUPS if group in chosen and group != "experiment"):
         for option in chain(group, chosen[group], folders):
             path = file_of(group, option, folders)
-            inside = "" if "@package _global_" in config_text(path) else f"{group}."
+            inside = "" if "@package _global_" in text_of(path) else f"{group}."
             meanings |= {f"{inside}{key}": ROLE.sub("", comment) for key, comment in comments(path).items()}
     return meanings
 

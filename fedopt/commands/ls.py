@@ -99,6 +99,7 @@ def _row(path: Path, files: Sequence[str]) -> dict[str, Any]:
         "size": size,
         "folder": path,
         "chosen": chosen,
+        "why": printable(str(summary["error"])) if status == "failed" and "error" in summary else "",
     }
 
 
@@ -142,7 +143,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
-    """With the columns that fit beside each other; folders that do not fit stand under their rows."""
+    """With the columns that fit beside each other; folders that do not fit stand under their rows, and why runs failed."""
     table = {name: [name, *(_cell(name, row[name]) for row in rows)] for name in COLUMNS}
     widths = {name: max(map(len, cells)) for name, cells in table.items()}
 
@@ -153,12 +154,13 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     beside = next(filter(fits, choices), None)
     *others, _ = beside or next((names for names in choices if fits(names[:-1])), choices[-1])
     between = "  " if beside else "\n  "
-    for cells in zip(*(table[name] for name in (*others, "folder")), strict=True):
+    reasons = ["", *(row["why"] for row in rows)]
+    for why, *cells in zip(reasons, *(table[name] for name in (*others, "folder")), strict=True):
         aligned = [
             cell.rjust(widths[name]) if name in NUMBERS else cell.ljust(widths[name])
             for name, cell in zip(others, cells[:-1], strict=True)
         ]
-        show(f"{'  '.join(aligned)}{between}{cells[-1]}")
+        show(f"{'  '.join(aligned)}{between}{cells[-1]}", *[f"  {why}"[: columns()]] * bool(why))
 
 
 def _last_line(rows: Sequence[dict[str, Any]], runs: int, paths: Sequence[str], filters: Sequence[str]) -> str:

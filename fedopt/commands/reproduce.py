@@ -16,6 +16,7 @@ from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, po
 from fedopt.comparing.tables import write_table
 from fedopt.console.say import say, show, show_columns, tell
 from fedopt.errors import UserError, cores
+from fedopt.files.writing import refuse_linked
 from fedopt.jobs.job import Job
 from fedopt.jobs.local import Launcher, run_all
 from fedopt.papers.kept import claims_markdown, draw_again, judged_again, keep, rows_of
@@ -39,6 +40,8 @@ def _main() -> int:
     if given.list:
         show_list(wanted, given.folders, given.output)
         return 0
+    for name in wanted:
+        refuse_linked((given.keep or given.results) / name, given.keep or given.output)
     if given.claims:
         show(claims_table(wanted, given.folders, given.keep or given.results))
         for name in wanted if given.keep else ():
@@ -98,6 +101,8 @@ def _plan(name: str, given: argparse.Namespace) -> Plan:
         published = replace(published, title=f"{published.title} (a few rounds, no result)")
         words += published.quick
         results, seeds = given.results / "quick" / name, given.seeds or 1
+    for place in (results, given.output / RUNS):
+        refuse_linked(place, given.output)
     most = 0 if given.quick or given.seeds else MOST_SEEDS
     plan = Plan(name, published, given.folders, words, given.output / RUNS, results, most, not given.quick, given.first)
     plan.add(seeds)

@@ -92,7 +92,8 @@ def _parts(by: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[str]
 def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
     """Return the labels of groups as figures show them, with the names of methods in place of options.
 
-    Where one is long, all leave out the keys without which they still differ, the last ones first.
+    Where one is long, tuned and untuned stand for all keys if they tell the groups apart as well. Else all leave out the keys
+    without which they still differ, the last ones first.
     """
     parts = []
     for label, runs in groups.items():
@@ -100,12 +101,16 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
         text = ", ".join(display_name(part) if part == algo else part for part in label.split(", "))
         parts.append(re.split(r", (?=[\w.]+=)", text))
     if any(len(", ".join(words)) > LONG for words in parts):
+        tuned = ["tuned" if all(run.tuned for run in runs) else "untuned" for runs in groups.values()]
+        short = [[*(word for word in words if "=" not in word), how] for words, how in zip(parts, tuned, strict=True)]
+        parts = short if len({*map(tuple, short)}) == len(parts) and len({*tuned}) > 1 else parts
         keys = dict.fromkeys(word.partition("=")[0] for words in parts for word in words if "=" in word)
         for key in reversed(keys):
             fewer = [[word for word in words if not word.startswith(f"{key}=")] for words in parts]
             parts = fewer if all(fewer) and len({*map(tuple, fewer)}) == len(parts) else parts
         parts = [[word.removeprefix("algo.") for word in words] for words in parts]
-    return dict(zip(groups, map(", ".join, parts), strict=True))
+    shown = dict(zip(groups, map(", ".join, parts), strict=True))
+    return shown if len({*shown.values()}) == len(shown) else dict(zip(groups, groups, strict=True))  # of one name
 
 
 def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequence[str]) -> dict[str, int]:

@@ -33,8 +33,10 @@ def sections(comparison: Comparison, title: str = "") -> list[Section]:
     parts = []
     for problem, runs in by_problem(comparison.groups).items():
         name = ", ".join(part for part in problem if part not in (ABSENT, "none"))
-        groups = {label: list(members) for label, members in runs.items()}
-        chart, views = _drawn(replace(comparison, groups=groups))
+        legend = legend_labels(runs)
+        groups = {legend[label]: list(members) for label, members in runs.items()}
+        slots = {legend[label]: slot for label, slot in comparison.slots.items() if label in legend}
+        chart, views = _drawn(replace(comparison, groups=groups, slots=slots))
         facts = [LINES] * any(len(members) > 1 for members in groups.values())
         tables = [_differences(groups), _table_of_runs(groups)]
         parts.append(Section(": ".join(filter(None, [title, name])), facts, "", chart, views, tables, _maps(groups)))
@@ -47,9 +49,9 @@ def _drawn(c: Comparison) -> tuple[dict[str, Any], dict[str, tuple[list[Table], 
     metrics = dict.fromkeys([c.metric, *(name for runs in c.groups.values() for run in runs for name in run.metrics)])
     chart: dict[str, Any] = {"xs": xs, "ys": {}, "logs": {}, "curves": {}, "targets": {c.metric: c.target}, "lines": []}
     with styled():
-        for j, (label, text) in enumerate(legend_labels(c.groups).items()):
+        for j, (label, runs) in enumerate(c.groups.items()):
             style = look(c.slots.get(label, j))
-            line = {"name": label, "label": printable(with_status(text, c.groups[label]))}
+            line = {"name": label, "label": printable(with_status(label, runs))}
             chart["lines"].append({**line, "colour": style["color"], "dash": style["linestyle"]})
     views = {}
     for y in metrics:

@@ -30,7 +30,7 @@ def report(folder: Path) -> int:
     configs: list[dict[str, Any]] = []
     swept: dict[str, None] = {}
     metrics: list[str] = []  # of each row: eval.metric, else the one that the problem names first
-    for path in sorted(summary.parent for summary in folder.glob("*/summary.json")):
+    for path in sorted(p.parent for p in folder.glob("*/summary.json") if not p.parent.is_symlink()):
         summary, card, config = RunFolder(path).summary(), RunFolder(path).card(), {}
         with suppress(UserError):  # a config that cannot be read
             config = flat(RunFolder(path).config())

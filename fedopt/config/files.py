@@ -45,7 +45,7 @@ def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
 
 def title(group: str, option: str, folders: Folders = ()) -> str:
     """The first comment at the head of an option's file."""
-    head = config_text(file_of(group, option, folders)).split("\n")[:3]
+    head = text_of(file_of(group, option, folders)).split("\n")[:3]
     said = (line[2:] for line in head if line.startswith("# "))
     return next((text for text in said if not re.match(r"@package|yaml-language-server|\S+\.yaml$", text)), "")
 
@@ -68,7 +68,7 @@ def class_path(group: str, option: str, folders: Folders = ()) -> str:
 def values_of(group: str, option: str, folders: Folders = ()) -> dict[str, Any]:
     """The values that the file of an option sets, by the dotted keys of the whole config."""
     path = file_of(group, option, folders)
-    inside = "" if "@package _global_" in config_text(path) else f"{group}."
+    inside = "" if "@package _global_" in text_of(path) else f"{group}."
     return {f"{inside}{key}": value for key, value in flat(content(path)).items()}
 
 
@@ -80,8 +80,13 @@ def content(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=1000)
 def _content(path: Path, *version: int) -> dict[str, Any]:
-    read = yaml.load(config_text(path), LOADER)
+    read = yaml.load(text_of(path), LOADER)
     return read if isinstance(read, dict) else {}
+
+
+def text_of(path: Path) -> str:
+    """The text of a YAML file. Installers may make links of fedopt's own; those in other folders are refused."""
+    return config_text(path, links=path.is_relative_to(CONF))
 
 
 def flat(node: Mapping[Any, Any]) -> dict[str, Any]:
@@ -95,7 +100,7 @@ def flat(node: Mapping[Any, Any]) -> dict[str, Any]:
 
 def comments(path: Path) -> dict[str, str]:
     """The comments beside the keys of a YAML file, by dotted key."""
-    text = config_text(path)
+    text = text_of(path)
     lines = text.splitlines()
     beside: dict[str, str] = {}
 

@@ -110,10 +110,10 @@ def read_as(path: Path, parse: Callable[[str], T], most: int = LARGEST, remedy: 
         raise UserError(f"{path}: cannot be read ({why}); {remedy}") from None
 
 
-def config_text(path: Path) -> str:
+def config_text(path: Path, links: bool = False) -> str:
     """The text of a YAML file, whose aliases stand for no more than a config holds. Raises OSError and UserError."""
     try:
-        return with_few_aliases(read_text(path, MOST_OF_A_CONFIG))
+        return with_few_aliases(read_text(path, MOST_OF_A_CONFIG, links))
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
 

@@ -38,3 +38,12 @@ def refuse_links(paths: Iterable[Path]) -> None:
     for file in paths:
         if file.is_symlink() or (file.exists() and not (file.is_file() and file.stat().st_nlink == 1)):
             raise UserError(f"{file}: is a link or no plain file, and is not written to; choose another output_dir")
+
+
+def refuse_linked(folder: Path, root: Path) -> None:
+    """Raise UserError where a folder below `root`, or one that it is in, is a link: what is written there would go elsewhere."""
+    for place in (folder, *folder.parents):
+        if place == root:
+            return
+        if place.is_symlink():
+            raise UserError(f"{place}: is a link, and is not written through; put the folder itself there")

@@ -10,6 +10,7 @@ from fedopt.console.bar import Bar
 from fedopt.console.interrupts import ending_at_once
 from fedopt.console.say import say
 from fedopt.errors import UserError
+from fedopt.files.writing import refuse_linked
 from fedopt.results.folder import ENDED, RunFolder, described, numbers_of
 from fedopt.results.identity import identity, refuse_other
 
@@ -45,6 +46,11 @@ class Job:
             from fedopt.running.failure import record_failure
             from fedopt.running.lifecycle import execute
 
+        try:
+            refuse_linked(self.folder, self.folder.parent)
+        except UserError as error:
+            say(str(error))
+            return Outcome("refused", str(error))
         folder = RunFolder(self.folder)
         status = folder.status()
         composed = self.composed.changed(resume=folder.used)

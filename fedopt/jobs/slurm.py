@@ -120,7 +120,8 @@ class Queued(NamedTuple):
     def forget(self) -> None:
         """A job that has ended waits no more. Of a submission whose runs have all ended, nothing stays; else the logs do."""
         paths = self.job.paths
-        paths.submitted_pickle.unlink(missing_ok=True)
+        with suppress(OSError):  # another command was faster
+            paths.submitted_pickle.unlink()
         if not any(paths.folder.glob("*_submitted.pkl")):
             runs = read_json(paths.folder / "runs.json", BATCH).get("runs")  # None if another command was faster
             if runs and all(RunFolder(Path(run)).status() in ENDED for run in runs):

@@ -122,6 +122,17 @@ def test_broken_folders_and_links(runs, monkeypatch, capsys):
     assert row[:6] == ["finished", "-", "-", "-", "-", "-"]
 
 
+def test_why_a_run_failed(runs, monkeypatch, capsys):
+    """Under its row, no longer than the terminal is wide."""
+    monkeypatch.setattr("fedopt.console.say.PIPED", 80)
+    place = runs / "outputs" / "fedavg_mco" / "default" / "summary.json"
+    for error, shown in (("ValueError: a\nb", "  ValueError: a\\nb"), ("x" * 500, "  " + "x" * 78)):
+        place.write_text(json.dumps({"status": "failed", "error": error}))
+        lines = fedopt(monkeypatch, capsys, "ls").out.splitlines()
+        assert lines[1].startswith("failed ")
+        assert lines[2:4] == [shown, SCREENS[80].splitlines()[2]]
+
+
 @pytest.mark.full
 def test_a_thousand_runs(tmp_path, monkeypatch, capsys):
     for k in range(1000):

@@ -1,5 +1,6 @@
 """The page that fedopt-report writes, opened in Chromium, which clicks on it."""
 
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from support.records import FEDAVG, FEDMSA, record
 
 import fedopt as public
 from fedopt.commands import report
+from fedopt.comparing import groups
 from fedopt.data.datasets import Digits
 from fedopt.pages import page as pages
 from fedopt.papers.sections import page as page_of
@@ -379,6 +381,29 @@ def test_long_labels_say_what_tells_lines_apart(tmp_path):
     )
     assert long == [f"K={k}" for k in range(4)]
     assert short == [f"algo.K={k}, algo.rate={k // 2}" for k in range(4)]
+    section = page_of([tmp_path / "long"]).sections[0]  # tables and notes call the lines so, too
+    tables = [*section.views["test_accuracy"][0], *section.tables]
+    assert tables[0].cells["line"].tolist() == tables[-1].cells["line"].tolist() == long
+    assert [*tables[-2].cells] == ["key", *long]
+
+
+def test_tuned_beside_untuned(tmp_path):
+    """One of the many keys in which they differ would be taken for the only one."""
+    for k, how in enumerate(("untuned", "tuned")):
+        keys = {f"step_of_the_variable_{name}": k for name in "xyz"}
+        run = record(tmp_path / how, range(5), algo={**FEDAVG, **keys})
+        card = json.loads((run / "run.json").read_text())
+        tuned = {"name": "fedavg/mco", "keys": [f"algo.{key}" for key in keys]}
+        (run / "run.json").write_text(json.dumps(card | ({"tuned": tuned} if how == "tuned" else {})))
+    assert [line["label"] for line in page_of([tmp_path]).sections[0].chart["lines"]] == ["untuned", "tuned"]
+
+
+def test_two_methods_of_one_name(tmp_path, monkeypatch):
+    """Neither is left out."""
+    monkeypatch.setattr(groups, "display_name", lambda algo: "FedAvg")
+    for name in ("one", "two"):
+        record(tmp_path / name, range(5), algo={"_target_": name})
+    assert [line["label"] for line in page_of([tmp_path]).sections[0].chart["lines"]] == ["one", "two"]
 
 
 @pytest.mark.full

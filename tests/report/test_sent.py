@@ -5,9 +5,10 @@ import shutil
 
 import pytest
 from support.cases import few
-from support.command import ROOT
+from support.command import ROOT, TINY, code_of, fedopt
 from support.records import record
 
+from fedopt.commands import reproduce
 from fedopt.commands.ls import ls
 from fedopt.comparing.recorded import gathered, read
 from fedopt.errors import UserError
@@ -143,3 +144,31 @@ def test_no_more_columns_than_there_can_be(tmp_path):
 
 def test_all_texts_of_a_run_are_tried():
     assert {*TEXTS} - {"log.txt", "traceback.txt"} == {"config.yaml", "run.json", "metrics.csv", "summary.json"}
+
+
+@pytest.mark.parametrize("inside", ["runs", "fedmsa", "fedmsa/fig1a", "quick"])
+def test_folders_of_results_are_not_written_through(inside, tmp_path, monkeypatch, capsys):
+    (tmp_path / "away").mkdir()
+    place = tmp_path / "out" / inside
+    place.parent.mkdir(parents=True)
+    place.symlink_to(tmp_path / "away")
+    words = ["fedopt-reproduce", "fedmsa/fig1a", "--output", str(tmp_path / "out"), *["--quick"] * (inside == "quick")]
+    monkeypatch.setattr("sys.argv", words)
+    assert code_of(reproduce.main) == 2
+    assert f"{place}: is a link" in capsys.readouterr().err
+    assert not [*(tmp_path / "away").iterdir()]
+
+
+def test_a_run_of_a_sweep_is_not_written_through(tmp_path, monkeypatch, capsys):
+    """It is refused; the others are done."""
+    (tmp_path / "away").mkdir()
+    words = ["-m", *TINY, "seed=0,1", f"output_dir={tmp_path / 'sweep'}"]
+    assert fedopt(monkeypatch, capsys, *words).code == 0
+    first, second = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
+    shutil.rmtree(first)
+    shutil.rmtree(second)
+    first.symlink_to(tmp_path / "away")
+    result = fedopt(monkeypatch, capsys, *words)
+    assert (result.code, f"{first}: is a link" in result.err) == (1, True)
+    assert not [*(tmp_path / "away").iterdir()]
+    assert (second / "summary.json").exists()

@@ -23,6 +23,7 @@ MODULES = {
     "fedopt": "fedopt.commands.run",
     "fedopt-compare": "fedopt.commands.compare",
     "fedopt-reproduce": "fedopt.commands.reproduce",
+    "fedopt-report": "fedopt.commands.report",
 }
 
 
