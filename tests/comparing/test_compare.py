@@ -657,10 +657,10 @@ def test_a_style_file(tmp_path, command, drawn):
         ("axes.facecolor: no colour", "color"),
         ("axes.nokey: 1", "axes.nokey"),
         ("words without a key", "KEY: VALUE"),
-        ("\0\1", "KEY: VALUE"),
+        ("\0\1", "zero bytes"),
         (None, "No such file"),
         (" " * 70_000, "too large"),
-        (b"\xff\xfe", "UTF-8"),
+        (b"\xff\x01", "UTF-8"),
     ],
 )
 def test_style_files_that_are_not_taken(line, said, tmp_path, command, drawn):
