@@ -30,7 +30,7 @@ from fedopt.problems.classes import Bilevel
 
 
 class State(NamedTuple):
-    """memory: what each client has sent last, with PAGE also the z that it was for, and 1 once it has; () where none is kept."""
+    """memory: what each client sent last, with PAGE also the z that it was for, and 1 once it has sent; () if nothing is kept."""
 
     z: Vectors
     memory: Any
@@ -38,15 +38,16 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class BRFedBi:
-    """gamma_x, gamma_y, gamma_v: steps; radius: of the ball that v is projected onto, None for no projection.
+    """BR-FedBi: bilevel steps whose server takes a robust mean.
 
-    B: examples of a sample, None for all that a client has.
-    rule: mean, coordinate-wise median, trimmed (the mean without the `trim` least and largest of each coordinate) or geometric (the
-        geometric median, by `iterations` of Weiszfeld's), for x, y and v by themselves.
-    variance: none; momentum, g_i = momentum g_i + (1 - momentum) D_i; or page, with probability p, by one coin of the server's,
-        g_i = D_i on B_page examples, else g_i + D_i(z) - D_i(z_prev) on one sample.
-    hostile: how many clients are. attack: what they send: large, 10^6 in every coordinate; sign_flip, -g_i; ipm, -1/2 of the
-        honest mean; alie, the honest mean less as many standard deviations as stay unseen.
+    gamma_x, gamma_y, gamma_v: the steps. radius: of the ball that v is projected onto; None for no projection.
+    B: the examples of a sample; None for all of a client's.
+    rule: mean; coordinate-wise median; trimmed, the mean without the `trim` least and largest of each coordinate; or
+        geometric, the geometric median by `iterations` of Weiszfeld's method. x, y and v are combined separately.
+    variance: none; momentum, g_i = momentum g_i + (1 - momentum) D_i; or page, with probability p, by one coin of the
+        server's, g_i = D_i on B_page examples, else g_i + D_i(z) - D_i(z_prev) on one sample.
+    hostile: the number of hostile clients. attack: what they send: large, 10^6 in every coordinate; sign_flip, -g_i; ipm,
+        -1/2 of the honest mean; alie, the honest mean less as many standard deviations as stay unseen.
     """
 
     gamma_x: Schedule
@@ -107,11 +108,11 @@ class BRFedBi:
         return s.z
 
     def kept(self, z: Vectors) -> Tensors:
-        """What of z a client keeps beside g_i."""
+        """Return the part of z that a client keeps besides g_i."""
         return z if self.variance == "page" else ()
 
     def combined(self, g: Tensor, weights: Tensor) -> Tensor:
-        """The rule's mean of the answers, [d]. g: [S, d]; weights: [S], which mean and geometric take."""
+        """Return the rule's mean of the answers, [d]. g: [S, d]; weights: [S], which mean and geometric use."""
         n = len(g)
         if self.rule == "mean":
             return weights @ g
@@ -129,7 +130,7 @@ class BRFedBi:
         return point
 
     def attacked(self, g: Tensor, hostile: np.ndarray) -> Tensor:
-        """The answers with those of hostile clients replaced by what they send, [S, d]. hostile: [S] of bool."""
+        """Return the answers, [S, d], with those of hostile clients replaced by what they send. hostile: [S] of bool."""
         n, f = len(g), int(hostile.sum())
         if self.attack == "none" or f == 0:
             return g

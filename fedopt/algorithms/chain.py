@@ -18,8 +18,10 @@ from fedopt.federation.client import Client
 def chain(
     client: Client, x: Tensor, xi: Sequence[Any], follow: Callable[[int, Tensor], Tensor]
 ) -> tuple[Tensors, Tensor]:
-    """(u^1, ..., u^K) and J r^1(x)' J r^2(u^1)' ... grad f(u^K), u^k = follow(k - 1, r^k(u^(k-1))). One gradient call and K
-    Jacobian-vector products; no Jacobian is formed."""
+    """Return (u^1, ..., u^K) and J r^1(x)' J r^2(u^1)' ... grad f(u^K), with u^k = follow(k - 1, r^k(u^(k-1))).
+
+    It counts as one gradient call and K Jacobian-vector products; no Jacobian is formed. xi: a sample for each level.
+    """
     u, products, last = [x], [], len(xi) - 1
     for k in range(last):
         r, product = client.pullback(client.level, k, u[-1], xi[k])

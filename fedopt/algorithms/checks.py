@@ -14,7 +14,7 @@ from fedopt.randomness import untouched
 
 
 def first_state(algorithm: Algorithm, problem: Problem) -> Any:
-    """What `init` gives. Raises UserError where it is no state, or `output` gives no point of the problem."""
+    """Return what `init` gives. Raises UserError if it is not a state, or `output` does not give a point of the problem."""
     with untouched(algorithm.init, ()):
         state = algorithm.init(problem)
     if not hasattr(state, "_fields"):
@@ -35,7 +35,7 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
 
 
 def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -> Any:
-    """What `step` gives. Raises UserError where it is no state like the one before, or that one is written over."""
+    """Return what `step` gives. Raises UserError if it is not a state like the one before, or that one was overwritten."""
     with untouched(algorithm.step, [leaf for _, leaf in _named(state) if isinstance(leaf, Tensor)]):
         new = algorithm.step(state, problem, fed)
     leaves, structure = _flat(new)
@@ -54,12 +54,14 @@ def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -
 
 
 def _flat(value: Any) -> tuple[list[Any], Any]:
-    """The tensors, memories and numbers in it, and its structure. No memory is made one tensor, which may not fit."""
+    """Return the tensors, memories and numbers in a value, and its structure. A memory stays as it is: it may not fit as one
+    tensor.
+    """
     return tree_flatten(value, is_leaf=lambda part: isinstance(part, Memory))
 
 
 def _named(state: Any) -> list[tuple[str, Any]]:
-    """The tensors, memories and numbers of a state, with the names of the fields that they are in."""
+    """Return the tensors, memories and numbers of a state, each with the name of its field."""
     return [(f"s.{name}", leaf) for name in state._fields for leaf in _flat(getattr(state, name))[0]]
 
 

@@ -18,16 +18,16 @@ from fedopt.problems.classes import Minimax, Nested
 
 
 def bilevel_start(problem: Nested) -> Vectors:
-    """z = (x, y, 0), or (x, y) where grad_y f is zero at y*(x)."""
+    """Return z = (x, y, 0), or (x, y) if grad_y f is zero at y*(x)."""
     x, y = problem.start()
     return Vectors((x, y, torch.zeros_like(y)) if problem.indirect else (x, y))
 
 
 def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> Vectors:
-    """D at z on one sample, each part of the shape of its variable [FedMSA eq. 2, 10].
+    """Return D at z on one sample, each part of the shape of its variable [FedMSA eq. 2, 10].
 
-    Dx = grad_x f - grad^2_xy g v,  Dy = grad_y g,  Dv = (grad^2_yy g + damping I) v - grad_y f (FedMSA's eq. 10a prints grad_x f).
-    Where z = (x, y), Dx is grad_x f. Two gradient calls and one product of each kind.
+    Dx = grad_x f - grad^2_xy g v,  Dy = grad_y g,  Dv = (grad^2_yy g + damping I) v - grad_y f (FedMSA's eq. 10a prints
+    grad_x f). With z = (x, y), Dx is grad_x f. It counts as two gradient calls and one product of each kind.
     """
     x, y, *v = z
     if not v:
@@ -49,9 +49,9 @@ def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> V
 
 
 def independent_maps(client: Client, z: Vectors, xis: Sequence[Any]) -> Vectors:
-    """D at z as `bilevel_maps` gives it, with a sample for each of Dx, Dy and Dv.
+    """Return D at z as `bilevel_maps` does, with a sample for each of Dx, Dy and Dv.
 
-    Three gradient calls, of which one is saved where grad_x f is zero, and one product of each kind.
+    It counts as three gradient calls, one less if grad_x f is zero, and one product of each kind.
     """
     (x, y, *v), (xi_x, xi_y, xi_v) = z, xis
     d_x, d_y = client.outer_gradient_x(x, y, xi_x), client.inner_gradient(x, y, xi_y)
@@ -64,13 +64,15 @@ def independent_maps(client: Client, z: Vectors, xis: Sequence[Any]) -> Vectors:
 def descend(
     space: Client | Nested | Minimax, z: Vectors, D: Vectors, steps: Sequence[float], radius: float | None = None
 ) -> Vectors:
-    """z - steps D, with a step for each variable; then y is projected onto Y, which is everything except for minimax problems,
-    and v onto the ball of that radius."""
+    """Return z - steps D, with a step for each variable.
+
+    Then y is projected onto Y, which is everything except in minimax problems, and v onto the ball of that radius.
+    """
     x, y, *v = (part.sub(direction, alpha=step) for part, direction, step in zip(z, D, steps, strict=False))
     return Vectors((x, space.project(y), *(v_n if radius is None else in_ball(v_n, radius) for v_n in v)))
 
 
 def in_ball(v: Tensor, radius: float) -> Tensor:
-    """P_r(v): v where |v| <= r, else r v / |v|."""
+    """Return P_r(v): v if |v| <= r, else r v / |v|."""
     norm = torch.linalg.vector_norm(v)
     return v * torch.where(norm > radius, radius / norm, 1.0)

@@ -33,9 +33,10 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalExtragradient:
-    """eta_x, eta_y: the clients' steps; eta_s: the server's on their mean change; K: local steps.
+    """Local extragradient steps.
 
-    B: examples of each of a step's two samples, None for all that a client has.
+    eta_x, eta_y: the clients' steps. eta_s: the server's along their mean change. K: the local steps.
+    B: the examples of each of a step's two samples; None for all of a client's.
     """
 
     eta_x: Schedule
@@ -66,7 +67,7 @@ class LocalExtragradient:
 
 
 class DualState(NamedTuple):
-    """o; z, what it stands for; and the mean of all z_h so far, z before there are any."""
+    """o: the dual point. z: the point that it stands for. mean: of all z_h so far, z before there are any."""
 
     o: Vectors
     z: Vectors
@@ -75,11 +76,12 @@ class DualState(NamedTuple):
 
 @dataclass(frozen=True)
 class FeDualEx:
-    """eta_x, eta_y: the clients' steps; eta_s: the server's on their mean change; K: local steps.
+    """FeDualEx: dual extrapolation for composite saddle point problems.
 
-    B: examples of each of a step's two samples, None for all that a client has.
+    eta_x, eta_y: the clients' steps. eta_s: the server's along their mean change. K: the local steps.
+    B: the examples of each of a step's two samples; None for all of a client's.
     lam, D: the objective is f + lam |x|_1 - lam |y|_1, and entries of x and y are within [-D, D]; None for no such box.
-    iterate: the output, the last z or the mean of all z_h [theorem], which clients then send too.
+    iterate: the output: the last z, or the mean of all z_h [theorem], which clients then send too.
     """
 
     eta_x: PositiveFloat
@@ -117,7 +119,9 @@ class FeDualEx:
         return s.z if self.iterate == "last" else s.mean
 
     def _T(self, at: Client | Minimax, o: Vectors, t: float) -> Vectors:
-        """T_t(o), with y projected onto the problem's constraint: exact where the problem has none, or lam = 0 and no box."""
+        """Return T_t(o), with y projected onto the problem's constraint. It is exact without a constraint, or with lam = 0 and
+        no box.
+        """
         if self.lam:
             o = Vectors(softshrink(v, t * eta * self.lam) for v, eta in zip(o, (self.eta_x, self.eta_y), strict=True))
         x, y = o if self.D is None else (v.clamp(-self.D, self.D) for v in o)

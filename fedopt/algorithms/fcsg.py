@@ -27,7 +27,7 @@ from fedopt.problems.classes import Minimisation
 
 
 class State(NamedTuple):
-    """m: (m,), or () where alpha = 1. Of momentum=storm the state is `Averages`."""
+    """m: (m,), or () with alpha = 1. With momentum=storm the state is `Averages`."""
 
     x: Tensor
     m: Tensors
@@ -35,10 +35,11 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Fcsg:
-    """eta: the step size; alpha: weight of the newest G in m.
+    """FCSG, FCSG-M and Acc-FCSG-M: local steps on a conditional problem.
 
-    momentum: how m is made: average, m = (1 - alpha) m + alpha G, or storm, m = G + (1 - alpha) (m - G_old).
-    I: local steps; B: outer samples of a step, None for all that a client has.
+    eta: the step size. alpha: the weight of the newest G in m.
+    momentum: average, m = (1 - alpha) m + alpha G; or storm, m = G + (1 - alpha) (m - G_old).
+    I: the local steps. B: the outer samples of a step; None for all of a client's.
     """
 
     eta: Schedule

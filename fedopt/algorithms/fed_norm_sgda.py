@@ -30,7 +30,7 @@ Decay = Annotated[float, Field(gt=0, le=1)]
 
 
 class State(NamedTuple):
-    """x_hat: (x_hat,) with "+", else (). drawn: a uniformly random one of the (x, y) so far, () where it is not asked for."""
+    """x_hat: (x_hat,) with "+", else (). drawn: a uniformly random one of the (x, y) so far; () unless iterate=random."""
 
     x: Tensor
     y: Tensor
@@ -39,8 +39,10 @@ class State(NamedTuple):
 
 
 class Solver(NamedTuple):
-    """A local solver: its momentum, its proximal coefficient, and the factor of its step size from one step to the next; each one
-    number, or [M]. SGD is (0, 0, 1)."""
+    """A local solver; each value is a number, or [M]. SGD is (0, 0, 1).
+
+    rho: its momentum. mu: its proximal coefficient. decay: the factor of its step size from one step to the next.
+    """
 
     rho: Any
     mu: Any
@@ -52,7 +54,7 @@ class Solver(NamedTuple):
         return all(isinstance(value, float) for value in self) and tuple(self) == (0, 0, 1)
 
     def step(self, so_far: "Sums", grad: Any, k: int, eta: Any) -> "Sums":
-        """With one more gradient, whose part of step k = 0, 1, ... has the size eta decay^k, and the proximal part eta."""
+        """Add one gradient to the sums. The gradient of step k = 0, 1, ... has the size eta decay^k, and the proximal part eta."""
         if self.is_sgd:
             return Sums(so_far.G + grad, grad, so_far.norm + 1, so_far.m)
         keep, rate = 1 - eta * self.mu, self.decay**k  # the proximal term draws x_i back to where it began
@@ -61,7 +63,7 @@ class Solver(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What a local solver makes of the gradients so far: G, norm = |a|_1 = sum_k a^k, and the momentum buffers d, m of both."""
+    """The sums over a local solver's gradients so far: G, norm = |a|_1 = sum_k a^k, and the momentum buffers d and m of both."""
 
     G: Any
     d: Any
@@ -71,16 +73,18 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class FedNormSgda:
-    """eta_x, eta_y: the clients' steps; gamma_x, gamma_y: the server's, relative to them.
+    """Fed-Norm-SGDA and, with S, Fed-Norm-SGDA+; Local SGDA and Local SGDA+ with aggregation=naive.
 
-    tau: local work, in epochs or in steps, the most of it where clients are uneven.
-    B: examples of a step, None for all that a client has.
-    S: rounds between snapshots x_hat ("+"); None: grad_y is taken at the client's own x.
-    rho, mu, decay: the local solver: momentum, proximal coefficient, factor of the local steps' sizes from one to the next;
-        SGD is 0, 0, 1. A list mixes solvers: client i has its entry i, and from the first again.
-    aggregation: normalised by |a_i|_1, or naive: the mean of the cohort's changes, weighted by p_i.
-    tau_eff: the mean of |a_i|_1 over all clients, or over the cohort, which biases the solution towards clients that do more work.
-    iterate: the output, the last iterate or the uniformly random one of line 22.
+    eta_x, eta_y: the clients' steps. gamma_x, gamma_y: the server's, relative to them.
+    tau: the local work, in epochs or in steps; the largest amount if clients are uneven.
+    B: the examples of a step; None for all of a client's.
+    S: the rounds between snapshots x_hat ("+"); None takes grad_y at the client's own x.
+    rho, mu, decay: the local solver's momentum, proximal coefficient, and factor of the step size from one step to the next.
+        SGD is 0, 0, 1. A list mixes solvers: client i has the entry i mod its length.
+    aggregation: normalised, divided by |a_i|_1; or naive, the mean of the cohort's changes, weighted by p_i.
+    tau_eff: the mean of |a_i|_1 over all clients, or over the cohort, which biases the solution towards clients that do more
+        work.
+    iterate: the output: the last iterate, or the uniformly random one of line 22.
     """
 
     eta_x: Schedule
@@ -141,11 +145,11 @@ class FedNormSgda:
         return (s.x, s.y) if self.iterate == "last" else s.drawn
 
     def _replaces(self, fed: Round) -> bool:
-        """The draw of line 22, round by round: whether the iterate that this round ends with, number r + 1, is the drawn one."""
+        """Draw, as line 22 does but round by round, whether the iterate after this round, index r + 1, becomes the drawn one."""
         return bool(fed.rng(Purpose.OUTPUT).random() * (fed.r + 1) < 1)
 
     def _solve(self, client: Client, message: Tensors, eta_x: float, eta_y: float) -> tuple[Sums, Sums, Tensor]:
-        """A client's local steps: G and |a_i|_1 of x and of y, and y_i."""
+        """Take a client's local steps; return the sums of x and of y, and y_i."""
         x, y = message[:2]
         x_hat = message[-1] if len(message) > 2 else x  # in the round of a snapshot they are one; unused without "+"
         solver = Solver(client.entry(self.rho), client.entry(self.mu), client.entry(self.decay))
@@ -166,13 +170,13 @@ class FedNormSgda:
         return client.scan("local", step, (*none, y), lambda k: k)
 
     def _message(self, s: State, r: int) -> tuple[Tensors, Tensors]:
-        """(what is sent, x_hat of this round): every S rounds x_hat = x, which is not sent twice."""
+        """Return what is sent, and x_hat of this round. Every S rounds x_hat is x, which is not sent twice."""
         if self.S is None:
             return (s.x, s.y), ()
         return ((s.x, s.y), (s.x,)) if r % self.S == 0 else ((s.x, s.y, *s.x_hat), s.x_hat)
 
     def _norms(self, etas: tuple[float, float], steps: np.ndarray, clients: np.ndarray) -> np.ndarray:
-        """|a_i|_1 for x and for y of clients that take so many steps, [2, clients]."""
+        """Return |a_i|_1 for x and for y, [2, clients]. steps: the number of local steps of each client."""
         solver = Solver(*(np.take(value, clients, mode="wrap") for value in (self.rho, self.mu, self.decay)))
         eta, none = np.array(etas)[:, None], np.zeros((2, len(steps)))
         so_far = Sums(0.0, 0.0, none, none)

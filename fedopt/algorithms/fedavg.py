@@ -19,7 +19,7 @@ from fedopt.problems.classes import Minimisation
 
 
 class State(NamedTuple):
-    """v: (the server's momentum,), or () where it has none; of FedOpt the first and the second moments, (m, v)."""
+    """v: (the server's momentum,), or () without one; in FedOpt (m, v), the first and the second moments."""
 
     x: Tensor
     v: Tensors
@@ -30,11 +30,12 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True)
 class FedAvg:
-    """eta: the local step size; gamma, momentum: the server's step on the clients' mean change, and its momentum.
+    """FedAvg, and with mu FedProx.
 
-    tau: local work, in epochs over batches of B examples, or in steps on independent batches, drawn with replacement.
-    B: examples of a batch, None for all that a client has.
-    mu: of the proximal term mu/2 |x_i - x|^2 of each client's objective; 0 is FedAvg.
+    eta: the local step size. gamma, momentum: the server's step along the clients' mean change, and its momentum.
+    tau: the local work, in epochs over batches of B examples, or in steps on independent batches drawn with replacement.
+    B: the examples of a batch; None for all of a client's.
+    mu: the factor of the proximal term mu/2 |x_i - x|^2 in each client's objective; 0 is FedAvg.
     """
 
     eta: Schedule
@@ -66,7 +67,7 @@ class FedAvg:
         return State(s.x + self.gamma(fed.r) * direction, v)
 
     def direction(self, change: Tensor, v: Tensors) -> tuple[Tensor, Tensors]:
-        """The server's direction after the clients' mean change, and its new momentum."""
+        """Return the server's direction after the clients' mean change, and its new momentum."""
         v = tuple(self.momentum * of_before + change for of_before in v)
         return (v[0] if v else change), v
 
@@ -78,7 +79,7 @@ class FedAvg:
 class FedOpt(FedAvg):
     """FedAvg whose server divides by roots of second moments, coordinate by coordinate: FedAdam, FedYogi, FedAdagrad.
 
-    server: the rule of the second moments v. beta_1, beta_2: decays of m and, but for adagrad, of v.
+    server: the rule of the second moments v. beta_1, beta_2: the decays of m and, except for adagrad, of v.
     epsilon: tau in the paper. v_0: v before the first round, in all coordinates.
     """
 
@@ -97,7 +98,7 @@ class FedOpt(FedAvg):
         return State(x, (0 * x, 0 * x + self.v_0))
 
     def direction(self, change: Tensor, v: Tensors) -> tuple[Tensor, Tensors]:
-        """m / (sqrt(v) + epsilon), and (m, v)."""
+        """Return m / (sqrt(v) + epsilon), and (m, v)."""
         (m, second), square = v, change**2
         m = self.beta_1 * m + (1 - self.beta_1) * change
         if self.server == "adagrad":

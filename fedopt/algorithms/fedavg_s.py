@@ -19,7 +19,10 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAvgS:
-    """alpha, beta: steps of x and of y; tau: local work; B: examples of a step, None for all that a client has."""
+    """FedAvg-S: local steps of x and y at once.
+
+    alpha, beta: the steps of x and of y. tau: the local work. B: the examples of a step; None for all of a client's.
+    """
 
     alpha: Schedule
     beta: Schedule

@@ -4,7 +4,7 @@ From memory of the paper, not compared with its text; its abstract confirms the 
 
 Notation
     z = (x, y, u), m    the variables, u = [grad^2_yy g]^-1 grad_y f (v in directions.py), and their momenta (d in storm.py)
-    alpha_t             the step size delta / (u0 + t)^(1/3), which eta (of x), gamma (of y) and tau (of u) are in units of
+    alpha_t             delta / (u0 + t)^(1/3); x, y and u have the steps eta alpha_t, gamma alpha_t and tau alpha_t
     c                   (c_x, c_y, c_u): c alpha_t^2 are the weights of the newest directions in m_{t+1}
     t, I                the iteration, counted from 0, and the iterations of a round
 """

@@ -36,9 +36,10 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class FedDro:
-    """eta: the step size; beta: how much of the newest value of g is in ybar beside its change.
+    """FedDRO: local steps on a composition, with a shared estimate of its inner value.
 
-    I: local steps; B: examples of each sample, None for all that a client has.
+    eta: the step size. beta: how far ybar moves to the newest value of g, besides its change.
+    I: the local steps. B: the examples of each sample; None for all of a client's.
     """
 
     eta: Schedule

@@ -29,11 +29,13 @@ Weight = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class FedSGDAM:
-    """eta_x, eta_y: steps of x and y; alpha, beta: weights of the newest gradients in u and v.
+    """FedSGDA-M: recursive momentum on each client.
 
-    lam: y moves by eta_y (P(y - lam v) - y), as in other papers of the authors; None: to P(y - eta_y v).
-    q: iterations between averages, a round (Q in the paper). B: examples of a sample; None for all that a client has.
-    S: samples that the first u and v are means over.
+    eta_x, eta_y: the steps of x and y. alpha, beta: the weights of the newest gradients in u and v.
+    lam: y moves by eta_y (P(y - lam v) - y), as in other papers of the authors; None moves it to P(y - eta_y v).
+    q: the iterations between averages, which are one round (Q in the paper). B: the examples of a sample; None for all of a
+        client's.
+    S: the samples that the first u and v are means over.
     """
 
     eta_x: Schedule
@@ -72,7 +74,7 @@ class FedSGDAM:
 
 
 class State(NamedTuple):
-    """z, d: their means."""
+    """The means over clients. z: of (x, y). d: of (u, v)."""
 
     z: Vectors
     d: Vectors
@@ -80,9 +82,11 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class MomentumLocalSGDA:
-    """eta_x, eta_y: steps to where x and y are drawn; alpha: the share of that way that they go.
+    """Momentum Local SGDA: partial steps along momenta, which are averaged too.
 
-    beta_x, beta_y: weights of the newest gradients, in units of 1 / alpha. tau: iterations of a round. B: examples of a sample.
+    eta_x, eta_y: the steps to the points towards which x and y move. alpha: the share of that way that they go.
+    beta_x, beta_y: the newest gradients have the weights beta_x alpha and beta_y alpha in the momenta.
+    tau: the iterations of a round. B: the examples of a sample; None for all of a client's.
     """
 
     eta_x: Schedule
@@ -127,5 +131,5 @@ class MomentumLocalSGDA:
 
 
 def toward(y: Tensor, target: Tensor, share: float) -> Tensor:
-    """y moved by a share of the way to a target."""
+    """Return y moved by a share of the way to a target."""
     return y + share * (target - y)

@@ -34,10 +34,12 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class FessGda:
-    """eta_x, eta_y: the clients' steps; gamma_x, gamma_y: the server's, relative to them.
+    """FESS-GDA: local steps on a smoothed saddle point problem.
 
-    tau: local work, in epochs or in steps; B: examples of a step, None for all that a client has.
-    p, beta: weight of the smoothing, 0 is none, and step of z; with beta = 1 there is none either, since z = x.
+    eta_x, eta_y: the clients' steps. gamma_x, gamma_y: the server's, relative to them.
+    tau: the local work, in epochs or in steps. B: the examples of a step; None for all of a client's.
+    p, beta: the weight of the smoothing, and the step of z. There is no smoothing with p = 0, or with beta = 1, since then z
+        = x.
     """
 
     eta_x: Schedule

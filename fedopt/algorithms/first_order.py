@@ -25,10 +25,12 @@ from fedopt.problems.classes import Bilevel
 
 @dataclass(frozen=True)
 class FirstOrder(SimFBO):
-    """As SimFBO; eta_v, gamma_v are the steps of s with estimator=penalty, and normalised weighs clients as in ShroFBO.
+    """SimFBO without second derivatives. The keys of SimFBO mean the same; with estimator=penalty, eta_v and gamma_v are the
+    steps of s.
 
-    lam, growth, power: lam + growth r^power is the penalty's coefficient of round r.
-    delta: of estimator=difference.
+    normalised: weighs clients as ShroFBO does.
+    lam, growth, power: the penalty's coefficient in round r is lam + growth r^power.
+    delta: the distance of the two points in estimator=difference.
     """
 
     estimator: Literal["penalty", "difference"]
@@ -48,7 +50,7 @@ class FirstOrder(SimFBO):
         return State(Vectors((x, y, *(y if self.estimator == "penalty" else v_0 for v_0 in v))))
 
     def directions(self, client: Client, z: Vectors, xi: Any, r: int) -> Vectors:
-        """D at z on one sample. Three gradient calls with a penalty, four with differences."""
+        """Return D at z on one sample. It counts as three gradient calls with a penalty, four with differences."""
         x, y, *v = z
         if not v:
             return bilevel_maps(client, z, xi)  # the hypergradient is grad_x f

@@ -33,8 +33,9 @@ Weight = Annotated[float, Field(gt=0, le=1)]
 
 
 class State(NamedTuple):
-    """m: (m,), or () where each step has a new one. u: the clients' mean u where they share it, else (); memory: each client's own
-    u, [d_1 + ... + d_K], where they do not, else ()."""
+    """m: (m,), or () if each step makes a new one.
+    u: the clients' mean u if they share it, else (). memory: each client's own u, [d_1 + ... + d_K], if they do not, else ().
+    """
 
     x: Tensor
     m: Tensors
@@ -99,5 +100,5 @@ class LocalScgd:
 
 
 def mixed(a: float, u: Tensors, k: int, r: Tensor) -> Tensor:
-    """(1 - a) u^(k+1) + a r."""
+    """Return (1 - a) u^(k+1) + a r."""
     return (1 - a) * u[k] + a * r

@@ -42,7 +42,10 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Momentum:
-    """What both have: rho1, rho2: steps of x and y in units of eta_t; eta: eta_t where it is constant."""
+    """What LocalBSGM and LocalBSGVRM share.
+
+    rho1, rho2: the steps of x and y are rho1 eta_t and rho2 eta_t. eta: the constant eta_t.
+    """
 
     rho1: PositiveFloat
     rho2: PositiveFloat
@@ -57,19 +60,21 @@ class Momentum:
     solves: ClassVar = (Bilevel,)
 
     def start(self, problem: Bilevel) -> Tensors:
-        """(x, y, u, v), without momentum."""
+        """Return (x, y, u, v) at the start, with zero momentum."""
         x, y = problem.start()
         return x, y, torch.zeros_like(x), torch.zeros_like(y)
 
     def samples(self, problem: Bilevel, iterations: int) -> Steps:
-        """The draws of that many iterations."""
+        """Return the draws for that number of iterations."""
         products = self.Q if problem.indirect and not problem.identity else 0
         return Steps(iterations, self.B, problem.hypergradient_samples(products))
 
     def estimates(
         self, client: Client, x: Tensor, y: Tensor, xi: list[Any], term: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(D, G). term: the number of the one term of the Neumann sum that stands for all, 0..Q; None: all of them."""
+        """Return (D, G) on one client. term: the index, 0 to Q, of the one Neumann term that stands for all; None takes all of
+        them.
+        """
         inverse = partial(neumann_sum, N=self.Q, l=1 / self.theta)
         if term is not None:
             inverse = partial(neumann_term, N=self.Q + 1, l=1 / self.theta, chosen=term)
@@ -81,7 +86,11 @@ class Momentum:
 
 @dataclass(frozen=True)
 class LocalBSGM(Momentum):
-    """rho1, rho2: steps of x and y in units of eta; alpha, beta: weights of the newest D and G in units of 1 / eta."""
+    """LocalBSGM: local bilevel SGD with momentum [Gao 2022, Alg. 1].
+
+    rho1, rho2: the steps of x and y are rho1 eta and rho2 eta.
+    alpha, beta: the newest D and G have the weights alpha eta and beta eta, each below 1.
+    """
 
     def __post_init__(self) -> None:
         for name, weight in (("alpha", self.alpha), ("beta", self.beta)):
@@ -108,12 +117,14 @@ class LocalBSGM(Momentum):
 
 @dataclass(frozen=True)
 class LocalBSGVRM(Momentum):
-    """rho1, rho2: steps of x and y in units of eta_t; alpha, beta: weights of the newest D and G in units of 1 / eta_t^2.
+    """LocalBSGVRM: local bilevel SGD with momentum-based variance reduction [Gao 2022, Alg. 2].
 
-    eta_t = eta where step_size is constant, else Theorem 2's, with L its constant L-hat.
-    S: how many xi the first D and G are means over.
-    warm_up: rounds at the start in which x stays, so that y comes near y*(x_1), where the paper starts.
-    neumann: sum, all Q + 1 terms, or term: a random one of them, times Q + 1, drawn anew for each xi [Khanduri et al. 2021].
+    rho1, rho2: the steps of x and y are rho1 eta_t and rho2 eta_t.
+    alpha, beta: the newest D and G have the weights alpha eta_t^2 and beta eta_t^2, each below 1.
+    step_size: constant, eta_t = eta; or theorem, Theorem 2's, with L its constant L-hat.
+    S: the number of xi that the first D and G are means over.
+    warm_up: the rounds at the start in which x stays, so that y comes near y*(x_1), where the paper starts.
+    neumann: sum, all Q + 1 terms; or term, a random one of them times Q + 1, drawn for each xi [Khanduri et al. 2021].
     """
 
     step_size: Literal["constant", "theorem"]
@@ -130,7 +141,7 @@ class LocalBSGVRM(Momentum):
                 raise ValueError(f"{name} * eta_t^2 must be less than 1, and is up to {weight:g} * {largest:g}^2")
 
     def eta_t(self, t: int, K: int) -> float:
-        """The step size of iteration t = 0, 1, ... with K clients; it never grows."""
+        """Return the step size of iteration t = 0, 1, ... with K clients; it never grows with t."""
         if self.step_size == "constant":
             return self.eta
         # w_t + t of Theorem 2, whose t is t + 1 here

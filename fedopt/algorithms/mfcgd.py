@@ -47,11 +47,15 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Mfcgd:
-    """gamma: the step in units of eta_t = k / (n + t)^(1/3); c1, c2, c3: weights of the newest h, U and v in units of 1 / eta_t^2.
+    """MFCGD: momentum-based compositional descent.
 
-    adaptive: A = I (none: MFCGD), diag(sqrt(a) + rho) with a the mean of wbar^2, or (a + rho) I with a the mean of |wbar| (norm).
-    theta: how much of a is kept at an exchange. C_f, C_g: None for no projection.
-    I: iterations between exchanges; B: examples of each sample, B_start: of the first ones; None for all that a client has.
+    gamma: the step of x is gamma eta_t, eta_t = k / (n + t)^(1/3).
+    c1, c2, c3: the newest h, U and v have the weights c1 eta_t^2, c2 eta_t^2 and c3 eta_t^2, each at most 1.
+    adaptive: A = I (none: MFCGD), diag(sqrt(a) + rho) with a the mean of wbar^2, or (a + rho) I with a the mean of |wbar|
+        (norm).
+    theta: the share of a that is kept at an exchange. C_f, C_g: radii of the projections of v and U; None for no projection.
+    I: the iterations between exchanges. B, B_start: the examples of each sample, and of the first ones; None for all of a
+        client's.
     share: whether h, U and v are averaged with x and w.
     """
 
@@ -79,7 +83,7 @@ class Mfcgd:
                 raise ValueError(f"{name} * eta_0^2 must be at most 1, and is {c:g} * {self.eta(0):g}^2")
 
     def eta(self, t: int) -> float:
-        """eta_t, t = 0, 1, ...; it falls."""
+        """Return eta_t for t = 0, 1, ...; it falls with t."""
         return self.k / (self.n + t) ** (1 / 3)
 
     def init(self, problem: LocalCompositional) -> State:
@@ -135,16 +139,16 @@ class Mfcgd:
 
 
 def value_and_jacobian(client: Client, x: Tensor, xi: Any) -> tuple[Tensor, Tensor]:
-    """r_i(x) and its Jacobian, [d_1, d_0]: d_1 products."""
+    """Return r_i(x) and its Jacobian, [d_1, d_0]. It counts as d_1 Jacobian-vector products."""
     r, product = client.vjp(lambda x: client.level(0, x, xi), x, jvp=1)
     return r, torch.stack([product(unit)[0] for unit in torch.eye(len(r), dtype=r.dtype, device=r.device)])
 
 
 def grad_f(client: Client, h: Tensor, zeta: Any) -> Tensor:
-    """grad f_i(h), one gradient call."""
+    """Return grad f_i(h). It counts as one gradient call."""
     return client.grad(partial(client.level, 1), h, zeta)
 
 
 def within(value: Tensor, radius: float | None) -> Tensor:
-    """Projected onto the ball of that radius, of all entries together."""
+    """Project a value onto the ball of that radius, by the norm of all its entries; None leaves it unchanged."""
     return value if radius is None else ball(value.flatten(), radius).view_as(value)

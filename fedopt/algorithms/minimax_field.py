@@ -15,7 +15,9 @@ Etas = tuple[float, float]  # steps of x and of y
 
 
 def field(client: Client, w: Vectors, xi: Any, plus: Vectors | None = None, anchor: Vectors | None = None) -> Vectors:
-    """F_i(w) - F_i(anchor) + plus on one sample; None for no such term. One gradient call, and one more with an anchor."""
+    """Return F_i(w) - F_i(anchor) + plus on one sample; None leaves a term out. It counts as one gradient call, or two with an
+    anchor.
+    """
     x, y = w
     f_x, f_y = client.outer_gradients(x, y, xi)
     F = Vectors((f_x, -f_y))
@@ -25,10 +27,10 @@ def field(client: Client, w: Vectors, xi: Any, plus: Vectors | None = None, anch
 
 
 def moved(w: Vectors, direction: Vectors, eta: Etas) -> Vectors:
-    """w - eta direction."""
+    """Return w - eta direction."""
     return Vectors(v.sub(d, alpha=e) for v, d, e in zip(w, direction, eta, strict=True))
 
 
 def parts(row: Tensor, like: Vectors) -> Vectors:
-    """A row of a memory, [dx + dy], as the x and y that it was made of."""
+    """Split a row of a memory, [dx + dy], into the x and y that it was made of."""
     return Vectors(row.split([v.numel() for v in like]))

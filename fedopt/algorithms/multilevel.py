@@ -31,7 +31,7 @@ Estimates = tuple[Tensor, Tensors, Tensor]  # x, h, p
 
 
 class State(NamedTuple):
-    """x, p: the means; memory: each client's x, h and p, [2 d_0 + d_1 + ... + d_K]."""
+    """x, p: the means over clients. memory: each client's x, h and p as one vector, [2 d_0 + d_1 + ... + d_K]."""
 
     x: Tensor
     p: Tensor
@@ -40,10 +40,13 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Multilevel:
-    """gamma, eta: the step is gamma eta; alpha, rho: weights of the newest values in h and in p, in units of 1 / eta^2.
+    """Multi-level composition with variance-reduced estimates of the levels and of the gradient.
 
-    tau: local steps; B: examples of each sample, B_start: of the first ones; None for all that a client has.
-    order: A, the last step of a round takes its estimates at the mean x, which needs a second exchange; B, at the client's own.
+    gamma, eta: the step is gamma eta. alpha, rho: the newest values have the weights alpha eta^2 in h and rho eta^2 in p, at
+        most 1.
+    tau: the local steps. B, B_start: the examples of each sample, and of the first ones; None for all of a client's.
+    order: A takes the estimates of a round's last step at the mean x, in a second exchange; B takes them at the client's own
+        x.
     """
 
     gamma: PositiveFloat
@@ -100,7 +103,7 @@ class Multilevel:
         return State(x, p, memory)
 
     def estimates(self, client: Client, x: Tensor, old: Estimates, xi: Sequence[Any]) -> Estimates:
-        """x, h' and p' at a new x, after the old x, h and p, with the same samples at both."""
+        """Return x, h' and p' at a new x, from the old x, h and p, with the same samples at both points."""
         x_old, h, p = old
         r_old = list[Tensor]()
 

@@ -36,12 +36,13 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class ProxSkipGda:
-    """gamma_x, gamma_y: steps of x and y; the paper has one gamma, 1 / (the largest cocoercivity constant).
+    """ProxSkip-GDA: a coin decides after each iteration whether clients communicate.
 
-    p: probability of an exchange; the paper: sqrt(gamma mu) for a field that is mu-strongly monotone.
-    B: examples of a step, None for all that a client has.
+    gamma_x, gamma_y: the steps of x and y. The paper has one gamma, 1 / (the largest cocoercivity constant).
+    p: the probability of an exchange; the paper's is sqrt(gamma mu) for a field that is mu-strongly monotone.
+    B: the examples of a step; None for all of a client's.
 
-    A round is the iterations until the coin shows heads, with the exchange that follows. Everyone takes part.
+    A round is the iterations until the coin shows heads, and the exchange that follows. All clients take part.
     """
 
     gamma_x: PositiveFloat

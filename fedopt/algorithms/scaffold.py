@@ -29,10 +29,11 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Scaffold:
-    """eta, eta_g: steps of the clients, and of the server on their mean change.
+    """SCAFFOLD: local steps corrected by control variates.
 
-    tau: local work, in epochs over batches of B examples, or in steps on independent batches, drawn with replacement.
-    B: examples of a batch, None for all that a client has.
+    eta, eta_g: the steps of the clients, and of the server along their mean change.
+    tau: the local work, in epochs over batches of B examples, or in steps on independent batches drawn with replacement.
+    B: the examples of a batch; None for all of a client's.
     """
 
     eta: Schedule

@@ -28,24 +28,27 @@ from fedopt.federation.round import Round
 
 
 class Storm(NamedTuple):
-    """A recursion: D(client, z, xi); move(client, z, d, t), the point after iteration t's step; c(t), the weights in d_{t+1}."""
+    """A method as its three functions in STORM's recursion.
+
+    D(client, z, xi): the direction. move(client, z, d, t): the point after iteration t's step. c(t): the weights of d_{t+1}.
+    """
 
     D: Callable[[Client, Vectors, Any], Vectors]
     move: Callable[[Client, Vectors, Vectors, int], Vectors]
     c: Callable[[int], Sequence[float]]
 
     def first(self, client: Client, z: Vectors, xis: Iterable[Any]) -> Vectors:
-        """d_0, the mean of D over samples."""
+        """Return d_0, the mean of D over the samples."""
         new = [self.D(client, z, xi) for xi in xis]
         return Vectors(sum(part) / len(part) for part in zip(*new, strict=True))
 
     def estimate(self, client: Client, z: Vectors, z_prev: Vectors, d: Vectors, xi: Any, t: int) -> Vectors:
-        """d_t from d_{t-1}."""
+        """Return d_t from d_{t-1}."""
         D, D_prev = self.D(client, z, xi), self.D(client, z_prev, xi)
         return Vectors((1 - c) * part + new for c, part, new in zip(self.c(t - 1), d - D_prev, D, strict=False))
 
     def iterations(self, client: Client, z: Vectors, d: Vectors, xis: Iterable[Any], t: int) -> tuple[Vectors, Vectors]:
-        """(z_t, d_t) after one more iteration for each sample."""
+        """Return (z_t, d_t) after one iteration for each sample."""
         for t_now, xi in enumerate(xis, t):
             z_prev, z = z, self.move(client, z, d, t_now)
             d = self.estimate(client, z, z_prev, d, xi, t_now + 1)
@@ -53,8 +56,11 @@ class Storm(NamedTuple):
 
 
 class Averages(NamedTuple):
-    """Between two rounds of `together`: the means of z_t and d_{t-1}; z_{t-1} as one vector, its mean where the cohort changes, and
-    each client's own where all take part."""
+    """The state between two rounds of `together`.
+
+    It has the means of z_t and d_{t-1}, and z_{t-1} as one vector: its mean if cohorts change, or each client's own if all
+    take part.
+    """
 
     z: Vectors
     d: Vectors
@@ -63,7 +69,7 @@ class Averages(NamedTuple):
 
 
 def at_start(z: Vectors, clients: int) -> Averages:
-    """Before the first iteration."""
+    """Return the state before the first iteration."""
     return Averages(z, 0.0 * z, torch.cat(z), Memory([torch.cat(z)] * clients))
 
 
@@ -76,7 +82,10 @@ def together(
     S: int = 1,
     samples: Callable[[Client], Iterator[Any]] = lambda client: client.steps("xi"),
 ) -> Averages:
-    """p iterations and one exchange. d_0 is the mean of D over S samples. samples: what a client makes of its draws xi."""
+    """Return the state after p iterations and one exchange, which averages points and directions together.
+
+    S: the samples whose mean D is d_0. samples: the function that makes a client's samples of its draws xi.
+    """
     first = fed.r * p
 
     # What is averaged is z_t and d_{t-1}; a client's z_{t-1} is not replaced. Where cohorts change, a client that joins has none of
@@ -103,11 +112,14 @@ def together(
 def points_first(
     storm: Storm, z: Vectors, d: Vectors, memory: Any, begin: Vectors, fed: Round, I: int, draws: Mapping[str, Steps]
 ) -> tuple[Vectors, Vectors, Memory]:
-    """z, d and the memory after I iterations and two exchanges; the first round has one more before them, for d_0.
+    """Return z, d and the memory after I iterations and two exchanges: points are averaged first, then directions at their
+    mean.
 
-    z, d: the means of the first variables; a client's further ones, of which begin has the sizes and the start, never leave it.
-    memory: z and d of each client as one vector, () for none so far. draws: `first` for d_0, `xi` for I - 1 iterations, `last` for
-    the estimate at the mean.
+    The first round has one exchange more, for d_0.
+
+    z, d: the means of the first variables. A client's further ones never leave it; begin has their sizes and their start.
+    memory: each client's z and d as one vector; () before the first round.
+    draws: `first` for d_0, `xi` for I - 1 iterations, `last` for the estimate at the mean.
     """
     start, last, n = fed.r * I, fed.r * I + I - 1, len(z)
     sizes, memory = [len(part) for part in begin], memory or rows(begin, fed.problem.clients)
@@ -141,10 +153,10 @@ def points_first(
 
 
 def rows(z: Vectors, clients: int) -> Memory:
-    """z of each client, and no d so far."""
+    """Return a memory with each client's z and a zero d."""
     return Memory([torch.cat((*z, *(0.0 * z)))] * clients)
 
 
 def replaced(z: Vectors, means: Vectors) -> Vectors:
-    """z with its first variables replaced by their means."""
+    """Return z with its first variables replaced by their means."""
     return Vectors((*means, *z[len(means) :]))

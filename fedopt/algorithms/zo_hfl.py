@@ -29,11 +29,12 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class ZoHfl:
-    """gamma: the server's step; gamma_local: the clients', a schedule of the local step t = 0, 1, ...
+    """ZO-HFL: zeroth-order hierarchical federated learning.
 
-    tau: local work at each of the two points.
-    B, B_server: examples of a local step, and of the server's gradient; None for all there are.
-    directions: v a client and round, over which the estimate is averaged; None: the axes, which leave no chance.
+    gamma: the server's step. gamma_local: the clients' steps, a schedule of the local step t = 0, 1, ...
+    tau: the local work at each of the two points.
+    B, B_server: the examples of a local step, and of the server's gradient; None for all there are.
+    directions: the number of v for each client and round, whose estimates are averaged; None takes the axes, without chance.
     """
 
     gamma: Schedule
@@ -75,7 +76,7 @@ class ZoHfl:
         return (s.x,)
 
     def _directions(self, x: Tensor, S: np.ndarray, fed: Round) -> Tensor:
-        """v of each client of the cohort, [cohort, D, n]."""
+        """Return v of each client of the cohort, [cohort, D, n]."""
         n = x.numel()
         if self.directions is None:
             return torch.eye(n, device=x.device, dtype=x.dtype).expand(len(S), n, n)
