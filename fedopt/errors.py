@@ -32,6 +32,10 @@ class UserError(Exception):
     """A mistake that a user can mend. It is shown as one line without a traceback: what is wrong, where, and what to do."""
 
 
+class Unfinished(UserError):
+    """Runs that did not end, and not because of their methods: the same command does them again. The exit code is 1."""
+
+
 class WrongFunction(UserError):
     """Of a user's function or class, or what it is called in a message, which begins with its name. said: what it does.
 
@@ -90,6 +94,15 @@ def too_large(error: BaseException) -> bool:
     return (
         isinstance(error, MemoryError | OverflowError) or "can't allocate memory" in said or "without overflow" in said
     )
+
+
+def of_machine(error: BaseException | None) -> bool:
+    """Whether files, the disk or memory are what an error comes from, and not what was computed."""
+    while error is not None:
+        if isinstance(error, OSError | MemoryError) or re.search("allocate memory|out of memory", first_line(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def nearest(word: str, known: list[str]) -> str:

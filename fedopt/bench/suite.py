@@ -3,10 +3,11 @@
 A task is a file conf/bench/<name>.yaml. Methods are tuned with the same Sobol trials, then reported on other seeds.
 """
 
+import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedopt.bench.trials import STAGES, How, Search, Trial
-from fedopt.bench.tune import planned_searches, search_all
-from fedopt.comparing.recorded import Recorded, read
+from fedopt.bench.trials import STAGES, How, Search, Trial, ended
+from fedopt.bench.tune import planned_searches, refuse_unfinished, search_all
+from fedopt.comparing.recorded import Recorded
 from fedopt.config.build import build
 from fedopt.config.compose import compose
 from fedopt.config.files import CONF, content, options
@@ -30,6 +31,7 @@ from fedopt.results.folder import OVER, RunFolder
 
 CURRENCIES = ("comm_rounds", "bytes", "oracle_calls")
 POINTS = 40  # evaluations of a run between a hundredth and all of each budget
+FIXED = ("version", "words", "metric", "targets", "relative", "budget", "claims", "twin")  # of a task, before it is run
 UNUSUAL = {"claims": [], "twin": [], "refuses": {}, "relative": False, "smoke": False}  # what some files leave out
 
 
@@ -148,6 +150,8 @@ class Suite:
     def run(self, task: Task, methods: Sequence[str], launcher: Launcher) -> None:
         """Do what is missing of a task: the trials of these methods, and the reports of their winners. Raises UserError."""
         searches = self._searches(task, methods)
+        (self.out / task.name).mkdir(parents=True, exist_ok=True)
+        RunFolder(self.out / task.name).write_json("task.json", {key: asdict(task)[key] for key in FIXED})
         search_all(searches, self.out / task.name, launcher)
         results = [self._result(task, search) for search in searches]
         reports = {report.folder: report for result in results for report in self.reports(task, result) if report.words}
@@ -159,8 +163,7 @@ class Suite:
             )
             for folder, report in reports.items()
         ]
-        for job, why in run_all(jobs, launcher).items():
-            raise UserError(f"{job.folder}: {why}")
+        refuse_unfinished(jobs, run_all(jobs, launcher))
 
     def results(self, task: Task) -> list[Result]:
         """Of each method. Raises UserError for one that was not tried."""
@@ -168,9 +171,10 @@ class Suite:
 
     def _result(self, task: Task, search: Search) -> Result:
         trials = [trial for trial in search.done if trial.stage == STAGES[0]]
-        if not trials:
+        if len(trials) < search.planned(STAGES[0]):
+            lacks = f"{len(trials)} of {search.planned(STAGES[0])} trials"
             raise UserError(
-                f"{task.name}: {search.algo} has no trials in {self.out}; fedopt-bench run {task.name} does them"
+                f"{task.name}: {search.algo} has {lacks} in {self.out}; fedopt-bench run {task.name} does them"
             )
         runs = {t.number: [rows(search.place(t.stage, t.number, seed)) for seed in search.seeds] for t in trials}
         best = {c: min(trials, key=lambda trial: _order(task, trial, runs[trial.number], c)) for c in CURRENCIES}
@@ -205,7 +209,7 @@ class Suite:
         for result in results:
             for currency in CURRENCIES:
                 for report in self.reports(task, result, currency):
-                    if RunFolder(report.folder).status() not in {*OVER, "failed"}:
+                    if not RunFolder(report.folder).settled:
                         raise UserError(f"{report.folder}: has not ended; fedopt-bench run {task.name} goes on")
                     row: dict[str, Any] = {"task": task.name, "kind": report.kind, "currency": currency}
                     row |= {"method": result.search.algo}
@@ -221,16 +225,17 @@ class Suite:
         words = [*task.words, *limits, "budget.until=last", f"eval.points={POINTS}"]
         how = How(self.trials, self.tuning, "sobol", prune=False, again=False)
         folder = self.out / task.name
+        begun, now = folder / "task.json", json.loads(json.dumps(asdict(task)))
+        if others := [key for key, value in read_json(begun, {}, others=Any).items() if value != now.get(key)]:
+            what = f"the runs here are of another {', '.join(others)} than bench/{task.name}.yaml has now"
+            raise UserError(f"{begun}: {what}: put it back, or choose another --out")
         return planned_searches([f"algo={','.join(methods)}", *words], self.folders, task.metric, None, how, folder)
 
 
 @cache
 def rows(folder: Path) -> Recorded | None:
-    """A run that has ended; None for one without rows."""
-    try:
-        return read(folder, CURRENCIES[0])
-    except (OSError, ValueError, UserError):
-        return None
+    """A run that has ended; None for one that its method or its values made fail. Raises UserError for one that is damaged."""
+    return ended(folder, CURRENCIES[0]) if RunFolder(folder).status() in OVER else None
 
 
 def reached(task: Task, recorded: Recorded | None, currency: str) -> list[float]:

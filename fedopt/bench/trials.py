@@ -1,35 +1,38 @@
 """Search for values: the same number of trials, seeds and budget for every method, on seeds that no report uses.
 
-A trial is a point: values of keys. Its runs, one a seed, are jobs as of a sweep. What came out is kept in Optuna's journal, in
-batches of which each is a function of those before: killed at any moment, the same command ends with the same trials, and on any
-number of processes.
+A trial is a point: values of keys. Its runs, one a seed, are jobs as of a sweep, and their folders are all that a search goes on
+from. Trials come in batches of which each is a function of those before: killed at any moment, the same command ends with the same
+trials, and on any number of processes.
 """
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState, create_trial
+from optuna.storages.journal import BaseJournalBackend
+from optuna.trial import create_trial
 
 from fedopt.bench import SAMPLERS
 from fedopt.bench.space import Point, Range, cube, words_of
-from fedopt.comparing.recorded import read
+from fedopt.comparing.recorded import Recorded, read
 from fedopt.config.compose import compose
 from fedopt.config.files import flat
 from fedopt.config.words import key_of
-from fedopt.errors import UserError, nearest
+from fedopt.errors import UserError, first_line, nearest
+from fedopt.files.writing import write_atomically
 from fedopt.jobs.job import Job
 from fedopt.metrics import Metric
 from fedopt.results.figures import COSTS
-from fedopt.results.folder import RunFolder, numbers_of
+from fedopt.results.folder import OVER, RunFolder, numbers_of
+from fedopt.results.identity import stamp
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 FIRST_SEED = 1_000_000  # of a search; smaller ones are for reports
@@ -115,7 +118,7 @@ class Search:
     done: list[Trial] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.done = [trial for stage in STAGES for trial in self._kept(stage)]
+        self.done = []  # until `update`
 
     @property
     def name(self) -> str:
@@ -181,54 +184,91 @@ class Search:
         if not numbers or len(there) >= planned:
             return []
         points = self._points(stage, numbers)
-        return [(number, point) for number, point in zip(numbers, points, strict=True) if number >= len(there)]
+        pairs = zip(numbers, points, strict=True)
+        return [(number, self._begun(stage, number) or point) for number, point in pairs if number >= len(there)]
 
-    def jobs(self, stage: str, batch: Sequence[tuple[int, Point]]) -> list[list[Job]]:
-        """The runs of each trial of a batch, by seed."""
+    def jobs(self, stage: str, batch: Sequence[tuple[int, Point]]) -> list[Job]:
+        """The runs of the trials of a batch."""
         limits = [self._limit(stage, seed) for seed in range(self.how.seeds)]
-        jobs = []
-        for number, point in batch:
-            first = compose([*self.command(point), f"seed={FIRST_SEED}"], self.folders)
-            prunes = limits if number or stage != STAGES[0] else [None] * self.how.seeds
-            of_trial = []
-            for seed, prune in zip(self.seeds, prunes, strict=True):
-                place = self.place(stage, number, seed)
-                composed = first.changed(seed=seed, output_dir=str(place))
-                of_trial.append(Job(place, composed, f"{self.algo} {stage} {number}, seed {seed}", prune))
-            jobs.append(of_trial)
-        return jobs
+        first = stage == STAGES[0]
+        return [
+            job
+            for n, at in batch
+            for job in self._runs(stage, n, at, limits if n or not first else [None] * len(limits))
+        ]
 
-    def keep(self, stage: str, batch: Sequence[tuple[int, Point]], jobs: Sequence[Sequence[Job]]) -> None:
-        """Note what came out of a batch."""
-        for (number, point), of_trial in zip(batch, jobs, strict=True):
-            summaries = [RunFolder(job.folder).summary() for job in of_trial]
-            values = [numbers_of(summary.get("final")).get(self.metric.name) for summary in summaries]
-            statuses = [str(summary.get("status", "refused")) for summary in summaries]
-            losses = [
-                self._loss(value) if status == "finished" else math.inf
-                for value, status in zip(values, statuses, strict=True)
-            ]
-            trial = Trial(stage, number, point, values, statuses, float(np.median(losses)))
-            self._study(stage).add_trial(
-                create_trial(state=TrialState.COMPLETE, value=trial.loss, user_attrs={"trial": asdict(trial)})
+    def ended_jobs(self) -> list[Job]:
+        """The runs of the trials that have ended."""
+        nothing = [None] * self.how.seeds
+        return [job for t in self.done for job in self._runs(t.stage, t.number, t.point, nothing)]
+
+    def _runs(self, stage: str, number: int, point: Point, prunes: Sequence[Worse | None]) -> list[Job]:
+        """The runs of a trial, by seed."""
+        first = compose([*self.command(point), f"seed={FIRST_SEED}"], self.folders)
+        places = {seed: self.place(stage, number, seed) for seed in self.seeds}
+        return [
+            Job(
+                place,
+                first.changed(seed=seed, output_dir=str(place)),
+                f"{self.algo} {stage} {number}, seed {seed}",
+                prune,
             )
-            self.done.append(trial)
+            for (seed, place), prune in zip(places.items(), prunes, strict=True)
+        ]
+
+    def update(self) -> None:
+        """Take up the trials that have ended, in their order. Raises UserError where files of one are damaged."""
+        for stage in STAGES:
+            there, planned = sum(trial.stage == stage for trial in self.done), self.planned(stage)
+            for number in range(there, planned):
+                if (trial := self._ended(stage, number)) is None:
+                    return
+                self.done.append(trial)
+
+    def _ended(self, stage: str, number: int) -> Trial | None:
+        """A trial as its folders have it; None while it is not begun, or one of its runs is to be done."""
+        folders = [RunFolder(self.place(stage, number, seed)) for seed in self.seeds]
+        point = self._begun(stage, number)
+        refused = number == 0 and stage == STAGES[0] and any(folder.status() is None for folder in folders)
+        if refused or not all(folder.settled for folder in folders):
+            return None  # a search whose defaults are refused cannot begin
+        if point is None:
+            raise UserError(
+                f"{folders[0].path.parent}: the run.json in it is damaged, or of another search; delete this folder"
+            )
+        summaries = [folder.summary() for folder in folders]
+        statuses = [summary["status"] for summary in summaries]
+        for folder in folders:
+            if folder.status() in OVER:
+                ended(folder.path, self.x)
+        values = [numbers_of(summary.get("final")).get(self.metric.name) for summary in summaries]
+        finished = [status == "finished" for status in statuses]
+        losses = [self._loss(value) if good else math.inf for value, good in zip(values, finished, strict=True)]
+        return Trial(stage, number, point, values, statuses, float(np.median(losses)))
+
+    def _begun(self, stage: str, number: int) -> Point | None:
+        """The point of a trial as the words of its first run have it; None where they say none of this search's."""
+        words = RunFolder(self.place(stage, number, FIRST_SEED)).card().get("overrides", ())
+        if number == 0 and stage == STAGES[0]:
+            return {} if words else None
+        found = dict(word.partition("=")[::2] for word in words)
+        point = {key: found.get(key, "") for key in self.ranges}
+        return point if all(math.isfinite(self.ranges[key].share(text)) for key, text in point.items()) else None
+
+    def write_journal(self) -> None:
+        """Write the trials for Optuna's dashboard and its importances, a study a stage. Nothing here reads them."""
+        self.folder.mkdir(exist_ok=True)
+        lines = _Lines()
+        storage = optuna.storages.JournalStorage(lines)
+        for stage in dict.fromkeys(trial.stage for trial in self.done):
+            study, ranges = optuna.create_study(storage=storage, study_name=f"{self.algo} {stage}"), self._ranges(stage)
+            for trial in self.done:
+                if trial.stage == stage:
+                    study.add_trial(_optuna(ranges, trial.point or self.defaults, trial))
+        write_atomically(self.folder / "journal.log", "".join(f"{json.dumps(line)}\n" for line in lines.logs).encode())
 
     def _loss(self, value: float | None) -> float:
         return math.inf if value is None else -value if self.metric.better == "higher" else value
-
-    @cached_property
-    def _storage(self) -> optuna.storages.JournalStorage:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return optuna.storages.JournalStorage(JournalFileBackend(str(self.folder / "journal.log")))
-
-    def _study(self, stage: str) -> optuna.Study:
-        return optuna.create_study(storage=self._storage, study_name=stage, load_if_exists=True)
-
-    def _kept(self, stage: str) -> list[Trial]:
-        if not (self.folder / "journal.log").exists():
-            return []
-        return [Trial(**trial.user_attrs["trial"]) for trial in self._study(stage).get_trials(deepcopy=False)]
 
     @property
     def _best_at_first(self) -> Trial:
@@ -271,8 +311,46 @@ class Search:
         return Worse(self.metric, COSTS[self.x][0], tuple(spent.tolist()), tuple(limits.tolist()))
 
 
-def _asked(ranges: Mapping[str, Range], before: Iterable[Trial], count: int, seed: int, trials: int) -> list[Point]:
-    """Points by Optuna's tree-structured Parzen estimator, from trials within the ranges."""
+def ended(path: Path, x: str) -> Recorded:
+    """The run in a folder that is over, as `read` gives it. Raises UserError where a file of it is damaged or gone.
+
+    A checkpoint that was removed to save room is not missed.
+    """
+    from fedopt.results import checkpoint  # which imports torch
+    from fedopt.running.resume import counted_rows
+
+    folder = RunFolder(path)
+    try:
+        run, summary = read(path, x), folder.summary()
+        if os.path.lexists(folder.checkpoint):
+            metadata = checkpoint.read(folder.checkpoint)[1]
+            checkpoint.refuse_foreign(folder.checkpoint, metadata, stamp(folder.config())["run"])
+            counted_rows(folder, metadata)
+        last = {name: run.table[name].iloc[-1] for name in run.table}
+        if {"round": summary.get("round"), **numbers_of(summary.get("final"))}.items() - last.items():
+            raise UserError("metrics.csv does not end as summary.json says")
+    except (OSError, ValueError, UserError) as error:
+        where = "" if str(path) in str(error) else f"{path}: "
+        raise UserError(
+            f"{where}{first_line(error)}; delete {path}, and the command that ran it does it again"
+        ) from None
+    return run
+
+
+class _Lines(BaseJournalBackend):
+    """A journal of Optuna's in memory."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, Any]] = []
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        return self.logs[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        self.logs += logs
+
+
+def _distributions(ranges: Mapping[str, Range]) -> dict[str, optuna.distributions.BaseDistribution]:
     distributions: dict[str, optuna.distributions.BaseDistribution] = {}
     for key, values in ranges.items():
         if values.kind == "choice":
@@ -283,6 +361,20 @@ def _asked(ranges: Mapping[str, Range], before: Iterable[Trial], count: int, see
             distributions[key] = optuna.distributions.FloatDistribution(
                 values.ends[0], values.ends[1], log=values.kind == "log"
             )
+    return distributions
+
+
+def _optuna(ranges: Mapping[str, Range], point: Point, trial: Trial) -> optuna.trial.FrozenTrial:
+    """A trial as Optuna has it, with those of its values that lie in their ranges."""
+    types: dict[str, Any] = {"choice": str, "int": int}
+    params = {key: types.get(ranges[key].kind, float)(text) for key, text in point.items() if ranges[key].holds(text)}
+    within = _distributions({key: ranges[key] for key in params})
+    ends = {"ended": trial.status, "values": trial.values}
+    return create_trial(params=params, distributions=within, value=trial.loss, user_attrs=ends)
+
+
+def _asked(ranges: Mapping[str, Range], before: Iterable[Trial], count: int, seed: int, trials: int) -> list[Point]:
+    """Points by Optuna's tree-structured Parzen estimator, from trials within the ranges."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         sampler = optuna.samplers.TPESampler(
@@ -291,10 +383,7 @@ def _asked(ranges: Mapping[str, Range], before: Iterable[Trial], count: int, see
     study = optuna.create_study(sampler=sampler)
     for trial in before:
         if {*trial.point} == {*ranges} and all(ranges[key].holds(text) for key, text in trial.point.items()):
-            params: dict[str, Any] = {
-                key: text if ranges[key].kind == "choice" else int(text) if ranges[key].kind == "int" else float(text)
-                for key, text in trial.point.items()
-            }
-            study.add_trial(create_trial(params=params, distributions=distributions, value=trial.loss))
+            study.add_trial(_optuna(ranges, trial.point, trial))
+    distributions = _distributions(ranges)
     asked = (study.ask(distributions).params for _ in range(count))
     return [{key: f"{v:.4g}" if isinstance(v, float) else str(v) for key, v in params.items()} for params in asked]

@@ -1,7 +1,7 @@
 """From the words of a command to searches, and all their trials under one scheduler."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +14,12 @@ from fedopt.config.files import flat
 from fedopt.config.tuned import NODES
 from fedopt.config.words import key_of
 from fedopt.console.bar import Bar
-from fedopt.errors import UserError, among
+from fedopt.console.say import heard, note
+from fedopt.console.texts import counted
+from fedopt.errors import Unfinished, UserError, among
 from fedopt.files.reading import read_json
+from fedopt.files.writing import refuse_inner_links
+from fedopt.jobs.job import Job
 from fedopt.jobs.local import Launcher, run_all
 from fedopt.results.folder import OVER, RunFolder
 
@@ -50,6 +54,9 @@ def planned_searches(
         raise UserError(f"{odd[0]}: is not searched; keys of {', '.join(NODES)} are, such as algo.eta")
     algos = dict.fromkeys(named[-1].split(","))
     searches = [_search(algo, fixed, tuple(folders), ranges, metric, how, folder) for algo in algos]
+    refuse_other_search(searches, folder)
+    for search in searches:
+        search.update()
     if unused := [key for key in ranges if not any(key in search.ranges for search in searches)]:
         raise UserError(f"{unused[0]}: no algorithm of this search has this key")
     return searches
@@ -92,47 +99,77 @@ def _search(
 
 
 def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> None:
-    """Do all trials that are missing. Raises UserError where the folder holds another search; KeyboardInterrupt after Ctrl-C, and
-    the same call goes on."""
+    """Do all trials that are missing. The same call goes on.
+
+    Raises UserError where the folder holds another search, Unfinished where runs did not end, KeyboardInterrupt after Ctrl-C.
+    """
+    refuse_inner_links(folder)
     lock = RunFolder(folder)
     lock.open()
     with closing(lock), closing(Bar(stream=sys.stdout)) as bar:
         _remember(searches, folder)
+        for search in searches:
+            _check(search.ended_jobs())
+            search.write_journal()
         for stage in STAGES:
             planned = sum(search.expected(stage) for search in searches)
             while batches := [(search, batch) for search in searches if (batch := search.batch(stage))]:
-                jobs = [search.jobs(stage, batch) for search, batch in batches]
-                flat_jobs = [job for of_search in jobs for of_trial in of_search for job in of_trial]
-                waiting = [job for job in flat_jobs if RunFolder(job.folder).status() not in OVER]
+                jobs = [job for search, batch in batches for job in search.jobs(stage, batch)]
+                waiting = [job for job in jobs if not RunFolder(job.folder).settled]
+                _check(job for job in jobs if job not in waiting)
                 kept = sum(len(search.done) * search.how.seeds for search in searches)
-                bar.expect(planned, kept + len(flat_jobs) - len(waiting))
+                bar.expect(planned, kept + len(jobs) - len(waiting))
                 failed = run_all(waiting, launcher, bar)
-                defaults = {
-                    of_search[0][0] for (_, batch), of_search in zip(batches, jobs, strict=True) if not batch[0][1]
-                }
-                for job in defaults & {*failed}:  # others may ask for what the method does not allow
-                    if RunFolder(job.folder).status() is None:
-                        raise UserError(f"{job.folder}: {failed[job]}")
-                for (search, batch), of_search in zip(batches, jobs, strict=True):
-                    search.keep(stage, batch, of_search)
+                for search, _ in batches:
+                    search.update()
+                    search.write_journal()
+                refuse_unfinished(jobs, failed)
+                for job, why in failed.items():  # others than the defaults may ask for what the method does not allow
+                    if not all(search.done for search in searches if job.folder.is_relative_to(search.folder)):
+                        raise UserError(f"{job.folder}: {why}")
+
+
+def refuse_unfinished(jobs: Sequence[Job], why: Mapping[Job, str]) -> None:
+    """Raises Unfinished where runs did not come to an end. why: by job, as of `run_all`."""
+    if lost := [job for job in jobs if not RunFolder(job.folder).settled]:
+        first = f"{lost[0].folder}: {why.get(lost[0], 'did not end')}"
+        raise Unfinished(f"{counted(len(lost), 'run')} did not end: the same command goes on; {first}")
+
+
+def _check(jobs: Iterable[Job]) -> None:
+    """Compare runs that are over with what is asked for now. Raises UserError for other values or data; says where code changed."""
+    with heard() as notes:
+        for job in jobs:
+            if RunFolder(job.folder).status() in OVER:
+                job.check()
+    if notes:
+        note(notes[0] + f" ({len(notes)} runs of this search are)" * (len(notes) > 1))
+
+
+def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, Any]:
+    """Returns what search.json shall say. Raises UserError where it says that something else was searched."""
+    path = folder / "search.json"
+    before = read_json(path, {}, others=dict[str, Any])
+    for search in searches:
+        how = asdict(search.how)
+        ranges = {key: str(values) for key, values in search.ranges.items()}
+        now, then = {"words": [*search.words], "ranges": ranges, "how": how}, before.get(search.algo, {})
+        if then and now != then | {"how": _longer(then.get("how"), how)}:
+            name = next(key for key in now if then.get(key) != now[key])
+            raise UserError(
+                f"{folder}: holds a search of {search.algo} with other {name}; --out DIR takes another folder"
+            )
+        before[search.algo] = now
+    return before
+
+
+def _longer(before: Any, how: dict[str, Any]) -> Any:
+    """How a search went before, with as many trials as now where these are more: but for a grid, those before are among them."""
+    trials = before.get("trials") if isinstance(before, dict) else None
+    more = isinstance(trials, int) and how["trials"] > trials and how["sampler"] != "grid"
+    return {**before, "trials": how["trials"]} if more else before
 
 
 def _remember(searches: Sequence[Search], folder: Path) -> None:
     """Write down what is searched. Raises UserError where that is something else than before."""
-    what = {
-        search.algo: {
-            "words": [*search.words],
-            "ranges": {key: str(values) for key, values in search.ranges.items()},
-            "how": asdict(search.how),
-        }
-        for search in searches
-    }
-    path = folder / "search.json"
-    before = read_json(path, dict.fromkeys(what, dict[str, Any]), others=dict[str, Any]) if path.exists() else {}
-    for algo, one in what.items():
-        if algo in before and before[algo] != one:
-            differing = next(key for key in one if before[algo].get(key) != one[key])
-            raise UserError(
-                f"{folder}: holds a search of {algo} with other {differing}; --out DIR takes another folder"
-            )
-    RunFolder(folder).write_json("search.json", {**before, **what})
+    RunFolder(folder).write_json("search.json", refuse_other_search(searches, folder))

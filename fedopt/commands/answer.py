@@ -13,7 +13,7 @@ import fedopt
 from fedopt.config.project import with_project
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say
-from fedopt.errors import UserError, first_line, mistake, nearest
+from fedopt.errors import Unfinished, UserError, first_line, mistake, nearest
 
 if TYPE_CHECKING:
     from fedopt.jobs.local import Launcher
@@ -131,7 +131,7 @@ def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> Non
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         line = mistake(error, arguments)
-        code = 2 if line else 1
+        code = 2 if line and not isinstance(error, Unfinished) else 1
         say(line or f"{type(error).__name__}: {first_line(error)} (this is a bug: HYDRA_FULL_ERROR=1 shows where)")
     if code:
         sys.exit(code)

@@ -68,7 +68,7 @@ class Composed:
     def changed(self, **values: Any) -> "Composed":
         """Return this config with other values of top-level keys that need no check: seed, resume, output_dir."""
         words = [word for word in self.words if key_of(word) not in values]
-        words += [f"{key}={value}" for key, value in values.items()]
+        words += [f"{key}={quoted(value) if isinstance(value, str) else value}" for key, value in values.items()]
         changed = replace(self, nodes={**self.nodes, **values}, words=tuple(words))
         settings = copy(self.settings)  # not replace, which knows no aliases
         for key, value in values.items():

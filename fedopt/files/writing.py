@@ -33,6 +33,14 @@ def write_whole(file: int, content: bytes) -> None:
         content = content[os.write(file, content) :]
 
 
+def refuse_inner_links(folder: Path) -> None:
+    """Raises UserError where something in a folder, at any depth, is a link or no plain file: what is written there stays there."""
+    for inside, folders, files in os.walk(folder):
+        for path in (Path(inside, name) for name in (*folders, *files)):
+            if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                raise UserError(f"{path}: is a link or no plain file; remove it, or choose another folder")
+
+
 def refuse_links(paths: Iterable[Path]) -> None:
     """Raises UserError where writing to one of these paths would write elsewhere too: it is a link, or no plain file."""
     for file in paths:

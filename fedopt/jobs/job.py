@@ -35,14 +35,23 @@ class Job:
     def ended(self) -> bool:
         return RunFolder(self.folder).status() in ENDED
 
+    def check(self) -> None:
+        """Raises UserError where the run that is over was one of other values or data; says where your code has changed since."""
+        with ending_at_once():
+            from fedopt.results.card import say_changed
+            from fedopt.running.assemble import refuse_changed_data
+
+        folder = RunFolder(self.folder)
+        refuse_other(self.folder, identity(folder.config()), identity(self.composed.nodes))
+        refuse_changed_data(self.folder, folder.card(), self.composed.nodes)
+        say_changed(folder, self.composed.nodes, done=True)
+
     def do(self, processes: int, bar: Bar | None = None) -> Outcome:
         """Run, or go on, to the end. A run that has ended is only checked. What goes wrong is said, a failure recorded too.
 
         processes: how many share the machine. bar: what shows how far it is; None for one that it makes.
         """
         with ending_at_once():
-            from fedopt.results.card import say_changed
-            from fedopt.running.assemble import refuse_changed_data
             from fedopt.running.failure import record_failure
             from fedopt.running.lifecycle import execute
 
@@ -56,9 +65,7 @@ class Job:
         composed = self.composed.changed(resume=folder.used)
         try:
             if status in ENDED:
-                refuse_other(self.folder, identity(folder.config()), identity(composed.nodes))
-                refuse_changed_data(self.folder, folder.card(), composed.nodes)
-                say_changed(folder, composed.nodes, done=True)
+                self.check()
             else:
                 execute(composed, lambda: self.folder, processes, self.on_eval, bar=bar)
         except Exception as error:

@@ -40,7 +40,7 @@ OVER = (*ENDED, "stopped")  # with those that on_eval has stopped, which are as 
 Status = Literal["running", "finished", "diverged", "stopped", "interrupted", "failed"]
 Values = dict[str, float | None]  # by the names of metrics; None for what is not finite
 # The types of the values of the JSON files, which somebody may have sent. Others are left out when they are read.
-SUMMARY = {"status": Status, "error": str, "final": Values, "best": Values, "to_target": Values | None}
+SUMMARY = {"status": Status, "error": str, "machine": bool, "final": Values, "best": Values, "to_target": Values | None}
 CARD = {
     "overrides": list[str],
     "chosen": dict[str, str],
@@ -142,6 +142,12 @@ class RunFolder:
     def status(self) -> str | None:
         """The status of the run in this folder, None where there is none."""
         return self.summary().get("status") if self.used else None
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to do: the run is over, or failed by its method or its values, and not by the machine."""
+        summary = self.summary()
+        return summary.get("status") in OVER or (summary.get("status") == "failed" and not summary.get("machine"))
 
     def seen(self) -> str | None:
         """The status to show: a run that says running and whose process is gone, as after kill -9, is interrupted."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedopt.blame import blamed
 from fedopt.config.compose import Composed
-from fedopt.errors import UserError, first_line
+from fedopt.errors import UserError, first_line, of_machine
 from fedopt.federation import ranks
 from fedopt.results.card import how
 from fedopt.results.folder import RunFolder
@@ -60,7 +60,8 @@ def record_failure(folder: RunFolder, error: Exception, composed: Composed, vaca
     with suppress(OSError, UserError):
         folder.open()
         folder.write_text("traceback.txt", "".join(traceback.format_exception(error)))
-        folder.write_json("summary.json", {**folder.summary(), "status": "failed", "error": line})
+        machine = {"machine": True} if of_machine(error) else {}
+        folder.write_json("summary.json", {**folder.summary(), "status": "failed", "error": line, **machine})
         folder.log(f"failed: {line}")
         if not (folder.path / "run.json").exists():
             folder.write_json("run.json", how(composed))

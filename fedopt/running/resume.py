@@ -51,16 +51,23 @@ def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
     with advising(START_OVER):
         _, metadata = read(folder.checkpoint)
         progress_of(metadata)
-    here, rows_size = stamp(config), metadata.get("rows_size")
+        rows_size = counted_rows(folder, metadata)
+    here = stamp(config)
     refuse_foreign(folder.checkpoint, metadata, here["run"])
-    if not isinstance(rows_size, int) or rows_hash(folder.metrics, rows_size) != metadata.get("rows"):
-        raise UserError(f"{folder.metrics}: its rows are not those that the checkpoint counts; {START_OVER}")
     longer = metadata.get("length") != here["length"]
     done = not longer and folder.status() == "finished" and folder.metrics.stat().st_size == rows_size
     if done:
         refuse_changed_data(folder.path, metadata, config)
     say_changed(folder, config, done)
     return "longer" if longer else "done" if done else "resume"
+
+
+def counted_rows(folder: RunFolder, metadata: Mapping[str, Any]) -> int:
+    """The bytes of metrics.csv that a checkpoint counts. Raises UserError where they are others now."""
+    size = metadata.get("rows_size")
+    if not isinstance(size, int) or rows_hash(folder.metrics, size) != metadata.get("rows"):
+        raise UserError(f"{folder.metrics}: its rows are not those that the checkpoint counts")
+    return size
 
 
 def refuse_used(folder: RunFolder) -> None:

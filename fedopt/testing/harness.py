@@ -29,6 +29,7 @@ if EXTRA and not any(Path(EXTRA, group).is_dir() for group in ("algo", "problem"
     raise UserError(f"FEDOPT_CONTRACT_CONF={EXTRA}: there is no folder algo or problem in it")
 if EXTRA:
     with_project()  # where the modules are
+ONLY = os.environ.get("FEDOPT_CONTRACT_ALGO")  # the algorithm that `fedopt-bench enter` asks for
 FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 
 
@@ -51,7 +52,9 @@ def names(group: str) -> list[str]:
 
 
 def held(group: str) -> list[str]:
-    """List the files that the contract is about: yours, where a folder of yours is given, else all of fedopt's."""
+    """List the files that the contract is about: one algorithm, or those of your folder, or all of fedopt's."""
+    if ONLY:
+        return [ONLY] if group == "algo" else []
     return sorted(path.stem for path in (FOLDERS[-1] / group).glob("*.yaml"))
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -128,6 +129,65 @@ def test_what_is_missing_is_an_error_and_no_miss(monkeypatch, capsys, folder, tm
     assert command(monkeypatch, "rank", *words) == 2  # of all that was run
     assert f"{lost}: has not ended; fedopt-bench run bare goes on" in capsys.readouterr().err
     assert command(monkeypatch, "run", "bare", *words) == 0
+
+
+@pytest.fixture(scope="module")
+def bench_run(tmp_path_factory):
+    """A config folder, and the folder of a benchmark of one method."""
+    place = tmp_path_factory.mktemp("bench")
+    (place / "my" / "bench").mkdir(parents=True)
+    toy = re.sub(r"claims:\n(  - .*\n)*twin: .*\n", "", TOY).replace("[fedavg, twin, slow]", "[fedavg]")
+    (place / "my" / "bench" / "toy.yaml").write_text(toy)
+    with pytest.MonkeyPatch.context() as patch:
+        assert (
+            command(patch, "run", "toy", "--smoke", "--config-dir", str(place / "my"), "--out", str(place / "out")) == 0
+        )
+    return place
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["metrics.csv", "config.yaml", "run.json", "checkpoint.safetensors", "summary.json"])
+@pytest.mark.parametrize("how", ["gone", "cut", "null"])
+def test_a_damaged_run_is_no_miss(name, how, monkeypatch, capsys, bench_run, tmp_path):
+    """Of the trials and of the reports; a checkpoint may be removed to save room."""
+    for run in ("fedavg/trial001/seed1000000", "reports/report/fedavg-trial*/seed1"):
+        out = Path(shutil.copytree(bench_run / "out", tmp_path / run.replace("/", "_").replace("*", "")))
+        (path,) = (out / "smoke" / "toy").glob(f"{run}/{name}")
+        whole = path.read_bytes()
+        path.write_bytes({"gone": b"", "cut": whole[: len(whole) // 2], "null": b"null"}[how])
+        if how == "gone":
+            path.unlink()
+        capsys.readouterr()
+        code = command(monkeypatch, "rank", "toy", "--smoke", "--config-dir", str(bench_run / "my"), "--out", str(out))
+        err = capsys.readouterr().err
+        if (name, how) == ("checkpoint.safetensors", "gone"):
+            assert code == 0
+        else:
+            assert (code, err.count("\n")) == (2, 1), err
+            assert str(path.parents[1]) in err or "fedopt-bench run toy" in err
+            assert "delete" in err or "fedopt-bench run toy" in err
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("targets: [0.5, 0.1]", "targets: [0.5, 0.2]", "another targets"),
+        ("version: toy", "version: '2.0'", "another version"),
+        ("bytes: 10000", "bytes: 20000", "another budget"),
+        ("smoke: true", "claims: [{says: x, one: fedavg, other: fedavg, by: [bytes]}]\nsmoke: true", "another claims"),
+    ],
+)
+def test_a_task_that_changed_after_its_runs(old, new, said, monkeypatch, capsys, bench_run, tmp_path):
+    shutil.copytree(bench_run / "my", tmp_path / "my")
+    path = tmp_path / "my" / "bench" / "toy.yaml"
+    path.write_text(path.read_text().replace(old, new))
+    for verb in ("rank", "run"):
+        words = [verb, "toy", "--smoke", "--config-dir", str(tmp_path / "my"), "--out", str(bench_run / "out")]
+        assert command(monkeypatch, *words) == 2
+        err = capsys.readouterr().err
+        assert f"task.json: the runs here are of {said} than bench/toy.yaml has now" in err
+        assert err.count("\n") == 1
 
 
 def test_each_board_says_who_takes_no_part():

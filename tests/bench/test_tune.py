@@ -1,6 +1,7 @@
 """Searches: the same trials for all methods, whenever they were stopped and on any number of processes."""
 
 import itertools
+import json
 import math
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import optuna
 import pandas as pd
 import pytest
 import yaml
@@ -28,7 +30,7 @@ from fedopt.commands import tune as command
 from fedopt.commands.new import TEMPLATES
 from fedopt.config.compose import compose
 from fedopt.config.files import options
-from fedopt.errors import UserError
+from fedopt.errors import UserError, of_machine
 from fedopt.metrics import Metric
 from fedopt.results import figures
 from fedopt.running.assemble import assemble
@@ -188,7 +190,7 @@ def test_a_search_finds_the_step_of_a_quadratic(monkeypatch, capsys, tmp_path):
     run = f"algo=fedavg problem=quadratic_minimisation {settings}"
     *_, printed, last = out.splitlines()
     assert printed == f"to run it: fedopt {run} algo.eta={best['algo.eta']:g}"
-    next_one = f"fedopt -m {run} seed=0,1,2 --config-dir {tmp_path}"
+    next_one = f"fedopt -m {run} seed=0,1,2 output_dir=outputs/tuned/{tmp_path.name} --config-dir {tmp_path}"
     assert last == f"best: fedavg, distance {best['loss']:.5g}; results: {tmp_path}; next: {next_one}"
     counts = re.findall(r"^\[ *(\d+)/(\d+)\]", out, re.MULTILINE)  # of one count, which a second stage prolongs
     assert [int(number) for number, _ in counts] == [*range(1, len(table) + 1)]
@@ -246,6 +248,147 @@ def test_stopped_and_gone_on_is_the_same_search(monkeypatch, tmp_path):
     arguments = (*WORDS, *SMALL, "--out", str(tmp_path / "b"))
     assert [tune(monkeypatch, *arguments, "--jobs", str(1 + j % 2)) for j in range(6)] == [130] * 5 + [0]
     pd.testing.assert_frame_equal(trials(tmp_path / "a"), trials(tmp_path / "b"))
+
+
+FEW = ["algo=fedavg", "problem=quadratic_minimisation", "algo.eta=log(0.01,1)", "--budget", "rounds=2", "--seeds", "1"]
+FEW += ["--no-again", "--metric", "distance", "--trials"]
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A search of two trials besides the defaults."""
+    folder = tmp_path_factory.mktemp("search")
+    with pytest.MonkeyPatch.context() as patch:
+        assert tune(patch, *FEW, "2", "--out", str(folder)) == 0
+    return folder
+
+
+@pytest.fixture
+def search(searched, tmp_path):
+    return Path(shutil.copytree(searched, tmp_path / "search"))
+
+
+def again(monkeypatch, capsys, folder, trials="2"):
+    """The exit code of the same command, and what it says on stderr."""
+    capsys.readouterr()
+    return tune(monkeypatch, *FEW, trials, "--out", str(folder)), capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "zeros", "locked"])
+def test_a_search_goes_on_from_the_folders_of_its_runs(damage, monkeypatch, capsys, searched, search):
+    """Whatever became of the journal, which is written again and is as Optuna wants it."""
+    journal = search / "fedavg" / "journal.log"
+    whole = journal.read_bytes()
+    if damage == "locked":
+        (search / "fedavg" / "journal.log.lock").write_text("")
+    else:
+        journal.write_bytes({"gone": b"", "cut": whole[: len(whole) // 2], "zeros": bytes(99)}[damage])
+    (search / "trials.csv").unlink()
+    assert again(monkeypatch, capsys, search) == (0, "")
+    assert (search / "trials.csv").read_bytes() == (searched / "trials.csv").read_bytes()
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
+    table = optuna.load_study(study_name="fedavg trial", storage=storage).trials_dataframe()
+    assert table["value"].tolist() == pytest.approx(trials(search)["loss"].tolist())
+    assert table["params_algo.eta"].tolist()[1:] == trials(search)["algo.eta"].tolist()[1:]
+
+
+def test_what_the_machine_did_is_no_outcome(monkeypatch, capsys, searched, search):
+    """A run that was killed, and one whose disk was full: one line, exit code 1, no winner, and it is done again."""
+    for name in ("trials.csv", "tuned/fedavg.yaml"):
+        (search / name).unlink()
+    for status in ({"status": "running"}, {"status": "failed", "error": "x", "machine": True}):
+        run = search / "fedavg" / "trial001" / "seed1000000"
+        (run / "summary.json").write_text(json.dumps(status))
+        with monkeypatch.context() as patch:
+            patch.setattr(searching, "run_all", lambda jobs, *_: dict.fromkeys(jobs, "its process ended with code -9"))
+            code, err = again(patch, capsys, search)
+        assert code == 1
+        assert err == f"fedopt: 1 run did not end: the same command goes on; {run}: its process ended with code -9\n"
+        assert not (search / "trials.csv").exists()
+        assert not (search / "tuned" / "fedavg.yaml").exists()
+    assert again(monkeypatch, capsys, search) == (0, "")
+    assert (search / "trials.csv").read_bytes() == (searched / "trials.csv").read_bytes()
+
+
+def test_failures_of_the_machine(tmp_path):
+    def chained(*errors):
+        try:
+            raise errors[0]
+        except Exception as error:
+            if errors[1:]:
+                with pytest.raises(type(errors[1])) as found:
+                    raise errors[1] from None
+                return found.value
+            return error
+
+    assert of_machine(chained(OSError("full"), UserError("cannot be read")))
+    assert of_machine(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert not of_machine(chained(ValueError("a"), UserError("b")))
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "config.yaml", "run.json", "checkpoint.safetensors"])
+def test_a_damaged_run_is_one_line(name, monkeypatch, capsys, searched, search):
+    """It names the file or the folder; without the folder the run is done again."""
+    run = search / "fedavg" / "trial002" / "seed1000000"
+    (run / name).write_bytes((run / name).read_bytes()[:-20] + b"\n")
+    code, err = again(monkeypatch, capsys, search)
+    assert (code, err.count("\n")) == (2, 1)
+    assert str(run.parent) in err
+    assert "delete" in err
+    shutil.rmtree(run)
+    assert again(monkeypatch, capsys, search) == (0, "")
+    assert (search / "trials.csv").read_bytes() == (searched / "trials.csv").read_bytes()
+
+
+def test_more_trials_go_on_and_fewer_are_refused(monkeypatch, capsys, searched, search):
+    before = {path: path.stat().st_mtime_ns for path in search.rglob("metrics.csv")}
+    assert again(monkeypatch, capsys, search, "3")[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    pd.testing.assert_frame_equal(trials(search).iloc[:3], trials(searched))
+    code, err = again(monkeypatch, capsys, search)
+    assert code == 2
+    assert "holds a search of fedavg with other how" in err
+
+
+def test_one_method_named_twice_is_one_search(monkeypatch, capsys, searched, search):
+    capsys.readouterr()
+    assert tune(monkeypatch, "algo=fedavg,fedavg", *FEW[1:], "2", "--out", str(search)) == 0
+    assert trials(search).equals(trials(searched))
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "file"])
+def test_nothing_in_a_search_leads_elsewhere(kind, monkeypatch, capsys, search, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    place = search / "fedavg" / "trial003" if kind == "folder" else search / "trials.csv"
+    place.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(place)
+    else:
+        place.symlink_to(tmp_path / "elsewhere" if kind == "folder" else "/dev/zero")
+    code, err = again(monkeypatch, capsys, search, "3")
+    assert code == 2
+    assert err == f"fedopt: {place}: is a link or no plain file; remove it, or choose another folder\n"
+    assert not [*(tmp_path / "elsewhere").iterdir()]
+
+
+def test_defaults_that_changed_since_are_refused_and_code_is_named(monkeypatch, capsys, tmp_path):
+    """As by a sweep."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my" / "algo").mkdir(parents=True)
+    code = "from fedopt.algorithms.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
+    (tmp_path / "mine_of_test.py").write_text(code)
+    config = "_target_: mine_of_test.Mine\neta: 0.1 # tuned\ngamma: 1\nmomentum: 0\ntau: 1\nB: null\nmu: 0\n"
+    (tmp_path / "my" / "algo" / "mine.yaml").write_text(config)
+    words = ["algo=mine", *FEW[1:], "1", "--config-dir", "my", "--out", "out"]
+    assert tune(monkeypatch, *words) == 0
+    (tmp_path / "mine_of_test.py").write_text(f"{code}\n# another\n")
+    capsys.readouterr()
+    assert tune(monkeypatch, *words) == 0
+    assert "is a run from before mine_of_test changed" in capsys.readouterr().err
+    (tmp_path / "my" / "algo" / "mine.yaml").write_text(config.replace("momentum: 0", "momentum: 0.5"))
+    assert tune(monkeypatch, *words) == 2
+    assert "was begun with algo.momentum=0, not 0.5" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -622,6 +622,8 @@ def enter(monkeypatch, capsys):
         ),
         (4, "", "\nERROR: my_sgd.yaml: no module\n", "the contract of my_sgd cannot be tried: my_sgd.yaml: no module"),
         (5, "8 deselected", "", "the contract of my_sgd cannot be tried: 8 deselected"),
+        (0, "....", "", "the contract of my_sgd cannot be tried: ...."),  # os._exit(0)
+        (0, "", "", "the contract of my_sgd cannot be tried: Python ended with code 0"),
     ],
 )
 def test_a_method_breaks_the_contract_only_where_a_test_failed(code, out, err, said, monkeypatch, capsys, tmp_path):
