@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedopt.config.compose import TURN
 from fedopt.config.project import with_project
 from fedopt.config.words import last_of_each, of_folder, words_of
 from fedopt.console.interrupts import ctrl_c_kept
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 Which = Literal["last", "best"]
 Config = str | Sequence[str] | Mapping[str, Any]
-_turn = RLock()  # threads, dtypes and generators of torch belong to the process: runs in its threads take turns
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,7 @@ class Result:
         time = checkpoint.stat().st_mtime_ns
         if time not in self._read:
             self._read.clear()
-            with _turn, _mistakes_said():
+            with TURN, _mistakes_said():
                 from fedopt.running.read_back import read_back
 
                 with_project()
@@ -238,7 +237,7 @@ def run(
     places = {"output_dir": output_dir, "from": start}
     folders_of_runs = {key: _folder_of(given) for key, given in places.items() if given is not None}
     overrides = last_of_each([*_words(words), *words_of(values | folders_of_runs)])
-    with _turn, _mistakes_said(overrides):
+    with TURN, _mistakes_said(overrides):
         composed = configured(overrides, with_project(folders))
         from fedopt.running.hardware import restored
         from fedopt.running.lifecycle import execute
@@ -286,7 +285,7 @@ def sweep(
     with open(os.devnull, "w", encoding="utf-8") as nowhere, ExitStack() as stack:
         for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
             stack.enter_context(redirect(nowhere))
-        stack.enter_context(_turn)
+        stack.enter_context(TURN)
         stack.enter_context(_mistakes_said())
         from fedopt.jobs.sweep import sweep_all
         from fedopt.running.hardware import restored

@@ -29,9 +29,11 @@ from fedopt.commands import compare
 from fedopt.config.compose import compose
 from fedopt.config.words import parsed, words_of
 from fedopt.data.datasets import Digits
+from fedopt.errors import UserError
 from fedopt.problems.classes import named
 from fedopt.results import checkpoint
 from fedopt.running import loop
+from fedopt.running.hardware import restored
 from fedopt.testing.harness import small
 
 SHORT = [
@@ -108,6 +110,35 @@ def test_nothing_of_the_process_changes(monkeypatch, capsys):
     assert changed <= {"TORCHINDUCTOR_CACHE_DIR"}  # which torch sets
     assert not torch.are_deterministic_algorithms_enabled()
     assert capsys.readouterr() == ("", "")
+
+
+def test_modes_of_the_process_change_no_number(tmp_path):
+    """A run has its own, in reading back as well, and leaves those that it found."""
+    words = "algo=fedavg problem=classification dataset=digits problem.model=support.networks.Normed partitioner=iid "
+    words += "partitioner.clients=3 participation.cohort=null budget.rounds=2 hardware.threads=1"
+    wanted = api.run(words, output_dir=tmp_path / "wanted", quiet=True)
+    modes = [torch.get_default_dtype, torch.get_default_device, torch.is_grad_enabled, torch.is_inference_mode_enabled]
+    modes += [np.geterr, torch.get_float32_matmul_precision, lambda: torch.is_autocast_enabled("cpu")]
+    with restored():
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        torch.set_float32_matmul_precision("medium")
+        with np.errstate(all="raise"), torch.autocast("cpu"), torch.inference_mode():
+            before = [mode() for mode in modes]
+            found = api.run(words, output_dir=tmp_path / "found", quiet=True)
+            model = found.model()
+            assert [mode() for mode in modes] == before
+        torch.set_default_device(None)
+        with torch.device("meta"), pytest.raises(UserError, match=r"with torch.device.* sets torch.set_default_device"):
+            api.run(words, output_dir=tmp_path / "refused", quiet=True)
+    assert found.final == wanted.final
+    for one, other in zip(model.parameters(), wanted.model().parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_file_that_changes_modes_is_refused():
+    with restored(), pytest.raises(UserError, match=r"a file of yours .* sets torch.set_default_dtype for all"):
+        small("fedavg", "classification", "problem.model=support.networks.Doubling")
 
 
 @pytest.mark.parametrize(

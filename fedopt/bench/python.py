@@ -12,6 +12,7 @@ from fedopt.bench.outcome import table, winners, with_values, write
 from fedopt.bench.space import words_of
 from fedopt.bench.trials import How
 from fedopt.bench.tune import planned_searches, search_all
+from fedopt.config.compose import TURN
 from fedopt.config.project import with_project
 from fedopt.jobs.local import Local
 
@@ -63,8 +64,12 @@ def tune(
     """
     given = shlex.split(words) if isinstance(words, str) else [*words]
     folder = Path(output_dir).absolute()
-    searches = planned_searches(given, with_project(folders), metric, budget, How(**how), folder)
-    search_all(searches, folder, Local(jobs))
+    with TURN:
+        from fedopt.running.hardware import restored  # which imports torch
+
+        with restored():
+            searches = planned_searches(given, with_project(folders), metric, budget, How(**how), folder)
+            search_all(searches, folder, Local(jobs))
     good = with_values(searches)
     if good:
         write(good, folder)

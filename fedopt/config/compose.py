@@ -9,6 +9,7 @@ from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import hydra
@@ -26,6 +27,8 @@ from fedopt.config.settings import Settings
 from fedopt.config.tuned import Tuned, keeps_defaults, other_model, overlap, tuned_values
 from fedopt.config.words import key_of, literal, parsed, quoted
 from fedopt.errors import UserError, first_line, nearest, unknown
+
+TURN = RLock()  # Hydra's state and torch's modes belong to the process: runs in its threads take turns
 
 # What scripts/docs says of fedopt's classes, so that help and mistakes import nothing: the types of their fields, in words, and the
 # classes of problems that they fit

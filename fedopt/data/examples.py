@@ -18,7 +18,8 @@ Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
 class Batch(NamedTuple):
     """x: [B, features], normalised, or token ids [B, length]; y: [B]; weight: [B], sums to one, padding weighs nothing.
 
-    rows: [B], which of the training examples these are. keys: the one that the network's dropout is a function of, or none.
+    rows: [B], which of the training examples these are. keys: the one that the network's dropout is a function of; none where it
+    is evaluated.
     """
 
     x: Tensor
@@ -80,10 +81,10 @@ class Examples:
     def __len__(self) -> int:
         return len(self.y)
 
-    def batch(self, rows: Tensor, weight: Tensor) -> Batch:
+    def batch(self, rows: Tensor, weight: Tensor, keys: tuple[Tensor, ...] = ()) -> Batch:
         """The examples `rows` [B], normalised."""
         # An embedding copies rows; under vmap index_select gathers their numbers one by one, ten times slower
-        return Batch(F.embedding(rows, self.x), self.y.gather(0, rows), weight, rows)
+        return Batch(F.embedding(rows, self.x), self.y.gather(0, rows), weight, rows, keys)
 
     @torch.no_grad()
     def means(self, values: Values, rows: np.ndarray | None = None, weights: np.ndarray | None = None) -> list[float]:

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C._functorch import get_unwrapped, maybe_get_bdim
-from torch.nn.utils import vector_to_parameters
 
 from fedopt.errors import UserError
 from fedopt.networks.dropout import Dropout
@@ -71,7 +70,7 @@ class FlatModel:
             return self._forward(flat, x, key).to(flat.dtype)
 
     def _forward(self, flat: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
-        parameters = iter(self._views(flat))
+        parameters = iter(self.views(flat))
         dropout = None if key is None else Dropout(key)
         if self.convolutional:
             x = x.reshape(-1, *self.input_shape)
@@ -90,12 +89,21 @@ class FlatModel:
 
     def trained(self, flat: Tensor) -> nn.Module:
         """The network as a module of its own, with the parameters flat [dim]; x as of `__call__`, or as images."""
-        network = deepcopy(self._network).to(flat.dtype)
-        vector_to_parameters(flat.clone(), (p for p in network.parameters() if p.requires_grad))
+        network = self._copy().to(flat.dtype)
+        parameters = (p for p in network.parameters() if p.requires_grad)
+        with torch.no_grad():
+            for parameter, value in zip(parameters, self.views(flat), strict=True):
+                parameter.copy_(value)
         return nn.Sequential(nn.Flatten(), network) if self.flattens else network
 
-    def _views(self, flat: Tensor) -> list[Tensor]:
-        """By split, not slices: the gradient is one concatenation instead of a zero-filled vector for each piece."""
+    def _copy(self) -> nn.Module:
+        return deepcopy(self._network)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The parameters, which share the vector's memory.
+
+        By split, not slices: the gradient is one concatenation instead of a zero-filled vector for each piece.
+        """
         pieces = torch.split_with_sizes(flat, self.sizes)
         return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(pieces, self._shapes, strict=True)]
 

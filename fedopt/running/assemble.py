@@ -110,6 +110,7 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
         known[wanted].check_goal(f"eval.target={evaluation.target:g}")
     if wanted is not None and settings.keep == "best":
         known[wanted].check_goal("keep=best")
+    machine.refuse_changed("a file of yours that this run uses")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
     federation = Federation(
         problem, engine, settings.seed, participation, first_order=getattr(algorithm, "first_order", False)

@@ -16,6 +16,7 @@ from fedopt.running.assemble import assemble
 from fedopt.running.hardware import restored
 
 
+@restored()
 def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | None]:
     """The variables by name, and the network of the problem that has one.
 
@@ -24,10 +25,9 @@ def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | No
     folder = RunFolder(path)
     config = folder.config()
     on_cpu = {"hardware": {**config.get("hardware", {}), "device": "cpu"}, "dataset": _dataset(path, config)}
-    with restored():
-        e = assemble(recorded(config | on_cpu))
-        checkpoint = Checkpoint(folder.checkpoint, e.algorithm.init(e.problem))
-        state, metadata = checkpoint.restore(e.federation.ledger)
+    e = assemble(recorded(config | on_cpu))
+    checkpoint = Checkpoint(folder.checkpoint, e.algorithm.init(e.problem))
+    state, metadata = checkpoint.restore(e.federation.ledger)
     refuse_foreign(folder.checkpoint, metadata, stamp(config)["run"])
     refuse_other_data(path, metadata, e.data)
     variables = named(e.problem, e.algorithm.output(state))

@@ -2,12 +2,14 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from support import networks
 from support.cases import few
+from support.command import fedopt, one_line
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
@@ -16,6 +18,7 @@ from fedopt.errors import UserError
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.networks import flat as models
 from fedopt.networks import own as modules
+from fedopt.networks.dropout import Dropout
 from fedopt.testing.harness import small, steps
 
 SMALL = [  # name, widths, (channels, height, width), classes
@@ -355,22 +358,22 @@ def test_autocast_of_an_own_network():
 
 def test_masks_are_functions_of_a_key():
     """They keep the share that they should, and scale it; another key, another call and another place draw anew."""
-    drop, x = modules.Dropout(torch.tensor(5)), torch.ones(400, 500, dtype=torch.float64)
+    drop, x = Dropout(torch.tensor(5)), torch.ones(400, 500, dtype=torch.float64)
     first, second = drop.of_numbers(x, 0.3), drop.of_numbers(x, 0.3)
     assert set(first.unique().tolist()) == {0.0, 1 / 0.7}
-    for mask in (first, second, modules.Dropout(torch.tensor(6)).of_numbers(x, 0.3)):
+    for mask in (first, second, Dropout(torch.tensor(6)).of_numbers(x, 0.3)):
         assert float((mask > 0).double().mean()) == pytest.approx(0.7, abs=5 * math.sqrt(0.21 / x.numel()))
-    kept = torch.stack([first, second, modules.Dropout(torch.tensor(6)).of_numbers(x, 0.3)]).flatten(1) > 0
+    kept = torch.stack([first, second, Dropout(torch.tensor(6)).of_numbers(x, 0.3)]).flatten(1) > 0
     correlation = np.corrcoef(kept.double().numpy())
     assert np.abs(correlation - np.eye(3)).max() < 5 / math.sqrt(x.numel())
     for lag in (1, 2, 500):
         pair = kept[0].double()[:-lag], kept[0].double()[lag:]
         assert abs(np.corrcoef(torch.stack(pair).numpy())[0, 1]) < 5 / math.sqrt(x.numel())
-    assert torch.equal(modules.Dropout(torch.tensor(5)).of_numbers(x, 0.3), first)
-    padded = modules.Dropout(torch.tensor(5)).of_numbers(torch.ones(600, 500), 0.3)
+    assert torch.equal(Dropout(torch.tensor(5)).of_numbers(x, 0.3), first)
+    padded = Dropout(torch.tensor(5)).of_numbers(torch.ones(600, 500), 0.3)
     assert torch.equal(padded[:400] > 0, first > 0)
-    assert modules.Dropout(torch.tensor(5)).of_numbers(x, 1.0).eq(0).all()
-    channels = modules.Dropout(torch.tensor(5)).of_channels(torch.ones(50, 6, 3, 3), 0.5)
+    assert Dropout(torch.tensor(5)).of_numbers(x, 1.0).eq(0).all()
+    channels = Dropout(torch.tensor(5)).of_channels(torch.ones(50, 6, 3, 3), 0.5)
     assert torch.equal(channels.amax((2, 3)), channels.amin((2, 3)))
     assert 0.3 < float((channels > 0).double().mean()) < 0.7
 
@@ -381,10 +384,10 @@ def test_dropout_of_attention(causal):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 3, 4, generator=generator) for _ in range(3))
     expected = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    nearly = modules.Dropout(torch.tensor(0)).attention(q, k, v, None, 1e-9, causal)
+    nearly = Dropout(torch.tensor(0)).attention(q, k, v, None, 1e-9, causal)
     torch.testing.assert_close(nearly, expected)
     draws = torch.stack(
-        [modules.Dropout(torch.tensor(i)).attention(q, k, v, dropout_p=0.4, is_causal=causal) for i in range(2000)]
+        [Dropout(torch.tensor(i)).attention(q, k, v, dropout_p=0.4, is_causal=causal) for i in range(2000)]
     )
     assert (draws.std(0) > 0.05).any()
     assert ((draws.mean(0) - expected).abs() <= 5 * draws.std(0) / math.sqrt(2000) + 1e-6).all()
@@ -400,13 +403,13 @@ def test_dropout_of_multi_head_attention(options):
     mask = torch.rand(3, 4, generator=generator) > 0.7
     for asked in (True, False):
         expected, weights = module.eval()(*given, need_weights=asked, attn_mask=mask)
-        with modules.Dropout(torch.tensor(0)):
+        with Dropout(torch.tensor(0)):
             nearly, same = module.train()(*given, need_weights=asked, attn_mask=mask)
         torch.testing.assert_close(nearly, expected)
         torch.testing.assert_close(same, weights)
     module.dropout, draws = 0.4, []
     for i in range(1000):
-        with torch.no_grad(), modules.Dropout(torch.tensor(i)):
+        with torch.no_grad(), Dropout(torch.tensor(i)):
             draws.append(module(*given, attn_mask=mask)[0])
     of_key = torch.stack(draws)
     assert (of_key.std(0) > 0.02).all()
@@ -488,8 +491,8 @@ def test_engines_agree_on_networks_that_drop(algo, problem, name, B):
 def test_dropout_is_drawn_anew_in_every_step(monkeypatch):
     """Of every client, round and local step, with full batches too."""
     seen = []
-    begin = modules.Dropout.__init__
-    monkeypatch.setattr(modules.Dropout, "__init__", lambda self, key: seen.append(key) or begin(self, key))
+    begin = Dropout.__init__
+    monkeypatch.setattr(Dropout, "__init__", lambda self, key: seen.append(key) or begin(self, key))
     e = small("fedavg", "classification", "problem.model=support.networks.Dropped", "algo.B=null", "algo.tau=2")
     seen.clear()
     e.federation.engine = OneByOne()
@@ -512,6 +515,17 @@ REFUSED = [
     ("support.networks.BySize", "depend on the others in its batch"),
     ("support.networks.Counting", "gives other logits when it is called again: it keeps something"),
     ("support.networks.Remembering", "gives other logits when it is called again: it keeps something"),
+    ("support.networks.Annealed", "gives other logits when it is called again: it keeps something"),
+    ("support.networks.Merged", "gives other logits than when it is built again .*: it keeps what it computed"),
+    (
+        "support.networks.ByTuple",
+        r"reads hidden.weight, hidden.bias from what __init__ made .*write self.hidden.weight",
+    ),
+    ("support.networks.ByNorm", "reads hidden.weight from what __init__ made"),
+    ("support.networks.MaxNorm", "writes over its parameter hidden.weight while it is used; .*parametrize"),
+    ("support.networks.Clipped", "writes over its parameter hidden.weight while it is used; .*parametrize"),
+    ("support.networks.Rounded", "the parameter hidden.weight of Linear changes"),
+    ("support.networks.Ungraded", "no gradient reaches its parameters"),
     ("support.networks.Hooked", "cannot be copied; .*parametrizations"),
     ({"_target_": "support.networks.Running", "track": False}, "depend on the others in its batch.*GroupNorm"),
     ({"_target_": "support.networks.Noisy"}, "draws random numbers .*nn.Dropout"),
@@ -555,13 +569,58 @@ def test_refused_networks(named, message):
     assert str(caught.value).startswith("problem.model")
 
 
-def test_probabilities_are_remarked():
-    words = ("fedavg", "classification", "problem.model=support.networks.{}")
-    noted, silent = (small(*words[:2], words[2].format(name)).problem.notes for name in ("Probabilities", "Normed"))
-    assert (noted, silent) == (
-        ["the model gives probabilities where losses take logits; leave out its last softmax"],
-        [],
+REMARKS = {
+    "Probabilities": "the model gives probabilities where losses take logits; leave out its last softmax",
+    "Unused": "no gradient of the model reaches head.weight, head.bias: not trained; the model is evaluated without aid, which is "
+    "trained",
+    "Listed": "parameters [6, 64], [6] of layers in a list are not trained: nn.ModuleList registers them",
+    **dict.fromkeys(("Normed", "Frozen", "LowRank", "Bound", "Tripled"), ""),
+}
+
+
+@pytest.mark.parametrize(("name", "remark"), REMARKS.items())
+def test_remarks(name, remark):
+    """What is not trained is named, and nothing that is frozen, that only begins at zero, or whose units are dead at first."""
+    assert own(name).remark == remark
+
+
+def test_remarks_are_notes_of_the_problem():
+    problem = small("fedavg", "classification", "problem.model=support.networks.Unused").problem
+    assert problem.notes == [REMARKS["Unused"]]
+
+
+@pytest.mark.parametrize("name", ["Tripled", "Bound"])
+@pytest.mark.parametrize("engine", [Vectorised(), OneByOne()])
+def test_training_is_in_training_mode(name, engine):
+    """One client's steps of SGD are those of plain PyTorch, evaluated in evaluation mode."""
+    words = f"problem.model=support.networks.{name}", "algo.B=null", "algo.tau=3", "participation.cohort=null"
+    e = small("fedavg", "classification", *words)
+    e.federation.engine, problem = engine, e.problem
+    state = steps(e, 1)[-1]
+    wanted = torch.zeros_like(state.x)
+    for i, rows in enumerate(problem.splits["train"]):
+        module = problem.net.trained(problem.start()[0]).train()
+        optimiser = torch.optim.SGD(module.parameters(), lr=float(e.algorithm.eta(0)))
+        for _ in range(3):
+            optimiser.zero_grad()
+            x, y = problem.train.x[rows], problem.train.y[rows]
+            nn.functional.cross_entropy(module(x.view(-1, *problem.train.shape)), y).backward()
+            optimiser.step()
+        wanted += problem.weights[i] * nn.utils.parameters_to_vector(module.parameters()).detach()
+    torch.testing.assert_close(state.x, wanted)
+    plain = problem.net.trained(state.x).eval()
+    test = problem._test
+    accuracy = (plain(test.x.view(-1, *test.shape)).argmax(1) == test.y).double().mean()
+    assert problem.evaluate(state.x)["test_accuracy"] == pytest.approx(100 * float(accuracy))
+
+
+def test_a_write_is_blamed_on_its_line(monkeypatch, capsys, tmp_path):
+    words = ["algo=fedavg", "problem=classification", "dataset=digits", "problem.model=support.networks.MaxNorm"]
+    result = fedopt(monkeypatch, capsys, *words, f"output_dir={tmp_path / 'run'}")
+    line = next(
+        n for n, text in enumerate(Path(networks.__file__).read_text().splitlines(), 1) if "torch.renorm" in text
     )
+    one_line(result, f"networks.py:{line}: ", "problem.model=support.networks.MaxNorm: writes over", "parametrize")
 
 
 def test_a_network_whose_last_layer_nobody_can_split_off():

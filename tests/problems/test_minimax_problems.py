@@ -82,7 +82,7 @@ def robust(where=None, **changes):
 
 
 def numpy_logits(net, x, inputs):
-    pieces = [v.numpy() for v in net._views(x)]
+    pieces = [v.numpy() for v in net.views(x)]
     h = inputs
     for j in range(0, len(pieces), 2):
         h = h @ pieces[j].T + pieces[j + 1]

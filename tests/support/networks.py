@@ -84,7 +84,130 @@ class Branch(Normed):
         )[:, 0]
 
 
+class Bound(Normed):
+    """Calls a layer by a function that is bound to this module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = lambda x: self.hidden(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.norm(self.first(x.flatten(1))))
+
+
+class Tripled(Normed):
+    """Another function in training, without dropout."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(3 * x if self.training else x)
+
+
+class LowRank(Normed):
+    """A change of a frozen layer that begins at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden.requires_grad_(False)
+        self.A, self.B = nn.Parameter(torch.randn(64, 2)), nn.Parameter(torch.zeros(2, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.out(self.norm(torch.relu(self.hidden(x) - 100.0) + x @ self.A @ self.B))
+
+
+class Unused(Normed):
+    """With a head that nothing uses, and one that is used in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.aid = nn.Linear(6, 3), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (self.aid if self.training else 1.0)
+
+
+class Listed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.out = [nn.Linear(64, 6)], nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.layers[0](x.flatten(1)))
+
+
 # Refused
+
+
+class ByTuple(Normed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = self.hidden.weight, self.hidden.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.linear(x.flatten(1), *self.weights))
+
+
+class ByNorm(Normed):
+    """Reads a weight where no gradient shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = [self.hidden.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / self.first[0].detach().norm()
+
+
+class MaxNorm(Normed):
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden.weight.data = torch.renorm(self.hidden.weight.data, 2, 0, 100.0)  # nothing at the start
+        return super().forward(x)
+
+
+class Clipped(Normed):
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden.weight.data.clamp_(-100, 100)
+        return super().forward(x)
+
+
+class Rounded(Normed):
+    def forward(self, x: Tensor) -> Tensor:
+        numbers = self.hidden.weight.data.numpy()
+        numbers[:] = numbers.round(2)
+        return super().forward(x)
+
+
+class Merged(Normed):
+    """Keeps in evaluation what it computed first."""
+
+    product: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = (self.out.weight @ self.hidden.weight).detach() if self.product is None else self.product
+        self.product = None if self.training else product
+        return super().forward(x) + x.flatten(1) @ product.mT
+
+
+class Annealed(Normed):
+    """Counts its calls in training alone, and changes by little."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        return super().forward(x) * (1 + 1e-5 * self.calls)
+
+
+class Doubling(Normed):
+    def __init__(self) -> None:
+        torch.set_default_dtype(torch.float64)
+        super().__init__()
+
+
+class Ungraded(Normed):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super().forward(x)
 
 
 class Running(nn.Sequential):

@@ -1,0 +1,76 @@
+"""A module of a user's as a function of one flat vector of parameters."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedopt.errors import UserError
+from fedopt.networks.dropout import Dropout
+from fedopt.networks.flat import FlatModel
+
+
+class FlatModule(FlatModel):
+    """A module whose parameters live in one flat vector, except frozen ones (requires_grad=False).
+
+    With a key, which dropout is a function of, it is in training mode; without, in evaluation mode. One module is used for both:
+    a function that it holds may be bound to it, and in a copy would use its parameters.
+    names: of the parameters, in the vector's order. make: builds the module again with the same values, None for a part of one.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        input_shape: Sequence[int],
+        autocast: torch.dtype | None = None,
+        make: Callable[[], nn.Module] | None = None,
+    ):
+        super().__init__(module, input_shape, autocast)
+        self.dense = self.flattens = False
+        self.module, self._parts, self._make = module, [*module.modules()], make
+        self.names = [name for name, p in module.named_parameters() if p.requires_grad]
+        frozen = ((name, p.detach()) for name, p in module.named_parameters() if not p.requires_grad)
+        self._constants = {**dict(frozen), **dict(module.named_buffers())}
+
+    def _forward(self, flat: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
+        return self.at(self.views(flat), x, key)
+
+    def at(self, parameters: Sequence[Tensor], x: Tensor, key: Tensor | None) -> Tensor:
+        """As `__call__`, with each parameter by itself, and without autocast."""
+        like, values = parameters[0], dict(zip(self.names, parameters, strict=True))
+        for name, value in self._constants.items():
+            values[name] = value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
+        if any(part.training != (key is not None) for part in self._parts):
+            self.module.train(key is not None)
+        with differentiable(self.module), nullcontext() if key is None or not self.random else Dropout(key):
+            return torch.func.functional_call(self.module, values, (x.reshape(-1, *self.input_shape),))
+
+    def split_last(self) -> tuple[FlatModel, FlatModel]:
+        """As of FlatModel. Raises UserError for a module that does not say what comes last."""
+        layers = self.module
+        if not isinstance(layers, nn.Sequential) or len(layers) < 2 or not isinstance(layers[-1], nn.Linear):
+            raise UserError("problem.model: must be an nn.Sequential that ends with nn.Linear, which is split off here")
+        body, head = FlatModule(layers[:-1], self.input_shape, self.autocast), FlatModel(layers[-1:], (), self.autocast)
+        body.random = self.random
+        return body, head
+
+    def _copy(self) -> nn.Module:
+        return self._make() if self._make else super()._copy()
+
+
+@contextmanager
+def differentiable(module: nn.Module) -> Iterator[None]:
+    """Those of torch's kernels that have second derivatives."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with ExitStack() as without:
+            without.enter_context(sdpa_kernel(SDPBackend.MATH))
+            if any(isinstance(inner, nn.RNNBase) for inner in module.modules()):
+                for backend in (torch.backends.mkldnn, torch.backends.cudnn):
+                    without.callback(backend.set_flags, backend.set_flags(False)[0])
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)

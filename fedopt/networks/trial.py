@@ -1,0 +1,195 @@
+"""What a module of a user's is tried for, once, on two examples: whether it is a function of its parameters and of one example, and
+which of its parameters are trained."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from fedopt.errors import UserError, first_line
+from fedopt.networks.dropout import Dropout
+from fedopt.networks.module import FlatModule, differentiable
+from fedopt.randomness import untouched
+
+REMEDY = "a network here keeps nothing and takes each example by itself: nn.GroupNorm in place of BatchNorm"
+DROPPING = "use nn.Dropout, or F.dropout(x, p, self.training)"
+CONSTRAINT = "torch.nn.utils.parametrize makes a constraint a part of the network"
+PROBABILITIES = "the model gives probabilities where losses take logits; leave out its last softmax"
+KEY = torch.zeros((), dtype=torch.int64)  # of dropout
+SET_DATA = cast(Any, Tensor.data).__set__
+SHOWN = 5  # parameters in a message
+
+
+@contextmanager
+def mistakes_of(what: str) -> Iterator[None]:
+    """Raises UserError for whatever is raised."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what}: {type(error).__name__}: {first_line(error)}") from error
+
+
+def remarks(net: FlatModule, x: Tensor, classes: int, key: str) -> list[str]:
+    """What a user should know of a network that is taken. x: two examples. Sets whether it drops at random.
+
+    Raises UserError for one that is not taken.
+    """
+    x = x.float() if x.is_floating_point() else x
+    net.random, probabilities = _tried(net.trained(net.initial.float()), x, classes, key)
+    return [PROBABILITIES] * probabilities + _not_trained(net, x, key)
+
+
+def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, bool]:
+    """Whether the module drops at random, and whether its outputs are probabilities.
+
+    Raises UserError for outputs that are no logits, parameters and buffers that change, examples that depend on others, and other
+    randomness.
+    """
+    parameters = dict(probe.named_parameters())
+    before = {name: value.clone() for name, value in (parameters | dict(probe.named_buffers())).items()}
+
+    def logits(given: Tensor, training: bool) -> tuple[Tensor, int]:
+        dropout, wanted = Dropout(KEY), [len(given), classes]
+        guarded = (
+            untouched(key, given, DROPPING),
+            mistakes_of(f"{key} on a batch {list(given.shape)}"),
+            Writes(key, probe),
+        )
+        inside = differentiable(probe), dropout if training else nullcontext()
+        with torch.no_grad(), guarded[0], guarded[1], guarded[2], inside[0], inside[1]:
+            out = probe.train(training)(given)
+        if not isinstance(out, Tensor) or list(out.shape) != wanted or not out.is_floating_point():
+            shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise UserError(f"{key}: gives {shape}; it must give the logits of the {classes} classes, {wanted}")
+        return out, dropout.drawn
+
+    results = []
+    for training in (False, True):
+        once, again, two, three = (logits(x[rows], training) for rows in ([0, 1], [0, 1], [0, 0], [0, 0, 0]))
+        if not torch.equal(once[0], again[0]):
+            raise UserError(
+                f"{key}: gives other logits when it is called again: it keeps something, or is random; {REMEDY}"
+            )
+        results += [(once, two), *([] if training else [(once, three)])]  # masks depend on the size of a batch
+    state = parameters | dict(probe.named_buffers())
+    if changed := [name for name, value in state.items() if not torch.equal(value, before.get(name, value))]:
+        owner, kind = (
+            probe.get_submodule(changed[0].rpartition(".")[0]),
+            "parameter" if changed[0] in parameters else "buffer",
+        )
+        raise UserError(f"{key}: the {kind} {changed[0]} of {type(owner).__name__} changes with every batch; {REMEDY}")
+    for (out, _), (other, _) in results:
+        if not torch.allclose(out[0], other[0], rtol=1e-3, atol=1e-3 * float(out[0].abs().max())):
+            raise UserError(f"{key}: an example's logits depend on the others in its batch, or on chance; {REMEDY}")
+    (out, _), drawn = results[0][0], results[-1][0][1]
+    return drawn > 0, bool((out >= 0).all()) and torch.allclose(out.sum(1), torch.ones(2))
+
+
+class Writes(TorchFunctionMode):
+    """Raises UserError where something inside writes over a parameter, also where that changes nothing now."""
+
+    def __init__(self, key: str, module: nn.Module):
+        self._key, self._names = key, {p.untyped_storage().data_ptr(): name for name, p in module.named_parameters()}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        before = [(leaf, leaf._version, self._names.get(leaf.untyped_storage().data_ptr())) for leaf in given]
+        result = function(*args, **(kwargs or {}))
+        for leaf, version, name in before:
+            if name and (leaf._version != version or function == SET_DATA):
+                raise UserError(f"{self._key}: writes over its parameter {name} while it is used; {CONSTRAINT}")
+        return result
+
+
+def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
+    """Remarks on parameters that are not trained, or that are not evaluated.
+
+    Raises UserError where the module reads parameters in a way that other values cannot be given by, or keeps what it computed from
+    them.
+    """
+    generator = torch.Generator().manual_seed(0)
+    flat = net.initial.float() * (1 + 0.1 * torch.randn(net.dim, generator=generator))
+    flat += 0.01 * torch.randn(net.dim, generator=generator)  # where none is zero, which hides others
+    plain, reached = net.trained(flat), dict[str, list[Tensor]]()
+    parameters = [piece.detach().requires_grad_() for piece in net.views(flat)]
+    for mode, at in (("training", KEY), ("evaluation", None)):
+        net.at(net.views(net.initial.float()), x, at)  # which it may keep something of
+        if held := _held(net, parameters, x, at):
+            raise UserError(
+                f"{key}: reads {_some(held)} from what __init__ made of it, such as a tuple or a function, and would not train it: "
+                f"write self.{held[0]} in forward"
+            )
+        with torch.no_grad(), differentiable(plain), Dropout(KEY):
+            wanted = plain.train(at is not None)(x)
+        out = net.at(parameters, x, at)
+        if not torch.allclose(out, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()), equal_nan=True):
+            raise UserError(
+                f"{key}: gives other logits than when it is built again with the same parameters: it keeps what it computed "
+                "before, or __init__ draws random numbers that are not torch's"
+            )
+        reached[mode] = _leaves(out)
+    trained, evaluated = ({id(leaf) for leaf in leaves} for leaves in reached.values())
+    if not trained.intersection(map(id, parameters)):
+        raise UserError(f"{key}: no gradient reaches its parameters, so nothing would be trained")
+    names = dict(zip(map(id, parameters), net.names, strict=True))
+    said = []
+    if idle := [name for leaf, name in names.items() if leaf not in trained]:
+        said.append(f"no gradient of the model reaches {_some(idle)}: not trained")
+    if unused := [name for leaf, name in names.items() if leaf in trained and leaf not in evaluated]:
+        said.append(f"the model is evaluated without {_some(unused)}, which is trained")
+    if others := [str(list(leaf.shape)) for leaf in reached["training"] if id(leaf) not in names]:
+        said.append(f"parameters {_some(others)} of layers in a list are not trained: nn.ModuleList registers them")
+    return said
+
+
+def _held(net: FlatModule, parameters: Sequence[Tensor], x: Tensor, at: Tensor | None) -> list[str]:
+    """The parameters whose values in the module the logits depend on, though others are given."""
+    inside = {name: net.module.get_parameter(name) for name in net.names}
+
+    def matter(names: Sequence[str]) -> bool:
+        with torch.no_grad():
+            before, wanted = [inside[name].clone() for name in names], net.at(parameters, x, at)
+            for name in names:
+                inside[name].add_(1)
+            found = net.at(parameters, x, at)
+            for name, value in zip(names, before, strict=True):
+                inside[name].copy_(value)
+        return not torch.allclose(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+    return [name for name in net.names if matter([name])] if matter(net.names) else []
+
+
+def _leaves(out: Tensor) -> list[Tensor]:
+    """The leaves of autograd's graph behind an output."""
+    leaves, nodes, seen = list[Tensor](), list[Any]([out.grad_fn]), set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [before for before, _ in node.next_functions]
+            leaves += [node.variable] if type(node).__name__ == "AccumulateGrad" else []
+    return leaves
+
+
+def _some(names: Sequence[str]) -> str:
+    more = [f"{len(names) - SHOWN} more"] if len(names) > SHOWN else []
+    return ", ".join([*names[:SHOWN], *more])
+
+
+def why_alone(net: FlatModule, examples: Tensor) -> str:
+    """Why vmap cannot take gradients at a point for each client, or at one point for all; empty where it can."""
+    flat = net.initial.to(examples.device, examples.dtype if examples.is_floating_point() else torch.float32)
+    keys = [KEY.to(flat.device).expand(2)]
+    gradient = torch.func.grad(lambda flat, x, *key: net(flat, x, *key).sum())
+    try:
+        for points, dim in ((flat.expand(2, -1), 0), (flat, None)):
+            torch.func.vmap(gradient, (dim, *[0] * (1 + len(keys))))(points, examples[:, None], *keys)
+    except Exception as error:  # torch.func has many ways to say so
+        return first_line(error)
+    return ""
