@@ -243,7 +243,7 @@ def run(
         from fedopt.running.lifecycle import execute
 
         with restored():
-            status, folder = execute(composed, lambda: place(composed), on_eval=on_eval, quiet=quiet)
+            status, folder = execute(composed, lambda: place(composed, quiet), on_eval=on_eval, quiet=quiet)
     if status == "interrupted":
         rounds = counted(folder.summary()["round"], "round")
         say(f"interrupted after {rounds}, in {folder.path}; resume=true goes on")

@@ -35,9 +35,10 @@ def pytest_collection_modifyitems(items):
 def pictures(request, monkeypatch):
     """Pictures are drawn in tests that are marked `pictures`: it takes ten times as long as a small run. In the others runs draw
     none, and commands lay them out without a file's pixels or paths."""
-    if request.node.get_closest_marker("pictures") is None:
-        monkeypatch.setattr(sinks, "PICTURES", 0)
-        monkeypatch.setenv("FEDOPT_PICTURES", "0")  # for the processes that the test starts
+    drawn = int(request.node.get_closest_marker("pictures") is not None)
+    monkeypatch.setattr(sinks, "PICTURES", drawn)
+    monkeypatch.setenv("FEDOPT_PICTURES", str(drawn))  # for the processes that the test starts
+    if not drawn:
         monkeypatch.setattr("matplotlib.figure.Figure.savefig", unrendered)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import fedopt
 from fedopt.config.project import with_project
+from fedopt.console import say as console
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say
 from fedopt.errors import Unfinished, UserError, first_line, mistake, nearest
@@ -131,6 +132,10 @@ def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> Non
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         line = mistake(error, arguments)
+        if console.several:
+            from fedopt.federation import ranks
+
+            console.speaks = ranks.first()
         code = 2 if line and not isinstance(error, Unfinished) else 1
         say(line or f"{type(error).__name__}: {first_line(error)} (this is a bug: HYDRA_FULL_ERROR=1 shows where)")
     if code:

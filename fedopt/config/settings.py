@@ -136,7 +136,7 @@ class Hardware:
     tf32: bool
     autocast: Literal["bfloat16"] | None
     deterministic: bool
-    processes: PositiveInt | Literal["all"] = 1
+    processes: Annotated[int, Field(ge=1, le=1024)] | Literal["all"] = 1
 
     @model_validator(mode="after")
     def _single_precision(self) -> "Hardware":

@@ -9,6 +9,8 @@ from threading import Event, Thread, current_thread, main_thread
 from types import FrameType
 from typing import NoReturn
 
+from fedopt.console import say as console
+
 GRACE = 30  # seconds from SIGTERM to SIGKILL, as torchrun has it
 
 
@@ -23,7 +25,7 @@ def ending_at_once() -> Iterator[None]:
         return
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
-        if os.environ.get("RANK", "0") == "0":
+        if console.speaks:
             print("fedopt: stopped", file=sys.stderr, flush=True)
         os._exit(130)
 

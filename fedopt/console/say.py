@@ -16,7 +16,8 @@ RED, CYAN = 31, 36  # of a terminal
 PIPED = 250  # columns where there is none
 
 # Of several ranks the main one; `running.lifecycle.execute` chooses another when one fails
-speaks = os.environ.get("RANK", "0") == "0" or "WORLD_SIZE" not in os.environ
+several = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
+speaks = os.environ.get("RANK", "0") == "0" or not several
 
 _heard: ContextVar[list[str] | None] = ContextVar("heard", default=None)  # the notes, where `heard` takes them
 

@@ -28,6 +28,7 @@ PATIENCE = timedelta(hours=2)  # a rank may wait while another evaluates
 MOST_TOLD = 5  # differences in a message
 
 _store: dist.Store | None = None  # by which the ranks find each other
+_first: bool | None = None  # whether this rank was the first to ask; None before it asks
 _left = Event()  # set when this process no longer depends on torchrun
 
 
@@ -37,7 +38,7 @@ def start() -> None:
     Until `finish` or `stop`, this process ends when torchrun does. If nothing shows that the others were started, a note says
     that it waits for them. Raises UserError if the others cannot be reached.
     """
-    global _store, _left
+    global _store, _first, _left
     if (size := number_of("WORLD_SIZE", 1)) <= 1 or dist.is_initialized():
         return
     if multiprocessing.parent_process() is not None:
@@ -48,6 +49,7 @@ def start() -> None:
         console.speaks = True  # nobody may have started rank 0
         note(f"WORLD_SIZE={size}: waits for the other processes at {os.environ['MASTER_ADDR']}; unset it to run alone")
         console.speaks = number_of("RANK", 0) == 0
+    _first = None
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     with _reaching_others():
         # Where torchrun was killed already there is nobody to reach
@@ -88,13 +90,20 @@ def _reaching_others() -> Iterator[None]:
 
 
 def first() -> bool:
-    """Tell whether this rank is the first one to ask this."""
-    if _store is None:
-        return rank() == 0
-    try:
-        return _store.add("fedopt/first", 1) == 1
-    except RuntimeError:  # it ended with the process that kept it: torchrun, or rank 0
-        return rank() == 1
+    """Return whether this rank is the first that asks. Without a store in which ranks ask, each is.
+
+    Torchrun keeps one from the beginning, so that ranks can ask before they have joined.
+    """
+    global _first
+    if _first is None:
+        store = _store
+        try:
+            if store is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                store = next(dist.rendezvous("env://", timeout=timedelta(seconds=10)))[0]
+            _first = store is None or store.add("fedopt/first", 1) == 1
+        except RuntimeError:  # it ended with the process that kept it: torchrun, or rank 0
+            _first = rank() == 1
+    return _first
 
 
 def count() -> int:

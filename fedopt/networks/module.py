@@ -29,7 +29,7 @@ class FlatModule(FlatModel):
     ):
         super().__init__(module, input_shape, autocast)
         self.dense = self.flattens = False
-        self.module, self._parts, self._make = module, [*module.modules()], make
+        self.module, self._parts, self._make = module.eval(), [*module.modules()], make
         self.names = [name for name, p in module.named_parameters() if p.requires_grad]
         frozen = ((name, p.detach()) for name, p in module.named_parameters() if not p.requires_grad)
         self._constants = {**dict(frozen), **dict(module.named_buffers())}

@@ -28,10 +28,10 @@ def build(
     seed: int,
     autocast: torch.dtype | None = None,
 ) -> FlatModule:
-    """The module that `problem.model` names: a dotted path, or that as `_target_` with keyword arguments beside it.
+    """Return the module that `problem.model` names: a dotted path, or that as `_target_` with keyword arguments beside it.
 
-    examples: two of the data, [2, features], that it is tried on. Raises UserError for a module that does not fit these data, has
-    state, or draws random numbers except by dropout.
+    examples: some of the data, [2 or more, features], that it is tried on. Raises UserError for a module that does not fit these
+    data, has state, draws random numbers except by dropout, or reads or writes its parameters in a way that cannot be trained.
     """
     node = {"_target_": model} if isinstance(model, str) else dict(model)
     if "_target_" not in node:
@@ -56,7 +56,7 @@ def build(
             deepcopy(module)  # as `Result.model` gives it
         net = FlatModule(module, input_shape, autocast, made)
         net.remark = "; ".join(remarks(net, examples.detach().cpu().view(-1, *input_shape), classes, key))
-    net.alone = why_alone(net, examples)
+    net.alone = why_alone(net, examples[[0, -1]])
     return net
 
 

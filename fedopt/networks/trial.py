@@ -36,17 +36,17 @@ def mistakes_of(what: str) -> Iterator[None]:
 
 
 def remarks(net: FlatModule, x: Tensor, classes: int, key: str) -> list[str]:
-    """What a user should know of a network that is taken. x: two examples. Sets whether it drops at random.
+    """Return what a user should know of a network that is taken, and set whether it drops at random.
 
-    Raises UserError for one that is not taken.
+    x: some examples. Two are enough, but for parameters that seem to be idle. Raises UserError for a network that is not taken.
     """
     x = x.float() if x.is_floating_point() else x
-    net.random, probabilities = _tried(net.trained(net.initial.float()), x, classes, key)
+    net.random, probabilities = _tried(net.trained(net.initial.float()), x[[0, -1]], classes, key)
     return [PROBABILITIES] * probabilities + _not_trained(net, x, key)
 
 
 def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, bool]:
-    """Whether the module drops at random, and whether its outputs are probabilities.
+    """Tell whether the module drops at random, and whether its outputs are probabilities.
 
     Raises UserError for outputs that are no logits, parameters and buffers that change, examples that depend on others, and other
     randomness.
@@ -56,13 +56,9 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
 
     def logits(given: Tensor, training: bool) -> tuple[Tensor, int]:
         dropout, wanted = Dropout(KEY), [len(given), classes]
-        guarded = (
-            untouched(key, given, DROPPING),
-            mistakes_of(f"{key} on a batch {list(given.shape)}"),
-            Writes(key, probe),
-        )
-        inside = differentiable(probe), dropout if training else nullcontext()
-        with torch.no_grad(), guarded[0], guarded[1], guarded[2], inside[0], inside[1]:
+        guarded = untouched(key, given, DROPPING), mistakes_of(f"{key} on a batch {list(given.shape)}")
+        inside = dropout if training else nullcontext()
+        with torch.no_grad(), differentiable(probe), guarded[0], guarded[1], Writes(key, probe), inside:
             out = probe.train(training)(given)
         if not isinstance(out, Tensor) or list(out.shape) != wanted or not out.is_floating_point():
             shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
@@ -79,11 +75,9 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
         results += [(once, two), *([] if training else [(once, three)])]  # masks depend on the size of a batch
     state = parameters | dict(probe.named_buffers())
     if changed := [name for name, value in state.items() if not torch.equal(value, before.get(name, value))]:
-        owner, kind = (
-            probe.get_submodule(changed[0].rpartition(".")[0]),
-            "parameter" if changed[0] in parameters else "buffer",
-        )
-        raise UserError(f"{key}: the {kind} {changed[0]} of {type(owner).__name__} changes with every batch; {REMEDY}")
+        owner = type(probe.get_submodule(changed[0].rpartition(".")[0])).__name__
+        kind = "parameter" if changed[0] in parameters else "buffer"
+        raise UserError(f"{key}: the {kind} {changed[0]} of {owner} changes with every batch; {REMEDY}")
     for (out, _), (other, _) in results:
         if not torch.allclose(out[0], other[0], rtol=1e-3, atol=1e-3 * float(out[0].abs().max())):
             raise UserError(f"{key}: an example's logits depend on the others in its batch, or on chance; {REMEDY}")
@@ -108,48 +102,52 @@ class Writes(TorchFunctionMode):
 
 
 def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
-    """Remarks on parameters that are not trained, or that are not evaluated.
+    """Return remarks on parameters that are not trained, or not evaluated.
 
     Raises UserError where the module reads parameters in a way that other values cannot be given by, or keeps what it computed from
     them.
     """
-    generator = torch.Generator().manual_seed(0)
-    flat = net.initial.float() * (1 + 0.1 * torch.randn(net.dim, generator=generator))
-    flat += 0.01 * torch.randn(net.dim, generator=generator)  # where none is zero, which hides others
-    plain, reached = net.trained(flat), dict[str, list[Tensor]]()
-    parameters = [piece.detach().requires_grad_() for piece in net.views(flat)]
+    noise = torch.randn(2, net.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    flat = net.initial.float() * (1 + 0.1 * noise[0]) + 0.01 * noise[1]  # where none is zero, which hides others
+    plain, parameters = net.trained(flat), [piece.detach().requires_grad_() for piece in net.views(flat)]
+    two, reached = x[[0, -1]], dict[str, dict[int, Tensor]]()
     for mode, at in (("training", KEY), ("evaluation", None)):
-        net.at(net.views(net.initial.float()), x, at)  # which it may keep something of
-        if held := _held(net, parameters, x, at):
+        net.at(net.views(net.initial.float()), two, at)  # which it may keep something of
+        if held := _held(net, parameters, two, at):
             raise UserError(
                 f"{key}: reads {_some(held)} from what __init__ made of it, such as a tuple or a function, and would not train it: "
                 f"write self.{held[0]} in forward"
             )
         with torch.no_grad(), differentiable(plain), Dropout(KEY):
-            wanted = plain.train(at is not None)(x)
-        out = net.at(parameters, x, at)
+            wanted = plain.train(at is not None)(two)
+        out = net.at(parameters, two, at)
         if not torch.allclose(out, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()), equal_nan=True):
             raise UserError(
                 f"{key}: gives other logits than when it is built again with the same parameters: it keeps what it computed "
                 "before, or __init__ draws random numbers that are not torch's"
             )
         reached[mode] = _leaves(out)
-    trained, evaluated = ({id(leaf) for leaf in leaves} for leaves in reached.values())
-    if not trained.intersection(map(id, parameters)):
-        raise UserError(f"{key}: no gradient reaches its parameters, so nothing would be trained")
+        if not reached[mode].keys() >= {*map(id, parameters)}:  # a part may be for some examples alone
+            reached[mode] |= _leaves(net.at(parameters, x, at))
     names = dict(zip(map(id, parameters), net.names, strict=True))
+    trained, evaluated = reached.values()
+    if not trained.keys() & names:
+        raise UserError(f"{key}: no gradient reaches its parameters, so nothing would be trained")
     said = []
     if idle := [name for leaf, name in names.items() if leaf not in trained]:
         said.append(f"no gradient of the model reaches {_some(idle)}: not trained")
     if unused := [name for leaf, name in names.items() if leaf in trained and leaf not in evaluated]:
         said.append(f"the model is evaluated without {_some(unused)}, which is trained")
-    if others := [str(list(leaf.shape)) for leaf in reached["training"] if id(leaf) not in names]:
-        said.append(f"parameters {_some(others)} of layers in a list are not trained: nn.ModuleList registers them")
+    if others := [str(list(leaf.shape)) for which, leaf in trained.items() if which not in names]:
+        said.append(
+            f"parameters {_some(others)} that the model does not register, such as of layers in a list, are not "
+            "trained: nn.ModuleList registers them"
+        )
     return said
 
 
 def _held(net: FlatModule, parameters: Sequence[Tensor], x: Tensor, at: Tensor | None) -> list[str]:
-    """The parameters whose values in the module the logits depend on, though others are given."""
+    """Return the parameters whose values in the module the logits depend on, though others are given."""
     inside = {name: net.module.get_parameter(name) for name in net.names}
 
     def matter(names: Sequence[str]) -> bool:
@@ -165,15 +163,15 @@ def _held(net: FlatModule, parameters: Sequence[Tensor], x: Tensor, at: Tensor |
     return [name for name in net.names if matter([name])] if matter(net.names) else []
 
 
-def _leaves(out: Tensor) -> list[Tensor]:
-    """The leaves of autograd's graph behind an output."""
-    leaves, nodes, seen = list[Tensor](), list[Any]([out.grad_fn]), set[Any]()
+def _leaves(out: Tensor) -> dict[int, Tensor]:
+    """Return the leaves of autograd's graph behind an output, by their identities."""
+    leaves, nodes, seen = dict[int, Tensor](), list[Any]([out.grad_fn]), set[Any]()
     while nodes:
         node = nodes.pop()
         if node is not None and node not in seen:
             seen.add(node)
             nodes += [before for before, _ in node.next_functions]
-            leaves += [node.variable] if type(node).__name__ == "AccumulateGrad" else []
+            leaves |= {id(node.variable): node.variable} if type(node).__name__ == "AccumulateGrad" else {}
     return leaves
 
 
@@ -183,7 +181,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def why_alone(net: FlatModule, examples: Tensor) -> str:
-    """Why vmap cannot take gradients at a point for each client, or at one point for all; empty where it can."""
+    """Say why vmap cannot take gradients at a point for each client, or at one point for all; empty where it can."""
     flat = net.initial.to(examples.device, examples.dtype if examples.is_floating_point() else torch.float32)
     keys = [KEY.to(flat.device).expand(2)]
     gradient = torch.func.grad(lambda flat, x, *key: net(flat, x, *key).sum())

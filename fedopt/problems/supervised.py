@@ -28,6 +28,7 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Pretraining = Annotated[int, Field(ge=0, le=1_000_000)]  # steps, which nobody can stop or go on with
 PRETRAIN_BATCH = 128
+SHOWN = 256  # examples that a network of a user's may be tried on
 
 
 class Labelled(Problem):
@@ -147,7 +148,8 @@ class Supervised(Labelled):
             raise UserError(f"problem.dropout={dropout}: is for problem.model=mlp; your own network has its nn.Dropout")
         common = (examples.shape, data.classes, self.world.seed, self.world.autocast)
         if isinstance(self.model, dict) or "." in self.model:
-            return modules.build(self.model, examples.x[[0, len(examples) // 2]], *common)
+            some = np.linspace(0, len(examples) - 1, min(len(examples), SHOWN)).astype(int)
+            return modules.build(self.model, examples.x[some], *common)
         if data.tokens:
             raise UserError(f"problem.model={self.model}: takes no token ids; use a network of yours, PACKAGE.CLASS")
         return models.build(self.model, self.widths, *common, dropout)

@@ -21,10 +21,11 @@ from fedopt.config.settings import Hardware
 from fedopt.console import say as console
 from fedopt.console.interrupts import ctrl_c_later, end_with, interruptible
 from fedopt.console.say import note
-from fedopt.errors import UserError, first_line, mistake, number_of, short_spins
+from fedopt.errors import UserError, first_line, memory, mistake, number_of, short_spins
 from fedopt.results.folder import RunFolder
 
 POLL = 0.3  # seconds
+LEAST_MEMORY = 2**28  # bytes of a process: torch alone
 PLACE = "FEDOPT_PLACE"  # the variable that tells a run of several at once which one of them it is, from 0
 RUN_ID = "fedopt"  # by which a rank knows that its number of threads is not torchrun's choice
 
@@ -37,6 +38,9 @@ def asked_processes(hardware: Hardware) -> int:
     if number_of("WORLD_SIZE", 1) > 1:
         return 1
     if hardware.processes != "all":
+        if hardware.processes * LEAST_MEMORY > memory():
+            room = f"{memory() / 2**30:.0f} GB, which {memory() // LEAST_MEMORY} take"
+            raise UserError(f"hardware.processes={hardware.processes}: this machine has {room}")
         return hardware.processes
     import torch
 

@@ -12,6 +12,7 @@ from typing import Any
 from fedopt.config.compose import Composed, compose, recorded
 from fedopt.config.files import GROUPS, Folders, flat
 from fedopt.config.words import key_of, parsed
+from fedopt.console.say import note
 from fedopt.errors import UserError
 from fedopt.results.folder import RunFolder
 
@@ -163,18 +164,29 @@ def _going_on(words: Sequence[str]) -> Composed | None:
     return None
 
 
-def place(composed: Composed) -> Path:
-    """output_dir, else a folder named by the overrides; a further run with the same overrides gets the next number."""
+def place(composed: Composed, quiet: bool = False) -> Path:
+    """Return output_dir, else a folder named by the overrides; a further run with the same overrides gets the next number.
+
+    A note says so where the same run has finished, unless quiet.
+    """
     if composed.settings.output_dir:
         return Path(composed.settings.output_dir)
     others = [word for word in composed.words if key_of(word) not in ("algo", "problem")]
     parent = Path("outputs") / f"{composed.chosen['algo']}_{composed.chosen['problem']}"
     begun: dict[Path, None] = {}  # with this config, the last one last
+    before: Path | None = None
     for names in _numbered(parent / old_name(others), "."), _numbered(parent / (named(others) or "default")):
         for path in names:
             folder = RunFolder(path)
             if not (folder.used or folder.alive):
                 break
+            before = path
             if composed.settings.resume and _holds(folder, composed):
                 begun.setdefault(path)
-    return [*begun][-1] if begun else path
+    if begun:
+        return [*begun][-1]
+    if before and not quiet and RunFolder(before).status() == "finished" and _holds(RunFolder(before), composed):
+        note(
+            f"the same run has finished in {before}; this one begins anew in {path}, and resume=true keeps to that one"
+        )
+    return path

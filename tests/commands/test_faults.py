@@ -475,6 +475,13 @@ def test_environment_of_other_programs(tmp_path):
     assert "results: run" in result.out
 
 
+def test_a_rank_that_is_none_says_its_mistakes(tmp_path):
+    """By itself, or as one of several that torchrun has not started."""
+    for size in ("1", "4"):
+        result = run("algo=fedvag", "problem=mco", cwd=tmp_path, env={"WORLD_SIZE": size, "RANK": "3"})
+        one_line(result, "algo=fedvag", "did you mean fedavg")
+
+
 @pytest.mark.full
 def test_ranks_that_nobody_started(tmp_path):
     result = run(*TINY, "output_dir=run", cwd=tmp_path, env={"WORLD_SIZE": "2", "RANK": "0"})

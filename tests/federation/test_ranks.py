@@ -111,6 +111,18 @@ def test_ranks_with_other_words_are_refused(tmp_path):
 
 
 @full
+@pytest.mark.parametrize("words", [("", "algo.alhpa=1"), ("algo.alhpa=1", "algo.alhpa=1")])
+def test_a_mistake_on_any_rank_is_said_once(words, tmp_path):
+    """Of one that never joins the others, and of all."""
+    process = start_ranks(UNLIKE, *words, *LONG, "output_dir=run", cwd=tmp_path)
+    _, err = process.communicate(timeout=120)
+    said = [line for line in err.splitlines() if line.startswith("fedopt: ")]
+    assert len(said) == 1, err
+    assert "algo.alhpa" in said[0]
+    assert not (tmp_path / "run").exists()
+
+
+@full
 def test_ranks_with_other_data_are_refused(tmp_path):
     """The same path, on machines with files of their own."""
     for rank in (0, 1):

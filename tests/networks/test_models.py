@@ -276,7 +276,7 @@ def some(shape, *clients):
 
 def own(name, x=None, shape=IMAGES, **arguments):
     x = some(shape) if x is None else x
-    return modules.build({"_target_": f"support.networks.{name}", **arguments}, x[:2], shape, 10, seed=0)
+    return modules.build({"_target_": f"support.networks.{name}", **arguments}, x, shape, 10, seed=0)
 
 
 def plain(cls, net, flat, shape, x, v):
@@ -573,15 +573,16 @@ REMARKS = {
     "Probabilities": "the model gives probabilities where losses take logits; leave out its last softmax",
     "Unused": "no gradient of the model reaches head.weight, head.bias: not trained; the model is evaluated without aid, which is "
     "trained",
-    "Listed": "parameters [6, 64], [6] of layers in a list are not trained: nn.ModuleList registers them",
-    **dict.fromkeys(("Normed", "Frozen", "LowRank", "Bound", "Tripled"), ""),
+    "Listed": "parameters [6, 64], [6] that the model does not register, such as of layers in a list, are not trained: "
+    "nn.ModuleList registers them",
+    **dict.fromkeys(("Normed", "Frozen", "LowRank", "Bound", "Tripled", "Routed"), ""),
 }
 
 
 @pytest.mark.parametrize(("name", "remark"), REMARKS.items())
 def test_remarks(name, remark):
     """What is not trained is named, and nothing that is frozen, that only begins at zero, or whose units are dead at first."""
-    assert own(name).remark == remark
+    assert own(name, some(IMAGES, 8).flatten(0, 1)).remark == remark
 
 
 def test_remarks_are_notes_of_the_problem():

@@ -134,7 +134,11 @@ def test_mistake_on_all_processes_is_one_line(tmp_path):
 def test_all_processes_need_a_gpu(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     one_line(fedopt(monkeypatch, capsys, *PAIR, "hardware.processes=all"), "hardware.processes=all", "hardware=cuda")
-    one_line(fedopt(monkeypatch, capsys, *PAIR, "hardware.processes=0"), "hardware.processes")
+    for wrong in ("0", "100000"):
+        one_line(fedopt(monkeypatch, capsys, *PAIR, f"hardware.processes={wrong}"), "hardware.processes")
+    monkeypatch.setattr("fedopt.running.launch.memory", lambda: 3 * 2**30)
+    result = fedopt(monkeypatch, capsys, *PAIR, "hardware.processes=13")
+    one_line(result, "hardware.processes=13: this machine has 3 GB, which 12 take")
 
 
 def test_what_has_been_launched_launches_nothing(monkeypatch):

@@ -75,7 +75,10 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     assert card["seed"] == 3
     assert "seed=3" in card["overrides"]
 
-    assert fedopt(monkeypatch, capsys, *TINY, "seed=3").code == 0  # the same again gets a folder of its own
+    again = fedopt(monkeypatch, capsys, *TINY, "seed=3")  # the same again gets a folder of its own, and says so
+    assert again.code == 0
+    assert f"{folder.name}; this one begins anew in" in again.err
+    assert f"{folder.name}-2, and resume=true keeps to that one" in again.err
     assert without_time(folder).equals(without_time(folder.with_name(folder.name + "-2")))
     assert "finished" in fedopt(monkeypatch, capsys, *TINY, "seed=3", "resume=true").out
 

@@ -102,6 +102,19 @@ class Tripled(Normed):
         return super().forward(3 * x if self.training else x)
 
 
+class Routed(Normed):
+    """Each example has one of two layers in front."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(64, 2), nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.gate(x := x.flatten(1)).softmax(1)
+        chosen = [share.max() * self.experts[int(share.argmax())](row) for row, share in zip(x, shares, strict=True)]
+        return super().forward(torch.stack(chosen))
+
+
 class LowRank(Normed):
     """A change of a frozen layer that begins at zero."""
 
