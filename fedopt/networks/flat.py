@@ -2,8 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class FlatModel:
 
     def __init__(self, layers: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
         parameters = [p for p in layers.parameters() if p.requires_grad]
-        self._network = layers
+        self.copy: Callable[[], nn.Module] = partial(deepcopy, layers)
         self.input_shape = tuple(input_shape)
         self.autocast = autocast
         self.convolutional = any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in layers.modules())
@@ -89,15 +90,12 @@ class FlatModel:
 
     def trained(self, flat: Tensor) -> nn.Module:
         """The network as a module of its own, with the parameters flat [dim]; x as of `__call__`, or as images."""
-        network = self._copy().to(flat.dtype)
+        network = self.copy().to(flat.dtype)
         parameters = (p for p in network.parameters() if p.requires_grad)
         with torch.no_grad():
             for parameter, value in zip(parameters, self.views(flat), strict=True):
                 parameter.copy_(value)
         return nn.Sequential(nn.Flatten(), network) if self.flattens else network
-
-    def _copy(self) -> nn.Module:
-        return deepcopy(self._network)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """The parameters, which share the vector's memory.

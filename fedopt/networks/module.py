@@ -1,6 +1,6 @@
 """A module of a user's as a function of one flat vector of parameters."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
@@ -17,19 +17,13 @@ class FlatModule(FlatModel):
 
     With a key, which dropout is a function of, it is in training mode; without, in evaluation mode. One module is used for both:
     a function that it holds may be bound to it, and in a copy would use its parameters.
-    names: of the parameters, in the vector's order. make: builds the module again with the same values, None for a part of one.
+    names: of the parameters, in the vector's order.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        input_shape: Sequence[int],
-        autocast: torch.dtype | None = None,
-        make: Callable[[], nn.Module] | None = None,
-    ):
+    def __init__(self, module: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
         super().__init__(module, input_shape, autocast)
         self.dense = self.flattens = False
-        self.module, self._parts, self._make = module.eval(), [*module.modules()], make
+        self.module, self._parts = module.eval(), [*module.modules()]
         self.names = [name for name, p in module.named_parameters() if p.requires_grad]
         frozen = ((name, p.detach()) for name, p in module.named_parameters() if not p.requires_grad)
         self._constants = {**dict(frozen), **dict(module.named_buffers())}
@@ -55,9 +49,6 @@ class FlatModule(FlatModel):
         body, head = FlatModule(layers[:-1], self.input_shape, self.autocast), FlatModel(layers[-1:], (), self.autocast)
         body.random = self.random
         return body, head
-
-    def _copy(self) -> nn.Module:
-        return self._make() if self._make else super()._copy()
 
 
 @contextmanager

@@ -54,7 +54,8 @@ def build(
             raise UserError(f"{key}: has no parameters to train, or complex ones")
         with mistakes_of(f"{key}, which cannot be copied; what a hook computes, torch.nn.utils.parametrizations can"):
             deepcopy(module)  # as `Result.model` gives it
-        net = FlatModule(module, input_shape, autocast, made)
+        net = FlatModule(module, input_shape, autocast)
+        net.copy = made  # of which no function is bound to the first one
         net.remark = "; ".join(remarks(net, examples.detach().cpu().view(-1, *input_shape), classes, key))
     net.alone = why_alone(net, examples[[0, -1]])
     return net

@@ -111,22 +111,23 @@ def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
     flat = net.initial.float() * (1 + 0.1 * noise[0]) + 0.01 * noise[1]  # where none is zero, which hides others
     plain, parameters = net.trained(flat), [piece.detach().requires_grad_() for piece in net.views(flat)]
     two, reached = x[[0, -1]], dict[str, dict[int, Tensor]]()
+    own = {id(p): name for name, p in net.module.named_parameters()}
     for mode, at in (("training", KEY), ("evaluation", None)):
         net.at(net.views(net.initial.float()), two, at)  # which it may keep something of
-        if held := _held(net, parameters, two, at):
+        out = net.at(parameters, two, at)
+        reached[mode] = _leaves(out)
+        if held := [own[which] for which in reached[mode] if which in own]:
             raise UserError(
                 f"{key}: reads {_some(held)} from what __init__ made of it, such as a tuple or a function, and would not train it: "
                 f"write self.{held[0]} in forward"
             )
         with torch.no_grad(), differentiable(plain), Dropout(KEY):
             wanted = plain.train(at is not None)(two)
-        out = net.at(parameters, two, at)
         if not torch.allclose(out, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()), equal_nan=True):
             raise UserError(
-                f"{key}: gives other logits than when it is built again with the same parameters: it keeps what it computed "
+                f"{key}: gives other logits than when it is built again with the same parameters: it keeps something made of those "
                 "before, or __init__ draws random numbers that are not torch's"
             )
-        reached[mode] = _leaves(out)
         if not reached[mode].keys() >= {*map(id, parameters)}:  # a part may be for some examples alone
             reached[mode] |= _leaves(net.at(parameters, x, at))
     names = dict(zip(map(id, parameters), net.names, strict=True))
@@ -144,23 +145,6 @@ def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
             "trained: nn.ModuleList registers them"
         )
     return said
-
-
-def _held(net: FlatModule, parameters: Sequence[Tensor], x: Tensor, at: Tensor | None) -> list[str]:
-    """Return the parameters whose values in the module the logits depend on, though others are given."""
-    inside = {name: net.module.get_parameter(name) for name in net.names}
-
-    def matter(names: Sequence[str]) -> bool:
-        with torch.no_grad():
-            before, wanted = [inside[name].clone() for name in names], net.at(parameters, x, at)
-            for name in names:
-                inside[name].add_(1)
-            found = net.at(parameters, x, at)
-            for name, value in zip(names, before, strict=True):
-                inside[name].copy_(value)
-        return not torch.allclose(found, wanted, rtol=0, atol=0, equal_nan=True)
-
-    return [name for name in net.names if matter([name])] if matter(net.names) else []
 
 
 def _leaves(out: Tensor) -> dict[int, Tensor]:

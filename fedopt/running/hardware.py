@@ -3,10 +3,10 @@
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,16 +17,9 @@ from fedopt.running.launch import PLACE, RUN_ID
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS is not deterministic
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
-NUMPY = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}  # what it does about them
-
-
-class Mode(NamedTuple):
-    """What a process has one of, and every number may depend on. value: of a process that has just begun."""
-
-    name: str
-    get: Callable[[], Any]
-    put: Callable[[Any], Any]
-    value: Any
+_parts: Any = torch.backends
+CUDA_PARTS = _parts.cuda.matmul, _parts.cudnn, _parts.cudnn.conv, _parts.cudnn.rnn  # each with its precision of float32
+CPU_PARTS = _parts, _parts.mkldnn, _parts.mkldnn.matmul, _parts.mkldnn.conv, _parts.mkldnn.rnn
 
 
 def _default_device() -> torch.device | None:
@@ -34,52 +27,27 @@ def _default_device() -> torch.device | None:
     return None if device.type == "cpu" else device
 
 
-MODES = (
-    Mode("torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
-    Mode("torch.set_default_device", _default_device, torch.set_default_device, None),
-    Mode("torch.set_grad_enabled", torch.is_grad_enabled, torch.set_grad_enabled, True),
-    *(
-        Mode(
-            "torch.autocast", partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind), False
-        )
-        for kind in ("cpu", "cuda")
-    ),
-    Mode("numpy.seterr", np.geterr, lambda kinds: np.seterr(**kinds), NUMPY),
-)
-BACKENDS: Any = torch.backends  # and its parts that have a precision of float32 of their own
-PRECISIONS: tuple[Any, ...] = (
-    BACKENDS,
-    *(BACKENDS.cuda.matmul, BACKENDS.cudnn, BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn),
-    *(BACKENDS.mkldnn, BACKENDS.mkldnn.matmul, BACKENDS.mkldnn.conv, BACKENDS.mkldnn.rnn),
-)
-
-
-def _precisions() -> tuple[list[str], tuple[str, bool] | None]:
-    """By their newer and by their older names; None where those have no word for it."""
-    older = None
-    with suppress(RuntimeError):
-        older = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    return [part.fp32_precision for part in PRECISIONS], older
-
-
-def _set_precisions(precisions: tuple[list[str], tuple[str, bool] | None]) -> None:
-    newer, older = precisions
-    if older is not None:
-        torch.set_float32_matmul_precision(older[0])
-        torch.backends.cudnn.allow_tf32 = older[1]
-    for part, precision in zip(PRECISIONS, newer, strict=True):
+def _set_precisions(precisions: Iterable[str]) -> None:
+    for part, precision in zip(CPU_PARTS + CUDA_PARTS, precisions, strict=True):
         part.fp32_precision = precision
 
 
-def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-SETTINGS = (
+# What numbers depend on, of which a process has one each: how to get and to set it
+CONFIGURED: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     (torch.get_num_threads, torch.set_num_threads),
-    (_deterministic, lambda state: torch.use_deterministic_algorithms(state[0], warn_only=state[1])),
-    (_precisions, _set_precisions),
-)
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (lambda: [part.fp32_precision for part in CPU_PARTS + CUDA_PARTS], _set_precisions),
+]
+# Also by its name, and its value in a process that begins
+MODES: list[tuple[Callable[[], Any], Callable[[Any], Any], str, Any]] = [
+    (torch.get_default_dtype, torch.set_default_dtype, "torch.set_default_dtype", torch.float32),
+    (_default_device, torch.set_default_device, "torch.set_default_device", None),
+    (torch.is_grad_enabled, torch.set_grad_enabled, "torch.set_grad_enabled", True),
+    (np.geterr, lambda to: np.seterr(**to), "numpy.seterr", dict.fromkeys(np.geterr(), "warn") | {"under": "ignore"}),
+]
+for _kind in ("cpu", "cuda"):
+    _get, _set = partial(torch.is_autocast_enabled, _kind), partial(torch.set_autocast_enabled, _kind)
+    MODES.append((_get, _set, "torch.autocast", False))
 
 
 def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
@@ -103,14 +71,13 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
         asked = ""  # torchrun's own choice
     ours = int(asked) if asked.isdecimal() and 0 < int(asked) <= 4096 else max(1, cores() // processes)
     torch.set_num_threads(hardware.threads or ours)
-    for part in PRECISIONS:
-        part.fp32_precision = "none"  # the older names of the next line know no others
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = hardware.tf32
+    on_gpus = "tf32" if hardware.tf32 else "ieee"
+    _set_precisions(["ieee"] * len(CPU_PARTS) + [on_gpus] * len(CUDA_PARTS))
     if hardware.deterministic:
         os.environ.setdefault(WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(hardware.deterministic)
-    for mode in MODES:
-        mode.put(mode.value)
+    for _, put, _, value in MODES:
+        put(value)
     refuse_changed("code around this run, such as `with torch.device(...)`,")
     _keep_freed_memory()
     return device
@@ -118,7 +85,7 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
 
 def refuse_changed(who: str) -> None:
     """Raises UserError where a mode is another one than `configure` has set. who: has changed it."""
-    if changed := [mode.name for mode in MODES if mode.get() != mode.value]:
+    if changed := [name for get, _, name, value in MODES if get() != value]:
         raise UserError(f"{who} sets {changed[0]} for all of the process, which a run does not follow: leave it out")
 
 
@@ -131,7 +98,7 @@ def _in_turn(count: int) -> int:
 @contextmanager
 def restored() -> Iterator[None]:
     """What `configure` sets is set back at the end: for runs in somebody else's process, in whatever modes that is."""
-    before = [(get, put, get()) for get, put in (*SETTINGS, *((mode.get, mode.put) for mode in MODES))]
+    before = [(get, put, get()) for get, put, *_ in [*CONFIGURED, *MODES]]
     workspace = os.environ.get(WORKSPACE)
     try:
         with torch.inference_mode(False):
