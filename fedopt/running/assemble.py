@@ -112,6 +112,8 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
         known[wanted].check_goal("keep=best")
     machine.refuse_changed("a file of yours that this run uses")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
+    if hardware.engine == "auto" and problem.alone:
+        original.notes = [*original.notes, f"clients run one by one, and not at once: {problem.alone}"]
     federation = Federation(
         problem, engine, settings.seed, participation, first_order=getattr(algorithm, "first_order", False)
     )

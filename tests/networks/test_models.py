@@ -503,6 +503,7 @@ def test_dropout_is_drawn_anew_in_every_step(monkeypatch):
 def test_a_network_that_vmap_cannot_run():
     e = small("fedavg", "classification", "problem.model=support.networks.Branch")
     assert isinstance(e.federation.engine, OneByOne)
+    assert e.original.notes[-1].startswith("clients run one by one, and not at once: vmap")
     steps(e, 1)
     with pytest.raises(UserError, match=r"hardware.engine=vectorised: .*hardware.engine=one_by_one"):
         small("fedavg", "classification", "problem.model=support.networks.Branch", "hardware.engine=vectorised")
