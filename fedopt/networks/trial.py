@@ -3,24 +3,21 @@ which of its parameters are trained."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError, first_line
 from fedopt.networks.dropout import Dropout
 from fedopt.networks.module import FlatModule, differentiable
-from fedopt.randomness import untouched
+from fedopt.randomness import Writes, untouched
 
 REMEDY = "a network here keeps nothing and takes each example by itself: nn.GroupNorm in place of BatchNorm"
 DROPPING = "use nn.Dropout, or F.dropout(x, p, self.training)"
 CONSTRAINT = "torch.nn.utils.parametrize makes a constraint a part of the network"
 PROBABILITIES = "the model gives probabilities where losses take logits; leave out its last softmax"
 KEY = torch.zeros((), dtype=torch.int64)  # of dropout
-SET_DATA = cast(Any, Tensor.data).__set__
 SHOWN = 5  # parameters in a message
 
 
@@ -54,11 +51,14 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
     parameters = dict(probe.named_parameters())
     before = {name: value.clone() for name, value in (parameters | dict(probe.named_buffers())).items()}
 
+    what = "writes over its parameter {} while it is used"
+    writes = Writes((p, UserError(f"{key}: {what.format(name)}; {CONSTRAINT}")) for name, p in parameters.items())
+
     def logits(given: Tensor, training: bool) -> tuple[Tensor, int]:
         dropout, wanted = Dropout(KEY), [len(given), classes]
         guarded = untouched(key, given, DROPPING), mistakes_of(f"{key} on a batch {list(given.shape)}")
         inside = dropout if training else nullcontext()
-        with torch.no_grad(), differentiable(probe), guarded[0], guarded[1], Writes(key, probe), inside:
+        with torch.no_grad(), differentiable(probe), guarded[0], guarded[1], writes, inside:
             out = probe.train(training)(given)
         if not isinstance(out, Tensor) or list(out.shape) != wanted or not out.is_floating_point():
             shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
@@ -83,22 +83,6 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
             raise UserError(f"{key}: an example's logits depend on the others in its batch, or on chance; {REMEDY}")
     (out, _), drawn = results[0][0], results[-1][0][1]
     return drawn > 0, bool((out >= 0).all()) and torch.allclose(out.sum(1), torch.ones(2))
-
-
-class Writes(TorchFunctionMode):
-    """Raises UserError where something inside writes over a parameter, also where that changes nothing now."""
-
-    def __init__(self, key: str, module: nn.Module):
-        self._key, self._names = key, {p.untyped_storage().data_ptr(): name for name, p in module.named_parameters()}
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        before = [(leaf, leaf._version, self._names.get(leaf.untyped_storage().data_ptr())) for leaf in given]
-        result = function(*args, **(kwargs or {}))
-        for leaf, version, name in before:
-            if name and (leaf._version != version or function == SET_DATA):
-                raise UserError(f"{self._key}: writes over its parameter {name} while it is used; {CONSTRAINT}")
-        return result
 
 
 def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:

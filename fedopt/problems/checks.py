@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError, WrongFunction, first_line, gives
 from fedopt.problems.classes import Composition, Hierarchical, Minimax, Minimisation, Nested, Problem
-from fedopt.randomness import untouched
+from fedopt.randomness import WRITES, Writes, untouched
 
 # A function, its arguments, the shape of its result
 Call = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
@@ -38,10 +38,12 @@ def check(problem: Problem) -> None:
     if problem.random:
         sample = problem.keyed(sample, torch.zeros((), dtype=torch.int64, device=start[0].device))
     networks = {key: value for key, value in vars(problem).items() if isinstance(value, nn.Module)}
-    before = {(key, of): b.clone() for key, network in networks.items() for of, b in network.named_buffers()}
+    parts = {key: [*network.named_parameters(), *network.named_buffers()] for key, network in networks.items()}
+    before = [(key, of, part, part.clone()) for key, named in parts.items() for of, part in named]
     with torch.no_grad():
         for function, arguments, shape in _calls(problem, start, sample):
-            with untouched(function, arguments):
+            given = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+            with untouched(function, arguments), Writes((leaf, WrongFunction(function, WRITES)) for leaf in given):
                 found = function(*arguments)
             if not isinstance(found, Tensor) or found.shape != shape:
                 wanted = f"of shape {list(shape)}" if shape else "of one number, [], such as a mean over the examples"
@@ -54,9 +56,9 @@ def check(problem: Problem) -> None:
         gradient = _gradient(problem.f, (*start, sample))
         if gradient is not None and gradient.any():
             raise WrongFunction(problem.f, "depends on x, and the class says direct = False: take out one of them")
-    for (key, of), buffer in before.items():
-        if not torch.equal(networks[key].get_buffer(of), buffer):
-            why = f"its buffer {of} changes when it is used, and clients would share it"
+    for key, of, part, was in before:
+        if not torch.equal(part, was):
+            why = f"its {of} changes when it is used, and clients would share it"
             raise UserError(f"{name}.{key}: {why}; use nn.GroupNorm in place of BatchNorm")
 
 

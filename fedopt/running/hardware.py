@@ -3,7 +3,7 @@
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -17,9 +17,10 @@ from fedopt.running.launch import PLACE, RUN_ID
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS is not deterministic
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
-_parts: Any = torch.backends
-CUDA_PARTS = _parts.cuda.matmul, _parts.cudnn, _parts.cudnn.conv, _parts.cudnn.rnn  # each with its precision of float32
-CPU_PARTS = _parts, _parts.mkldnn, _parts.mkldnn.matmul, _parts.mkldnn.conv, _parts.mkldnn.rnn
+_all: Any = torch.backends
+# Those that have a precision of float32 of their own
+BACKENDS = _all, _all.cuda.matmul, _all.cudnn, _all.cudnn.conv, _all.cudnn.rnn
+BACKENDS += _all.mkldnn, _all.mkldnn.matmul, _all.mkldnn.conv, _all.mkldnn.rnn
 
 
 def _default_device() -> torch.device | None:
@@ -27,16 +28,28 @@ def _default_device() -> torch.device | None:
     return None if device.type == "cpu" else device
 
 
-def _set_precisions(precisions: Iterable[str]) -> None:
-    for part, precision in zip(CPU_PARTS + CUDA_PARTS, precisions, strict=True):
-        part.fp32_precision = precision
+def _precisions() -> tuple[list[str], tuple[Any, ...]]:
+    """Return the precisions by their newer names, and by their older names, where those do not contradict them."""
+    older: tuple[Any, ...] = ()
+    with suppress(RuntimeError):
+        older = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    return [backend.fp32_precision for backend in BACKENDS], older
+
+
+def _set_precisions(precisions: tuple[list[str], tuple[Any, ...]]) -> None:
+    newer, older = precisions
+    if older:
+        torch.set_float32_matmul_precision(older[0])
+        torch.backends.cudnn.allow_tf32 = older[1]
+    for backend, precision in zip(BACKENDS, newer, strict=True):
+        backend.fp32_precision = precision
 
 
 # What numbers depend on, of which a process has one each: how to get and to set it
 CONFIGURED: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    (lambda: [part.fp32_precision for part in CPU_PARTS + CUDA_PARTS], _set_precisions),
+    (_precisions, _set_precisions),
 ]
 # Also by its name, and its value in a process that begins
 MODES: list[tuple[Callable[[], Any], Callable[[Any], Any], str, Any]] = [
@@ -71,8 +84,8 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
         asked = ""  # torchrun's own choice
     ours = int(asked) if asked.isdecimal() and 0 < int(asked) <= 4096 else max(1, cores() // processes)
     torch.set_num_threads(hardware.threads or ours)
-    on_gpus = "tf32" if hardware.tf32 else "ieee"
-    _set_precisions(["ieee"] * len(CPU_PARTS) + [on_gpus] * len(CUDA_PARTS))
+    _set_precisions((["none"] * len(BACKENDS), ()))  # which would contradict the older names of the next line
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = hardware.tf32
     if hardware.deterministic:
         os.environ.setdefault(WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(hardware.deterministic)
