@@ -134,6 +134,8 @@ IN_PROBLEM = {
     "data of another type": ("self.world.tensor(a @ x", "torch.from_numpy(a @ x", "Double", F),
     "in place on the sample": (F, f"b -= a @ x; {F}", "MyRegression.f writes over", "def f"),
     "in place on x": (F, f"x *= 2; {F}", "MyRegression.f writes over", "def f"),
+    "in place on the data of x": (F, f"x.data.clamp_(-99, 99); {F}", "MyRegression.f writes over", "def f"),
+    "other data of x": (F, f"x.data = x.data * 1; {F}", "MyRegression.f writes over", "def f"),
     "randn in f": (F, "return weight @ torch.randn(2)", "random numbers from torch", "def f"),
     "nobody has examples": ("self.splits = ", "splits = ", "MyRegression has no splits", "@dataclass"),
     "shapes in f": (F, "return weight @ (a.T @ x - b) ** 2", "size mismatch", None),

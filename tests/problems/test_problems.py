@@ -499,7 +499,7 @@ def test_a_network_of_a_problem_that_keeps_a_running_mean(monkeypatch):
     monkeypatch.setattr(
         type(problem), "f", lambda self, x, s: f(self, x, {"train": s["train"]._replace(x=self.body(s["train"].x))})
     )
-    with pytest.raises(UserError, match=r"Classification.body: its buffer running_mean changes .*GroupNorm"):
+    with pytest.raises(UserError, match=r"Classification.body: its running_mean changes .*GroupNorm"):
         check(problem)
     problem.body.eval()
     check(problem)
