@@ -80,7 +80,7 @@ class Hierarchical(Supervised, classes.Hierarchical):
         self.per_client = {"radius": torch.from_numpy(np.resize(self.radius, self.clients)).to(self._start[0])}
 
     def sample(self, client: int | Tensor, rows: Rows) -> Sample:
-        return Sample(self.train.batch(*rows["train"], self.keys), self.per_client["radius"][client])
+        return Sample(self.train.batch(*rows["train"], self.training_keys), self.per_client["radius"][client])
 
     def keyed(self, sample: Sample, key: Tensor) -> Sample:
         return sample._replace(batch=sample.batch._replace(keys=(key,)))

@@ -34,11 +34,12 @@ SHOWN = 256  # examples that a network of a user's may be tried on
 class Labelled(Problem):
     """Problems about labelled examples. `divide` sets what they share; each sets `_start` itself.
 
-    keys: of batches for training. A network of a user's is in training mode where a batch has a key, even if it drops nothing.
+    training_keys: the `keys` of batches for training. A network of a user is in training mode where a batch has one, even if it
+        drops nothing.
     """
 
     _start: tuple[Tensor, ...]
-    keys: tuple[Tensor, ...] = ()
+    training_keys: tuple[Tensor, ...] = ()
 
     def divide(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
         """Divide the training examples `rows` (None: all) among the clients, and set `train`, `labels`, `classes`, `splits`.
@@ -73,7 +74,7 @@ class Labelled(Problem):
         return self._start
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        return {split: self.train.batch(*of_split, self.keys) for split, of_split in rows.items()}
+        return {split: self.train.batch(*of_split, self.training_keys) for split, of_split in rows.items()}
 
     def class_shares(self, split: str) -> np.ndarray:
         """Return the mean over clients, by weight, of each class's share of their examples in a split, [C]; 1 for a class
@@ -134,7 +135,7 @@ class Supervised(Labelled):
         self.convolutional, self.random, self.alone = self.net.convolutional, self.net.random, self.net.alone
         self._start = (self.net.initial.to(self.world.device, self.world.dtype),)
         if isinstance(self.net, FlatModule):
-            self.keys = (torch.zeros((), dtype=torch.int64, device=self.world.device),)
+            self.training_keys = (torch.zeros((), dtype=torch.int64, device=self.world.device),)
 
     def _notes(self, data: LabelledData) -> list[str]:
         """Return notes on what was taken for what, and on parts of the data that are not used."""
@@ -196,7 +197,7 @@ class Supervised(Labelled):
         n = len(self._server)
         rows = torch.from_numpy(np.arange(n) if size is None else rng.integers(n, size=size))
         (x,) = self._start
-        batch = self._server.batch(rows.to(x.device), x.new_full(rows.shape, 1 / len(rows)), self.keys)
+        batch = self._server.batch(rows.to(x.device), x.new_full(rows.shape, 1 / len(rows)), self.training_keys)
         return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
 
     def _pretrained(self, steps: int, size: float) -> Tensor:
