@@ -3,7 +3,7 @@
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -18,9 +18,10 @@ from fedopt.running.launch import PLACE, RUN_ID
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS is not deterministic
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 _all: Any = torch.backends
-# Those that have a precision of float32 of their own
-BACKENDS = _all, _all.cuda.matmul, _all.cudnn, _all.cudnn.conv, _all.cudnn.rnn
-BACKENDS += _all.mkldnn, _all.mkldnn.matmul, _all.mkldnn.conv, _all.mkldnn.rnn
+BACKENDS = (  # that have a precision of float32 of their own
+    *(_all, _all.cuda.matmul, _all.cudnn, _all.cudnn.conv, _all.cudnn.rnn),
+    *(_all.mkldnn, _all.mkldnn.matmul, _all.mkldnn.conv, _all.mkldnn.rnn),
+)
 
 
 def _default_device() -> torch.device | None:
@@ -46,13 +47,13 @@ def _set_precisions(precisions: tuple[list[str], tuple[Any, ...]]) -> None:
 
 
 # What numbers depend on, of which a process has one each: how to get and to set it
-CONFIGURED: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+CONFIGURED: list[Any] = [
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (_precisions, _set_precisions),
 ]
 # Also by its name, and its value in a process that begins
-MODES: list[tuple[Callable[[], Any], Callable[[Any], Any], str, Any]] = [
+MODES: list[Any] = [
     (torch.get_default_dtype, torch.set_default_dtype, "torch.set_default_dtype", torch.float32),
     (_default_device, torch.set_default_device, "torch.set_default_device", None),
     (torch.is_grad_enabled, torch.set_grad_enabled, "torch.set_grad_enabled", True),
@@ -88,7 +89,7 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = hardware.tf32
     if hardware.deterministic:
         os.environ.setdefault(WORKSPACE, ":4096:8")
-    torch.use_deterministic_algorithms(hardware.deterministic)
+    torch.set_deterministic_debug_mode(2 if hardware.deterministic else 0)  # the other way imports all of inductor
     for _, put, _, value in MODES:
         put(value)
     refuse_changed("code around this run, such as `with torch.device(...)`,")
