@@ -21,7 +21,7 @@ from fedopt.comparing.recorded import Recorded
 from fedopt.config.build import build
 from fedopt.config.compose import compose
 from fedopt.config.files import CONF, content, options
-from fedopt.config.words import key_of
+from fedopt.config.words import key_of, quoted
 from fedopt.console.say import note
 from fedopt.errors import UserError, unknown
 from fedopt.files.reading import read_json
@@ -158,7 +158,7 @@ class Suite:
         jobs = [
             Job(
                 folder,
-                compose([*report.words, f"seed={report.seed}", f"output_dir={folder}"], self.folders),
+                compose([*report.words, f"seed={report.seed}", f"output_dir={quoted(str(folder))}"], self.folders),
                 str(folder.relative_to(self.out)),
             )
             for folder, report in reports.items()

@@ -19,7 +19,7 @@ from fedopt.console.texts import counted
 from fedopt.errors import Unfinished, UserError, among
 from fedopt.files.reading import read_json
 from fedopt.files.writing import refuse_inner_links
-from fedopt.jobs.job import Job
+from fedopt.jobs.job import Job, Outcome
 from fedopt.jobs.local import Launcher, run_all
 from fedopt.results.folder import OVER, RunFolder
 
@@ -124,15 +124,18 @@ def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> 
                     search.update()
                     search.write_journal()
                 refuse_unfinished(jobs, failed)
-                for job, why in failed.items():  # others than the defaults may ask for what the method does not allow
+                for job, (
+                    _,
+                    why,
+                ) in failed.items():  # others than the defaults may ask for what the method does not allow
                     if not all(search.done for search in searches if job.folder.is_relative_to(search.folder)):
                         raise UserError(f"{job.folder}: {why}")
 
 
-def refuse_unfinished(jobs: Sequence[Job], why: Mapping[Job, str]) -> None:
-    """Raises Unfinished where runs did not come to an end. why: by job, as of `run_all`."""
+def refuse_unfinished(jobs: Sequence[Job], bad: Mapping[Job, Outcome]) -> None:
+    """Raises Unfinished where runs did not come to an end. bad: as of `run_all`."""
     if lost := [job for job in jobs if not RunFolder(job.folder).settled]:
-        first = f"{lost[0].folder}: {why.get(lost[0], 'did not end')}"
+        first = f"{lost[0].folder}: {bad[lost[0]].text}"
         raise Unfinished(f"{counted(len(lost), 'run')} did not end: the same command goes on; {first}")
 
 

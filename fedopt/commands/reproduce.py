@@ -142,7 +142,7 @@ def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
     if there := len(tasks) - len(waiting):
         show(f"{there} of {len(tasks)} runs are there already")
     todo = [Job(folder, task.composed, f"{task.line}  seed {task.seed}") for folder, task in waiting.items()]
-    return {job.folder: why for job, why in run_all(todo, launcher).items()}
+    return {job.folder: outcome.text for job, outcome in run_all(todo, launcher).items()}
 
 
 # What there is

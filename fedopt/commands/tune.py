@@ -7,7 +7,7 @@ from pathlib import Path
 from fedopt.bench import SAMPLERS
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
 from fedopt.config.files import CONF
-from fedopt.config.words import key_of
+from fedopt.config.words import key_of, quoted
 from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say, show
 from fedopt.errors import UserError
@@ -54,7 +54,7 @@ def _main() -> int:
     show(*(f"to run it: fedopt {run_words([search], *words_of(search.best.point))}" for search in good))
     best = min(good, key=lambda search: search.best.loss)
     first = ", ".join(search.algo for search in good if search.best.loss == best.best.loss)
-    apart = f"output_dir={Path('outputs', 'tuned', folder.name)}"  # from runs of the same words with untuned values
+    apart = f"output_dir={quoted(str(Path('outputs', 'tuned', folder.name)))}"  # from runs of the same words with untuned values
     next_one = f"fedopt -m {run_words(good, 'seed=0,1,2', apart, '--config-dir', str(folder))}"
     show(f"best: {first}, {best.metric.name} {value_of(best, best.best)}; results: {folder}; next: {next_one}")
     return int(len(good) < len(searches))

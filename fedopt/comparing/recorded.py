@@ -1,7 +1,7 @@
 """Runs as their folders have them. Nothing here imports torch."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -39,7 +39,8 @@ class Recorded:
         first digits of the data set's digest, in runs that note it.
     apart: the keys in which runs with other numbers differ, except the seed. digits: the same in runs of the same numbers.
     metrics: by name. x: what is spent, of `COSTS`. table: metrics.csv. tuned: whether a tuned value took effect.
-    sources: a hash of each module of your own. elsewhere: the choices of model or data without which tuned values were found.
+    sources: hashes of each module of your own, several where it changed before the run went on.
+    elsewhere: the choices of model or data without which tuned values were found.
     """
 
     folder: Path
@@ -51,7 +52,7 @@ class Recorded:
     x: str
     table: pd.DataFrame
     tuned: bool = False
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, Set[str]] = field(default_factory=dict)
     elsewhere: str = ""
 
     def metric(self, name: str) -> Metric:
@@ -213,6 +214,8 @@ def read(folder: Path, x: str) -> Recorded:
     keys["tuned"] = tuned.name or "none"
     if card.get(DATA):
         keys[DATA] = card[DATA][:8]
+    later, begun = card.get("later_sources", {}), card.get("sources", {})
+    sources = {module: {*later.get(module, ()), digest} for module, digest in begun.items()}
     run = Recorded(
         folder,
         keys,
@@ -223,7 +226,7 @@ def read(folder: Path, x: str) -> Recorded:
         x,
         table,
         tuned.effective,
-        card.get("sources", {}),
+        sources,
         " ".join(tuned.beside),
     )
     if not np.isfinite(run.cost()).all():

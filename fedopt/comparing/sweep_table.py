@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ from fedopt.results.folder import RunFolder, described, numbers_of
 MOST_SHOWN = 50  # rows of the table that is printed
 
 
-def report(folder: Path) -> int:
+def report(folder: Path, refused: Mapping[Path, str] | None = None) -> int:
     """Write sweep.csv, print what came out, and return the exit code: 1 when a run failed.
 
     sweep.csv has one row for each run folder in `folder`: the values of all keys that one of them was given, status, final and best
-    metrics, and what the target took.
+    metrics, and what the target took. refused: why runs are none of this sweep, by folder; their values are left out.
     """
     rows: list[dict[str, Any]] = []
     configs: list[dict[str, Any]] = []
@@ -32,13 +32,17 @@ def report(folder: Path) -> int:
     metrics: list[str] = []  # of each row: eval.metric, else the one that the problem names first
     for path in sorted(p.parent for p in folder.glob("*/summary.json") if not p.parent.is_symlink()):
         summary, card, config = RunFolder(path).summary(), RunFolder(path).card(), {}
+        if why := (refused or {}).get(path):
+            summary = {"status": "refused", "error": why}
         with suppress(UserError):  # a config that cannot be read
             config = flat(RunFolder(path).config())
         row = {"run": path.name, "status": summary.get("status")}
         given = dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
         given.pop("resume", None)  # a run that was killed before it began has another one
-        swept |= dict.fromkeys(key for key in given if key != "output_dir")
-        row |= given
+        swept |= dict.fromkeys(
+            [*(key for key in given if key != "output_dir"), "data"]
+        )  # data: a column where there are several
+        row |= given | {"data": (card.get("data") or "")[:8]}
         row |= {name: summary.get(name) for name in ("round", "comm_rounds", "bytes", "seconds")}
         for part, name in (("final", "final"), ("best", "best"), ("to_target", "target")):
             row |= {f"{name}_{metric}": value for metric, value in numbers_of(summary.get(part)).items()}
@@ -48,6 +52,9 @@ def report(folder: Path) -> int:
     for row, config in zip(rows, configs, strict=True):
         values = {key: config[key] for key in swept if key in config and key not in row}
         row |= {key: str(value) if isinstance(value, list | dict) else value for key, value in values.items()}
+    if len({row["data"] for row in rows if row["status"] != "refused"}) < 2:
+        for row in rows:
+            del row["data"]
     write_table(folder / "sweep.csv", pd.DataFrame(rows))
     finals = finals_of(rows, metrics, [key for key in swept if len({row.get(key) for row in rows}) > 1])
     if {row["status"] for row in rows} == {"finished"}:

@@ -137,8 +137,8 @@ def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
     """Which modules of your own were changed between runs."""
     versions: dict[str, set[str]] = {}
     for run in runs:
-        for module, digest in run.sources.items():
-            versions.setdefault(module, set()).add(digest)
+        for module, digests in run.sources.items():
+            versions.setdefault(module, set()).update(digests)
     for module, several in versions.items():
         if len(several) > 1:
             yield f"the runs are of {len(several)} versions of {module}: delete the older ones to run them anew"

@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -171,7 +171,7 @@ def read_json(path: Path, types: Mapping[str, Any], others: Any = None) -> dict[
     """
     content, fitting = None, {}
     with suppress(UserError):
-        content = read_as(path, json.loads)
+        content = read_as(path, partial(json.loads, parse_constant=lambda _: None))  # nan is no JSON
     for key, value in content.items() if isinstance(content, dict) else ():
         with suppress(ValidationError, ValueError, RecursionError):
             if kind := types.get(key, others):

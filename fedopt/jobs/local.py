@@ -42,8 +42,8 @@ class Local:
         return _in_turn(jobs, bar) if self.at_once <= 1 else _in_processes(jobs, self.at_once)
 
 
-def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) -> dict[Job, str]:
-    """Do the jobs under one bar, and print a line for each that ends. Returns why a job did not end well, for those.
+def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) -> dict[Job, Outcome]:
+    """Do the jobs under one bar, and print a line for each that ends. Returns the outcomes of those that did not end well.
 
     shared: a bar of these jobs and others, which stays open.
     Raises KeyboardInterrupt after Ctrl-C or SIGTERM, when all that ran here have kept a checkpoint.
@@ -52,11 +52,11 @@ def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) 
     bar = shared or Bar(len(jobs), stream=sys.stdout)
     checked = ((job, job.do(processes=1), None) for job in ended)
     done: Iterable[Done] = chain(checked, launcher(waiting, bar))
-    bad: dict[Job, str] = {}
+    bad: dict[Job, Outcome] = {}
     with nullcontext() if shared else closing(bar), _sigterm_as_ctrl_c():
         for job, (status, text), seconds in done:
             if status not in ENDED:
-                bad[job] = text or status
+                bad[job] = Outcome(status, text or status)
             left = bar.next(skipped=seconds is None)
             there = "was there already" if status in ENDED else ""
             took = there if seconds is None else f"({', '.join(filter(None, [f'{seconds:.0f} s', left]))})"

@@ -31,7 +31,7 @@ from fedopt.console.say import note, say, tell
 from fedopt.console.texts import counted
 from fedopt.errors import UserError, cores, first_line
 from fedopt.files.writing import refuse_links
-from fedopt.jobs.job import Job, optimised
+from fedopt.jobs.job import Job, Outcome, optimised
 from fedopt.jobs.local import Launcher, Local, run_all
 from fedopt.results.folder import RunFolder
 from fedopt.running.place import FIRST, named, old_name_in_sweep, run_name, run_place, sweep_place
@@ -76,19 +76,20 @@ def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> i
     if (by_hydra := any(word.startswith("hydra") for word in words)) and not isinstance(launcher, Local):
         raise UserError("--launcher: goes without hydra/launcher and hydra/sweeper, which do the runs themselves")
     planned = plan(words, folders)
-    bad = False
+    bad: dict[Job, Outcome] = {}
+    refused = False
     tell(*_head(planned))
     try:
         with ctrl_c_kept():
             if by_hydra:
-                bad = _by_hydra(planned)
+                refused = _by_hydra(planned)
             else:
-                bad = bool(run_all([planned.job(combination) for combination in planned.composed], launcher))
+                bad = run_all([planned.job(combination) for combination in planned.composed], launcher)
     except KeyboardInterrupt:
         report(planned.folder)
         say(launcher.stopped)
         return 130
-    return max(report(planned.folder), bad)
+    return max(report(planned.folder, _refused(bad)), refused, bool(bad))
 
 
 def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once: int) -> list[Path]:
@@ -105,14 +106,19 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once
     jobs = {job.folder: job for planned in sweeps for job in map(planned.job, planned.composed)}
     bad = run_all([*jobs.values()], Local(at_once))
     for folder in dict.fromkeys(planned.folder for planned in sweeps):
-        report(folder)
+        report(folder, _refused(bad))
     failed = {
         job for job in bad if RunFolder(job.folder).status() == "failed" and (job.folder / "config.yaml").is_file()
     }
-    lost = [f"{job.folder}: {why}" for job, why in bad.items() if job not in failed]
+    lost = [f"{job.folder}: {why}" for job, (_, why) in bad.items() if job not in failed]
     if lost:
         raise UserError(f"{len(lost)} of {len(jobs)} runs could not be done; {lost[0]}")
     return [*jobs]
+
+
+def _refused(bad: Mapping[Job, Outcome]) -> dict[Path, str]:
+    """Why runs that are there were not those that the sweep asked for, by folder. bad: as of `run_all`."""
+    return {job.folder: why for job, (status, why) in bad.items() if status == "refused"}
 
 
 def _head(planned: Sweep) -> list[str]:

@@ -67,9 +67,10 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None
     }
 
 
-def continued(folder: RunFolder, round: int) -> dict[str, Any]:
-    """The card of a run that goes on after so many rounds, with this stretch. Says where numbers may differ."""
-    types = {"stretches": list[dict[str, Any]], "versions": dict[str, Any]}
+def continued(folder: RunFolder, round: int, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The card of a run with this config that goes on after so many rounds, with this stretch. Says where numbers may differ."""
+    types: dict[str, Any] = {"stretches": list[dict[str, Any]], "versions": dict[str, Any]}
+    types["later_sources"] = dict[str, list[str]]
     card = read_json(folder.path / "run.json", types, others=Any)
     stretches, here = [of for of in card.get("stretches", []) if isinstance(of.get("versions"), dict)], _stretch()
     last = stretches[-1] if stretches else card
@@ -77,7 +78,9 @@ def continued(folder: RunFolder, round: int) -> dict[str, Any]:
     if changed := [name for name in (*NUMERICAL, "commit") if before.get(name) != now[name]]:
         what = ", ".join(f"{name} {now[name]}, not {before.get(name)}" for name in changed)
         note(f"{folder.path}: goes on with {what}; numbers may differ in the last digits")
-    return {**card, "stretches": [*stretches, {"round": round, **here}]}
+    later = card.get("later_sources", {})  # of code that changed before the run went on
+    later = {name: sorted({*later.get(name, ()), digest}) for name, digest in sources(config).items()}
+    return {**card, "later_sources": later, "stretches": [*stretches, {"round": round, **here}]}
 
 
 def _stretch() -> dict[str, Any]:

@@ -55,6 +55,7 @@ CARD = {
     "classes": list[str],
     "commit": str | None,
     "sources": dict[str, str],
+    "later_sources": dict[str, list[str]],
     "machine": dict[str, str | int | None],
 }
 

@@ -153,7 +153,7 @@ class Run:
                 stale.unlink(missing_ok=True)
             self.folder.write_json("run.json", run_card(self.composed, e.original, e.data))
         else:
-            self.folder.write_json("run.json", continued(self.folder, self.progress.round))
+            self.folder.write_json("run.json", continued(self.folder, self.progress.round, self.config))
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
         how = f"{'resumed' if resuming else 'started'} with {torch.get_num_threads()} threads"

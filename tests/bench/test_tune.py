@@ -28,9 +28,12 @@ from fedopt.bench.space import Range, cube, default_ranges, read_range, roles
 from fedopt.bench.trials import FIRST_SEED, Worse
 from fedopt.commands import tune as command
 from fedopt.commands.new import TEMPLATES
+from fedopt.comparing import unequal
+from fedopt.comparing.recorded import read
 from fedopt.config.compose import compose
 from fedopt.config.files import options
 from fedopt.errors import UserError, of_machine
+from fedopt.jobs.job import Outcome
 from fedopt.metrics import Metric
 from fedopt.results import figures
 from fedopt.running.assemble import assemble
@@ -296,14 +299,15 @@ def test_what_the_machine_did_is_no_outcome(monkeypatch, capsys, searched, searc
     """A run that was killed, and one whose disk was full: one line, exit code 1, no winner, and it is done again."""
     for name in ("trials.csv", "tuned/fedavg.yaml"):
         (search / name).unlink()
+    killed = "its process ended with code -9"
     for status in ({"status": "running"}, {"status": "failed", "error": "x", "machine": True}):
         run = search / "fedavg" / "trial001" / "seed1000000"
         (run / "summary.json").write_text(json.dumps(status))
         with monkeypatch.context() as patch:
-            patch.setattr(searching, "run_all", lambda jobs, *_: dict.fromkeys(jobs, "its process ended with code -9"))
+            patch.setattr(searching, "run_all", lambda jobs, *_: dict.fromkeys(jobs, Outcome("failed", killed)))
             code, err = again(patch, capsys, search)
         assert code == 1
-        assert err == f"fedopt: 1 run did not end: the same command goes on; {run}: its process ended with code -9\n"
+        assert err == f"fedopt: 1 run did not end: the same command goes on; {run}: {killed}\n"
         assert not (search / "trials.csv").exists()
         assert not (search / "tuned" / "fedavg.yaml").exists()
     assert again(monkeypatch, capsys, search) == (0, "")
@@ -386,6 +390,11 @@ def test_defaults_that_changed_since_are_refused_and_code_is_named(monkeypatch, 
     capsys.readouterr()
     assert tune(monkeypatch, *words) == 0
     assert "is a run from before mine_of_test changed" in capsys.readouterr().err
+    run = Path("out", "mine", "trial001", "seed1000000")
+    (run / "summary.json").write_text('{"status": "interrupted"}')
+    assert tune(monkeypatch, *words) == 0
+    (line,) = unequal._versions([read(run, "comm_rounds")])
+    assert line.startswith("the runs are of 2 versions of mine_of_test")
     (tmp_path / "my" / "algo" / "mine.yaml").write_text(config.replace("momentum: 0", "momentum: 0.5"))
     assert tune(monkeypatch, *words) == 2
     assert "was begun with algo.momentum=0, not 0.5" in capsys.readouterr().err

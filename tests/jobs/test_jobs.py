@@ -1,14 +1,18 @@
 """Many runs: each config is composed and checked once, and no process outlives its command."""
 
+import json
 import os
+import re
 import signal
 import time
 from collections import Counter
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from support.command import TINY, fedopt, start
 
+from fedopt.comparing import sweep_table
 from fedopt.config import build, compose
 from fedopt.jobs import sweep
 
@@ -108,3 +112,23 @@ def wait_for(condition, seconds: float) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+def test_refused_runs_and_other_data_are_not_pooled(tmp_path, capsys):
+    """What is in the folder of a run that was refused is none of the sweep's; runs on two data sets are two groups."""
+    for seed, data in enumerate(["a" * 64, "a" * 64, "b" * 64]):
+        run = tmp_path / f"seed{seed}"
+        run.mkdir()
+        metric = {"name": "loss", "label": "loss", "unit": "", "better": "lower", "scale": "log", "bounds": True}
+        (run / "run.json").write_text(json.dumps({"overrides": [f"seed={seed}"], "data": data, "metrics": [metric]}))
+        (run / "summary.json").write_text(json.dumps({"status": "finished", "final": {"loss": 1.0 + seed}}))
+    assert sweep_table.report(tmp_path) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"aaaaaaaa +2 +1\.50 ± 0\.71", out)
+    assert re.search(r"bbbbbbbb +1 +3", out)
+    assert sweep_table.report(tmp_path, {tmp_path / "seed0": "other values", tmp_path / "seed1": "other values"}) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"3 +2 refused, 1 finished +3", out)
+    assert "3 runs: 2 refused, 1 finished" in out
+    table = pd.read_csv(tmp_path / "sweep.csv")
+    assert table["final_loss"].notna().tolist() == [False, False, True]
