@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import yaml
 from matplotlib.axes import Axes
 
 from fedopt.bench.space import words_of
@@ -22,7 +21,7 @@ from fedopt.config.tuned import tuned_values
 from fedopt.config.words import key_of, parsed
 from fedopt.console.say import say
 from fedopt.errors import UserError
-from fedopt.files.writing import write_atomically
+from fedopt.files.writing import write_atomically, yaml_text
 from fedopt.results import figures
 from fedopt.results.folder import RunFolder
 
@@ -183,7 +182,7 @@ def write_tuned(search: Search, folder: Path) -> Path:
     if not search.best.point:  # the defaults count as tuned
         values.setdefault("algo", {})
     text = path.read_text(encoding="utf-8") if path.exists() else f"# Tuned values of {search.algo}, by problem\n"
-    new = yaml.safe_dump({problem: values}, sort_keys=False, allow_unicode=True, width=10_000)
+    new = yaml_text({problem: values}, width=10_000)
     block = re.compile(rf"^{re.escape(problem)}:.*\n(?:[ #].*\n|\n)*", re.MULTILINE)
     text = block.sub(lambda _: new, text, count=1) if block.search(text) else f"{text.rstrip()}\n{new}"
     path.parent.mkdir(parents=True, exist_ok=True)

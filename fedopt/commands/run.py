@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-import yaml
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
@@ -26,6 +25,7 @@ from fedopt.config.words import last_of_each, of_folder
 from fedopt.console.interrupts import ending_at_once
 from fedopt.console.say import folded, show
 from fedopt.errors import UserError
+from fedopt.files.writing import yaml_text
 from fedopt.results.folder import RunFolder, numbers_of
 from fedopt.running.place import configured, place
 
@@ -75,7 +75,7 @@ def _dispatch(arguments: list[str]) -> int:
         composed = configured(given.overrides, given.folders)
         if not given.cfg:
             return _single(composed)
-        show(yaml.safe_dump(dict(composed.nodes), sort_keys=False, allow_unicode=True).rstrip())
+        show(yaml_text(dict(composed.nodes)).rstrip())
     return 0
 
 

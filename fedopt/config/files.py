@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from fedopt.files.reading import LOADER, config_text
+from fedopt.files.reading import Loader, config_text
 
 _inside, _beside = Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
@@ -80,7 +80,7 @@ def content(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=1000)
 def _content(path: Path, *version: int) -> dict[str, Any]:
-    read = yaml.load(text_of(path), LOADER)
+    read = yaml.load(text_of(path), Loader)
     return read if isinstance(read, dict) else {}
 
 

@@ -28,6 +28,7 @@ _config = ConfigDict(extra="forbid")
 Pixels = Literal["standardised", "unit", "raw"]
 Channels = Literal["first", "last"]
 MOST_CLASSES = 10_000
+LEAST_RANGE = 1e-12  # of a column beside that of others, or 1; less is rounding
 MOST_MAGNITUDE = 1e15  # of a feature: sums of squares stay within float32
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENTS = ("client_train", "client_test")
@@ -101,9 +102,9 @@ class LabelledData:
         if self.pixels == "raw":
             return np.zeros(self.x_train.shape[1]), np.ones(self.x_train.shape[1])
         if self.x_train.ndim == 2:
-            x = self.x_train.astype(np.float64)
-            largest, constant = np.abs(x).max(0), self._constant(x.min(0), x.max(0))
+            x, constant = self.x_train.astype(np.float64, copy=False), self._constant
             if self.pixels == "unit":
+                largest = np.maximum(x.max(0), -x.min(0))
                 return np.zeros(x.shape[1]), np.where(largest > 0, largest, 1)
             return np.where(constant, x[0], x.mean(0)), np.where(constant, 1, x.std(0))
         channels = self.x_train.shape[1]
@@ -116,13 +117,32 @@ class LabelledData:
             values, n = np.arange(256), counts[0].sum()
             mean, constant = counts @ values / n, counts.max(1) == n
             return mean, np.where(constant, 1, np.sqrt(counts @ values**2 / n - mean**2))
-        pixels = self.x_train.transpose(1, 0, 2, 3).reshape(channels, -1)
-        constant = self._constant(pixels.min(1), pixels.max(1))
-        return pixels.mean(1), np.where(constant, 1, pixels.std(1))
+        in_double = [pixels.astype(np.float64, copy=False) for pixels in self.x_train.transpose(1, 0, 2, 3)]
+        mean, std = np.array([(pixels.mean(), pixels.std()) for pixels in in_double]).T
+        return mean, np.where(self._constant, 1, std)
 
-    def _constant(self, least: np.ndarray, most: np.ndarray) -> np.ndarray:
-        """Whether values from `least` to `most` differ by no more than rounding."""
-        return most - least <= 8 * np.finfo(self.x_train.dtype).eps * np.maximum(np.abs(least), np.abs(most))
+    @property
+    def _constant(self) -> np.ndarray:
+        """Whether the values of each column or channel differ by no more than rounding, of their own or of the largest ones."""
+        least, most = self._bounds
+        eps = np.finfo(self.x_train.dtype).eps if self.x_train.dtype.kind == "f" else 0
+        range_of = most - least
+        own = range_of <= 8 * eps * np.maximum(np.abs(least), np.abs(most))
+        return own | (range_of <= LEAST_RANGE * min(1, range_of.max()))
+
+    @property
+    def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The least and the largest value of each column or channel, in double."""
+        axes = (0, *range(2, self.x_train.ndim))
+        return self.x_train.min(axes).astype(np.float64), self.x_train.max(axes).astype(np.float64)
+
+    def rounding(self) -> list[str]:
+        """A note on columns or channels that are constant but for rounding, which are not standardised."""
+        columns = [] if self.tokens else np.flatnonzero(self._constant & np.less(*self._bounds)).tolist()
+        some = ", ".join(self.feature_names[c] if self.feature_names else str(c) for c in columns[:4])
+        what = "columns" if self.x_train.ndim == 2 else "channels"
+        said = f"differ by rounding alone, and are not divided by their deviation: {what} {some}{', ...' * (len(columns) > 4)}"
+        return [said] if columns else []
 
     def redivided(self, test: float, rng: np.random.Generator) -> "LabelledData":
         """All examples, the fraction `test` of them, at random, for testing, and the rest for training.
@@ -212,11 +232,12 @@ def checked(
     channels: Channels | None = None,
     tokens: bool = False,
     names: tuple[str, ...] = (),
+    features: tuple[str, ...] = (),
 ) -> LabelledData:
     """Data from arrays by the names of an .npz. Raises UserError, which names the file, where they do not fit.
 
     Labels that are texts, or -1 and 1, are numbered in their order; true, false and whole numbers of floating point are taken as
-    whole numbers. names: of the classes, where they are numbered already. Clients are `identifiers`.
+    whole numbers. names: of the classes, where they are numbered already; features: names of columns. Clients are `identifiers`.
     """
     arrays, named, notes = _numbered(arrays, path)
     names = names or named
@@ -234,7 +255,10 @@ def checked(
             raise UserError(f"{path}: {VALIDATES} must be [{len(y)}] of true and false, some of each")
         validates = validates.astype(bool)
     notes += _classes_told(y, y_test, names, path)
-    data = LabelledData(x, y, x_test, y_test, validates=validates, class_names=names, notes=notes)
+    data = LabelledData(
+        x, y, x_test, y_test, validates=validates, class_names=names, feature_names=features, notes=notes
+    )
+    data = replace(data, notes=(*notes, *data.rounding()))
     return with_owners(data, f"{path}: client", *map(arrays.get, CLIENTS))
 
 

@@ -12,6 +12,7 @@ from fedopt.data.datasets import LabelledData
 from fedopt.data.world import World
 from fedopt.networks.flat import Tuning
 
+PIECE = 2**22  # numbers that are normalised at once
 Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
 
 
@@ -71,12 +72,16 @@ class Examples:
             self.x = torch.from_numpy(x).to(world.device)
             return
         self.normalisation = mean, std = data.normalisation()
-        scale = 1 / std
-        if x.ndim == 2:  # in double: a column may be large beside its deviation
-            self.x = world.tensor((x - mean) * scale)
-        else:
-            factor, shift = (world.tensor(v)[:, None, None] for v in (scale, -mean * scale))
-            self.x = (world.tensor(x) * factor).add_(shift).flatten(1)
+        scale, ones = 1 / std, (1,) * (x.ndim - 2)
+        factor, shift = (world.tensor(v).view(-1, *ones) for v in (scale, -mean * scale))
+        self.x = torch.empty(x.shape, dtype=world.dtype, device=world.device)
+        step = max(1, PIECE // int(np.prod(x.shape[1:])))  # examples at once, which bounds memory
+        for part in (slice(start, start + step) for start in range(0, len(x), step)):
+            if x.dtype == np.uint8:
+                self.x[part] = (world.tensor(x[part]) * factor).add_(shift)
+            else:  # in double: a column may be large beside its deviation
+                self.x[part] = world.tensor((x[part] - mean.reshape(-1, *ones)) * scale.reshape(-1, *ones))
+        self.x = self.x.flatten(1)
 
     def __len__(self) -> int:
         return len(self.y)

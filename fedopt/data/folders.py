@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from fedopt.data.datasets import VALIDATES, LabelledData, Pixels, checked, divided, expanded, parted, refuse_larger
+from fedopt.data.names import identifiers
 from fedopt.data.tables import Fraction
 from fedopt.errors import UserError, first_line
 
@@ -22,7 +23,8 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", "
 
 @dataclass(frozen=True, config=_config)
 class Folder:
-    """Images in a folder for each class, in the order of their names; grey ones have one channel if all are grey, else three.
+    """Images in a folder for each class, in the order of their names; grey ones have one channel if all are grey, else three. Where
+    some are transparent, that is one channel more. Images of more than 8 bits keep their numbers.
 
     Where FOLDER/train is there beside FOLDER/test, /val or /valid, in any capitals, those have the classes; without a folder for
     testing, and without any of them, the fraction `test` of the images, at random by `split_seed`, is for testing.
@@ -63,24 +65,29 @@ class Folder:
         if "val" in parts:
             arrays[VALIDATES] = of_split[train] == "val"
         notes = [f"{len(passed):,} hidden or other files are passed over"] * bool(passed)
+        notes += ["transparency is a channel of its own"] * (images.shape[-1] in (2, 4))
         held_out = {image.tobytes() for image in arrays["x_test"]}
         if twice := sum(image.tobytes() in held_out for image in arrays["x_train"]):
             notes.append(f"{twice:,} training images are equal to one for testing")
-        return replace(
-            checked(arrays, path, "last"), pixels=self.pixels, class_names=tuple(classes), notes=tuple(notes)
-        )
+        data = checked(arrays, path, "last", names=tuple(classes))
+        return replace(data, pixels=self.pixels, notes=(*notes, *data.notes))
 
     def _read(self, files: list[Path], path: Path) -> np.ndarray:
-        """[n, height, width, channels], uint8."""
+        """[n, height, width, channels], uint8, or float32 where images have more than 8 bits."""
         size = [self.size] * 2 if isinstance(self.size, int) else self.size
         first = _open(files[0], size)
-        refuse_larger(path, 3 * first.height * first.width * len(files))
+        refuse_larger(path, 8 * first.height * first.width * len(files))
         images = [first, *(_open(file, size) for file in files[1:])]
         for file, image in zip(files, images, strict=True):
             if image.size != first.size:
                 sizes = [f"{height} x {width}" for width, height in (image.size, first.size)]
                 raise UserError(f"{file}: has {sizes[0]} pixels, and {files[0]} {sizes[1]}; set dataset.size=N")
-        mode = "L" if all(image.mode == "L" for image in images) else "RGB"
+            if (image.mode == "F") != (first.mode == "F"):
+                deep, flat = (file, files[0]) if image.mode == "F" else (files[0], file)
+                raise UserError(f"{deep}: has more than 8 bits a pixel, and {flat} has 8; write them alike")
+        modes = {image.mode for image in images}
+        colours, alpha = modes & {"RGB", "RGBA"}, modes & {"LA", "RGBA"}
+        mode = first.mode if first.mode == "F" else ("RGB" if colours else "L") + ("A" if alpha else "")
         x = np.stack([np.asarray(image.convert(mode)) for image in images])
         return x if x.ndim == 4 else x[..., None]
 
@@ -110,12 +117,16 @@ def _files(folder: Path, passed: list[Path]) -> dict[str, list[Path]]:
     """The images of each class; `passed` gets the files that are none. Raises UserError where a class has none, where there are no
     classes, and where images lie deeper than in the folder of a class."""
     classes = dict[str, list[Path]]()
-    for inner in sorted(folder.iterdir()):
-        if inner.is_dir() and not _hidden(inner, folder):
+    inners = sorted(folder.iterdir())
+    names = [inner.name for inner in inners if inner.is_dir() and not _hidden(inner, folder)]
+    name_of = dict(zip(names, map(str, identifiers(np.array(names), str(folder))), strict=True))
+    for inner in inners:
+        if inner.name in name_of:
             files = sorted(file for file in inner.rglob("*") if file.is_file())
-            classes[inner.name] = [f for f in files if f.suffix.lower() in SUFFIXES and not _hidden(f, folder)]
-            passed += set(files) - set(classes[inner.name])
-            if deeper := next((file for file in classes[inner.name] if file.parent != inner), None):
+            found = [f for f in files if f.suffix.lower() in SUFFIXES and not _hidden(f, folder)]
+            classes.setdefault(name_of[inner.name], []).extend(found)
+            passed += set(files) - set(found)
+            if deeper := next((file for file in found if file.parent != inner), None):
                 shallow = f"{folder} should have a folder of images for each class"
                 raise UserError(f"{deeper}: lies deeper than in the folder {inner.name} of a class; {shallow}")
         elif not inner.is_dir():
@@ -128,10 +139,24 @@ def _files(folder: Path, passed: list[Path]) -> dict[str, list[Path]]:
 
 
 def _open(file: Path, size: list[int] | None) -> Image.Image:
-    """In grey or in colours. size: [height, width], None for its own."""
+    """Upright, in the mode L, LA, RGB, RGBA, or F for more than 8 bits. size: [height, width], None for its own."""
     try:
         with Image.open(file, formats=FORMATS) as opened:
-            image = opened.convert("L" if opened.mode in ("1", "L") else "RGB")
+            if (frames := getattr(opened, "n_frames", 1)) > 1 and opened.format != "MPO":  # a camera's has a preview
+                raise UserError(f"{file}: has {frames} frames; put each that counts there as an image of its own")
+            image = ImageOps.exif_transpose(opened)
+            if image.mode[0] in "IF":
+                numbers, image = np.asarray(image), image.convert("F")
+                if numbers.dtype.kind != "f" and (np.asarray(image) != numbers).any():
+                    raise UserError(f"{file}: has numbers of more than 24 bits; dataset=npz takes such arrays")
+            else:
+                grey = image.mode in ("1", "L", "LA")
+                if image.has_transparency_data:
+                    image = image.convert("LA" if grey else "RGBA")
+                if "A" not in image.mode or np.asarray(image)[..., -1].min() == 255:  # nothing is transparent
+                    image = image.convert("L" if grey else "RGB")
+    except UserError:
+        raise
     except Exception as error:  # pillow has many ways to say that a file is broken, or a bomb
         raise UserError(f"{file}: is no image that can be read ({first_line(error)})") from None
     return image if size is None else image.resize((size[1], size[0]), Image.Resampling.BILINEAR)

@@ -83,8 +83,8 @@ class Csv:
         arrays = parted(columns, rows)
         if self.split is not None and (validates := table[self.split].map(spelt).to_numpy()[rows[0]] == "val").any():
             arrays[VALIDATES] = validates
-        data = datasets.checked(arrays, path, names=classes)
-        return replace(data, pixels=self.pixels, feature_names=tuple(features), notes=(*notes, *data.notes))
+        data = datasets.checked(arrays, path, names=classes, features=tuple(features))
+        return replace(data, pixels=self.pixels, notes=(*notes, *data.notes))
 
     def _read(self, path: Path) -> tuple[pd.DataFrame, list[str]]:
         """The table, and notes on what was taken for what. Raises UserError where a line has more or fewer cells than the first."""

@@ -21,10 +21,23 @@ T = TypeVar("T")
 LARGEST = 2**28  # bytes of a text
 MOST_OF_A_CONFIG = 2**17  # bytes of a YAML file
 MOST_VALUES, DEEPEST = 20_000, 50  # in it, with those that aliases stand for; nodes in each other
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast; libyaml may lack
+MOST_DIGITS = 300  # of a number in it
 BROKEN = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError, yaml.YAMLError, UserError)
 REMEDY = "put a good copy there, or remove it"
 LEAVES = (str, bool, int, float, type(None))  # the types of a config's values, besides lists and dicts of them
+
+
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # ten times as fast; libyaml may lack
+    """Reads YAML as a command's words and Hydra's files are read: 1e-3 is a number, and a date is a text."""
+
+
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if not tag.endswith("timestamp")]
+    for first, known in Loader.yaml_implicit_resolvers.items()
+}
+POWERS = "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(_\d+)*(\.[\d_]*)?[eE][-+]?\d+$", re.ASCII), [*"-+0123456789"]
+Loader.add_implicit_resolver(*POWERS)
+_OF_YAML_1_1 = re.compile(r"[-+]?0([0-7_]+|b.*)|.*:.*")  # octal, binary, and to the base of 60
 
 
 @contextmanager
@@ -111,30 +124,46 @@ def read_as(path: Path, parse: Callable[[str], T], most: int = LARGEST, remedy: 
 
 
 def config_text(path: Path, links: bool = False) -> str:
-    """The text of a YAML file, whose aliases stand for no more than a config holds. Raises OSError and UserError."""
+    """The text of a YAML file, as `plain_yaml`. Raises OSError and UserError."""
     try:
-        return with_few_aliases(read_text(path, MOST_OF_A_CONFIG, links))
+        return plain_yaml(read_text(path, MOST_OF_A_CONFIG, links))
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def with_few_aliases(text: str) -> str:
-    """A text of YAML as it is. Raises ValueError where its aliases stand for more than a config holds."""
-    if "*" in text and "&" in text:
-        try:
-            root = yaml.compose(text, LOADER)
-        except (yaml.YAMLError, RecursionError):
-            return text  # whoever reads it says what is wrong
-        if root is not None and _values_in(root, {}) > MOST_VALUES:
+def plain_yaml(text: str) -> str:
+    """A text of YAML as it is.
+
+    Raises:
+        ValueError: A key stands twice, a number is one in YAML 1.1 alone or has very many digits, or aliases stand for more than
+            a config holds.
+    """
+    with suppress(yaml.YAMLError, RecursionError):  # whoever reads it says what is wrong
+        if (root := yaml.compose(text, Loader)) is not None and _values_in(root, {}) > MOST_VALUES:
             raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
     return text
 
 
 def _values_in(node: yaml.Node, counted: dict[int, float]) -> float:
-    """With what its aliases stand for; without end where one stands for what it is in."""
+    """With what its aliases stand for; without end where one stands for what it is in. Raises ValueError as `plain_yaml`."""
     if id(node) not in counted:
         counted[id(node)] = float("inf")
         inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        keys = (
+            [key.value for key, _ in inner if not isinstance(key.value, list)]
+            if isinstance(node, yaml.MappingNode)
+            else []
+        )
+        where = f"line {node.start_mark.line + 1}: "
+        if len({*keys}) < len(keys):
+            raise ValueError(f"{where}the key {max(keys, key=keys.count)} stands twice")
+        if node.tag.endswith((":int", ":float")):
+            if len(node.value) > MOST_DIGITS:
+                raise ValueError(f"{where}a number has {len(node.value):,} digits")
+            if _OF_YAML_1_1.fullmatch(node.value):
+                raise ValueError(
+                    f"{where}{node.value} is no plain number; write it in tens, or '{node.value}' for a text"
+                )
         parts = (part for item in inner for part in (item if isinstance(item, tuple) else (item,)))
         counted[id(node)] = 1 + sum(_values_in(part, counted) for part in parts)
     return counted[id(node)]
@@ -144,7 +173,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """A YAML file of dicts, lists, texts, numbers, true, false and null. Raises UserError for anything else."""
 
     def parse(text: str) -> dict[str, Any]:
-        config = yaml.load(with_few_aliases(text), LOADER)
+        config = yaml.load(plain_yaml(text), Loader)
         if odd := _odd(config) if isinstance(config, dict) else "it holds no config":
             raise ValueError(odd)
         return config

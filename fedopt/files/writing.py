@@ -5,10 +5,26 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
+
+import yaml
 
 from fedopt.errors import UserError
+from fedopt.files.reading import POWERS
 
 PART = ".part"  # ends the name of a file that is being written
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts that `Loader` would take for numbers."""
+
+
+_Dumper.add_implicit_resolver(*POWERS)
+
+
+def yaml_text(node: Any, width: int = 80) -> str:
+    """The text of YAML that `read_config` reads as this node of dicts, lists, texts and numbers."""
+    return yaml.dump(node, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

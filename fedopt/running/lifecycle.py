@@ -11,7 +11,6 @@ from threading import Event
 from typing import Any
 
 import torch
-import yaml
 
 from fedopt.config.compose import Composed
 from fedopt.console import say as console
@@ -21,6 +20,7 @@ from fedopt.console.say import note
 from fedopt.console.texts import counted
 from fedopt.errors import UserError
 from fedopt.federation import ranks
+from fedopt.files.writing import yaml_text
 from fedopt.results import journal
 from fedopt.results.card import continued, facts, run_card
 from fedopt.results.checkpoint import Checkpoint
@@ -147,7 +147,7 @@ class Run:
             if self.config["resume"] and not self.quiet:
                 note(f"resume=true: there is no run in {self.folder.path} yet, so one begins")
         self.writing = True
-        self.folder.write_text("config.yaml", yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True))
+        self.folder.write_text("config.yaml", yaml_text(self.config))
         if not resuming:
             for stale in (self.folder.metrics, self.folder.checkpoint, *(self.folder.path / n for n in journal.NAMES)):
                 stale.unlink(missing_ok=True)

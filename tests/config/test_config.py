@@ -2,19 +2,23 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 from support.cases import few
 from support.command import PAIR, ROOT, fedopt, one_line
 
 from fedopt.config.compose import compose, merge
-from fedopt.config.files import CONF, display_name, flat, options
+from fedopt.config.files import CONF, content, display_name, flat, options
 from fedopt.config.settings import Participation
 from fedopt.config.tuned import tuned_names
 from fedopt.errors import UserError
+from fedopt.files.reading import read_config
+from fedopt.files.writing import yaml_text
 from fedopt.running.assemble import assemble
 from fedopt.testing.harness import composed, config, names
 
@@ -266,3 +270,49 @@ def test_methods_have_names_of_their_own():
     assert len({*names}) == len(names)
     assert {"FedNest", "Local SGDA+", "stocBiO"} <= {*names}
     assert [display_name(other) for other in ("mine", "../config")] == ["mine", "../config"]
+
+
+# Files of YAML
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seed: 010", "line 2: 010 is no plain number; write it in tens, or '010' for a text"),
+        ("seed: -0_7", "line 2: -0_7 is no plain number"),
+        ("budget: {rounds: 1:30}", "line 2: 1:30 is no plain number"),
+        ("budget:\n  rounds: 0b11", "line 3: 0b11 is no plain number"),
+        ("algo: {eta: 1:30.5}", "line 2: 1:30.5 is no plain number"),
+        ("seed: 1\nseed: 2", "line 2: the key seed stands twice"),
+        ("algo: {eta: 1, eta: 2}", "line 2: the key eta stands twice"),
+        ("seed: " + "9" * 5000, "line 2: a number has 5,000 digits"),
+    ],
+)
+def test_numbers_and_keys_of_every_yaml_file(text, said, tmp_path):
+    """Also in files that are not chosen, and in those that other commands read."""
+    for group in ("experiment", "tuned", "bench"):
+        path = tmp_path / group / group / "x.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"# @package _global_\n{text}\n")
+        for read in (content, read_config, lambda _, at=tmp_path / group: compose(MINE, [at])):
+            with pytest.raises(UserError, match=re.escape(said)):
+                read(path)
+
+
+MINE = ["algo=fedavg", "problem=quadratic_minimisation"]
+
+
+@pytest.mark.parametrize(
+    "text", ["1e-3", "1E5", "-2.5e+3", "10", "0.5", ".5", "1_000", "'010'", "2020-01-01", "1:x", "08"]
+)
+def test_files_mean_what_hydra_reads(text, tmp_path):
+    (tmp_path / "x.yaml").write_text(f"a: {text}\n")
+    read = content(tmp_path / "x.yaml")
+    assert read == OmegaConf.to_container(OmegaConf.load(tmp_path / "x.yaml"))
+    assert isinstance(read["a"], type(OmegaConf.load(tmp_path / "x.yaml").a))
+
+
+@pytest.mark.parametrize("value", ["1e5", "010", "1:30", "2020-01-01", "no", "1e-3", 1e-5, 1e300, "", None, "\u00e4"])
+def test_what_is_written_is_read(value, tmp_path):
+    (tmp_path / "x.yaml").write_text(yaml_text({"a": value}), encoding="utf-8")
+    assert read_config(tmp_path / "x.yaml") == {"a": value}

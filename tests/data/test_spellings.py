@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedopt.data.datasets import Npz
+from fedopt.data.examples import Examples
 from fedopt.data.leaf import Leaf
 from fedopt.data.names import identifiers, numbered
 from fedopt.data.partitioners import ByColumn
@@ -194,3 +195,67 @@ def test_texts_with_marks_and_ends_of_any_system(encoding, end, tmp_path):
     for data in (table, sparse.load()):
         assert (data.class_names, {*data.owners}) == (("-1", "1"), {"u", "w\u00e4"})
     assert [*sparse.load().owners, *sparse.load().owners_test] == names
+
+
+# Precision
+
+
+def standardised(source):
+    """All training and test examples as networks see them."""
+    data = source.load()
+    world = World(0, ByColumn(), source)
+    return np.concatenate(
+        [Examples(*part, data, world).x for part in ((data.x_train, data.y_train), (data.x_test, data.y_test))]
+    )
+
+
+@pytest.mark.parametrize("shape", [(12, 2), (12, 2, 1, 1)])
+def test_every_reader_is_in_double_until_columns_are_standardised(shape, tmp_path):
+    """Unix times of a minute, beside a column of small numbers."""
+    x = np.stack([1.7e9 + 5 * np.arange(12.0), 1e-9 * np.arange(12.0)], 1)
+    labels = [0, 1] * 6
+    wanted = (x - x[:8].mean(0)) / x[:8].std(0)
+    np.savez(
+        tmp_path / "d.npz",
+        **{
+            "x_train": x.reshape(shape)[:8],
+            "y_train": labels[:8],
+            "x_test": x.reshape(shape)[8:],
+            "y_test": labels[8:],
+        },
+    )
+    sources = [Npz(str(tmp_path / "d.npz"), channels="first")]
+    for part, rows in (("train", slice(0, 8)), ("test", slice(8, 12))):
+        table = {"x": x.reshape(shape)[rows].tolist(), "y": labels[rows]}
+        (tmp_path / "leaf" / part).mkdir(parents=True)
+        content = {"users": ["u"], "num_samples": [len(table["y"])], "user_data": {"u": table}}
+        (tmp_path / "leaf" / part / "d.json").write_text(json.dumps(content))
+        lines = [f"{y} 1:{a!r} 2:{b!r}" for (a, b), y in zip(x[rows].tolist(), table["y"], strict=True)]
+        (tmp_path / f"{part}.svm").write_text("\n".join(lines))
+    if len(shape) == 2:
+        sources += [Leaf(str(tmp_path / "leaf"))]
+        sources += [Libsvm(str(tmp_path / "train.svm"), str(tmp_path / "test.svm"), pixels="standardised")]
+    for source in sources:
+        np.testing.assert_allclose(standardised(source), wanted, atol=1e-6)
+        assert "rounding" not in "; ".join(source.load().notes)
+
+
+def test_what_differs_by_rounding_alone_is_said(tmp_path):
+    """A column of zeros with one 1e-14, where test examples have ordinary values."""
+    x = np.random.default_rng(0).standard_normal((12, 3)).astype(np.float32)
+    x[:8, 2], x[3, 2] = 0, 1e-14
+    labels = np.arange(12) % 2
+    np.savez(tmp_path / "d.npz", x_train=x[:8], y_train=labels[:8], x_test=x[8:], y_test=labels[8:])
+    source = Npz(str(tmp_path / "d.npz"))
+    assert source.load().notes == ("differ by rounding alone, and are not divided by their deviation: columns 2",)
+    np.testing.assert_allclose(standardised(source)[8:, 2], x[8:, 2], rtol=1e-6)
+    np.savez(tmp_path / "d.npz", x_train=1e-20 * x[:8], y_train=labels[:8], x_test=x[8:], y_test=labels[8:])
+    assert len(Npz(str(tmp_path / "d.npz")).load().notes) == 1  # small numbers are judged beside each other
+
+
+def test_a_table_of_bytes(tmp_path):
+    x, labels = np.arange(24, dtype=np.uint8).reshape(12, 2), np.arange(12) % 2
+    np.savez(tmp_path / "d.npz", x_train=x[:8], y_train=labels[:8], x_test=x[8:], y_test=labels[8:])
+    np.testing.assert_allclose(
+        standardised(Npz(str(tmp_path / "d.npz"))), (x - x[:8].mean(0)) / x[:8].std(0), atol=1e-6
+    )

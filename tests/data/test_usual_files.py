@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedopt.data.datasets import Npz
+from fedopt.data.datasets import Npz, divided
 from fedopt.data.folders import Folder
 from fedopt.data.leaf import Leaf
 from fedopt.data.partitioners import ByColumn
@@ -231,6 +231,98 @@ def test_hidden_files_are_passed_over_and_equal_ones_said(tmp_path):
     assert data.notes == ("16 hidden or other files are passed over",)
     (tmp_path / "test" / "ants" / "copy.png").write_bytes((tmp_path / "train" / "ants" / "0.png").read_bytes())
     assert Folder(str(tmp_path)).load().notes[1] == "1 training images are equal to one for testing"
+
+
+GREY = np.random.default_rng(0).integers(0, 256, (8, 5, 4), dtype=np.uint8)
+
+
+def odd_images(folder, ending, made, **how):
+    """Eight images that `made` makes of grey ones, in two classes; the data, and the images in their order."""
+    for number, grey in enumerate(GREY):
+        (folder / "ab"[number // 4]).mkdir(exist_ok=True, parents=True)
+        made(grey).save(folder / "ab"[number // 4] / f"{number}.{ending}", **how)
+    data = Folder(str(folder), test=0.25).load()
+    _, test = divided(8, 0.25, 0, folder)
+    x = np.empty((8, *data.x_train.shape[1:]), data.x_train.dtype)
+    x[np.setdiff1d(np.arange(8), test)], x[test] = data.x_train, data.x_test
+    return data, x
+
+
+def deep(kind, factor):
+    return lambda grey: Image.fromarray((grey * np.array(factor)).astype(kind))
+
+
+@pytest.mark.parametrize(
+    ("ending", "made", "factor"),
+    [
+        ("png", deep("u2", 257), 257),
+        ("tif", deep("u2", 257), 257),
+        ("pgm", deep("i4", 257), 257),
+        ("tif", deep("i4", 2**20), 2**20),
+        ("tif", deep("f4", 0.25), 0.25),
+        ("tif", deep("f4", 1e6), 1e6),
+    ],
+)
+def test_images_of_more_than_8_bits_keep_their_numbers(ending, made, factor, tmp_path):
+    _, x = odd_images(tmp_path, ending, made)
+    np.testing.assert_array_equal(x[:, 0], GREY * np.float32(factor))
+
+
+def of_alpha(mode):
+    """Black, with grey as the transparency."""
+    return lambda grey: Image.merge(mode, [*[Image.new("L", (4, 5))] * (len(mode) - 1), Image.fromarray(grey)])
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("LA", 2), ("RGBA", 4)])
+def test_transparency_is_a_channel(mode, channels, tmp_path):
+    data, x = odd_images(tmp_path, "png", of_alpha(mode))
+    assert x.shape[1] == channels
+    np.testing.assert_array_equal(x[:, -1], GREY)
+    assert data.notes == ("transparency is a channel of its own",)
+
+
+def test_a_transparent_colour_is_transparency(tmp_path):
+    _, x = odd_images(tmp_path, "png", lambda grey: Image.fromarray(grey % 2 * 200), transparency=200)
+    np.testing.assert_array_equal(x[:, 1], np.where(GREY % 2, 0, 255))
+
+
+def test_what_is_opaque_has_no_transparency(tmp_path):
+    opaque = lambda grey: Image.merge("LA", [Image.fromarray(grey), Image.new("L", (4, 5), 255)])  # noqa: E731
+    data, x = odd_images(tmp_path, "png", opaque)
+    np.testing.assert_array_equal(x, GREY[:, None])
+    assert data.notes == ()
+
+
+@pytest.mark.parametrize(("orientation", "turns"), [(3, 2), (6, -1), (8, 1)])
+def test_images_stand_upright(orientation, turns, tmp_path):
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    _, x = odd_images(tmp_path, "png", Image.fromarray, exif=exif)
+    np.testing.assert_array_equal(x[:, 0], np.rot90(GREY, turns, (1, 2)))
+
+
+def test_images_that_would_lose_something_are_refused(tmp_path):
+    more = [Image.fromarray(255 - GREY[0])]
+    for ending in ("gif", "png", "tif"):
+        with pytest.raises(UserError, match=rf"{ending}: has 2 frames; put each"):
+            odd_images(tmp_path / ending, ending, Image.fromarray, save_all=True, append_images=more)
+    with pytest.raises(UserError, match="has numbers of more than 24 bits"):
+        odd_images(tmp_path / "large", "tif", lambda grey: Image.fromarray(grey.astype("i4") + 2**30))
+    with pytest.raises(UserError, match=r"png: has more than 8 bits a pixel, and .*png has 8"):
+        odd_images(
+            tmp_path / "mixed", "png", lambda grey: Image.fromarray(grey.astype("u2") if grey[0, 0] % 2 else grey)
+        )
+
+
+def test_classes_whose_folders_look_alike(tmp_path):
+    """Names as those of all other data: accents of a Mac are those of others."""
+    images(tmp_path / "same" / "train", "caf\u00e9", "tea")
+    images(tmp_path / "same" / "test", "cafe\u0301", "tea", start=100)
+    data = Folder(str(tmp_path / "same")).load()
+    assert (data.class_names, len(data.y_test)) == (("caf\u00e9", "tea"), 8)
+    images(tmp_path / "odd", "a tea", "a\u00a0tea")
+    with pytest.raises(UserError, match=r"odd says .* write them alike"):
+        Folder(str(tmp_path / "odd")).load()
 
 
 # LEAF
