@@ -187,7 +187,7 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
     arrays, key = {}, "the archive"
     try:
         with ZipFile(path) as archive:
-            refuse_larger(path, sum(array.file_size for array in archive.infolist()))
+            refuse_larger(path, 1.4 * sum(array.file_size for array in archive.infolist()))  # bytes become float32
         with np.load(path, allow_pickle=False) as archive:
             for key in [key for key in ARRAYS if key in archive]:
                 arrays[key] = archive[key]
@@ -205,10 +205,17 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
     return replace(data, notes=(*data.notes, *[note] * bool(unread)))
 
 
-def refuse_larger(path: Path, size: int) -> None:
-    """Raises UserError for more bytes of data than the memory here can take."""
-    if 5 * size > memory():  # as it is, and as float32 where it is uint8
-        raise UserError(f"{path}: {size / 1e9:.3g} GB are too large for the {memory() / 1e9:.3g} GB of memory here")
+def refuse_larger(path: Path, size: float, numbers: int = 0) -> None:
+    """Raises UserError for more data than the memory here can take.
+
+    Args:
+        path: The file, for the message.
+        size: The bytes of its text or its arrays, of which five copies are reckoned with.
+        numbers: Those that are made of a text, of which each is reckoned with as 48 bytes: what was measured, and a fifth more.
+    """
+    if 5 * size + 48 * numbers > memory():
+        large = f"{size / 1e9:.3g} GB" + (f" with {numbers:,} numbers" if numbers else "")
+        raise UserError(f"{path}: {large} are too large for the {memory() / 1e9:.3g} GB of memory here")
 
 
 def divided(count: int, test: float, seed: int, path: Path) -> tuple[np.ndarray, np.ndarray]:

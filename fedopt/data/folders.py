@@ -76,7 +76,7 @@ class Folder:
         """[n, height, width, channels], uint8, or float32 where images have more than 8 bits."""
         size = [self.size] * 2 if isinstance(self.size, int) else self.size
         first = _open(files[0], size)
-        refuse_larger(path, 8 * first.height * first.width * len(files))
+        refuse_larger(path, (3 if first.mode == "L" else 8) * first.height * first.width * len(files))
         images = [first, *(_open(file, size) for file in files[1:])]
         for file, image in zip(files, images, strict=True):
             if image.size != first.size:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.data.datasets import LabelledData, Pixels, checked, divided, expanded, parted
+from fedopt.data.datasets import LabelledData, Pixels, checked, divided, expanded, parted, refuse_larger
 from fedopt.data.tables import Fraction, unpacked
 from fedopt.errors import UserError, first_line
 from fedopt.files.reading import decoded
@@ -75,7 +75,11 @@ def _users(file: Path) -> Iterator[_User]:
             yield from _users(inner)
         return
     try:
-        content = json.loads(decoded(unpacked(file, FORM), file), object_pairs_hook=_once)
+        text = decoded(unpacked(file, FORM), file)
+        refuse_larger(
+            file, len(text), text.count(",") + 2 * sum(map(text.count, "[{"))
+        )  # a list is as large as two numbers
+        content = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: is no JSON ({first_line(error)})") from None
     held: dict[str, Any] = content if isinstance(content, dict) else {}

@@ -10,9 +10,9 @@ import numpy as np
 from fedopt.errors import UserError
 
 LONGEST = 1000  # letters of a name
-_BLANKS = r"[\s\x00-\x1f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]+"  # seen or not
-_ENDS = re.compile(rf"^{_BLANKS}|{_BLANKS}$")
-_BETWEEN = re.compile(rf"(?<!\d){_BLANKS}|{_BLANKS}(?!\d)")  # not 1 11 and 11 1
+_UNSEEN = r"\x00-\x08\x0e-\x1b\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
+_ENDS = re.compile(rf"^[\s{_UNSEEN}]+|[\s{_UNSEEN}]+$")
+_WITHIN = re.compile(r"(?<!\d) | (?!\d)")  # 1 11 and 11 1 are two names
 # Whole numbers as programs write them: 7, +7, 7.0, and 7.000000e+00 of NumPy. 007 and 7e0 are codes
 _WHOLE = re.compile(r"[-+]?((0|[1-9]\d{0,17})([.,]0*)?|\d\.\d{6,}e[-+]\d\d)", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d{1,3})?", re.ASCII)
@@ -46,8 +46,9 @@ def identifiers(values: np.ndarray, where: str) -> np.ndarray:
         if not 0 < len(written) <= LONGEST:
             why = f"has more than {LONGEST} letters" if written else "has blanks in place of a name"
             raise UserError(f"{where}, row {given.index(name) + 1} {why}")
-        folded = _BETWEEN.sub("", unicodedata.normalize("NFKC", written).casefold())
-        folded = re.sub(r"^\+?(-?\d+)[.,]0*$", r"\1", folded)
+        seen = re.sub(f"[{_UNSEEN}]+", "", unicodedata.normalize("NFKC", written).casefold())
+        folded = _WITHIN.sub("", " ".join(seen.split()))
+        folded = re.sub(r"^\+?(-?\d+)([.,]0*)?$", r"\1", folded)
         if (other := alike.setdefault(folded, written)) != written:
             raise UserError(f"{where} says {other!r} and {written!r}; write them alike")
     return np.array([names[name] for name in given])

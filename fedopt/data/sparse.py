@@ -18,7 +18,7 @@ from fedopt.errors import UserError, first_line
 from fedopt.files.reading import decoded, lines_of
 
 _config = ConfigDict(extra="forbid")
-_LINE = re.compile(r"([^\s:,]+)((?:\s+\d{1,18}:[^\s:_]+)*)\s*(?:#.*)?", re.ASCII)
+_LINE = re.compile(r"([^\s:,]+)((?:\s+\d{1,18}:[!-9;-^`-~]+)*)\s*(?:#.*)?", re.ASCII)
 
 
 @dataclass(frozen=True, config=_config)
@@ -57,6 +57,7 @@ def _lines(path: Path) -> list[np.ndarray]:
     """The labels, [n], and the rows, columns and values of all entries. Raises UserError for a line of another form."""
     labels, rows, columns, values = list[str](), array("q"), array("q"), array("d")
     text = decoded(unpacked(path, "lines label index:value ..."), path)
+    refuse_larger(path, len(text), text.count(":") + 2 * text.count("\n"))
     for number, line in enumerate(map(str.strip, lines_of(text)), 1):
         if not line or line.startswith("#"):
             continue

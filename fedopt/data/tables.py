@@ -2,13 +2,14 @@
 
 import csv
 import gzip
-import os
 import re
 import zlib
+from contextlib import nullcontext
 from dataclasses import replace
-from io import StringIO
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Literal
+from warnings import catch_warnings
 
 import numpy as np
 import pandas as pd
@@ -18,8 +19,8 @@ from pydantic.dataclasses import dataclass
 from fedopt.data import datasets
 from fedopt.data.datasets import VALIDATES, LabelledData, Pixels, divided, expanded, parted
 from fedopt.data.names import identifiers, numbered, spelt
-from fedopt.errors import UserError, first_line, memory, nearest
-from fedopt.files.reading import decoded, opened
+from fedopt.errors import UserError, first_line, nearest
+from fedopt.files.reading import decoded, lines_of, opened
 
 _config = ConfigDict(extra="forbid")
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -94,7 +95,7 @@ class Csv:
         if self.separator is None and separator not in first and (other := next((s for s in ";\t|" if s in first), "")):
             separator = other
             notes.append(f"cells are apart by {'tabs' if other == chr(9) else other}")
-        cells = csv.reader(StringIO(text), delimiter=separator, skipinitialspace=True)
+        cells = csv.reader(lines_of(text), delimiter=separator, skipinitialspace=True)
         decimal = self.decimal or "."
         number = 0
         try:
@@ -119,9 +120,11 @@ class Csv:
             )
         if not number:
             raise UserError(f"{path}: has no rows")
+        datasets.refuse_larger(path, len(text), number * len(names))
         apart = {"sep": separator, "decimal": decimal, "skipinitialspace": True, "names": names, "header": 0}
         texts = dict.fromkeys(filter(None, (self.label, self.client, self.split)), str)  # as they are written
-        return pd.read_csv(StringIO(text), low_memory=False, index_col=False, dtype=texts, **apart), notes  # type: ignore[call-overload]
+        with catch_warnings(action="ignore", category=pd.errors.DtypeWarning):  # cells of several types are refused
+            return pd.read_csv(BytesIO(text.encode()), index_col=False, dtype=texts, **apart), notes  # type: ignore[call-overload]
 
     def _text(self, path: Path) -> tuple[str, list[str]]:
         content = unpacked(path, "a CSV with a line of column names")
@@ -155,16 +158,17 @@ def unpacked(path: Path, form: str) -> bytes:
 
     form: what it should be, in words.
     """
+    pieces, size = list[bytes](), 0
     try:
-        with opened(path, links=True) as file:
-            if path.suffix != ".gz":
-                datasets.refuse_larger(path, os.fstat(file.fileno()).st_size)
-                return file.read()
-            with gzip.open(file) as packed:
-                content = packed.read(most := memory() // 5)
+        with (
+            opened(path, links=True) as file,
+            gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as content,
+        ):
+            while piece := content.read(2**16):
+                pieces.append(piece)
+                datasets.refuse_larger(path, size := size + len(piece))
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file; it should be {form}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
-    datasets.refuse_larger(path, 2 * most if len(content) == most else len(content))
-    return content
+    return b"".join(pieces)

@@ -102,8 +102,11 @@ def test_clients_are_texts(make, spellings, wanted, note, tmp_path):
         ("New York", "New\u00a0 York"),
         ("New York", "NewYork"),
         ("ab", "a\u200bb"),
+        ("007", "0\u200b07"),
+        ("1 11", "1  11"),
         ("ward 7", "ward \uff17"),
         ("1", "1.0", "x"),
+        ("7", "+7", "007"),
     ],
 )
 def test_names_that_look_alike_are_refused(make, spellings, tmp_path):

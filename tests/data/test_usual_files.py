@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -460,3 +461,60 @@ def test_labels_of_libsvm_that_are_one_number(tmp_path):
     (tmp_path / "t").write_text("1 1:1\n1.0 1:2\n+1 1:3\n10 1:4\n2 1:5\n")
     data = Libsvm(str(tmp_path / "t"), str(tmp_path / "t")).load()
     assert (data.y_train.tolist(), data.class_names) == ([0, 0, 0, 2, 1], ("1", "2", "10"))
+
+
+# Memory
+
+
+def leaf_text(row, count):
+    x, y = ",".join([row] * count), ",".join(["0,1"] * (count // 2))
+    return f'{{"users":["u"],"num_samples":[{count}],"user_data":{{"u":{{"x":[{x}],"y":[{y}]}}}}}}'
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "text", "make"),
+    [
+        ("t.csv", "a,y\n" + "1,1\n1,2\n" * 10_000, lambda path: Csv(path, "y")),
+        ("t.csv.gz", "a,b,c,d,e,f,g,h,y\n" + f"{'0,' * 8}1\n{'0,' * 8}2\n" * 10_000, lambda path: Csv(path, "y")),
+        ("t.csv", "a,y\n" + "0.123456,a\n0.123456,b\n" * 10_000, lambda path: Csv(path, "y")),
+        ("t.svm", "1 1:1 2:1 3:1 4:1\n2 1:1\n" * 3000, Libsvm),
+        ("t.svm", "1 1:1\n2\n" * 5000, Libsvm),
+        ("t.json", leaf_text("[1]", 10_000), Leaf),
+        ("t.json", leaf_text("[0.5,0.5,0.5]", 10_000), Leaf),
+    ],
+)
+def test_what_reading_takes_is_reckoned_with(name, text, make, tmp_path, monkeypatch):
+    """A file is refused with no more memory than reading takes, and not with five times as much."""
+    path, content = tmp_path / name, text.encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    make(str(path)).load()  # what is imported first counts for nobody
+    tracemalloc.start()
+    make(str(path)).load()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    monkeypatch.setattr("fedopt.data.datasets.memory", lambda: memory)
+    memory = peak
+    with pytest.raises(UserError, match=r"too large for the .* GB of memory here"):
+        make(str(path)).load()
+    memory = 5 * peak
+    make(str(path)).load()
+
+
+def test_small_files_that_hold_much_are_refused(tmp_path, monkeypatch):
+    """A table whose cells are one digit each, in a .gz: numbers are counted before they are made."""
+    monkeypatch.setattr("fedopt.data.datasets.memory", lambda: 10**6)
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(("a,b,y\n" + "0,0,1\n0,1,2\n" * 5000).encode()))
+    with pytest.raises(UserError, match=r"6e-05 GB with 30,000 numbers are too large for the 0\.001 GB of memory here"):
+        Csv(str(tmp_path / "t.csv.gz"), "y").load()
+    for source in (
+        Libsvm(str(written(tmp_path / "t.svm", "1 1:1\n" * 9000))),
+        Leaf(str(leaf(tmp_path / "d.json", {"u": ([[1]] * 9000, [0] * 9000)}))),
+    ):
+        with pytest.raises(UserError, match="numbers are too large for the"):
+            source.load()
+
+
+def written(path, text):
+    path.write_text(text)
+    return path
