@@ -17,8 +17,10 @@ class FlatModule(FlatModel):
 
     With a key, which dropout is a function of, it is in training mode; without, in evaluation mode. One module is used for both:
     a function that it holds may be bound to it, and in a copy would use its parameters.
-    names: of the parameters, in the vector's order.
+    names: of the parameters, in the vector's order. modal: whether it gives other logits in training mode.
     """
+
+    modal = False
 
     def __init__(self, module: nn.Module, input_shape: Sequence[int], autocast: torch.dtype | None = None):
         super().__init__(module, input_shape, autocast)

@@ -94,11 +94,12 @@ def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
     noise = torch.randn(2, net.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     flat = net.initial.float() * (1 + 0.1 * noise[0]) + 0.01 * noise[1]  # where none is zero, which hides others
     plain, parameters = net.trained(flat), [piece.detach().requires_grad_() for piece in net.views(flat)]
-    two, reached = x[[0, -1]], dict[str, dict[int, Tensor]]()
+    two, outs, reached = x[[0, -1]], list[Tensor](), dict[str, dict[int, Tensor]]()
     own = {id(p): name for name, p in net.module.named_parameters()}
     for mode, at in (("training", KEY), ("evaluation", None)):
         net.at(net.views(net.initial.float()), two, at)  # which it may keep something of
         out = net.at(parameters, two, at)
+        outs.append(out)
         reached[mode] = _leaves(out)
         if held := [own[which] for which in reached[mode] if which in own]:
             raise UserError(
@@ -114,6 +115,7 @@ def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
             )
         if not reached[mode].keys() >= {*map(id, parameters)}:  # a part may be for some examples alone
             reached[mode] |= _leaves(net.at(parameters, x, at))
+    net.modal = not torch.equal(*outs)
     names = dict(zip(map(id, parameters), net.names, strict=True))
     trained, evaluated = reached.values()
     if not trained.keys() & names:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError, WrongFunction, first_line, gives
+from fedopt.networks.module import FlatModule
 from fedopt.problems.classes import Composition, Hierarchical, Minimax, Minimisation, Nested, Problem
 from fedopt.randomness import WRITES, Writes, untouched
 
@@ -40,6 +41,7 @@ def check(problem: Problem) -> None:
     networks = {key: value for key, value in vars(problem).items() if isinstance(value, nn.Module)}
     parts = {key: [*network.named_parameters(), *network.named_buffers()] for key, network in networks.items()}
     before = [(key, of, part, part.clone()) for key, named in parts.items() for of, part in named]
+    modal = [value for value in vars(problem).values() if isinstance(value, FlatModule) and value.modal]
     with torch.no_grad():
         for function, arguments, shape in _calls(problem, start, sample):
             given = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
@@ -52,6 +54,10 @@ def check(problem: Problem) -> None:
                 _check_type(function, found, problem.world.dtype)
             if not isinstance(problem, Hierarchical):  # whose methods take none of most of its functions
                 _gradient(function, arguments)
+    if modal and not modal[0].module.training:  # after the last one, which is g or f
+        raise WrongFunction(
+            function, "calls its network without *batch.keys, so it would be trained in evaluation mode"
+        )
     if isinstance(problem, Nested) and not problem.direct:
         gradient = _gradient(problem.f, (*start, sample))
         if gradient is not None and gradient.any():

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
+from fedopt.data.examples import cross_entropy
 from fedopt.errors import UserError
 from fedopt.federation.engines import OneByOne, Vectorised
 from fedopt.networks import flat as models
@@ -614,6 +615,18 @@ def test_training_is_in_training_mode(name, engine):
     test = problem._test
     accuracy = (plain(test.x.view(-1, *test.shape)).argmax(1) == test.y).double().mean()
     assert problem.evaluate(state.x)["test_accuracy"] == pytest.approx(100 * float(accuracy))
+
+
+@pytest.mark.parametrize("name", ["Tripled", "Dropped"])
+def test_a_problem_that_forgets_the_mode(name, monkeypatch):
+    words = "fedavg", "classification", f"problem.model=support.networks.{name}"
+    forgets = lambda self, x, sample: cross_entropy(self.net(x, sample["train"].x), sample["train"])  # noqa: E731
+    monkeypatch.setattr(type(small(*words).original), "f", forgets)
+    with pytest.raises(
+        UserError, match=r"calls its network without \*batch.keys, so it would be trained in evaluation mode"
+    ):
+        small(*words)
+    small(*words[:2], "problem.model=support.networks.Normed")
 
 
 def test_a_write_is_blamed_on_its_line(monkeypatch, capsys, tmp_path):
