@@ -141,6 +141,13 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
             axis.set_xticks(range(len(ends)), ends)
         else:
             axis.set_xscale("log" if values.kind == "log" else "linear")
+            low, high = axis.get_xlim()
+            if (
+                values.kind == "log" and high < 100 * low
+            ):  # powers of ten are too few, and what lies between has long names
+                axis.minorticks_off()
+                ticks = [float(f"{tick:.2g}") for tick in np.geomspace(low, high, 5)[1:4]]
+                axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     for axis in axes.flat[: len(panels) + 1]:
         axis.set_yscale(scale)
     for axis in axes.flat[len(panels) + 1 :]:

@@ -23,6 +23,7 @@ MODULES = {
     "fedopt": "fedopt.commands.run",
     "fedopt-compare": "fedopt.commands.compare",
     "fedopt-reproduce": "fedopt.commands.reproduce",
+    "fedopt-tune": "fedopt.commands.tune",
     "fedopt-report": "fedopt.commands.report",
 }
 
@@ -107,6 +108,8 @@ def warm() -> None:
     for name in (
         *MODULES.values(),
         "fedopt.running.lifecycle",
+        "fedopt.bench.outcome",
+        "fedopt.bench.tune",
         "fedopt.results.figures",
         "matplotlib.figure",
         "matplotlib.backends.backend_agg",

@@ -1,0 +1,146 @@
+"""Searches whose journal is cut, whose files are damaged, whose runs are killed or whose disk is full: same trials, or one line."""
+
+import atexit
+import os
+import random
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from corruptions import DAMAGES
+from disks import Disk
+from forked import Command, Ended
+from trials import Failure, one_line, unreadable
+
+COMMAND = [
+    "algo=fedavg",
+    "problem=quadratic_minimisation",
+    "partitioner.clients=2",
+    "hardware.threads=1",
+]
+COMMAND += [
+    "algo.eta=log(0.01,0.3)",
+    "--budget",
+    "rounds=2",
+    "--seeds",
+    "2",
+    "--trials",
+    "5",
+    "--no-again",
+    "--out",
+    "out",
+]
+WRITES = 300  # of such a search, or less
+JOURNAL = Path("fedavg", "journal.log")
+
+
+@cache
+def undisturbed() -> Path:
+    """A search that has ended."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    ended = Command(COMMAND, folder, "fedopt-tune").wait(120)
+    if ended.code:
+        raise RuntimeError(str(ended))
+    return folder / "out"
+
+
+def journal(rng: random.Random, out: Path) -> str:
+    """The journal is damaged, gone, a link, a pipe or a device, or somebody has left its lock."""
+    path, kind = out / JOURNAL, rng.random()
+    content = path.read_bytes()
+    if kind < 0.6:
+        change = rng.choice(DAMAGES)
+        path.write_bytes(change(rng, content, b""))
+        return f"the journal is {change.__name__}"
+    if kind < 0.7:
+        path.with_name("journal.log.lock").symlink_to("gone")
+        return "the journal's lock is a link"
+    path.unlink()
+    if kind < 0.8:
+        os.mkfifo(path)
+    elif kind < 0.9:
+        path.symlink_to(rng.choice(["/dev/zero", "nowhere", "../search.json"]))
+    return "the journal is no file"
+
+
+def damaged(rng: random.Random, out: Path) -> str:
+    """A file of the search, or of one of its runs."""
+    files = [path for path in sorted(out.rglob("*")) if path.is_file() and path.suffix != ".png"]
+    path = rng.choice(files)
+    change = rng.choice(DAMAGES)
+    path.write_bytes(change(rng, path.read_bytes() or b"0", rng.choice(files).read_bytes()))
+    return f"{path.relative_to(out)} is {change.__name__}"
+
+
+def killed(rng: random.Random, out: Path) -> str:
+    """A run was killed before its end, and some were not begun."""
+    number = rng.randrange(6)
+    run = out / "fedavg" / f"trial{number:03d}" / f"seed100000{rng.randrange(2)}"
+    (run / "summary.json").write_text('{"status": "running"}')
+    if rng.random() < 0.5:
+        (run / "checkpoint.safetensors").unlink()
+    for later in range(number + 1, 6):
+        if rng.random() < 0.5:
+            shutil.rmtree(out / "fedavg" / f"trial{later:03d}")
+    return f"{run.relative_to(out)} was killed"
+
+
+class Killed:
+    """In a fork: a run of the search is killed before its first word, as by the kernel; `killed` is about later moments."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def install(self) -> None:
+        from fedopt.bench import tune
+        from fedopt.jobs.job import Outcome
+
+        do, left = tune.run_all, self.number
+
+        def run_all(jobs, launcher, bar):  # type: ignore[no-untyped-def]
+            nonlocal left
+            at, left = left, left - len(jobs)
+            lost = {job: Outcome("failed", "its process ended with code -9") for job in jobs[at : at + 1] if at >= 0}
+            return do([job for job in jobs if job not in lost], launcher, bar) | lost
+
+        tune.run_all = run_all  # type: ignore[assignment]
+
+
+def trial(rng: random.Random, number: int) -> Failure | None:
+    """Damage to the journal at most; then the same command, which ends with the same trials, or names what is damaged."""
+    whole = undisturbed()
+    with tempfile.TemporaryDirectory() as scratch:
+        cwd, out, said, first = Path(scratch), Path(scratch) / "out", "", None
+        kind = number % 8
+        if kind < 6:
+            shutil.copytree(whole, out)
+            (out / "trials.csv").unlink()
+            said = (journal if kind < 4 else damaged if kind == 4 else killed)(rng, out)
+        else:
+            at = rng.randrange(12 if kind == 6 else WRITES)
+            before = Killed(at).install if kind == 6 else Disk(cwd, at, rng.choice([None, 1])).install
+            first = Command(COMMAND, cwd, "fedopt-tune", before=before).wait(60)
+            said = f"{'run' if kind == 6 else 'write'} {at}: exit {first.code}\n{first.err[-800:]}"
+        last = Command(COMMAND, cwd, "fedopt-tune").wait(60)
+        said += f"\nthen exit {last.code}: {last.err[-800:]}"
+        wrong = _wrong(first, last, whole, out, may_refuse=kind < 5)
+        return Failure(wrong, ["fedopt-tune", *COMMAND], said) if wrong else None
+
+
+def _wrong(first: Ended | None, last: Ended, whole: Path, out: Path, may_refuse: bool) -> str | None:
+    for ended in filter(None, (first, last)):
+        if wrong := unreadable(ended):
+            return wrong
+        if ended.code not in (0, 1, 2):
+            return "other exit code"
+        lines = ended.err.strip().split("\n")  # of a full disk, one for each run
+        if ended.code and not (
+            one_line(ended) if ended is last else all(line.startswith("fedopt: ") for line in lines)
+        ):
+            return "not one line"
+    if last.code and may_refuse:
+        return None
+    same = not last.code and (out / "trials.csv").read_bytes() == (whole / "trials.csv").read_bytes()
+    return None if same else "other metrics.csv"
