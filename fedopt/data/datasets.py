@@ -138,7 +138,8 @@ class LabelledData:
 
     def rounding(self) -> list[str]:
         """A note on columns or channels that are constant but for rounding, which are not standardised."""
-        columns = [] if self.tokens else np.flatnonzero(self._constant & np.less(*self._bounds)).tolist()
+        floating = self.x_train.dtype.kind == "f"
+        columns = np.flatnonzero(self._constant & np.less(*self._bounds)).tolist() if floating else []
         some = ", ".join(self.feature_names[c] if self.feature_names else str(c) for c in columns[:4])
         what = "columns" if self.x_train.ndim == 2 else "channels"
         said = f"differ by rounding alone, and are not divided by their deviation: {what} {some}{', ...' * (len(columns) > 4)}"

@@ -62,20 +62,16 @@ def numbered(labels: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...
     """
     classes, numbers = np.unique(identifiers(labels, where), return_inverse=True)
     names = tuple(map(str, classes.tolist()))
-    fractions = [name for name in names if _NUMBER.fullmatch(name) and not _number(name).is_integer()]
+    fractions = [n for n in names if _NUMBER.fullmatch(n) and not float(n.replace(",", ".")).is_integer()]
     if fractions and all(map(_NUMBER.fullmatch, names)):
         raise UserError(f"{where} has fractions such as {fractions[0]}, and must be classes")
     return numbers, names
 
 
-def _number(name: str) -> float:
-    return float(name.replace(",", "."))
-
-
 def one_number(names: Iterable[str], kind: str) -> list[str]:
     """A note on names that are one number in several spellings, such as 7 and 007: they are several names."""
-    of_number = dict[float, str]()
+    of_number = dict[Decimal, str]()
     for name in filter(_NUMBER.fullmatch, names):
-        if (other := of_number.setdefault(_number(name), name)) != name:
+        if (other := of_number.setdefault(Decimal(name.replace(",", ".")), name)) != name:
             return [f"{other} and {name} are two {kind}, since names are texts"]
     return []

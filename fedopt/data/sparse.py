@@ -44,7 +44,7 @@ class Libsvm:
             refuse_larger(path, 8 * width * len(labels))
             if columns.max(initial=0) > width:
                 raise UserError(f"{path}: has the feature {columns.max()}, and dataset.features={width}")
-        y, names = numbered(np.concatenate([labels for labels, *_ in read]), f"{paths[0]}: the labels")
+        y, names = numbered(np.concatenate([labels for labels, *_ in read]), f"{paths[0]}: the column of labels")
         x, train = np.zeros((len(y), width)), len(read[0][0])
         for start, (_, rows, columns, values) in zip((0, train), read, strict=False):
             x[start + rows, columns - 1] = values
