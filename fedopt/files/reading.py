@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedopt.errors import UserError, first_line
 
 T = TypeVar("T")
-LARGEST = 2**28  # bytes of a text
+LARGEST, LARGEST_JSON = 2**28, 2**26  # bytes of a text, of which tables and JSON need 12 and 30 times as much memory
 MOST_OF_A_CONFIG = 2**17  # bytes of a YAML file
 MOST_VALUES, DEEPEST = 20_000, 50  # in it, with those that aliases stand for; nodes in each other
 MOST_DIGITS = 300  # of a number in it
@@ -200,7 +200,7 @@ def read_json(path: Path, types: Mapping[str, Any], others: Any = None) -> dict[
     """
     content, fitting = None, {}
     with suppress(UserError):
-        content = read_as(path, partial(json.loads, parse_constant=lambda _: None))  # nan is no JSON
+        content = read_as(path, partial(json.loads, parse_constant=lambda _: None), LARGEST_JSON)  # nan is no JSON
     for key, value in content.items() if isinstance(content, dict) else ():
         with suppress(ValidationError, ValueError, RecursionError):
             if kind := types.get(key, others):

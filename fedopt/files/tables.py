@@ -7,13 +7,18 @@ from typing import Any
 
 import pandas as pd
 
-from fedopt.files.reading import REMEDY, read_as
+from fedopt.files.reading import LARGEST, REMEDY, read_as
 
 MOST_COLUMNS = 10_000
 
 
 def read_table(
-    path: Path, columns: Sequence[str] = (), growing: bool = False, remedy: str = REMEDY, **how: Any
+    path: Path,
+    columns: Sequence[str] = (),
+    growing: bool = False,
+    most: int = LARGEST,
+    remedy: str = REMEDY,
+    **how: Any,
 ) -> pd.DataFrame:
     """Read a CSV file with a line of names.
 
@@ -21,6 +26,7 @@ def read_table(
         path: The file.
         columns: Names that it must have.
         growing: Whether its last row may not be whole yet, and is left out then.
+        most: Bytes that it may have.
         remedy: What to do where it is broken.
         how: As `pandas.read_csv` takes it.
 
@@ -42,4 +48,4 @@ def read_table(
             raise ValueError("its rows have more cells than its first line has names")
         return table
 
-    return read_as(path, parse, remedy=remedy)
+    return read_as(path, parse, most, remedy)

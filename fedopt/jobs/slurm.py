@@ -224,7 +224,7 @@ def queue_folder() -> Path:
 def queued() -> list[Queued]:
     """The runs that wait in the queue or go on there; what is left of others is removed."""
     entries = []
-    for listed in _place().glob("*/runs.json"):
+    for listed in (path for path in _place().glob("*/runs.json") if not path.parent.is_symlink()):
         from submitit.local.local import LocalJob
         from submitit.slurm.slurm import SlurmJob
 

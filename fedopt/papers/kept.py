@@ -20,6 +20,7 @@ from fedopt.papers.published import load, tasks
 
 POINTS = 100  # of a curve that is kept
 TYPES = defaultdict(lambda: str, mean=float, std=float, seeds=int, seed=int)  # of columns
+LARGEST = 2**22  # bytes of a table of results, whose rows need 60 times as much memory
 REMEDY = "the experiment writes it anew when it is run again"
 FIGURE = "figure.svg"
 COPIED = ("claims.csv", "runs.csv", "table.csv")
@@ -133,6 +134,6 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     how: dict[str, Any] = {"keep_default_na": False, "na_values": {"mean": "", "std": ""}, "dtype": TYPES}
-    table = read_table(path, columns, remedy=REMEDY, **how)[[*columns]]
+    table = read_table(path, columns, most=LARGEST, remedy=REMEDY, **how)[[*columns]]
     table = table.replace("^'(?=[=@+-])", "", regex=True)  # the quote of `csv_cell`
     return [{str(column): value for column, value in row.items()} for row in table.to_dict("records")]

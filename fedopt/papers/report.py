@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedopt.comparing.recorded import Recorded, read
+from fedopt.comparing.recorded import Recorded, noting, read
 from fedopt.comparing.tables import beside_paper, moments, print_table, write_table
 from fedopt.console.say import tell
 from fedopt.papers import claims
@@ -70,8 +70,9 @@ class Plan:
         """Return seed -> its finished runs, for all seeds of the tasks."""
         ended: dict[int, dict[str, Recorded]] = {task.seed: {} for task in self.tasks}
         for task in self.tasks:
-            if RunFolder(self.runs / task.folder).status() in ENDED:
-                ended[task.seed][task.line] = read(self.runs / task.folder, self.published.x)
+            if RunFolder(folder := self.runs / task.folder).status() in ENDED:
+                with noting(folder):
+                    ended[task.seed][task.line] = read(folder, self.published.x)
         defaults = self.published.x, self.published.y[0], self.published.points, self.published.point
         return {seed: SeedRuns(runs, *defaults) for seed, runs in ended.items()}
 

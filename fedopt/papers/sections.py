@@ -22,7 +22,7 @@ from fedopt.files.reading import BROKEN, read_bytes
 from fedopt.files.tables import read_table
 from fedopt.pages.page import Page, Section, Table
 from fedopt.papers.claims import COLUMNS
-from fedopt.papers.kept import claims_shown, rows_of
+from fedopt.papers.kept import LARGEST, REMEDY, claims_shown, rows_of
 from fedopt.papers.published import load
 from fedopt.results.folder import RunFolder
 
@@ -95,7 +95,12 @@ def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
             facts.append(f"Claims: {', '.join(f'{verdict} {count}' for verdict, count in verdicts.items())}.")
     with noting(file := folder / "table.csv"):
         if file.exists():
-            tables.append(Table("The table, with the paper's numbers in brackets", beside_paper(read_table(file))))
+            tables.append(
+                Table(
+                    "The table, with the paper's numbers in brackets",
+                    beside_paper(read_table(file, most=LARGEST, remedy=REMEDY)),
+                )
+            )
     listed, place, groups, picture = list[Any](), _runs_of(folder) or folder, dict[str, list[Recorded]](), ""
     with noting(file := folder / "runs.csv"):
         listed = rows_of(file, ("line", "seed", "run"))

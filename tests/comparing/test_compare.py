@@ -657,7 +657,7 @@ def test_a_style_file(tmp_path, command, drawn):
         ("axes.facecolor: no colour", "color"),
         ("axes.nokey: 1", "axes.nokey"),
         ("words without a key", "KEY: VALUE"),
-        ("\0\1", "zero bytes"),
+        (b"\0\1", "zero bytes"),
         (None, "No such file"),
         (" " * 70_000, "too large"),
         (b"\xff\x01", "UTF-8"),

@@ -129,6 +129,10 @@ def test_a_broken_submission(text, asked, ctrl_c, monkeypatch, capsys, tmp_path)
     broken.unlink()
     broken.symlink_to("/dev/zero")
     assert len(slurm.queued()) == 3
+    for batch in (path for path in broken.parent.parent.iterdir() if path.is_dir()):
+        batch.rename(tmp_path / batch.name)
+        batch.symlink_to(tmp_path / batch.name)
+    assert slurm.queued() == []
 
 
 def half(path):

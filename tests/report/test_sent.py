@@ -1,6 +1,7 @@
 """Pages of folders that somebody sent, with files that are links, broken or odd: one line each, and no other file in the page."""
 
 import os
+import resource
 import shutil
 
 import pytest
@@ -12,6 +13,8 @@ from fedopt.commands import reproduce
 from fedopt.commands.ls import ls
 from fedopt.comparing.recorded import gathered, read
 from fedopt.errors import UserError
+from fedopt.papers.published import Task, load
+from fedopt.papers.report import Plan
 from fedopt.papers.sections import page
 from fedopt.results.folder import TEXTS
 
@@ -142,8 +145,32 @@ def test_no_more_columns_than_there_can_be(tmp_path):
         read(run, "comm_rounds")
 
 
+@pytest.mark.parametrize("name", ["claims.csv", "runs.csv", "table.csv", "run.json", "metrics.csv"])
+def test_files_have_limits(name, results, tmp_path):
+    """A file with a hole of a gigabyte costs no memory."""
+    place = results if name in ("claims.csv", "runs.csv", "table.csv") else tmp_path / "out" / "own"
+    with (place / name).open("wb") as file:
+        file.truncate(2**30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    made, shown_there = shown(tmp_path / "out")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000  # kB
+    assert "too large" in shown_there or name == "run.json"
+    assert len(made.sections) > 1
+
+
 def test_all_texts_of_a_run_are_tried():
     assert {*TEXTS} - {"log.txt", "traceback.txt"} == {"config.yaml", "run.json", "metrics.csv", "summary.json"}
+
+
+def test_a_broken_run_of_an_experiment(results, tmp_path, capsys):
+    """The others count; a note names it."""
+    line, seed, name = (results / "runs.csv").read_text().splitlines()[1].rsplit(",", 2)
+    plan = Plan("fedmsa/fig1a", load("fedmsa/fig1a"), (), (), tmp_path / "out" / "runs", results, 0, True)
+    plan.tasks = [Task(line.strip('"'), int(seed), None, name), Task("other", int(seed), None, "other")]
+    run = record(tmp_path / "out" / "runs" / "other", [10, 90], int(seed))
+    (run / "run.json").unlink()
+    assert [*plan.ended()[int(seed)].runs] == [line.strip('"')]
+    assert f"{run}: cannot be used (no run.json)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("inside", ["runs", "fedmsa", "fedmsa/fig1a", "quick"])

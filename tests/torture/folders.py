@@ -132,14 +132,16 @@ def trial(rng: random.Random, number: int) -> Failure | None:
         if place == "queue":
             queue(cwd)
         said = ""
+        program, words = rng.choice(PLACES[place])
         for _ in range(rng.choice([1, 1, 2])):
             paths = sorted(
                 path for path in (cwd / place).rglob("*") if not path.is_symlink() and (path.is_dir() or path.is_file())
             )
+            if "output_dir=RUN" in words:  # a user names this folder, which may be a link then
+                paths = [path for path in paths if path.is_file()]
             path = rng.choice([*paths, cwd / place])
             if path != cwd / place and not (away / path.name).exists():
                 said += f"{path.relative_to(cwd)}: {replaced(rng, path, away)}\n"
-        program, words = rng.choice(PLACES[place])
         run = min(path.name for path in (prepared() / "sweep").iterdir() if path.is_dir())
         words = [word.replace("RUN", f"sweep/{run}") for word in words]
         before = outside(Path(scratch), cwd)
