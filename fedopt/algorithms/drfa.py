@@ -1,12 +1,13 @@
 """DRFA and AFL: federated learning that is fair to every mixture of the clients, min_x max_lambda sum_i lambda_i f_i(x), lambda in
 the simplex [Deng, Kamani & Mahdavi 2020; Mohri, Sivek & Suresh 2019].
 
-The steps were read in the public code FedTorch, whose decay and floor of lambda are left out. The weights of the kept points are
-derived here. The paper, from memory and not compared, draws the cohort by lambda and takes plain means.
+The steps were read in the public code FedTorch, whose decay and floor of lambda are left out, and which draws cohorts uniformly.
+That S is drawn by lambda is from memory of the paper, and read in another public code. The weights of the kept points in a uniform
+cohort are derived here.
 
 Notation
     lambda_i    the weight of client i; lambda lives on the server, and starts as the problem's weights
-    S, U        who takes part in the first and in the second exchange
+    S, U        who takes part in the first exchange, by draws with replacement, and in the second one
     k           the local steps after which a client keeps its point, one number for all clients
     M           the number of clients
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
@@ -41,16 +43,20 @@ class State(NamedTuple):
 class Drfa:
     """eta, gamma_l: steps of x and of lambda; tau: local steps; B: examples of a batch, None for all that a client has.
 
+    sampling: S is drawn by lambda, and means are plain, over the draws; or uniform, and client i's change has the weight
+        lambda_i M / |S|: their sum in a cohort is not 1, so that x diverges where clients are unlike; or normalised, uniform with
+        lambda_i over its sum in S. With everyone all have the weights lambda.
     losses: of the kept points in a second exchange (DRFA), or of each client's last local batch, before the step on it (AFL).
     k: local steps before a point is kept, at most tau; None: drawn uniformly in every round, from 1..tau, and from 0..tau-2 where
         kept=public.
-    kept: the mean of the kept points, weighted by lambda as the local steps are, or plain, as in the public code.
+    kept: the mean of the kept points, weighted as the local steps are, or plain, as in the public code.
     """
 
     eta: Schedule
     gamma_l: Schedule
     tau: PositiveInt
     B: PositiveInt | None
+    sampling: Literal["lambda", "uniform", "normalised"]
     losses: Literal["kept", "last"]
     k: NonNegativeInt | None
     kept: Literal["weighted", "public"]
@@ -60,6 +66,8 @@ class Drfa:
     def __post_init__(self) -> None:
         if self.k is not None and self.k > self.tau:
             raise ValueError(f"k must be at most tau, {self.tau}, and is {self.k}")
+        if self.kept == "public" and self.sampling == "lambda":
+            raise ValueError("kept=public does not go with sampling=lambda, whose means over draws are plain ones")
         if self.k is None and self.kept == "public" and self.tau == 1:
             raise ValueError("kept=public draws k from 0..tau-2: tau must be 2 or more, or k a number")
 
@@ -69,7 +77,8 @@ class Drfa:
 
     def step(self, s: State, problem: Minimisation, fed: Round) -> State:
         eta, k, of_kept = self.eta(fed.r), self._k(fed), self.losses == "kept"
-        S, mixture = fed.cohort(), s.mixture.tensor()[:, 0]
+        mixture = s.mixture.tensor()[:, 0]
+        S, weights = self._cohort(mixture, fed)
 
         def local_steps(client: Client, x: Tensor) -> Tensors:
             def step(carry: Tensors, xi: Any, number: int) -> Tensors:
@@ -81,8 +90,6 @@ class Drfa:
             x_i, kept = client.scan("local", step, (x, x if of_kept else x.new_zeros(())), lambda number: number)
             return x_i - x, kept - x if of_kept else kept
 
-        weights = mixture[S].double() * (problem.clients / len(S))  # on the device, which waits for nobody
-
         def mean_changes(answers: Tensors, _: Tensor) -> Tensors:
             changes, kept = answers
             if not of_kept:
@@ -93,13 +100,23 @@ class Drfa:
         change, kept = fed.exchange(local_steps, s.x, S, combine=mean_changes, local=local)
         if of_kept:
             S, kept = self._losses(s.x + kept, fed)
-        gain = self.gamma_l(fed.r) * (self.tau if of_kept else 1) * problem.clients / len(S)
+        gain = self.gamma_l(fed.r) * (self.tau * problem.clients / len(S) if of_kept else 1)
         mixture = mixture.clone()
         mixture[S] += gain * kept
         return State(s.x + change, Memory(simplex(mixture)[:, None].unbind()))
 
     def output(self, s: State) -> Tensors:
         return (s.x,)
+
+    def _cohort(self, mixture: Tensor, fed: Round) -> tuple[np.ndarray, Tensor]:
+        """S, and the weights of its clients' changes."""
+        if self.sampling == "lambda":
+            S, shares = fed.drawn(mixture.double().cpu().numpy())
+            return S, mixture.new_tensor(shares, dtype=torch.float64)
+        S = fed.cohort()
+        weights = mixture[S].double()
+        total = weights.sum().clamp(min=1e-300) if self.sampling == "normalised" else len(S) / len(mixture)
+        return S, weights / total
 
     def _k(self, fed: Round) -> int:
         """The local steps before a point is kept: before the kth step, k = 1..tau-1, is after 0..tau-2 steps."""

@@ -110,6 +110,26 @@ class Round:
             return self.everyone()
         number = next(self._cohorts)
         chosen = np.sort(self.rng(Purpose.COHORT, number).choice(self.problem.clients, self.cohort_size, replace=False))
+        return self._present(chosen, number)
+
+    def drawn(self, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the clients that take part, by `cohort_size` draws with replacement, and their shares of the draws.
+
+        Where the cohort is everyone, nothing is drawn, and the shares are the probabilities. Shares of those that do not drop
+        out have the sum 1, or are all 0.
+
+        Args:
+            probabilities: ``[M]``, with the sum 1.
+        """
+        shares, number = probabilities / probabilities.sum(), next(self._cohorts)
+        if self.cohort_size < len(shares):
+            shares = self.rng(Purpose.COHORT, number).multinomial(self.cohort_size, shares) / self.cohort_size
+        chosen = self.everyone() if self.cohort_size == len(shares) else np.flatnonzero(shares)
+        present = self._present(chosen, number)
+        return present, shares[present] / (shares[present].sum() or 1)
+
+    def _present(self, chosen: np.ndarray, number: int) -> np.ndarray:
+        """Those of a cohort that do not drop out, at least one."""
         dropout = self.participation.dropout
         if not dropout:
             return chosen

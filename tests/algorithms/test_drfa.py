@@ -46,7 +46,8 @@ class Parabolas(Minimisation):
 
 def round_of(problem, step=0.1, tau=1, k=1, kept="weighted"):
     """(x, lambda_1) of two clients to the next, where both steps are the same."""
-    drfa = Drfa(Constant(step), Constant(step), tau, None, "kept", k, kept)
+    sampling = "uniform" if kept == "public" else "lambda"  # with everyone both have the weights lambda
+    drfa = Drfa(Constant(step), Constant(step), tau, None, sampling, "kept", k, kept)
     federation = Federation(problem, Vectorised(), 0)
 
     def next_point(point):
@@ -127,14 +128,21 @@ def onto_the_simplex(v):
 
 
 @pytest.mark.parametrize(
-    ("algo", "kept", "tau"),
-    [("drfa", "weighted", 3), ("drfa", "public", 3), ("drfa", "weighted", 1), ("afl", "weighted", 2)],
+    ("algo", "sampling", "kept", "tau"),
+    [
+        ("drfa", "lambda", "weighted", 3),
+        ("drfa", "lambda", "weighted", 1),
+        ("drfa", "uniform", "weighted", 3),
+        ("drfa", "uniform", "public", 3),
+        ("afl", "normalised", "weighted", 2),
+        ("afl", "lambda", "weighted", 2),
+    ],
 )
-def test_golden_numbers(algo, kept, tau):
+def test_golden_numbers(algo, sampling, kept, tau):
     """Cohorts of 3 out of 6, another one for the losses, full batches, five rounds."""
     eta, gamma_l = 0.2, 0.1
-    steps_and_form = [f"algo.eta={eta}", f"algo.gamma_l={gamma_l}", f"algo.tau={tau}", f"algo.kept={kept}"]
-    e = experiment(algo, *steps_and_form, "algo.B=null")
+    values = {"eta": eta, "gamma_l": gamma_l, "tau": tau, "kept": kept, "sampling": sampling, "B": "null"}
+    e = experiment(algo, *(f"algo.{key}={value}" for key, value in values.items()))
     data, n = [examples(e.problem.train, rows) for rows in e.problem.splits["train"]], e.problem.sizes()
     x, mixture, drawn = e.problem.start()[0].numpy(), n / n.sum(), set()
     for r, state in enumerate(steps(e, 5)[1:]):
@@ -142,15 +150,23 @@ def test_golden_numbers(algo, kept, tau):
         low, high = (0, tau - 1) if kept == "public" else (1, tau + 1)
         k = int(fed.rng(Purpose.ESTIMATOR).integers(low, high))
         drawn.add(k)
-        S, change, x_s, losses = fed.cohort(), 0, x, np.zeros(6)
+        if sampling == "lambda":
+            counts = fed.rng(Purpose.COHORT).multinomial(3, mixture / mixture.sum())
+            S, weight = np.flatnonzero(counts), counts / 3
+        else:
+            S = fed.cohort()
+            weight = mixture / mixture[S].sum() if sampling == "normalised" else mixture * 6 / 3
+        change, x_s, losses = 0, x, np.zeros(6)
         for i in S:
-            w, path = mixture[i] * 6 / 3, [x]
+            w, path = weight[i], [x]
             for _ in range(tau):
                 path.append(path[-1] - eta * gradient(path[-1], *data[i]))
             change = change + w * (path[-1] - x)
             x_s = x_s + (1 / 3 if kept == "public" else w) * (path[k] - x)
-            losses[i] = 2 * loss(path[-2], *data[i])
+            losses[i] = loss(path[-2], *data[i])
         if algo == "drfa":
+            if sampling == "lambda":
+                fed.cohort()  # the number of a draw counts
             U = fed.cohort()
             losses = np.array([tau * 2 * loss(x_s, *data[i]) if i in U else 0 for i in range(6)])
         mixture = onto_the_simplex(mixture + gamma_l * losses)
@@ -162,18 +178,55 @@ def test_golden_numbers(algo, kept, tau):
 
 
 @pytest.mark.parametrize(("algo", "exchanges", "down", "up"), [("drfa", 2, 2, 2), ("afl", 1, 1, 1)])
-def test_what_is_sent(algo, exchanges, down, up):
-    """A point each way, of DRFA two points up, and down again for the losses, each of one number."""
-    e = experiment(algo)
+@pytest.mark.parametrize("sampling", ["lambda", "normalised"])
+def test_what_is_sent(algo, sampling, exchanges, down, up):
+    """A point each way, of DRFA two points up, and down again for the losses, each of one number. Nobody is asked twice."""
+    e = experiment(algo, f"algo.sampling={sampling}")
     steps(e, 1)
-    d, ledger = 8 * len(e.problem.start()[0]), e.federation.ledger
+    fed, d, ledger = e.federation.at(0), 8 * len(e.problem.start()[0]), e.federation.ledger
+    S = len(fed.drawn(e.problem.weights)[0] if sampling == "lambda" else fed.cohort())
+    U = len(fed.cohort()) if algo == "drfa" else 0
     assert ledger.comm_rounds == exchanges
-    assert ledger.down.sum() == 3 * down * d
-    assert ledger.up.sum() == 3 * (up * d + 8)
+    assert ledger.down.sum() == (S + U) * d
+    assert ledger.up.sum() == S * up * d + 8 * (U or S)
+
+
+def test_draws_by_lambda():
+    """Shares of draws with replacement, whose mean is lambda; everyone, with lambda, where the cohort is everyone."""
+    e, mixture = experiment("drfa"), np.array([0.5, 0.3, 0.2, 0, 0, 0])
+    shares = np.zeros(6)
+    for r in range(2000):
+        S, of_draws = e.federation.at(r).drawn(mixture)
+        np.testing.assert_allclose(of_draws.sum(), 1)
+        np.testing.assert_allclose(3 * of_draws, np.round(3 * of_draws))
+        shares[S] += of_draws / 2000
+    np.testing.assert_allclose(shares, mixture, atol=0.03)
+    S, of_draws = experiment("drfa", "participation.cohort=6").federation.at(0).drawn(mixture)
+    assert (S == np.arange(6)).all()
+    assert (of_draws == mixture).all()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("algo", ["drfa", "afl"])
+def test_small_cohorts_of_unlike_clients_do_not_diverge(algo):
+    """One class of digits a client, two of twenty take part: uniform cohorts with weights lambda_i M / |S| end above 5 and 100."""
+    words = ["dataset=digits", "problem.model=linear", "partitioner=q_heterogeneity", "partitioner.q=1.0"]
+    words += ["partitioner.clients=20", "participation.cohort=2"]
+    before, *_, after = (
+        e.problem.evaluate(state.x)["train_loss"]
+        for e in [small(algo, "classification", *words)]
+        for state in steps(e, 120)
+    )
+    assert after < 0.6 < 2 < before
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), [(["algo.k=6"], "k must be"), (["algo.tau=1", "algo.kept=public"], "tau must be")]
+    ("words", "says"),
+    [
+        (["algo.k=6"], "k must be"),
+        (["algo.tau=1", "algo.kept=public", "algo.sampling=uniform"], "tau must be"),
+        (["algo.kept=public"], "kept=public does not go with sampling=lambda"),
+    ],
 )
 def test_steps_that_are_not_there(words, says):
     with pytest.raises(UserError, match=says):
