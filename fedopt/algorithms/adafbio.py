@@ -73,7 +73,7 @@ class Adaptive:
             ("c1 * eta_0^2", self.c1 * eta**2),
             ("c2 * eta_0^2", self.c2 * eta**2),
         ):
-            if share > 1:
+            if share > 1 + 1e-12:
                 raise ValueError(f"{name} must be at most 1, and is {share:g} with eta_0 = {eta:g}")
 
     def eta(self, t: int) -> float:

@@ -1,27 +1,31 @@
 """Anchored local descent-ascent: local steps whose drift a common anchor corrects.
 
 FedGDA-GT [Sun & Wei 2022] and CD-MAGE-MB, CD-MAGE-VR and Catalyst-SCAFFOLD-S of the public code `federated-minimax` were read in
-public code, FedGDA-GT in that of others (`ProxSkipVIP`). SAGDA [Yang et al. 2022] is from memory of the paper, not compared.
+public code, FedGDA-GT in that of others (`ProxSkipVIP`). SAGDA [Yang et al. 2022] and both of its corrections are from memory of
+the paper, not compared.
 
 Notation
     w, u      (x, y) of the server, and of a client in its local steps
     F_i       (grad_x f_i, -grad_y f_i)
     q         the anchor, an estimate of F(w) = mean F_i(w): of this round's clients, or by STORM of all rounds
+    v_i       F_i(w) on the sample of client i's part of the anchor
     w_s       (x, y) at the start of the stage [Catalyst]
     S, S'     who takes part in the exchange of anchors, and in that of local steps
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
 from pydantic import NonNegativeFloat, PositiveInt
 
 from fedopt.algorithms.directions import descend
-from fedopt.algorithms.minimax_field import field
+from fedopt.algorithms.minimax_field import field, parts
 from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
+from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimax
 from fedopt.randomness import Purpose
@@ -43,6 +47,8 @@ class AnchoredGda:
     K, steps: local steps, K of them or, in each round, a geometric number with mean K, the same for all clients.
     a: weight of the newest gradients in the anchor, from 1 on without those of earlier rounds.
     anchor: S is everyone, S' or another cohort.
+    correction: local steps go along F_i(u; b) - F_i(w; b) + q on the same sample; or along F_i(u; b) - v_i + q with v_i kept, which
+        averages the noise of q out over the K steps, and saves a gradient in each.
     B, B_anchor: examples of a local step and of the anchor, None for all that a client has.
     lam, stage: local steps are drawn to w_s by lam (u - w_s), and a stage has so many rounds.
     """
@@ -55,12 +61,17 @@ class AnchoredGda:
     steps: Literal["fixed", "geometric"]
     a: Schedule
     anchor: Literal["all", "cohort", "another"]
+    correction: Literal["sample", "kept"]
     B: PositiveInt | None
     B_anchor: PositiveInt | None
     lam: NonNegativeFloat
     stage: PositiveInt
 
     solves: ClassVar = (Minimax,)
+
+    def __post_init__(self) -> None:
+        if self.correction == "kept" and self.anchor == "another":
+            raise ValueError("correction=kept needs anchor=cohort or all: other clients have kept no gradient")
 
     def init(self, problem: Minimax) -> State:
         w = Vectors(problem.start())
@@ -70,31 +81,35 @@ class AnchoredGda:
         eta, lam = (self.eta_x(fed.r), self.eta_y(fed.r)), self.lam
         a = min(self.a(fed.r), 1.0) if fed.r else 1.0  # there is no earlier round
         exact = self.B is None and not problem.random  # then F_i(w; b) is the same in all local steps
+        kept = self.correction == "kept"
         w_s = s.w if fed.r % self.stage == 0 else s.w_s
 
-        def gradients(client: Client, message: tuple[Vectors, ...]) -> tuple[Vectors, ...]:
+        def gradients(client: Client, message: tuple[Vectors, ...]) -> Any:
             b = client.sample("anchor")
-            return tuple(field(client, w, b) for w in message)
+            F = tuple(field(client, w, b) for w in message)
+            return F, torch.cat(F[0])
 
-        def local_steps(client: Client, message: tuple[Vectors, ...]) -> Vectors:
+        def local_steps(client: Client, message: tuple[Vectors, ...]) -> Any:
             w, q, *stage = message
-            u, anchor = w, None if exact else w
-            if exact:
-                q = q - field(client, w, client.sample("local"))
+            u, anchor = w, None if exact or kept else w
+            if exact or kept:
+                q = q - (parts(client.memory, w) if kept else field(client, w, client.sample("local")))
             for b in client.steps("local"):
                 plus = q + lam * (u - stage[0]) if stage else q
                 u = descend(client, u, field(client, u, b, plus, anchor), eta)  # u - eta (F_i(u; b) - F_i(w; b) + q)
-            return u
+            return u, client.memory
 
         S_local = fed.cohort()
         S = {"all": fed.everyone, "cohort": lambda: S_local, "another": fed.cohort}[self.anchor]()
         points = (s.w,) if a == 1 else (s.w, s.w_prev)
-        q, *F_prev = fed.exchange(gradients, points, S, anchor=Steps(1, self.B_anchor))
+        v = Memory([torch.cat(0 * s.w)] * problem.clients)
+        (q, *F_prev), v = fed.exchange(gradients, points, S, memory=v, anchor=Steps(1, self.B_anchor))
         if F_prev:
             q = q + (1 - a) * (s.q - F_prev[0])  # STORM
 
         K = self.K if self.steps == "fixed" else int(fed.rng(Purpose.COIN).geometric(1 / self.K))
-        mean = fed.exchange(local_steps, (s.w, q, w_s) if lam else (s.w, q), S_local, local=Steps(K, self.B))
+        message = (s.w, q, w_s) if lam else (s.w, q)
+        mean, _ = fed.exchange(local_steps, message, S_local, memory=v, local=Steps(K, self.B))
         return State(descend(problem, s.w, s.w - mean, (self.gamma_x(fed.r), self.gamma_y(fed.r))), s.w, q, w_s)
 
     def output(self, s: State) -> Vectors:

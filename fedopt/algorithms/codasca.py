@@ -29,11 +29,11 @@ from fedopt.problems.classes import Minimax
 
 
 class State(NamedTuple):
-    """x_mean: of the stage so far. memory: c_i of each client. c, memory: () in CODA+."""
+    """w_mean: of the stage so far. memory: c_i of each client. c, memory: () in CODA+."""
 
     w: Vectors
     x_s: Tensor
-    x_mean: Tensor
+    w_mean: Vectors
     c: Any
     memory: Any
 
@@ -45,6 +45,7 @@ class Codasca:
     K: local steps; B: examples of a step, None for all that a client has.
     stage, decay: the rounds of a stage, and what the steps are divided by from one to the next.
     stage_point: x_s is the last x, or the mean of the x of the last stage's rounds.
+    restart: a stage starts at that point, of x and of y (the paper, from memory), or only draws to it (the authors' code).
     lam: weight of the term lam (u_x - x_s).
     control: no control variates (CODA+), or c_i is the mean of the local gradients G_k or, as in SCAFFOLD, comes from iterates.
     """
@@ -57,6 +58,7 @@ class Codasca:
     stage: PositiveInt
     decay: Annotated[float, Field(ge=1)]
     stage_point: Literal["last", "mean"]
+    restart: bool
     lam: NonNegativeFloat
     control: Literal["none", "gradients", "iterates"]
 
@@ -69,8 +71,8 @@ class Codasca:
     def init(self, problem: Minimax) -> State:
         w = Vectors(problem.start())
         if self.control == "none":
-            return State(w, w[0], w[0], (), ())
-        return State(w, w[0], w[0], 0 * w, Memory([torch.cat(0 * w)] * problem.clients))
+            return State(w, w[0], w, (), ())
+        return State(w, w[0], w, 0 * w, Memory([torch.cat(0 * w)] * problem.clients))
 
     def step(self, s: State, problem: Minimax, fed: Round) -> State:
         number, place = divmod(fed.r, self.stage)
@@ -99,10 +101,12 @@ class Codasca:
         else:
             (mean, dc), memory = fed.exchange(local_steps, message, S, memory=s.memory, local=draws)
             c = s.c + float(problem.weights[S].sum()) * dc
-        x, _ = w = descend(problem, s.w, s.w - mean, (self.gamma(fed.r),) * 2)  # w + gamma (mean u - w)
-        x_mean = s.x_mean + (x - s.x_mean) / (place + 1)
-        ends = place + 1 == self.stage
-        return State(w, (x if self.stage_point == "last" else x_mean) if ends else s.x_s, x_mean, c, memory)
+        w = descend(problem, s.w, s.w - mean, (self.gamma(fed.r),) * 2)  # w + gamma (mean u - w)
+        w_mean = s.w_mean + 1 / (place + 1) * (w - s.w_mean)
+        if place + 1 < self.stage:
+            return State(w, s.x_s, w_mean, c, memory)
+        point = w if self.stage_point == "last" else w_mean
+        return State(point if self.restart else w, point[0], w_mean, c, memory)
 
     def output(self, s: State) -> Vectors:
         return s.w

@@ -41,7 +41,7 @@ class EAiPOD(FedOut):
     """alpha, beta: steps of x and y. S: inner steps of a round; p: the probability of a mean after each.
 
     B: examples of an inner step; B_out: for all that the outer part evaluates; None for all that a client has.
-    tau_out, N, l, inverse: of the outer part, as in FedNest.
+    tau_out, N, l, inverse: of the outer part, as in FedNest; where tau_out is one step, the server takes it.
     own_head: True lets the outer part take each client's own y_i, as the authors' code does, in place of ybar.
     """
 
@@ -58,7 +58,7 @@ class EAiPOD(FedOut):
     own_head: bool
 
     solves: ClassVar = (Bilevel,)
-    cohorts, divided = "one", False  # of FedOut
+    outer, cohorts, divided = "server", "one", False  # of FedOut
 
     def __post_init__(self) -> None:
         if 0 in values(self.beta):

@@ -58,7 +58,7 @@ class FedBiOAcc:
     def __post_init__(self) -> None:
         largest = self.alpha(0)
         for name, c in (("c_x", self.c_x), ("c_y", self.c_y), ("c_u", self.c_u)):
-            if c * largest**2 > 1:
+            if c * largest**2 > 1 + 1e-12:
                 raise ValueError(f"{name} * alpha_0^2 must be at most 1, and is {c:g} * {largest:g}^2")
 
     def alpha(self, t: int) -> float:

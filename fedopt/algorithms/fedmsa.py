@@ -41,9 +41,11 @@ class State(NamedTuple):
 class FedMSA:
     """alpha, beta: steps of x and of the z^n (one for all n, or a list of N); rho: momentum.
 
-    K: local steps, the most of them where clients are uneven.
+    K: local steps, the most of them where clients are uneven. With K = 1 and even clients the server
+        takes the step, and there is one exchange.
     B: examples of each sample; None for all that a client has.
-    anchor: who takes part in lines 5 to 8, all clients (the paper) or a cohort of its own.
+    anchor: who takes part in lines 5 to 8, all clients (the paper) or a cohort of its own, as it is
+        where the server takes the step.
     warm_up: rounds at the start in which only Z moves, towards its solution at the first x; 0 in the paper.
     damping: lambda in S_v = (grad^2_ww g + lambda I) v - grad_w f, 0 in the paper.
     iterate: the output, the last iterate or the uniformly random one of the theorem.
@@ -79,9 +81,9 @@ class FedMSA:
         def F(client: Client, u: Vectors, xi: list[Any]) -> Vectors:
             return bilevel_maps(client, u, xi[0], self.damping) if bilevel else chain_maps(client, u, xi)
 
-        def moved(client: Client, u: Vectors, d: Vectors) -> Vectors:
+        def moved(space: Any, u: Vectors, d: Vectors) -> Vectors:
             if bilevel:
-                return descend(client, u, d, step_sizes)  # w stays in Y of a minimax problem
+                return descend(space, u, d, step_sizes)  # w stays in Y of a minimax problem
             return Vectors(u_n.sub(d_n, alpha=alpha) for u_n, d_n, alpha in zip(u, d, step_sizes, strict=True))
 
         def directions(client: Client, message: tuple[Vectors, ...]) -> Vectors:  # eq. 5, but for (1 - rho) d_{r-1}
@@ -114,13 +116,18 @@ class FedMSA:
         # h_r = mean p^m(u_r; xi) + (1 - rho_r) (h_{r-1} - mean p^m(u_{r-1}; xi)), likewise q_r [eq. 5]. With the full data of all
         # clients, and no dropout, h_{r-1} is that mean exactly, and the bracket is left out.
         samples = 1 if bilevel else len(problem.dims)  # type: ignore[union-attr]
-        S = fed.everyone() if self.anchor == "all" else fed.cohort()
-        exact = self.B is None and not problem.random and (self.anchor == "all" or fed.complete)
+        of_server = self.K == 1 and not fed.participation.uneven  # it knows u and d, and so the one step
+        of_all = self.anchor == "all" and not of_server
+        S = fed.everyone() if of_all else fed.cohort()
+        exact = self.B is None and not problem.random and (of_all or fed.complete)
         message = (s.u,) if exact or rho == 1 else (s.u, s.u_prev)
         d = fed.exchange(directions, message, S, xi=Steps(1, self.B, samples))
         d = d if exact or rho == 1 else d + (1 - rho) * s.d
 
         replace, k_drawn = self._drawn(fed, K)
+        if of_server:
+            u = moved(problem, s.u, d)
+            return State(u, s.u, d, u if replace else s.u_drawn)
         sampled = Steps(lambda clients: np.maximum(work(clients) - 1, 0), self.B, samples)
         u, drawn = fed.exchange(local_steps, (s.u, d), fed.cohort(), xi=sampled, K=Steps(work))
         return State(u, s.u, d, drawn if replace and drawn else s.u_drawn)

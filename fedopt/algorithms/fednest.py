@@ -23,7 +23,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.algorithms.vectors import Tensors
-from fedopt.config.schedules import LocalWork, Schedule
+from fedopt.config.schedules import Fixed, LocalWork, Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.inverse import Inverse, conjugate_gradients, neumann_sum, neumann_term
@@ -46,6 +46,7 @@ class FedOut:
     B_out: int | None
     N: int
     l: float
+    outer: str
     inverse: str
     cohorts: str
     divided: bool
@@ -74,6 +75,8 @@ class FedOut:
         S = fed.cohort()
         p = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
         h = fed.exchange(h_i, (x, y, *p), S, anchor=Steps(1, self.B_out))
+        if self.outer == "server" and self.tau_out == Fixed(1) and not fed.participation.uneven:
+            return moved(x, h, self.alpha(fed.r))
         outer = fed.local(self.tau_out, self.B_out, split=problem.f_split)
         return fed.exchange(local_steps, (x, y, h), S, outer=outer)
 
@@ -124,7 +127,8 @@ class FedNest(FedOut):
     tau_in, tau_out: local inner and outer work, in steps or in epochs, the most of it where clients are uneven.
     N: terms of the Neumann series, or steps of conjugate gradients; 1/l: the Neumann step.
     B: examples for an inner step; B_anchor: for q; B_out: for all that the outer part evaluates; None for all a client has.
-    inner, outer: svrg (FedInn, FedOut) or sgd (LFedInn, LFedOut).
+    inner, outer: svrg (FedInn, FedOut) or sgd (LFedInn, LFedOut); outer=server is svrg, whose only step, where tau_out is one, the
+        server takes without an exchange.
     anchor: who computes q, the cohort or all clients.
     inverse: randomised, one term of the series (the paper's); truncated, the sum of the first N + 1; cg, conjugate gradients, which
         need one H in all products: so with cohorts=one and B_out=None.
@@ -145,7 +149,7 @@ class FedNest(FedOut):
     N: PositiveInt
     l: PositiveFloat
     inner: Literal["svrg", "sgd"]
-    outer: Literal["svrg", "sgd"]
+    outer: Literal["svrg", "sgd", "server"]
     anchor: Literal["cohort", "all"]
     inverse: Literal["randomised", "truncated", "cg"]
     cohorts: Literal["fresh", "one"]
@@ -169,7 +173,7 @@ class FedNest(FedOut):
             return State(*self.lfednest_non_alt(x, y, problem, fed))
         for _ in range(self.T if problem.nested else 0):
             y = self.fed_inn(x, y, problem, fed) if self.inner == "svrg" else self.lfed_inn(x, y, problem, fed)
-        x = self.fed_out(x, y, problem, fed) if self.outer == "svrg" else self.lfed_out(x, y, problem, fed)
+        x = self.lfed_out(x, y, problem, fed) if self.outer == "sgd" else self.fed_out(x, y, problem, fed)
         return State(x, y)
 
     def output(self, s: State) -> Tensors:

@@ -13,23 +13,20 @@ Notation
 """
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor
 
 from fedopt.algorithms.chain import chain
 from fedopt.algorithms.vectors import Tensors
-from fedopt.config.schedules import Schedule
+from fedopt.config.schedules import Constant, Schedule, values
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import LocalCompositional
-
-Weight = Annotated[float, Field(gt=0, le=1)]
 
 
 class State(NamedTuple):
@@ -49,38 +46,46 @@ class LocalScgd:
 
     I: local steps; B: examples of each sample, None for all that a client has.
     share_u: whether u is averaged with x and m, or each client keeps its own.
+    at: whether the gradient is taken at the new u, or at the u before this step's estimate.
     order: whether a step first estimates u and m and then moves x, or first moves x; then the first round has the estimates at the
         start alone.
     """
 
     eta: Schedule
-    alpha: Weight
-    beta: Weight
+    alpha: Schedule
+    beta: Schedule
     I: PositiveInt
     B: PositiveInt | None
     share_u: bool
+    at: Literal["new", "old"]
     order: Literal["estimate_first", "step_first"]
 
     solves: ClassVar = (LocalCompositional,)
 
+    def __post_init__(self) -> None:
+        for name, weights in (("alpha", values(self.alpha)), ("beta", values(self.beta))):
+            if not 0 < min(weights) <= max(weights) <= 1:
+                raise ValueError(f"{name} must be above 0 and at most 1, as the weight of a mean")
+
     def init(self, problem: LocalCompositional) -> State:
         (x,) = problem.start()
         u = tuple(x.new_zeros(d) for d in problem.dims[1:])
-        m = (0 * x,) if self.beta < 1 or self.order == "step_first" else ()
+        m = (0 * x,) if self.beta != Constant(1) or self.order == "step_first" else ()
         return State(x, m, u, ()) if self.share_u else State(x, m, (), Memory([torch.cat(u)] * problem.clients))
 
     def step(self, s: State, problem: LocalCompositional, fed: Round) -> State:
         eta, step_first, sizes, share_u = self.eta(fed.r), self.order == "step_first", problem.dims[1:], self.share_u
-        first, momentum = fed.r == 0, bool(s.m)
+        first, momentum, alpha, beta, old = fed.r == 0, bool(s.m), self.alpha(fed.r), self.beta(fed.r), self.at == "old"
 
         def local_steps(client: Client, message: tuple[Tensor, Tensors, Tensors]) -> Any:
             x, (*m_sent,), u = message
             m, u = m_sent[0] if m_sent else 0 * x, u if share_u else client.memory.split(sizes)
             for t, xi in enumerate(client.steps("xi")):
-                a, b = (1.0, 1.0) if first and t == 0 else (self.alpha, self.beta)
+                begins = first and t == 0
+                a, b = (1.0, 1.0) if begins else (alpha, beta)
                 if step_first:
                     x = x - eta * m  # m = 0 at the very first one
-                u, gradient = chain(client, x, xi, partial(mixed, a, u))
+                u, gradient = estimated(client, x, u, xi, a, old and not begins)
                 m = (1 - b) * m + b * gradient
                 if not step_first:
                     x = x - eta * m
@@ -99,6 +104,13 @@ class LocalScgd:
         return (s.x,)
 
 
-def mixed(a: float, u: Tensors, k: int, r: Tensor) -> Tensor:
-    """Return (1 - a) u^(k+1) + a r."""
-    return (1 - a) * u[k] + a * r
+def estimated(client: Client, x: Tensor, u: Tensors, xi: list[Any], a: float, old: bool) -> tuple[Tensors, Tensor]:
+    """Return u^k = (1 - a) u^k + a r^k, and the gradient at these, or at the old ones."""
+    new = list[Tensor]()
+
+    def follow(k: int, r: Tensor) -> Tensor:
+        new.append((1 - a) * u[k] + a * r)
+        return u[k] if old else new[k]
+
+    _, gradient = chain(client, x, xi, follow)
+    return tuple(new), gradient

@@ -40,8 +40,9 @@ class F2SA:
 
     lam: its first value. At a constant lam the limit is off by O(1 / lam). B: examples of a sample, None for all that a client has.
 
-    From memory of the paper, not compared. benchmark_bilevel, which was read, takes the gradients of f at s in place of y, and lets
-    lam eta_y grow like t^(1/7), so that it must diverge in the end.
+    From memory of the paper, not compared: there the step of x falls with the power 5/7. By default it is 4/7 here, as in
+    benchmark_bilevel. That code, which was read, takes the gradients of f at s in place of y, and lets lam eta_y grow like t^(1/7),
+    so that it must diverge in the end.
     """
 
     eta_x: Schedule

@@ -13,7 +13,7 @@ Notation
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import PositiveInt
@@ -67,7 +67,7 @@ def Dv(client: Client, z: Vectors) -> Tensor:
 
 
 class Averaged(NamedTuple):
-    """z; d: the momentum of Dx; point: (x_{t-1}, y_t, v_t), where Dx was last taken."""
+    """z; d: the momentum of Dx; point: where Dx was last taken, (x_{t-1}, y_t, v_t) with order=code."""
 
     z: Vectors
     d: Tensor
@@ -76,22 +76,27 @@ class Averaged(NamedTuple):
 
 @dataclass(frozen=True)
 class AlternatingSOBA(WarmStarted):
-    """One step of y, one of v at the new y, one of x at the new y and v.
+    """One step of y, one of v and one of x.
 
+    order: v moves at the new y, and x at the new y and v (code); or all move at the old point, x along the momentum so far, which
+        is 0 at first (paper). Then Dy, Dv and Dx are of one sample, and there is one exchange in place of three.
     rho: weight of the newest Dx in the momentum of x; 1 is none. In MA-SOBA d = rho Dx + (1 - rho) d, with 1 - rho as its beta.
     storm: whether the momentum is corrected by the change of Dx on the same sample, d = Dx + (1 - rho) (d - Dx at the last point),
         as in FSLA, whose eta is rho.
 
-    Both orders as read in public code: MA-SOBA's in that of MingruiLiu-ML-Lab, FSLA's in benchmark_bilevel. The papers from
-    memory, not compared. The first d is Dx.
+    order=code as read in public code: MA-SOBA's in that of MingruiLiu-ML-Lab, FSLA's in benchmark_bilevel. The papers, and so
+    order=paper, from memory, not compared. With order=code the first d is Dx.
     """
 
     rho: Schedule
     storm: bool
+    order: Literal["paper", "code"]
 
     def __post_init__(self) -> None:
         if self.rho(0) > 1:
             raise ValueError(f"rho must be at most 1, and is {self.rho(0):g}")
+        if self.storm and self.order == "paper":
+            raise ValueError("storm=true goes with order=code")
 
     def init(self, problem: Bilevel) -> Averaged:
         z = bilevel_start(problem)
@@ -99,6 +104,10 @@ class AlternatingSOBA(WarmStarted):
 
     def step(self, s: Averaged, problem: Bilevel, fed: Round) -> Averaged:
         r, S, xi = fed.r, fed.cohort(), Steps(1, self.B)
+        if self.order == "paper":
+            D = fed.exchange(lambda client, z: bilevel_maps(client, z, client.sample("xi")), s.z, S, xi=xi)
+            z = self.descended(s.z, Vectors((s.d, *D[1:])), problem, r)
+            return Averaged(z, self.rho(r) * D[0] + (1 - self.rho(r)) * s.d, s.z)
         keep = 1 - self.rho(r) if r else 0.0
         x, y, *v = s.z
         y = problem.project(y - self.eta_y(r) * fed.exchange(Dy, (x, y), S, xi=xi))

@@ -17,7 +17,7 @@ from fedopt.bench.suite import CURRENCIES, Result, Suite, Task, rows, tasks
 from fedopt.bench.trials import FIRST_SEED, STAGES
 from fedopt.comparing.recorded import Recorded
 from fedopt.comparing.tables import latex, markdown, print_table, write_table
-from fedopt.config.files import Folders, display_name
+from fedopt.config.files import Folders, certainty, display_name
 from fedopt.console.texts import markdown_cell, printable
 from fedopt.files.reading import read_json
 from fedopt.files.writing import write_atomically
@@ -61,7 +61,8 @@ def write(suite: Suite, chosen: Sequence[Task], place: Path) -> None:
         for currency in CURRENCIES:
             ranked, name = scores(on[on["currency"] == currency]), f"scores_{board.replace(' ', '_')}_{currency}"
             write_table(place / f"{name}.csv", ranked)
-            text.append(_table(place / f"{name}.tex", _ranked(ranked, currency), f"{heading}, by {NAMES[currency]}"))
+            shown = _ranked(ranked, currency, suite.folders)
+            text.append(_table(place / f"{name}.tex", shown, f"{heading}, by {NAMES[currency]}"))
     claims = [(task.name, claim) for task in chosen for claim in task.claims]
     text += ["## Claims that were registered", CLAIMS] * bool(claims)
     for currency in CURRENCIES:
@@ -99,11 +100,12 @@ def _table(path: Path, table: pd.DataFrame, caption: str) -> str:
     return markdown(shown)
 
 
-def _ranked(table: pd.DataFrame, currency: str) -> pd.DataFrame:
+def _ranked(table: pd.DataFrame, currency: str, folders: Folders) -> pd.DataFrame:
     """The scores of a board in one currency, with their bands and ranks as texts."""
     return pd.DataFrame(
         {
             f"by {NAMES[currency]}": table["method"],
+            "certainty": [certainty(method, folders) for method in table["method"]],
             "score": table["score"],
             "band": [f"{low:.3f} to {high:.3f}" for low, high in zip(table["low"], table["high"], strict=True)],
             "tasks": table["tasks"],
@@ -134,6 +136,7 @@ def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFram
     kinds = [kind for kind in ("report", "twin", "default", "tuned") if kind in {*hits["kind"]}]
     by, worths = ["currency", "method"], hits.assign(worth=worth(hits["cost"]))
     values = worths.pivot_table(index=by, columns="kind", values="worth")[kinds].map("{:.3f}".format)
+    values.insert(0, "certainty", [certainty(method, suite.folders) for _, method in values.index])
     goals = hits[hits["kind"] == "report"].groupby([*by, "target"])["cost"].agg(_reached).unstack()
     best = [
         {"currency": currency, "method": result.search.algo, "trial": trial.number}

@@ -20,6 +20,7 @@ from fedopt.config.files import (
     GROUPS,
     ROLE,
     Folders,
+    certainty,
     chain,
     class_path,
     comments,
@@ -136,6 +137,7 @@ def show_list(arguments: list[str]) -> None:
     topics = [*TOPICS, *OTHER_TOPICS]
     parser.add_argument("topic", nargs="?", metavar="TOPIC", help=", ".join(topics))
     parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[], help="a folder of yours")
+    parser.add_argument("--long", action="store_true", help="algorithms with how certain their equations are")
     given = parser.parse_args(arguments)
     check_folders(tuple(given.folders))
     counts = {topic: f"{len(options(group, given.folders))}, with {group}=NAME" for topic, group in TOPICS.items()}
@@ -154,6 +156,8 @@ def show_list(arguments: list[str]) -> None:
         show_keys([], given.folders)
     else:
         titles = {name: title(TOPICS[topic], name, given.folders) for name in options(TOPICS[topic], given.folders)}
+        if given.long and TOPICS[topic] == "algo":
+            titles = {name: f"{text}; {certainty(name, given.folders) or '-'}" for name, text in titles.items()}
         if TOPICS[topic] in ("algo", "problem"):
             _by_class(TOPICS[topic], titles, given.folders)
         else:

@@ -15,6 +15,8 @@ from fedopt.files.reading import Loader, config_text
 _inside, _beside = Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout
 ROLE = re.compile(r"; tuned (?:as a|in) (.+)$")  # ends the comment beside a key: what `fedopt-tune` takes it for
+# How certain a method's equations are: the second comment of its file, before further words
+CERTAIN = ("compared with code", "compared with text", "from memory", "from others' notes", "own")
 GROUPS = ("algo", "problem", "dataset", "partitioner", "hardware", "logger", "experiment")
 
 Folders = Iterable[str | Path]  # config folders besides fedopt's
@@ -44,10 +46,20 @@ def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
 
 
 def title(group: str, option: str, folders: Folders = ()) -> str:
-    """The first comment at the head of an option's file."""
-    head = text_of(file_of(group, option, folders)).split("\n")[:3]
-    said = (line[2:] for line in head if line.startswith("# "))
-    return next((text for text in said if not re.match(r"@package|yaml-language-server|\S+\.yaml$", text)), "")
+    """Return the first comment at the head of an option's file."""
+    return (_head(group, option, folders) or [""])[0]
+
+
+def certainty(algo: str, folders: Folders = ()) -> str:
+    """Return how certain a method's equations are, by the comment below its title, empty where no file of these folders says it."""
+    said = _head("algo", algo, folders) if algo in options("algo", folders) else []
+    return next((label for line in said if (label := line.partition(";")[0]) in CERTAIN), "")
+
+
+def _head(group: str, option: str, folders: Folders) -> list[str]:
+    """Return the comments at the head of an option's file that say something."""
+    said = (line[2:] for line in text_of(file_of(group, option, folders)).split("\n")[:4] if line.startswith("# "))
+    return [text for text in said if not re.match(r"@package|yaml-language-server|\S+\.yaml$", text)]
 
 
 def display_name(algo: str, folders: Folders = ()) -> str:

@@ -115,8 +115,8 @@ class Round:
     def drawn(self, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the clients that take part, by `cohort_size` draws with replacement, and their shares of the draws.
 
-        Where the cohort is everyone, nothing is drawn, and the shares are the probabilities. Shares of those that do not drop
-        out have the sum 1, or are all 0.
+        Where the cohort is everyone, nothing is drawn, and the shares are the probabilities. The shares of those who do not
+        drop out have the sum 1.
 
         Args:
             probabilities: ``[M]``, with the sum 1.
@@ -124,9 +124,8 @@ class Round:
         shares, number = probabilities / probabilities.sum(), next(self._cohorts)
         if self.cohort_size < len(shares):
             shares = self.rng(Purpose.COHORT, number).multinomial(self.cohort_size, shares) / self.cohort_size
-        chosen = self.everyone() if self.cohort_size == len(shares) else np.flatnonzero(shares)
-        present = self._present(chosen, number)
-        return present, shares[present] / (shares[present].sum() or 1)
+        present = self._present(np.flatnonzero(shares), number)
+        return present, shares[present] / shares[present].sum()
 
     def _present(self, chosen: np.ndarray, number: int) -> np.ndarray:
         """Those of a cohort that do not drop out, at least one."""

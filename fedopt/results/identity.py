@@ -17,6 +17,11 @@ LATER = {
     "budget.oracle_calls": None,
     "budget.until": "first",
     "algo.neumann": "sum",
+    "algo.sampling": "uniform",
+    "algo.correction": "sample",
+    "algo.order": "code",
+    "algo.restart": False,
+    "algo.at": "new",
     "problem.penalty": None,
     "problem.alike": False,
 }

@@ -163,3 +163,9 @@ def test_y_stays_within_its_constraint(monkeypatch):
 def test_shares_beyond_one(words):
     with pytest.raises(UserError, match="must be at most 1"):
         method("adafgda", *words)
+
+
+def test_a_share_of_one_up_to_rounding():
+    """eta_0 = 5 / 125^(1/3) and, with k = 1, c1 eta_0^2 = 25 / 125^(2/3)."""
+    for words in (["algo.k=5", "algo.c1=1", "algo.c2=1"], ["algo.k=1", "algo.c1=25", "algo.c2=25"]):
+        method("adafgda", "algo.n=125", *words)

@@ -102,7 +102,9 @@ MEMBERS = {
     "fedgda_gt": {},
     "cd_mage_mb": {"B": 3},
     "cd_mage_vr": {"B": 3, "a": 0.3, "B_anchor": 4},
-    "sagda": {"B": 3, "B_anchor": 4, "gamma_x": 0.7, "gamma_y": 0.9, "anchor": "another"},
+    "sagda": {"B": 3, "B_anchor": 4, "gamma_x": 0.7, "gamma_y": 0.9, "anchor": "another", "correction": "sample"},
+    "sagda, kept": {"B": 3, "B_anchor": 4, "gamma_x": 0.7, "gamma_y": 0.9},
+    "sagda, kept, all": {"B": 3, "B_anchor": 4, "anchor": "all", "a": 0.3, "lam": 0.4, "stage": 2},
     "catalyst_scaffold_s": {"B": 3, "lam": 0.4, "stage": 2},
 }
 
@@ -111,7 +113,7 @@ MEMBERS = {
 def test_golden_numbers(algo):
     """Cohorts of 3 out of 6 with minibatches, three rounds of two exchanges, written out."""
     given = {"eta_x": 0.1, "eta_y": 0.2, "K": 3, **MEMBERS[algo]}
-    e = small(algo, "quadratic_minimax", *(f"algo.{key}={value}" for key, value in given.items()))
+    e = small(algo.partition(",")[0], "quadratic_minimax", *(f"algo.{key}={value}" for key, value in given.items()))
     p, m, w = e.problem, e.algorithm, numpy_start(e.problem)
     eta = np.repeat([0.1, 0.2], [v.numel() for v in p.start()])
     gamma = np.repeat([m.gamma_x(0), m.gamma_y(0)], [v.numel() for v in p.start()])
@@ -121,10 +123,11 @@ def test_golden_numbers(algo):
         w_s = w if r % m.stage == 0 else w_s
         local = fed.cohort()
         S = {"all": fed.everyone(), "cohort": local, "another": fed.cohort()}[m.anchor]
-        now, before = [], []
+        now, before, v = [], [], {}
         for i in S:
             (noise,) = noise_of_draws(e, r, 1, i, anchor=Steps(1, m.B_anchor))["anchor"]
             now, before = [*now, numpy_field(p, i, w, noise)], [*before, numpy_field(p, i, w_prev, noise)]
+            v[i] = now[-1]
         a = 1 if r == 0 else m.a(r)
         q = np.mean(now, axis=0) + (1 - a) * (q - np.mean(before, axis=0))
         K = fed.rng(Purpose.COIN).geometric(1 / m.K) if m.steps == "geometric" else m.K
@@ -132,7 +135,8 @@ def test_golden_numbers(algo):
         for i in local:
             u = w
             for noise in noise_of_draws(e, r, 2, i, local=Steps(K, m.B))["local"] * (1 if m.B else K):
-                F = numpy_field(p, i, u, noise) - numpy_field(p, i, w, noise)
+                kept = v[i] if m.correction == "kept" else numpy_field(p, i, w, noise)
+                F = numpy_field(p, i, u, noise) - kept
                 u = u - eta * (F + q + m.lam * (u - w_s))
             ends.append(u)
         w_prev, w = w, w + gamma * (np.mean(ends, axis=0) - w)
@@ -140,9 +144,31 @@ def test_golden_numbers(algo):
             np.testing.assert_allclose(np.concatenate(computed), derived, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("B", "calls"), [(None, 1 + 4), (2, 2 * 4)])
-def test_full_gradients_at_the_anchor_are_computed_once(B, calls):
-    """A round of four local steps; the gradient of the exchange of anchors is one more."""
-    e = small("fedgda_gt", "quadratic_minimax", "algo.K=4", f"algo.B={B or 'null'}", "participation.cohort=null")
+def test_a_kept_gradient_lets_the_error_fall_with_the_local_steps():
+    """f = 1/2 (x - xi)² - 1/2 (y - zeta)², one example a sample. The noise of one q rides on all K steps, or averages out."""
+    spread = {}
+    for correction in ("sample", "kept"):
+        for K in (1, 16):
+            words = [f"algo.correction={correction}", f"algo.K={K}", "algo.gamma_x=1", "algo.gamma_y=1"]
+            sizes = [f"algo.eta_x={0.1 / K}", f"algo.eta_y={0.1 / K}", "algo.B=1", "algo.B_anchor=1"]
+            e = small(
+                "sagda", "quadratic_minimax", *words, *sizes, "participation.cohort=null", "partitioner.clients=2"
+            )
+            ends = [e.problem.evaluate(*state.w)["distance"] for state in steps(e, 120)[60:]]
+            spread[correction, K] = np.mean(ends)
+    assert spread["sample", 16] > 0.8 * spread["sample", 1]
+    assert spread["kept", 16] < 0.5 * spread["kept", 1]
+
+
+def test_a_gradient_is_kept_by_those_who_computed_it():
+    with pytest.raises(Exception, match="correction=kept needs anchor=cohort or all"):
+        algorithm("sagda", anchor="another")
+
+
+@pytest.mark.parametrize(("correction", "B", "calls"), [("sample", None, 1 + 4), ("sample", 2, 2 * 4), ("kept", 2, 4)])
+def test_gradients_of_a_round(correction, B, calls):
+    """Of four local steps; the gradient of the exchange of anchors is one more. Full ones at the anchor are computed once."""
+    words = ["algo.K=4", f"algo.B={B or 'null'}", f"algo.correction={correction}", "participation.cohort=null"]
+    e = small("fedgda_gt", "quadratic_minimax", *words)
     steps(e, 1)
     assert e.federation.ledger.calls.grad == 6 * (1 + calls)

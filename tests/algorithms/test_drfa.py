@@ -192,7 +192,7 @@ def test_what_is_sent(algo, sampling, exchanges, down, up):
 
 
 def test_draws_by_lambda():
-    """Shares of draws with replacement, whose mean is lambda; everyone, with lambda, where the cohort is everyone."""
+    """Shares of draws with replacement, whose mean is lambda; lambda itself where the cohort is everyone."""
     e, mixture = experiment("drfa"), np.array([0.5, 0.3, 0.2, 0, 0, 0])
     shares = np.zeros(6)
     for r in range(2000):
@@ -202,8 +202,8 @@ def test_draws_by_lambda():
         shares[S] += of_draws / 2000
     np.testing.assert_allclose(shares, mixture, atol=0.03)
     S, of_draws = experiment("drfa", "participation.cohort=6").federation.at(0).drawn(mixture)
-    assert (S == np.arange(6)).all()
-    assert (of_draws == mixture).all()
+    assert S.tolist() == [0, 1, 2]
+    np.testing.assert_allclose(of_draws, mixture[:3])
 
 
 @pytest.mark.full

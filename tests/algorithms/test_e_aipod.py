@@ -87,11 +87,12 @@ def test_inner_loop_is_exact_for_every_probability(p):
 
 
 def test_exchanges_are_those_of_the_coins_and_of_the_outer_part():
-    """N + 3 of the outer part: one of grad_y f, N products, one of h, one of the step."""
-    e = quadratic(*OUTER, "algo.p=0.3", "algo.S=7")
-    steps(e, 4)
-    of_coins = sum(int(heads(e, r).sum()) for r in range(4))
-    assert e.federation.ledger.comm_rounds == of_coins + 4 * (4 + 3)
+    """N + 2 of the outer part: one of grad_y f, N products, one of h; the server takes the step, unless there are several."""
+    for tau_out in (1, 2):
+        e = quadratic(*OUTER, "algo.p=0.3", "algo.S=7", f"algo.tau_out={tau_out}")
+        steps(e, 4)
+        of_coins = sum(int(heads(e, r).sum()) for r in range(4))
+        assert e.federation.ledger.comm_rounds == of_coins + 4 * (4 + 1 + tau_out)
     many = sum(heads(e, r).sum() for r in range(5000)) / 5000
     assert many == pytest.approx(0.3 * 7, rel=0.03)
 
@@ -103,7 +104,7 @@ def test_a_client_that_takes_its_own_head_is_not_sent_another():
         e = quadratic(*OUTER, "algo.p=1", "algo.S=1", f"algo.own_head={own_head}")
         steps(e, 1)
         downs.append(e.federation.ledger.down[0])
-    assert downs[0] - downs[1] == 8 * 2 * (4 + 3 - 1)  # y in all exchanges of the outer part except the first
+    assert downs[0] - downs[1] == 8 * 2 * (4 + 2 - 1)  # y in all exchanges of the outer part except the first
 
 
 @pytest.mark.full

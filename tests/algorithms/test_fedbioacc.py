@@ -173,3 +173,9 @@ def test_two_exchanges_a_round(algo, floats):
 def test_weights_beyond_one():
     with pytest.raises(UserError, match=r"c_u \* alpha_0\^2"):
         full("fedbioacc", *CONSTANT, *chosen(WEIGHTS, 0.9, 0.9, 1.1))
+
+
+def test_a_weight_of_one_up_to_rounding():
+    """c alpha_0^2 = 25 (0.2)^2, with alpha_0 = 1 / 125^(1/3)."""
+    assert 25 * (1 / 125 ** (1 / 3)) ** 2 > 1
+    full("fedbioacc", "algo.delta=1", "algo.u0=125", *(f"algo.c_{name}=25" for name in "xyu"))

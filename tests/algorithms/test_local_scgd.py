@@ -7,13 +7,15 @@ from support.compositions import error, hand, maps, noises, states, unlike
 
 from fedopt.algorithms.local_scgd import LocalScgd
 from fedopt.config.schedules import Constant
-from fedopt.testing.harness import small, steps
+from fedopt.errors import UserError
+from fedopt.testing.harness import node, small, steps
 
+FALLING = [("eta", 0.2, 0.75), ("alpha", 0.9, 0.5)]
 ORDERS, BOTH = ["estimate_first", "step_first"], [True, False]
 
 
-def method(eta=0.1, alpha=0.5, beta=0.5, I=1, share_u=True, order="estimate_first"):
-    return LocalScgd(Constant(eta), alpha, beta, I, None, share_u, order)
+def method(eta=0.1, alpha=0.5, beta=0.5, I=1, share_u=True, at="new", order="estimate_first"):
+    return LocalScgd(Constant(eta), Constant(alpha), Constant(beta), I, None, share_u, at, order)
 
 
 def experiment(algo, *words):
@@ -106,26 +108,36 @@ def test_of_more_levels(share_u):
         assert error(method(0.3, 0.6, 0.7, share_u=False), p, 180) < 1e-9
 
 
-@pytest.mark.parametrize("algo", ["scgd", "nasa"])
-def test_one_client(algo):
-    """SCGD and NASA written out, on batches."""
-    e = experiment(algo, "partitioner.clients=1", "algo.B=4", "algo.eta=0.2")
+@pytest.mark.parametrize(("algo", "at"), [("scgd", "new"), ("nasa", "old"), ("nasa", "new")])
+def test_one_client(algo, at):
+    """SCGD and NASA written out, on batches, with the weights and steps k^-1/2 and k^-3/4, k = 1, 2, ..."""
+    falling = [f"algo.{key}={{kind: inverse_power, initial: {size}, power: {power}}}" for key, size, power in FALLING]
+    e = experiment(algo, "partitioner.clients=1", "algo.B=4", f"algo.at={at}", *falling)
+    assert node("algo", algo).get("at", "new") == ("old" if algo == "nasa" else "new")
     found = steps(e, 5)
     value, jacobian, gradient = maps(e.problem, 0)
     x = e.problem.start()[0].numpy()
     draws = [noises(e, r, 0, 1, 4)[0] for r in range(5)]
+    eta, alpha = (size * np.arange(1, 6) ** -power for _, size, power in FALLING)
     u, z = value(x, draws[0][0]), None
     if algo == "scgd":
         for r, (xi, zeta) in enumerate(draws):
-            u = 0.5 * u + 0.5 * value(x, xi) if r else u
-            x = x - 0.2 * jacobian.T @ gradient(u, zeta)
+            u = (1 - alpha[r]) * u + alpha[r] * value(x, xi) if r else u
+            x = x - eta[r] * jacobian.T @ gradient(u, zeta)
     else:
         z = jacobian.T @ gradient(u, draws[0][1])
-        for xi, zeta in draws[1:]:
-            x = x - 0.2 * z
-            u = 0.5 * u + 0.5 * value(x, xi)
-            z = 0.5 * z + 0.5 * jacobian.T @ gradient(u, zeta)
+        for r, (xi, zeta) in enumerate(draws[1:], 1):
+            x, u_old = x - eta[r] * z, u
+            u = (1 - alpha[r]) * u + alpha[r] * value(x, xi)
+            z = 0.5 * z + 0.5 * jacobian.T @ gradient(u if at == "new" else u_old, zeta)
     np.testing.assert_allclose(found[-1].x, x, rtol=1e-12)
+
+
+@pytest.mark.parametrize("key", ["alpha", "beta"])
+def test_weights_of_means(key):
+    for value in (0, 1.5, "{kind: piecewise, values: [0.5, 2], boundaries: [3]}"):
+        with pytest.raises(UserError, match=f"{key} must be above 0 and at most 1"):
+            experiment("local_scgd", f"algo.{key}={value}")
 
 
 @pytest.mark.parametrize("share_u", BOTH)

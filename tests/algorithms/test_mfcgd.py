@@ -56,7 +56,9 @@ def test_without_memory_it_is_local_scgdm_that_moves_x_first(I):
     """c eta^2 = 1."""
     p = unlike()
     (*_, one), _ = states(method(c=(4.0, 4.0, 4.0), I=I), p, 4)
-    (*_, other), _ = states(LocalScgd(Constant(0.2), 1.0, 1.0, I, None, False, "step_first"), p, 4)
+    (*_, other), _ = states(
+        LocalScgd(Constant(0.2), Constant(1), Constant(1), I, None, False, "new", "step_first"), p, 4
+    )
     torch.testing.assert_close(one.x, other.x, rtol=1e-12, atol=1e-14)
 
 

@@ -81,7 +81,9 @@ def test_without_memory_it_is_local_compositional_descent(tau):
     """alpha = rho = 1, full batches, order B: Local-SCGDM without memory that moves x first."""
     p = unlike(K=2)
     (*_, one), _ = states(method(0.1, 1.0, 1.0, tau, "B"), p, 4)
-    (*_, other), _ = states(LocalScgd(Constant(0.1), 1.0, 1.0, tau, None, False, "step_first"), p, 4)
+    (*_, other), _ = states(
+        LocalScgd(Constant(0.1), Constant(1), Constant(1), tau, None, False, "new", "step_first"), p, 4
+    )
     torch.testing.assert_close(one.x, other.x, rtol=1e-12, atol=1e-14)
 
 

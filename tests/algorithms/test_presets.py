@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from support.one_machine import Written
 from support.samples import rows_of, sampling
 
 from fedopt.algorithms.fed_norm_sgda import FedNormSgda
@@ -73,6 +74,30 @@ def test_soba(B):
         eta, rho = 0.1 / np.sqrt(t + 1), 0.5 / np.sqrt(t + 1)
         x, y, v = x - eta * (f_x + m["B"].T @ v), y - rho * g_y, v - rho * (m["A"] @ v - f_y)
         same(state.u, (x, y, v))
+
+
+@pytest.mark.parametrize(("algo", "step_sizes"), [("soba", (0.1, 0.5)), ("stsa", (0.05, 0.1))])
+def test_a_cohort_answers_once(algo, step_sizes):
+    """On minibatches: the server has u and the cohort's mean direction, and so the step. X + 2 Y each way."""
+    e = small(algo, "quadratic_bilevel", "participation.cohort=3", "algo.B=3", "preset=none")
+    w, z = Written(e), Written(e).start()
+    for t, state in enumerate(steps(e, 4)[1:]):
+        w.clients = e.federation.at(t).cohort()
+        D = w.directions(z, w.noise(t, 1, Steps(1, 3, samples=1)))
+        alpha, beta = (step / np.sqrt(t + 1) if algo == "soba" else step for step in step_sizes)
+        z = [z_n - step * d for z_n, d, step in zip(z, D, (alpha, beta, beta), strict=True)]
+        same(state.u, z)
+    ledger, floats = e.federation.ledger, sum(map(len, z))
+    assert ledger.comm_rounds == 4
+    assert ledger.down.sum() == ledger.up.sum() == 4 * 3 * 8 * floats
+
+
+def test_fedmsa_keeps_its_exchanges_where_clients_are_uneven():
+    """The server does not know who takes its step; with K = 2 and even clients there are two exchanges too."""
+    for words, exchanges in ((["algo.K=1"], 1), (["algo.K=1", "participation.stragglers=0.3"], 2), (["algo.K=2"], 2)):
+        e = small("fedmsa", "quadratic_bilevel", *words)
+        steps(e, 2)
+        assert e.federation.ledger.comm_rounds == 2 * exchanges
 
 
 @pytest.mark.full
@@ -150,6 +175,24 @@ def test_methods_of_two_loops(algo, T, N, rule, words):
     assert len(drawn) > 1
 
 
+@pytest.mark.parametrize(
+    ("algo", "exchanges"), [("alset", 1 + 5 + 2), ("bsa", 1 + 10 + 2), ("stocbio", 1 + 10 + 2), ("ttsa", 1 + 5 + 2)]
+)
+def test_the_server_takes_the_outer_step_that_it_knows(algo, exchanges):
+    """T + N + 2, one fewer than FedNest_SGD, and the same iterates; clients that are uneven take it themselves."""
+    words = ["algo.inverse=truncated", "participation.cohort=3"]
+    ends = []
+    for more, count in ((["algo.outer=server"], exchanges), (["algo.outer=svrg"], exchanges + 1)):
+        e = small(algo, "quadratic_bilevel", *words, *more)
+        ends.append(steps(e, 2)[-1])
+        assert e.federation.ledger.comm_rounds == 2 * count
+    assert node("algo", algo)["outer"] == "server"
+    same(ends[0], [part.numpy() for part in ends[1]])
+    late = small(algo, "quadratic_bilevel", *words, "participation.stragglers=0.3")
+    steps(late, 1)
+    assert late.federation.ledger.comm_rounds == exchanges + 1
+
+
 # Bilevel: LocalBSGVRM with one iteration a round
 
 
@@ -186,11 +229,24 @@ def test_methods_of_variance_reduction(algo, B):
         same(state.z[:2], (x, y))
 
 
-def test_runs_of_localbsgvrm_from_before_neumann_are_the_same_runs():
-    nodes = composed("algo=localbsgvrm", "problem=quadratic_bilevel").nodes
-    before = {**nodes, "algo": {key: value for key, value in nodes["algo"].items() if key != "neumann"}}
-    one_term = composed("algo=localbsgvrm", "problem=quadratic_bilevel", "algo.neumann=term").nodes
-    assert identity(before) == identity(nodes) != identity(one_term)
+LATER = {
+    "localbsgvrm": ("neumann", "sum", "term"),
+    "drfa": ("sampling", "uniform", "lambda"),
+    "fedgda_gt": ("correction", "sample", "kept"),
+    "ma_soba": ("order", "code", "paper"),
+    "codasca": ("restart", False, True),
+    "local_scgd": ("at", "new", "old"),
+}
+
+
+@pytest.mark.parametrize("algo", LATER)
+def test_runs_from_before_a_key_are_the_same_runs(algo):
+    key, before, other = LATER[algo]
+    problem = "saddle" if algo in ("fedgda_gt", "codasca") else "quadratic_bilevel"
+    problem = {"drfa": "quadratic_minimisation", "local_scgd": "quadratic_local_compositional"}.get(algo, problem)
+    nodes, others = (composed(f"algo={algo}", f"problem={problem}", f"algo.{key}={v}").nodes for v in (before, other))
+    old = {**nodes, "algo": {name: value for name, value in nodes["algo"].items() if name != key}}
+    assert identity(old) == identity(nodes) != identity(others)
 
 
 # Minimax: Local SGDA

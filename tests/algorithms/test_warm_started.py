@@ -14,6 +14,7 @@ from fedopt.testing.harness import config, steps
 STEP = Constant(0.1)
 ETA_X, ETA_Y, ETA_V = 0.1, 0.4, 0.2
 ETAS = [f"algo.eta_x={ETA_X}", f"algo.eta_y={ETA_Y}", f"algo.eta_v={ETA_V}"]
+CODE = "algo.order=code"
 batches = pytest.mark.parametrize("B", ["null", "3"])
 
 
@@ -40,8 +41,8 @@ def test_two_simultaneous_steps_by_hand(algorithm):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        AlternatingSOBA(STEP, STEP, STEP, None, Constant(0.3), False),
-        AlternatingSOBA(STEP, STEP, STEP, None, Constant(0.3), True),
+        AlternatingSOBA(STEP, STEP, STEP, None, Constant(0.3), False, "code"),
+        AlternatingSOBA(STEP, STEP, STEP, None, Constant(0.3), True, "code"),
         AmIGO(STEP, STEP, STEP, None, 1),
     ],
 )
@@ -54,11 +55,27 @@ def test_one_alternating_step_by_hand(algorithm):
 
 
 @batches
+def test_golden_numbers_of_ma_soba_in_the_papers_order(B):
+    """All move at the old point, x along the momentum of the rounds before, which is 0 at first; one exchange a round."""
+    e = on_quadratic("ma_soba", *ETAS, "algo.rho=0.3", f"algo.B={B}")
+    w, xi = Written(e), steps_of(B)
+    z, h = w.start(), np.zeros_like(w.start()[0])
+    for r, state in enumerate(steps(e, 5)[1:]):
+        D = w.directions(z, w.noise(r, 1, xi))
+        z = [z_n - eta * d_n for z_n, d_n, eta in zip(z, (h, *D[1:]), (ETA_X, ETA_Y, ETA_V), strict=True)]
+        h = 0.7 * h + 0.3 * D[0]
+        same((*state.z, state.d), (*z, h))
+    assert e.federation.ledger.comm_rounds == 5
+    floats = sum(len(z_n) for z_n in z)  # x, y and v down, a direction of each up
+    assert e.federation.ledger.down.tolist() == e.federation.ledger.up.tolist() == [5 * 8 * floats] * 2
+
+
+@batches
 @pytest.mark.parametrize("storm", [False, True])
 def test_golden_numbers_of_ma_soba_and_fsla(B, storm):
     """FSLA's steps fall like 1 / sqrt(t + 1)."""
     schedule = "{kind: inverse_power, initial: 0.6, power: 0.5}"
-    e = on_quadratic("fsla" if storm else "ma_soba", *ETAS, f"algo.rho={schedule}", f"algo.B={B}")
+    e = on_quadratic("fsla" if storm else "ma_soba", CODE, *ETAS, f"algo.rho={schedule}", f"algo.B={B}")
     w, xi = Written(e), steps_of(B)
     (x, y, v), d, last = w.start(), None, None
     for r in range(4):
@@ -155,9 +172,9 @@ def test_golden_numbers_of_srba(B):
 
 
 def test_without_momentum_both_are_alternating_soba():
-    ends = [steps(on_quadratic(algo, *ETAS, "algo.rho=1", "algo.B=4"), 4)[-1] for algo in ("ma_soba", "fsla")]
+    ends = [steps(on_quadratic(algo, CODE, *ETAS, "algo.rho=1", "algo.B=4"), 4)[-1] for algo in ("ma_soba", "fsla")]
     same(ends[0].z, ends[1].z, rtol=0)
-    assert not torch.equal(ends[0].d, steps(on_quadratic("ma_soba", *ETAS, "algo.rho=0.5", "algo.B=4"), 4)[-1].d)
+    assert not torch.equal(ends[0].d, steps(on_quadratic("ma_soba", CODE, *ETAS, "algo.rho=0.5", "algo.B=4"), 4)[-1].d)
 
 
 @pytest.mark.parametrize("rho", [0, 0.3])
@@ -165,13 +182,13 @@ def test_with_full_batches_fsla_has_no_momentum(rho):
     """d = Dx exactly, whatever rho is; MA-SOBA's moving average lags behind."""
     exact = steps(on_quadratic("fsla", *ETAS, "algo.rho=1", "algo.B=null"), 6)[-1]
     same(steps(on_quadratic("fsla", *ETAS, f"algo.rho={rho}", "algo.B=null"), 6)[-1].z, exact.z)
-    lagging = steps(on_quadratic("ma_soba", *ETAS, f"algo.rho={rho}", "algo.B=null"), 6)[-1]
+    lagging = steps(on_quadratic("ma_soba", CODE, *ETAS, f"algo.rho={rho}", "algo.B=null"), 6)[-1]
     assert (lagging.z[0] - exact.z[0]).abs().max() > 1e-3
 
 
 def test_amigo_with_one_step_is_alternating_soba_and_with_many_descends_along_the_hypergradient():
     one = steps(on_quadratic("amigo", *ETAS, "algo.n=1", "algo.B=null"), 4)[-1]
-    same(one.z, steps(on_quadratic("ma_soba", *ETAS, "algo.rho=1", "algo.B=null"), 4)[-1].z)
+    same(one.z, steps(on_quadratic("ma_soba", CODE, *ETAS, "algo.rho=1", "algo.B=null"), 4)[-1].z)
     many = on_quadratic(
         "amigo",
         f"algo.eta_x={ETA_X}",
@@ -209,7 +226,7 @@ def test_variance_reduction_reaches_the_solution_at_constant_steps():
     """On one client, in two batches; without it the same steps end at a floor."""
     words = ["algo.eta_x=0.15", "algo.eta_y=0.4", "algo.eta_v=0.4", "algo.B=16", "problem.conditioning=2"]
     ends = {}
-    for algo, more in (("saba", []), ("srba", ["algo.period=5"]), ("ma_soba", ["algo.rho=1"])):
+    for algo, more in (("saba", []), ("srba", ["algo.period=5"]), ("ma_soba", [CODE, "algo.rho=1"])):
         e = on_quadratic(algo, *words, *more, clients=1)
         late = steps(e, 160)[-20:]
         ends[algo] = np.mean([e.problem.evaluate(*s.z)["distance"] for s in late])
@@ -245,6 +262,11 @@ def test_the_published_schedule_can_be_said():
 def test_a_weight_beyond_one_is_refused():
     with pytest.raises(UserError, match="rho must be at most 1"):
         on_quadratic("ma_soba", "algo.rho=1.5")
+
+
+def test_storm_goes_with_the_codes_order():
+    with pytest.raises(UserError, match="storm=true goes with order=code"):
+        on_quadratic("fsla", "algo.order=paper")
 
 
 def test_projected(monkeypatch):

@@ -1,0 +1,47 @@
+"""Every method is tried where docs/choosing.md recommends it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedopt.config.compose import compose
+from fedopt.config.files import CERTAIN, certainty, content, options
+from fedopt.running.assemble import assemble
+from fedopt.testing.harness import iterate
+
+SOURCE = content(Path(__file__).parents[2] / "docs" / "choosing.yaml")
+TAKE = SOURCE["columns"].index("take")
+
+
+def recommended():
+    """What each row tries its methods on, what falls there, and each method."""
+    for number, row in enumerate(SOURCE["rows"]):
+        for algo in re.findall(r"`(\w+)`", row["row"][TAKE]):
+            for words, falls in row["tried"].items():
+                problem = words.split()[0].partition("=")[2]
+                yield pytest.param(algo, words.split(), falls, id=f"{number}-{algo}-{problem}")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("algo", "words", "falls"), [*recommended()])
+def test_recommended_methods_beat_doing_nothing(algo, words, falls, seed):
+    """On a small problem of the row, as a user starts it: its metrics fall from those of the start, which doing nothing keeps."""
+    e = assemble(compose([f"algo={algo}", f"seed={seed}", *words, "hardware.dtype=float64", "hardware.threads=1"]))
+    first, *_, last = iterate(e, SOURCE["rounds"])
+    before, after = (e.original.evaluate(*e.algorithm.output(state)) for state in (first, last))
+    for metric, share in falls.items():
+        assert after[metric] < share * before[metric]
+
+
+def test_each_row_answers_all_questions():
+    for row in SOURCE["rows"]:
+        assert len(row["row"]) == len(SOURCE["columns"])
+        assert row["tried"]
+        assert {*re.findall(r"`(\w+)`", " ".join(row["row"][TAKE:]))} <= {*options("algo")}
+
+
+@pytest.mark.parametrize("algo", options("algo"))
+def test_each_method_says_how_certain_it_is(algo):
+    assert certainty(algo) in CERTAIN
