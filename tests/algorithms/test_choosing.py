@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fedopt.commands import help
 from fedopt.config.compose import compose
 from fedopt.config.files import CERTAIN, certainty, content, options
 from fedopt.running.assemble import assemble
@@ -45,3 +46,8 @@ def test_each_row_answers_all_questions():
 @pytest.mark.parametrize("algo", options("algo"))
 def test_each_method_says_how_certain_it_is(algo):
     assert certainty(algo) in CERTAIN
+
+
+def test_a_list_says_it(capsys):
+    help.show_list(["algorithms", "--long"])
+    assert "[Tarzanagh et al. 2023]; compared with text" in " ".join(capsys.readouterr().out.split())

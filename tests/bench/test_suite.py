@@ -104,9 +104,10 @@ def test_a_toy_whose_order_is_known(monkeypatch, capsys, folder, tmp_path):
     page, index = (pages / "toy.md").read_text(), (pages / "index.md").read_text()
     assert "# toy: a toy &lt;img src=x>" in page
     for name in NAMES.values():  # a table each
-        assert f"| by {name} | score | band |" in index
-        assert f"| by {name} | report | twin | default | tuned |" in page
-    assert index.count("| slow | 0.000 | 0.000 to 0.000 | 1 | 3 in 100% |") == 3
+        assert f"| by {name} | certainty | score | band |" in index
+        assert f"| by {name} | certainty | report | twin | default | tuned |" in page
+    assert index.count(" | 0.000 | 0.000 to 0.000 | 1 | 3 in 100% |") == 3
+    assert index.count("| fedavg | from memory |") == page.count("| fedavg | from memory |") == 3
     assert page.count("| slow | 0/3 | 0/3 |") == 3
     for name in [*re.findall(r"\]\((\w+\.(?:svg|md))\)", page + index)]:
         assert (pages / name).is_file(), name
