@@ -90,7 +90,7 @@ def replaced(rng: random.Random, path: Path, away: Path) -> str:
         if how == "link to what was moved":
             path.symlink_to(was)
         elif how == "link to an empty folder":
-            (away / "empty").mkdir()
+            (away / "empty").mkdir(exist_ok=True)
             path.symlink_to(away / "empty")
         elif how == "file":
             path.write_bytes(rng.choice(TEXTS))
