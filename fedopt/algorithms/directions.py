@@ -26,8 +26,10 @@ def bilevel_start(problem: Nested) -> Vectors:
 def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> Vectors:
     """Return D at z on one sample, each part of the shape of its variable [FedMSA eq. 2, 10].
 
-    Dx = grad_x f - grad^2_xy g v,  Dy = grad_y g,  Dv = (grad^2_yy g + damping I) v - grad_y f (FedMSA's eq. 10a prints
-    grad_x f). With z = (x, y), Dx is grad_x f. It counts as two gradient calls and one product of each kind.
+    Dx = grad_x f - grad^2_xy g v,  Dy = grad_y g,  Dv = (grad^2_yy g + damping I) v - grad_y f.
+    (FedMSA's eq. 10a prints grad_x f in Dv.)
+
+    With z = (x, y), Dx is grad_x f. It counts as two gradient calls and one product of each kind.
     """
     x, y, *v = z
     if not v:
@@ -35,8 +37,8 @@ def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> V
 
     if hasattr(client.g, "hessian"):  # written by hand, as all else then is
         (d_x, f_y), H = client.outer_gradients(x, y, xi), client.inner_hessian(x, y, xi)
-        d_v = H(*v) - f_y
-        d_x, d_y = d_x - client.cross_product(x, y, *v, xi), client.inner_gradient(x, y, xi)
+        d_v = H(v[0]) - f_y
+        d_x, d_y = d_x - client.cross_product(x, y, v[0], xi), client.inner_gradient(x, y, xi)
         return Vectors((d_x, d_y, d_v.add(*v, alpha=damping) if damping else d_v))
 
     # The second derivatives of g along v and the gradients of -f are one backward pass through one graph
