@@ -267,8 +267,9 @@ def _order(
 
 
 def _last(task: Task, run: Recorded | None, currency: str) -> float:
-    """The metric when the budget was spent, the less the better; infinite where there is none."""
-    if run is None:
+    """Return the metric when the budget was spent, lower is better; infinity if no evaluation is within the budget."""
+    values = () if run is None else run.values(task.metric)[run.cost(currency) <= task.budget[currency]]
+    if run is None or not len(values):
         return math.inf
-    value = run.values(task.metric)[run.cost(currency) <= task.budget[currency]][-1]
+    value = values[-1]
     return math.inf if math.isnan(value) else -value if run.metric(task.metric).better == "higher" else value
