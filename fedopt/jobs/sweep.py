@@ -34,7 +34,7 @@ from fedopt.files.writing import refuse_links
 from fedopt.jobs.job import Job, Outcome, optimised
 from fedopt.jobs.local import Launcher, Local, run_all
 from fedopt.results.folder import RunFolder
-from fedopt.running.place import FIRST, named, old_name_in_sweep, run_name, run_place, sweep_place
+from fedopt.running.place import FIRST, held, named, old_name_in_sweep, run_name, run_place, sweep_place
 
 MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
 # How the keys begin that set up a sweep by one of Hydra's launchers or sweepers
@@ -45,14 +45,15 @@ LAUNCHED = ("hydra/launcher", "hydra.launcher.", "hydra/sweeper", "hydra.sweeper
 class Sweep:
     """The combinations of a sweep, composed and checked.
 
-    composed: by the words of each combination, as places: the folders of the runs. folder: of all runs. naming: the keys that name
-        the folder of a run; None: all.
+    composed: by the words of each combination, as places: the folders of the runs. folder: of all runs. swept: the keys with
+        several values. naming: the keys that name the folder of a run; None: all.
     """
 
     words: tuple[str, ...]
     folders: tuple[str, ...]
     composed: Mapping[tuple[str, ...], Composed]
     folder: Path
+    swept: frozenset[str]
     naming: frozenset[str] | None
     places: dict[tuple[str, ...], Path]
 
@@ -64,6 +65,8 @@ class Sweep:
 
     def place(self, composed: Composed, taken: dict[str, Composed]) -> Path:
         """The folder of a run, as of `run_place`."""
+        if self.naming is None and (renamed := held(self.folder / run_name(composed, self.swept), composed)):
+            return renamed  # the folder of a sweep without output_dir, under another name now
         shown = [word for word in composed.words if self.naming is None or key_of(word) in self.naming]
         old = old_name_in_sweep(composed.chosen["algo"], composed.chosen["problem"], shown, composed.settings.seed)
         return run_place(self.folder / run_name(composed, self.naming), self.folder / old, composed, taken)
@@ -175,7 +178,7 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
         name = named((word for word in words_in_name if key_of(word) not in FIRST), [f"{algo}_{problem}"])
         folder = sweep_place(root / name, root / old_name_in_sweep(algo, problem, words_in_name), shared, keys)
     refuse_links(folder / name for name in ("multirun.yaml", "sweep.csv"))
-    planned = Sweep(tuple(words), tuple(folders), composed, folder, naming, {})
+    planned = Sweep(tuple(words), tuple(folders), composed, folder, frozenset(keys), naming, {})
     taken = {} if taken is None else taken
     planned.places.update({combination: planned.place(one, taken) for combination, one in composed.items()})
     return planned

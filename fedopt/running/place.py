@@ -76,6 +76,14 @@ def run_place(path: Path, old: Path, composed: Composed, taken: MutableMapping[s
     raise AssertionError
 
 
+def held(path: Path, composed: Composed) -> Path | None:
+    """Return which of `path`, `path`-2, ... holds the run already; None if none does."""
+    for place in _numbered(path):
+        if not RunFolder(place).used or _holds(RunFolder(place), composed):
+            return place if RunFolder(place).used else None
+    raise AssertionError
+
+
 def sweep_place(path: Path, old: Path, shared: Iterable[str], swept: Collection[str]) -> Path:
     """The folder of a sweep: as `run_place`; it holds the runs that were given the same words, except for what is swept."""
     if old.is_dir():
