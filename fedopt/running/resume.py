@@ -51,9 +51,10 @@ def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
     with advising(START_OVER):
         _, metadata = read(folder.checkpoint)
         progress_of(metadata)
-        rows_size = counted_rows(folder, metadata)
     here = stamp(config)
     refuse_foreign(folder.checkpoint, metadata, here["run"])
+    with advising(START_OVER):
+        rows_size = counted_rows(folder, metadata)
     longer = metadata.get("length") != here["length"]
     done = not longer and folder.status() == "finished" and folder.metrics.stat().st_size == rows_size
     if done:

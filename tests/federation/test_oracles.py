@@ -725,9 +725,9 @@ ASKED = {  # each oracle that a client has, on a problem, with its arguments; P 
     "project": ("quadratic_bilevel", lambda c, x, y, xi: c.project(y)),
 }
 COUNTED = {
-    "one gradient call, one jacobian-vector product and the products of the inverse": Calls(1, 1, 1),
+    "one gradient call, one jacobian-vector product and the hessian-vector products of the inverse": Calls(1, 1, 1),
     "one gradient call": Calls(1),
-    "each use is one hessian-vector product": Calls(hvp=1),
+    "each use: one hessian-vector product": Calls(hvp=1),
     "one jacobian-vector product": Calls(jvp=1),
     "nothing": Calls(),
 }

@@ -74,7 +74,7 @@ def test_going_on_with_other_versions_is_said_and_recorded(monkeypatch, capsys, 
 @pytest.mark.parametrize("stretches", [None, 3, [1], [{}], [{"versions": None}], "x"])
 def test_a_card_with_odd_stretches(stretches, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"stretches": stretches, "versions": {"torch": "0.1"}}))
-    card = continued(RunFolder(tmp_path), 3)
+    card = continued(RunFolder(tmp_path), 3, {})
     assert card["stretches"][-1]["round"] == 3
 
 

@@ -15,7 +15,9 @@ def pytest_generate_tests(metafunc):
 
 def test_a_round_stays_on_the_device(algo, problem, setting, monkeypatch):
     with far_device(monkeypatch) as device:
-        e = small(algo, problem, f"hardware.engine={setting}")
+        # Whom the server draws by weights that it learns, the CPU must know
+        words = ["algo.sampling=normalised"] * (algo == "drfa")
+        e = small(algo, problem, f"hardware.engine={setting}", *words)
         state = e.algorithm.init(e.problem)
         with unread(device):
             e.algorithm.step(state, e.problem, e.federation.at(0))
