@@ -92,6 +92,8 @@ def checks(algo: str, problem: str) -> list[tuple[str, ...]]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if cases := in_turn(checks).get(metafunc.function.__name__):
         make(metafunc, cases)
+    elif "problem" in metafunc.fixturenames and not [*metafunc.definition.iter_markers("parametrize")]:
+        metafunc.parametrize([name for name in ("algo", "problem", "setting") if name in metafunc.fixturenames], [])
 
 
 def close(a: Any, b: Any, rtol: float = 1e-9) -> None:
