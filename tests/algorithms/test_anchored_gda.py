@@ -144,6 +144,7 @@ def test_golden_numbers(algo):
             np.testing.assert_allclose(np.concatenate(computed), derived, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.full
 def test_a_kept_gradient_lets_the_error_fall_with_the_local_steps():
     """f = 1/2 (x - xi)² - 1/2 (y - zeta)², one example a sample. The noise of one q rides on all K steps, or averages out."""
     spread = {}

@@ -475,6 +475,7 @@ def test_environment_of_other_programs(tmp_path):
     assert "results: run" in result.out
 
 
+@pytest.mark.full
 def test_a_rank_that_is_none_says_its_mistakes(tmp_path):
     """By itself, or as one of several that torchrun has not started."""
     for size in ("1", "4"):

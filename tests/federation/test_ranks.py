@@ -105,6 +105,7 @@ def test_no_rank_outlives_torchrun(how, where, tmp_path):
     process.communicate(timeout=50)  # until no rank is left, whose hurt lasts longer
 
 
+@pytest.mark.full
 def test_ranks_with_other_words_are_refused(tmp_path):
     other = ["seed=1", "algo.alpha=0.001", "partitioner.clients=4", "budget.rounds=61", "hardware.dtype=float32"]
     assert_refused(("", " ".join(other)), LONG, [word.partition("=")[0] for word in other], tmp_path)
