@@ -268,8 +268,7 @@ def _order(
 
 def _last(task: Task, run: Recorded | None, currency: str) -> float:
     """Return the metric when the budget was spent, lower is better; infinity if no evaluation is within the budget."""
-    values = () if run is None else run.values(task.metric)[run.cost(currency) <= task.budget[currency]]
-    if run is None or not len(values):
+    if run is None:
         return math.inf
-    value = values[-1]
+    value = [math.nan, *run.values(task.metric)[run.cost(currency) <= task.budget[currency]]][-1]
     return math.inf if math.isnan(value) else -value if run.metric(task.metric).better == "higher" else value
