@@ -140,8 +140,8 @@ class Mfcgd:
 
 def value_and_jacobian(client: Client, x: Tensor, xi: Any) -> tuple[Tensor, Tensor]:
     """Return r_i(x) and its Jacobian, [d_1, d_0]. It counts as d_1 Jacobian-vector products."""
-    r, product = client.vjp(lambda x: client.level(0, x, xi), x, jvp=1)
-    return r, torch.stack([product(unit)[0] for unit in torch.eye(len(r), dtype=r.dtype, device=r.device)])
+    r, product = client.pullback(client.level, 0, x, xi)
+    return r, torch.stack([product(unit) for unit in torch.eye(len(r), dtype=r.dtype, device=r.device)])
 
 
 def grad_f(client: Client, h: Tensor, zeta: Any) -> Tensor:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -80,12 +82,7 @@ class Derivatives:
             jvp: The number of Jacobian-vector products that it counts as.
         """
         value, pull = self._vjp(fn, *primals)
-
-        def product(cotangents: Any) -> tuple[Tensor, ...]:
-            self._count(grad, hvp, jvp)
-            return pull(cotangents)
-
-        return value, product
+        return value, self._counting(pull, grad, hvp, jvp)
 
     def pullback(self, fn: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Return ``fn(..., x, sample)``, and the map v -> v'J with its Jacobian in x. Each use is one Jacobian-vector product.
@@ -99,12 +96,16 @@ class Derivatives:
             value, product = self.vjp(lambda x: fn(*fixed, x, sample), x, jvp=1)
             return value, lambda v: product(v)[0]
         value, pull = pullback(*arguments)
+        return value, self._counting(pull, jvp=1)
 
-        def counted(v: Tensor) -> Tensor:
-            self._count(jvp=1)
-            return pull(v)
+    def _counting(self, product: Callable[[Any], T], grad: int = 0, hvp: int = 0, jvp: int = 0) -> Callable[[Any], T]:
+        """Return the product such that each use of it counts as these oracle calls."""
 
-        return value, counted
+        def counting(v: Any) -> T:
+            self._count(grad, hvp, jvp)
+            return product(v)
+
+        return counting
 
     def _form(self, fn: Callable[..., Any], name: str) -> Callable[..., Any] | None:
         """Return a form of a function that was written by hand; None inside a derivative, which may be taken through it."""

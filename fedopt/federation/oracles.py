@@ -175,12 +175,7 @@ class Oracles(Derivatives):
         if (hessian := self._form(self.g, "hessian")) is None:
             _, product = self.vjp(lambda y: self.grad(self.g, x, y, sample), y, hvp=1)
             return lambda v: product(v)[0]
-
-        def counted(v: Tensor) -> Tensor:
-            self._count(hvp=1)
-            return hessian(x, y, v, sample)
-
-        return counted
+        return self._counting(lambda v: hessian(x, y, v, sample), hvp=1)
 
     @for_problems(Nested)
     def cross_product(self, x: Tensor, y: Tensor, v: Tensor, sample: Any) -> Tensor:
