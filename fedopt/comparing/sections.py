@@ -3,13 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from fedopt.comparing.comparison import Comparison
 from fedopt.comparing.curves import BANDS, curve
 from fedopt.comparing.groups import legend_labels, order
 from fedopt.comparing.recorded import ABSENT, CHOSEN, DATA, Recorded, by_problem, noting
@@ -22,13 +21,16 @@ from fedopt.pages.page import Section, Table
 from fedopt.results.figures import COSTS, is_share, look, spans_decades, styled
 from fedopt.results.folder import RunFolder
 
+if TYPE_CHECKING:
+    from fedopt.comparing.comparison import Comparison
+
 LINES = f"Lines: means over seeds, geometric if the y axis begins as a logarithmic one. Bands: {BANDS['std']}."
 SPENT = {x: label + " (bytes)" * (x == "bytes") for x, (_, label, _) in COSTS.items()}
 LARGEST_MAP = 2**24  # bytes of partition.csv
 Runs = Mapping[str, list[Recorded]]  # by group
 
 
-def sections(comparison: Comparison, title: str = "") -> list[Section]:
+def sections(comparison: "Comparison", title: str = "") -> list[Section]:
     """A section for each problem. title: before the problem's name. Raises UserError."""
     parts = []
     for problem, runs in by_problem(comparison.groups).items():
@@ -43,7 +45,7 @@ def sections(comparison: Comparison, title: str = "") -> list[Section]:
     return parts
 
 
-def _drawn(c: Comparison) -> tuple[dict[str, Any], dict[str, tuple[list[Table], list[str]]]]:
+def _drawn(c: "Comparison") -> tuple[dict[str, Any], dict[str, tuple[list[Table], list[str]]]]:
     """Chart and views, with every metric of a run against everything that is spent."""
     xs = {x: SPENT[x] for x in dict.fromkeys([c.x, *COSTS])}
     metrics = dict.fromkeys([c.metric, *(name for runs in c.groups.values() for run in runs for name in run.metrics)])
@@ -79,7 +81,7 @@ def _curve(runs: Sequence[Recorded], y: str, x: str, log: bool, share: bool) -> 
     return [[float(f"{value:.6g}") if math.isfinite(value) else None for value in line] for line in lines]
 
 
-def _view(c: Comparison) -> tuple[list[Table], list[str]]:
+def _view(c: "Comparison") -> tuple[list[Table], list[str]]:
     """The table with t-intervals, the paired tests, and what makes the comparison unequal."""
     shown, best = shown_table(c)
     shown.columns = best.columns = pd.Index(["line", *shown.columns[1:]])

@@ -6,17 +6,14 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from functools import partial
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
 from types import ModuleType
 from typing import Any
 
-from fedopt.config.compose import Composed
 from fedopt.config.settings import Hardware
 from fedopt.console import say as console
 from fedopt.console.interrupts import ctrl_c_later, end_with, interruptible
@@ -49,10 +46,10 @@ def asked_processes(hardware: Hardware) -> int:
     return torch.cuda.device_count()
 
 
-def launched(composed: Composed, folder: RunFolder, processes: int, jobs: int, quiet: bool) -> str:
-    """Do the run in the folder on so many processes. Returns its status.
+def launched(run: Callable[[], Any], folder: RunFolder, processes: int) -> str:
+    """Call `run` in several processes, which do the run of the folder together. Returns its status.
 
-    jobs, quiet: as of `execute`. Raises UserError and RuntimeError for what a process fails with, also where one was killed;
+    run: can be pickled. Raises UserError and RuntimeError for what a process fails with, also if one was killed;
     KeyboardInterrupt after a second Ctrl-C, and after one before the run began.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -62,7 +59,7 @@ def launched(composed: Composed, folder: RunFolder, processes: int, jobs: int, q
     ends: signal.Signals | None = None  # what is sent to all ranks
     sent = ends
     with ThreadPoolExecutor(1) as pool, interruptible(requested), program_hidden():
-        agent = pool.submit(_start_ranks, processes, news, composed, folder.path, jobs, quiet)
+        agent = pool.submit(_start_ranks, processes, news, run)
         while not agent.done():
             try:
                 wait([agent], POLL)
@@ -99,7 +96,7 @@ def launched(composed: Composed, folder: RunFolder, processes: int, jobs: int, q
     return str(folder.summary().get("status"))
 
 
-def _start_ranks(processes: int, news: Any, *run: Any) -> None:
+def _start_ranks(processes: int, news: Any, run: Callable[[], Any]) -> None:
     """Returns when all ranks have ended. Raises ChildFailedError when one has failed, and the others have been ended."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -110,23 +107,22 @@ def _start_ranks(processes: int, news: Any, *run: Any) -> None:
         with TemporaryDirectory() as logs, ctrl_c_later():
             here: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
             config = LaunchConfig(1, 1, processes, DefaultLogsSpecs(logs), RUN_ID, max_restarts=0, **here)
-            elastic_launch(config, _rank)(news, *run)
+            elastic_launch(config, _rank)(news, run)
     finally:
         logging.disable(before)
 
 
-def _rank(news: Any, composed: Composed, path: Path, jobs: int, quiet: bool) -> None:
+def _rank(news: Any, run: Callable[[], Any]) -> None:
     """What each process does. news: takes its number and process id, and the line of the one that fails first."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     end_with(parent.is_alive)
     from fedopt.federation import ranks
-    from fedopt.running.lifecycle import execute
 
     console.speaks = ranks.rank() == 0
     news.put((ranks.rank(), os.getpid()))
     try:
-        execute(composed, partial(Path, path), jobs, quiet=quiet)
+        run()
     except Exception as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             traceback.print_exc()

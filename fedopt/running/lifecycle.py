@@ -6,6 +6,7 @@ The loop is in `loop`, going on in `resume`, checkpoints in `sinks`, failures in
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -54,7 +55,8 @@ def execute(
                 f"on_eval: is not called from the processes of hardware.processes={processes}; leave one out"
             )
         folder = RunFolder(locate())
-        return launched(composed, folder, processes, jobs, quiet or bar is not None), folder
+        run_there = partial(execute, composed, partial(Path, folder.path), jobs, quiet=quiet or bar is not None)
+        return launched(run_there, folder, processes), folder
     try:
         ranks.start()
         run = Run(composed, locate, RunFolder(ranks.from_main(locate)), jobs, on_eval, quiet, bar)
