@@ -16,7 +16,7 @@ _NAMES = {
     "algorithms": ("Algorithm",),
     "api": ("Result", "compare", "load", "run", "sweep"),
     "bench.python": ("Tuning", "tune"),
-    "config.compose": ("Composed", "compose", "recorded"),
+    "config.composed": ("Composed", "compose", "recorded"),
     "data.examples": ("cross_entropy",),
     "data.world": ("World",),
     "errors": ("UserError",),

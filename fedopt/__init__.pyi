@@ -6,9 +6,9 @@ from fedopt.api import run as run
 from fedopt.api import sweep as sweep
 from fedopt.bench.python import Tuning as Tuning
 from fedopt.bench.python import tune as tune
-from fedopt.config.compose import Composed as Composed
-from fedopt.config.compose import compose as compose
-from fedopt.config.compose import recorded as recorded
+from fedopt.config.composed import Composed as Composed
+from fedopt.config.composed import compose as compose
+from fedopt.config.composed import recorded as recorded
 from fedopt.config.schedules import LocalWork as LocalWork
 from fedopt.config.schedules import Schedule as Schedule
 from fedopt.data.examples import cross_entropy as cross_entropy

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 import fedopt as api
 from fedopt.commands import compare
-from fedopt.config.compose import compose
+from fedopt.config.composed import compose
 from fedopt.config.words import parsed, words_of
 from fedopt.data.datasets import Digits
 from fedopt.errors import UserError

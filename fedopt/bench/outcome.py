@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from fedopt.bench.space import words_of
 from fedopt.bench.trials import FIRST_SEED, STAGES, Search, Trial
 from fedopt.comparing.tables import write_table
-from fedopt.config.compose import compose
+from fedopt.config.composed import compose
 from fedopt.config.files import content, display_name
 from fedopt.config.tuned import tuned_values
 from fedopt.config.words import key_of, parsed

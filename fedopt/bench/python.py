@@ -12,7 +12,7 @@ from fedopt.bench.outcome import table, winners, with_values, write
 from fedopt.bench.space import words_of
 from fedopt.bench.trials import How
 from fedopt.bench.tune import planned_searches, search_all
-from fedopt.config.compose import TURN
+from fedopt.config.hydra import TURN
 from fedopt.config.project import with_project
 from fedopt.jobs.local import Local
 

@@ -19,7 +19,7 @@ from fedopt.bench.trials import STAGES, How, Search, Trial, ended
 from fedopt.bench.tune import planned_searches, refuse_unfinished, search_all
 from fedopt.comparing.recorded import Recorded
 from fedopt.config.build import build
-from fedopt.config.compose import compose
+from fedopt.config.composed import compose
 from fedopt.config.files import CONF, content, options
 from fedopt.config.words import key_of, quoted
 from fedopt.console.say import note

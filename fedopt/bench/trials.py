@@ -23,7 +23,7 @@ from optuna.trial import create_trial
 from fedopt.bench import SAMPLERS
 from fedopt.bench.space import Point, Range, cube, words_of
 from fedopt.comparing.recorded import Recorded, read
-from fedopt.config.compose import compose
+from fedopt.config.composed import compose
 from fedopt.config.files import flat
 from fedopt.config.words import key_of
 from fedopt.errors import UserError, first_line, nearest

@@ -9,8 +9,9 @@ from typing import Any
 
 from fedopt.bench.space import Range, default_ranges, example, read_range
 from fedopt.bench.trials import FIRST_SEED, STAGES, How, Search
-from fedopt.config.compose import compose, refuse_mistyped
+from fedopt.config.composed import compose
 from fedopt.config.files import flat
+from fedopt.config.merge import refuse_mistyped
 from fedopt.config.tuned import NODES
 from fedopt.config.words import key_of
 from fedopt.console.bar import Bar

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedopt.commands.answer import Parser
-from fedopt.config.compose import CLASSES, merge
+from fedopt.config.composed import merge
 from fedopt.config.files import (
     CONF,
     GROUPS,
@@ -29,6 +29,7 @@ from fedopt.config.files import (
     text_of,
     title,
 )
+from fedopt.config.fits import CLASSES
 from fedopt.config.project import with_project
 from fedopt.config.sent import check_folders
 from fedopt.config.tuned import tuned_names

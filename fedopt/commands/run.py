@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
 from fedopt.config.build import INTERFACES
-from fedopt.config.compose import Composed
+from fedopt.config.composed import Composed
 from fedopt.config.files import CONF
 from fedopt.config.project import TYPED
 from fedopt.config.settings import Budget, Settings

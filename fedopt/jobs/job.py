@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedopt.config.compose import Composed
+from fedopt.config.composed import Composed
 from fedopt.console.bar import Bar
 from fedopt.console.interrupts import ending_at_once
 from fedopt.console.say import say

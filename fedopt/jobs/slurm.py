@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from filelock import FileLock
 
-from fedopt.config.compose import compose
+from fedopt.config.composed import compose
 from fedopt.console.bar import Bar
 from fedopt.console.interrupts import ctrl_c_later
 from fedopt.console.say import note

@@ -21,9 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedopt.comparing.sweep_table import differences, report
-from fedopt.config.compose import Composed, check_choices, compose, search_path
+from fedopt.config.composed import Composed, compose
 from fedopt.config.explain import explain
 from fedopt.config.files import CONF
+from fedopt.config.hydra import search_path
+from fedopt.config.merge import check_choices
 from fedopt.config.sent import refuse_hydra
 from fedopt.config.words import key_of, parsed, quoted
 from fedopt.console.interrupts import ctrl_c_kept, end_with, ending_at_once

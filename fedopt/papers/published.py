@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, Positive
 from pydantic.dataclasses import dataclass
 
 from fedopt.config.build import build
-from fedopt.config.compose import Composed, compose
+from fedopt.config.composed import Composed, compose
 from fedopt.config.files import options
 from fedopt.config.words import key_of
 from fedopt.errors import UserError, nearest

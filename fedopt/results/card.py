@@ -20,7 +20,7 @@ import torch
 
 import fedopt
 from fedopt.config.build import imported
-from fedopt.config.compose import Composed
+from fedopt.config.composed import Composed
 from fedopt.config.files import flat
 from fedopt.console.say import note
 from fedopt.errors import UserError, is_own

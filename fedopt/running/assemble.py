@@ -12,7 +12,7 @@ import torch
 
 from fedopt.algorithms import Algorithm
 from fedopt.config.build import build_target
-from fedopt.config.compose import Composed
+from fedopt.config.composed import Composed
 from fedopt.config.settings import Budget, Evaluation, Participation
 from fedopt.data.datasets import expanded
 from fedopt.data.world import World

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from fedopt.blame import blamed
-from fedopt.config.compose import Composed
+from fedopt.config.composed import Composed
 from fedopt.errors import UserError, first_line, of_machine
 from fedopt.federation import ranks
 from fedopt.results.card import how

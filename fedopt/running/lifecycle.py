@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedopt.config.compose import Composed
+from fedopt.config.composed import Composed
 from fedopt.console import say as console
 from fedopt.console.bar import Bar
 from fedopt.console.interrupts import interruptible

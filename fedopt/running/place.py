@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fedopt.config.compose import Composed, compose, recorded
+from fedopt.config.composed import Composed, compose, recorded
 from fedopt.config.files import GROUPS, Folders, flat
 from fedopt.config.words import key_of, parsed
 from fedopt.console.say import note

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedopt.config.compose import recorded
+from fedopt.config.composed import recorded
 from fedopt.data.datasets import expanded
 from fedopt.errors import UserError
 from fedopt.problems.classes import named

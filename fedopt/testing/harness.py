@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fedopt.config.build import imported
-from fedopt.config.compose import Composed, compose, merge
+from fedopt.config.composed import Composed, compose, merge
 from fedopt.config.files import CONF, chain, class_path, content, file_of, values_of
 from fedopt.config.project import with_project
 from fedopt.config.words import last_of_each

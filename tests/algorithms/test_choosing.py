@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedopt.commands import help
-from fedopt.config.compose import compose
+from fedopt.config.composed import compose
 from fedopt.config.files import CERTAIN, certainty, content, options
 from fedopt.running.assemble import assemble
 from fedopt.testing.harness import iterate

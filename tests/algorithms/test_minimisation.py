@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.softmax import examples, gradient
 
-from fedopt.config.compose import compose
+from fedopt.config.composed import compose
 from fedopt.errors import UserError
 from fedopt.running.assemble import assemble
 from fedopt.testing.harness import small, steps

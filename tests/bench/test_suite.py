@@ -19,7 +19,7 @@ from fedopt.bench.rank import LEVEL
 from fedopt.bench.suite import CURRENCIES, Task, reached, tasks
 from fedopt.commands import bench
 from fedopt.comparing.recorded import Recorded
-from fedopt.config.compose import compose
+from fedopt.config.composed import compose
 from fedopt.config.words import key_of
 from fedopt.errors import UserError
 from fedopt.metrics import Metric

@@ -30,7 +30,7 @@ from fedopt.commands import tune as command
 from fedopt.commands.new import TEMPLATES
 from fedopt.comparing import unequal
 from fedopt.comparing.recorded import read
-from fedopt.config.compose import compose
+from fedopt.config.composed import compose
 from fedopt.config.files import options
 from fedopt.errors import UserError, of_machine
 from fedopt.jobs.job import Outcome

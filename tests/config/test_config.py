@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from support.cases import few
 from support.command import PAIR, ROOT, fedopt, one_line
 
-from fedopt.config.compose import compose, merge
+from fedopt.config.composed import compose, merge
 from fedopt.config.files import CONF, content, display_name, flat, options
 from fedopt.config.settings import Participation
 from fedopt.config.tuned import tuned_names

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedopt.config.build import build
-from fedopt.config.compose import compose, recorded
+from fedopt.config.composed import compose, recorded
 from fedopt.config.schedules import LocalWork, Schedule
 from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError

@@ -18,7 +18,7 @@ from fedopt.commands import compare
 from fedopt.comparing.recorded import usable
 from fedopt.comparing.sweep_table import report
 from fedopt.config.build import build_target
-from fedopt.config.compose import recorded
+from fedopt.config.composed import recorded
 from fedopt.data.folders import Folder
 from fedopt.errors import UserError
 from fedopt.results import journal

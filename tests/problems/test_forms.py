@@ -8,7 +8,7 @@ import torch
 from support.cases import few
 from torch.func import grad, jacrev, vmap
 
-from fedopt.config.compose import compose
+from fedopt.config.composed import compose
 from fedopt.federation.draws import Full, draw
 from fedopt.federation.oracles import Oracles
 from fedopt.problems.quadratic_minimisation import QuadraticMinimisation

@@ -10,7 +10,7 @@ import pytest
 from safetensors import safe_open
 from support.command import TINY, fedopt, start
 
-from fedopt.config.compose import compose
+from fedopt.config.composed import compose
 from fedopt.jobs.job import Job
 from fedopt.results.folder import FILES, RunFolder
 

@@ -11,7 +11,7 @@ import pytest
 from support.command import TINY, fedopt, start
 
 from fedopt.commands import new
-from fedopt.config.compose import compose
+from fedopt.config.composed import compose
 from fedopt.errors import UserError
 from fedopt.files.writing import write_atomically
 from fedopt.jobs.job import Job

@@ -25,7 +25,7 @@ from support.command import ROOT, TINY, fedopt, run, start, torchrun
 from fedopt import run as api_run
 from fedopt.commands.run import _last_line
 from fedopt.comparing.sweep_table import differences
-from fedopt.config.compose import compose
+from fedopt.config.composed import compose
 from fedopt.config.words import quoted
 from fedopt.console.bar import Bar
 from fedopt.errors import UserError, cores

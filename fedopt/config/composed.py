@@ -1,0 +1,127 @@
+"""The config of a run as a value: `Composed`, typed and checked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+
+from fedopt.config.build import build, build_target, builder
+from fedopt.config.files import Folders, flat
+from fedopt.config.fits import refuse_misfit
+from fedopt.config.merge import explained, merged, plain, put
+from fedopt.config.settings import Settings
+from fedopt.config.tuned import Tuned
+from fedopt.config.words import key_of, literal, parsed, quoted
+from fedopt.errors import UserError, nearest
+
+
+@dataclass(frozen=True, eq=False)
+class Composed:
+    """The config of a run.
+
+    Args:
+        nodes: All values as dicts, lists, texts and numbers, as ``config.yaml`` has them.
+        chosen: The option of each config group.
+        words: The overrides of the command.
+        folders: Config folders besides fedopt's.
+        tuned: The tuned values that apply.
+        experiment: The node of a published experiment, empty without one.
+    """
+
+    nodes: Mapping[str, Any]
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    tuned: Tuned = field(default_factory=Tuned)
+    experiment: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The parts that every run has, typed. `compose` has seen that they are right; after `merge` this raises UserError."""
+        return checked_settings(self.nodes)
+
+    @cached_property
+    def parts(self) -> dict[str, Any]:
+        """The objects that need no data, by group: algo, partitioner, dataset where the problem has one, and problem, a function
+        of its world. Raises UserError."""
+        groups = ["algo", "partitioner", *["dataset"] * bool(self.nodes["dataset"].get("_target_"))]
+        problem = builder(self.nodes["problem"], "problem", "world")
+        return {group: build_target(self.nodes[group], group) for group in groups} | {"problem": problem}
+
+    def changed(self, **values: Any) -> "Composed":
+        """Return this config with other values of top-level keys that need no check: seed, resume, output_dir."""
+        words = [word for word in self.words if key_of(word) not in values]
+        words += [f"{key}={quoted(value) if isinstance(value, str) else value}" for key, value in values.items()]
+        return replace(self, nodes={**self.nodes, **values}, words=tuple(words))
+
+
+def compose(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
+    """Return the config that ``fedopt WORDS`` has.
+
+    Args:
+        words: Overrides as on the command line.
+        folders: Your config folders.
+
+    Raises:
+        UserError: Something in it is wrong that shows before data are read.
+    """
+    composed = merge(words, folders)
+    _ = composed.settings  # which are checked now
+    return composed
+
+
+def merge(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
+    """As `compose`, without a check of values: for what explains them."""
+    given, others = tuple(words), tuple(map(str, folders))
+    with explained(given, others):
+        config, chosen, tuned, experiment = merged(given, others)
+        nodes = plain(config)
+    return Composed(nodes, chosen, given, others, tuned, experiment)
+
+
+def recorded(
+    nodes: Mapping[str, Any],
+    words: Sequence[str] = (),
+    chosen: Mapping[str, str] | None = None,
+    tuned: Tuned | None = None,
+) -> Composed:
+    """Return the config of a run as its ``config.yaml`` has it, with other values where words set them.
+
+    Args:
+        nodes: The content of ``config.yaml``.
+        words: Overrides as on the command line.
+        chosen: The option of each config group, as the run's card has it.
+        tuned: The tuned values that applied.
+
+    Raises:
+        UserError: A value does not fit.
+    """
+    config = OmegaConf.create(_literal(nodes))
+    for word in parsed(words):
+        key = word.key_or_group
+        if word.is_add() or word.is_delete() or OmegaConf.select(config, key, default=config) is config:
+            raise UserError(f"{key}: the run that goes on has no such key{nearest(key, [*flat(nodes)])}")
+        put(config, key, word.value())
+    composed = Composed(plain(config), chosen or {}, tuple(words), tuned=tuned or Tuned())
+    _ = composed.settings  # which are checked now
+    return composed
+
+
+def _literal(node: Any) -> Any:
+    """With texts that OmegaConf takes as they are: a config.yaml that somebody sent refers to nothing."""
+    if isinstance(node, Mapping):
+        return {key: _literal(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [*map(_literal, node)]
+    return literal(node) if isinstance(node, str) else node
+
+
+def checked_settings(nodes: Mapping[str, Any]) -> Settings:
+    """The typed parts of a config. Raises UserError for an unknown key, a wrong value, and a pair that does not fit."""
+    if missing := next((key for key, value in flat(nodes).items() if value == MISSING), ""):
+        raise UserError(f"{missing}: a value must be given")
+    settings = build(Settings, nodes)
+    refuse_misfit(*(str(nodes[group].get("_target_")) for group in ("algo", "problem")))
+    return settings

@@ -1,0 +1,60 @@
+"""Which algorithms fit which problems, by the classes of problems that they name."""
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedopt.config.files import Folders, class_path, options
+from fedopt.errors import UserError
+
+# What scripts/docs says of fedopt's classes, so that help and mistakes import nothing: the types of their fields, in words, and the
+# classes of problems that they fit
+CLASSES: dict[str, Any] = json.loads(Path(__file__).with_name("classes.json").read_text(encoding="utf-8"))
+
+
+def refuse_misfit(algo: str, problem: str) -> None:
+    """Raise UserError if an algorithm solves no problems of this class.
+
+    A user's own class, of which nothing is known here, says it when it is built.
+
+    Args:
+        algo: Path of the algorithm's class.
+        problem: Path of the problem's class.
+    """
+    solves, kind = (CLASSES.get(path, {}).get("fits") for path in (algo, problem))
+    if solves and kind and not {*kind} & {*solves}:
+        problems, methods = ("|".join(that_fit(*wanted)) for wanted in (("problem", solves), ("algo", kind)))
+        raise UserError(
+            f"algo and problem do not fit: this algorithm solves {', '.join(solves)} problems (problem={problems}), and this "
+            f"problem is {kind[0]} (algo={methods}){other_solution(solves, kind)}"
+        )
+
+
+def choice(lacking: Sequence[str], chosen: Mapping[str, str], folders: Folders) -> str:
+    """Say what may be chosen from the first group that a command lacks: what fits the option of the other, if that is fedopt's."""
+    group, *others = lacking
+    other = "problem" if group == "algo" else "algo"
+    kinds = [] if others else CLASSES.get(class_path(other, chosen[other], folders), {}).get("fits")
+    if kinds:
+        return f" of those that fit {chosen[other]}: {', '.join(that_fit(group, kinds))}"
+    return f"; fedopt list {group} shows them"
+
+
+def other_solution(solves: Collection[str], kind: Collection[str]) -> str:
+    """Say why an algorithm for `solves` is refused on a problem of a class in `kind`, if they differ in what is local, or known."""
+    if "known_outer" in solves and {"two_level", "compositional"} & {*kind}:
+        return "; it needs two levels, the last of which is one function that everyone knows"
+    solved, given = (
+        {re.sub("two_level|known_outer", "compositional", name).removeprefix("local_") for name in n}
+        for n in (solves, kind)
+    )
+    if not solved & given:
+        return ""
+    return "; a lower level or a composition that is local to each client has another solution than one of all clients"
+
+
+def that_fit(group: str, classes: Collection[str]) -> list[str]:
+    """Return fedopt's options of a group that are of one of these classes of problems."""
+    return [name for name in options(group) if {*CLASSES[class_path(group, name)]["fits"]} & {*classes}]

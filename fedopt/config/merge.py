@@ -1,0 +1,156 @@
+"""Files, tuned values and the values of a command become one config."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from fedopt.config.explain import explain
+from fedopt.config.files import CONF, GROUPS, Folders, flat, options
+from fedopt.config.fits import CLASSES, choice
+from fedopt.config.hydra import chosen_files
+from fedopt.config.sent import check_folders, refuse_expanding, refuse_hydra, refuse_outside
+from fedopt.config.tuned import Tuned, keeps_defaults, other_model, overlap, tuned_values
+from fedopt.config.words import key_of, parsed
+from fedopt.errors import UserError, first_line, nearest, unknown
+
+
+@contextmanager
+def explained(words: tuple[str, ...], folders: tuple[str, ...]) -> Iterator[None]:
+    """Turn what Hydra and OmegaConf raise into a UserError in the words of the command."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error if os.environ.get("HYDRA_FULL_ERROR") == "1" else None
+        raise UserError(explain(error, words, keys_of(words, folders))) from cause
+
+
+def merged(
+    words: tuple[str, ...], folders: tuple[str, ...]
+) -> tuple[DictConfig, dict[str, str], Tuned, dict[str, Any]]:
+    """Files of the groups by Hydra, then tuned values, then the values of the command.
+
+    Words that add or remove keys go to Hydra with those that choose files. This takes long: configs that differ in values only
+    share it. Raises UserError, hydra's and omegaconf's errors.
+    """
+    refuse_hydra(words)
+    state = check_folders(folders)
+    check_choices(words, folders)
+    overrides = dict(zip(words, parsed(words), strict=True))
+    for word, override in overrides.items():
+        if override.is_sweep_override():
+            raise UserError(f"{word}: several values are a sweep, with -m, or a list, in square brackets")
+    roots = [CONF, *map(Path, folders)]
+    groups = {key for key in map(key_of, words) if key != "preset" and any((root / key).is_dir() for root in roots)}
+    sets_value = re.compile(r"\w+(\.\w+)*=")  # of a word that neither adds nor removes
+    setting = {word: o for word, o in overrides.items() if sets_value.match(word) and key_of(word) not in groups}
+    files, chosen, experiment = chosen_files(tuple(word for word in words if word not in setting), folders, state)
+    config = deepcopy(files)
+    if lacking := [group for group in ("algo", "problem") if chosen.get(group, "null") in ("null", "None")]:
+        refuse_mistyped(words)
+        raise UserError(f"{lacking[0]}: is missing; {lacking[0]}=NAME chooses one{choice(lacking, chosen, folders)}")
+    if config.output_dir is not None and "output_dir" not in map(key_of, words):
+        refuse_outside(str(config.output_dir), folders)
+    tuned = _add_tuned(config, chosen, [*overrides.values()], folders)
+    metric = OmegaConf.select(config, "eval.metric")
+    for word, override in setting.items():
+        key, value = override.key_or_group, override.value()
+        if "." not in key and isinstance(config.get(key), DictConfig) and not isinstance(value, dict):
+            raise UserError(f"{word}: is set by its keys, {key}.KEY=VALUE")
+        try:
+            put(config, key, value)
+        except (ConfigAttributeError, ConfigKeyError):
+            raise
+        except (OmegaConfBaseException, TypeError, ValueError):
+            raise UserError(f"{word}: this key holds no such value") from None
+    limits = {
+        o.key_or_group
+        for o in setting.values()
+        if o.key_or_group.startswith("budget.") and o.key_or_group != "budget.until" and o.value() is not None
+    }
+    if limits and "budget.rounds" not in map(key_of, words):
+        config.budget.rounds = None  # what the command does not ask for ends no run
+    if OmegaConf.select(config, "eval.metric") != metric and "eval.target" not in map(key_of, words):
+        config.eval.target = None  # the tuned one is of another metric
+    return config, chosen, tuned, experiment
+
+
+def refuse_mistyped(words: Iterable[str]) -> None:
+    """Raises UserError for a word that may have meant a config group: a command that lacks one says this first."""
+    known = [*dict.fromkeys([*GROUPS, *(key.partition(".")[0] for key in CLASSES["Settings"]["fields"])])]
+    for word in words:
+        name = key_of(word).partition(".")[0]
+        if name not in known and (near := nearest(name, known)):
+            raise UserError(f"{word}: there is no {name}{near}")
+
+
+def put(config: DictConfig, key: str, value: Any, force_add: bool = False) -> None:
+    """A schedule, which has a `kind`, takes the place of another as a whole."""
+    is_schedule = isinstance(value, dict) and "kind" in value
+    OmegaConf.update(config, key, value, merge=not is_schedule, force_add=force_add)
+
+
+def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Override], folders: Folders) -> Tuned:
+    """Put the tuned values of the chosen pair into the config, except for keys that the command adds or removes."""
+    by_command = {override.key_or_group: override for override in overrides}
+    wanted = str(by_command["preset"].value() if "preset" in by_command else config.get("preset"))
+    name, values = tuned_values(wanted, chosen, folders)
+    done = [key for key, override in by_command.items() if override.is_add() or override.is_delete()]
+    others = {*GROUPS} - {"algo"}  # an option that was chosen may lack the key
+    there = (
+        k
+        for k in values
+        if k.partition(".")[0] not in others or OmegaConf.select(config, k, default=MISSING) != MISSING
+    )
+    values = {key: values[key] for key in there}
+    for key, value in values.items():
+        if not any(overlap(key, other) for other in done):
+            put(config, key, value, force_add=True)
+    pair = f"{chosen['algo']} on {chosen['problem']}"
+    keys = tuple(key for key in values if not any(overlap(key, other) for other in by_command.keys() - {*GROUPS}))
+    if not name:
+        return Tuned(pair=pair, left_out=wanted == "none")
+    beside = other_model({key: o.value() for key, o in by_command.items()}, chosen, folders)
+    return Tuned(name, pair, keys, beside, defaults=keeps_defaults(name, folders))
+
+
+def check_choices(words: Iterable[str], folders: Folders = ()) -> None:
+    """Raises UserError where a word of a command chooses what a config group does not have: Hydra follows '..' out of the group."""
+    for word in words:
+        group, _, name = word.lstrip("+").partition("=")
+        names = options(group, folders) if re.fullmatch(r"\w+", group) else []
+        if names and name and "," not in name and name.strip("'\"") not in names:
+            if other := next((kind for kind in GROUPS if group in GROUPS and name in options(kind, folders)), ""):
+                raise UserError(f"{group}={name}: {name} is chosen with {other}={name}; there are {', '.join(names)}")
+            raise UserError(unknown(group, name, names))
+
+
+def keys_of(words: Iterable[str], folders: Folders = ()) -> list[str]:
+    """The config groups, and the dotted keys of the config that the words' choices from them compose to."""
+    choices = tuple(word for word in words if key_of(word) in GROUPS and not set(word) & set(", ()[]{}"))
+    try:
+        config = plain(merged(choices, tuple(map(str, folders)))[0], resolve=False)
+    except (UserError, HydraException, OmegaConfBaseException):
+        return list(GROUPS)
+    return [*GROUPS, *(key for key in flat(config) if not key.rpartition(".")[2].startswith("_"))]
+
+
+def plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
+    """The config as dicts, lists, texts and numbers. Raises UserError where a value refers to nothing, or to far too much."""
+    try:
+        nodes = OmegaConf.to_container(config, resolve=False)
+        if resolve and "${" in str(nodes):
+            refuse_expanding(nodes)
+            nodes = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key}: {first_line(error)}") from None
+    assert isinstance(nodes, dict)
+    return {str(key): value for key, value in nodes.items()}
