@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch import Tensor, nn
 
-    from fedopt.comparing.comparison import Comparison
+    from fedopt.analysis.comparison import Comparison
     from fedopt.metrics import Metric
 
 Which = Literal["last", "best"]
@@ -340,7 +340,7 @@ def compare(
     Raises:
         UserError: There is nothing to compare.
     """
-    from fedopt.comparing.comparison import compared
+    from fedopt.analysis.comparison import compared
 
     if not runs:
         raise UserError("no run to compare: the list of runs is empty")

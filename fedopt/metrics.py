@@ -12,6 +12,19 @@ from typing import Literal
 
 from fedopt.errors import UserError
 
+COSTS = {  # what a run spends: the columns of metrics.csv whose sum it is, its label, and what it counts
+    "comm_rounds": (("comm_rounds",), "communication rounds", "trips from the server to clients and back"),
+    "bytes": (("bytes_down", "bytes_up"), "communication", "bytes down and up, of all clients"),
+    "seconds": (("train_seconds",), "training time (s)", "seconds without evaluations"),
+    "round": (("round",), "rounds", "steps of the server"),
+    "grad_calls": (("grad_calls",), "client gradients", "gradients of all clients"),
+    "oracle_calls": (
+        ("grad_calls", "hvp_calls", "jvp_calls"),
+        "client gradients and vector products",
+        "gradients, Hessian- and Jacobian-vector products of all clients",
+    ),
+}
+
 
 @dataclass(frozen=True)
 class Metric:

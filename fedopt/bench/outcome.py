@@ -12,17 +12,17 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 
+from fedopt.analysis.tables import write_table
 from fedopt.bench.space import words_of
 from fedopt.bench.trials import FIRST_SEED, STAGES, Search, Trial
-from fedopt.comparing.tables import write_table
 from fedopt.config.composed import compose
 from fedopt.config.files import content, display_name
 from fedopt.config.tuned import tuned_values
 from fedopt.config.words import key_of, parsed
 from fedopt.console.say import say
+from fedopt.drawing import figures
 from fedopt.errors import UserError
 from fedopt.files.writing import write_atomically, yaml_text
-from fedopt.results import figures
 from fedopt.results.folder import RunFolder
 
 COLUMNS, PANEL = 4, 2.4  # of the picture, and inches of each

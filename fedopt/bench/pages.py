@@ -10,18 +10,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from fedopt.analysis.runs import Recorded
+from fedopt.analysis.tables import latex, markdown, print_table, write_table
 from fedopt.bench.outcome import best_of, mark_trials
 from fedopt.bench.rank import BUDGETS, pairs, profile, scores, solved, worth
 from fedopt.bench.space import words_of
 from fedopt.bench.suite import CURRENCIES, Result, Suite, Task, rows, tasks
 from fedopt.bench.trials import FIRST_SEED, STAGES
-from fedopt.comparing.recorded import Recorded
-from fedopt.comparing.tables import latex, markdown, print_table, write_table
 from fedopt.config.files import Folders, certainty, display_name
 from fedopt.console.texts import markdown_cell, printable
+from fedopt.drawing import figures
 from fedopt.files.reading import read_json
 from fedopt.files.writing import write_atomically
-from fedopt.results import figures
 
 SHARES = BUDGETS[::4]  # at which curves of a metric are drawn
 NAMES = {"comm_rounds": "communication rounds", "bytes": "bytes", "oracle_calls": "oracle calls"}

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedopt.analysis.runs import Recorded
 from fedopt.bench.trials import STAGES, How, Search, Trial, ended
 from fedopt.bench.tune import planned_searches, refuse_unfinished, search_all
-from fedopt.comparing.recorded import Recorded
 from fedopt.config.build import build
 from fedopt.config.composed import compose
 from fedopt.config.files import CONF, content, options

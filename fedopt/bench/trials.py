@@ -20,17 +20,16 @@ import optuna
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import create_trial
 
+from fedopt.analysis.runs import Recorded, read
 from fedopt.bench import SAMPLERS
 from fedopt.bench.space import Point, Range, cube, words_of
-from fedopt.comparing.recorded import Recorded, read
 from fedopt.config.composed import compose
 from fedopt.config.files import flat
 from fedopt.config.words import key_of
 from fedopt.errors import UserError, first_line, nearest
 from fedopt.files.writing import write_atomically
 from fedopt.jobs.job import Job
-from fedopt.metrics import Metric
-from fedopt.results.figures import COSTS
+from fedopt.metrics import COSTS, Metric
 from fedopt.results.folder import OVER, RunFolder, numbers_of
 from fedopt.results.identity import stamp
 

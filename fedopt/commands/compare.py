@@ -7,15 +7,16 @@ import argparse
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from fedopt.analysis.comparison import TABLES, Look, compared
+from fedopt.analysis.lines import BANDS
+from fedopt.analysis.summary import COLUMNS, shown_table, tests_shown
+from fedopt.analysis.tables import print_table, write_table
+from fedopt.analysis.unequal import amount
 from fedopt.commands.answer import Parser, answer, number, some_of
-from fedopt.comparing.comparison import TABLES, Look, compared
-from fedopt.comparing.curves import BANDS
-from fedopt.comparing.shown import COLUMNS, shown_table, tests_shown
-from fedopt.comparing.tables import print_table, write_table
-from fedopt.comparing.unequal import amount
 from fedopt.config.build import build
 from fedopt.console.say import tell
-from fedopt.results.figures import COSTS, FORMATS, LEGENDS, STYLE, WIDTH
+from fedopt.drawing.figures import FORMATS, LEGENDS, STYLE, WIDTH
+from fedopt.metrics import COSTS
 
 
 def main() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from fedopt.commands.answer import Parser, answer, positive
 from fedopt.console.say import note, show
+from fedopt.drawing.live import serve
 from fedopt.errors import UserError
-from fedopt.pages.live import serve
-from fedopt.papers.sections import page, stamp
+from fedopt.papers.page import page, stamp
 
 
 def main() -> None:

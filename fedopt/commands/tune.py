@@ -22,11 +22,11 @@ def _main() -> int:
     given = _arguments()
     if find_spec("optuna") is None:
         raise UserError("fedopt-tune needs Optuna: pip install 'fedopt[tune]'")
+    from fedopt.analysis.tables import print_table
     from fedopt.bench.outcome import run_words, value_of, winners, with_values, write, write_tuned
     from fedopt.bench.space import words_of
     from fedopt.bench.trials import How
     from fedopt.bench.tune import planned_searches, search_all
-    from fedopt.comparing.tables import print_table
 
     how = How(given.trials, given.seeds, given.sampler, given.seed, given.prune and not given.launcher, given.again)
     launcher = launcher_of(given)

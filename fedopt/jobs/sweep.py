@@ -20,7 +20,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedopt.comparing.sweep_table import differences, report
+from fedopt.analysis.sweeps import differences, report
 from fedopt.config.composed import Composed, compose
 from fedopt.config.explain import explain
 from fedopt.config.files import CONF

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, model_validator
 from pydantic.dataclasses import dataclass
 
-from fedopt.comparing.tables import moments, plus_minus
+from fedopt.analysis.tables import moments, plus_minus
 from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable, parsed
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedopt.comparing.curves import FEW, curve, draw_line, explained
-from fedopt.comparing.recorded import Recorded
+from fedopt.analysis.lines import FEW, curve, draw_line, explained
+from fedopt.analysis.runs import Recorded
+from fedopt.drawing.figures import describe, grid, is_share, look, plt, save, spans_decades, styled, within
+from fedopt.drawing.figures import marks as line_marks
 from fedopt.papers.measure import Mark
 from fedopt.papers.published import Published
-from fedopt.results.figures import describe, grid, is_share, look, plt, save, spans_decades, styled, within
-from fedopt.results.figures import marks as line_marks
 
 NO_LINE: dict[str, Any] = {"linestyle": "none"}
 STAR = NO_LINE | {"marker": "*", "markersize": 8, "markeredgecolor": "white", "markeredgewidth": 0.4}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedopt.comparing.tables import markdown, plus_minus, write_table
+from fedopt.analysis.tables import markdown, plus_minus, write_table
 from fedopt.errors import UserError
 from fedopt.files.reading import read_bytes
 from fedopt.files.tables import read_table

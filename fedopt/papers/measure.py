@@ -19,10 +19,9 @@ import numpy as np
 from pydantic import PlainValidator, ValidationInfo
 from simpleeval import SimpleEval
 
-from fedopt.comparing.recorded import Recorded
+from fedopt.analysis.runs import Recorded
 from fedopt.errors import UserError, nearest
-from fedopt.metrics import Metric
-from fedopt.results.figures import COSTS
+from fedopt.metrics import COSTS, Metric
 
 
 class Unmeasurable(Exception):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedopt.comparing.recorded import Recorded, noting, read
-from fedopt.comparing.tables import beside_paper, moments, print_table, write_table
+from fedopt.analysis.runs import Recorded, noting, read
+from fedopt.analysis.tables import beside_paper, moments, print_table, write_table
 from fedopt.console.say import tell
 from fedopt.papers import claims
 from fedopt.papers.figure import curves, draw_curves, draw_points

@@ -163,7 +163,7 @@ def pictures(folder: RunFolder, metrics: Sequence[Metric], source: str | None, b
     if not PICTURES:
         yield
         return
-    from fedopt.results import figures  # which takes a second to import
+    from fedopt.drawing import figures  # which takes a second to import
 
     if begun is not None and begun.labels is not None:
         figures.partition(folder.path / "partition.png", begun.splits["train"], begun.labels, begun.class_names)

@@ -10,7 +10,7 @@ from support.samples import rows_of, sampling
 
 import fedopt
 from fedopt.algorithms import localbsg
-from fedopt.comparing.recorded import read
+from fedopt.analysis.runs import read
 from fedopt.errors import UserError
 from fedopt.federation.draws import Steps, draw
 from fedopt.papers import published

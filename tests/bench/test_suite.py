@@ -14,11 +14,11 @@ import pytest
 from support.cases import few
 from support.command import ROOT, code_of
 
+from fedopt.analysis.runs import Recorded
 from fedopt.bench.pages import NAMES
 from fedopt.bench.rank import LEVEL
 from fedopt.bench.suite import CURRENCIES, Task, reached, tasks
 from fedopt.commands import bench
-from fedopt.comparing.recorded import Recorded
 from fedopt.config.composed import compose
 from fedopt.config.words import key_of
 from fedopt.errors import UserError

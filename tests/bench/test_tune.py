@@ -22,20 +22,20 @@ from support.cases import few
 from support.command import ROOT, code_of
 
 import fedopt
+from fedopt.analysis import unequal
+from fedopt.analysis.runs import read
 from fedopt.bench import tune as searching
 from fedopt.bench.outcome import best_of
 from fedopt.bench.space import Range, cube, default_ranges, read_range, roles
 from fedopt.bench.trials import FIRST_SEED, Worse
 from fedopt.commands import tune as command
 from fedopt.commands.new import TEMPLATES
-from fedopt.comparing import unequal
-from fedopt.comparing.recorded import read
 from fedopt.config.composed import compose
 from fedopt.config.files import options
+from fedopt.drawing import figures
 from fedopt.errors import UserError, of_machine
 from fedopt.jobs.job import Outcome
 from fedopt.metrics import Metric
-from fedopt.results import figures
 from fedopt.running.assemble import assemble
 from fedopt.running.loop import begin, loop
 

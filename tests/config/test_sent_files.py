@@ -14,9 +14,9 @@ from support.cases import few
 from support.command import PAIR, TINY, code_of, fedopt, run
 from support.records import record
 
+from fedopt.analysis.runs import usable
+from fedopt.analysis.sweeps import report
 from fedopt.commands import compare
-from fedopt.comparing.recorded import usable
-from fedopt.comparing.sweep_table import report
 from fedopt.config.build import build_target
 from fedopt.config.composed import recorded
 from fedopt.data.folders import Folder

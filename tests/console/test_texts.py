@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from support.command import code_of
 from support.records import record
 
+from fedopt.analysis.sweeps import report
+from fedopt.analysis.tables import latex, markdown, write_table
 from fedopt.commands import compare
-from fedopt.comparing.sweep_table import report
-from fedopt.comparing.tables import latex, markdown, write_table
 from fedopt.console.texts import csv_cell, latex_cell, markdown_cell, printable
-from fedopt.results.figures import cut
+from fedopt.drawing.figures import cut
 
 EVIL = "\x1b]0;title\x07\x1b[2J\u202eabc\r\x9b31m<script>alert(1)</script>[a](javascript:x)|$\\input{/etc/passwd}$"
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from support.command import TINY, fedopt, start
 
-from fedopt.comparing import sweep_table
+from fedopt.analysis import sweeps
 from fedopt.config import build, compose
 from fedopt.jobs import sweep
 
@@ -134,11 +134,11 @@ def test_refused_runs_and_other_data_are_not_pooled(tmp_path, capsys):
         metric = {"name": "loss", "label": "loss", "unit": "", "better": "lower", "scale": "log", "bounds": True}
         (run / "run.json").write_text(json.dumps({"overrides": [f"seed={seed}"], "data": data, "metrics": [metric]}))
         (run / "summary.json").write_text(json.dumps({"status": "finished", "final": {"loss": 1.0 + seed}}))
-    assert sweep_table.report(tmp_path) == 0
+    assert sweeps.report(tmp_path) == 0
     out = capsys.readouterr().out
     assert re.search(r"aaaaaaaa +2 +1\.50 ± 0\.71", out)
     assert re.search(r"bbbbbbbb +1 +3", out)
-    assert sweep_table.report(tmp_path, {tmp_path / "seed0": "other values", tmp_path / "seed1": "other values"}) == 0
+    assert sweeps.report(tmp_path, {tmp_path / "seed0": "other values", tmp_path / "seed1": "other values"}) == 0
     out = capsys.readouterr().out
     assert re.search(r"3 +2 refused, 1 finished +3", out)
     assert "3 runs: 2 refused, 1 finished" in out

@@ -19,18 +19,19 @@ from support.cases import few
 from support.command import ROOT, Result, code_of, fedopt
 from support.records import FEDAVG, record
 
+from fedopt.analysis.runs import read as read_run
+from fedopt.analysis.tables import plus_minus
 from fedopt.commands import reproduce
-from fedopt.comparing import recorded
-from fedopt.comparing.tables import plus_minus
 from fedopt.config.build import build, checked, target
 from fedopt.config.settings import Budget, Evaluation, Participation
 from fedopt.data.ragged import Ragged
+from fedopt.drawing import figures
 from fedopt.errors import UserError
 from fedopt.papers import claims, published, report
 from fedopt.papers.figure import CURVES, curves, draw_curves, draw_points
 from fedopt.papers.kept import draw_again
 from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable
-from fedopt.results import figures, identity
+from fedopt.results import identity
 from fedopt.results.folder import RunFolder
 
 TINY = {"problem": {"examples": 40}, "budget": {"rounds": 4}, "eval": {"every": 1}, "hardware": {"threads": 1}}
@@ -69,7 +70,7 @@ def command(tmp_path, monkeypatch, capsys):
 
 def seed_runs(runs, metric="test_accuracy", x="round", points=None, point=None):
     """runs: label -> run folder."""
-    read = {label: recorded.read(folder, x) for label, folder in runs.items()}
+    read = {label: read_run(folder, x) for label, folder in runs.items()}
     return SeedRuns(read, x, metric, points or {}, point or {})
 
 
@@ -383,9 +384,7 @@ def test_curves(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
     runs = {
-        label: [
-            recorded.read(record(tmp_path / f"{label}{s}", (s + 1, 4), s, metric="distance"), "round") for s in (0, 1)
-        ]
+        label: [read_run(record(tmp_path / f"{label}{s}", (s + 1, 4), s, metric="distance"), "round") for s in (0, 1)]
         for label in "ABC"
     }
     node = {**FEDMSA, "lines": {label: [] for label in "ABC"}, "y": ["distance", "train_loss"], "x": "round"}
@@ -412,10 +411,10 @@ def test_a_line_says_that_a_run_diverged(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
     runs = {
-        "A": [recorded.read(record(tmp_path / f"a{s}", (1, 2), s, metric="distance"), "round") for s in (0, 1)],
+        "A": [read_run(record(tmp_path / f"a{s}", (1, 2), s, metric="distance"), "round") for s in (0, 1)],
         "B": [
-            recorded.read(record(tmp_path / "b0", (1, 3, 2), 0, metric="distance"), "round"),
-            recorded.read(record(tmp_path / "b1", (1, 9), 1, metric="distance", status="diverged"), "round"),
+            read_run(record(tmp_path / "b0", (1, 3, 2), 0, metric="distance"), "round"),
+            read_run(record(tmp_path / "b1", (1, 9), 1, metric="distance", status="diverged"), "round"),
         ],
     }
     node = {**FEDMSA, "lines": {"A": [], "B": []}, "y": "distance", "x": "round", "scale": "linear"}
@@ -439,7 +438,7 @@ def test_panels(y_from, bottom, tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
     labels = [f"{method}, q = {q}" for q in (1, 2, 3) for method in "AB"]
-    runs = {label: [recorded.read(record(tmp_path / label, (1, 4), 0, metric="distance"), "round")] for label in labels}
+    runs = {label: [read_run(record(tmp_path / label, (1, 4), 0, metric="distance"), "round")] for label in labels}
     panels = {f"q = {q}": [f"A, q = {q}", f"B, q = {q}"] for q in (1, 2, 3)}
     node = {**FEDMSA, "lines": {label: [] for label in labels}, "panels": panels, "x": "round", "y_from": y_from}
     node["y_label"] = "a label that is much longer than the axis that it belongs to"
@@ -600,7 +599,7 @@ def test_the_slope_that_the_paper_has(measure, paper, slope):
 def test_the_papers_numbers_are_drawn(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
-    runs = {label: [recorded.read(record(tmp_path / label, (10, 90, 94)), "round")] for label in "AB"}
+    runs = {label: [read_run(record(tmp_path / label, (10, 90, 94)), "round")] for label in "AB"}
     numbers = {"at('A', 10)": "91", "best('B')": "92 to 93"}
     stated = [{"says": "a", "measure": m, "at_least": 0, "paper": p} for m, p in numbers.items()]
     node = {**FEDMSA, "lines": {"A": [], "B": []}, "x": "round", "y": "test_accuracy", "claims": stated}
@@ -623,7 +622,7 @@ def test_the_papers_numbers_are_drawn(tmp_path, monkeypatch):
 def test_values_that_span_decades_are_drawn_on_a_logarithmic_axis(metric, values, scale, tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
-    runs = {"A": [recorded.read(record(tmp_path / "a", values, metric=metric), "round")]}
+    runs = {"A": [read_run(record(tmp_path / "a", values, metric=metric), "round")]}
     node = {**FEDMSA, "lines": {"A": []}, "x": "round", "y": metric}
     for said, expected in (("auto", scale), ("linear", "linear"), ("log", "log")):
         described = build(published.Published, {**node, "scale": said}, "experiment")

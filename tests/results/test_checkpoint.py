@@ -11,11 +11,12 @@ import pytest
 import torch
 from support.command import TINY, fedopt, one_line, without_time
 
+from fedopt.drawing import figures
 from fedopt.errors import UserError
 from fedopt.federation import round as of_round
 from fedopt.federation.memory import Memory
 from fedopt.randomness import keyed_rng
-from fedopt.results import checkpoint, figures, journal
+from fedopt.results import checkpoint, journal
 from fedopt.results.journal import Journal
 from fedopt.testing.harness import small, steps
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedopt.data.ragged import Ragged
-from fedopt.results import figures
+from fedopt.drawing import figures
 
 
 def test_a_heat_map_shows_clients_at_equal_distances(monkeypatch, tmp_path):

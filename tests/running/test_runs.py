@@ -23,15 +23,14 @@ from support.cases import few
 from support.command import ROOT, TINY, fedopt, run, start, torchrun
 
 from fedopt import run as api_run
+from fedopt.analysis.sweeps import differences
 from fedopt.commands.run import _last_line
-from fedopt.comparing.sweep_table import differences
 from fedopt.config.composed import compose
 from fedopt.config.words import quoted
 from fedopt.console.bar import Bar
+from fedopt.drawing import figures
 from fedopt.errors import UserError, cores
-from fedopt.metrics import Metric
-from fedopt.results import figures
-from fedopt.results.figures import COSTS
+from fedopt.metrics import COSTS, Metric
 from fedopt.results.folder import RunFolder
 from fedopt.results.identity import stamp
 from fedopt.running.display import Display

@@ -110,7 +110,7 @@ def warm() -> None:
         "fedopt.running.lifecycle",
         "fedopt.bench.outcome",
         "fedopt.bench.tune",
-        "fedopt.results.figures",
+        "fedopt.drawing.figures",
         "matplotlib.figure",
         "matplotlib.backends.backend_agg",
     ):

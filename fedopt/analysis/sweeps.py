@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedopt.comparing.tables import moments, plus_minus, print_table, write_table
+from fedopt.analysis.tables import moments, plus_minus, print_table, write_table
 from fedopt.config.composed import Composed
 from fedopt.config.files import GROUPS, flat
 from fedopt.console.say import tell

@@ -11,16 +11,16 @@ from typing import Any
 
 import pandas as pd
 
-from fedopt.comparing.comparison import Comparison, compared
-from fedopt.comparing.groups import default_keys, first_metric
-from fedopt.comparing.recorded import ABSENT, NO_RUN, Recorded, gathered, noting, read
-from fedopt.comparing.sections import sections
-from fedopt.comparing.tables import beside_paper
+from fedopt.analysis.comparison import Comparison, compared
+from fedopt.analysis.groups import default_keys, first_metric
+from fedopt.analysis.page import sections
+from fedopt.analysis.runs import ABSENT, NO_RUN, Recorded, gathered, noting, read
+from fedopt.analysis.tables import beside_paper
 from fedopt.console.say import heard, note
+from fedopt.drawing.page import Page, Section, Table
 from fedopt.errors import UserError
 from fedopt.files.reading import BROKEN, read_bytes
 from fedopt.files.tables import read_table
-from fedopt.pages.page import Page, Section, Table
 from fedopt.papers.claims import COLUMNS
 from fedopt.papers.kept import LARGEST, REMEDY, claims_shown, rows_of
 from fedopt.papers.published import load

@@ -53,7 +53,7 @@ class Page(NamedTuple):
     notes: Sequence[str] = ()
 
     def html(self, stamp: str = "") -> str:
-        """stamp: of a page that is served and refreshes itself (`fedopt.pages.live`). Raises UserError without plotly."""
+        """stamp: of a page that is served and refreshes itself (`fedopt.drawing.live`). Raises UserError without plotly."""
         from jinja2 import Environment
 
         template = Environment(autoescape=True, finalize=_printable).from_string(_file("page.html"))
@@ -84,7 +84,7 @@ def _printable(value: object) -> object:
 
 
 def _file(name: str) -> str:
-    return files("fedopt.pages").joinpath(name).read_text(encoding="utf-8")
+    return files("fedopt.drawing").joinpath(name).read_text(encoding="utf-8")
 
 
 def _packed(text: str) -> str:

@@ -6,11 +6,11 @@ from itertools import chain
 
 import numpy as np
 
-from fedopt.comparing.recorded import ABSENT, CHOSEN, DATA, Recorded, say_skipped
+from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, Recorded, say_skipped
 from fedopt.config.files import display_name
 from fedopt.console.say import note
+from fedopt.drawing.figures import OKABE_ITO
 from fedopt.errors import UserError, among, nearest
-from fedopt.results.figures import OKABE_ITO
 
 LONG = 60  # characters of a label in a legend
 

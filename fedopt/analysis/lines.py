@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from fedopt.comparing.recorded import Recorded
-from fedopt.results.figures import COSTS, plt
+from fedopt.analysis.runs import Recorded
+from fedopt.drawing.figures import plt
+from fedopt.metrics import COSTS
 from fedopt.results.folder import OVER
 
 FEW = 8  # points of a line, which may have bars instead of a band

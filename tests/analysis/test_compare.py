@@ -22,13 +22,14 @@ from support.cases import few
 from support.command import ROOT, code_of
 from support.records import FEDAVG, FEDMSA, MCO, record
 
+from fedopt.analysis import comparison, groups, lines, stats, tables
+from fedopt.analysis.runs import read as read_run
 from fedopt.commands import compare
-from fedopt.comparing import comparison, curves, groups, paired, recorded, tables
 from fedopt.config.tuned import Tuned
+from fedopt.drawing import figures
+from fedopt.drawing.styles import read_style
 from fedopt.errors import UserError
-from fedopt.metrics import TRAIN_LOSS, Metric
-from fedopt.results import figures
-from fedopt.results.styles import read_style
+from fedopt.metrics import COSTS, TRAIN_LOSS, Metric
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_what_the_target_took(tmp_path, command, x, mean, std):
     assert row[f"{x}_to_target_mean"] == pytest.approx(mean)
     assert row[f"{x}_to_target_std"] == pytest.approx(std)
     assert "2 of 3" in out
-    assert f"{figures.COSTS[x][1]} to 85" in out
+    assert f"{COSTS[x][1]} to 85" in out
 
 
 def test_distances_go_down(tmp_path, command):
@@ -166,7 +167,7 @@ def test_groups_by_what_differs(tmp_path):
         runs = []
         for j, config in enumerate(configs):
             folder = record(tmp_path / f"{len(list(tmp_path.iterdir()))}", (1, 2), seed=j, **config)
-            runs.append(recorded.read(folder, "round"))
+            runs.append(read_run(folder, "round"))
         return groups.default_keys(runs)
 
     apart = [{"hardware": {"threads": j}, "logger": {"_target_": f"l{j}"}, "resume": bool(j)} for j in range(2)]
@@ -322,7 +323,7 @@ def test_a_diverged_run_is_not_left_out_of_the_mean(tmp_path, command):
 
 
 def curve(*runs, **options):
-    return [list(part) for part in curves.curve([recorded.read(run, "round") for run in runs], "distance", **options)]
+    return [list(part) for part in lines.curve([read_run(run, "round") for run in runs], "distance", **options)]
 
 
 def test_curve_on_the_union_of_x(tmp_path):
@@ -609,8 +610,8 @@ def test_bands(band, reach, tmp_path, command, drawn):
     assert list(points["low"]) == pytest.approx([50 - reach] * 2)
     assert list(points["high"]) == pytest.approx([50 + reach] * 2)
     assert set(points["band"]) == {band}
-    assert f"bands: {curves.BANDS[band]}" in caption(drawn[0])
-    assert len({*curves.BANDS.values()}) == 4
+    assert f"bands: {lines.BANDS[band]}" in caption(drawn[0])
+    assert len({*lines.BANDS.values()}) == 4
 
 
 @pytest.mark.pictures
@@ -697,7 +698,7 @@ def test_the_styles_that_matplotlib_brings(tmp_path):
 
 @pytest.mark.pictures
 def test_picture(tmp_path, drawn):
-    run = recorded.read(record(tmp_path / "0", (100, 1), metric="distance"), "bytes")
+    run = read_run(record(tmp_path / "0", (100, 1), metric="distance"), "bytes")
     two = {"FedMSA, algo.K=5": [run], "FedAvg": [run]}
     comparison.Comparison([], two, "distance", "bytes", 2.0).draw(tmp_path / "a.png")
     (figure,) = drawn
@@ -1173,22 +1174,22 @@ def test_paired_tests(tmp_path, command):
 
 def test_holm():
     """The smallest times 4, the next times 3, none smaller than one before it, none above 1."""
-    assert paired.holm(np.array([0.9, 0.01, 0.02, 0.021])) == pytest.approx([0.9, 0.04, 0.06, 0.06])
-    assert paired.holm(np.array([0.8, 0.9])) == pytest.approx([1, 1])
-    assert paired.holm(np.array([])).size == 0
+    assert stats.holm(np.array([0.9, 0.01, 0.02, 0.021])) == pytest.approx([0.9, 0.04, 0.06, 0.06])
+    assert stats.holm(np.array([0.8, 0.9])) == pytest.approx([1, 1])
+    assert stats.holm(np.array([])).size == 0
 
 
 def test_no_test_without_pairs(tmp_path, command):
     named(tmp_path / "runs" / "a", "fedmsa", 1, 90)
     named(tmp_path / "runs" / "b", "fedavg", 1, 80, algo=FEDAVG)
     assert "t-test" not in command(tmp_path / "runs")[2]
-    runs = {label: [recorded.read(tmp_path / "runs" / folder, "round")] for label, folder in (("A", "a"), ("B", "b"))}
-    assert paired.tests(runs, "test_accuracy").empty
+    runs = {label: [read_run(tmp_path / "runs" / folder, "round")] for label, folder in (("A", "a"), ("B", "b"))}
+    assert stats.tests(runs, "test_accuracy").empty
     ratios = {}
     for label, values in {"A": (1, 10, 100), "B": (4, 10, 300)}.items():
         folders = [record(tmp_path / label / str(s), (1000, v), s, metric="distance") for s, v in enumerate(values)]
-        ratios[label] = [recorded.read(folder, "round") for folder in folders]
-    (row,) = paired.tests(ratios, "distance").to_dict("records")
+        ratios[label] = [read_run(folder, "round") for folder in folders]
+    (row,) = stats.tests(ratios, "distance").to_dict("records")
     assert row["pair"] == "A / B"
     assert row["ratio of distance to the solution"] == pytest.approx((1 / 12) ** (1 / 3))
 

@@ -7,9 +7,9 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from fedopt.comparing.recorded import ABSENT, Recorded, by_problem
+from fedopt.analysis.runs import ABSENT, Recorded, by_problem
 from fedopt.console.say import note
-from fedopt.results.figures import spans_decades
+from fedopt.drawing.figures import spans_decades
 
 MOST_TESTED = 6  # groups of a problem of which each pair is tested
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fedopt.comparing.groups import differing, order
-from fedopt.comparing.recorded import DATA, Recorded, by_problem
-from fedopt.comparing.tables import in_bytes, plus_minus
-from fedopt.results.figures import COSTS
+from fedopt.analysis.groups import differing, order
+from fedopt.analysis.runs import DATA, Recorded, by_problem
+from fedopt.analysis.tables import in_bytes, plus_minus
+from fedopt.metrics import COSTS
 from fedopt.results.folder import OVER
 
 UNEQUAL = 1.1  # spends whose ratio is larger are named

@@ -22,20 +22,8 @@ from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
 from fedopt.files.tables import read_table
 from fedopt.files.writing import write_atomically
-from fedopt.metrics import Metric
+from fedopt.metrics import COSTS, Metric
 
-COSTS = {  # what a run spends: the columns of metrics.csv whose sum it is, its label, and what it counts
-    "comm_rounds": (("comm_rounds",), "communication rounds", "trips from the server to clients and back"),
-    "bytes": (("bytes_down", "bytes_up"), "communication", "bytes down and up, of all clients"),
-    "seconds": (("train_seconds",), "training time (s)", "seconds without evaluations"),
-    "round": (("round",), "rounds", "steps of the server"),
-    "grad_calls": (("grad_calls",), "client gradients", "gradients of all clients"),
-    "oracle_calls": (
-        ("grad_calls", "hvp_calls", "jvp_calls"),
-        "client gradients and vector products",
-        "gradients, Hessian- and Jacobian-vector products of all clients",
-    ),
-}
 OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]  # without yellow
 NOMINAL, HATCHES = [*OKABE_ITO[:6], "#F0E442", "#999999"], ("", "/////", ".....")  # of classes, in this order
 STYLE: Any = {  # of a column of a paper, 3.4 inches wide

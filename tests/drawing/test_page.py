@@ -18,11 +18,11 @@ from support.command import ROOT, code_of, fedopt
 from support.records import FEDAVG, FEDMSA, record
 
 import fedopt as public
+from fedopt.analysis import groups
 from fedopt.commands import report
-from fedopt.comparing import groups
 from fedopt.data.datasets import Digits
-from fedopt.pages import page as pages
-from fedopt.papers.sections import page as page_of
+from fedopt.drawing import page
+from fedopt.papers.page import page as page_of
 
 MARKUP = "<img src=x onerror=document.title='run'><b>bold</b>"
 
@@ -358,7 +358,7 @@ def test_mistakes(runs, command, monkeypatch, tmp_path):
     (tmp_path / "page.html").mkdir()
     assert "page.html: is a folder; name a file" in command(tmp_path / "runs")[3]
     (tmp_path / "page.html").rmdir()
-    pages._plotly.cache_clear()
+    page._plotly.cache_clear()
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     assert "pip install 'fedopt[report]'" in command(tmp_path / "runs")[3]
 

@@ -9,20 +9,21 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from fedopt.comparing.curves import BANDS, curve
-from fedopt.comparing.groups import legend_labels, order
-from fedopt.comparing.recorded import ABSENT, CHOSEN, DATA, Recorded, by_problem, noting
-from fedopt.comparing.shown import shown_table, tests_shown
-from fedopt.comparing.unequal import unequal, with_status
+from fedopt.analysis.groups import legend_labels, order
+from fedopt.analysis.lines import BANDS, curve
+from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, Recorded, by_problem, noting
+from fedopt.analysis.summary import shown_table, tests_shown
+from fedopt.analysis.unequal import unequal, with_status
 from fedopt.console.say import heard
 from fedopt.console.texts import printable
+from fedopt.drawing.figures import is_share, look, spans_decades, styled
+from fedopt.drawing.page import Section, Table
 from fedopt.files.reading import read_as
-from fedopt.pages.page import Section, Table
-from fedopt.results.figures import COSTS, is_share, look, spans_decades, styled
+from fedopt.metrics import COSTS
 from fedopt.results.folder import RunFolder
 
 if TYPE_CHECKING:
-    from fedopt.comparing.comparison import Comparison
+    from fedopt.analysis.comparison import Comparison
 
 LINES = f"Lines: means over seeds, geometric if the y axis begins as a logarithmic one. Bands: {BANDS['std']}."
 SPENT = {x: label + " (bytes)" * (x == "bytes") for x, (_, label, _) in COSTS.items()}

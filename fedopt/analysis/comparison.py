@@ -13,21 +13,22 @@ import pandas as pd
 from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass as validated
 
-from fedopt.comparing.curves import curve, draw_line, explained
-from fedopt.comparing.groups import default_keys, first_metric, known_keys, labels_of, legend_labels, order, with_metric
-from fedopt.comparing.paired import tests
-from fedopt.comparing.recorded import ABSENT, PROBLEM, Recorded, by_problem, usable
-from fedopt.comparing.shown import COLUMNS, shown_table, tests_shown, write_shown
-from fedopt.comparing.tables import moments
-from fedopt.comparing.unequal import unequal, with_status
+from fedopt.analysis.groups import default_keys, first_metric, known_keys, labels_of, legend_labels, order, with_metric
+from fedopt.analysis.lines import curve, draw_line, explained
+from fedopt.analysis.runs import ABSENT, PROBLEM, Recorded, by_problem, usable
+from fedopt.analysis.stats import tests
+from fedopt.analysis.summary import COLUMNS, shown_table, tests_shown, write_shown
+from fedopt.analysis.tables import moments
+from fedopt.analysis.unequal import unequal, with_status
 from fedopt.config.build import build
 from fedopt.console.say import note
 from fedopt.console.texts import html_text
+from fedopt.drawing import figures
+from fedopt.drawing.page import Page
+from fedopt.drawing.styles import read_style
 from fedopt.errors import UserError
-from fedopt.pages.page import Page
-from fedopt.results import figures
+from fedopt.metrics import COSTS
 from fedopt.results.folder import OVER
-from fedopt.results.styles import read_style
 
 TABLES = ("csv", "latex", "markdown")
 
@@ -109,7 +110,7 @@ class Comparison:
 
     def report(self) -> Page:
         """The page of results that `fedopt-report` makes, of these groups: `write(PATH)` it, or let a notebook show it."""
-        from fedopt.comparing.sections import sections
+        from fedopt.analysis.page import sections
 
         return Page("Comparison", sections(self))
 
@@ -125,7 +126,7 @@ class Comparison:
 
     @cached_property
     def paired(self) -> pd.DataFrame:
-        """Paired tests of the groups over their seeds (`fedopt.comparing.paired`)."""
+        """Paired tests of the groups over their seeds (`fedopt.analysis.stats`)."""
         groups = {label: [run.until(self.at) for run in runs] for label, runs in self.groups.items()}
         return tests(groups, self.metric)
 
@@ -275,8 +276,8 @@ def compared(
 
     Raises UserError when there is no run to compare.
     """
-    if x not in figures.COSTS:
-        raise UserError(f"x={x}: must be one of {', '.join(figures.COSTS)}")
+    if x not in COSTS:
+        raise UserError(f"x={x}: must be one of {', '.join(COSTS)}")
     runs = runs or usable(paths, x, exclude)
     metric = metric or first_metric(runs) or next(iter(runs[0].metrics))
     runs = with_metric(runs, metric)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedopt.comparing.recorded import ABSENT
-from fedopt.comparing.tables import alike, in_bytes, latex, markdown, plus_minus, unit_of_bytes, write_table
-from fedopt.comparing.unequal import amount
+from fedopt.analysis.runs import ABSENT
+from fedopt.analysis.tables import alike, in_bytes, latex, markdown, plus_minus, unit_of_bytes, write_table
+from fedopt.analysis.unequal import amount
 from fedopt.errors import UserError
 from fedopt.files.writing import write_atomically
-from fedopt.results.figures import COSTS
+from fedopt.metrics import COSTS
 
 if TYPE_CHECKING:
-    from fedopt.comparing.comparison import Comparison
+    from fedopt.analysis.comparison import Comparison
 
 COLUMNS = (
     "runs",

@@ -9,13 +9,13 @@ from support.cases import few
 from support.command import ROOT, TINY, code_of, fedopt
 from support.records import record
 
+from fedopt.analysis.runs import gathered, read
 from fedopt.commands import reproduce
 from fedopt.commands.ls import ls
-from fedopt.comparing.recorded import gathered, read
 from fedopt.errors import UserError
+from fedopt.papers.page import page
 from fedopt.papers.published import Task, load
 from fedopt.papers.report import Plan
-from fedopt.papers.sections import page
 from fedopt.results.folder import TEXTS
 
 KEY = "-----BEGIN PRIVATE KEY-----"

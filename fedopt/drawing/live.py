@@ -5,8 +5,8 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from fedopt.console.say import show
+from fedopt.drawing.page import Page
 from fedopt.errors import UserError, first_line
-from fedopt.pages.page import Page
 
 HOST = "127.0.0.1"
 

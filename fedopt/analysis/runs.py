@@ -18,8 +18,7 @@ from fedopt.console.texts import counted
 from fedopt.errors import UserError, first_line
 from fedopt.files.reading import BROKEN, REMEDY
 from fedopt.files.tables import read_table
-from fedopt.metrics import Metric
-from fedopt.results.figures import COSTS
+from fedopt.metrics import COSTS, Metric
 from fedopt.results.folder import OVER, RunFolder
 from fedopt.results.identity import digits, identity
 
