@@ -12,18 +12,17 @@ Notation
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.fednest import FedOut
+from fedopt.algorithms.fednest import estimate, gradient, h_i, product, svrg_steps
 from fedopt.algorithms.vectors import Tensors
-from fedopt.config.schedules import LocalWork, Schedule, values
-from fedopt.federation.client import Client
+from fedopt.config.schedules import Fixed, LocalWork, Schedule, values
+from fedopt.federation.client import Client, ClientFn
 from fedopt.federation.draws import Steps
-from fedopt.federation.engines import ClientFn
 from fedopt.federation.memory import Memory
+from fedopt.federation.oracles import moved
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Bilevel
 
@@ -37,7 +36,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EAiPOD(FedOut):
+class EAiPOD:
     """alpha, beta: steps of x and y. S: inner steps of a round; p: the probability of a mean after each.
 
     B: examples of an inner step; B_out: for all that the outer part evaluates; None for all that a client has.
@@ -58,7 +57,6 @@ class EAiPOD(FedOut):
     own_head: bool
 
     solves: ClassVar = (Bilevel,)
-    outer, cohorts, divided = "server", "one", False  # of FedOut
 
     def __post_init__(self) -> None:
         if 0 in values(self.beta):
@@ -69,64 +67,67 @@ class EAiPOD(FedOut):
         return State(x, y, Memory([torch.cat([y, torch.zeros_like(y)])] * problem.clients))
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
-        heads = Heads(self, s, problem, fed)
-        for coin in fed.rng("coins").random(self.S if problem.nested else 0) < self.p:
-            heads.due += 1
-            if coin:
-                heads.average(s.x)
-        x = self.fed_out(s.x, heads.y, problem, heads)
-        return State(x, heads.y, heads.memory)
+        (x, ybar, memory), S, dy, own_head = s, fed.cohort(), len(s.y), self.own_head
+        alpha, beta, share = self.alpha(fed.r), self.beta(fed.r), self.p / self.beta(fed.r)
+        # Nothing is sent for inner steps: clients take them in the next exchange, after they hear of the last mean
+        due, untold = 0, False  # steps since that mean, and whether it is to be heard of
 
-    def output(self, s: State) -> Tensors:
-        return s.x, s.y
-
-
-class Heads(Round):
-    """A round of one cohort, whose clients have y_i and c_i in memory and catch up with the inner loop in the exchange after it.
-
-    y: ybar. due: inner steps since the last mean, not taken yet. told: whether clients have that mean in place of y_i.
-    """
-
-    def __init__(self, method: EAiPOD, s: State, problem: Bilevel, fed: Round):
-        vars(self).update(vars(fed))  # it is the same round: its draws go on
-        self.y, self.memory, self.due, self.told = s.y, s.memory, 0, True
-        self._S, self._own_head, self._draws = fed.cohort(), method.own_head, (method.B, problem.g_split)
-        self._beta, self._share = method.beta(fed.r), method.p / method.beta(fed.r)
-
-    def cohort(self) -> np.ndarray:
-        return self._S
-
-    def average(self, x: Tensor) -> None:
-        """ybar = mean y_i, which clients are told in the next exchange."""
-        self.y = self._exchange(lambda client, message: message[1], (x, self.y), own_head=True)
-        self.told = False
-
-    def exchange(self, client_fn: ClientFn, message: Any, cohort: np.ndarray, **draws: Any) -> Any:
-        """As of a round, for messages (x, y, ...); with own_head y is the client's y_i, and is not sent."""
-        return self._exchange(client_fn, message, self._own_head, **draws)
-
-    def _exchange(self, client_fn: ClientFn, message: Tensors, own_head: bool, **draws: Any) -> Any:
-        (x, y, *others), dy, beta, share, told = message, len(self.y), self._beta, self._share, self.told
-        behind = not told or self.due > 0
-
-        def answer(client: Client, message: tuple[Tensor, Tensors, Tensors]) -> tuple[Any, Tensor]:
-            x, ybar, others = message
-            y_i, c_i = client.memory[:dy], client.memory[dy:]
-            if not told:
+        def caught_up(client: Client, message: tuple[Tensor, Tensors]) -> Tensors:
+            """Return y_i after the inner steps that are due, and the client's row."""
+            (x, ybar), y_i, c_i = message, client.memory[:dy], client.memory[dy:]
+            if untold:
                 c_i, y_i = c_i + share * (ybar[0] - y_i), ybar[0]
-            if behind:
+            if due:
                 held = client.hold(x)
 
                 def step(y_i: Tensor, zeta: Any) -> Tensor:
                     return held.inner_step_(x, y_i, zeta, beta, -c_i)  # y_i - beta (grad_y g_i(x, y_i; zeta) - c_i)
 
                 y_i = client.scan("inner", step, y_i)
-            return client_fn(client, (x, y_i if own_head else ybar[0], *others)), torch.cat([y_i, c_i])
+            return y_i, torch.cat([y_i, c_i])
 
-        if behind:
-            B, split = self._draws
-            draws["inner"] = Steps(self.due, B, split=split)
-        sent = (x, (y,) if behind or not own_head else (), tuple(others))
-        mean, self.memory = super().exchange(answer, sent, self._S, memory=self.memory, **draws)
-        self.due, self.told = 0, True
-        return mean
+        def at_head(client_fn: ClientFn) -> ClientFn:
+            """Return a client function of FedNest's outer part for clients that catch up first. With own_head they take y_i."""
+
+            def answer(client: Client, message: Any) -> tuple[Any, Tensor]:
+                x, ybar, *others = message
+                y_i, row = caught_up(client, (x, ybar))
+                return client_fn(client, (x, y_i if own_head else ybar[0], *others)), row
+
+            return answer
+
+        def inner() -> Steps:
+            return Steps(due, self.B, split=problem.g_split)
+
+        def mean_product(p: Tensor, n: int) -> Tensor:
+            zeta = Steps(1, self.B_out, split=problem.g_split)
+            return fed.exchange(at_head(product), (x, head(), p), S, memory=memory, zeta=zeta)[0]
+
+        def head() -> Tensors:
+            """Return ybar, or nothing if all clients take y_i and have caught up."""
+            return (ybar,) if due or untold or not own_head else ()
+
+        for coin in fed.rng("coins").random(self.S if problem.nested else 0) < self.p:
+            due += 1
+            if coin:
+                ybar, memory = fed.exchange(caught_up, (x, head()), S, memory=memory, inner=inner())
+                due, untold = 0, True
+        p: Tensors = ()
+        if problem.indirect:
+            xi = Steps(1, self.B_out, split=problem.f_split)
+            b, memory = fed.exchange(at_head(gradient), (x, head()), S, memory=memory, xi=xi, inner=inner())
+            due, untold = 0, False
+            _, inverse = estimate(self.inverse, self.N, self.l, problem, fed)
+            p = (b if problem.identity else inverse(mean_product, b),)
+        anchor = Steps(1, self.B_out)
+        h, memory = fed.exchange(at_head(h_i), (x, head(), *p), S, memory=memory, anchor=anchor, inner=inner())
+        if self.tau_out == Fixed(1):
+            return State(moved(x, h, alpha), ybar, memory)
+        due, untold = 0, False
+        outer_steps = at_head(svrg_steps(lambda _: alpha, problem))
+        outer = fed.local(self.tau_out, self.B_out, split=problem.f_split)
+        x, memory = fed.exchange(outer_steps, (x, head(), h), S, memory=memory, outer=outer)
+        return State(x, ybar, memory)
+
+    def output(self, s: State) -> Tensors:
+        return s.x, s.y

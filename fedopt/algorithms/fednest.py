@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedopt.algorithms.vectors import Tensors
 from fedopt.config.schedules import Fixed, LocalWork, Schedule
-from fedopt.federation.client import Client
+from fedopt.federation.client import Client, ClientFn
 from fedopt.federation.draws import Steps
 from fedopt.federation.inverse import Inverse, conjugate_gradients, neumann_sum, neumann_term
 from fedopt.federation.oracles import moved
@@ -38,90 +38,8 @@ class State(NamedTuple):
     y: Tensor
 
 
-class FedOut:
-    """The outer part of FedNest, of methods that have these hyperparameters; they mean what they do in `FedNest`."""
-
-    alpha: Schedule
-    tau_out: LocalWork
-    B_out: int | None
-    N: int
-    l: float
-    outer: str
-    inverse: str
-    cohorts: str
-    divided: bool
-
-    def fed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
-        """Alg. 2: x after local outer steps with SVRG."""
-        alpha, direct = self.step_of("outer", self.alpha(fed.r)), problem.direct
-
-        def h_i(client: Client, message: Tensors) -> Tensor:
-            (x, y, *p), xi = message, client.sample("anchor")
-            f_x = client.outer_gradient_x(x, y, xi)
-            return f_x - client.cross_product(x, y, p[0], xi) if p else f_x
-
-        def local_steps(client: Client, message: Tensors) -> Tensor:
-            (x, y, h), alpha_i = message, alpha(client)
-
-            def step(x_i: Tensor, xi: Any) -> Tensor:
-                if not direct:
-                    return moved(x_i, h, alpha_i)
-                h_i_nu = client.outer_gradient_x(x_i, y, xi) - client.outer_gradient_x(x, y, xi) + h
-                return moved(x_i, h_i_nu, alpha_i)
-
-            # h_i_nu = h where x_i = x
-            return client.scan("outer", step, unless_late(client, "outer", moved(x, h, alpha_i), x), skip=1)
-
-        S = fed.cohort()
-        p = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
-        h = fed.exchange(h_i, (x, y, *p), S, anchor=Steps(1, self.B_out))
-        if self.outer == "server" and self.tau_out == Fixed(1) and not fed.participation.uneven:
-            return moved(x, h, self.alpha(fed.r))
-        outer = fed.local(self.tau_out, self.B_out, split=problem.f_split)
-        return fed.exchange(local_steps, (x, y, h), S, outer=outer)
-
-    def fed_ihgp(self, x: Tensor, y: Tensor, S: Any, problem: Bilevel, fed: Round) -> Tensor:
-        """Alg. 3: p. The clients send H_i p_{n-1}; the server takes p_n = p_{n-1} - mean H_i p_{n-1} / l (lines 13, 15)."""
-
-        def gradient(client: Client, message: Tensors) -> Tensor:
-            x, y = message
-            return client.outer_gradient_y(x, y, client.sample("xi"))
-
-        def product(client: Client, message: Tensors) -> Tensor:
-            x, y, p = message
-            return client.inner_hessian(x, y, client.sample("zeta"))(p)
-
-        def mean_product(p: Tensor, n: int) -> Tensor:
-            return fed.exchange(product, (x, y, p), cohort(), zeta=Steps(1, self.B_out, split=problem.g_split))
-
-        def cohort() -> Any:
-            return fed.cohort() if self.cohorts == "fresh" else S
-
-        b = fed.exchange(gradient, (x, y), cohort(), xi=Steps(1, self.B_out, split=problem.f_split))
-        if problem.identity:
-            return b
-        return self._inverse(self._products(problem, fed))(mean_product, b)
-
-    def step_of(self, work: str, step: float) -> Callable[[Client], float | Tensor]:
-        """A client's local step, for work drawn under that name."""
-        return lambda client: step / client.own_steps(work).clamp(min=1).double() if self.divided else step
-
-    def _products(self, problem: Bilevel, fed: Round) -> int:
-        """The number of Hessian-vector products: N', uniform in 0..N-1, for the randomised estimate, else N."""
-        if problem.identity or not problem.indirect:
-            return 0
-        return int(fed.rng(Purpose.ESTIMATOR).integers(self.N)) if self.inverse == "randomised" else self.N
-
-    def _inverse(self, products: int) -> Inverse:
-        """The estimate of H^-1 b that is chosen, from so many products."""
-        if self.inverse == "cg":
-            return partial(conjugate_gradients, N=self.N)
-        neumann = neumann_sum if self.inverse == "truncated" else partial(neumann_term, chosen=products)
-        return partial(neumann, N=self.N, l=self.l)
-
-
 @dataclass(frozen=True)
-class FedNest(FedOut):
+class FedNest:
     """alpha, beta: steps of x and y; T: inner rounds.
 
     tau_in, tau_out: local inner and outer work, in steps or in epochs, the most of it where clients are uneven.
@@ -216,13 +134,34 @@ class FedNest(FedOut):
         inner = fed.local(self.tau_in, self.B, split=problem.g_split)
         return fed.exchange(local_steps, (x, y), fed.cohort(), inner=inner)
 
+    def fed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
+        """Alg. 2: x after local outer steps with SVRG."""
+        S, alpha = fed.cohort(), self.alpha(fed.r)
+        p = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
+        h = fed.exchange(h_i, (x, y, *p), S, anchor=Steps(1, self.B_out))
+        if self.outer == "server" and self.tau_out == Fixed(1) and not fed.participation.uneven:
+            return moved(x, h, alpha)
+        outer = fed.local(self.tau_out, self.B_out, split=problem.f_split)
+        return fed.exchange(svrg_steps(self.step_of("outer", alpha), problem), (x, y, h), S, outer=outer)
+
+    def fed_ihgp(self, x: Tensor, y: Tensor, S: Any, problem: Bilevel, fed: Round) -> Tensor:
+        """Alg. 3: p. The clients send H_i p_{n-1}; the server takes p_n = p_{n-1} - mean H_i p_{n-1} / l (lines 13, 15)."""
+
+        def mean_product(p: Tensor, n: int) -> Tensor:
+            return fed.exchange(product, (x, y, p), cohort(), zeta=Steps(1, self.B_out, split=problem.g_split))
+
+        def cohort() -> Any:
+            return fed.cohort() if self.cohorts == "fresh" else S
+
+        b = fed.exchange(gradient, (x, y), cohort(), xi=Steps(1, self.B_out, split=problem.f_split))
+        return b if problem.identity else self.estimate(problem, fed)[1](mean_product, b)
+
     def lfed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
         """Alg. 5: x after local outer steps with SGD, each client with its own Hessian.
 
         The listing prints grad_x f as its last factor, which is grad_y f. N' is drawn once a round, not for each client and step.
         """
-        alpha, products = self.step_of("outer", self.alpha(fed.r)), self._products(problem, fed)
-        inverse = self._inverse(products)
+        alpha, (products, inverse) = self.step_of("outer", self.alpha(fed.r)), self.estimate(problem, fed)
 
         def local_steps(client: Client, message: Tensors) -> Tensor:
             x, y = message
@@ -235,8 +174,7 @@ class FedNest(FedOut):
     def lfednest_non_alt(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensors:
         """LFedNest-NonAlt [App. H.1]."""
         alpha, beta = self.step_of("outer", self.alpha(fed.r)), self.step_of("inner", self.beta(fed.r))
-        products = self._products(problem, fed)
-        inverse = self._inverse(products)
+        products, inverse = self.estimate(problem, fed)
 
         def local_steps(client: Client, message: Tensors) -> Tensors:
             x, y = message
@@ -247,6 +185,66 @@ class FedNest(FedOut):
         outer = fed.local(self.tau_out, self.B_out, samples=samples, over=problem.f_split)
         inner = fed.local(self.tau_in, self.B, split=problem.g_split, times=self.T)
         return fed.exchange(local_steps, (x, y), fed.cohort(), outer=outer, inner=inner)
+
+    def estimate(self, problem: Bilevel, fed: Round) -> tuple[int, Inverse]:
+        return estimate(self.inverse, self.N, self.l, problem, fed)
+
+    def step_of(self, work: str, step: float) -> Callable[[Client], float | Tensor]:
+        """A client's local step, for work drawn under that name."""
+        return lambda client: step / client.own_steps(work).clamp(min=1).double() if self.divided else step
+
+
+def estimate(inverse: str, N: int, l: float, problem: Bilevel, fed: Round) -> tuple[int, Inverse]:
+    """Return the number of Hessian-vector products, and the estimate of H^-1 b that takes them; hyperparameters as in `FedNest`.
+
+    The number is N', uniform in 0..N-1, for the randomised estimate, N for the others, and 0 if the problem needs none.
+    """
+    products = int(fed.rng(Purpose.ESTIMATOR).integers(N)) if inverse == "randomised" else N
+    if inverse == "cg":
+        of_b: Inverse = partial(conjugate_gradients, N=N)
+    elif inverse == "truncated":
+        of_b = partial(neumann_sum, N=N, l=l)
+    else:
+        of_b = partial(neumann_term, N=N, l=l, chosen=products)
+    return products if problem.indirect and not problem.identity else 0, of_b
+
+
+def gradient(client: Client, message: Tensors) -> Tensor:
+    """grad_y f_i(x, y) [Alg. 3]."""
+    x, y = message
+    return client.outer_gradient_y(x, y, client.sample("xi"))
+
+
+def product(client: Client, message: Tensors) -> Tensor:
+    """H_i p [Alg. 3]."""
+    x, y, p = message
+    return client.inner_hessian(x, y, client.sample("zeta"))(p)
+
+
+def h_i(client: Client, message: Tensors) -> Tensor:
+    """The client's part of h [Alg. 2], for p if grad_y f is not zero."""
+    (x, y, *p), xi = message, client.sample("anchor")
+    f_x = client.outer_gradient_x(x, y, xi)
+    return f_x - client.cross_product(x, y, p[0], xi) if p else f_x
+
+
+def svrg_steps(alpha: Callable[[Client], float | Tensor], problem: Bilevel) -> ClientFn:
+    """Return the client function of the local outer steps with SVRG [Alg. 2], of size alpha, from the message (x, y, h)."""
+    direct = problem.direct
+
+    def local_steps(client: Client, message: Tensors) -> Tensor:
+        (x, y, h), alpha_i = message, alpha(client)
+
+        def step(x_i: Tensor, xi: Any) -> Tensor:
+            if not direct:
+                return moved(x_i, h, alpha_i)
+            h_i_nu = client.outer_gradient_x(x_i, y, xi) - client.outer_gradient_x(x, y, xi) + h
+            return moved(x_i, h_i_nu, alpha_i)
+
+        # h_i_nu = h where x_i = x
+        return client.scan("outer", step, unless_late(client, "outer", moved(x, h, alpha_i), x), skip=1)
+
+    return local_steps
 
 
 def unless_late(client: Client, work: str, after: Tensor, before: Tensor) -> Tensor:

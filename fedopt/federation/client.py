@@ -226,6 +226,9 @@ class Client(Oracles):
         return self._problem.sample(self.index, rows)
 
 
+ClientFn = Callable[[Client, Any], Any]  # what a client computes from its message, and sends back
+
+
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 

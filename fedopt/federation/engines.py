@@ -1,6 +1,5 @@
 """How the clients of an exchange are run: all at once, stacked by vmap, or one by one. They agree to rounding."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedopt.errors import UserError
-from fedopt.federation.client import Client
+from fedopt.federation.client import Client, ClientFn
 from fedopt.federation.derivatives import Calls
 from fedopt.federation.draws import Drawn, Weighted
 from fedopt.problems.classes import Problem
@@ -50,9 +49,6 @@ class Stack(NamedTuple):
         }
         given = {"memory": self.memory, "own": self.own, "key": None if self.keys is None else self.keys.to(device)}
         return share | {name: value for name, value in given.items() if value is not None}
-
-
-ClientFn = Callable[[Client, Any], Any]
 
 
 class OneByOne:

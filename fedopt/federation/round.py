@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -15,10 +15,10 @@ from fedopt.config.schedules import Work
 from fedopt.config.settings import Participation
 from fedopt.errors import UserError, WrongFunction, gives
 from fedopt.federation import fence, ranks
-from fedopt.federation.client import Client
+from fedopt.federation.client import Client, ClientFn
 from fedopt.federation.derivatives import Calls
 from fedopt.federation.draws import Amount, Epochs, Steps, draw
-from fedopt.federation.engines import ClientFn, Engine, Stack
+from fedopt.federation.engines import Engine, Stack
 from fedopt.federation.ledger import Ledger, size_in_bytes
 from fedopt.federation.memory import Memory
 from fedopt.federation.oracles import Oracles
@@ -57,6 +57,7 @@ class Federation:
         return Round(self, r)
 
 
+@final
 class Round:
     """The r-th step of the server. Its draws are the same whenever it is made again.
 
@@ -68,6 +69,9 @@ class Round:
     def __init__(self, federation: Federation, r: int):
         self.r, self.problem, self.participation = r, federation.problem, federation.participation
         self._federation, self._exchanges, self._cohorts = federation, count(1), count()
+
+    def __init_subclass__(cls) -> None:
+        raise UserError(f"{cls.__name__}: fedopt.Round has no subclasses; write what differs in the client functions")
 
     def rng(
         self, name: Purpose | str | None = None, exchange: int = 0, client: int | None = None

@@ -19,7 +19,7 @@ from fedopt.federation import draws, fence
 from fedopt.federation.draws import Epochs, Full, Steps, draw
 from fedopt.federation.engines import STEP_OVERHEAD, OneByOne, Vectorised, equally_busy
 from fedopt.federation.memory import Memory
-from fedopt.federation.round import Federation
+from fedopt.federation.round import Federation, Round
 from fedopt.randomness import Purpose, keyed_rng
 from fedopt.testing.harness import iterate, leaves, small
 
@@ -556,3 +556,8 @@ def test_fence_admits_hyperparameters_and_takes_microseconds(problem):
 
     fence.check(client_fn)
     assert timeit(lambda: fence.check(client_fn), number=1000) < 0.2  # 200 microseconds each, on a busy machine too
+
+
+def test_nobody_overrides_the_one_way_between_server_and_clients():
+    with pytest.raises(UserError, match=r"Mine: fedopt\.Round has no subclasses"):
+        type("Mine", (Round,), {})
