@@ -123,10 +123,15 @@ def nearest(word: str, known: list[str]) -> str:
     return f", did you mean {' or '.join(begun[:MOST_ALIKE])}?" if begun else ""
 
 
+def some(names: Iterable[object], most: int) -> str:
+    """Join names by commas, at most ``most`` of them; if there are more, end with how many there are in all."""
+    listed = [*map(str, names)]
+    return ", ".join(listed if len(listed) <= most else [*listed[:most], f"... ({len(listed)} in all)"])
+
+
 def among(word: str, known: list[str]) -> str:
-    """The words that say which names there are, first those that a mistyped one may mean."""
-    some = known if len(known) <= MOST_NAMED else [*known[:MOST_NAMED], f"... ({len(known)} in all)"]
-    return f"{nearest(word, known)}; there are {', '.join(some)}"
+    """Return the end of a message about an unknown name: the names that it may be a misspelling of, then all known ones."""
+    return f"{nearest(word, known)}; there are {some(known, MOST_NAMED)}"
 
 
 def unknown(group: str, option: str, known: list[str]) -> str:

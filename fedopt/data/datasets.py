@@ -1,8 +1,8 @@
-"""Labelled images, tables of features and texts as token ids: where they come from, and their form.
+"""Labelled images, tables of features and texts as token ids: their sources, and their checked form `LabelledData`.
 
-MNIST and the digits come with fedopt. Fashion-MNIST and CIFAR-10 are in the data folder, where torchvision puts them at first.
-The data folder is `dataset.root`, else the environment variable FEDOPT_DATA, else ~/.cache/fedopt. A file `<name>.npz` in it is
-read instead. Files with pickled objects are refused.
+MNIST and the digits come with fedopt. Fashion-MNIST and CIFAR-10 are read from the data folder; the first use downloads them
+there with torchvision. The data folder is `dataset.root`, else the environment variable FEDOPT_DATA, else ~/.cache/fedopt. If
+it has a file `<name>.npz`, that file is read instead. Files with pickled objects are refused.
 """
 
 import os
@@ -21,13 +21,13 @@ from pydantic import ConfigDict, StrictBool
 from pydantic.dataclasses import dataclass
 
 from fedopt.data.names import identifiers, numbered, one_number
-from fedopt.errors import UserError, first_line, memory
+from fedopt.errors import UserError, first_line, memory, some
 from fedopt.randomness import Purpose, keyed_rng
 
 _config = ConfigDict(extra="forbid")
 Pixels = Literal["standardised", "unit", "raw"]
 Channels = Literal["first", "last"]
-MOST_CLASSES = 10_000
+MOST_CLASSES, SHOWN = 10_000, 4  # of a data set, and in a note
 LEAST_RANGE = 1e-12  # of a column beside that of others, or 1; less is rounding
 MOST_MAGNITUDE = 1e15  # of a feature: sums of squares stay within float32
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -43,16 +43,21 @@ DOWNLOADED = {  # the folder of torchvision's, the shape of an image, and where 
 
 @plain_dataclass(frozen=True)
 class LabelledData:
-    """x_*: images [n, channels, height, width] or a table [n, features], uint8 or float, or token ids [n, length], int64;
-    y_*: [n], int64, 0 .. classes - 1.
+    """Labelled examples for training and testing.
 
-    pixels: the form in which models see them, `standardised` to mean 0 and variance 1 over the training set (each channel, or each
-        column of a table), `unit`, with the largest magnitude at 1, or `raw`, the numbers as they are.
-    owners, owners_test: whose each example is, [n] of names or numbers, None where nothing says so.
-    validates: which of the training examples are for validation, [n] of bool, None where nothing says so.
-    class_names, feature_names: of the classes in order, and of a table's features, where they have names.
-    left_out: how many examples for validation `without_validation` has left out. notes: what was taken for what, and what nothing
-        reads.
+    Args:
+        x_train, x_test: Images ``[n, channels, height, width]`` or a table ``[n, features]``, uint8 or floating point; or
+            token ids ``[n, length]``, int64.
+        y_train, y_test: ``[n]``, int64, classes from 0 to classes - 1.
+        pixels: How x is scaled for models. ``standardised``: each channel or column has mean 0 and variance 1 over the
+            training set. ``unit``: the largest magnitude is 1. ``raw``: as it is.
+        owners, owners_test: ``[n]``, the name or number of the client that each example belongs to. None: the data do not
+            say.
+        validates: ``[n]`` of bool, True for training examples that are kept for validation. None: the data do not say.
+        class_names: The names of the classes, in order; empty without names.
+        feature_names: The names of a table's columns; empty without names.
+        left_out: How many validation examples `without_validation` has removed.
+        notes: Lines for the user: what the reader assumed about the file, and what it ignored.
     """
 
     x_train: np.ndarray
@@ -70,11 +75,13 @@ class LabelledData:
 
     @property
     def tokens(self) -> bool:
-        """Whether x are token ids, which are not normalised."""
+        """Whether x has token ids, which are not normalised."""
         return self.x_train.dtype == np.int64
 
     def without_validation(self) -> "LabelledData":
-        """Without the training examples that are for validation, where something says which these are."""
+        """Return the data without the training examples that are kept for validation. Without such marks, return the data
+        unchanged.
+        """
         if self.validates is None:
             return self
         rows = np.flatnonzero(~self.validates)
@@ -83,7 +90,7 @@ class LabelledData:
         return replace(self, x_train=x, y_train=y, owners=owners, validates=None, left_out=left_out)
 
     def digest(self) -> str:
-        """The same for the same data: examples, labels, owners, marks and names; notes do not count."""
+        """Return a hash of the examples, labels, owners, marks and names. Equal data have equal hashes; notes do not count."""
         digest = sha256()
         for part in (name for name in self.__dataclass_fields__ if name != "notes"):
             array = np.asarray(getattr(self, part))
@@ -97,8 +104,10 @@ class LabelledData:
         return int(max(self.y_train.max(), self.y_test.max())) + 1
 
     def normalisation(self) -> tuple[np.ndarray, np.ndarray]:
-        """What is subtracted from x, and what the difference is then divided by, each [channels], or [features] of a table, in the
-        units of x."""
+        """Return what to subtract from x and what to divide the difference by, in the units of x.
+
+        Both are [channels] for images and [features] for a table. Constant columns and channels are divided by 1.
+        """
         if self.pixels == "raw":
             return np.zeros(self.x_train.shape[1]), np.ones(self.x_train.shape[1])
         if self.x_train.ndim == 2:
@@ -123,7 +132,10 @@ class LabelledData:
 
     @property
     def _constant(self) -> np.ndarray:
-        """Whether the values of each column or channel differ by no more than rounding, of their own or of the largest ones."""
+        """Whether each column or channel is constant up to rounding, [columns] of bool.
+
+        Rounding is judged by the column's own magnitude, and by the widest range of all columns.
+        """
         least, most = self._bounds
         eps = np.finfo(self.x_train.dtype).eps if self.x_train.dtype.kind == "f" else 0
         range_of = most - least
@@ -132,26 +144,33 @@ class LabelledData:
 
     @property
     def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """The least and the largest value of each column or channel, in double."""
+        """The smallest and the largest value of each column or channel, as float64."""
         axes = (0, *range(2, self.x_train.ndim))
         return self.x_train.min(axes).astype(np.float64), self.x_train.max(axes).astype(np.float64)
 
     def rounding(self) -> list[str]:
-        """A note on columns or channels that are constant but for rounding, which are not standardised."""
+        """Return a note that names the columns or channels that vary by rounding alone, which are not standardised; [] if there
+        are none.
+        """
         floating = self.x_train.dtype.kind == "f"
         columns = np.flatnonzero(self._constant & np.less(*self._bounds)).tolist() if floating else []
-        some = ", ".join(self.feature_names[c] if self.feature_names else str(c) for c in columns[:4])
+        which = some((self.feature_names[c] if self.feature_names else c for c in columns), SHOWN)
         what = "columns" if self.x_train.ndim == 2 else "channels"
-        said = f"differ by rounding alone, and are not divided by their deviation: {what} {some}{', ...' * (len(columns) > 4)}"
-        return [said] if columns else []
+        return [f"{what} {which} vary by rounding alone, and are not divided by their deviation"] if columns else []
 
     def redivided(self, test: float, rng: np.random.Generator) -> "LabelledData":
-        """All examples, the fraction `test` of them, at random, for testing, and the rest for training.
+        """Pool all examples and divide them at random into new training and test examples.
 
-        Raises UserError where only the training examples have owners.
+        Args:
+            test: The fraction for testing.
+            rng: The generator of the draw.
+
+        Raises:
+            UserError: Only one of the training and the test examples have owners.
         """
         if (self.owners is None) != (self.owners_test is None):
-            raise UserError(f"problem.test={test}: the test examples have no owners; use problem.test=null")
+            why = "only one of the training and the test examples have owners, so that they cannot be pooled"
+            raise UserError(f"problem.test={test}: {why}; use problem.test=null")
         x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
         held_out, rest = np.split(rng.permutation(len(y)), [round(test * len(y))])
         data = replace(self, x_train=x[rest], y_train=y[rest], x_test=x[held_out], y_test=y[held_out])
@@ -162,29 +181,37 @@ class LabelledData:
 
 
 class DatasetSource(Protocol):
-    """Where labelled data are loaded from."""
+    """The interface of a data set: ``load()`` reads the files and returns `LabelledData`."""
 
     def load(self) -> LabelledData: ...
 
 
 def data_folder(root: str | None) -> Path:
-    """The folder that data sets are read from."""
+    """Return the folder of data sets: ``root``, else the environment variable FEDOPT_DATA, else ~/.cache/fedopt."""
     return expanded(root or os.environ.get("FEDOPT_DATA") or "~/.cache/fedopt")
 
 
 def expanded(path: str) -> Path:
-    """With ~ as the home folder; the ~ of an unknown user stays."""
+    """Return the path with ~ replaced by the home folder. The ~NAME of an unknown user stays as it is."""
     return Path(os.path.expanduser(path))
 
 
 def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False) -> LabelledData:
-    """The arrays `ARRAYS` of an .npz file; x is [n, h, w], [n, h, w, channels] or [n, features].
+    """Read the arrays `ARRAYS` of an .npz file.
 
-    client_train, client_test: [n], the owner of each example, optional; val_train: [n], true or 1 for training examples to
-    validate on, optional. channels: where the dimension of the channels is, None for the last; tokens: x is [n, length], token ids.
+    x_train and x_test are [n, h, w], [n, h, w, channels] or [n, features]; y_train and y_test are [n]. Optional: client_train
+    and client_test, [n], the owner of each example; val_train, [n], true or 1 for training examples to validate on.
+
+    Args:
+        path: The file.
+        channels: Where the channel axis of colour images is, first or last. None: last.
+        tokens: Whether x has token ids, [n, length].
+
+    Raises:
+        UserError: The file is missing, broken or too large, or an array is missing or does not fit.
     """
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file; it should be an .npz with {', '.join(KEYS)}")
+        raise UserError(f"{path}: there is no such file; give the path of an .npz with {', '.join(KEYS)}")
     arrays, key = {}, "the archive"
     try:
         with ZipFile(path) as archive:
@@ -196,40 +223,57 @@ def read_npz(path: Path, channels: Channels | None = None, tokens: bool = False)
     except UserError:
         raise
     except Exception as error:  # zipfile, zlib and numpy have many ways to say that a file is broken
-        why = f"{key}: {first_line(error)}; a broken file is copied again, texts are saved with .astype('U')"
-        raise UserError(f"{path}: not a readable .npz: {why}") from None
+        hint = "if the file is damaged, copy it again; save texts with .astype('U'), not as objects"
+        raise UserError(f"{path}: cannot be read as .npz ({key}: {first_line(error)}); {hint}") from None
     missing = [key for key in KEYS if not isinstance(arrays.get(key), np.ndarray)]  # bytes are no array
     if missing:
-        raise UserError(f"{path}: {', '.join(missing)} missing, or no array; an .npz needs {', '.join(KEYS)}")
+        raise UserError(f"{path}: lacks the arrays {', '.join(missing)}; save {', '.join(KEYS)} with numpy.savez")
     data = checked(arrays, path, channels, tokens)
-    note = f"nothing reads the arrays {unread}; those known are {', '.join(ARRAYS)}"
+    note = f"the arrays {unread} are ignored; fedopt reads {', '.join(ARRAYS)}"
     return replace(data, notes=(*data.notes, *[note] * bool(unread)))
 
 
 def refuse_larger(path: Path, size: float, numbers: int = 0) -> None:
-    """Raises UserError for more data than the memory here can take.
+    """Raise UserError if data would need more memory than the machine has.
 
     Args:
         path: The file, for the message.
-        size: The bytes of its text or its arrays, of which five copies are reckoned with.
-        numbers: Those that are made of a text, of which each is reckoned with as 48 bytes: what was measured, and a fifth more.
+        size: The bytes of its text or its arrays. Five times as many are needed, for copies.
+        numbers: How many numbers its text has. Each needs 48 bytes: what was measured, and a fifth more.
     """
     if 5 * size + 48 * numbers > memory():
-        large = f"{size / 1e9:.3g} GB" + (f" with {numbers:,} numbers" if numbers else "")
-        raise UserError(f"{path}: {large} are too large for the {memory() / 1e9:.3g} GB of memory here")
+        data, needed = f"{size / 1e9:.3g} GB of data", f"about {(5 * size + 48 * numbers) / 1e9:.3g} GB of memory"
+        has = f"this machine has {memory() / 1e9:.3g} GB; use fewer examples, or a machine with more memory"
+        raise UserError(f"{path}: {data} need {needed}, and {has}")
 
 
 def divided(count: int, test: float, seed: int, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Which of so many examples are for training, and which for testing. Raises UserError where one of them has none."""
+    """Divide range(count) at random into sorted indices (train, test).
+
+    Args:
+        count: The number of examples.
+        test: The fraction for testing, as in ``dataset.test``.
+        seed: The seed of the draw.
+        path: The file of the examples, for the message.
+
+    Raises:
+        UserError: No example would be left for one of the two.
+    """
     held_out = round(test * count)
     if not 0 < held_out < count:
-        raise UserError(f"{path}: dataset.test={test} of {count} examples leaves none to train or none to test on")
+        why = f"{test} of {count} examples leaves none to train on, or none to test on"
+        raise UserError(f"{path}: dataset.test={test}: {why}; choose another fraction")
     order = keyed_rng(seed, Purpose.TEST).permutation(count)
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
 def parted(columns: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of an .npz from x, y and client of all examples. rows: those for training, and those for testing."""
+    """Return the arrays of an .npz, such as x_train and x_test, from the arrays of all examples.
+
+    Args:
+        columns: The arrays of all examples, by the names x, y and client.
+        rows: The indices for training, and those for testing.
+    """
     splits = list(zip(("train", "test"), rows, strict=True))
     return {f"{key}_{split}": values[part] for key, values in columns.items() for split, part in splits}
 
@@ -242,10 +286,22 @@ def checked(
     names: tuple[str, ...] = (),
     features: tuple[str, ...] = (),
 ) -> LabelledData:
-    """Data from arrays by the names of an .npz. Raises UserError, which names the file, where they do not fit.
+    """Check arrays that are named as in an .npz, and return them as `LabelledData`.
 
-    Labels that are texts, or -1 and 1, are numbered in their order; true, false and whole numbers of floating point are taken as
-    whole numbers. names: of the classes, where they are numbered already; features: names of columns. Clients are `identifiers`.
+    Labels that are texts, or -1 and 1, are numbered in their order. Booleans and floats that are whole numbers become
+    integers. Clients are normalised by `identifiers`.
+
+    Args:
+        arrays: The arrays by their names in an .npz; see `read_npz`.
+        path: The file, for messages.
+        channels: Where the channel axis of colour images is, first or last. None: last.
+        tokens: Whether x has token ids.
+        names: The names of the classes, if y has their numbers already.
+        features: The names of a table's columns.
+
+    Raises:
+        UserError: A shape, a type, a label, a value or a client's name does not fit. The message names the file and the
+            array.
     """
     arrays, named, notes = _numbered(arrays, path)
     names = names or named
@@ -253,14 +309,16 @@ def checked(
     x_test, y_test = _examples(arrays, "test", path, channels, tokens)
     if x.shape[1:] != x_test.shape[1:] or (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
         kinds = [f"{a.dtype} {list(a.shape[1:])}" for a in (x, x_test)]
-        raise UserError(f"{path}: x_train is {kinds[0]} and x_test {kinds[1]}; examples must have one shape and type")
+        raise UserError(
+            f"{path}: x_train has examples {kinds[0]}, and x_test {kinds[1]}; give both the same shape and type"
+        )
     for key, labels in zip(CLIENTS, (y, y_test), strict=True):
         if key in arrays and (arrays[key].shape != labels.shape or arrays[key].dtype.kind not in "iuU"):
-            raise UserError(f"{path}: {key} must be [{len(labels)}] whole numbers or texts, one for each example")
+            raise UserError(f"{path}: {key} must have {len(labels)} whole numbers or texts, one for each example")
     validates = arrays.get(VALIDATES)
     if validates is not None:
         if validates.shape != y.shape or not np.isin(validates, (0, 1)).all() or len(np.unique(validates)) < 2:
-            raise UserError(f"{path}: {VALIDATES} must be [{len(y)}] of true and false, some of each")
+            raise UserError(f"{path}: {VALIDATES} must have {len(y)} values true or false, and both must occur")
         validates = validates.astype(bool)
     notes += _classes_told(y, y_test, names, path)
     data = LabelledData(
@@ -273,7 +331,13 @@ def checked(
 def with_owners(
     data: LabelledData, where: str, owners: np.ndarray | None, owners_test: np.ndarray | None
 ) -> LabelledData:
-    """The data with the names of their clients, one for each example, as `identifiers`. where: what has them, for messages."""
+    """Return the data with the client that each example belongs to. Names are normalised by `identifiers`.
+
+    Args:
+        data: The data. Owners that they have already are replaced.
+        where: Where the names stand, for messages.
+        owners, owners_test: [n] names or numbers for the training and the test examples; None for either without.
+    """
     given = [names for names in (owners, owners_test) if names is not None]
     if not given:
         return replace(data, owners=None, owners_test=None)
@@ -287,30 +351,37 @@ def with_owners(
 
 
 def _classes_told(y: np.ndarray, y_test: np.ndarray, names: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Notes on classes without training examples, and on names that are one number. Raises UserError for one class alone."""
+    """Return notes on classes without training examples, and on class names that are one number written twice, such as 7 and
+    007.
+
+    y, y_test: [n] classes of training and test examples. names: the names of the classes, or empty. path: for the message.
+        Raises UserError if all training examples are of one class.
+    """
     counts = [np.bincount(labels, minlength=max(y.max(), y_test.max()) + 1) for labels in (y, y_test)]
     of = lambda wanted: [names[c] if names else str(c) for c in np.flatnonzero(wanted)]  # noqa: E731
     if len(alone := of(counts[0])) < 2:
-        raise UserError(f"{path}: all training examples are of the class {alone[0]}, and there must be two or more")
+        raise UserError(
+            f"{path}: all training examples are of the class {alone[0]}; give examples of two or more classes"
+        )
     notes = one_number(names, "classes")
     for classes, said in (
-        (of((counts[0] == 0) & (counts[1] > 0)), "test examples alone are of the class"),
-        (of(counts[0] + counts[1] == 0), f"classes are 0 to {len(counts[0]) - 1}, and no example is of"),
+        (of((counts[0] == 0) & (counts[1] > 0)), "no training example, only test examples, are of the class"),
+        (of(counts[0] + counts[1] == 0), f"classes are 0 to {len(counts[0]) - 1}, and no example is of the class"),
     ):
         if classes:
-            notes.append(f"{said} {', '.join(classes[:4])}{', ...' * (len(classes) > 4)}")
+            notes.append(f"{said} {some(classes, SHOWN)}")
     return tuple(notes)
 
 
 def _numbered(
     arrays: dict[str, np.ndarray], path: Path
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...], tuple[str, ...]]:
-    """The arrays with labels as whole numbers where that is clear, the names of classes that had others, and notes on both."""
+    """Return the arrays with labels as integers if that is unambiguous, the class names that labels had, and notes on both."""
     arrays, notes, names = dict(arrays), list[str](), tuple[str, ...]()
     labels = {key: arrays[key] for key in KEYS if key[0] == "y"}
     if any(y.ndim == 2 and y.shape[1] == 1 for y in labels.values()):
         labels = {key: y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for key, y in labels.items()}
-        notes.append("labels [n, 1] are taken as [n]")
+        notes.append("labels of shape [n, 1] are read as [n]")
     kinds = {y.dtype.kind if y.ndim == 1 and y.size else "" for y in labels.values()}
     if "" not in kinds and (kinds == {"U"} or kinds <= {*"ifb"}):
         together = np.concatenate(list(labels.values()))
@@ -318,13 +389,13 @@ def _numbered(
         if kinds == {"U"} or values.tolist() == [-1, 1]:
             numbers, names = numbered(together, f"{path}: y")
             labels = dict(zip(labels, np.split(numbers, [len(labels["y_train"])]), strict=True))
-            shown = ", ".join(f"{name} is {number}" for number, name in enumerate(names[:4]))
-            notes.append(f"classes are numbered: {shown}{', ...' * (len(names) > 4)}")
+            shown = some((f"{name} is {number}" for number, name in enumerate(names)), SHOWN)
+            notes.append(f"classes are numbered: {shown}")
         elif "i" not in kinds and np.isin(values, np.arange(MOST_CLASSES)).all():
             labels = {key: y.astype(np.int64) for key, y in labels.items()}
-            notes.append("labels are taken as whole numbers")
+            notes.append("labels, which are not integers in the file, are read as whole numbers")
     if any(arrays[key].dtype == bool for key in KEYS if key[0] == "x"):
-        notes.append("features that are true or false are taken as 1 and 0")
+        notes.append("features that are true or false are read as 1 and 0")
         arrays |= {key: arrays[key].astype(np.float32) for key in KEYS if arrays[key].dtype == bool and key[0] == "x"}
     return arrays | labels, names, tuple(notes)
 
@@ -332,30 +403,37 @@ def _numbered(
 def _examples(
     arrays: dict[str, np.ndarray], split: str, path: Path, channels: Channels | None, tokens: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """x in its form in `LabelledData`, and y, of the split `train` or `test`."""
+    """Check x and y of one split and return them in the form of `LabelledData`.
+
+    split: train or test. The others are those of `checked`. Raises UserError for shapes, types and values that do not fit.
+    """
     x, y, where = arrays[f"x_{split}"], arrays[f"y_{split}"], f"{path}: x_{split}"
     floating = np.issubdtype(x.dtype, np.floating)
     if tokens:
-        wanted = "[n, length] whole numbers from 0 on with dataset.tokens=true"
+        wanted = "[n, length] whole numbers, 0 or more, with dataset.tokens=true"
         fits = x.ndim == 2 and np.issubdtype(x.dtype, np.integer) and (not x.size or 0 <= x.min() <= x.max() < 2**31)
     else:
         wanted = "[n, h, w], [n, h, w, channels] or [n, features], uint8 or floating point; token ids need dataset.tokens=true"
         fits = x.ndim in (2, 3, 4) and (floating or x.dtype == np.uint8)
     if not fits:
-        raise UserError(f"{where} is {x.dtype} {list(x.shape)} and must be {wanted}")
+        raise UserError(f"{where} is {x.dtype} {list(x.shape)}; it must be {wanted}")
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-        raise UserError(f"{path}: y_{split} is {y.dtype} {list(y.shape)} and must be [n] whole numbers")
+        raise UserError(f"{path}: y_{split} is {y.dtype} {list(y.shape)}; it must be [n] whole numbers")
     if len(x) != len(y) or not x.size:
-        raise UserError(f"{where} {list(x.shape)} and y_{split} {list(y.shape)} must have as many examples, and some")
+        shapes = f"{list(x.shape)}, and y_{split} {list(y.shape)}"
+        raise UserError(f"{where} is {shapes}; give both the same number of examples, at least one")
     if not 0 <= y.min() <= y.max() < MOST_CLASSES:
-        raise UserError(f"{path}: y_{split} is {y.min()} to {y.max()}; classes are 0 to {MOST_CLASSES - 1} at the most")
+        raise UserError(
+            f"{path}: y_{split} is {y.min()} to {y.max()}; number the classes from 0 to at most {MOST_CLASSES - 1}"
+        )
     if floating:  # in this machine's byte order; half precision would overflow
         x = x.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64, copy=False)
         if (wrong := ~(np.abs(x) <= MOST_MAGNITUDE).reshape(len(x), -1).all(axis=1)).any():
-            some = f"{wrong.sum()} examples, such as number {wrong.argmax()},"
-            raise UserError(f"{where}: {some} have values that are not finite, or beyond {MOST_MAGNITUDE:g}")
+            which = f"{wrong.sum()} examples (the first has index {wrong.argmax()})"
+            why = f"have values that are not finite, or larger than {MOST_MAGNITUDE:g}"
+            raise UserError(f"{where}: {which} {why}; remove or mend them")
     if x.ndim == 4 and channels is None and x.shape[1] <= 4 < x.shape[3]:
-        raise UserError(f"{where} {list(x.shape)} looks like [n, channels, h, w]: set dataset.channels=first or last")
+        raise UserError(f"{where} {list(x.shape)} looks like [n, channels, h, w]; set dataset.channels=first or last")
     if tokens:
         x = x.astype(np.int64)
     elif x.ndim == 4 and channels != "first":
@@ -367,7 +445,13 @@ def _examples(
 
 @dataclass(frozen=True, config=_config)
 class Torchvision:
-    """One of torchvision's data sets, or the .npz file of its name."""
+    """One of torchvision's data sets, or an .npz file with its name in the data folder.
+
+    Args:
+        name: The data set.
+        root: The data folder; None as in `data_folder`.
+        pixels: As in `LabelledData`.
+    """
 
     name: Literal["mnist", "fashion_mnist", "cifar10"]
     root: str | None = None
@@ -375,14 +459,18 @@ class Torchvision:
 
     @property
     def path(self) -> str:
-        """The file, or the folder of torchvision's, that it is read from, or will be."""
+        """The .npz file, or the folder of torchvision's files, that the data are read from or downloaded to."""
         npz = data_folder(self.root) / f"{self.name}.npz"
         if self.name == "mnist":
             return str(npz if npz.exists() else SHIPPED / npz.name)
         return str(npz if npz.exists() else npz.with_name(DOWNLOADED[self.name][0]))
 
     def load(self) -> LabelledData:
-        """Returns the data, downloaded where the data folder has none. Raises UserError."""
+        """Return the data, downloading them if the data folder lacks them.
+
+        Raises:
+            UserError: The files are broken, or the download fails.
+        """
         path = Path(self.path)
         return replace(read_npz(path) if path.suffix else self._torchvision(path), pixels=self.pixels)
 
@@ -402,12 +490,13 @@ class Torchvision:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     Path(work, path.name).rename(path)
         except Exception as error:  # torchvision has many ways to say that a file is broken or out of reach
-            what = f"{path} is not whole: delete it" if found else f"no copy in {path.parent}, and no download"
+            what = f"{path} is incomplete, delete it" if found else f"is not in {path.parent}, and the download failed"
             _, shape, source = DOWNLOADED[self.name]
             raise UserError(
-                f"dataset={self.name}: {what} ({first_line(error).rstrip(':')}); put {self.name}.npz there, made from the files of "
-                f"{source}: x_train and x_test [n, {shape}] of uint8, y_train and y_test [n] of whole numbers. "
-                "FEDOPT_DATA names another folder. dataset=mnist and dataset=digits need no file"
+                f"dataset={self.name}: {what} ({first_line(error).rstrip(':')}); make {self.name}.npz from the files "
+                f"of {source} and "
+                f"put it there: x_train and x_test [n, {shape}] of uint8, y_train and y_test [n] of whole numbers. "
+                "FEDOPT_DATA may name another folder. dataset=mnist and dataset=digits need no download"
             ) from None
         finally:
             socket.setdefaulttimeout(before)
@@ -417,7 +506,13 @@ class Torchvision:
 
 @dataclass(frozen=True, config=_config)
 class Npz:
-    """A user's own .npz file: x_train, y_train, x_test, y_test. channels, tokens: as of `read_npz`."""
+    """A user's .npz file with x_train, y_train, x_test and y_test.
+
+    Args:
+        path: The file.
+        pixels: As in `LabelledData`.
+        channels, tokens: As in `read_npz`.
+    """
 
     path: str
     pixels: Pixels = "standardised"
@@ -430,7 +525,7 @@ class Npz:
 
 @dataclass(frozen=True, config=_config)
 class Digits:
-    """1797 images of 8 x 8 pixels from 0 to 16; every fifth is a test example. digits.md says where they are from."""
+    """1797 images of 8 x 8 pixels with values 0 to 16. Every fifth is a test example. digits.md names their source."""
 
     pixels: Pixels = "standardised"
 

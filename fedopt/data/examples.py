@@ -1,4 +1,4 @@
-"""Examples on the device, normalised, their minibatches, and the losses of a batch."""
+"""Normalised examples on the device, their minibatches, and the losses of a minibatch."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -17,10 +17,13 @@ Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]
 
 
 class Batch(NamedTuple):
-    """x: [B, features], normalised, or token ids [B, length]; y: [B]; weight: [B], sums to one, padding weighs nothing.
+    """A minibatch.
 
-    rows: [B], which of the training examples these are. keys: the one that the network's dropout is a function of; none where it
-    is evaluated.
+    x: [B, features], normalised, or token ids [B, length].
+    y: [B], the classes.
+    weight: [B], the weights of the examples in a mean. They sum to 1; padding has weight 0.
+    rows: [B], the indices of the examples in their data set.
+    keys: the key that determines the network's dropout masks; empty during evaluation.
     """
 
     x: Tensor
@@ -37,29 +40,29 @@ Values = Callable[[Batch], tuple[Tensor, ...]]  # of each example, [B] each
 
 
 def tuned(logits: Tensor, tuning: Tuning) -> Tensor:
-    """Logits times a scale plus a shift, each [classes], where there are any."""
+    """Return logits scaled and shifted per class. tuning: (scale, shift), [classes] each; None returns the logits unchanged."""
     return logits if tuning is None else logits * tuning[0] + tuning[1]
 
 
 def losses(logits: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy of each example, [B]."""
+    """Return the cross-entropy of each example, [B]."""
     return F.cross_entropy(logits, batch.y, reduction="none")
 
 
 def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = None) -> Tensor:
-    """Return the weighted cross entropy ``sum_j weight_j class_weight[y_j] CE_j``, a scalar.
+    """Return the weighted cross-entropy ``sum_j weight_j class_weight[y_j] CE_j``, a scalar.
 
     Args:
         logits: ``[B, classes]``.
-        batch: The examples ``y``, and their weights.
-        class_weight: ``[classes]``; None for ones.
+        batch: The classes ``y`` of the examples, and their weights.
+        class_weight: ``[classes]``, the weight of each class. None: all are 1.
     """
     weight = batch.weight if class_weight is None else batch.weight * class_weight[batch.y]
     return losses(logits, batch) @ weight
 
 
 class Examples:
-    """Labelled examples on the device, normalised once by the statistics of those for training. x: [n, features]; y: [n]."""
+    """Labelled examples on the device. x is [n, features], normalised by the training set's statistics, or token ids; y is [n]."""
 
     normalisation: (
         tuple[np.ndarray, np.ndarray] | None
@@ -87,15 +90,26 @@ class Examples:
         return len(self.y)
 
     def batch(self, rows: Tensor, weight: Tensor, keys: tuple[Tensor, ...] = ()) -> Batch:
-        """The examples `rows` [B], normalised."""
+        """Return the examples with these indices as a minibatch.
+
+        Args:
+            rows: ``[B]``, indices of examples.
+            weight: ``[B]``, their weights.
+            keys: The key of dropout, as in `Batch`.
+        """
         # An embedding copies rows; under vmap index_select gathers their numbers one by one, ten times slower
         return Batch(F.embedding(rows, self.x), self.y.gather(0, rows), weight, rows, keys)
 
     @torch.no_grad()
     def means(self, values: Values, rows: np.ndarray | None = None, weights: np.ndarray | None = None) -> list[float]:
-        """The weighted mean of each of the values over the examples `rows`, in pieces that bound memory.
+        """Return the weighted means over examples of the tensors that ``values`` gives.
 
-        rows: all by default; weights: of the rows, with sum 1, equal by default.
+        Examples are taken 2048 at a time, which bounds memory.
+
+        Args:
+            values: A function of a `Batch` that returns a tuple of tensors ``[B]``, a number for each example.
+            rows: The indices of the examples. None: all.
+            weights: Their weights, which sum to 1. None: equal weights.
         """
         rows = np.arange(len(self)) if rows is None else rows
         weights = np.full(len(rows), 1 / len(rows)) if weights is None else weights
@@ -108,7 +122,12 @@ class Examples:
         return list(map(float, sums))
 
     def loss_and_accuracy(self, logits: Logits, rows: np.ndarray | None = None) -> list[float]:
-        """The mean cross-entropy, and the share that is classified right, of the examples `rows`, or of all."""
+        """Return the mean cross-entropy and the accuracy (0 to 1).
+
+        Args:
+            logits: A function from ``x`` ``[B, features]`` to logits ``[B, classes]``.
+            rows: The indices of the examples. None: all.
+        """
 
         def loss_and_hit(batch: Batch) -> tuple[Tensor, ...]:
             out = logits(batch.x)

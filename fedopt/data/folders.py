@@ -23,12 +23,18 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", "
 
 @dataclass(frozen=True, config=_config)
 class Folder:
-    """Images in a folder for each class, in the order of their names; grey ones have one channel if all are grey, else three. Where
-    some are transparent, that is one channel more. Images of more than 8 bits keep their numbers.
+    """Images in one folder per class; classes are sorted by name.
 
-    Where FOLDER/train is there beside FOLDER/test, /val or /valid, in any capitals, those have the classes; without a folder for
-    testing, and without any of them, the fraction `test` of the images, at random by `split_seed`, is for testing.
-    size: of the images in pixels, one number or [height, width]; None: as they are, all of one size.
+    Images have one channel if all are grey, else three, and one more if some are transparent. Images of more than 8 bits keep
+    their values. If the folder holds `train` and one of `test`, `val` and `valid` (any capitals), the folders of classes are
+    in these. Without a folder `test`, the fraction `test` of the images is drawn for testing.
+
+    Args:
+        path: The folder.
+        size: The size to scale images to, in pixels: one number or [height, width]. None: as they are, which must be equal.
+        test: The fraction for testing if there is no folder for it.
+        split_seed: The seed of that draw.
+        pixels: As in `LabelledData`.
     """
 
     path: str
@@ -44,10 +50,11 @@ class Folder:
         classes = sorted(parts["train"])
         for split, part in parts.items():
             if unknown := [name for name in part if name not in classes]:
-                raise UserError(f"{splits[split]}: the class {unknown[0]} is not in {splits['train']}")
+                lacks = f"the class {unknown[0]} has no folder in {splits['train']}"
+                raise UserError(f"{splits[split]}: {lacks}; give every class training images, or remove it here")
         if len(classes) < 2:
             raise UserError(
-                f"{path}: has the class {classes[0]} alone; dataset.path is a folder with a folder for each class"
+                f"{path}: {classes[0]} is the only class; dataset.path must have a folder for each of two or more classes"
             )
         labelled = [
             (file, classes.index(name), split)
@@ -64,16 +71,22 @@ class Folder:
         arrays = parted({"x": images, "y": y}, (train, test))
         if "val" in parts:
             arrays[VALIDATES] = of_split[train] == "val"
-        notes = [f"{len(passed):,} hidden or other files are passed over"] * bool(passed)
-        notes += ["transparency is a channel of its own"] * (images.shape[-1] in (2, 4))
+        notes = [
+            f"{len(passed):,} files are ignored, since they are hidden, or not images in a folder of a class"
+        ] * bool(passed)
+        notes += ["some images are transparent: transparency is the last channel"] * (images.shape[-1] in (2, 4))
         held_out = {image.tobytes() for image in arrays["x_test"]}
         if twice := sum(image.tobytes() in held_out for image in arrays["x_train"]):
-            notes.append(f"{twice:,} training images are equal to one for testing")
+            notes.append(f"{twice:,} training images are equal to a test image")
         data = checked(arrays, path, "last", names=tuple(classes))
         return replace(data, pixels=self.pixels, notes=(*notes, *data.notes))
 
     def _read(self, files: list[Path], path: Path) -> np.ndarray:
-        """[n, height, width, channels], uint8, or float32 where images have more than 8 bits."""
+        """Read images as one array [n, height, width, channels], uint8, or float32 for more than 8 bits.
+
+        files: their paths. path: the folder, for a message. Raises UserError if sizes or depths differ, or memory does not
+            suffice.
+        """
         size = [self.size] * 2 if isinstance(self.size, int) else self.size
         first = _open(files[0], size)
         refuse_larger(path, (3 if first.mode == "L" else 8) * first.height * first.width * len(files))
@@ -81,10 +94,14 @@ class Folder:
         for file, image in zip(files, images, strict=True):
             if image.size != first.size:
                 sizes = [f"{height} x {width}" for width, height in (image.size, first.size)]
-                raise UserError(f"{file}: has {sizes[0]} pixels, and {files[0]} {sizes[1]}; set dataset.size=N")
+                raise UserError(
+                    f"{file}: has {sizes[0]} pixels, and {files[0]} has {sizes[1]}; scale all with dataset.size=N"
+                )
             if (image.mode == "F") != (first.mode == "F"):
                 deep, flat = (file, files[0]) if image.mode == "F" else (files[0], file)
-                raise UserError(f"{deep}: has more than 8 bits a pixel, and {flat} has 8; write them alike")
+                raise UserError(
+                    f"{deep}: has more than 8 bits per pixel, and {flat} has 8; save all with the same depth"
+                )
         modes = {image.mode for image in images}
         colours, alpha = modes & {"RGB", "RGBA"}, modes & {"LA", "RGBA"}
         mode = first.mode if first.mode == "F" else ("RGB" if colours else "L") + ("A" if alpha else "")
@@ -93,29 +110,39 @@ class Folder:
 
 
 def _splits(folder: Path) -> dict[str, Path]:
-    """The folders for training, validating and testing in a folder that has some, by train, val and test; else none."""
+    """Return the folders of the splits, by train, val and test; {} if the folder is not divided into splits.
+
+    Raises UserError if the folder is missing, or has further folders beside those of splits.
+    """
     if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such folder; it should have a folder of images for each class")
+        raise UserError(f"{folder}: there is no such folder; dataset.path must have a folder of images for each class")
     inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and not _hidden(path, folder)]
     splits = {SPLITS[path.name.lower()]: path for path in inner if path.name.lower() in SPLITS}
     if len(splits) < 2 or "train" not in splits:
         return {}
     if others := [path.name for path in inner if path not in splits.values()]:
         raise UserError(
-            f"{folder}: has {', '.join(path.name for path in splits.values())}, and {others[0]} beside them"
+            f"{folder}: has the folders {', '.join(path.name for path in splits.values())} of splits, and also "
+            f"{others[0]}; move that "
+            "elsewhere"
         )
     return splits
 
 
 def _hidden(path: Path, folder: Path) -> bool:
-    """Whether systems and editors made it: a name that begins with a dot, or that of a Mac's or of Windows'."""
+    """Whether a path inside the folder was made by a system or an editor: a name with a leading dot, __MACOSX, Thumbs.db,
+    desktop.ini.
+    """
     parts = path.relative_to(folder).parts
     return any(part.startswith((".", "__MACOSX")) or part.lower() in ("thumbs.db", "desktop.ini") for part in parts)
 
 
 def _files(folder: Path, passed: list[Path]) -> dict[str, list[Path]]:
-    """The images of each class; `passed` gets the files that are none. Raises UserError where a class has none, where there are no
-    classes, and where images lie deeper than in the folder of a class."""
+    """Return the paths of the images of each class, by class.
+
+    folder: it has a folder for each class. passed: a list; files that are not images are appended to it. Raises UserError if
+        a class has no images, if there are no classes, and if images lie in a folder of a class's folder.
+    """
     classes = dict[str, list[Path]]()
     inners = sorted(folder.iterdir())
     names = [inner.name for inner in inners if inner.is_dir() and not _hidden(inner, folder)]
@@ -127,28 +154,33 @@ def _files(folder: Path, passed: list[Path]) -> dict[str, list[Path]]:
             classes.setdefault(name_of[inner.name], []).extend(found)
             passed += set(files) - set(found)
             if deeper := next((file for file in found if file.parent != inner), None):
-                shallow = f"{folder} should have a folder of images for each class"
-                raise UserError(f"{deeper}: lies deeper than in the folder {inner.name} of a class; {shallow}")
+                raise UserError(f"{deeper}: lies in a folder inside that of a class; put images directly into {inner}")
         elif not inner.is_dir():
             passed.append(inner)
         else:
             passed += [file for file in inner.rglob("*") if file.is_file()]
     if empty := [folder / name for name, files in classes.items() if not files] or [folder] * (not classes):
-        raise UserError(f"{empty[0]}: has no images; {folder} should have a folder of images for each class")
+        raise UserError(f"{empty[0]}: has no images; {folder} must have a folder of images for each class")
     return classes
 
 
 def _open(file: Path, size: list[int] | None) -> Image.Image:
-    """Upright, in the mode L, LA, RGB, RGBA, or F for more than 8 bits. size: [height, width], None for its own."""
+    """Open an image upright, in pillow's mode L, LA, RGB or RGBA, or F for more than 8 bits.
+
+    size: [height, width] to scale it to; None: its own size. Raises UserError for several frames, more than 24 bits, and
+        broken files.
+    """
     try:
         with Image.open(file, formats=FORMATS) as opened:
             if (frames := getattr(opened, "n_frames", 1)) > 1 and opened.format != "MPO":  # a camera's has a preview
-                raise UserError(f"{file}: has {frames} frames; put each that counts there as an image of its own")
+                raise UserError(f"{file}: has {frames} frames; save the frames that you want as separate images")
             image = ImageOps.exif_transpose(opened)
             if image.mode[0] in "IF":
                 numbers, image = np.asarray(image), image.convert("F")
                 if numbers.dtype.kind != "f" and (np.asarray(image) != numbers).any():
-                    raise UserError(f"{file}: has numbers of more than 24 bits; dataset=npz takes such arrays")
+                    raise UserError(
+                        f"{file}: has numbers of more than 24 bits; save the images as an .npz, and use dataset=npz"
+                    )
             else:
                 grey = image.mode in ("1", "L", "LA")
                 if image.has_transparency_data:
@@ -158,5 +190,5 @@ def _open(file: Path, size: list[int] | None) -> Image.Image:
     except UserError:
         raise
     except Exception as error:  # pillow has many ways to say that a file is broken, or a bomb
-        raise UserError(f"{file}: is no image that can be read ({first_line(error)})") from None
+        raise UserError(f"{file}: cannot be read as an image ({first_line(error)}); replace or remove it") from None
     return image if size is None else image.resize((size[1], size[0]), Image.Resampling.BILINEAR)

@@ -1,4 +1,4 @@
-"""Data in the form of LEAF [Caldas et al. 2018]: JSON files that say of each user which examples are its own."""
+"""Data in the format of LEAF [Caldas et al. 2018]: JSON files that list the examples of each user."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ KINDS: tuple[set[type], ...] = ({int}, {str}, set())  # of labels
 
 
 class _User(NamedTuple):
-    """x: [n, ...]; y: [n], whole numbers or texts; where: the file and the name, for messages."""
+    """The examples of one user. x: [n, ...]; y: [n], integers or texts; where: the file and the user's name, for messages."""
 
     name: str
     x: np.ndarray
@@ -32,10 +32,17 @@ class _User(NamedTuple):
 
 @dataclass(frozen=True, config=_config)
 class Leaf:
-    """A JSON file, a folder of such files, or one with the folders train and test of them; also compressed (.gz).
+    """LEAF's data: a JSON file, a folder of JSON files, or a folder with the folders train and test of JSON files; also
+    compressed (.gz).
 
-    The owners of the examples are LEAF's users. shape: of an example, [height, width] or [height, width, channels]; None: as in the
-    file. Without a folder for testing, the fraction `test` of the examples, at random by `split_seed`, is for testing.
+    Each of LEAF's users owns its examples.
+
+    Args:
+        path: The file or the folder.
+        shape: The shape to give an example, [height, width] or [height, width, channels]. None: as in the file.
+        test: The fraction of the examples for testing if there is no folder test.
+        split_seed: The seed of that draw.
+        pixels: As in `LabelledData`.
     """
 
     path: str
@@ -52,24 +59,30 @@ class Leaf:
         for user in users:
             if (user.x.shape[1:], user.y.dtype.kind) != (users[0].x.shape[1:], users[0].y.dtype.kind):
                 raise UserError(
-                    f"{user.where}: has examples of another shape, or labels of another type, than {users[0].name}"
+                    f"{user.where}: the shape of examples or the type of labels differs from that of user "
+                    f"{users[0].name}; all users "
+                    "must have the same"
                 )
         if not users:
-            raise UserError(f"{path}: has no examples; it should have .json files of the form {FORM}")
+            raise UserError(f"{path}: has no examples; dataset.path must have .json files of the form {FORM}")
         x, y = np.concatenate([user.x for user in users]), np.concatenate([user.y for user in users])
         if self.shape is not None and np.prod(self.shape) != x[0].size:
-            raise UserError(f"dataset.shape={self.shape}: an example of {path} has {x[0].size} numbers")
+            numbers = f"an example of {path} has {x[0].size} numbers"
+            raise UserError(f"dataset.shape={self.shape}: {numbers}; choose a shape with this product")
         owners = np.repeat([user.name for user in users], [len(user.y) for user in users])
         columns = {"x": x if self.shape is None else x.reshape(len(x), *self.shape), "y": y, "client": owners}
         parts: Sequence[np.ndarray] = np.split(np.arange(len(y)), [sum(len(user.y) for user in of_splits[0])])
         parts = divided(len(y), self.test, self.split_seed, path) if len(splits) == 1 else parts
         data = replace(checked(parted(columns, parts), path, "last"), pixels=self.pixels)
-        note = f"{len(np.unique(owners)):,} users of LEAF, for partitioner=by_column, with examples {list(x.shape[1:])}"
+        note = f"{len(np.unique(owners)):,} users, with examples {list(x.shape[1:])}; partitioner=by_column makes each a client"
         return replace(data, notes=(note, *data.notes))
 
 
 def _users(file: Path) -> Iterator[_User]:
-    """Those of a file, or of the files in a folder, that have examples. Raises UserError, which names the file and the user."""
+    """Yield the users that have examples, of a file or of all files in a folder.
+
+    Raises UserError, which names the file and the user, if the content is not of LEAF's form.
+    """
     if file.is_dir():
         for inner in sorted(inner for end in ("json", "json.gz") for inner in file.glob(f"[!.]*.{end}")):
             yield from _users(inner)
@@ -81,14 +94,12 @@ def _users(file: Path) -> Iterator[_User]:
         )  # a list is as large as two numbers
         content = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: is no JSON ({first_line(error)})") from None
+        raise UserError(f"{file}: is not valid JSON ({first_line(error)}); it must be {FORM}") from None
     held: dict[str, Any] = content if isinstance(content, dict) else {}
     names, counts, data = [held.get(key, ()) for key in ("users", "num_samples", "user_data")]
     alike = isinstance(names, list) and isinstance(counts, list) and len(names) == len(counts)
     if not (alike and isinstance(data, dict) and sorted(map(str, names)) == sorted(data)):
-        raise UserError(
-            f"{file}: users, num_samples and user_data must be there, of the same users; it should be {FORM}"
-        )
+        raise UserError(f"{file}: must have users, num_samples and user_data for the same users, as in {FORM}")
     for name, count in zip(map(str, names), counts, strict=True):
         own, where = data[name] if isinstance(data[name], dict) else {}, f"{file}: user {name}"
         y = own["y"] if isinstance(own.get("y"), list) else []
@@ -98,16 +109,20 @@ def _users(file: Path) -> Iterator[_User]:
             x = np.array(None)
         fits = x.dtype.kind in "iuf" and (x.ndim > 1 or not x.size) and {*map(type, y)} in KINDS
         if not fits or len(x) != len(y):
-            raise UserError(f"{where}: x must be rows of numbers of one length, and y as many whole numbers or texts")
+            raise UserError(
+                f"{where}: x must be a list of equally long lists of numbers, and y as long a list of whole numbers or texts"
+            )
         if count != len(y):
-            raise UserError(f"{where}: has {len(y)} examples, and num_samples says {count}")
+            raise UserError(
+                f"{where}: has {len(y)} examples, and num_samples says {count}; correct num_samples, or copy the file again"
+            )
         if len(y):
             yield _User(name, x.astype(np.float64), np.array(y), where)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises ValueError for a key that stands twice."""
+    """Return a JSON object as a dict. Raises ValueError if a key appears twice."""
     if len(found := dict(pairs)) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {max(keys, key=keys.count)} stands twice")
+        raise ValueError(f"the key {max(keys, key=keys.count)} occurs twice")
     return found

@@ -1,4 +1,4 @@
-"""Names of clients and of classes: texts, of which those that look alike are one name or refused."""
+"""Names of clients and of classes: each name gets one spelling, and names that look alike are refused."""
 
 import re
 import unicodedata
@@ -19,19 +19,19 @@ _NUMBER = re.compile(r"[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d{1,3})?", re.ASCII)
 
 
 def spelt(name: str) -> str:
-    """A name without blanks at its ends, seen or not, and with accents as Unicode composes them."""
+    """Return a name without visible or invisible blanks at its ends, and with accents in Unicode's composed form (NFC)."""
     return _ENDS.sub("", unicodedata.normalize("NFC", name))
 
 
 def identifiers(values: np.ndarray, where: str) -> np.ndarray:
-    """Names in one spelling each: whole numbers where all are such, in any form that programs write, else texts.
+    """Return names in one spelling each: as int64 if all are whole numbers (such as 7, +7, 7.0), else as texts.
 
     Args:
-        values: ``[n]`` of texts or whole numbers.
-        where: What has them, for messages.
+        values: ``[n]`` texts or whole numbers.
+        where: Where the names stand, for messages.
 
     Raises:
-        UserError: A name is empty, or two differ in capitals, blanks or the width of letters alone.
+        UserError: A name is empty or too long, or two differ only in capitals, blanks or the width of letters.
     """
     if values.dtype.kind in "iu":
         return values
@@ -44,34 +44,45 @@ def identifiers(values: np.ndarray, where: str) -> np.ndarray:
     alike = dict[str, str]()
     for name, written in names.items():
         if not 0 < len(written) <= LONGEST:
-            why = f"has more than {LONGEST} letters" if written else "has blanks in place of a name"
-            raise UserError(f"{where}, row {given.index(name) + 1} {why}")
+            why = f"the name has more than {LONGEST} letters; shorten it" if written else "the name is blank; give one"
+            raise UserError(f"{where}, row {given.index(name) + 1}: {why}")
         seen = re.sub(f"[{_UNSEEN}]+", "", unicodedata.normalize("NFKC", written).casefold())
         folded = _WITHIN.sub("", " ".join(seen.split()))
         folded = re.sub(r"^\+?(-?\d+)([.,]0*)?$", r"\1", folded)
         if (other := alike.setdefault(folded, written)) != written:
-            raise UserError(f"{where} says {other!r} and {written!r}; write them alike")
+            raise UserError(
+                f"{where} has {other!r} and {written!r}, which look alike; write them the same, or rename one"
+            )
     return np.array([names[name] for name in given])
 
 
 def numbered(labels: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The number of each label among the classes, [n], and the names of the classes, in the order of `identifiers`.
+    """Return the class index of each label, [n], and the names of the classes, sorted as `identifiers` sorts.
+
+    Args:
+        labels: ``[n]`` texts or numbers.
+        where: Where the labels stand, for messages.
 
     Raises:
-        UserError: Labels are fractions, or as of `identifiers`.
+        UserError: Labels are fractions, or `identifiers` refuses them.
     """
     classes, numbers = np.unique(identifiers(labels, where), return_inverse=True)
     names = tuple(map(str, classes.tolist()))
     fractions = [n for n in names if _NUMBER.fullmatch(n) and not float(n.replace(",", ".")).is_integer()]
     if fractions and all(map(_NUMBER.fullmatch, names)):
-        raise UserError(f"{where} has fractions such as {fractions[0]}, and must be classes")
+        raise UserError(f"{where} has fractions such as {fractions[0]}; it must hold classes: whole numbers or texts")
     return numbers, names
 
 
 def one_number(names: Iterable[str], kind: str) -> list[str]:
-    """A note on names that are one number in several spellings, such as 7 and 007: they are several names."""
+    """Return a note if two names are one number in two spellings, such as 7 and 007; else []. They stay two names.
+
+    names: the names. kind: what has these names, in the plural, for the note.
+    """
     of_number = dict[Decimal, str]()
     for name in filter(_NUMBER.fullmatch, names):
         if (other := of_number.setdefault(Decimal(name.replace(",", ".")), name)) != name:
-            return [f"{other} and {name} are two {kind}, since names are texts"]
+            return [
+                f"{other} and {name} count as two {kind}, since names are texts; write them the same if they are one"
+            ]
     return []

@@ -1,5 +1,7 @@
-"""How examples are divided among clients. Each partitioner takes the labels (or None, where there are none), a generator and
-the least number of examples a client must have, and returns one array of rows for each client: disjoint and complete.
+"""Partitions of examples among clients.
+
+A partitioner takes the number of examples, their labels (None without labels), a generator and the least number of examples
+of a client. It returns an array of indices for each client; every example belongs to exactly one client.
 """
 
 import re
@@ -24,7 +26,11 @@ Parts = list[np.ndarray]  # the rows of each client
 
 
 class Partitioner(Protocol):
-    """clients: how many there are, None where that follows from the data."""
+    """The interface of a partition. clients: the number of clients, None if the data determine it.
+
+    Calling it returns the indices of each client's examples. count: the number of examples. labels: [count], or None. rng:
+    the generator. least: the least number of examples of a client.
+    """
 
     @property
     def clients(self) -> int | None: ...
@@ -33,48 +39,59 @@ class Partitioner(Protocol):
 
 
 def check_division(partitioner: Partitioner, parts: Any, count: int, least: int) -> None:
-    """Raises UserError where a partitioner's parts are not a division of rows 0 .. count - 1 among its clients."""
+    """Raise UserError unless ``parts`` is a partition of the indices 0 to count - 1.
+
+    Args:
+        partitioner: The partitioner that returned it, for the message and the number of clients.
+        parts: What it returned: the indices of each client's examples.
+        count: The number of examples.
+        least: The least number of examples that each client must have.
+    """
     key = f"partitioner._target_={type(partitioner).__module__}.{type(partitioner).__name__}"
     clients = getattr(partitioner, "clients", None)
     arrays = [np.asarray(part) for part in parts] if isinstance(parts, Sequence | np.ndarray) else []
     if not arrays or any(a.ndim != 1 or (a.size and a.dtype.kind not in "iu") for a in arrays):
-        raise UserError(f"{key}: must return a list of arrays, the row numbers of each client")
+        raise UserError(f"{key}: must return a list with an array for each client, the indices of its examples")
     if clients is not None and len(arrays) != clients:
-        raise UserError(f"{key}: gives {len(arrays)} clients, and partitioner.clients={clients}")
+        raise UserError(f"{key}: returns {len(arrays)} clients, and must return partitioner.clients={clients}")
     sizes = np.array([len(rows) for rows in arrays])
     if sizes.min() < least:
         few = f"client {sizes.argmin()} only {sizes.min()} of the {count} examples"
-        raise UserError(f"{key}: gives {few}, and each needs {least}")
+        raise UserError(f"{key}: gives {few}, and must give each client at least {least}")
     rows = np.concatenate(arrays)
     if rows.min() < 0 or rows.max() >= count:
-        raise UserError(f"{key}: must give rows 0 to {count - 1}, not {rows.min()} to {rows.max()}")
+        raise UserError(f"{key}: must return indices from 0 to {count - 1}, not {rows.min()} to {rows.max()}")
     times = np.bincount(rows, minlength=count)
     if (wrong := times != 1).any():
         row = wrong.argmax()
-        raise UserError(f"{key}: gives row {row} {times[row]} times; each row belongs to one client")
+        raise UserError(
+            f"{key}: returns index {row} {times[row]} times; each example must belong to exactly one client"
+        )
 
 
 def _check(clients: int, count: int, least: int) -> None:
     if count < clients * least:
-        most = f"{count} examples give each at most {count // clients}"
-        raise UserError(f"partitioner.clients={clients} is too many: {most}, and each needs {least}")
+        few = f"{count} examples are less than {least} for each client"
+        raise UserError(f"partitioner.clients={clients}: {few}; use at most {count // least} clients")
 
 
 def _labels(labels: Labels, partitioner: object) -> np.ndarray:
     if labels is None:
         name = re.sub(r"\B(?=[A-Z])", "_", type(partitioner).__name__).lower()  # as on the command line
-        raise UserError(f"partitioner={name} divides by class, and the data have no classes: use partitioner=iid")
+        raise UserError(f"partitioner={name} divides by class, and these data have no classes; use partitioner=iid")
     return labels
 
 
 def _by_owner(owner: np.ndarray, sizes: np.ndarray) -> Parts:
-    """The rows of each client, in order. owner: the number of each row's client; sizes: the clients' numbers of rows."""
+    """Return the indices of each client's examples, ascending. owner: [count], the client of each; sizes: [M], examples of each
+    client.
+    """
     return cut(np.argsort(owner, kind="stable"), sizes)
 
 
 @dataclass(frozen=True, config=_config)
 class Iid:
-    """A uniformly random division into equal parts."""
+    """A uniformly random partition into parts of equal size."""
 
     clients: PositiveInt
 
@@ -85,7 +102,12 @@ class Iid:
 
 @dataclass(frozen=True, config=_config)
 class Proportions:
-    """A random division in given proportions: client i has `shares[i]` of their sum; all further clients have the last one."""
+    """A random partition in given proportions.
+
+    Args:
+        clients: The number of clients.
+        shares: Client i gets ``shares[i]`` divided by the sum over clients; further clients have the last share.
+    """
 
     clients: PositiveInt
     shares: Annotated[list[PositiveFloat], Field(min_length=1)]
@@ -98,7 +120,7 @@ class Proportions:
 
 @dataclass(frozen=True, config=_config)
 class Centralized:
-    """One client with everything."""
+    """One client that has all examples."""
 
     clients: Annotated[int, Field(ge=1, le=1)] = 1
 
@@ -109,26 +131,34 @@ class Centralized:
 
 @dataclass(frozen=True, config=_config)
 class ByColumn:
-    """As the data say: whose each row is, by the data set's own column, or by a file with the name of a client on each line.
+    """The data's own partition: a column of the data, or a file, names the client of each example. Clients are sorted by name
+    or number.
 
-    file: a line for each training example, or for each of them and then for each test example. The clients come in the order of
-    their names, or of their numbers.
+    Args:
+        clients: The number of clients, to check. None: any.
+        file: A file with a client's name on each line, for the training examples, or for these and then the test examples.
+            None: the data's own column.
     """
 
     clients: PositiveInt | None = None
     file: str | None = None
 
     def with_owners(self, data: LabelledData) -> LabelledData:
-        """The data, with whose each row is. Raises UserError where nothing says so."""
+        """Return the data with the client of each example.
+
+        Raises:
+            UserError: Neither a file nor the data name the clients, or the file does not fit.
+        """
         if self.file is not None:
             train, path = len(data.y_train), expanded(self.file)
             names = self._read(path, train, len(data.y_test))
             return with_owners(data, str(path), names[:train], names[train:] if len(names) > train else None)
         if data.owners is None:
-            where = (
-                "partitioner.file=FILE, dataset.client=COLUMN of dataset=csv, client_train in an .npz, or dataset=leaf"
+            how = (
+                "set partitioner.file=FILE, dataset.client=COLUMN with dataset=csv, save client_train in an .npz, or "
+                "use dataset=leaf"
             )
-            raise UserError(f"partitioner=by_column: nothing says whose each row is; {where} does")
+            raise UserError(f"partitioner=by_column: these data do not say which client an example belongs to; {how}")
         return data
 
     def _read(self, path: Path, train: int, test: int) -> np.ndarray:
@@ -140,27 +170,35 @@ class ByColumn:
         names = [spelt(name) for name in text.removesuffix("\n").split("\n")]
         if len(names) not in (train, train + test) or "" in names:
             has = f"has {len(names) - names.count('')} names"
-            raise UserError(f"partitioner.file={path}: {has}; it must have one on each line, {train} or {train + test}")
+            wanted = (
+                f"write one on each line, {train} for the training examples, or {train + test} with the test examples"
+            )
+            raise UserError(f"partitioner.file={path}: {has}; {wanted}")
         return np.array(names)
 
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
-        """labels: whose each row is."""
+        """Return the indices of each client's examples. labels: [count], the client of each example, not its class."""
         if labels is None:
             raise UserError(
-                "partitioner=by_column: goes with dataset=csv, npz, leaf or images; other data have no owners"
+                "partitioner=by_column needs dataset=csv, npz, leaf or images, since other data do not name clients; "
+                "use partitioner=iid"
             )
         names, owner, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         if self.clients not in (None, len(names)):
-            raise UserError(f"partitioner.clients={self.clients}: the data have {len(names)} clients")
+            raise UserError(
+                f"partitioner.clients={self.clients}: the data have {len(names)} clients; use null, or this number"
+            )
         if sizes.min() < least:
-            few = f"client {names[sizes.argmin()]} has {sizes.min()} example"
-            raise UserError(f"partitioner=by_column: {few}, and each needs {least}")
+            few = f"client {names[sizes.argmin()]} has {sizes.min()} examples, and each client needs at least {least}"
+            raise UserError(f"partitioner=by_column: {few}; remove small clients from the data")
         return _by_owner(owner, sizes)
 
 
 @dataclass(frozen=True, config=_config)
 class Shards:
-    """Sorted by class, cut into `per_client` x M shards, `per_client` of them a client [McMahan et al. 2017]."""
+    """Examples sorted by class and cut into `per_client` x M shards; each client gets `per_client` random shards [McMahan et
+    al. 2017].
+    """
 
     clients: PositiveInt
     per_client: PositiveInt = 2
@@ -177,9 +215,12 @@ class Shards:
 
 @dataclass(frozen=True, config=_config)
 class Dirichlet:
-    """For each class, proportions over the clients from Dir(alpha) [Wang et al. 2019]; alpha -> infinity is iid.
+    """A partition that draws, for each class, the clients' proportions from Dir(alpha) [Wang et al. 2019].
 
-    A client with fewer than `min_size` examples is filled up with random examples of the largest clients.
+    Args:
+        clients: The number of clients.
+        alpha: The concentration: small values give each client few classes; infinity is iid.
+        min_size: The least number of examples of a client. Smaller clients get random examples of the largest ones.
     """
 
     clients: PositiveInt
@@ -216,9 +257,14 @@ class Dirichlet:
 
 @dataclass(frozen=True, config=_config)
 class QHeterogeneity:
-    """Controlled heterogeneity q [FedMSA Sec. 4]: C clients (C classes) of equal size n; client c first takes q n examples of
-    class c (all of a class that has fewer), then fills up to n uniformly from what remains; then each is split into M / C
-    equal clients. q = 0 is iid, q = 1 as pathological as the class sizes allow.
+    """A partition with controlled heterogeneity q [FedMSA Sec. 4].
+
+    C groups of equal size n are formed, one per class. Group c takes q n examples of class c (all of them if there are fewer)
+    and is filled up to n uniformly from the rest. Each group is then divided evenly among M / C clients.
+
+    Args:
+        clients: The number M of clients, a multiple of the number C of classes.
+        q: 0 is iid; 1 is as heterogeneous as the sizes of the classes allow.
     """
 
     clients: PositiveInt
@@ -230,7 +276,9 @@ class QHeterogeneity:
         classes = np.unique(labels)
         C = len(classes)
         if self.clients % C:
-            raise UserError(f"partitioner.clients={self.clients} must be a multiple of the number of classes, {C}")
+            raise UserError(
+                f"partitioner.clients={self.clients}: must be a multiple of the number of classes, which is {C}"
+            )
         sizes = [len(part) for part in np.array_split(np.empty(count), C)]
         own = [rng.permutation(np.flatnonzero(labels == c)) for c in classes]
         own = [mine[: round(self.q * n)] for mine, n in zip(own, sizes, strict=True)]

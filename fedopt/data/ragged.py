@@ -1,4 +1,4 @@
-"""Lists of unequal lengths, one a client, in one array."""
+"""Lists of unequal lengths, one per client, stored in one array."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,15 +6,17 @@ import numpy as np
 
 
 def cut(rows: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
-    """Consecutive parts of these sizes, as `np.split` gives them, ten times as fast."""
+    """Cut ``rows`` into consecutive parts of these sizes: `np.split`, ten times as fast."""
     ends = np.cumsum(sizes).tolist()
     return [rows[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 class Ragged:
-    """Which examples belong to each of M clients: `self[i]` holds the rows of client i in the one data tensor.
+    """The examples of each of M clients: ``self[i]`` has the indices of client i's examples.
 
-    names: of the clients, where the data name them, else empty.
+    Args:
+        lists: The indices of each client.
+        names: The clients' names if the data have them, else empty.
     """
 
     def __init__(self, lists: Sequence[np.ndarray], names: Sequence[str] = ()):
@@ -34,8 +36,9 @@ class Ragged:
         return (self[i] for i in range(len(self)))
 
     def example_weights(self, weights: np.ndarray) -> np.ndarray:
-        """p_i / n_i for each of `rows`: a sum over all examples so weighted is the weighted mean over clients of their own means.
+        """Return p_i / n_i for each entry of `rows`. A sum over examples with these weights is the weighted mean of the
+        clients' means.
 
-        weights: p_i of each client, [M].
+        weights: [M], the weight p_i of each client.
         """
         return np.repeat(weights / self.sizes, self.sizes)

@@ -1,4 +1,4 @@
-"""Sparse tables as text: the format of libsvm and svmlight."""
+"""Sparse tables as text, in the format of libsvm and svmlight."""
 
 import re
 from array import array
@@ -23,10 +23,17 @@ _LINE = re.compile(r"([^\s:,]+)((?:\s+\d{1,18}:[!-9;-^`-~]+)*)\s*(?:#.*)?", re.A
 
 @dataclass(frozen=True, config=_config)
 class Libsvm:
-    """Lines `label index:value ...`, also compressed (.gz), with indices from 1 on; what a line leaves out is zero.
+    """A text of lines `label index:value ...`, also compressed (.gz). Indices begin at 1; features that a line omits are zero.
 
-    test_path: a file of the examples for testing; None: the fraction `test` of the lines, at random by `split_seed`.
-    features: how many there are; None: up to the largest index of both files. Classes are numbered in the order of their labels.
+    Classes are numbered in the order of their labels.
+
+    Args:
+        path: The file.
+        test_path: A file of test examples. None: a fraction of the lines is drawn for testing.
+        features: The number of features. None: the largest index of both files.
+        test: The fraction for testing, without ``test_path``.
+        split_seed: The seed of that draw.
+        pixels: As in `LabelledData`.
     """
 
     path: str
@@ -43,7 +50,10 @@ class Libsvm:
         for path, (labels, _, columns, _) in zip(paths, read, strict=True):
             refuse_larger(path, 8 * width * len(labels))
             if columns.max(initial=0) > width:
-                raise UserError(f"{path}: has the feature {columns.max()}, and dataset.features={width}")
+                largest = columns.max()
+                raise UserError(
+                    f"{path}: has feature {largest}, and dataset.features={width}; use null, or at least {largest}"
+                )
         y, names = numbered(np.concatenate([labels for labels, *_ in read]), f"{paths[0]}: the column of labels")
         x, train = np.zeros((len(y), width)), len(read[0][0])
         for start, (_, rows, columns, values) in zip((0, train), read, strict=False):
@@ -54,7 +64,10 @@ class Libsvm:
 
 
 def _lines(path: Path) -> list[np.ndarray]:
-    """The labels, [n], and the rows, columns and values of all entries. Raises UserError for a line of another form."""
+    """Return the labels, [n], and the row, the index and the value of each entry, [entries] each.
+
+    Raises UserError for a line that does not have the form, and for a file without lines.
+    """
     labels, rows, columns, values = list[str](), array("q"), array("q"), array("d")
     text = decoded(unpacked(path, "lines label index:value ..."), path)
     refuse_larger(path, len(text), text.count(":") + 2 * text.count("\n"))
@@ -63,21 +76,21 @@ def _lines(path: Path) -> list[np.ndarray]:
             continue
         where = f"{path}: line {number}"
         if (match := _LINE.fullmatch(line)) is None:
-            raise UserError(f"{where} is not of the form label index:value ..., with one label: {line[:60]}")
+            raise UserError(f"{where}: must be of the form 'label index:value ...', with one label, not {line[:60]!r}")
         pairs = [entry.split(":") for entry in match[2].split()]
         own = [int(index) for index, _ in pairs]
         if 0 in own:
-            hint = "of scikit-learn: dump_svmlight_file(..., zero_based=False)"
-            raise UserError(f"{where} has the index 0, and features are counted from 1; {hint}")
+            hint = "with scikit-learn, write it by dump_svmlight_file(..., zero_based=False)"
+            raise UserError(f"{where}: has the index 0, and indices must begin at 1; {hint}")
         if len({*own}) < len(own):
-            raise UserError(f"{where} has an index twice: {line[:60]}")
+            raise UserError(f"{where}: has an index twice, and must have each once: {line[:60]}")
         try:
             values.extend(float(value) for _, value in pairs)
         except ValueError as error:
-            raise UserError(f"{where}: {first_line(error)}") from None
+            raise UserError(f"{where}: {first_line(error)}; values must be numbers") from None
         rows.extend(repeat(len(labels), len(own)))
         columns.extend(own)
         labels.append(match[1])
     if not labels:
-        raise UserError(f"{path}: has no rows")
+        raise UserError(f"{path}: has no lines with examples; each must be 'label index:value ...'")
     return [np.array(labels), *map(np.array, (rows, columns, values))]

@@ -1,4 +1,4 @@
-"""Tables of features with a column that is the class: CSV files."""
+"""CSV files: tables of features, one column of which is the class."""
 
 import csv
 import gzip
@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from fedopt.data import datasets
 from fedopt.data.datasets import VALIDATES, LabelledData, Pixels, divided, expanded, parted
 from fedopt.data.names import identifiers, numbered, spelt
-from fedopt.errors import UserError, first_line, nearest
+from fedopt.errors import UserError, first_line, nearest, some
 from fedopt.files.reading import decoded, lines_of, opened
 
 _config = ConfigDict(extra="forbid")
@@ -31,16 +31,24 @@ _POINTS, _COMMAS = re.compile(r"\d\.\d"), re.compile(r"(?m)(^|;)\s*[-+]?\d+,\d+\
 
 @dataclass(frozen=True, config=_config)
 class Csv:
-    """A table as text, also compressed (.gz), with a line of column names. Every column but those that are named here is a
-    feature, and must be numbers.
+    """A table as text, also compressed (.gz), with the column names in its first line. Columns without another role are
+    features.
 
-    label: the column of the classes, numbered in the order of their names or numbers. features: the columns that are features,
-    None for all others; a column has one role. client: the column that says whose each row is, for `ByColumn`.
-    split: the column that says `train`, `val` or `test`; None: the fraction `test` of the rows, at random by `split_seed`, is for
-        testing.
-    separator: between cells; None: a tab in a .tsv, else the comma, or what the names are apart by where they have no comma.
-    decimal: the point or the comma of numbers; None: the comma where cells are apart by semicolons and no number has a point.
-    encoding: of the text; None: UTF-8, or Latin-1 where it is none. What was taken for what is in the notes of the data.
+    Features must be numbers. Whatever is guessed (the separator, say) is told in the data's notes.
+
+    Args:
+        path: The file.
+        label: The column of the class. Classes are numbered in the order of their names or numbers.
+        features: The columns that are features. None: all columns without another role.
+        client: The column that names the client of each row, for `ByColumn`.
+        split: The column that says ``train``, ``val`` or ``test``. None: a fraction of the rows is drawn for testing.
+        test: That fraction.
+        split_seed: The seed of that draw.
+        pixels: As in `LabelledData`.
+        separator: The character between cells. None: a tab in a .tsv, else a comma, or whichever of ; tab | the first line
+            has.
+        decimal: The decimal mark. None: a comma if cells are separated by semicolons and no number has a point; else a point.
+        encoding: The text's encoding. None: UTF-8, or Latin-1 if it is not valid UTF-8.
     """
 
     path: str
@@ -62,19 +70,18 @@ class Csv:
         roles = {key: column for key, column in keys.items() if column is not None}
         features = self.features or [column for column in table.columns if column not in roles.values()]
         if not features:
-            raise UserError(f"{path}: has no column besides {', '.join(roles.values())}")
+            raise UserError(f"{path}: has no columns besides {', '.join(roles.values())}; it must have features too")
         used = [*roles.values(), *features]
         for key, column in [*roles.items(), *(("features", column) for column in features)]:
             if column not in table.columns:
                 names = list(map(str, table.columns))
-                has = ", ".join(names[:SHOWN]) + f", ... ({len(names)} in all)" * (len(names) > SHOWN)
-                lacks = f"no such column in {path}{nearest(column, names)}"
-                raise UserError(f"dataset.{key}={column}: {lacks}; it has {has}")
+                lacks = f"there is no such column in {path}{nearest(column, names)}"
+                raise UserError(f"dataset.{key}={column}: {lacks}; there are {some(names, SHOWN)}")
             if used.count(column) > 1:
-                raise UserError(f"dataset.{key}: the column {column} is named twice, and a column has one role")
-        _refuse_cells(table[used], table[used].isna(), path, "which is missing; leave such rows out, or fill them in")
+                raise UserError(f"dataset.{key}={column}: this column has another role too; give each column one role")
+        _refuse_cells(table[used], table[used].isna(), path, "is empty; remove such rows, or fill in a value")
         x = table[features].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
-        why = "which is no finite number; dataset.features=[...] names the features, dataset.client the clients"
+        why = "is not a finite number; name the features with dataset.features=[...], or mend the cell"
         _refuse_cells(table[features], ~np.isfinite(x), path, why)
         y, classes = numbered(table[self.label].to_numpy(), f"{path}: the column {self.label}")
         rows = divided(len(y), self.test, self.split_seed, path) if self.split is None else self._given(table, path)
@@ -88,13 +95,17 @@ class Csv:
         return replace(data, pixels=self.pixels, notes=(*notes, *data.notes))
 
     def _read(self, path: Path) -> tuple[pd.DataFrame, list[str]]:
-        """The table, and notes on what was taken for what. Raises UserError where a line has more or fewer cells than the first."""
+        """Return the table, and notes on what was guessed.
+
+        Raises UserError if a row is longer or shorter than the first line, if a column's name is empty or repeated, or
+        without rows.
+        """
         text, notes = self._text(path)
         first = text.partition("\n")[0]
         separator = self.separator or ("\t" if ".tsv" in path.suffixes else ",")
         if self.separator is None and separator not in first and (other := next((s for s in ";\t|" if s in first), "")):
             separator = other
-            notes.append(f"cells are apart by {'tabs' if other == chr(9) else other}")
+            notes.append(f"cells are separated by {'tabs' if other == chr(9) else other}")
         cells = csv.reader(lines_of(text), delimiter=separator, skipinitialspace=True)
         decimal = self.decimal or "."
         number = 0
@@ -102,24 +113,26 @@ class Csv:
             names = [spelt(name) for name in next(row for row in cells if row)]
             for number, row in enumerate((row for row in cells if row), 1):
                 if len(row) != len(names):
-                    why = f"row {number} below the names has {len(row)} cells, and there are {len(names)} names"
-                    hint = "a comma in a number needs quotes; dataset.separator and dataset.decimal say what is used"
+                    why = f"row {number} below the column names has {len(row)} cells, and there are {len(names)} names"
+                    hint = "put quotes around cells with commas, or set dataset.separator and dataset.decimal"
                     raise UserError(f"{path}: {why}; {hint}")
         except (csv.Error, StopIteration) as error:
-            raise UserError(f"{path}: is no CSV with a line of column names ({first_line(error)})") from None
+            raise UserError(
+                f"{path}: must be a CSV that begins with a line of column names ({first_line(error)})"
+            ) from None
         if self.decimal is None and separator == ";" and _POINTS.search(text) is None and _COMMAS.search(text):
             decimal = ","
-            notes.append("numbers have decimal commas")
+            notes.append("numbers are read with decimal commas")
         if all(_NUMBER.fullmatch(name) for name in names):
             notes.append(
-                f"the first line is taken as the names of columns, and looks like values ({', '.join(names[:3])})"
+                f"the first line is read as column names, but looks like values ({', '.join(names[:3])}); if it is, add names"
             )
         if (wrong := pd.Index(names).duplicated() | (pd.Index(names) == "")).any():
             raise UserError(
-                f"{path}: column {wrong.argmax() + 1} has no name, or another's; of pandas: to_csv(index=False)"
+                f"{path}: column {wrong.argmax() + 1} has no name, or one that occurs twice; name it (pandas: to_csv(index=False))"
             )
         if not number:
-            raise UserError(f"{path}: has no rows")
+            raise UserError(f"{path}: has no rows below the column names; add examples")
         datasets.refuse_larger(path, len(text), number * len(names))
         apart = {"sep": separator, "decimal": decimal, "skipinitialspace": True, "names": names, "header": 0}
         texts = dict.fromkeys(filter(None, (self.label, self.client, self.split)), str)  # as they are written
@@ -131,32 +144,46 @@ class Csv:
         try:
             return decoded(content, path, self.encoding), []
         except LookupError as error:
-            raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
+            raise UserError(
+                f"dataset.encoding: cannot be used ({first_line(error)}); use null, utf-8 or another known one"
+            ) from None
         except UserError:
             if self.encoding is not None or b"\0" in content:
                 raise
-            return decoded(content, path, "latin-1"), ["the text is read as Latin-1, since it is no UTF-8"]
+            return decoded(content, path, "latin-1"), ["the text is read as Latin-1, since it is not valid UTF-8"]
 
     def _given(self, table: pd.DataFrame, path: Path) -> tuple[np.ndarray, np.ndarray]:
-        """The rows to train on, and those to test on, as the column `split` says."""
+        """Return the indices of the rows to train on and to test on, as the column `split` says."""
         split = table[self.split].map(spelt)
         if other := sorted({*split} - {"train", "val", "test"}):
-            raise UserError(f"dataset.split={self.split}: says {other[0]} in {path}; it must say train, val or test")
+            raise UserError(
+                f"dataset.split={self.split}: has {other[0]} in {path}; each row must say train, val or test"
+            )
         return np.flatnonzero(split != "test"), np.flatnonzero(split == "test")
 
 
 def _refuse_cells(table: pd.DataFrame, wrong: np.ndarray | pd.DataFrame, path: Path, why: str) -> None:
-    """Raises UserError, which names the first of the cells that are wrong."""
+    """Raise UserError if a cell is wrong; the message names the first one.
+
+    table: the cells. wrong: [rows, columns] of bool. path: the file. why: what is wrong, and the remedy.
+    """
     if len(cells := np.argwhere(np.asarray(wrong))):
-        (row, column), others = cells[0], f" (and {len(cells) - 1} more cells)" * (len(cells) > 1)
-        cell = f"{table.iloc[row, column]} in the column {table.columns[column]}"
-        raise UserError(f"{path}: row {row + 1} below the names says {cell}{others}, {why}")
+        row, column = cells[0]
+        cell = f"row {row + 1} below the names, column {table.columns[column]}: {table.iloc[row, column]}"
+        raise UserError(
+            f"{path}: {cell} (and {len(cells) - 1} more) {why}" if len(cells) > 1 else f"{path}: {cell} {why}"
+        )
 
 
 def unpacked(path: Path, form: str) -> bytes:
-    """A file, or what is in one that ends in .gz. Raises UserError where it cannot be read, and for more than memory takes.
+    """Return the bytes of a file, uncompressed if its name ends in .gz.
 
-    form: what it should be, in words.
+    Args:
+        path: The file.
+        form: What it should be, for the message, such as 'a CSV'.
+
+    Raises:
+        UserError: The file is missing or cannot be read, or its content is too large for memory.
     """
     pieces, size = list[bytes](), 0
     try:
@@ -168,7 +195,9 @@ def unpacked(path: Path, form: str) -> bytes:
                 pieces.append(piece)
                 datasets.refuse_larger(path, size := size + len(piece))
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file; it should be {form}") from None
+        raise UserError(f"{path}: there is no such file; give the path of {form}") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)})") from None
+        raise UserError(
+            f"{path}: cannot be read ({first_line(error)}); copy it again, or mend its permissions"
+        ) from None
     return b"".join(pieces)

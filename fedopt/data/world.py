@@ -1,4 +1,4 @@
-"""What a problem is built with: data, their division among clients, a seed, and where and how numbers are held."""
+"""What a problem is built from: data, their partition among clients, a seed, a device and a type of numbers."""
 
 from dataclasses import dataclass, field
 
@@ -18,16 +18,16 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class World:
-    """What a problem is built in: its data, their partition, its random numbers, and the device.
+    """What a problem is built from: its data, their partition, its random numbers and the device.
 
     Args:
-        seed: The seed of every draw that is made while building.
-        partitioner: It says whose each example is.
-        dataset: Where examples come from; None for problems that make their own data.
-        device: Where tensors are.
-        dtype: The type of the run's numbers.
-        autocast: The type of products and convolutions of networks; None for ``dtype``.
-        read: Digests of the data that were loaded.
+        seed: The seed of every draw while the problem is built.
+        partitioner: The partition of the examples among clients.
+        dataset: The source of the examples. None: the problem makes its own data.
+        device: The device of all tensors.
+        dtype: The type of floating-point tensors.
+        autocast: The type in which networks compute products and convolutions. None: ``dtype``.
+        read: Hashes of the data sets that were loaded; `load` adds to it.
     """
 
     seed: int
@@ -40,38 +40,41 @@ class World:
 
     @property
     def clients(self) -> int:
-        """The number of clients, for problems whose data follow from it.
+        """The number of clients, for problems that make their own data.
 
         Raises:
-            UserError: The number follows from the data.
+            UserError: The partitioner takes the number from a data set.
         """
         if (clients := getattr(self.partitioner, "clients", None)) is None:
-            raise UserError("this problem makes its data itself: use partitioner=iid with partitioner.clients=N")
+            raise UserError("this problem makes its own data; use partitioner=iid partitioner.clients=N")
         return clients
 
     def rng(self, name: Part | str | None = None) -> np.random.Generator:
         """Return a generator for the problem's constants. The same name gives the same numbers.
 
+        Args:
+            name: What the numbers are for: a `Part`, or a name of your own.
+
         Raises:
-            UserError: There is no name.
+            UserError: The name is missing.
         """
         return keyed_rng(self.seed, Purpose.PROBLEM, name) if isinstance(name, Part) else keyed_rng(self.seed, name)
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:
-        """Return the array's numbers on the device, in the type of the run's numbers."""
+        """Return the array as a tensor on the device, in the type ``dtype``."""
         return torch.from_numpy(array).to(self.device, self.dtype)
 
     def load(self, validation: bool = False) -> LabelledData:
-        """Return the data set.
+        """Read the data set.
 
         Args:
-            validation: Whether training examples that the data set keeps for validation come too.
+            validation: Whether to include training examples that the data set keeps for validation.
 
         Raises:
             UserError: No data set is chosen, or it cannot be read.
         """
         if self.dataset is None:
-            raise UserError("this problem needs data: choose dataset=mnist, digits, npz, csv, images or another")
+            raise UserError("this problem needs data; choose dataset=mnist, digits, npz, csv, images or another")
         data = self.dataset.load()
         if isinstance(self.partitioner, ByColumn):
             data = self.partitioner.with_owners(data)
@@ -85,18 +88,18 @@ class World:
         validation: float | np.ndarray | None = None,
         owners: np.ndarray | None = None,
     ) -> dict[str, Ragged]:
-        """Divide examples 0 to count - 1 among the clients, and return whose each one is, by split.
+        """Divide examples 0 to count - 1 among the clients. Return, for each split, the indices of each client's examples.
 
         Args:
             count: The number of examples.
-            labels: ``[count]``, their classes, for partitioners that use them.
-            validation: The fraction of its examples that each client keeps for the split ``val``, at least one. Or the examples
-                that are kept, ``[count]`` of bool.
-            owners: ``[count]``, whose each example is, for natural partitions.
+            labels: ``[count]``, the classes, for partitioners that use them.
+            validation: The fraction of a client's examples that goes to the split ``val``, at least one example; or
+                ``[count]`` of bool, True for examples in ``val``. None: the only split is ``train``.
+            owners: ``[count]``, the client of each example, for partitioners that follow the data.
 
         Raises:
-            UserError: The partition loses examples, gives one twice, or leaves a client without any in a split.
-            MemoryError: There are more examples than memory. It is raised before time is spent.
+            UserError: The partition omits or repeats examples, or leaves a client without examples in a split.
+            MemoryError: There are more examples than memory can hold. It is raised before time is spent.
         """
         if BYTES_AN_EXAMPLE * count > memory():
             raise MemoryError(f"{count:,} examples")
@@ -114,8 +117,8 @@ class World:
             for name, rows_of_clients in splits.items():
                 if lacking := [i for i, rows in enumerate(rows_of_clients) if not len(rows)]:
                     client = names[lacking[0]] if names else lacking[0]
-                    why = "the data say which are for validation, and each client needs some of both"
-                    raise UserError(f"client {client} has no examples in the split {name}: {why}")
+                    why = "since the data mark which are for validation; give each client both, or choose another partitioner"
+                    raise UserError(f"client {client} has no examples in the split {name}, {why}")
             return {name: Ragged(rows_of_clients, names) for name, rows_of_clients in splits.items()}
         own = Ragged(parts)
         rngs = keyed_rngs(self.seed, Purpose.SPLIT, range(len(own)))

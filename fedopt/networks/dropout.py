@@ -1,4 +1,4 @@
-"""Dropout whose masks are functions of a key."""
+"""Dropout whose masks are determined by a key."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,10 +15,11 @@ _multi_head: Any = F.multi_head_attention_forward
 
 
 class Dropout(TorchFunctionMode):
-    """Inside `with Dropout(key)`, torch's dropout draws masks that are functions of the key, in one client as in a stack of them.
+    """A context, `with Dropout(key):`, in which torch's dropout draws masks that the key determines, also under vmap.
 
     It covers `F.dropout`, `F.dropout1d` to `F.dropout3d`, `F.scaled_dot_product_attention`, and the modules that call them.
-    The first dimension must be the batch: padding it changes no other example's mask. drawn: how many masks there were.
+    The first dimension must be the batch; padding a batch does not change the masks of its other examples. drawn: how many
+    masks were drawn.
     """
 
     def __init__(self, key: Tensor):
@@ -50,7 +51,10 @@ class Dropout(TorchFunctionMode):
         is_causal: bool = False,
         **options: Any,
     ) -> Tensor:
-        """As of torch, on a batch; with dropout, torch's weights are what it gives for the unit vectors as values."""
+        """Compute torch's scaled_dot_product_attention on a batch, with keyed dropout.
+
+        With dropout, the attention weights come from torch's own function, called with unit vectors as values.
+        """
         if not dropout_p:
             return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, **options)
         unit = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device).expand(*key.shape[:-1], -1)
@@ -58,7 +62,10 @@ class Dropout(TorchFunctionMode):
         return self.of_numbers(weights, dropout_p) @ value
 
     def multi_head_attention(self, *given: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """As of torch, on a batch; with dropout, of its weights [batch, heads, to, from], what follows them is done again."""
+        """Compute torch's multi_head_attention_forward on a batch, with keyed dropout. Its arguments are torch's.
+
+        With dropout, torch gives the weights [batch, heads, to, from], and the operations after them are done here.
+        """
         *inputs, p, out, out_bias = given
         value, dim, heads, weight, bias = (inputs[i] for i in (2, 3, 4, 5, 6))
         if not p or not options["training"]:
@@ -72,7 +79,10 @@ class Dropout(TorchFunctionMode):
         return F.linear(mixed.permute(2, 0, 1, 3).flatten(-2), out, out_bias), mean if options["need_weights"] else None
 
     def kept(self, shape: Sequence[int], p: float, device: torch.device) -> Tensor:
-        """The next mask: False with probability p."""
+        """Draw the next mask: a bool tensor that is False with probability p.
+
+        shape: of the mask. device: where it is made.
+        """
         self.drawn += 1
         places = torch.arange(math.prod(shape), device=device) * GOLDEN
         uniform = (mixed(places + mixed(mixed(self.key) + self.drawn)) >> 40) & 0xFFFFFF
@@ -83,7 +93,7 @@ class Dropout(TorchFunctionMode):
 
 
 def mixed(z: Tensor) -> Tensor:
-    """64 bits of each whole number, well mixed [splitmix64, Steele et al. 2014]."""
+    """Hash each int64 number to 64 well-mixed bits [splitmix64, Steele et al. 2014]."""
     z = (z ^ ((z >> 30) & (2**34 - 1))) * FIRST
     z = (z ^ ((z >> 27) & (2**37 - 1))) * SECOND
     return z ^ ((z >> 31) & (2**33 - 1))

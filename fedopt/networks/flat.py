@@ -1,4 +1,4 @@
-"""Networks as functions of one flat vector of parameters."""
+"""Networks as functions of one flat parameter vector."""
 
 import itertools
 import math
@@ -21,14 +21,22 @@ Layer = tuple[Tensor, Tensor | None, Tensor, Tensor]  # as of `FlatModel._backpr
 
 
 class FlatModel:
-    """A chain of layers whose parameters live in one flat vector, in the order of `nn.Module.parameters()`.
+    """A chain of layers as a function of one flat parameter vector, ordered as `nn.Module.parameters()`.
 
-    dim: the length of that vector; initial: its value after PyTorch's own initialisation, [dim], float32.
-    autocast: the type that products and convolutions are computed in, None for that of the parameters.
-    convolutional: whether it has convolutions.
-    dense: whether it is linear layers with ReLUs between them, which may be dropped, and no autocast: then it has `gradient` and
-        `descend`.
-    random: whether it drops at random; alone: why vmap cannot run it, empty where it can; remark: for the user.
+    Args:
+        layers: The network, at its start.
+        input_shape: The shape of an example.
+        autocast: The type in which products and convolutions are computed. None: that of the parameters.
+
+    Attributes:
+        dim: The length of the vector.
+        initial: ``[dim]``, float32, its value at the start.
+        convolutional: Whether a layer is a convolution.
+        dense: Whether the layers are linear with ReLUs and dropout between them, without autocast. Then `gradient` and
+            `descend` work.
+        random: Whether it has dropout.
+        alone: Why vmap cannot run it; empty if it can.
+        remark: A remark for the user, or empty.
     """
 
     alone = remark = ""
@@ -54,16 +62,19 @@ class FlatModel:
         self._biases = any(len(shape) == 1 for shape in self._shapes)
 
     def split_last(self) -> tuple["FlatModel", "FlatModel"]:
-        """All layers but the last, and the last. Raises UserError where there is only one."""
+        """Return two models: all layers but the last, and the last. Raises UserError if there is only one layer."""
         if len(self._layers) == 1:
-            raise UserError("problem.model: linear and softmax have no hidden layers: use mlp, cnn or vgg11")
+            raise UserError(
+                "problem.model: linear and softmax have no hidden layers, which are needed here; use mlp, cnn or vgg11"
+            )
         body, head = nn.Sequential(*self._layers[:-1]), nn.Sequential(self._layers[-1])
         return FlatModel(body, self.input_shape, self.autocast), FlatModel(head, (), self.autocast)
 
     def __call__(self, flat: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """Logits [B, classes] of x [B, features] under the parameters flat [dim], in their type.
+        """Return the logits, [B, classes], in the type of the parameters.
 
-        key: one whole number, which what is dropped is a function of; None: nothing is dropped.
+        flat: [dim], the parameters. x: [B, features]. key: an int64 tensor that determines dropout masks; None: without
+            dropout.
         """
         if self.autocast is None:
             return self._forward(flat, x, key)
@@ -89,7 +100,7 @@ class FlatModel:
         return x
 
     def trained(self, flat: Tensor) -> nn.Module:
-        """The network as a module of its own, with the parameters flat [dim]; x as of `__call__`, or as images."""
+        """Return a separate nn.Module with the parameters ``flat`` [dim]. It takes x as `__call__` does, or as images."""
         network = self.copy().to(flat.dtype)
         parameters = (p for p in network.parameters() if p.requires_grad)
         with torch.no_grad():
@@ -98,9 +109,9 @@ class FlatModel:
         return nn.Sequential(nn.Flatten(), network) if self.flattens else network
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The parameters, which share the vector's memory.
+        """Return views of the vector, one per parameter and of its shape. They share its memory.
 
-        By split, not slices: the gradient is one concatenation instead of a zero-filled vector for each piece.
+        torch.split makes the gradient one concatenation; slices would make a zero-filled vector for each parameter.
         """
         pieces = torch.split_with_sizes(flat, self.sizes)
         return [p if len(shape) == 1 else p.view(shape) for p, shape in zip(pieces, self._shapes, strict=True)]
@@ -108,11 +119,17 @@ class FlatModel:
     def gradient(
         self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning = None, key: Tensor | None = None
     ) -> Tensor:
-        """The gradient of sum_j weight_j CE(scale logits_j + shift, y_j), backpropagation written out, of a `dense` model.
+        """Return the gradient in ``flat`` of sum_j weight_j CE(scale logits_j + shift, y_j), for a `dense` model.
 
-        The same as autograd's; on small batches autograd's bookkeeping takes as long as the matrix products.
-        flat: [dim], or several points [P, dim], which share the first products; the gradient has its shape.
-        x: [B, features]; y, weight: [B]; tuning: (scale, shift), none by default; key: as of `__call__`.
+        It equals autograd's. On small batches autograd's bookkeeping takes as long as the matrix products, so backpropagation
+        is written out here.
+
+        Args:
+            flat: ``[dim]``, or several points ``[P, dim]``, which share the first products. The result has its shape.
+            x: ``[B, features]``.
+            y, weight: ``[B]``, the classes and the weights.
+            tuning: (scale, shift) of the logits, ``[classes]`` each, or None.
+            key: As in `__call__`.
         """
         pieces: list[Tensor] = []
         for _, b, a, delta in self._backpropagation(flat, x.mT, y, weight, tuning, self._kept(x, key)):
@@ -131,10 +148,17 @@ class FlatModel:
         key: Tensor | None = None,
         anchor: Tensor | None = None,
     ) -> Tensor:
-        """flat - eta (gradient - that at the anchor + plus), written over flat [dim] and returned, of a `dense` model.
+        """Take one gradient step in place: flat - eta (gradient - gradient at the anchor + plus). Return ``flat``. For a
+        `dense` model.
 
-        The matrix products add to the weights: no gradient is formed. Under vmap the clients of a stack step together.
-        plus, anchor: [dim], None for no such term; the others as those of `gradient`. Under vmap flat must be one of each client.
+        The matrix products add to the weights, and no gradient is formed. Under vmap the clients of a stack step together.
+
+        Args:
+            flat: ``[dim]``, overwritten. Under vmap each client must have its own.
+            x, y, weight, tuning, key: As in `gradient`.
+            eta: The step size.
+            plus: ``[dim]``, added to the gradient. None: nothing.
+            anchor: ``[dim]``, a point whose gradient is subtracted. None: nothing.
         """
         tuning = tuning and (_of_all(tuning[0]), _of_all(tuning[1]))
         kept = [_of_all(units) for units in self._kept(x, key)]
@@ -152,7 +176,7 @@ class FlatModel:
         return flat
 
     def _kept(self, x: Tensor, key: Tensor | None) -> list[Tensor]:
-        """Which units dropout keeps on the examples x, [width, B] of each hidden layer; nothing without a key."""
+        """Return which units dropout keeps on the examples x: a bool mask [width, B] for each hidden layer; [] without a key."""
         if key is None:
             return []
         dropout = Dropout(key)
@@ -161,12 +185,14 @@ class FlatModel:
     def _backpropagation(
         self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, tuning: Tuning, kept: list[Tensor]
     ) -> Iterator[Layer]:
-        """For each layer of a dense model, the last one first: its weights [..., outputs, inputs] and biases [..., outputs, 1],
-        its inputs [..., inputs, B] and the derivatives of the loss in its outputs [..., outputs, B]. A layer may be overwritten
-        once it has come. x: [..., features, B]; kept: as of `_kept`.
+        """Yield for each layer of a dense model, last first, what its gradient is made of.
 
-        An example is a column: the products of small batches are then a quarter faster than with an example a row, and softmax down
-        the columns of a small matrix several times (scripts/bench fedavg).
+        That is: weights [..., outputs, inputs], biases [..., outputs, 1] or None, inputs [..., inputs, B], and derivatives of
+            the loss in the outputs [..., outputs, B]. The caller may overwrite a layer once it has been yielded.
+        x: [..., features, B]. kept: from `_kept`. The others are those of `gradient`.
+
+        Examples are columns: the products of small batches are then a quarter faster than with rows, and softmax is several
+            times faster (scripts/bench fedavg).
         """
         points = flat.shape[:-1]
         pieces = iter(flat.split_with_sizes(self.sizes, -1))
@@ -197,7 +223,7 @@ class FlatModel:
 
 
 def _difference(one: Layer, other: Layer) -> Layer:
-    """The layer of the first, with inputs and derivatives whose product is the difference of the two gradients."""
+    """Return the first layer, with inputs and derivatives whose product is the first gradient minus the second."""
     (W, b, a, delta), (_, _, a_other, delta_other) = one, other
     if a is a_other:
         return W, b, a, delta - delta_other
@@ -205,24 +231,30 @@ def _difference(one: Layer, other: Layer) -> Layer:
 
 
 def _of_all(of_one: Tensor) -> Tensor:
-    """Under vmap the tensor that has each client's in a row, [n, ...], which is worked on without vmap's part of every operation;
-    else the tensor itself."""
+    """Under vmap, return the tensor of all clients, [n, ...], on which operations cost no vmap overhead; else the tensor
+    itself.
+    """
     dim = maybe_get_bdim(of_one)
     return of_one if dim < 0 else get_unwrapped(of_one).movedim(dim, 0)
 
 
 class Normalised(nn.Module):
-    """A network behind the normalisation that it was trained with, on the CPU and ready to be evaluated.
+    """A network that normalises its input as in its training, on the CPU and in evaluation mode.
 
-    It takes examples as the data set has them, in its units (images as bytes from 0 to 255, not from 0 to 1): [B, channels, height,
-    width], [B, height, width] where there is one channel, [B, features], or token ids [B, length]. It gives logits [B, classes].
+    It takes examples in the data set's units (images as bytes from 0 to 255, not from 0 to 1): [B, channels, height, width],
+    [B, height, width] for one channel, [B, features], or token ids [B, length]. It returns logits [B, classes].
     """
 
     def __init__(
         self, network: nn.Module, normalisation: tuple[np.ndarray, np.ndarray] | None, input_shape: Sequence[int]
     ):
-        """normalisation: what is subtracted and what the difference is divided by, each of as many as the input_shape begins with;
-        None for token ids."""
+        """Wrap a trained network.
+
+        Args:
+            network: It takes normalised examples.
+            normalisation: What to subtract and what to divide by, ``[channels]`` or ``[features]`` each. None: token ids.
+            input_shape: The shape of an example.
+        """
         super().__init__()
         self.network, self.input_shape = network, tuple(input_shape)
         ones = [1] * (len(self.input_shape) - 1)
@@ -234,12 +266,14 @@ class Normalised(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Raises ValueError for examples of another shape, and TypeError for arrays of numpy."""
+        """Return the logits of x. Raises ValueError for examples of another shape, and TypeError for NumPy arrays."""
         if not isinstance(x, Tensor):
-            raise TypeError(f"the network takes a tensor, not {type(x).__name__}: torch.as_tensor(x) makes one")
+            raise TypeError(f"the network takes a tensor, not {type(x).__name__}; use torch.as_tensor(x)")
         shape = self.input_shape
         if tuple(x.shape[1:]) not in (shape, (math.prod(shape),), shape[1:] if shape[0] == 1 else shape):
-            raise ValueError(f"the network takes examples [B, {', '.join(map(str, shape))}], not {list(x.shape)}")
+            raise ValueError(
+                f"the network takes examples [B, {', '.join(map(str, shape))}], not {list(x.shape)}; reshape x"
+            )
         x, mean, std = x.reshape(-1, *shape), self.mean, self.std
         if mean is not None and std is not None:
             x = ((x - mean) / std).to(next(self.network.parameters()).dtype)
@@ -255,18 +289,31 @@ def build(
     autocast: torch.dtype | None = None,
     dropout: float = 0.0,
 ) -> FlatModel:
-    """A model by name.
+    """Build a model by name, with PyTorch's initialisation.
 
-    linear: softmax regression; softmax: the same without biases; mlp: hidden layers of the given widths; cnn: two 3x3 convolutions
-    of 16 and 32 channels, each with max pooling, and a linear layer; vgg11: torchvision's features and one linear layer, for
-    32 x 32 images.
-    input_shape: (channels, height, width), or (features,). dropout: probability with which a hidden unit of mlp is dropped.
+    linear: softmax regression. softmax: the same without biases. mlp: hidden layers with ReLU. cnn: two 3x3 convolutions of
+        16 and 32 channels, each with max pooling, and a linear layer. vgg11: torchvision's features and one linear layer, for
+        32 x 32 images.
+
+    Args:
+        name: One of these names.
+        widths: The widths of mlp's hidden layers.
+        input_shape: (channels, height, width), or (features,).
+        classes: The number of classes.
+        seed: The seed of the initialisation.
+        autocast: As in `FlatModel`.
+        dropout: The probability that a hidden unit of mlp is dropped.
+
+    Raises:
+        UserError: The name is unknown, or the model does not take examples of this shape.
     """
     least = {"cnn": 4, "vgg11": 32}.get(name, 1)
     channels, height, width = input_shape if len(input_shape) == 3 else (*input_shape, 1, 1)
     if min(height, width) < least:
         needs = f"images of {least} x {least} pixels or more"
-        raise UserError(f"problem.model={name} needs {needs}, not examples {list(input_shape)}: use mlp or linear")
+        raise UserError(
+            f"problem.model={name} needs {needs}, and examples here are {list(input_shape)}; use mlp or linear"
+        )
     layers: list[nn.Module]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, Purpose.MODEL))
@@ -283,10 +330,10 @@ def build(
             from fedopt.networks.torchvision_import import torchvision
 
             if channels != 3:
-                raise UserError(f"problem.model=vgg11 needs images of 3 channels, not {channels}: use cnn or mlp")
+                raise UserError(f"problem.model=vgg11 needs images with 3 channels, not {channels}; use cnn or mlp")
             features = list(torchvision.models.vgg11(weights=None).features)
             layers = [*features, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes)]
         else:
             names = "linear, softmax, mlp, cnn, vgg11"
-            raise UserError(f"problem.model={name} is not known; there are {names}, and your own as PACKAGE.CLASS")
+            raise UserError(f"problem.model={name}: there is no such model; use {names}, or your own as PACKAGE.CLASS")
     return FlatModel(nn.Sequential(*layers), input_shape, autocast)

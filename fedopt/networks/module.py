@@ -1,4 +1,4 @@
-"""A module of a user's as a function of one flat vector of parameters."""
+"""A user's nn.Module as a function of one flat parameter vector."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -13,11 +13,15 @@ from fedopt.networks.flat import FlatModel
 
 
 class FlatModule(FlatModel):
-    """A module whose parameters live in one flat vector, except frozen ones (requires_grad=False).
+    """A user's module as a function of one flat vector of its trainable parameters. Parameters with requires_grad=False are
+    constants.
 
-    With a key, which dropout is a function of, it is in training mode; without, in evaluation mode. One module is used for both:
-    a function that it holds may be bound to it, and in a copy would use its parameters.
-    names: of the parameters, in the vector's order. modal: whether it gives other logits in training mode.
+    With a key, which determines dropout masks, it runs in training mode, else in evaluation mode. One module object serves
+    both: a copy would use the original's parameters in functions that are bound to it.
+
+    Attributes:
+        names: The names of the parameters, in the vector's order.
+        modal: Whether its logits differ in training mode.
     """
 
     modal = False
@@ -34,7 +38,7 @@ class FlatModule(FlatModel):
         return self.at(self.views(flat), x, key)
 
     def at(self, parameters: Sequence[Tensor], x: Tensor, key: Tensor | None) -> Tensor:
-        """As `__call__`, with each parameter by itself, and without autocast."""
+        """Return logits as `__call__` does, without autocast. parameters: one tensor per name, in the order of `names`."""
         like, values = parameters[0], dict(zip(self.names, parameters, strict=True))
         for name, value in self._constants.items():
             values[name] = value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
@@ -44,10 +48,15 @@ class FlatModule(FlatModel):
             return torch.func.functional_call(self.module, values, (x.reshape(-1, *self.input_shape),))
 
     def split_last(self) -> tuple[FlatModel, FlatModel]:
-        """As of FlatModel. Raises UserError for a module that does not say what comes last."""
+        """Return two models: all layers but the last, and the last.
+
+        Raises UserError unless the module is an nn.Sequential that ends with nn.Linear.
+        """
         layers = self.module
         if not isinstance(layers, nn.Sequential) or len(layers) < 2 or not isinstance(layers[-1], nn.Linear):
-            raise UserError("problem.model: must be an nn.Sequential that ends with nn.Linear, which is split off here")
+            raise UserError(
+                "problem.model: must be an nn.Sequential that ends with nn.Linear, since its last layer is separated here"
+            )
         body, head = FlatModule(layers[:-1], self.input_shape, self.autocast), FlatModel(layers[-1:], (), self.autocast)
         body.random = self.random
         return body, head
@@ -55,7 +64,9 @@ class FlatModule(FlatModel):
 
 @contextmanager
 def differentiable(module: nn.Module) -> Iterator[None]:
-    """Those of torch's kernels that have second derivatives."""
+    """Return a context in which torch uses only kernels that have second derivatives, for attention and the module's recurrent
+    layers.
+    """
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)

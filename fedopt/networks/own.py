@@ -1,7 +1,7 @@
-"""Your own networks: any torch.nn.Module as a function of one flat vector of parameters.
+"""Your own networks: any torch.nn.Module as a function of one flat parameter vector.
 
-Nothing that was sent runs code. A config names a class derived from nn.Module, or a function that is annotated to return one, and
-gives it numbers. A text could name a file or an address: it is taken only where the annotation lists it.
+A config that somebody sent runs no code: it may only name a subclass of nn.Module, or a function annotated to return one, and
+    give it numbers. A text could name a file or an address, so it is allowed only if the parameter's annotation lists it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,14 +28,23 @@ def build(
     seed: int,
     autocast: torch.dtype | None = None,
 ) -> FlatModule:
-    """Return the module that `problem.model` names: a dotted path, or that as `_target_` with keyword arguments beside it.
+    """Return the module that `problem.model` names.
 
-    examples: some of the data, [2 or more, features], that it is tried on. Raises UserError for a module that does not fit these
-    data, has state, draws random numbers except by dropout, or reads or writes its parameters in a way that cannot be trained.
+    Args:
+        model: A dotted path, or a mapping with the path as `_target_` and keyword arguments.
+        examples: Some of the data, ``[2 or more, features]``, to try the module on.
+        input_shape: The shape of an example.
+        classes: The number of classes.
+        seed: The seed of the initialisation.
+        autocast: As in `FlatModel`.
+
+    Raises:
+        UserError: The module does not fit these data, has state, is random other than by dropout, or uses its parameters in a
+            way that prevents training them.
     """
     node = {"_target_": model} if isinstance(model, str) else dict(model)
     if "_target_" not in node:
-        raise UserError("problem.model._target_: is missing, the class of the network")
+        raise UserError("problem.model._target_: is missing; give the dotted path of the network's class")
     key = f"problem.model={node['_target_']}"
     arguments = {str(name): value for name, value in node.items() if not str(name).startswith("_")}
     make = _factory(node["_target_"], key)
@@ -48,11 +57,13 @@ def build(
 
     module = made()
     if not isinstance(module, nn.Module):
-        raise UserError(f"{key}: gives {type(module).__name__}, not a torch.nn.Module")
+        raise UserError(f"{key}: returns {type(module).__name__}; it must return a torch.nn.Module")
     with torch.random.fork_rng(devices=[]), mistakes_of(key):
         if not any(p.requires_grad for p in module.parameters()) or any(p.is_complex() for p in module.parameters()):
-            raise UserError(f"{key}: has no parameters to train, or complex ones")
-        with mistakes_of(f"{key}, which cannot be copied; what a hook computes, torch.nn.utils.parametrizations can"):
+            raise UserError(
+                f"{key}: has no trainable parameters, or complex ones; it must have real parameters with requires_grad"
+            )
+        with mistakes_of(f"{key}: cannot be copied; use torch.nn.utils.parametrizations in place of hooks"):
             deepcopy(module)  # as `Result.model` gives it
         net = FlatModule(module, input_shape, autocast)
         net.copy = made  # of which no function is bound to the first one
@@ -67,12 +78,14 @@ def _factory(path: Any, key: str) -> Callable[..., Any]:
     make = imported(path, key)
     kind = _hints(make).get("return") if isinstance(make, FunctionType) else make
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise UserError(f"{key}: is no torch.nn.Module class, and no function annotated with `-> torch.nn.Module`")
+        raise UserError(
+            f"{key}: must be a subclass of torch.nn.Module, or a function annotated with `-> torch.nn.Module`"
+        )
     return make
 
 
 def _hints(function: Any) -> dict[str, Any]:
-    """The annotations, by name; empty where they name something that is not there."""
+    """Return the type annotations by name; {} if one cannot be resolved."""
     try:
         return get_type_hints(function)
     except Exception:
@@ -80,13 +93,19 @@ def _hints(function: Any) -> dict[str, Any]:
 
 
 def _refuse_texts(make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raises UserError for an argument that is no number and no list of numbers, unless its annotation lists it."""
+    """Raise UserError for an argument that is not a number or a list of numbers, unless the annotation Literal[...] of ``make``
+    lists it.
+    """
     hints = _hints(make.__init__ if isinstance(make, type) else make)  # type: ignore[misc]
     for name, value in arguments.items():
         hint = hints.get(name)
         texts = get_args(hint) if get_origin(hint) is Literal else ()
         if not _is_plain(value) and value not in texts:
-            listed = f"one of {', '.join(map(str, texts))}" if texts else f"a text that {name}: Literal[...] lists"
+            listed = (
+                f"one of {', '.join(map(str, texts))}"
+                if texts
+                else f"a text that its annotation {name}: Literal[...] lists"
+            )
             raise UserError(f"problem.model.{name}={value}: must be a number, true, false, null, a list, or {listed}")
 
 

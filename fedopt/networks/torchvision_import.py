@@ -1,8 +1,8 @@
-"""torchvision, also beside a torch build of another kind.
+"""Imports torchvision, also beside a torch build of another kind.
 
-torchvision declares fake versions of its compiled operators `nms` and `qnms` at import. Where its compiled library does not
-load (a CUDA build of torchvision beside a CPU build of torch, say), those operators do not exist and the import fails, although
-nothing here needs them. Declaring the two, without any implementation, mends it.
+torchvision declares fake versions of its compiled operators `nms` and `qnms` when it is imported. If its compiled library
+does not load (a CUDA build of torchvision beside a CPU build of torch, say), these operators are missing and the import
+fails, although nothing here needs them. Declaring both without an implementation cures it.
 """
 
 import sys

@@ -1,29 +1,33 @@
-"""What a module of a user's is tried for, once, on two examples: whether it is a function of its parameters and of one example, and
-which of its parameters are trained."""
+"""Trial runs of a user's module, on two examples, before training.
 
-from collections.abc import Iterator, Sequence
+They find out whether the output depends on the parameters and on one example only, and which parameters are trained.
+"""
+
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedopt.errors import UserError, first_line
+from fedopt.errors import UserError, first_line, some
 from fedopt.networks.dropout import Dropout
 from fedopt.networks.module import FlatModule, differentiable
 from fedopt.randomness import Writes, untouched
 
-REMEDY = "a network here keeps nothing and takes each example by itself: nn.GroupNorm in place of BatchNorm"
+REMEDY = (
+    "a network must keep no state and take each example by itself: use nn.GroupNorm in place of BatchNorm, for instance"
+)
 DROPPING = "use nn.Dropout, or F.dropout(x, p, self.training)"
-CONSTRAINT = "torch.nn.utils.parametrize makes a constraint a part of the network"
-PROBABILITIES = "the model gives probabilities where losses take logits; leave out its last softmax"
+CONSTRAINT = "express a constraint by torch.nn.utils.parametrize"
+PROBABILITIES = "the model's outputs look like probabilities, and the loss needs logits; leave out its last softmax"
 KEY = torch.zeros((), dtype=torch.int64)  # of dropout
 SHOWN = 5  # parameters in a message
 
 
 @contextmanager
 def mistakes_of(what: str) -> Iterator[None]:
-    """Raises UserError for whatever is raised."""
+    """Turn any exception raised inside the context into a UserError that begins with ``what``."""
     try:
         yield
     except UserError:
@@ -33,9 +37,16 @@ def mistakes_of(what: str) -> Iterator[None]:
 
 
 def remarks(net: FlatModule, x: Tensor, classes: int, key: str) -> list[str]:
-    """Return what a user should know of a network that is taken, and set whether it drops at random.
+    """Try a network, set ``net.random`` to whether it has dropout, and return remarks for the user.
 
-    x: some examples. Two are enough, but for parameters that seem to be idle. Raises UserError for a network that is not taken.
+    Args:
+        net: The network.
+        x: Some examples. Two suffice, except to tell which parameters are idle.
+        classes: The number of classes.
+        key: The config's key and value, for messages.
+
+    Raises:
+        UserError: The network cannot be used.
     """
     x = x.float() if x.is_floating_point() else x
     net.random, probabilities = _tried(net.trained(net.initial.float()), x[[0, -1]], classes, key)
@@ -43,15 +54,16 @@ def remarks(net: FlatModule, x: Tensor, classes: int, key: str) -> list[str]:
 
 
 def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, bool]:
-    """Tell whether the module drops at random, and whether its outputs are probabilities.
+    """Tell whether the module has dropout, and whether its outputs are probabilities.
 
-    Raises UserError for outputs that are no logits, parameters and buffers that change, examples that depend on others, and other
-    randomness.
+    probe: the module. x: two examples. classes: their number of classes. key: for messages. Raises UserError if the outputs
+        are not logits, if parameters or buffers change, if an example's output depends on the others, and for randomness
+        other than dropout.
     """
     parameters = dict(probe.named_parameters())
     before = {name: value.clone() for name, value in (parameters | dict(probe.named_buffers())).items()}
 
-    what = "writes over its parameter {} while it is used"
+    what = "overwrites its parameter {} when it is called"
     writes = Writes((p, UserError(f"{key}: {what.format(name)}; {CONSTRAINT}")) for name, p in parameters.items())
 
     def logits(given: Tensor, training: bool) -> tuple[Tensor, int]:
@@ -62,7 +74,7 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
             out = probe.train(training)(given)
         if not isinstance(out, Tensor) or list(out.shape) != wanted or not out.is_floating_point():
             shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise UserError(f"{key}: gives {shape}; it must give the logits of the {classes} classes, {wanted}")
+            raise UserError(f"{key}: returns {shape}; it must return the logits of the {classes} classes, {wanted}")
         return out, dropout.drawn
 
     results = []
@@ -70,25 +82,27 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
         once, again, two, three = (logits(x[rows], training) for rows in ([0, 1], [0, 1], [0, 0], [0, 0, 0]))
         if not torch.equal(once[0], again[0]):
             raise UserError(
-                f"{key}: gives other logits when it is called again: it keeps something, or is random; {REMEDY}"
+                f"{key}: returns different logits when it is called again, so that it has state or is random; {REMEDY}"
             )
         results += [(once, two), *([] if training else [(once, three)])]  # masks depend on the size of a batch
     state = parameters | dict(probe.named_buffers())
     if changed := [name for name, value in state.items() if not torch.equal(value, before.get(name, value))]:
         owner = type(probe.get_submodule(changed[0].rpartition(".")[0])).__name__
         kind = "parameter" if changed[0] in parameters else "buffer"
-        raise UserError(f"{key}: the {kind} {changed[0]} of {owner} changes with every batch; {REMEDY}")
+        raise UserError(f"{key}: the {kind} {changed[0]} of {owner} changes when it is called; {REMEDY}")
     for (out, _), (other, _) in results:
         if not torch.allclose(out[0], other[0], rtol=1e-3, atol=1e-3 * float(out[0].abs().max())):
-            raise UserError(f"{key}: an example's logits depend on the others in its batch, or on chance; {REMEDY}")
+            raise UserError(
+                f"{key}: the logits of an example depend on the other examples of its batch, or are random; {REMEDY}"
+            )
     (out, _), drawn = results[0][0], results[-1][0][1]
     return drawn > 0, bool((out >= 0).all()) and torch.allclose(out.sum(1), torch.ones(2))
 
 
 def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
-    """Return remarks on parameters that are not trained, or not evaluated.
+    """Return remarks on parameters that are not trained, or not used in evaluation. Its arguments are those of `remarks`.
 
-    Raises UserError where the module reads parameters in a way that other values cannot be given by, or keeps what it computed from
+    Raises UserError if the module uses copies of its parameters that were made in __init__, or caches what it computed from
     them.
     """
     noise = torch.randn(2, net.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
@@ -103,15 +117,17 @@ def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
         reached[mode] = _leaves(out)
         if held := [own[which] for which in reached[mode] if which in own]:
             raise UserError(
-                f"{key}: reads {_some(held)} from what __init__ made of it, such as a tuple or a function, and would not train it: "
-                f"write self.{held[0]} in forward"
+                f"{key}: reads {some(held, SHOWN)} through something that __init__ made, such as a tuple or a "
+                f"function, so that it would "
+                f"not be trained; read self.{held[0]} in forward"
             )
         with torch.no_grad(), differentiable(plain), Dropout(KEY):
             wanted = plain.train(at is not None)(two)
         if not torch.allclose(out, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()), equal_nan=True):
             raise UserError(
-                f"{key}: gives other logits than when it is built again with the same parameters: it keeps something made of those "
-                "before, or __init__ draws random numbers that are not torch's"
+                f"{key}: returns different logits than a second instance with the same parameters; it must not cache "
+                f"what it computes "
+                "from them, nor use random numbers other than torch's in __init__"
             )
         if not reached[mode].keys() >= {*map(id, parameters)}:  # a part may be for some examples alone
             reached[mode] |= _leaves(net.at(parameters, x, at))
@@ -119,22 +135,23 @@ def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
     names = dict(zip(map(id, parameters), net.names, strict=True))
     trained, evaluated = reached.values()
     if not trained.keys() & names:
-        raise UserError(f"{key}: no gradient reaches its parameters, so nothing would be trained")
+        raise UserError(
+            f"{key}: no gradient reaches its parameters, so that nothing would be trained; remove detach() or no_grad()"
+        )
     said = []
     if idle := [name for leaf, name in names.items() if leaf not in trained]:
-        said.append(f"no gradient of the model reaches {_some(idle)}: not trained")
+        said.append(f"no gradient reaches {some(idle, SHOWN)}, so that this is not trained")
     if unused := [name for leaf, name in names.items() if leaf in trained and leaf not in evaluated]:
-        said.append(f"the model is evaluated without {_some(unused)}, which is trained")
+        said.append(f"{some(unused, SHOWN)} is trained, but not used in evaluation mode")
     if others := [str(list(leaf.shape)) for which, leaf in trained.items() if which not in names]:
         said.append(
-            f"parameters {_some(others)} that the model does not register, such as of layers in a list, are not "
-            "trained: nn.ModuleList registers them"
+            f"parameters {some(others, SHOWN)} are not registered, as those of layers in a list, and not trained; use nn.ModuleList"
         )
     return said
 
 
 def _leaves(out: Tensor) -> dict[int, Tensor]:
-    """Return the leaves of autograd's graph behind an output, by their identities."""
+    """Return the leaf tensors of the autograd graph behind ``out``, by id."""
     leaves, nodes, seen = dict[int, Tensor](), list[Any]([out.grad_fn]), set[Any]()
     while nodes:
         node = nodes.pop()
@@ -145,13 +162,11 @@ def _leaves(out: Tensor) -> dict[int, Tensor]:
     return leaves
 
 
-def _some(names: Sequence[str]) -> str:
-    more = [f"{len(names) - SHOWN} more"] if len(names) > SHOWN else []
-    return ", ".join([*names[:SHOWN], *more])
-
-
 def why_alone(net: FlatModule, examples: Tensor) -> str:
-    """Say why vmap cannot take gradients at a point for each client, or at one point for all; empty where it can."""
+    """Return why vmap cannot differentiate the network, at one point per client or at a shared point; empty if it can.
+
+    net: the network. examples: two of them.
+    """
     flat = net.initial.to(examples.device, examples.dtype if examples.is_floating_point() else torch.float32)
     keys = [KEY.to(flat.device).expand(2)]
     gradient = torch.func.grad(lambda flat, x, *key: net(flat, x, *key).sum())

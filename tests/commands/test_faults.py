@@ -308,7 +308,7 @@ def test_data_files(kind, monkeypatch, capsys, tmp_path):
         np.savez(path, **BROKEN)
     elif kind == "not an npz":
         path.write_text("hello")
-    wanted = {"missing": "no such file", "pickled": "y_test: ", "incomplete": "y_test"}.get(kind, "not a readable .npz")
+    wanted = {"missing": "no such file", "pickled": "y_test: ", "incomplete": "y_test"}.get(kind, "cannot be read as .npz")
     result = fedopt(
         monkeypatch, capsys, *DIGITS[:2], "dataset=npz", f"dataset.path={path}", f"output_dir={tmp_path / 'o'}"
     )

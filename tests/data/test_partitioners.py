@@ -57,7 +57,7 @@ def test_disjoint_complete_and_large_enough(kind, data, labels, seed):
         partitioner = Centralized()
 
     if len(labels) < partitioner.clients * needed:
-        with pytest.raises(UserError, match=rf"partitioner\.clients={partitioner.clients} is too many"):
+        with pytest.raises(UserError, match=rf"partitioner\.clients={partitioner.clients}: "):
             divide(partitioner, labels, seed, least)
         return
     parts = divide(partitioner, labels, seed, least)
@@ -234,7 +234,7 @@ def test_q_heterogeneity_fills_uniformly_from_what_remains(q):
 
 
 def test_q_heterogeneity_needs_a_multiple_of_the_classes():
-    with pytest.raises(UserError, match=r"partitioner\.clients=7 must be a multiple of the number of classes, 3"):
+    with pytest.raises(UserError, match=r"partitioner\.clients=7.*multiple.*number.*classes.*3"):
         divide(QHeterogeneity(7, 0.5), np.arange(90) % 3)
 
 
@@ -290,7 +290,7 @@ def test_validation_examples_are_random():
 
 @pytest.mark.parametrize(("count", "validation"), [(9, None), (19, 0.2)])
 def test_split_of_too_few_examples(count, validation):
-    with pytest.raises(UserError, match=r"partitioner\.clients=10 is too many"):
+    with pytest.raises(UserError, match=r"partitioner\.clients=10"):
         World(0, Iid(10)).split(count, None, validation)
 
 
@@ -331,13 +331,13 @@ class Given:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([range(5), range(5, 8), range(8, 11)], "gives row 11 0 times"),
-        ([range(6), range(5, 8), range(8, 12)], "gives row 5 2 times"),
-        ([range(6), [], range(6, 12)], "gives client 1 only 0 of the 12 examples, and each needs 1"),
-        ([range(6), range(6, 12)], "gives 2 clients, and partitioner.clients=3"),
-        ([range(6), range(6, 12), [12]], "must give rows 0 to 11, not 0 to 12"),
-        ([range(6), range(6, 11), [-1]], "must give rows 0 to 11, not -1 to 10"),
-        ([range(6), range(6, 11), [11.0]], "must return a list of arrays"),
+        ([range(5), range(5, 8), range(8, 11)], "returns index 11 0 times"),
+        ([range(6), range(5, 8), range(8, 12)], "returns index 5 2 times"),
+        ([range(6), [], range(6, 12)], "gives client 1 only 0.*12 examples.*1"),
+        ([range(6), range(6, 12)], r"returns 2 clients.*partitioner\.clients=3"),
+        ([range(6), range(6, 12), [12]], "must return indices from 0 to 11, not 0 to 12"),
+        ([range(6), range(6, 11), [-1]], "must return indices from 0 to 11, not -1 to 10"),
+        ([range(6), range(6, 11), [11.0]], "must return a list with an array"),
         ([[range(4)], [range(4, 8)], [range(8, 12)]], "must return a list"),
         (None, "must return a list"),
         ([], "must return a list"),
@@ -364,7 +364,7 @@ def test_an_own_division_of_any_number_of_clients():
     for clients in (2, None):
         split = World(0, Given(parts, clients)).split(5)["train"]
         assert [rows.tolist() for rows in split] == [[3, 1], [0, 2, 4]]
-    with pytest.raises(UserError, match="gives client 1 only 1 of the 5 examples, and each needs 2"):
+    with pytest.raises(UserError, match="gives client 1 only 1.*5 examples.*2"):
         World(0, Given([np.arange(4), np.array([4])], None)).split(5, None, 0.5)
 
 
@@ -376,13 +376,13 @@ def test_by_column():
     assert [rows.tolist() for rows in parts] == [[1, 5], [0, 2, 4], [3]]
     both = World(0, ByColumn(2)).split(5, None, 0.5, names[[0, 1, 2, 4, 5]])
     assert [sorted({*t, *v}) for t, v in zip(both["train"], both["val"], strict=True)] == [[1, 4], [0, 2, 3]]
-    with pytest.raises(UserError, match="client cy has 1 example, and each needs 2"):
+    with pytest.raises(UserError, match="client cy.*1 example.*needs.*2"):
         world.split(6, None, 0.5, names)
     with pytest.raises(UserError, match=r"partitioner\.clients=4: the data have 3 clients"):
         World(0, ByColumn(4)).split(6, None, None, names)
     with pytest.raises(UserError, match="dataset=csv"):
         world.split(6)
-    with pytest.raises(UserError, match=r"partitioner=iid with partitioner.clients=N"):
+    with pytest.raises(UserError, match=r"partitioner=iid partitioner\.clients=N"):
         _ = world.clients
 
 
@@ -397,7 +397,7 @@ def test_by_a_file(numbers, ends, tmp_path):
     parts = world.split(12, data.y_train, None, data.owners)["train"]
     order = [7, 8, 9, 10] if numbers else ["w10", "w7", "w8", "w9"]
     assert [{names[row] for row in rows} for rows in parts] == [{str(name)} for name in order]
-    with pytest.raises(UserError, match=r"problem\.test=0\.5: the test examples have no owners"):
+    with pytest.raises(UserError, match=r"problem\.test=0\.5.*test examples.*owners"):
         data.redivided(0.5, np.random.default_rng(0))
     path.write_text("\n".join([*names, *"abab"]))
     whole = world.load().redivided(0.5, np.random.default_rng(0))

@@ -67,8 +67,8 @@ SOURCES = [as_csv, as_npz, as_leaf]
 @pytest.mark.parametrize(
     ("spellings", "wanted", "note"),
     [
-        (["007", "7", "07"], ["007", "7", "07"], "007 and 07 are two clients"),
-        (["1e5", "100000", "10e4"], ["1e5", "100000", "10e4"], "are two clients"),
+        (["007", "7", "07"], ["007", "7", "07"], "two clients"),
+        (["1e5", "100000", "10e4"], ["1e5", "100000", "10e4"], "two clients"),
         (["1e999", "inf", "7"], ["1e999", "inf", "7"], ""),
         (["3", "3.0", "10"], ["3", "3", "10"], ""),
         (["caf\u00e9", "cafe\u0301", "bar"], ["caf\u00e9", "caf\u00e9", "bar"], ""),
@@ -111,13 +111,13 @@ def test_clients_are_texts(make, spellings, wanted, note, tmp_path):
 )
 def test_names_that_look_alike_are_refused(make, spellings, tmp_path):
     names = [spellings[k % len(spellings)] for k in range(12)]
-    with pytest.raises(UserError, match="write them alike") as caught:
+    with pytest.raises(UserError, match="write them the same") as caught:
         make(tmp_path / "d", names, ["yes", "no"] * 6).load()
     assert str(tmp_path / "d") in str(caught.value)
-    with pytest.raises(UserError, match="write them alike"):
+    with pytest.raises(UserError, match="write them the same"):
         make(tmp_path / "e", ["a", "b"] * 6, names).load()
     (tmp_path / "who.txt").write_text("\n".join(names), encoding="utf-8")
-    with pytest.raises(UserError, match=r"who\.txt says .* write them alike"):
+    with pytest.raises(UserError, match=r"who\.txt has .*write them the same"):
         World(0, ByColumn(file=str(tmp_path / "who.txt")), make(tmp_path / "f", ["a", "b"] * 6, ["u", "v"] * 6)).load()
 
 
@@ -142,8 +142,8 @@ def test_classes_are_texts(labels, numbers, names):
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["a", " \u200b"], "here, row 2 has blanks in place of a name"),
-        (["a", "x" * 1001], "here, row 2 has more than 1000 letters"),
+        (["a", " \u200b"], "here, row 2.*name"),
+        (["a", "x" * 1001], "here, row 2.*more than 1000 letters"),
     ],
 )
 def test_what_is_no_name(names, said):
@@ -158,7 +158,7 @@ def test_what_is_no_name(names, said):
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        (["a"] * 12, "all training examples are of the class a, and there must be two or more"),
+        (["a"] * 12, "training examples.*class.*two.*more"),
         (["a"] * 8 + ["b"] * 4, "all training examples are of the class a"),
     ],
 )
@@ -170,14 +170,14 @@ def test_one_class_is_refused(make, labels, said, tmp_path):
 @pytest.mark.parametrize("make", SOURCES)
 def test_a_class_of_test_examples_alone_is_said(make, tmp_path):
     data = make(tmp_path / "d", ["u", "v"] * 6, ["a", "b"] * 4 + ["a", "b", "c", "c"]).load()
-    assert "test examples alone are of the class c" in data.notes
+    assert "no training example, only test examples, are of the class c" in data.notes
     assert data.classes == 3
 
 
 @pytest.mark.parametrize("make", [as_npz, as_leaf])
 def test_classes_without_an_example_are_said(make, tmp_path):
     data = make(tmp_path / "d", ["u", "v"] * 6, [1, 3] * 6).load()
-    assert "classes are 0 to 3, and no example is of 0, 2" in data.notes
+    assert "classes are 0 to 3, and no example is of the class 0, 2" in data.notes
     assert as_csv(tmp_path / "t.csv", ["u", "v"] * 6, [1, 3] * 6).load().class_names == ("1", "3")
 
 
@@ -250,7 +250,7 @@ def test_what_differs_by_rounding_alone_is_said(tmp_path):
     labels = np.arange(12) % 2
     np.savez(tmp_path / "d.npz", x_train=x[:8], y_train=labels[:8], x_test=x[8:], y_test=labels[8:])
     source = Npz(str(tmp_path / "d.npz"))
-    assert source.load().notes == ("differ by rounding alone, and are not divided by their deviation: columns 2",)
+    assert source.load().notes == ("columns 2 vary by rounding alone, and are not divided by their deviation",)
     np.testing.assert_allclose(standardised(source)[8:, 2], x[8:, 2], rtol=1e-6)
     np.savez(tmp_path / "d.npz", x_train=1e-20 * x[:8], y_train=labels[:8], x_test=x[8:], y_test=labels[8:])
     assert len(Npz(str(tmp_path / "d.npz")).load().notes) == 1  # small numbers are judged beside each other

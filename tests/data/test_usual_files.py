@@ -48,9 +48,9 @@ WANTED = [[k, k / 4] for k in range(10)], [k % 2 for k in range(10)]
         ("t.csv", {"separator": ", "}, ""),
         ("t.csv", {"end": "\r\n"}, ""),
         ("t.csv", {"encoding": "utf-8-sig"}, ""),
-        ("t.csv", {"separator": ";"}, "cells are apart by ;"),
-        ("t.csv", {"separator": "\t"}, "cells are apart by tabs"),
-        ("t.csv", {"separator": ";", "decimal": ","}, "numbers have decimal commas"),
+        ("t.csv", {"separator": ";"}, "cells are separated by ;"),
+        ("t.csv", {"separator": "\t"}, "cells are separated by tabs"),
+        ("t.csv", {"separator": ";", "decimal": ","}, "decimal commas"),
         ("t.csv", {"names": "größe,dose,label", "encoding": "latin-1"}, "read as Latin-1"),
         ("t.csv", {"names": "1,2.5,label"}, ""),
     ],
@@ -76,10 +76,10 @@ def test_options_say_how_a_table_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("age,dose,label\n1,1,659,a\n2,2,659,b\n", "row 1 below the names has 4 cells, and there are 3 names"),
-        ("age,label\n1,a,\n2,b,\n", "row 1 below the names has 3 cells"),  # a last column without a name
-        ("age,label\n1,a\n2\n", "row 2 below the names has 1 cells"),
-        ("age,label\n1,a\n2,b,3\n", "row 2 below the names has 3 cells"),
+        ("age,dose,label\n1,1,659,a\n2,2,659,b\n", "row.*1 below.*names.*4 cells.*3 names"),
+        ("age,label\n1,a,\n2,b,\n", "row.*1.*below.*names.*3 cells"),  # a last column without a name
+        ("age,label\n1,a\n2\n", "row.*2.*below.*names.*1 cells"),
+        ("age,label\n1,a\n2,b,3\n", "row.*2 below.*names.*3 cells"),
         ("age;dose,label\n1;2,a\n", "age;dose"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_first_line_that_looks_like_values(tmp_path):
 def test_mixed_columns_give_no_warning_of_pandas(tmp_path):
     rows = "".join(f"{k},{k if k % 2 else 'x'},{k % 2}\n" for k in range(300_000))
     (tmp_path / "t.csv").write_text("age,other,label\n" + rows)
-    with pytest.raises(UserError, match="says x in the column other"):
+    with pytest.raises(UserError, match="column.*other"):
         Csv(str(tmp_path / "t.csv"), "label").load()
 
 
@@ -149,24 +149,24 @@ def test_libsvm(name, tmp_path):
     np.testing.assert_allclose(data.x_test, [[3, 0, 0], [0, 1, 0]])
     assert data.y_test.tolist() == [0, 1]
     assert Libsvm(str(tmp_path / name), features=5, test=0.25).load().x_train.shape == (3, 5)
-    with pytest.raises(UserError, match=r"has the feature 3, and dataset\.features=2"):
+    with pytest.raises(UserError, match=r"feature 3.*dataset\.features=2"):
         Libsvm(str(tmp_path / name), features=2).load()
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("1 a:2\n", "line 1 is not of the form"),
-        ("1 1:2\n2,3 1:2\n", "line 2 is not of the form label index:value ..., with one label: 2,3 1:2$"),
-        ("1 1:2\n1 2\n", "line 2 is not of the form"),
-        ("1 0:2\n-1 1:1\n", "line 1 has the index 0, and features are counted from 1"),
-        ("1 1:2\n-1 1:1 2:1 1:3\n", "line 2 has an index twice"),
+        ("1 a:2\n", "line.*1.*form"),
+        ("1 1:2\n2,3 1:2\n", "line.*2.*form 'label index:value.*label.*2,3 1:2"),
+        ("1 1:2\n1 2\n", "line.*2.*form"),
+        ("1 0:2\n-1 1:1\n", "line.*1.*index 0.*1"),
+        ("1 1:2\n-1 1:1 2:1 1:3\n", "line.*2.*index twice"),
         ("1.5 1:2\n2 1:1\n", "has fractions such as 1.5"),
         ("1 1:x\n-1 1:1\n", "line 1: could not convert"),
-        ("1 1:1_0\n-1 1:1\n", "line 1 is not of the form"),
+        ("1 1:1_0\n-1 1:1\n", "line.*1.*form"),
         ("1 1:2\n\0\n", "is no text in UTF-8: it has zero bytes"),
-        ("", "has no rows"),
-        ("1 9999999999:1\n-1 1:1\n", "too large"),
+        ("", "has no lines"),
+        ("1 9999999999:1\n-1 1:1\n", "GB of memory"),
     ],
 )
 def test_lines_that_are_none_of_libsvm(text, said, tmp_path):
@@ -207,14 +207,14 @@ def test_three_splits(tmp_path):
 
 def test_what_is_no_split_and_no_class(tmp_path):
     images(tmp_path / "deep" / "flowers", "bees", "ants")
-    with pytest.raises(UserError, match=r"lies deeper than in the folder flowers of a class"):
+    with pytest.raises(UserError, match="lies.*folder.*flowers"):
         Folder(str(tmp_path / "deep")).load()
     images(tmp_path / "single", "bees")
-    with pytest.raises(UserError, match="has the class bees alone"):
+    with pytest.raises(UserError, match="bees is the only class"):
         Folder(str(tmp_path / "single")).load()
     for split in ("train", "test", "other"):
         images(tmp_path / "three" / split, "ants", "bees")
-    with pytest.raises(UserError, match="other beside them"):
+    with pytest.raises(UserError, match="and also other"):
         Folder(str(tmp_path / "three")).load()
 
 
@@ -229,9 +229,9 @@ def test_hidden_files_are_passed_over_and_equal_ones_said(tmp_path):
         (tmp_path / "train" / "bees" / name).write_bytes(b"x")
     data = Folder(str(tmp_path)).load()
     np.testing.assert_array_equal(data.x_train, before.x_train)
-    assert data.notes == ("16 hidden or other files are passed over",)
+    assert data.notes == ("16 files are ignored, since they are hidden, or not images in a folder of a class",)
     (tmp_path / "test" / "ants" / "copy.png").write_bytes((tmp_path / "train" / "ants" / "0.png").read_bytes())
-    assert Folder(str(tmp_path)).load().notes[1] == "1 training images are equal to one for testing"
+    assert Folder(str(tmp_path)).load().notes[1] == "1 training images are equal to a test image"
 
 
 GREY = np.random.default_rng(0).integers(0, 256, (8, 5, 4), dtype=np.uint8)
@@ -279,7 +279,7 @@ def test_transparency_is_a_channel(mode, channels, tmp_path):
     data, x = odd_images(tmp_path, "png", of_alpha(mode))
     assert x.shape[1] == channels
     np.testing.assert_array_equal(x[:, -1], GREY)
-    assert data.notes == ("transparency is a channel of its own",)
+    assert data.notes == ("some images are transparent: transparency is the last channel",)
 
 
 def test_a_transparent_colour_is_transparency(tmp_path):
@@ -305,11 +305,11 @@ def test_images_stand_upright(orientation, turns, tmp_path):
 def test_images_that_would_lose_something_are_refused(tmp_path):
     more = [Image.fromarray(255 - GREY[0])]
     for ending in ("gif", "png", "tif"):
-        with pytest.raises(UserError, match=rf"{ending}: has 2 frames; put each"):
+        with pytest.raises(UserError, match=rf"{ending}: has 2 frames; save"):
             odd_images(tmp_path / ending, ending, Image.fromarray, save_all=True, append_images=more)
     with pytest.raises(UserError, match="has numbers of more than 24 bits"):
         odd_images(tmp_path / "large", "tif", lambda grey: Image.fromarray(grey.astype("i4") + 2**30))
-    with pytest.raises(UserError, match=r"png: has more than 8 bits a pixel, and .*png has 8"):
+    with pytest.raises(UserError, match=r"png: has more than 8 bits per pixel, and .*png has 8"):
         odd_images(
             tmp_path / "mixed", "png", lambda grey: Image.fromarray(grey.astype("u2") if grey[0, 0] % 2 else grey)
         )
@@ -322,7 +322,7 @@ def test_classes_whose_folders_look_alike(tmp_path):
     data = Folder(str(tmp_path / "same")).load()
     assert (data.class_names, len(data.y_test)) == (("caf\u00e9", "tea"), 8)
     images(tmp_path / "odd", "a tea", "a\u00a0tea")
-    with pytest.raises(UserError, match=r"odd says .* write them alike"):
+    with pytest.raises(UserError, match="odd.*write them"):
         Folder(str(tmp_path / "odd")).load()
 
 
@@ -372,17 +372,17 @@ def test_leaf_in_one_file(name, tmp_path):
     for x, y, owner in zip(data.x_train, data.y_train, data.owners, strict=True):
         user, row = divmod(int(x[0]), 100)
         assert (owner, ["no", "yes", "no", "yes", "yes"][row // 4]) == (f"u{user}", data.class_names[y])
-    assert [note.split(":")[0].split(",")[0] for note in data.notes] == ["4 users of LEAF", "classes are numbered"]
+    assert [note.split(":")[0].split(",")[0] for note in data.notes] == ["4 users", "classes are numbered"]
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"users": ["u"]}, "users, num_samples and user_data must"),
-        ({"user_data": []}, "users, num_samples and user_data must"),
-        ({"users": None}, "users, num_samples and user_data must"),
-        ({"users": ["u", "u", "w"]}, "users, num_samples and user_data must"),
-        ({"num_samples": [2]}, "users, num_samples and user_data must"),
+        ({"users": ["u"]}, "must have users, num_samples and user_data"),
+        ({"user_data": []}, "must have users, num_samples and user_data"),
+        ({"users": None}, "must have users, num_samples and user_data"),
+        ({"users": ["u", "u", "w"]}, "must have users, num_samples and user_data"),
+        ({"num_samples": [2]}, "must have users, num_samples and user_data"),
         ({"num_samples": [2, 3]}, "user w: has 2 examples, and num_samples says 3"),
         ({"num_samples": ["2", 2]}, "user u: has 2 examples"),
     ],
@@ -397,19 +397,19 @@ def test_files_that_are_none_of_leaf(changed, said, tmp_path):
 @pytest.mark.parametrize(
     ("x", "y", "said"),
     [
-        (["to be", "or no"], ["t", "t"], "x must be rows of numbers"),
-        ([[1, 2], [3]], [0, 1], "x must be rows of numbers"),
-        ([[1, "2"], [3, 4]], [0, 1], "x must be rows of numbers"),
-        ([[1, None], [3, 4]], [0, 1], "x must be rows of numbers"),
-        ([1, 2], [0, 1], "x must be rows of numbers"),
-        (None, [0, 1], "x must be rows of numbers"),
-        ([[1, 2]], [0, 1], "x must be rows of numbers"),
-        ([[1, 2], [3, 4]], "01", "x must be rows of numbers"),
-        ([[1, 2], [3, 4]], [0, "1"], "y as many whole numbers or texts"),
-        ([[1, 2], [3, 4]], [0, 1.5], "y as many whole numbers or texts"),
-        ([[1, 2], [3, 4]], [True, False], "y as many whole numbers or texts"),
-        ([[1, 2, 3], [4, 5, 6]], [0, 1], "has examples of another shape, or labels"),
-        ([[1, 2], [3, 4]], ["a", "b"], "labels of another type, than u"),
+        (["to be", "or no"], ["t", "t"], "x must be a list of"),
+        ([[1, 2], [3]], [0, 1], "x must be a list of"),
+        ([[1, "2"], [3, 4]], [0, 1], "x must be a list of"),
+        ([[1, None], [3, 4]], [0, 1], "x must be a list of"),
+        ([1, 2], [0, 1], "x must be a list of"),
+        (None, [0, 1], "x must be a list of"),
+        ([[1, 2]], [0, 1], "x must be a list of"),
+        ([[1, 2], [3, 4]], "01", "x must be a list of"),
+        ([[1, 2], [3, 4]], [0, "1"], "whole numbers.*texts"),
+        ([[1, 2], [3, 4]], [0, 1.5], "whole numbers.*texts"),
+        ([[1, 2], [3, 4]], [True, False], "whole numbers.*texts"),
+        ([[1, 2, 3], [4, 5, 6]], [0, 1], "the shape of examples or the type of labels"),
+        ([[1, 2], [3, 4]], ["a", "b"], "the type of labels differs from .* u;"),
     ],
 )
 def test_users_whose_examples_are_odd(x, y, said, tmp_path):
@@ -425,15 +425,15 @@ def test_leaf_with_other_shapes_or_nothing(tmp_path):
     with pytest.raises(UserError, match="has no examples"):
         Leaf(str(leaf(tmp_path / "none.json", {}))).load()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"has no examples; it should have \.json files"):
+    with pytest.raises(UserError, match="examples.*json files"):
         Leaf(str(tmp_path / "empty")).load()
     for text in ("{", "[" * 100_000, '{"users": 1e'):
         (tmp_path / "bad.json").write_text(text)
-        with pytest.raises(UserError, match=r"bad\.json: is no JSON"):
+        with pytest.raises(UserError, match=r"bad\.json.*JSON"):
             Leaf(str(tmp_path / "bad.json")).load()
     for text in ("[]", "1", "null"):
         (tmp_path / "bad.json").write_text(text)
-        with pytest.raises(UserError, match=r"bad\.json: users"):
+        with pytest.raises(UserError, match=r"bad\.json.*users"):
             Leaf(str(tmp_path / "bad.json")).load()
 
 
@@ -444,7 +444,7 @@ READERS = {"csv": lambda path: Csv(path, "label"), "txt": Libsvm, "json": Leaf}
 def test_files_that_cannot_be_read(end, tmp_path):
     """Are one line: none there, a torn archive, a folder, a pipe."""
     read = lambda path: READERS[end](str(path)).load()  # noqa: E731
-    with pytest.raises(UserError, match="there is no such file; it should be"):
+    with pytest.raises(UserError, match="there is no such file"):
         read(tmp_path / f"none.{end}")
     torn = bytearray(gzip.compress(b"1,2,label\n" * 1000))
     torn[15:25] = b"\xff" * 10
@@ -505,13 +505,13 @@ def test_small_files_that_hold_much_are_refused(tmp_path, monkeypatch):
     """A table whose cells are one digit each, in a .gz: numbers are counted before they are made."""
     monkeypatch.setattr("fedopt.data.datasets.memory", lambda: 10**6)
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(("a,b,y\n" + "0,0,1\n0,1,2\n" * 5000).encode()))
-    with pytest.raises(UserError, match=r"6e-05 GB with 30,000 numbers are too large for the 0\.001 GB of memory here"):
+    with pytest.raises(UserError, match=r"6e-05 GB.*0\.001.*GB.*memory"):
         Csv(str(tmp_path / "t.csv.gz"), "y").load()
     for source in (
         Libsvm(str(written(tmp_path / "t.svm", "1 1:1\n" * 9000))),
         Leaf(str(leaf(tmp_path / "d.json", {"u": ([[1]] * 9000, [0] * 9000)}))),
     ):
-        with pytest.raises(UserError, match="numbers are too large for the"):
+        with pytest.raises(UserError, match="GB of memory"):
             source.load()
 
 

@@ -163,10 +163,10 @@ def test_vgg11():
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("cnn", (1, 3, 8), r"4 x 4 pixels or more, not examples \[1, 3, 8\]"),
-        ("vgg11", (3, 28, 28), r"32 x 32 pixels or more, not examples \[3, 28, 28\]"),
+        ("cnn", (1, 3, 8), r"4.*4 pixels.*more.*examples.*\[1, 3, 8\]"),
+        ("vgg11", (3, 28, 28), r"32.*32 pixels.*more.*examples.*\[3, 28, 28\]"),
         ("vgg11", (1, 32, 32), "3 channels, not 1"),
-        ("resnet", (3, 32, 32), " is not known; .*mlp"),
+        ("resnet", (3, 32, 32), "there is no such model.*mlp"),
     ],
 )
 def test_unfit_images_and_names(name, shape, message):
@@ -514,28 +514,28 @@ def test_a_network_that_vmap_cannot_run():
 
 REFUSED = [
     ({"_target_": "support.networks.Running"}, "buffer 2.running_mean of BatchNorm1d changes .*GroupNorm"),
-    ("support.networks.BySize", "depend on the others in its batch"),
-    ("support.networks.Counting", "gives other logits when it is called again: it keeps something"),
-    ("support.networks.Remembering", "gives other logits when it is called again: it keeps something"),
-    ("support.networks.Annealed", "gives other logits when it is called again: it keeps something"),
-    ("support.networks.Merged", "gives other logits than when it is built again .*: it keeps something made of"),
+    ("support.networks.BySize", "depend.*batch"),
+    ("support.networks.Counting", "logits when.*called again"),
+    ("support.networks.Remembering", "logits when.*called again"),
+    ("support.networks.Annealed", "logits when.*called again"),
+    ("support.networks.Merged", "different logits than a second instance"),
     (
         "support.networks.ByTuple",
-        r"reads hidden.(weight|bias), hidden.(weight|bias) from what __init__ made .*write self.hidden",
+        r"reads hidden.(weight|bias), hidden.(weight|bias) .*__init__ made.*self\.hidden",
     ),
-    ("support.networks.ByNorm", "gives other logits than when it is built again .*: it keeps something made of"),
-    ("support.networks.MaxNorm", "writes over its parameter hidden.weight while it is used; .*parametrize"),
-    ("support.networks.Clipped", "writes over its parameter hidden.weight while it is used; .*parametrize"),
+    ("support.networks.ByNorm", "different logits than a second instance"),
+    ("support.networks.MaxNorm", r"writes.*parameter hidden\.weight.*parametrize"),
+    ("support.networks.Clipped", r"writes.*parameter hidden\.weight.*parametrize"),
     ("support.networks.Rounded", "the parameter hidden.weight of Linear changes"),
     ("support.networks.Ungraded", "no gradient reaches its parameters"),
     ("support.networks.Hooked", "cannot be copied; .*parametrizations"),
-    ({"_target_": "support.networks.Running", "track": False}, "depend on the others in its batch.*GroupNorm"),
+    ({"_target_": "support.networks.Running", "track": False}, "depend.*batch.*GroupNorm"),
     ({"_target_": "support.networks.Noisy"}, "draws random numbers .*nn.Dropout"),
     ({"_target_": "support.networks.AlwaysDropped"}, "draws random numbers .*self.training"),
     ({"_target_": "support.networks.InPlace"}, "writes over what it is given"),
-    ({"_target_": "support.networks.FiveClasses"}, r"gives \[2, 5\]; .*10 classes, \[2, 10\]"),
-    ({"_target_": "support.networks.Two"}, "gives tuple"),
-    ({"_target_": "support.networks.Nothing"}, "no parameters"),
+    ({"_target_": "support.networks.FiveClasses"}, r"\[2, 5\].*10 classes, \[2, 10\]"),
+    ({"_target_": "support.networks.Two"}, "tuple"),
+    ({"_target_": "support.networks.Nothing"}, "parameters"),
     ({"_target_": "support.networks.Complex"}, "or complex ones"),
     ({"_target_": "support.networks.Lazy"}, "uninitialized parameter"),
     ({"_target_": "support.networks.Fails"}, "KeyError: 'no such thing'"),
@@ -550,13 +550,13 @@ REFUSED = [
         "problem.model.activation=gelu: .*one of relu, tanh",
     ),
     ({"_target_": "support.networks.Normed", "width": {"_target_": "os.getcwd"}}, "must be a number"),
-    ({"_target_": "support.networks.of_another_kind"}, "gives int, not a torch.nn.Module"),
-    ("support.networks.unannotated", "no torch.nn.Module class"),
-    ("support.networks.NOT_A_NETWORK", "no torch.nn.Module class"),
+    ({"_target_": "support.networks.of_another_kind"}, r"int.*torch\.nn\.Module"),
+    ("support.networks.unannotated", r"torch\.nn\.Module"),
+    ("support.networks.NOT_A_NETWORK", r"torch\.nn\.Module"),
     ("support.networks.Nobody", "cannot be imported"),
     ("no_such_package.Net", "cannot be imported"),
-    ("os.system", "no torch.nn.Module class"),
-    ("builtins.dict", "no torch.nn.Module class"),
+    ("os.system", r"torch\.nn\.Module"),
+    ("builtins.dict", r"torch\.nn\.Module"),
     ("unittest.__main__.X", "is a program"),
     ({"width": 3}, "problem.model._target_: is missing"),
     ({"_target_": 3}, "problem.model=3 cannot be imported"),
@@ -572,11 +572,10 @@ def test_refused_networks(named, message):
 
 
 REMARKS = {
-    "Probabilities": "the model gives probabilities where losses take logits; leave out its last softmax",
-    "Unused": "no gradient of the model reaches head.weight, head.bias: not trained; the model is evaluated without aid, which is "
-    "trained",
-    "Listed": "parameters [6, 64], [6] that the model does not register, such as of layers in a list, are not trained: "
-    "nn.ModuleList registers them",
+    "Probabilities": "the model's outputs look like probabilities, and the loss needs logits; leave out its last softmax",
+    "Unused": "no gradient reaches head.weight, head.bias, so that this is not trained; aid is trained, but not used in "
+    "evaluation mode",
+    "Listed": "parameters [6, 64], [6] are not registered, as those of layers in a list, and not trained; use nn.ModuleList",
     **dict.fromkeys(("Normed", "Frozen", "LowRank", "Bound", "Tripled", "Routed"), ""),
 }
 
@@ -635,7 +634,7 @@ def test_a_write_is_blamed_on_its_line(monkeypatch, capsys, tmp_path):
     line = next(
         n for n, text in enumerate(Path(networks.__file__).read_text().splitlines(), 1) if "torch.renorm" in text
     )
-    one_line(result, f"networks.py:{line}: ", "problem.model=support.networks.MaxNorm: writes over", "parametrize")
+    one_line(result, f"networks.py:{line}: ", "problem.model=support.networks.MaxNorm: overwrites", "parametrize")
 
 
 def test_a_network_whose_last_layer_nobody_can_split_off():
