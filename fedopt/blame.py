@@ -1,4 +1,6 @@
-"""Whose mistake an error is: the file and the line of a user's code, the exception, and at most one hint. Imports no torch."""
+"""Find out whose mistake an exception is: the file and line of a user's code, the exception, and at most one hint. Imports no
+torch.
+"""
 
 import inspect
 import traceback
@@ -12,9 +14,10 @@ ONE_BY_ONE = "; hardware.engine=one_by_one shows whether running clients one by 
 
 
 def blamed(error: Exception) -> UserError | None:
-    """An error that names the line where a user's code failed or called what failed; None where no such code was at work.
+    """Return a UserError that names the line of a user's code that failed, or that called what failed. None: no user's code
+    took part.
 
-    A `WrongFunction` is named with the line where the function is defined.
+    A `WrongFunction` is named with the line that defines the function.
     """
     if too_large(error):
         return None
@@ -40,7 +43,7 @@ def _exception(error: Exception) -> str:
 
 
 def _defined(function: Any) -> str:
-    """Where a function or class is defined, `file.py:12: `; empty where that is not known."""
+    """Return where a function or class is defined, as `file.py:12: `; empty if unknown."""
     with suppress(OSError, TypeError):
         function = inspect.unwrap(function)
         return f"{line_of(inspect.getsourcefile(function) or '', inspect.getsourcelines(function)[1])}: "

@@ -1,4 +1,4 @@
-"""The one exception for mistakes that a user can mend, and words that help."""
+"""The one exception for mistakes that a user can mend, and the hints in its messages."""
 
 import os
 import re
@@ -29,17 +29,21 @@ MEANT = {  # names of other programs: what they may mean here
 
 
 class UserError(Exception):
-    """A mistake that a user can mend. It is shown as one line without a traceback: what is wrong, where, and what to do."""
+    """A mistake that a user can mend. The command shows it as one line without a traceback: what is wrong, where, and what to
+    do.
+    """
 
 
 class Unfinished(UserError):
-    """Runs that did not end, and not because of their methods: the same command does them again. The exit code is 1."""
+    """Some runs did not end, for reasons other than their methods. The same command tries them again. The exit code is 1."""
 
 
 class WrongFunction(UserError):
-    """Of a user's function or class, or what it is called in a message, which begins with its name. said: what it does.
+    """A mistake in a user's function or class. `blame` adds the file and the line.
 
-    `blame` adds the file and the line.
+    Args:
+        function: The function or class, or its name for the message.
+        said: What it does wrong; the message is its name and then this.
     """
 
     def __init__(self, function: Any, said: str):
@@ -49,28 +53,35 @@ class WrongFunction(UserError):
 
 
 def gives(function: Any, given: Any, wanted: str) -> WrongFunction:
-    """For a function that gives something else than what is wanted."""
+    """Return the error for a function that returns something other than what is wanted.
+
+    function: the user's. given: what it returned. wanted: what it must return, in words.
+    """
     what = f"a tensor of shape {list(given.shape)}" if hasattr(given, "shape") else f"a {type(given).__name__}"
     what = "None (is its return missing?)" if given is None else what
     return WrongFunction(function, f"gives {what}; it must give {wanted}")
 
 
 def is_own(path: str) -> bool:
-    """Whether a file of Python is neither fedopt's, nor a library's, nor Python's own."""
+    """Whether a Python file is the user's: not fedopt's, a library's or Python's own."""
     file = Path(path)
     ours = file.is_relative_to(PACKAGE) or file.is_relative_to(STANDARD)
     return not ours and not {"site-packages", "dist-packages"} & set(file.parts) and file.is_file()
 
 
 def line_of(path: str, line: int | None) -> str:
-    """`file.py:12`, from the working directory where that is shorter."""
+    """Return `file.py:12`, with the path relative to the working directory if that is shorter."""
     with suppress(OSError, ValueError):  # no working directory any more, another drive
         path = min(os.path.relpath(path), path, key=len)
     return f"{path}:{line}"
 
 
 def number_of(variable: str, default: T) -> T:
-    """A number that the environment sets, or the default. Raises UserError where it is no number from 0 on, or no whole one."""
+    """Return the number in a variable of the environment, or the default. The default's type decides whether it must be whole.
+
+    Raises:
+        UserError: The variable is not a number, or is negative.
+    """
     text = os.environ.get(variable, str(default))
     with suppress(ValueError):
         number = type(default)(text)
@@ -80,7 +91,7 @@ def number_of(variable: str, default: T) -> T:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line; its class where it says nothing."""
+    """Return the first line of an exception's message; its class name if the message is empty."""
     try:
         said = str(error).strip()
     except Exception:  # an exception of a user's, with a __str__ that fails
@@ -89,7 +100,7 @@ def first_line(error: BaseException) -> str:
 
 
 def too_large(error: BaseException) -> bool:
-    """Whether memory did not suffice, or a number does not fit into its type."""
+    """Whether an error says that memory did not suffice, or that a number does not fit its type."""
     said = first_line(error)
     return (
         isinstance(error, MemoryError | OverflowError) or "can't allocate memory" in said or "without overflow" in said
@@ -97,7 +108,7 @@ def too_large(error: BaseException) -> bool:
 
 
 def of_machine(error: BaseException | None) -> bool:
-    """Whether files, the disk or memory are what an error comes from, and not what was computed."""
+    """Whether an error was caused by files, the disk or memory, and not by what was computed."""
     while error is not None:
         if isinstance(error, OSError | MemoryError) or re.search("allocate memory|out of memory", first_line(error)):
             return True
@@ -106,8 +117,15 @@ def of_machine(error: BaseException | None) -> bool:
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """The words that suggest the known names that a mistyped one may mean: of another place, in other programs, nearest to it
-    whatever its capitals. Empty where there is none."""
+    """Return ', did you mean ...?' with the known names that a misspelt one may mean; empty if none is near.
+
+    It considers names of other programs (lr), names in another place, beginnings of names, and similar spellings. Capitals do
+    not matter.
+
+    Args:
+        word: The unknown name.
+        known: The known names.
+    """
     whole = {name.casefold(): name for name in known}
     leaves = {name.rpartition(".")[2]: of for name, of in whole.items()}
     typed = word.casefold()
@@ -135,7 +153,10 @@ def among(word: str, known: list[str]) -> str:
 
 
 def unknown(group: str, option: str, known: list[str]) -> str:
-    """The line that answers a config group's option that does not exist."""
+    """Return the message for an option that its config group does not have.
+
+    group: such as algo. option: the unknown name. known: the existing options.
+    """
     shown = option if len(option) < 100 else f"{option[:60]}...{option[-20:]}"
     if re.fullmatch(r"[\w/-]{1,99}", option) and (own := next(Path().glob(f"*/{group}/{option}.yaml"), None)):
         return f"{group}={option}: is in {own}, which is found with --config-dir {own.parts[0]}"
@@ -143,26 +164,28 @@ def unknown(group: str, option: str, known: list[str]) -> str:
 
 
 def cores() -> int:
-    """The number of CPU cores that this process may use; on macOS, which does not say, all cores."""
+    """Return the number of CPU cores that this process may use; on macOS, which does not tell, all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def short_spins() -> dict[str, str]:
-    """Return the variable that shortens how long OpenMP's waiting threads spin, or nothing if the user has set it.
+    """Return the environment variable that makes OpenMP's waiting threads spin less; {} if the user has set it.
 
-    It is read when torch is loaded. Two runs at once slow each other 1.6-fold with it, and threefold without it:
-    see `scripts/bench contention`.
+    torch reads it when it is loaded. Two runs at once slow each other 1.6-fold with it, and threefold without: see
+    `scripts/bench contention`.
     """
     return {"GOMP_SPINCOUNT": "3000"} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ) else {}
 
 
 def memory() -> int:
-    """The bytes of memory that the machine has."""
+    """Return the machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def mistake(error: BaseException, words: Iterable[str] = ()) -> str:
-    """The line that answers a mistake that a user can mend; empty for a bug. words: of the command."""
+    """Return the line to show for an exception if a user can mend its cause; empty for a bug. words: the arguments of the
+    command.
+    """
     if isinstance(error, UserError):
         return str(error)
     if too_large(error):

@@ -1,4 +1,4 @@
-"""How a config node becomes an object: types and ranges are checked here."""
+"""How a config node becomes an object. Types and ranges are checked here."""
 
 import dataclasses
 import traceback
@@ -28,20 +28,34 @@ INTERFACES = {
 
 
 def build(cls: type[T], node: Any, where: str = "") -> T:
-    """An object of a dataclass from its config node, whose values are held against the fields' types.
+    """Return an object of a dataclass, made from its config node after a check of all values against the fields' types.
 
-    where: the node's dotted key, empty for the whole config. Raises UserError, which names the key, the value and what is allowed.
+    Args:
+        cls: The dataclass.
+        node: The node: a value for each key.
+        where: The node's dotted key, for messages; empty for the top level.
+
+    Raises:
+        UserError: A key is unknown or missing, or a value is not allowed. The message names the key, the value and what is
+            allowed.
     """
     return _made(cls, checked(cls, node, where), where)
 
 
 def build_target(node: dict[str, Any], where: str) -> Any:
-    """An object of the class that the node's `_target_` names. Raises UserError, as `target` and `build`."""
+    """Return an object of the class that the node's `_target_` names, as `build` does. Raises UserError as `target` and `build`
+    do.
+    """
     return build(*target(node, where), where)
 
 
 def builder(node: dict[str, Any], where: str, *given: str) -> Callable[..., Any]:
-    """As `build_target`, in two steps: values are checked now, and the object is built when the given fields are."""
+    """Check the values of a node now, and return a function that builds the object of its `_target_` later.
+
+    Args:
+        node, where: As in `build`.
+        given: The fields that have no key; the returned function takes them as keyword arguments.
+    """
     cls, keys = target(node, where)
     return partial(_made, cls, checked(cls, keys, where, *given), where)
 
@@ -56,9 +70,10 @@ def _made(cls: type[T], values: Any, where: str, **given: Any) -> T:
 
 
 def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
-    """The class that the node's `_target_` names, and the node's keys except those that begin with an underscore.
+    """Return the class that the node's `_target_` names, and the node's other keys, without those that begin with an
+    underscore.
 
-    Raises UserError for a class that cannot be built.
+    Raises UserError if the class cannot be imported, is not a dataclass, or lacks a method that the group needs.
     """
     if "_target_" not in node:
         raise UserError(f"{where}._target_: is missing, the class to build")
@@ -77,7 +92,15 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
 
 
 def imported(path: Any, word: str) -> Any:
-    """What a dotted path names in a module that is installed or on PYTHONPATH. word: the key and the path, for messages."""
+    """Return what a dotted path names in a module that is installed or on PYTHONPATH.
+
+    Args:
+        path: The dotted path.
+        word: The key with the path, for messages, such as algo._target_=my_sgd.MySgd.
+
+    Raises:
+        UserError: It cannot be imported.
+    """
     module, _, name = str(path).rpartition(".")
     if "__main__" in module.split("."):
         raise UserError(f"{word} cannot be imported: it is a program, which importing it would run")
@@ -99,9 +122,9 @@ def imported(path: Any, word: str) -> Any:
 
 
 def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
-    """The values of a dataclass' fields from its config node, of their types, by name; of a pydantic dataclass, the object.
+    """Check a config node and return the values of the dataclass's fields by name; for a pydantic dataclass, return the object.
 
-    given: fields that have no key. Raises UserError, as `build`.
+    cls: the dataclass. node, where: as in `build`. given: fields that have no key. Raises UserError as `build` does.
     """
     try:
         values = typed(cls, *given).validate_python(node)
@@ -119,13 +142,13 @@ def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
 
 
 def typed(cls: Any, *given: str) -> TypeAdapter[Any]:
-    """The type of a dataclass' config node. given: fields that have no key."""
+    """Return the pydantic type of a dataclass's config node. given: fields that have no key."""
     return TypeAdapter(cls if is_pydantic_dataclass(cls) else _keys_of(cls, *given))
 
 
 @cache
 def _keys_of(cls: Any, *given: str) -> Any:
-    """The fields of a dataclass that have keys, as the type of a config node."""
+    """Return a TypedDict with the fields of a dataclass that have keys. given: fields that have none."""
     hints = get_type_hints(cls, include_extras=True)
     fields = [f for f in dataclasses.fields(cls) if f.init and f.name not in given]
     keys = {f.name: hints[f.name] if f.default is dataclasses.MISSING else NotRequired[hints[f.name]] for f in fields}
@@ -135,7 +158,10 @@ def _keys_of(cls: Any, *given: str) -> Any:
 
 
 def _refuse_odd_numbers(node: dict[str, Any], values: Any, where: str) -> None:
-    """Raises UserError for true or false where a number is wanted, which pydantic takes for 1 or 0, and for counts above `MOST`."""
+    """Raise UserError for true or false in place of a number, which pydantic would read as 1 or 0, and for counts above `MOST`.
+
+    node: the values as they were given. values: the same, typed. where: the node's dotted key.
+    """
     for key, given in node.items():
         taken = values.get(key, given) if isinstance(values, dict) else getattr(values, key, given)
         name = f"{where}.{key}" if where else key
@@ -165,7 +191,10 @@ OF_KEYS = ("missing", "unexpected_keyword_argument", "extra_forbidden")  # what 
 
 
 def _message(error: Any, node: Any, where: str, fields: list[str]) -> str:
-    """fields: what `where` has keys for."""
+    """Format one of pydantic's errors as a message that names the key, the value and what is allowed.
+
+    error: pydantic's. node: the node that was checked. where: its dotted key. fields: the keys that it may have.
+    """
     path, value = [where] if where else [], node
     for part in error["loc"]:  # other parts say which of several types pydantic tried
         if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):

@@ -19,15 +19,15 @@ from fedopt.errors import UserError, nearest
 
 @dataclass(frozen=True, eq=False)
 class Composed:
-    """The config of a run.
+    """The config of a run. `compose` makes it; it does not change.
 
     Args:
-        nodes: All values as dicts, lists, texts and numbers, as ``config.yaml`` has them.
-        chosen: The option of each config group.
-        words: The overrides of the command.
+        nodes: All values as dicts, lists, texts and numbers, as in ``config.yaml``.
+        chosen: The option of each config group, such as ``{"algo": "fedavg"}``.
+        words: The overrides of the command, such as ``seed=1``.
         folders: Config folders besides fedopt's.
         tuned: The tuned values that apply.
-        experiment: The node of a published experiment, empty without one.
+        experiment: The node of a published experiment; empty without one.
     """
 
     nodes: Mapping[str, Any]
@@ -39,33 +39,36 @@ class Composed:
 
     @cached_property
     def settings(self) -> Settings:
-        """The parts that every run has, typed. `compose` has seen that they are right; after `merge` this raises UserError."""
+        """The typed parts that every run has. `compose` has checked them; on the result of `merge` this may raise UserError."""
         return checked_settings(self.nodes)
 
     @cached_property
     def parts(self) -> dict[str, Any]:
-        """The objects that need no data, by group: algo, partitioner, dataset where the problem has one, and problem, a function
-        of its world. Raises UserError."""
+        """The objects that need no data, by group: algo, partitioner, dataset (if the problem has one) and problem.
+
+        problem is a function that takes the world and builds the problem. Raises UserError if a class does not fit its group.
+        """
         groups = ["algo", "partitioner", *["dataset"] * bool(self.nodes["dataset"].get("_target_"))]
         problem = builder(self.nodes["problem"], "problem", "world")
         return {group: build_target(self.nodes[group], group) for group in groups} | {"problem": problem}
 
     def changed(self, **values: Any) -> "Composed":
-        """Return this config with other values of top-level keys that need no check: seed, resume, output_dir."""
+        """Return this config with new values of top-level keys that need no check: seed, resume and output_dir."""
         words = [word for word in self.words if key_of(word) not in values]
         words += [f"{key}={quoted(value) if isinstance(value, str) else value}" for key, value in values.items()]
         return replace(self, nodes={**self.nodes, **values}, words=tuple(words))
 
 
 def compose(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
-    """Return the config that ``fedopt WORDS`` has.
+    """Return the config of the command ``fedopt WORDS``.
 
     Args:
-        words: Overrides as on the command line.
+        words: Overrides as on the command line, such as ``algo=fedavg``.
         folders: Your config folders.
 
     Raises:
-        UserError: Something in it is wrong that shows before data are read.
+        UserError: A mistake that can be found before data are read, such as an unknown key, a wrong type or an algorithm that
+            does not fit the problem.
     """
     composed = merge(words, folders)
     _ = composed.settings  # which are checked now
@@ -73,7 +76,7 @@ def compose(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
 
 
 def merge(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
-    """As `compose`, without a check of values: for what explains them."""
+    """Return the config as `compose` does, without checking its values: help explains a config before it is complete."""
     given, others = tuple(words), tuple(map(str, folders))
     with explained(given, others):
         config, chosen, tuned, experiment = merged(given, others)
@@ -87,16 +90,16 @@ def recorded(
     chosen: Mapping[str, str] | None = None,
     tuned: Tuned | None = None,
 ) -> Composed:
-    """Return the config of a run as its ``config.yaml`` has it, with other values where words set them.
+    """Return the config of a recorded run, changed by overrides.
 
     Args:
-        nodes: The content of ``config.yaml``.
+        nodes: The content of its ``config.yaml``.
         words: Overrides as on the command line.
-        chosen: The option of each config group, as the run's card has it.
+        chosen: The option of each config group, from the run's ``run.json``.
         tuned: The tuned values that applied.
 
     Raises:
-        UserError: A value does not fit.
+        UserError: A key is unknown, or a value is not allowed.
     """
     config = OmegaConf.create(_literal(nodes))
     for word in parsed(words):
@@ -110,7 +113,7 @@ def recorded(
 
 
 def _literal(node: Any) -> Any:
-    """With texts that OmegaConf takes as they are: a config.yaml that somebody sent refers to nothing."""
+    """Return the node with all texts escaped for OmegaConf: a config.yaml that somebody sent must not refer to other values."""
     if isinstance(node, Mapping):
         return {key: _literal(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -119,7 +122,9 @@ def _literal(node: Any) -> Any:
 
 
 def checked_settings(nodes: Mapping[str, Any]) -> Settings:
-    """The typed parts of a config. Raises UserError for an unknown key, a wrong value, and a pair that does not fit."""
+    """Return the typed parts of a config. Raises UserError for an unknown key, a wrong value, and an algorithm that does not
+    fit the problem.
+    """
     if missing := next((key for key, value in flat(nodes).items() if value == MISSING), ""):
         raise UserError(f"{missing}: a value must be given")
     settings = build(Settings, nodes)

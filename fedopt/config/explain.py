@@ -1,4 +1,4 @@
-"""One line for a mistake in the words of a command or in a config file: what, where, and the nearest valid name."""
+"""One line for a mistake in a command or a config file: what is wrong, where, and the nearest valid name."""
 
 import re
 from collections.abc import Sequence
@@ -23,7 +23,13 @@ PLUGINS = {  # of Hydra, by how their names begin
 
 
 def explain(error: Exception, words: Sequence[str], keys: Sequence[str]) -> str:
-    """What Hydra or OmegaConf says, in the words of the command. keys: the groups and the dotted keys that there are."""
+    """Return the message for an exception of Hydra or OmegaConf, in terms of the command.
+
+    Args:
+        error: The exception.
+        words: The overrides of the command.
+        keys: The config groups and the dotted keys that exist.
+    """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         missing = error.missing_cfg_file
         if missing.startswith("experiment/"):  # Hydra's options are those of one folder then
@@ -39,7 +45,7 @@ def explain(error: Exception, words: Sequence[str], keys: Sequence[str]) -> str:
 
 
 def _unknown_key(key: str, words: Sequence[str], keys: Sequence[str]) -> str:
-    """For a key that the config does not have."""
+    """Return the message for a key that the config does not have. words, keys: as in `explain`."""
     if key in GROUPS:
         return f"{key}: neither the algorithm's nor the problem's file names one; +{key}=NAME adds one"
     choices = [word for word in words if key_of(word) in ("algo", "problem")]
@@ -49,7 +55,7 @@ def _unknown_key(key: str, words: Sequence[str], keys: Sequence[str]) -> str:
 
 
 def _meant(key: str, keys: Sequence[str]) -> str:
-    """The nearest key; where none is near, those beside it, and how to add one to a file of your own."""
+    """Return a hint on what an unknown key may mean: the nearest key, else the keys beside it and how to add one."""
     parent, _, leaf = key.rpartition(".")
     beside = [name.removeprefix(f"{parent}.") for name in keys if parent and name.rpartition(".")[0] == parent]
     if not beside or leaf in MEANT:

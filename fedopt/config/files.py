@@ -1,4 +1,4 @@
-"""Where the configs are: folders, groups, and the text of a file."""
+"""Where configs are stored: folders, groups, and the text of a file."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,12 @@ Folders = Iterable[str | Path]  # config folders besides fedopt's
 
 
 def options(group: str, folders: Folders = ()) -> list[str]:
-    """What can be chosen from a config group."""
+    """Return the names of the options of a config group, sorted.
+
+    Args:
+        group: Such as ``algo``.
+        folders: Config folders besides fedopt's.
+    """
     roots = (Path(folder) / group for folder in (CONF, *folders))
     return sorted(
         {name.removesuffix(".yaml") for root in roots for name in glob("**/*.yaml", root_dir=root, recursive=True)}
@@ -31,13 +36,13 @@ def options(group: str, folders: Folders = ()) -> list[str]:
 
 
 def file_of(group: str, option: str, folders: Folders = ()) -> Path:
-    """The file of an option of a config group."""
+    """Return the file of an existing option. folders: config folders besides fedopt's; fedopt's file comes first."""
     paths = (Path(folder) / group / f"{option}.yaml" for folder in (CONF, *folders))
     return next(path for path in paths if path.exists())
 
 
 def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
-    """An option, after those of its own group that its file builds on."""
+    """Return the names of the options that `option` builds on within its group, base first, and then its own name."""
     listed = content(file_of(group, option, folders)).get("defaults") or []
     names = [name.removeprefix(f"/{group}/") for name in listed if isinstance(name, str)]
     known = options(group, folders) if names else []
@@ -51,25 +56,25 @@ def title(group: str, option: str, folders: Folders = ()) -> str:
 
 
 def certainty(algo: str, folders: Folders = ()) -> str:
-    """Return how certain a method's equations are, by the comment below its title, empty where no file of these folders says it."""
+    """Return how certain a method's equations are, one of `CERTAIN`, from the comment below its title; empty if there is none."""
     said = _head("algo", algo, folders) if algo in options("algo", folders) else []
     return next((label for line in said if (label := line.partition(";")[0]) in CERTAIN), "")
 
 
 def _head(group: str, option: str, folders: Folders) -> list[str]:
-    """Return the comments at the head of an option's file that say something."""
+    """Return the texts of the comments at the head of an option's file, without technical ones."""
     said = (line[2:] for line in text_of(file_of(group, option, folders)).split("\n")[:4] if line.startswith("# "))
     return [text for text in said if not re.match(r"@package|yaml-language-server|\S+\.yaml$", text)]
 
 
 def display_name(algo: str, folders: Folders = ()) -> str:
-    """A method's name in figures: what its title begins with, `algo` where no file of these folders has one."""
+    """Return a method's name for figures, the beginning of its title; ``algo`` itself if no file has a title."""
     known = algo in options("algo", folders)
     return (re.split(r": | \[", title("algo", algo, folders))[0] if known else "") or algo
 
 
 def class_path(group: str, option: str, folders: Folders = ()) -> str:
-    """The `_target_` of an option, in its file or in the one that it builds on; empty without one."""
+    """Return the `_target_` of an option, from its file or the nearest one that it builds on; empty if none has one."""
     for name in reversed(chain(group, option, folders)):
         node = content(file_of(group, name, folders))
         if path := node.get(group, node.get(name, node)).get("_target_"):
@@ -78,14 +83,18 @@ def class_path(group: str, option: str, folders: Folders = ()) -> str:
 
 
 def values_of(group: str, option: str, folders: Folders = ()) -> dict[str, Any]:
-    """The values that the file of an option sets, by the dotted keys of the whole config."""
+    """Return the values that an option's file sets, by their dotted keys in the whole config."""
     path = file_of(group, option, folders)
     inside = "" if "@package _global_" in text_of(path) else f"{group}."
     return {f"{inside}{key}": value for key, value in flat(content(path)).items()}
 
 
 def content(path: Path) -> dict[str, Any]:
-    """A YAML file as a dict, empty where it holds something else. Raises OSError, UserError and yaml.YAMLError."""
+    """Return a YAML file's content, {} if it does not hold a dict. The result is the caller's to change.
+
+    Raises:
+        OSError, UserError, yaml.YAMLError: The file cannot be read.
+    """
     state = path.stat()
     return deepcopy(_content(path, state.st_mtime_ns, state.st_size))
 
@@ -97,12 +106,14 @@ def _content(path: Path, *version: int) -> dict[str, Any]:
 
 
 def text_of(path: Path) -> str:
-    """The text of a YAML file. Installers may make links of fedopt's own; those in other folders are refused."""
+    """Return the text of a YAML file. fedopt's own files may be links, which installers make; links in other folders are
+    refused.
+    """
     return config_text(path, links=path.is_relative_to(CONF))
 
 
 def flat(node: Mapping[Any, Any]) -> dict[str, Any]:
-    """The values of a nested dict by their dotted keys. Lists and empty dicts are values."""
+    """Return the values of a nested dict by their dotted keys. Lists and empty dicts count as values."""
     leaves: dict[str, Any] = {}
     for key, value in node.items():
         inner = flat(value) if isinstance(value, dict) else {}
@@ -111,7 +122,7 @@ def flat(node: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def comments(path: Path) -> dict[str, str]:
-    """The comments beside the keys of a YAML file, by dotted key."""
+    """Return the comments beside the keys of a YAML file, by dotted key."""
     text = text_of(path)
     lines = text.splitlines()
     beside: dict[str, str] = {}

@@ -33,7 +33,11 @@ def refuse_misfit(algo: str, problem: str) -> None:
 
 
 def choice(lacking: Sequence[str], chosen: Mapping[str, str], folders: Folders) -> str:
-    """Say what may be chosen from the first group that a command lacks: what fits the option of the other, if that is fedopt's."""
+    """Return a hint on what to choose from the first group that a command lacks: what fits the option of the other group, if
+        that is set.
+
+    lacking: algo, problem or both. chosen: the option of each group. folders: config folders besides fedopt's.
+    """
     group, *others = lacking
     other = "problem" if group == "algo" else "algo"
     kinds = [] if others else CLASSES.get(class_path(other, chosen[other], folders), {}).get("fits")
@@ -43,7 +47,11 @@ def choice(lacking: Sequence[str], chosen: Mapping[str, str], folders: Folders) 
 
 
 def other_solution(solves: Collection[str], kind: Collection[str]) -> str:
-    """Say why an algorithm for `solves` is refused on a problem of a class in `kind`, if they differ in what is local, or known."""
+    """Return why the algorithm is refused if the two differ only in what is local to a client, or in what everyone knows; else
+    empty.
+
+    solves: the classes of problems that the algorithm solves. kind: the classes of the problem.
+    """
     if "known_outer" in solves and {"two_level", "compositional"} & {*kind}:
         return "; it needs two levels, the last of which is one function that everyone knows"
     solved, given = (

@@ -24,9 +24,11 @@ TURN = RLock()  # Hydra's state and torch's modes belong to the process: runs in
 def chosen_files(
     words: tuple[str, ...], folders: tuple[str, ...], state: tuple[Hashable, ...]
 ) -> tuple[DictConfig, dict[str, str], dict[str, Any]]:
-    """What Hydra makes of the files that the words choose, the option of each group, and the node of an experiment.
+    """Let Hydra merge the files that a command chooses. Return the config, the option of each group, and the node of an
+    experiment.
 
-    state: of the folders, by which a file that was changed is read anew.
+    words: the overrides that choose files. folders: config folders besides fedopt's. state: the files' times and sizes, so
+        that the cache notices a changed file. Raises UserError for files that cannot be read or that configure Hydra.
     """
     try:
         config = _with_hydra(*search_path(folders), *words)
@@ -45,20 +47,20 @@ def chosen_files(
 
 
 def search_path(folders: Folders) -> list[str]:
-    """The override that has Hydra search config folders besides fedopt's; none where there are none."""
+    """Return the override that makes Hydra search these config folders too; [] without folders."""
     paths = [quoted(f"file://{os.path.abspath(folder)}") for folder in folders]
     return [f"hydra.searchpath=[{','.join(paths)}]"] if paths else []
 
 
 def _with_hydra(*words: str) -> DictConfig:
-    """The config that these words compose to, with Hydra's own node."""
+    """Return the config that these overrides compose to, including Hydra's own node."""
     with _set_aside(GlobalHydra.instance()), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose("config", overrides=list(words), return_hydra_config=True)
 
 
 @contextmanager
 def _set_aside(running: GlobalHydra) -> Iterator[None]:
-    """In a job of a sweep, which Hydra itself is running."""
+    """Hide the running Hydra during the context: within a job of a sweep, Hydra itself is running and would refuse to compose."""
     before, running.hydra = running.hydra, None
     try:
         yield
@@ -72,7 +74,7 @@ def _set_up_by_us() -> Any:
 
 
 def _set_up(config: DictConfig) -> Any:
-    """What Hydra is told to do, except for what says how it was called."""
+    """Return how a config configures Hydra, without what only records the call."""
     node: Any = OmegaConf.to_container(config.hydra)
     node["job"].pop("override_dirname")
     return {key: value for key, value in node.items() if key not in ("runtime", "overrides", "searchpath")}

@@ -25,7 +25,10 @@ from fedopt.errors import UserError, first_line, nearest, unknown
 
 @contextmanager
 def explained(words: tuple[str, ...], folders: tuple[str, ...]) -> Iterator[None]:
-    """Turn what Hydra and OmegaConf raise into a UserError in the words of the command."""
+    """Turn exceptions of Hydra and OmegaConf into a UserError in terms of the command.
+
+    words: the overrides of the command. folders: its config folders.
+    """
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
@@ -36,10 +39,11 @@ def explained(words: tuple[str, ...], folders: tuple[str, ...]) -> Iterator[None
 def merged(
     words: tuple[str, ...], folders: tuple[str, ...]
 ) -> tuple[DictConfig, dict[str, str], Tuned, dict[str, Any]]:
-    """Files of the groups by Hydra, then tuned values, then the values of the command.
+    """Merge the files that a command chooses (by Hydra), the tuned values, and the values that the command sets.
 
-    Words that add or remove keys go to Hydra with those that choose files. This takes long: configs that differ in values only
-    share it. Raises UserError, hydra's and omegaconf's errors.
+    Overrides that add or remove keys are given to Hydra, with the choices of files. This takes long, so its result is cached
+    for commands that differ in values only. Returns the config, the option of each group, the tuned values, and the node of
+    the experiment. Raises UserError, and exceptions of Hydra and OmegaConf.
     """
     refuse_hydra(words)
     state = check_folders(folders)
@@ -84,7 +88,7 @@ def merged(
 
 
 def refuse_mistyped(words: Iterable[str]) -> None:
-    """Raises UserError for a word that may have meant a config group: a command that lacks one says this first."""
+    """Raise UserError for an override whose key looks like a misspelt config group. Used before saying that a group is missing."""
     known = [*dict.fromkeys([*GROUPS, *(key.partition(".")[0] for key in CLASSES["Settings"]["fields"])])]
     for word in words:
         name = key_of(word).partition(".")[0]
@@ -93,13 +97,21 @@ def refuse_mistyped(words: Iterable[str]) -> None:
 
 
 def put(config: DictConfig, key: str, value: Any, force_add: bool = False) -> None:
-    """A schedule, which has a `kind`, takes the place of another as a whole."""
+    """Set a key of the config in place. A schedule, a dict with `kind`, replaces another schedule and is not merged with it.
+
+    key: dotted. value: its new value. force_add: whether the key may be new.
+    """
     is_schedule = isinstance(value, dict) and "kind" in value
     OmegaConf.update(config, key, value, merge=not is_schedule, force_add=force_add)
 
 
 def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Override], folders: Folders) -> Tuned:
-    """Put the tuned values of the chosen pair into the config, except for keys that the command adds or removes."""
+    """Put the tuned values of the chosen algorithm and problem into the config, and return which apply.
+
+    Keys that the command adds or removes keep the command's value.
+    config: changed in place. chosen: the option of each group. overrides: of the command. folders: config folders besides
+        fedopt's.
+    """
     by_command = {override.key_or_group: override for override in overrides}
     wanted = str(by_command["preset"].value() if "preset" in by_command else config.get("preset"))
     name, values = tuned_values(wanted, chosen, folders)
@@ -123,7 +135,9 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
 
 
 def check_choices(words: Iterable[str], folders: Folders = ()) -> None:
-    """Raises UserError where a word of a command chooses what a config group does not have: Hydra follows '..' out of the group."""
+    """Raise UserError if an override chooses an option that its config group does not have. Hydra would follow '..' out of the
+    group.
+    """
     for word in words:
         group, _, name = word.lstrip("+").partition("=")
         names = options(group, folders) if re.fullmatch(r"\w+", group) else []
@@ -134,7 +148,7 @@ def check_choices(words: Iterable[str], folders: Folders = ()) -> None:
 
 
 def keys_of(words: Iterable[str], folders: Folders = ()) -> list[str]:
-    """The config groups, and the dotted keys of the config that the words' choices from them compose to."""
+    """Return the config groups, and the dotted keys of the config that the chosen options make."""
     choices = tuple(word for word in words if key_of(word) in GROUPS and not set(word) & set(", ()[]{}"))
     try:
         config = plain(merged(choices, tuple(map(str, folders)))[0], resolve=False)
@@ -144,7 +158,11 @@ def keys_of(words: Iterable[str], folders: Folders = ()) -> list[str]:
 
 
 def plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
-    """The config as dicts, lists, texts and numbers. Raises UserError where a value refers to nothing, or to far too much."""
+    """Return the config as dicts, lists, texts and numbers.
+
+    config: OmegaConf's. resolve: whether to replace references such as ${seed}. Raises UserError if a reference has no value,
+        or references expand to far too much.
+    """
     try:
         nodes = OmegaConf.to_container(config, resolve=False)
         if resolve and "${" in str(nodes):

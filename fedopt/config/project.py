@@ -1,7 +1,7 @@
-"""A folder's `fedopt.toml`: the config folder and the Python files of your own that commands in this folder find.
+"""A folder's `fedopt.toml`: where commands in this folder find your configs and Python files.
 
-Somebody may have sent a folder with such a file. Python files are programs: they count only where a list of the user's on this
-machine has the folder, with the file as it was then.
+Somebody may have sent the folder with such a file, and Python files are programs. They are imported only if the user's list
+on this machine has the folder with this very file.
 """
 
 import hashlib
@@ -31,14 +31,19 @@ _say_once = cache(note)
 
 @dataclass(frozen=True)
 class Project:
-    """What the file says: both are folders in its own folder. python_path: where Python files are, None for none."""
+    """The content of `fedopt.toml`.
+
+    Args:
+        config_dir: The config folder, inside this folder.
+        python_path: The folder of Python files, inside this folder. None: there are none.
+    """
 
     config_dir: str = "myconf"
     python_path: str | None = None
 
 
 def project() -> Project | None:
-    """The project of the working directory; None without a file. Raises UserError for a broken one."""
+    """Return the project of the working directory, None without a `fedopt.toml`. Raises UserError for a broken one."""
     if not os.path.lexists(NAME):
         return None
     try:
@@ -52,9 +57,16 @@ def project() -> Project | None:
 
 
 def with_project(folders: str | Path | Folders = ()) -> list[str]:
-    """The config folders of a command, after the project's own, whose Python files can be imported from now on.
+    """Return the config folders of a command, after the project's own. Make the project's Python files importable if it is
+    trusted.
 
-    They can be in the processes that this one starts too. Raises UserError for a broken file.
+    Processes that this one starts can import them too.
+
+    Args:
+        folders: The config folders that the command names.
+
+    Raises:
+        UserError: `fedopt.toml` is broken.
     """
     given = [*map(str, [folders] if isinstance(folders, str | Path) else folders)]
     if (found := project()) is None:
@@ -72,7 +84,7 @@ def with_project(folders: str | Path | Folders = ()) -> list[str]:
 
 
 def trusted() -> bool:
-    """Whether the user's list has this folder, with its file as it is now. A list that others may write in counts as empty."""
+    """Whether the user's list has this folder with its current `fedopt.toml`. A list that others may write to counts as empty."""
     try:
         listed, status = read_text(_list(), links=True), _list().stat()
     except (OSError, UserError):
@@ -82,7 +94,11 @@ def trusted() -> bool:
 
 
 def trust() -> str:
-    """Put this folder into the user's list. Returns a line that says so. Raises UserError where that cannot be."""
+    """Add this folder to the user's list of trusted folders, and return a line that says so.
+
+    Raises:
+        UserError: There is no `fedopt.toml` with a python_path, or the list cannot be written, or others may write to it.
+    """
     if (found := project()) is None or not found.python_path:
         raise UserError(f"{NAME}: is not here, or has no python_path; `fedopt new` begins one")
     path = _list()
@@ -100,7 +116,7 @@ def trust() -> str:
 
 
 def _list() -> Path:
-    """Raises UserError where the user has no place of their own."""
+    """Return the path of the user's list of trusted folders. Raises UserError if the user has no home folder."""
     given = os.environ.get("XDG_CONFIG_HOME", "")
     folder = given if os.path.isabs(given) else os.path.expanduser("~/.config")
     if not os.path.isabs(folder):
@@ -111,10 +127,10 @@ def _list() -> Path:
 
 
 def _mark() -> str:
-    """Of this folder and its file: neither another text nor another folder in its place has the same."""
+    """Return a hash of this folder's path and its `fedopt.toml`, which changes if either does."""
     return hashlib.sha256(os.fsencode(os.path.realpath(".")) + b"\0" + Path(NAME).read_bytes()).hexdigest()
 
 
 def new_text() -> str:
-    """The text of a file for a folder that has none, with a token that no other has."""
+    """Return the text of a new `fedopt.toml`, with a random token that makes its hash unique."""
     return TEXT.format(token=token_hex(8))

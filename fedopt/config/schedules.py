@@ -21,7 +21,7 @@ Size = Annotated[float, Field(ge=0, le=1e30)]  # of a step, within what float32 
 
 @dataclass(frozen=True, config=_config)
 class Constant:
-    """value, in every round."""
+    """The same value in every round."""
 
     value: Size
     kind: Literal["constant"] = "constant"
@@ -32,7 +32,7 @@ class Constant:
 
 @dataclass(frozen=True, config=_config)
 class InversePower:
-    """initial / (1 + r / delay)^power."""
+    """Step size ``initial / (1 + r / delay)^power`` in round r."""
 
     initial: Size
     power: NonNegativeFloat = 1.0
@@ -45,7 +45,7 @@ class InversePower:
 
 @dataclass(frozen=True, config=_config)
 class Exponential:
-    """initial * decay^r."""
+    """Step size ``initial * decay^r`` in round r."""
 
     initial: Size
     decay: Annotated[float, Field(gt=0, le=1)]
@@ -57,7 +57,7 @@ class Exponential:
 
 @dataclass(frozen=True, config=_config)
 class Piecewise:
-    """values[j] from round boundaries[j-1] on; one value more than there are boundaries."""
+    """Step size ``values[j]`` from round ``boundaries[j-1]`` to ``boundaries[j] - 1``. There is one value more than boundaries."""
 
     values: list[Size]
     boundaries: list[PositiveInt]
@@ -91,13 +91,17 @@ Schedule = Annotated[
 
 
 def values(schedule: StepSize) -> list[float]:
-    """All of a piecewise schedule's; of the others the first, which no later one exceeds, and none is 0 unless that is."""
+    """Return all values of a piecewise schedule; of others the first one. No later value is larger, and none is 0 unless the
+    first is.
+    """
     return schedule.values if isinstance(schedule, Piecewise) else [schedule(0)]
 
 
 @dataclass(frozen=True, config=_config)
 class Fixed:
-    """value steps, or epochs, in every round and for every client. Half an epoch is the first half of a pass."""
+    """The same local work in every round and for every client: ``value`` steps or epochs. 0.5 epochs are the first half of a
+    pass.
+    """
 
     value: Annotated[int | float, Field(gt=0, le=MOST_STEPS)]
     kind: Literal["constant"] = "constant"
@@ -115,7 +119,12 @@ class Fixed:
 
 @dataclass(frozen=True, config=_config)
 class Growing:
-    """ceil(tau (r + 1)^power) steps, at most a million; a list of tau gives client i its entry i, and from the first again."""
+    """Local work ``ceil(tau (r + 1)^power)`` steps in round r, at most a million.
+
+    Args:
+        tau: A number for all clients, or a list: client i has entry i, and clients beyond its end begin again at its start.
+        power: The exponent.
+    """
 
     tau: Steps | Annotated[list[Steps], Field(min_length=1)]
     power: Annotated[float, Field(ge=0, le=10)] = 0.5
@@ -131,7 +140,10 @@ Work = Fixed | Growing  # of round r: one number for all clients, or [clients]
 
 
 def _parsed(value: object) -> object:
-    """5 and '5 steps' are steps, '5 epochs' or '0.5 epochs' passes over a client's examples; a schedule is one of steps."""
+    """Return the node of a local work: 5 and '5 steps' are steps, '5 epochs' or '0.5 epochs' passes over a client's examples.
+
+    A dict, which is a schedule of steps, is returned as it is. Raises ValueError for anything else.
+    """
     if isinstance(value, dict):
         return value
     form = r"([1-9][0-9]*|[0-9]*\.[0-9]+) *(steps?|epochs?)?"

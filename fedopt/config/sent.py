@@ -1,4 +1,4 @@
-"""What a config file that somebody sent may not do."""
+"""Checks of config files that somebody may have sent."""
 
 import re
 from collections.abc import Hashable, Iterable
@@ -20,9 +20,11 @@ _REFERENCE = re.compile(r"\$\{([^{}:]+)\}")
 
 
 def refuse_hydra(words: Iterable[str], allowed: tuple[str, ...] = ()) -> None:
-    """Raises UserError for an override that sets up Hydra itself, which can be told to call anything.
+    """Raise UserError for an override that configures Hydra itself, which can be told to call any function.
 
-    allowed: how a key may begin all the same.
+    Args:
+        words: The overrides.
+        allowed: Beginnings of keys that are allowed.
     """
     for word in words:
         key = word.lstrip("+~").partition("=")[0]
@@ -35,9 +37,10 @@ def refuse_hydra(words: Iterable[str], allowed: tuple[str, ...] = ()) -> None:
 
 
 def check_folders(folders: Iterable[str | Path]) -> tuple[Hashable, ...]:
-    """Which files config folders hold, and their states: equal for folders that nobody changed.
+    """Return the paths, times and sizes of all files of the config folders. They are equal if no file has changed.
 
-    Raises UserError for a folder that is not there, and for a file in it that has no effect or could run code.
+    Raises:
+        UserError: A folder is missing, or a file in it has no effect or could run code.
     """
     files: list[Hashable] = []
     for folder in map(Path, folders):
@@ -55,7 +58,10 @@ def check_folders(folders: Iterable[str | Path]) -> tuple[Hashable, ...]:
 
 @lru_cache(maxsize=1000)
 def _check_file(path: Path, inside: Path, *state: int) -> None:
-    """inside: the path in its config folder."""
+    """Raise UserError if a file of a config folder has no effect or could run code.
+
+    inside: its path within the config folder. state: its time and size, for the cache.
+    """
     group = inside.parts[0]
     if group != "tuned" and (CONF / inside).exists():
         raise UserError(f"{path}: fedopt has a file of this name, which counts instead; choose another name")
@@ -83,18 +89,20 @@ def _check_file(path: Path, inside: Path, *state: int) -> None:
 
 
 def refuse_outside(output_dir: str, folders: Iterable[str | Path]) -> None:
-    """Raises UserError where a file of a config folder sends a run's files out of outputs/."""
+    """Raise UserError if a file of these config folders sets an output_dir outside outputs/."""
     if not (Path.cwd() / output_dir).resolve().is_relative_to(Path("outputs").resolve()):
         where, how = ", ".join(map(str, folders)), f"output_dir={output_dir} in the command does it all the same"
         raise UserError(f"{where}: a file there sets output_dir={output_dir}, which is not in outputs; {how}")
 
 
 def refuse_expanding(nodes: Any) -> None:
-    """Raises UserError where references stand for more than a config holds. nodes: of a config, with its references."""
+    """Raise UserError if references such as ${seed} expand to more than a config may hold. nodes: the config before they are
+    replaced.
+    """
     values, sizes = dict(_all(nodes, "")), dict[str, float]()
 
     def size(key: str) -> float:
-        """Characters that a key stands for; without end where it refers to itself."""
+        """Return how many characters a key expands to; infinity if it refers to itself."""
         if key not in sizes:
             sizes[key] = inf
             value = values.get(key)
@@ -118,7 +126,9 @@ def _all(node: Any, key: str) -> Iterable[tuple[str, Any]]:
 
 
 def _referred(key: str, reference: str) -> str:
-    """The key that a reference at a key means: one dot at its beginning stands for what the key is in, two for one up."""
+    """Return the key that a reference at ``key`` means. A leading dot stands for the node that the key is in, two for the node
+    above.
+    """
     dots = len(reference) - len(reference.lstrip("."))
     base = key.split(".")[:-dots] if dots else []
     return ".".join([*base, *re.split(r"[.\[\]]+", reference.strip(".[]"))])

@@ -1,4 +1,4 @@
-"""The parts of a config that every run has."""
+"""The parts of a config that every run has, typed."""
 
 import math
 from collections.abc import Mapping
@@ -14,9 +14,15 @@ from fedopt.console.texts import counted
 
 @dataclass(frozen=True, config=STRICT)
 class Budget:
-    """When a run ends: at whichever limit is reached first, or at the last of them; seconds are of training time. None is no limit.
+    """When a run ends. None is no limit; at least one limit must be set.
 
-    oracle_calls: gradients, Hessian-vector and Jacobian-vector products, all clients together.
+    Args:
+        rounds: Rounds of the algorithm.
+        comm_rounds: Communication rounds.
+        bytes: Bytes to and from all clients.
+        seconds: Seconds of training.
+        oracle_calls: Gradients, Hessian-vector and Jacobian-vector products of all clients.
+        until: ``first``: the run ends at the first limit that is reached; ``last``: when all are reached.
     """
 
     rounds: NonNegativeInt | None
@@ -34,16 +40,23 @@ class Budget:
 
     @property
     def limits(self) -> dict[str, float]:
-        """Those that there are, by name."""
+        """The limits that are set, by name."""
         return {name: limit for name, limit in asdict(self).items() if name != "until" and limit is not None}
 
     def spent(self, **used: float) -> float:
-        """The fraction used of the limit that ends the run, by their names; it ends at 1."""
+        """Return the fraction of the budget that is used; the run ends at 1. used: what was used of each limit, by name."""
         return (max if self.until == "first" else min)(self._shares(used))
 
     def parts(self, points: int, **used: float) -> int:
-        """How many equal parts of the budget are spent, of so many. Until the last limit they are parts of the logarithm of each
-        limit, from a hundredth on, and add up."""
+        """Return how many of ``points`` equal parts of the budget are spent.
+
+        With ``until=last``, the parts are equal in the logarithm of each limit from a hundredth of it on, and those of all
+        limits add up.
+
+        Args:
+            points: The number of parts.
+            used: What was used of each limit, by name.
+        """
         if self.until == "first":
             return int(self.spent(**used) * points + 1e-9)  # 0.29 of 100 is 29
         shares = (min(max(share, 0.01), 1.0) for share in self._shares(used))
@@ -55,12 +68,16 @@ class Budget:
 
 @dataclass(frozen=True, config=STRICT)
 class Evaluation:
-    """Rounds at which metrics are taken: 0, the last, every `every` rounds, and those in `at`.
+    """When metrics are taken: before the first round, after the last, every ``every`` rounds, and after the rounds in ``at``.
 
-    points: number of equal parts of the budget, as of `Budget.parts`. Metrics are taken when another part is spent, in place of
-    every `every` rounds, so that methods whose rounds cost unequally are evaluated at equal spends.
-    metric: what keep=best goes by; with a target, summary.json says when the metric first reached it.
-    diverged: a run whose loss, objective or distance exceeds this, or is not finite, is stopped.
+    Args:
+        every: The interval in rounds.
+        at: Further rounds.
+        metric: The metric that keep=best and the target use. None: none.
+        target: The value of the metric to reach; summary.json says what it cost. None: none.
+        diverged: A run is stopped if its loss, objective or distance exceeds this, or is not finite.
+        points: Takes metrics whenever another of this many equal parts of the budget is spent, in place of ``every``. Methods
+            with unequal costs per round are then evaluated at equal costs. None: by rounds.
     """
 
     every: PositiveInt
@@ -84,13 +101,15 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 class Participation:
     """Which clients take part in a round, and how much local work they do.
 
-    cohort: number of clients that take part in a round, drawn uniformly without replacement; None: all of them.
-    dropout: probability that a client of the cohort drops out of a round; at least one client stays.
-    least: a client's local steps (epochs where the algorithm has those) in a round are drawn uniformly from this number to the
-    algorithm's own; None: all clients take the algorithm's number.
-    work: fixed numbers of local steps or epochs instead, one for each client; "once": what a client draws from `least` is the same
-    in all rounds; None: not fixed.
-    stragglers: fraction of all clients, drawn anew each round, that take no local step in it; they answer all the same.
+    Args:
+        cohort: The number of clients in a round, drawn uniformly without replacement. None: all clients.
+        dropout: The probability that a client of the cohort drops out of a round. At least one client stays.
+        least: Each client's local steps (or epochs) in a round are drawn uniformly from this number to the algorithm's. None:
+            all clients do the algorithm's number.
+        work: A list: the fixed local steps or epochs of each client. ``once``: the draw from ``least`` is the same in all
+            rounds. None:
+            drawn in each round.
+        stragglers: The fraction of clients, drawn in each round, that are idle: they take no local step, but answer.
     """
 
     cohort: PositiveInt | None = None
@@ -108,24 +127,29 @@ class Participation:
         return self
 
     def described(self, clients: int) -> str:
-        """Who takes part in a round, for a person."""
+        """Return a phrase on who takes part, such as '10 clients, 3 in a round'. clients: the number of clients."""
         return counted(clients, "client") + ("" if self.cohort is None else f", {self.cohort} in a round")
 
     @property
     def uneven(self) -> bool:
-        """Whether local work is not the algorithm's number for everyone."""
+        """Whether clients' local work can differ from the algorithm's number."""
         return (self.least, self.work, self.stragglers) != (None, None, 0)
 
 
 @dataclass(frozen=True, config=STRICT)
 class Hardware:
-    """Where a run computes, and with what numbers.
+    """Where a run computes, and with which types of numbers.
 
-    device: cpu, cuda, cuda:1, ...; threads: of a process, None for OMP_NUM_THREADS, or else all cores, shared among parallel jobs.
-    processes: of this machine, which share the clients; all for one a GPU.
-    engine: auto, vectorised or one_by_one; stack: clients that the vectorised engine runs at once, None for what fits the cache.
-    tf32: TensorFloat-32 matrix products on GPUs; autocast: the type of the products and convolutions of networks, None for dtype.
-    deterministic: only operations that give the same bits every time.
+    Args:
+        device: cpu, cuda, cuda:1, and so on.
+        dtype: The type of the run's numbers.
+        engine: ``vectorised``, ``one_by_one``, or ``auto``, which chooses.
+        stack: How many clients the vectorised engine runs at once. None: as many as fit the cache.
+        threads: Threads of a process. None: OMP_NUM_THREADS, else all cores, shared among parallel jobs.
+        tf32: Whether GPUs may use TensorFloat-32 for matrix products.
+        autocast: The type of products and convolutions in networks. None: ``dtype``.
+        deterministic: Whether only operations that give the same bits every time are allowed.
+        processes: Processes of this machine among which the clients are divided; ``all``: one per GPU.
     """
 
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d{1,4})?)$")]
@@ -147,10 +171,12 @@ class Hardware:
 
 @dataclass(frozen=True, config=STRICT)
 class Settings:
-    """The top level of a config; conf/config.yaml says what each key means.
+    """The top level of a config. conf/config.yaml says what each key means.
 
-    output_dir: None for a folder under outputs/ named by the overrides. source: the key `from`.
-    algo, problem, partitioner, dataset, logger: the nodes that `build_target` makes objects of.
+    Args:
+        output_dir: None: a folder under outputs/ that is named by the overrides.
+        source: The key ``from``.
+        algo, problem, partitioner, dataset, logger: The nodes that `build_target` makes objects of.
     """
 
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)]

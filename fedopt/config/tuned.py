@@ -1,7 +1,8 @@
-"""Tuned values: conf/tuned/<algorithm>.yaml has a node for each problem, whose values apply unless the command sets others.
+"""Tuned values, from conf/tuned/<algorithm>.yaml. The file has a node for each problem; its values apply unless the command
+sets others.
 
-A node holds the keys of `NODES` with their values, and `source`, which says where these come from. `like: NAME` at the top of a
-file names another one, whose nodes it changes. An algorithm without a node for a problem takes that of the file it builds on.
+A node holds keys of the parts in `NODES`, and `source`, which says how they were found. `like: NAME` at the top of a file
+takes over the nodes of another file. An algorithm without a node for a problem uses that of the algorithm its file builds on.
 """
 
 from collections.abc import Mapping
@@ -20,11 +21,15 @@ MODEL = ("dataset", "problem.model", "problem.widths")  # steps that suit one of
 
 @dataclass(frozen=True)
 class Tuned:
-    """The tuned values of a run.
+    """Which tuned values apply to a run.
 
-    name: <algorithm>/<problem>, the file and its node; empty where none apply. pair: what the values are for.
-    keys: those whose tuned value takes effect. beside: the command's choices of other data or another model than the tuned ones.
-    defaults: whether the node has an empty `algo`, since the defaults won the search.
+    Args:
+        name: <algorithm>/<problem>, the file and its node; empty if none apply.
+        pair: '<algorithm> on <problem>' of the run.
+        keys: The keys whose tuned value takes effect.
+        beside: Overrides that choose a different data set or model than the values were tuned for.
+        left_out: Whether preset=none leaves tuned values out.
+        defaults: Whether the search found nothing better than the defaults.
     """
 
     name: str = ""
@@ -36,7 +41,7 @@ class Tuned:
 
     @property
     def effective(self) -> bool:
-        """True if at least one tuned value takes effect, or the defaults are the tuned values. Keys under `eval` do not count."""
+        """Whether a tuned value other than those under `eval` takes effect, or the defaults are the tuned values."""
         return self.defaults or any(not key.startswith("eval.") for key in self.keys)
 
     def __str__(self) -> str:
@@ -48,13 +53,17 @@ class Tuned:
 
 
 def tuned_names(folders: Folders = ()) -> list[str]:
-    """All names <algorithm>/<problem> that have tuned values."""
+    """Return all names <algorithm>/<problem> that have tuned values. folders: config folders besides fedopt's."""
     files = {path.stem for root in (CONF, *folders) for path in Path(root, "tuned").glob("*.yaml")}
     return sorted(f"{file}/{problem}" for file in files for problem in nodes(file, folders))
 
 
 def nodes(file: str, folders: Folders = ()) -> dict[str, dict[str, Any]]:
-    """The tuned values of a file, by problem; a user's folder wins over fedopt's. Raises UserError for a file of another kind."""
+    """Return the nodes of a file of tuned values, by problem. A user's folder wins over fedopt's.
+
+    file: the algorithm. folders: config folders besides fedopt's. Raises UserError for a file that cannot be read or has
+        other keys.
+    """
     by_problem: dict[str, Any] = {}
     for path in (path for root in (CONF, *folders) if (path := Path(root, "tuned", f"{file}.yaml")).exists()):
         try:
@@ -75,9 +84,16 @@ def nodes(file: str, folders: Folders = ()) -> dict[str, dict[str, Any]]:
 
 
 def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tuple[str, dict[str, Any]]:
-    """The name of the tuned values of a pair, and the values by dotted key, without those that an experiment's file sets.
+    """Return the name of the tuned values that apply, and the values by dotted key. Keys that an experiment's file sets are
+    left out.
 
-    wanted: the key `preset`. Raises UserError for an unknown name.
+    Args:
+        wanted: The key ``preset``.
+        chosen: The option of each group.
+        folders: Config folders besides fedopt's.
+
+    Raises:
+        UserError: ``wanted`` is not a known name.
     """
     line, problem = chain("algo", chosen["algo"], folders), chosen["problem"]
     if wanted == "none":
@@ -102,18 +118,26 @@ def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tu
 
 
 def keeps_defaults(name: str, folders: Folders = ()) -> bool:
-    """Whether tuned values, by their name, are the algorithm's defaults: a search has found no better ones."""
+    """Whether these tuned values are the algorithm's defaults, because a search found nothing better. name:
+    <algorithm>/<problem>.
+    """
     file, _, problem = name.partition("/")
     return nodes(file, folders)[problem].get("algo") == {}
 
 
 def overlap(key: str, other: str) -> bool:
-    """True if one of two dotted keys is the other or lies inside it."""
+    """Whether two dotted keys are equal, or one lies inside the other."""
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
 def other_model(by_command: Mapping[str, Any], chosen: Mapping[str, str], folders: Folders) -> tuple[str, ...]:
-    """The values of a command that are another model or other data than the problem's own file has. Reads files only."""
+    """Return the overrides that choose a different model or data set than the problem's own file. Reads files only.
+
+    Args:
+        by_command: The command's values, by key.
+        chosen: The option of each group.
+        folders: Config folders besides fedopt's.
+    """
     usual = values_of("dataset", chosen.get("dataset", "none"), folders)
     for option in chain("problem", chosen["problem"], folders):
         usual |= values_of("problem", option, folders)

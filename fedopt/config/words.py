@@ -1,4 +1,4 @@
-"""The words of a command: reading, quoting and comparing overrides."""
+"""The overrides of a command, its words: parsing, quoting and comparing them."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,11 @@ from fedopt.errors import UserError, first_line
 
 
 def parsed(words: Iterable[str]) -> list[Override]:
-    """The overrides of a command. Raises UserError for a word that is none, and for thousands of digits or brackets."""
+    """Parse the overrides of a command.
+
+    Raises:
+        UserError: One is not an override, or its value has thousands of digits or brackets.
+    """
     try:
         return OverridesParser.create().parse_overrides(list(words))
     except OverrideParseException as error:
@@ -26,12 +30,14 @@ def parsed(words: Iterable[str]) -> list[Override]:
 
 
 def key_of(override: str) -> str:
-    """The key, or the config group, of an override."""
+    """Return the key or the config group that an override sets."""
     return override.lstrip("+~").partition("=")[0]
 
 
 def quoted(text: str) -> str:
-    """A text as the value of an override that means just it, but for interpolations; with quotes where it needs them."""
+    """Return a text as the value of an override, quoted if needed, so that it means exactly this text. Interpolations still
+    work.
+    """
     if re.fullmatch(r"[\w./-]+", text, re.ASCII) and not _means_more(text):
         return text
     escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text).replace("'", "\\'")
@@ -39,14 +45,19 @@ def quoted(text: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A text that OmegaConf takes as it is, without interpolations."""
+    """Escape a text so that OmegaConf does not interpolate it."""
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
 
 
 def words_of(values: Mapping[str, Any], sweep: bool = False) -> list[str]:
-    """The overrides that give keys values of Python's. A dict under a key without a dot has keys of its node.
+    """Return the overrides that set these values. A dict under a key without a dot sets the keys of its node.
 
-    sweep: a list has the alternatives of its key. Raises UserError for keys and values that no override has.
+    Args:
+        values: Python values by key.
+        sweep: Whether a list means alternatives of its key.
+
+    Raises:
+        UserError: A key or value cannot be written as an override.
     """
     words = []
     for key, value in values.items():
@@ -65,13 +76,13 @@ def words_of(values: Mapping[str, Any], sweep: bool = False) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Without types of numpy, torch and pandas, and with lists for tuples and ranges."""
+    """Convert NumPy, torch and pandas values to Python's, and tuples and ranges to lists."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return [*value] if isinstance(value, Sequence) and not isinstance(value, str | bytes) else value
 
 
 def _written(key: str, value: Any) -> str:
-    """A value of Python's as that of an override. Texts and paths mean just themselves."""
+    """Return a Python value as the value of an override. Texts and paths mean exactly themselves. key: for the message."""
     value = _plain(value)
     if value is None or isinstance(value, bool | int | float):
         return {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else repr(value)
@@ -85,7 +96,7 @@ def _written(key: str, value: Any) -> str:
 
 
 def _means_more(text: str) -> bool:
-    """Whether a word without quotes is a number, a truth value or null."""
+    """Whether an unquoted text would be read as a number, a truth value or null."""
     with suppress(ValueError):
         float(text)
         return True
@@ -93,17 +104,17 @@ def _means_more(text: str) -> bool:
 
 
 def of_folder(word: str) -> str:
-    """The name of a folder that is there needs no quotes, whatever commas and equals signs it has."""
+    """Quote the value of output_dir or from if a folder of this name exists: it may hold commas and equals signs."""
     key, _, name = word.partition("=")
     return f"{key}={quoted(name)}" if key in ("output_dir", "from") and Path(name).is_dir() else word
 
 
 def last_of_each(words: Iterable[str]) -> list[str]:
-    """The words without those whose key a later one sets again."""
+    """Return the overrides without those whose key a later one sets again."""
     return list({word.partition("=")[0].lstrip("+"): word for word in words}.values())
 
 
 def extra_folders(arguments: Sequence[str]) -> list[str]:
-    """The config folders that a command names with --config-dir."""
+    """Return the config folders that a command's arguments name with --config-dir."""
     joined = [word.removeprefix("--config-dir=") for word in arguments if word.startswith("--config-dir=")]
     return joined + [value for flag, value in pairwise(arguments) if flag in ("--config-dir", "-cd")]

@@ -1,4 +1,4 @@
-"""Reading files that may be sent, broken or gone: regular files, no links, and no more of them than is meant."""
+"""Reading files that may have been sent, or be broken or missing: only regular files, no links, and a limited size."""
 
 import codecs
 import errno
@@ -28,7 +28,7 @@ LEAVES = (str, bool, int, float, type(None))  # the types of a config's values, 
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # ten times as fast; libyaml may lack
-    """Reads YAML as a command's words and Hydra's files are read: 1e-3 is a number, and a date is a text."""
+    """Reads YAML as Hydra reads overrides and files: 1e-3 is a number, and a date is a text."""
 
 
 Loader.yaml_implicit_resolvers = {
@@ -42,16 +42,16 @@ _OF_YAML_1_1 = re.compile(r"[-+]?0([0-7_]+|b.*)|.*:.*")  # octal, binary, and to
 
 @contextmanager
 def opened(path: Path, links: bool = False) -> Iterator[BinaryIO]:
-    """Open a regular file to be read; nobody waits for the other end of a pipe.
+    """Open a regular file for reading. It never waits for the other end of a pipe.
 
     Args:
         path: The file.
-        links: Whether a link may stand in its place, as where a user names it. A link in a folder that somebody sent would show
-            a file of the reader's.
+        links: Whether the path may be a link. That is safe if the user named it; a link in a folder that somebody sent could
+            show one of the reader's private files.
 
     Raises:
         OSError: The file cannot be opened.
-        UserError: It is a link, or no regular file.
+        UserError: It is a link, or not a regular file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
@@ -69,7 +69,16 @@ def opened(path: Path, links: bool = False) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: Path, most: int | None = None, links: bool = False) -> bytes:
-    """Read a file. Raises as `opened`, and UserError for more bytes than `most`."""
+    """Read a file.
+
+    Args:
+        path: The file.
+        most: The largest number of bytes. None: no limit.
+        links: As in `opened`.
+
+    Raises:
+        OSError, UserError: As in `opened`; UserError also for more bytes than ``most``.
+    """
     with opened(path, links) as file:
         content = file.read(-1 if most is None else most + 1)
     if most is not None and len(content) > most:
@@ -78,20 +87,27 @@ def read_bytes(path: Path, most: int | None = None, links: bool = False) -> byte
 
 
 def read_start(path: Path, size: int) -> bytes:
-    """The first bytes; none where there are fewer than so many. Raises as `opened`."""
+    """Return the first ``size`` bytes of a file; no bytes if it is shorter. Raises as `opened` does."""
     with opened(path) as file:
         return file.read(size) if 0 <= size <= os.fstat(file.fileno()).st_size else b""
 
 
 def read_text(path: Path, most: int = LARGEST, links: bool = False) -> str:
-    """Read a text as `decoded`. Raises as `read_bytes`, and UserError for what is no text."""
+    """Read a text file, as `decoded` does. Raises as `read_bytes` and `decoded` do. most, links: as in `read_bytes`."""
     return decoded(read_bytes(path, most, links), path)
 
 
 def decoded(content: bytes, path: Path, encoding: str | None = None) -> str:
-    """The text of a file, with line ends of any system and without a byte order mark. Raises UserError for what is no text.
+    r"""Decode a text, with line ends as \n and without a byte order mark.
 
-    encoding: None for UTF-8, or UTF-16 where the mark says so.
+    Args:
+        content: The bytes.
+        path: Their file, for the message.
+        encoding: None: UTF-8, or UTF-16 if the byte order mark says so.
+
+    Raises:
+        UserError: The bytes are not text in this encoding.
+        LookupError: The encoding is unknown.
     """
     marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
@@ -104,15 +120,21 @@ def decoded(content: bytes, path: Path, encoding: str | None = None) -> str:
 
 
 def lines_of(text: str) -> Iterator[str]:
-    """The lines of a text one by one, with their ends, and without a copy of all of them."""
+    """Yield the lines of a text with their line ends, without copying the text."""
     return (match[0] for match in re.finditer(r"[^\n]*\n|[^\n]+", text))
 
 
 def read_as(path: Path, parse: Callable[[str], T], most: int = LARGEST, remedy: str = REMEDY) -> T:
-    """Return what a parser makes of a text that may be sent, broken or gone.
+    """Read a text file and return what ``parse`` makes of it.
+
+    Args:
+        path: The file.
+        parse: A function of the text. What it raises is told as a broken file.
+        most: The largest number of bytes.
+        remedy: What to do if the file is broken, for the message.
 
     Raises:
-        UserError: One line that names the file, and the remedy.
+        UserError: The file is missing or broken; one line that names the file and the remedy.
     """
     try:
         return parse(read_text(path, most))
@@ -124,7 +146,7 @@ def read_as(path: Path, parse: Callable[[str], T], most: int = LARGEST, remedy: 
 
 
 def config_text(path: Path, links: bool = False) -> str:
-    """The text of a YAML file, as `plain_yaml`. Raises OSError and UserError."""
+    """Return the text of a YAML file after the checks of `plain_yaml`. Raises OSError, and UserError with the file's name."""
     try:
         return plain_yaml(read_text(path, MOST_OF_A_CONFIG, links))
     except ValueError as error:
@@ -132,11 +154,11 @@ def config_text(path: Path, links: bool = False) -> str:
 
 
 def plain_yaml(text: str) -> str:
-    """A text of YAML as it is.
+    """Return a YAML text unchanged, after checking it.
 
     Raises:
-        ValueError: A key stands twice, a number is one in YAML 1.1 alone or has very many digits, or aliases stand for more than
-            a config holds.
+        ValueError: A key occurs twice, a number has a form that only YAML 1.1 reads as one, or very many digits, or aliases
+            expand to more values than a config may hold.
     """
     with suppress(yaml.YAMLError, RecursionError):  # whoever reads it says what is wrong
         if (root := yaml.compose(text, Loader)) is not None and _values_in(root, {}) > MOST_VALUES:
@@ -145,7 +167,10 @@ def plain_yaml(text: str) -> str:
 
 
 def _values_in(node: yaml.Node, counted: dict[int, float]) -> float:
-    """With what its aliases stand for; without end where one stands for what it is in. Raises ValueError as `plain_yaml`."""
+    """Return the number of values in a YAML node, aliases expanded; infinity if an alias refers to a node that contains it.
+
+    counted: results so far, by id of the node. Raises ValueError as `plain_yaml` does.
+    """
     if id(node) not in counted:
         counted[id(node)] = float("inf")
         inner = node.value if isinstance(node, yaml.CollectionNode) else ()
@@ -170,7 +195,11 @@ def _values_in(node: yaml.Node, counted: dict[int, float]) -> float:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A YAML file of dicts, lists, texts, numbers, true, false and null. Raises UserError for anything else."""
+    """Read a YAML file that holds a dict of dicts, lists, texts, numbers, true, false and null.
+
+    Raises:
+        UserError: It cannot be read, or holds anything else.
+    """
 
     def parse(text: str) -> dict[str, Any]:
         config = yaml.load(plain_yaml(text), Loader)
@@ -182,7 +211,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _odd(node: Any, depth: int = 0) -> str:
-    """What no config holds, in words; empty where there is nothing of that kind."""
+    """Return what a node holds that no config may hold, in words; empty if it is fine. depth: how deep the node lies."""
     if depth > DEEPEST:
         return f"more than {DEEPEST} nodes are in each other"
     if isinstance(node, dict):
@@ -194,9 +223,12 @@ def _odd(node: Any, depth: int = 0) -> str:
 
 
 def read_json(path: Path, types: Mapping[str, Any], others: Any = None) -> dict[str, Any]:
-    """What a JSON object says, as far as values are of the types of their keys; empty where no file can be read.
+    """Return the entries of a JSON object whose values have the type of their key; {} if the file cannot be read.
 
-    others: the type of all other keys; None leaves them out.
+    Args:
+        path: The file.
+        types: The type of each key.
+        others: The type of all other keys. None: other keys are left out.
     """
     content, fitting = None, {}
     with suppress(UserError):

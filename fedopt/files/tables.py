@@ -1,4 +1,4 @@
-"""Reading CSV files that somebody may have sent, or that are broken or gone."""
+"""Reading CSV files that may have been sent, or be broken or missing."""
 
 from collections.abc import Sequence
 from io import StringIO
@@ -20,18 +20,18 @@ def read_table(
     remedy: str = REMEDY,
     **how: Any,
 ) -> pd.DataFrame:
-    """Read a CSV file with a line of names.
+    """Read a CSV file whose first line has the column names.
 
     Args:
         path: The file.
         columns: Names that it must have.
-        growing: Whether its last row may not be whole yet, and is left out then.
-        most: Bytes that it may have.
-        remedy: What to do where it is broken.
-        how: As `pandas.read_csv` takes it.
+        growing: Whether it may still be written to: an incomplete last line is then left out.
+        most: The largest number of bytes.
+        remedy: What to do if it is broken, for the message.
+        how: Further arguments of `pandas.read_csv`.
 
     Raises:
-        UserError: It cannot be read, or is no such table.
+        UserError: The file cannot be read as such a table.
     """
 
     def parse(text: str) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Writing files whole, or not at all."""
+"""Writing files completely, or not at all."""
 
 import os
 from collections.abc import Iterable
@@ -16,20 +16,24 @@ PART = ".part"  # ends the name of a file that is being written
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes texts that `Loader` would take for numbers."""
+    """Writes YAML with quotes around texts that `Loader` would read as numbers."""
 
 
 _Dumper.add_implicit_resolver(*POWERS)
 
 
 def yaml_text(node: Any, width: int = 80) -> str:
-    """The text of YAML that `read_config` reads as this node of dicts, lists, texts and numbers."""
+    """Return a node of dicts, lists, texts and numbers as YAML text, which `read_config` reads back. width: characters of a
+    line.
+    """
     return yaml.dump(node, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write to the side and rename: the file is the old one or the new one, never half of it, and links are replaced, not followed.
-    Raises OSError."""
+    """Write a file under a temporary name and rename it, so that the path has either the old or the new content, never a part.
+
+    A link at the path is replaced, not followed. Raises OSError.
+    """
     aside = path.with_name(f"{path.name}.{token_hex(4)}{PART}")  # others may be writing this file too
     try:
         with aside.open("xb") as file:
@@ -44,13 +48,15 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_whole(file: int, content: bytes) -> None:
-    """To a descriptor, which may take only a part at a time. Raises OSError."""
+    """Write all bytes to a file descriptor, which may take only a part at a time. Raises OSError."""
     while content:
         content = content[os.write(file, content) :]
 
 
 def refuse_inner_links(folder: Path) -> None:
-    """Raises UserError where something in a folder, at any depth, is a link or no plain file: what is written there stays there."""
+    """Raise UserError if a folder holds, at any depth, a link or something other than a file or folder. Writing there could go
+    elsewhere.
+    """
     for inside, folders, files in os.walk(folder):
         for path in (Path(inside, name) for name in (*folders, *files)):
             if path.is_symlink() or not (path.is_dir() or path.is_file()):
@@ -58,14 +64,14 @@ def refuse_inner_links(folder: Path) -> None:
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
-    """Raises UserError where writing to one of these paths would write elsewhere too: it is a link, or no plain file."""
+    """Raise UserError if one of these paths is a link or not a regular file: writing to it would write elsewhere too."""
     for file in paths:
         if file.is_symlink() or (file.exists() and not (file.is_file() and file.stat().st_nlink == 1)):
             raise UserError(f"{file}: is a link or no plain file, and is not written to; choose another output_dir")
 
 
 def refuse_linked(folder: Path, root: Path) -> None:
-    """Raise UserError where a folder below `root`, or one that it is in, is a link: what is written there would go elsewhere."""
+    """Raise UserError if a folder below ``root``, or a folder between them, is a link: writing there would go elsewhere."""
     for place in (folder, *folder.parents):
         if place == root:
             return

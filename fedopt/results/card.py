@@ -1,4 +1,4 @@
-"""The run card: what it takes to make the same run again."""
+"""The run card, run.json: what is needed to make the same run again."""
 
 import hashlib
 import os
@@ -34,15 +34,23 @@ NUMERICAL = ("fedopt", "python", "torch", "numpy")  # the versions that numbers 
 
 
 def how(composed: Composed) -> dict[str, Any]:
-    """How a run was asked for, as its card has it."""
+    """Return the card's entries on what was asked for: overrides, chosen options, config folders, tuned values, seed."""
     words, folders = list(composed.words), list(composed.folders)
     asked = {"overrides": words, "chosen": dict(composed.chosen), "folders": folders, "tuned": asdict(composed.tuned)}
     return {**asked, "seed": composed.settings.seed}
 
 
 def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None]) -> dict[str, Any]:
-    """How the run was asked for and where, what its metrics, clients, classes and features are called, the digests of its data,
-    versions, machine, the commit of the code where it is a git checkout, and hashes of your own modules."""
+    """Return the card of a run that begins.
+
+    It has what was asked for, the names of metrics, clients, classes and features, hashes of the data and of your modules,
+    versions, machine, and the commit if the code is a git checkout.
+
+    Args:
+        composed: The config.
+        problem: The problem.
+        data: The hashes of its data.
+    """
     names = {
         "clients": problem.splits["train"].names,
         "classes": problem.class_names,
@@ -68,7 +76,14 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None
 
 
 def continued(folder: RunFolder, round: int, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The card of a run with this config that goes on after so many rounds, with this stretch. Says where numbers may differ."""
+    """Return the card of a run that resumes, with a new stretch. Note it if numbers may differ because code or versions
+    changed.
+
+    Args:
+        folder: The run's folder.
+        round: The rounds done so far.
+        config: The run's config.
+    """
     types: dict[str, Any] = {"stretches": list[dict[str, Any]], "versions": dict[str, Any]}
     types["later_sources"] = dict[str, list[str]]
     card = read_json(folder.path / "run.json", types, others=Any)
@@ -84,7 +99,7 @@ def continued(folder: RunFolder, round: int, config: Mapping[str, Any]) -> dict[
 
 
 def _stretch() -> dict[str, Any]:
-    """When a stretch of a run began, and with which code."""
+    """Return when a stretch of a run began, and with which commit and versions."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
@@ -93,7 +108,10 @@ def _stretch() -> dict[str, Any]:
 
 
 def say_changed(folder: RunFolder, config: Mapping[str, Any], done: bool) -> None:
-    """Say which of your modules have changed since the run in a folder began. done: nothing is left to run."""
+    """Note which of the user's modules have changed since the run in a folder began.
+
+    folder: the run's. config: the run's. done: whether the run has ended already.
+    """
     begun = folder.card().get("sources")
     if not begun:
         return  # nothing is imported for a run without code of yours
@@ -105,7 +123,7 @@ def say_changed(folder: RunFolder, config: Mapping[str, Any], done: bool) -> Non
 
 
 def division(problem: Problem) -> str:
-    """A hash of the examples of each client, and of the examples' classes."""
+    """Return a hash of the partition: the examples of each client, and the examples' classes."""
     digest = hashlib.sha256()
     arrays = [array for split in problem.splits.values() for array in (split.rows, split.sizes)]
     for array in [*arrays, problem.labels]:
@@ -114,7 +132,7 @@ def division(problem: Problem) -> str:
 
 
 def facts(config: dict[str, Any], data: Mapping[str, str | None]) -> dict[str, Any]:
-    """What all ranks of a run must have in common. data: the digests of its data."""
+    """Return what all ranks of a run must have in common: config, code and versions. data: the hashes of the run's data."""
     versions = _versions()
     return identity(config) | sources(config) | {name: versions[name] for name in NUMERICAL} | {**data}
 
@@ -133,7 +151,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """With `+changes` where the checkout has uncommitted ones."""
+    """Return the commit of the checkout, with `+changes` if it has uncommitted changes; None outside a checkout."""
     root = Path(fedopt.__file__).parents[1]
     if not (root / ".git").exists():
         return None
@@ -145,7 +163,8 @@ def _commit() -> str | None:
 
 
 def sources(config: Mapping[str, Any]) -> dict[str, str]:
-    """A hash of each of your modules that a config names a class of, and of those that they take anything from, by name.
+    """Return a hash of each of the user's modules that a config names, and of the user's modules that these import from, by
+    name.
 
     Modules that cannot be imported are left out.
     """
@@ -162,13 +181,15 @@ def sources(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _module(path: str) -> ModuleType | None:
-    """The module of a class, by its dotted path; None where it cannot be imported, which building it tells."""
+    """Return the module of a class, by the class's dotted path; None if it cannot be imported, which building the class
+    reports.
+    """
     with suppress(UserError):
         imported(path, path)
     return sys.modules.get(path.rpartition(".")[0])
 
 
 def _origin(value: Any) -> ModuleType | None:
-    """The module that a value is, or is defined in."""
+    """Return the module that a value is, or is defined in; None if unknown."""
     name = getattr(value, "__module__", None)
     return value if isinstance(value, ModuleType) else sys.modules.get(name) if isinstance(name, str) else None

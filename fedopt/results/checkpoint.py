@@ -1,7 +1,7 @@
-"""Everything a run needs to go on, in a safetensors file and a journal: tensors and text, no code.
+"""A checkpoint: all that a run needs to resume, in a safetensors file and a journal. It holds tensors and text, no code.
 
-Tensors of the algorithm's state are named by their place in it, state.x or state.u.0. With keep=best, the variables at the best
-evaluation have their own names, best.x.
+Tensors of the algorithm's state are named by their place in it, such as state.x or state.u.0. With keep=best, the variables
+at the best evaluation are stored too, as best.x and so on.
 """
 
 import hashlib
@@ -31,9 +31,14 @@ BEST = "best."  # begins the names of the best evaluation's variables
 
 
 class Checkpoint:
-    """The last checkpoint of a run: its file, and the journal beside it of what clients keep. initial: the state of round 0.
+    """The checkpoint of a run: its file, and beside it the journal of what clients keep.
 
-    best: the variables at the best evaluation so far, by name, where they are kept.
+    Args:
+        path: The file.
+        initial: The algorithm's state before the first round.
+
+    Attributes:
+        best: The variables at the best evaluation so far, by name; empty unless keep=best.
     """
 
     def __init__(self, path: Path, initial: Any):
@@ -42,10 +47,17 @@ class Checkpoint:
         self._journal = Journal(path.parent, _memories(initial))
 
     def store(self, state: Any, ledger: Ledger, progress: Mapping[str, Any]) -> bool:
-        """Replace it, unless the state is not finite, which leaves the last good one there; returns whether it did.
+        """Replace the checkpoint, unless the state is not finite. Return whether it was replaced.
 
-        state: the algorithm's; progress: of the run loop, as JSON. Raises OSError, and UserError for a state that does not have the
-        initial one's structure and shapes, or holds other things than tensors and numbers.
+        Args:
+            state: The algorithm's state.
+            ledger: The costs so far.
+            progress: The loop's progress, as JSON values.
+
+        Raises:
+            OSError: The disk refuses it.
+            UserError: The state's structure or shapes differ from the initial state's, or it holds something other than
+                tensors and numbers.
         """
         tensors = _tensors(state)
         if _shapes(tensors) != _shapes(_tensors(self._initial)):
@@ -66,9 +78,14 @@ class Checkpoint:
         return True
 
     def restore(self, ledger: Ledger, stored: Stored | None = None) -> tuple[Any, dict[str, Any]]:
-        """The state and the progress; the ledger and `best` are set. stored: as `read` gives it, None to read it here.
+        """Return the stored state and progress, and set the ledger and ``best`` to what was stored.
 
-        Raises UserError when the files are not as they were stored, or the state is of another structure than the initial one.
+        Args:
+            ledger: Changed in place.
+            stored: The result of `read`. None: the file is read here.
+
+        Raises:
+            UserError: The files are damaged, or the state's structure differs from the initial state's.
         """
         tensors, progress = stored or read(self.path)
         there, here = _shapes(tensors, "state."), _shapes(_tensors(self._initial))
@@ -91,7 +108,11 @@ class Checkpoint:
 
 
 def read(path: Path) -> Stored:
-    """All tensors, and the progress. Raises UserError when the file, or the journal that it counts, is not as it was stored."""
+    """Return all tensors of a checkpoint, by name, and the progress.
+
+    Raises:
+        UserError: The file, or the part of the journal that it refers to, is damaged.
+    """
     try:
         tensors = load(read_bytes(path))
         if not torch.equal(tensors.pop("hash"), _hash(tensors)):
@@ -105,13 +126,16 @@ def read(path: Path) -> Stored:
 
 
 def refuse_foreign(path: Path, metadata: Mapping[str, Any], run: str) -> None:
-    """Raises UserError where the checkpoint at a path is not of the run with these digits (`identity.stamp`)."""
+    """Raise UserError if a checkpoint belongs to a different run.
+
+    path: the file. metadata: its progress. run: the fingerprint of the expected run, from `identity.stamp`.
+    """
     if metadata.get("run") != run:
         raise UserError(f"{path}: belongs to a run with other values; put this run's back, or delete it to start over")
 
 
 def _flat(state: Any) -> tuple[dict[str, Any], Any]:
-    """The leaves by their places in the state, such as state.x, and its structure. A memory is one leaf."""
+    """Return the leaves of a state by their names, such as state.x, and the state's structure. A `Memory` counts as one leaf."""
     leaves, structure = tree_flatten_with_path(state, is_leaf=lambda value: isinstance(value, Memory))
     names = [".".join(["state", *(str(*astuple(key)) for key in path)]) for path, _ in leaves]  # type: ignore[call-overload]
     if len({*names}) < len(names):  # keys with dots
@@ -124,7 +148,9 @@ def _memories(state: Any) -> list[Memory]:
 
 
 def _tensors(state: Any) -> dict[str, Tensor]:
-    """All of the state except memories. Raises UserError for a leaf that is no tensor and no number."""
+    """Return the leaves of a state as tensors, by name, without memories. Raises UserError for other types than tensors and
+    numbers.
+    """
     leaves = {name: leaf for name, leaf in _flat(state)[0].items() if not isinstance(leaf, Memory)}
     try:
         return {name: torch.as_tensor(leaf).detach() for name, leaf in leaves.items()}
@@ -133,7 +159,7 @@ def _tensors(state: Any) -> dict[str, Tensor]:
 
 
 def _shapes(tensors: Mapping[str, Tensor], begin: str = "") -> dict[str, list[int]]:
-    """By name, of those whose name begins so."""
+    """Return the shapes of the tensors whose name begins with ``begin``, by name."""
     return {name: list(tensor.shape) for name, tensor in tensors.items() if name.startswith(begin)}
 
 
@@ -147,7 +173,7 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 
 def _hash(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Of all names, types, shapes and numbers, [32]."""
+    """Return a hash of all names, types, shapes and numbers, [32] bytes."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())

@@ -1,9 +1,8 @@
-"""A run is a folder that explains itself.
+"""The folder of a run, which explains itself.
 
-config.yaml       the resolved config             run.json         command, overrides, versions, machine, commit
-metrics.csv       one row an evaluation           summary.json     status, final and best values
-checkpoint.safetensors, memory.0 or memory.1      log.txt
-partition.csv, partition.png, metrics.png         traceback.txt    of a failed run
+config.yaml       the resolved config             run.json         command, overrides, versions, machine, commit metrics.csv
+one row per evaluation          summary.json     status, final and best values checkpoint.safetensors, memory.0 or memory.1
+log.txt partition.csv, partition.png, metrics.png         traceback.txt    if the run failed
 """
 
 import fcntl
@@ -61,12 +60,12 @@ CARD = {
 
 
 def numbers_of(part: Values | None) -> dict[str, float]:
-    """The values of a part of summary.json, such as final, that are finite."""
+    """Return the finite values of a part of summary.json, such as final, by metric."""
     return {name: value for name, value in (part or {}).items() if value is not None}
 
 
 def described(folder: Path) -> list[Metric]:
-    """What the metrics of the run in a folder say of themselves; empty where its run.json says nothing that can be read."""
+    """Return the descriptions of a run's metrics from its run.json; [] if there are none."""
     return list(RunFolder(folder).card().get("metrics", ()))
 
 
@@ -81,8 +80,12 @@ class RunFolder:
         self._lock = FileLock(path / ".lock", timeout=0.1, poll_interval=0.01)
 
     def open(self) -> None:
-        """Create the folder and lock it. Raises UserError when another process holds it, or a file of it is a link, so that
-        nothing outside is ever written; OSError when it cannot be made."""
+        """Create the folder and lock it.
+
+        Raises:
+            UserError: Another process has locked it, or one of its files is a link, which writing would follow.
+            OSError: The folder cannot be made.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         refuse_links(self.path / name for name in FILES)
         while not self.held:
@@ -106,7 +109,9 @@ class RunFolder:
 
     @property
     def alive(self) -> bool:
-        """Whether a process, this one too, holds the lock. For that it is shared for a moment, in which no other can take it."""
+        """Whether a process holds the lock, this one included. Asking shares the lock for a moment, in which no process can
+        take it.
+        """
         try:
             lock = os.open(self.path / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
@@ -120,43 +125,45 @@ class RunFolder:
         return False
 
     def config(self) -> dict[str, Any]:
-        """config.yaml. Raises UserError where it cannot be read."""
+        """Return the content of config.yaml. Raises UserError if it cannot be read."""
         return read_config(self.path / "config.yaml")
 
     def card(self) -> dict[str, Any]:
-        """run.json, as far as it is as a run writes it; empty where it is not there or broken."""
+        """Return the entries of run.json that have the right type; {} if it is missing or broken."""
         return read_json(self.path / "run.json", CARD)
 
     @property
     def used(self) -> bool:
-        """Whether a run has begun here, or somebody else's files would be written over."""
+        """Whether a run has begun here, or the folder holds somebody's files that a run would overwrite."""
         there = {name for name in FILES if os.path.lexists(self.path / name)} - {".lock"}
         if not there - LEFT_OVER:  # a run that failed before it began leaves no more
             return bool(there) and self.summary().get("status") != "failed"
         return True
 
     def vacate(self) -> None:
-        """Leave the folder to the next run: of one that has failed before it computed anything stays what says how."""
+        """Remove the files of a run that failed before it computed anything, except for those that say how it failed."""
         for name in {*FILES} - LEFT_OVER - {".lock"}:
             (self.path / name).unlink(missing_ok=True)
 
     def status(self) -> str | None:
-        """The status of the run in this folder, None where there is none."""
+        """Return the recorded status of the run in this folder, None without a run."""
         return self.summary().get("status") if self.used else None
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is left to do: the run is over, or failed by its method or its values, and not by the machine."""
+        """Whether nothing is left to do: the run ended, or failed because of its method or values, not because of the machine."""
         summary = self.summary()
         return summary.get("status") in OVER or (summary.get("status") == "failed" and not summary.get("machine"))
 
     def seen(self) -> str | None:
-        """The status to show: a run that says running and whose process is gone, as after kill -9, is interrupted."""
+        """Return the status to show: a run that is recorded as running but whose process is gone, as after kill -9, is
+        interrupted.
+        """
         status = self.status()
         return "interrupted" if status == "running" and not self.alive else status
 
     def summary(self) -> dict[str, Any]:
-        """summary.json, as far as it is as a run writes it; empty where it is not there or broken."""
+        """Return the entries of summary.json that have the right type; {} if it is missing or broken."""
         return read_json(self.path / "summary.json", SUMMARY, others=int | float | None)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:

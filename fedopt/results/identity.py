@@ -1,4 +1,4 @@
-"""What makes two runs the same run: asked when a run is resumed, skipped, shared or compared. Imports no torch."""
+"""What makes two runs the same run. It is asked when a run is resumed, skipped, shared or compared. Imports no torch."""
 
 import hashlib
 import json
@@ -29,9 +29,9 @@ PRECISION = ("hardware.dtype", "hardware.autocast", "hardware.tf32")  # numbers 
 
 
 def numbers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The dotted keys and values of a resolved config that the rows of metrics.csv depend on, except for their number.
+    """Return the keys and values of a resolved config that determine the rows of metrics.csv, but not how many rows there are.
 
-    With eval.points, the budget is one: it says when to evaluate.
+    The budget is included only with eval.points, when it decides at which rounds metrics are taken.
     """
     values = identity(config)
     return (
@@ -40,26 +40,36 @@ def numbers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The dotted keys and values that all runs with the same metrics.csv share: `numbers`, and the budget."""
+    """Return the keys and values of a resolved config that runs with the same metrics.csv share: those of `numbers`, and the
+    budget.
+    """
     values = {key: value for key, value in flat(config).items() if key not in LATER or value != LATER[key]}
     others = (*PLACE, "hardware")
     return {key: value for key, value in values.items() if key in PRECISION or key.partition(".")[0] not in others}
 
 
 def digits(config: Mapping[str, Any], values: Callable[[Mapping[str, Any]], dict[str, Any]] = identity) -> str:
-    """Ten hexadecimal digits that runs of the same identity, or of the same `numbers`, share."""
+    """Return a fingerprint of a config, ten hexadecimal digits.
+
+    Args:
+        config: The resolved config.
+        values: Which keys count: `identity` or `numbers`.
+    """
     return hashlib.sha256(json.dumps(values(config), sort_keys=True).encode()).hexdigest()[:10]
 
 
 def stamp(config: dict[str, Any]) -> dict[str, str]:
-    """A checkpoint's words on its config: `run`, the digits of what its rows depend on; `length`, those with the budget."""
+    """Return what a checkpoint notes of its config: ``run``, the fingerprint of `numbers`, and ``length``, that of `identity`."""
     return {"run": digits(config, numbers), "length": digits(config)}
 
 
 def refuse_other_data(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises UserError where the run in a folder began with other data, or with another division of them among clients.
+    """Raise UserError if a run began with different data, or with a different partition among clients.
 
-    before: what the run has noted; now: what to compare of it.
+    Args:
+        folder: The run's folder, for the message.
+        before: The hashes that the run has noted, by name.
+        now: The hashes of the present data.
     """
     if missing := [key for key in now if key not in before]:
         raise UserError(f"{folder}: the run has not noted its {missing[0]}; begin anew in another output_dir")
@@ -69,9 +79,12 @@ def refuse_other_data(folder: Path, before: Mapping[str, Any], now: Mapping[str,
 
 
 def refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raises UserError where the run in a folder was begun with other values than those that are now asked for.
+    """Raise UserError if the run in a folder began with other values than those that are asked for now.
 
-    old, new: what `numbers` or `identity` give.
+    Args:
+        folder: The run's folder.
+        old: Its keys and values, from `numbers` or `identity`.
+        new: The same of the present config.
     """
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):

@@ -1,6 +1,7 @@
-"""The rows of per-client memories that checkpoints count. Each checkpoint appends those that changed: it costs what cohorts do.
+"""The journal: the rows of per-client memories that checkpoints refer to. A checkpoint appends only the rows that changed.
 
-A record is four int64 (the number of the memory in the state, of rows, of their bytes, and 0), the clients as int64, and the rows.
+A record has four int64 (the index of the memory in the state, the number of rows, their bytes, and 0), the clients as int64,
+and the rows.
 """
 
 import hashlib
@@ -25,15 +26,23 @@ BLOCK = 2**26  # bytes of rows that are read and written at once
 
 
 class Journal:
-    """The file of one run's memories. initial: those of round 0, whose rows are never written."""
+    """The journal of one run.
+
+    Args:
+        folder: The run's folder.
+        initial: The memories before the first round; rows that are still equal to theirs are not written.
+    """
 
     def __init__(self, folder: Path, initial: Sequence[Memory]):
         self._folder, self._initial, self._counted = folder, list(initial), list(initial)
         self._name, self._size, self._compact, self._hash = NAMES[0], 0, 0, hashlib.sha256()
 
     def append(self, memories: Sequence[Memory]) -> dict[str, Any] | None:
-        """Write the rows that changed since the last call; returns what the checkpoint says of it, or None where a row is not
-        finite. What is counted stays as it was then, and where it raises OSError."""
+        """Write the rows that changed since the last call.
+
+        Returns the entry for the checkpoint (file, size and hash), or None if a row is not finite. What earlier checkpoints
+        refer to stays as it was, also if OSError is raised.
+        """
         changed, name, size, running = _changed(self._counted, memories), self._name, self._size, self._hash.copy()
         anew = size + sum(len(clients) * memory.row_bytes for _, clients, memory in changed) > 2 * self._compact + SPARE
         if anew:  # most of it is rows that have changed again
@@ -55,14 +64,21 @@ class Journal:
         return {"file": name, "size": self._size, "hash": running.hexdigest()}
 
     def tidy(self) -> None:
-        """Remove the file that the checkpoint counts no more."""
+        """Remove the file that no checkpoint refers to any more."""
         for name in NAMES:
             if name != self._name:
                 (self._folder / name).unlink(missing_ok=True)
 
     def restore(self, entry: Mapping[str, Any]) -> list[Memory]:
-        """The memories that a checkpoint counts, to go on from. Raises UserError where the file is not as it was written, and
-        ValueError where it is of another number of clients or of rows of another length."""
+        """Return the memories that a checkpoint refers to, and continue from there.
+
+        Args:
+            entry: The checkpoint's entry, as `append` returned it.
+
+        Raises:
+            UserError: The file is damaged.
+            ValueError: It has other clients, or rows of another length.
+        """
         self._hash = counted(self._folder, entry)
         self._name, self._size, self._compact = entry["file"], entry["size"], entry["size"]
         for number, clients, raw in _read(self._folder / entry["file"], entry["size"]):
@@ -81,8 +97,10 @@ class Journal:
 
 
 def counted(folder: Path, entry: Mapping[str, Any]) -> Any:
-    """The running hash of the part of a journal that a checkpoint's entry counts. Raises UserError where that is not there any
-    more."""
+    """Return the running hash of the part of a journal that a checkpoint refers to. entry: the checkpoint's entry.
+
+    Raises UserError if that part is missing or changed.
+    """
     path, size, running, there = folder / entry["file"], entry["size"], hashlib.sha256(), False
     if entry["file"] in NAMES and isinstance(size, int):  # else of somebody who wants another file read
         with suppress(OSError), opened(path) as file:
@@ -95,14 +113,14 @@ def counted(folder: Path, entry: Mapping[str, Any]) -> Any:
 
 
 def _changed(before: Sequence[Memory], now: Sequence[Memory]) -> list[tuple[int, np.ndarray, Memory]]:
-    """Of each memory in which rows changed: its number, the clients, and itself."""
+    """Return, for each memory with changed rows, its index, the clients of those rows, and the memory."""
     pairs = enumerate(zip(now, before, strict=True))
     changed = [(number, memory.changed(since), memory) for number, (memory, since) in pairs]
     return [(number, clients, memory) for number, clients, memory in changed if len(clients)]
 
 
 def _blocks(changed: Sequence[tuple[int, np.ndarray, Memory]]) -> Iterator[tuple[int, np.ndarray, Tensor]]:
-    """Of so many rows at once as fit a block: the number of their memory, the clients, and the rows."""
+    """Yield the changed rows in blocks of about `BLOCK` bytes: the index of the memory, the clients, the rows."""
     for number, clients, memory in changed:
         blocks = -(-len(clients) * memory.row_bytes // BLOCK)
         for part in np.array_split(clients, max(min(blocks, len(clients)), 1)):
@@ -115,7 +133,7 @@ def _record(number: int, clients: np.ndarray, rows: Tensor) -> bytes:
 
 
 def _read(path: Path, size: int) -> Iterator[tuple[int, np.ndarray, bytes]]:
-    """The records in so many bytes: number of the memory, clients, rows."""
+    """Yield the records in the first ``size`` bytes of a journal: index of the memory, clients, rows as bytes."""
     with opened(path) as file:
         while file.tell() < size:
             number, rows, length, _ = np.frombuffer(_exactly(file, 32, size), np.int64).tolist()
@@ -124,7 +142,7 @@ def _read(path: Path, size: int) -> Iterator[tuple[int, np.ndarray, bytes]]:
 
 
 def _exactly(file: BinaryIO, count: int, size: int) -> bytes:
-    """The next bytes. Raises ValueError where that goes beyond the first `size` bytes of the file."""
+    """Read ``count`` bytes. Raises ValueError if that goes beyond the first ``size`` bytes of the file."""
     if not 0 <= count <= size - file.tell():
         raise ValueError("a record of the clients' memory goes beyond its end")
     return file.read(count)

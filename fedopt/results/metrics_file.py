@@ -1,4 +1,4 @@
-"""metrics.csv: append-only, flushed a row at a time."""
+"""metrics.csv, which is append-only."""
 
 import hashlib
 import os
@@ -12,10 +12,15 @@ from fedopt.files.writing import write_whole
 
 
 class MetricsFile:
-    """metrics.csv: append-only; each row is on disk, whole, before the run goes on."""
+    """metrics.csv, append-only. Each row is completely on disk before the run continues."""
 
     def __init__(self, path: Path, keep: int | None = None):
-        """keep: bytes of an earlier part to go on from, None to begin anew."""
+        """Open the file.
+
+        Args:
+            path: The file.
+            keep: The number of bytes at its start to keep when a run resumes; the rest is cut off. None: a new file.
+        """
         self.path = path
         self.columns: list[str] = []
         self._hash, self.written = hashlib.sha256(), 0
@@ -27,7 +32,12 @@ class MetricsFile:
             self.columns = rows.decode().split("\n", 1)[0].split(",")
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Raises OSError, leaving the file as it was, when the row cannot be written whole, and UserError for other columns."""
+        """Write one row.
+
+        Raises:
+            OSError: The row cannot be written completely; the file is left as it was.
+            UserError: Its columns differ from the file's.
+        """
         if not self.columns:
             self.columns = list(row)
             self._write(",".join(self.columns))
@@ -37,7 +47,7 @@ class MetricsFile:
         self._write(",".join(f"{value:.10g}" if isinstance(value, float) else str(value) for value in values))
 
     def _write(self, line: str) -> None:
-        """Unbuffered, so that a killed process loses nothing, and undone when the disk takes only a part."""
+        """Write one line unbuffered, so that a killed process loses nothing. Undo it if the disk takes only a part."""
         before, content = self.written, (line + "\n").encode()
         try:
             write_whole(self._file.fileno(), content)
@@ -48,7 +58,12 @@ class MetricsFile:
         self.written += len(content)
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk. Raises OSError, and UserError where another program replaced or changed the file."""
+        """Wait until all rows are on the disk.
+
+        Raises:
+            OSError: The disk refuses.
+            UserError: Another program replaced or changed the file.
+        """
         os.fsync(self._file.fileno())
         ours, there = os.fstat(self._file.fileno()), self.path.stat() if self.path.exists() else None
         same = there is not None and os.path.samestat(ours, there) and there.st_size == self.written
@@ -57,7 +72,7 @@ class MetricsFile:
 
     @property
     def hash(self) -> str:
-        """Of all rows so far, as `rows_hash` gives it."""
+        """The hash of all rows so far, as `rows_hash` computes it."""
         return self._hash.hexdigest()
 
     def close(self) -> None:
@@ -65,5 +80,7 @@ class MetricsFile:
 
 
 def rows_hash(path: Path, size: int) -> str:
-    """The hash of the first bytes of a file, or of nothing where there are fewer. Raises OSError and UserError."""
+    """Return the hash of the first ``size`` bytes of a file; of no bytes if it is shorter. Raises OSError and UserError as
+    `opened` does.
+    """
     return hashlib.sha256(read_start(path, size)).hexdigest()

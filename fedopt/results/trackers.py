@@ -1,6 +1,6 @@
-"""Where metrics go besides metrics.csv: what the `logger` group of the config names.
+"""Experiment trackers: where metrics go besides metrics.csv, as the config group `logger` says.
 
-The libraries are imported when a tracker is built, not before.
+A library is imported only when its tracker is built.
 """
 
 import os
@@ -28,7 +28,9 @@ ENDS = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"} 
 class Tracker(Protocol):
     @property
     def log(self) -> Callable[[Mapping[str, float], int], object]:
-        """A method of the metrics of an evaluation, by name, and the rounds done. They are on disk when it returns."""
+        """A function that logs the metrics of an evaluation, given by name, at a number of rounds. They are on disk when it
+        returns.
+        """
 
     @property
     def close(self) -> Callable[[], object]: ...
@@ -41,13 +43,15 @@ class _Calls(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class TensorBoard:
-    """Scalars as event files in <run folder>/tensorboard. Raises UserError where TensorBoard is not installed."""
+    """Scalars as TensorBoard event files in <run folder>/tensorboard. Raises UserError if TensorBoard is not installed."""
 
     def __post_init__(self) -> None:
         _library("torch.utils.tensorboard")
 
     def start(self, folder: Path, first: int) -> Tracker:
-        """folder: the run's; first: the first step to be logged; what is there from that step on is dropped."""
+        """Begin tracking. folder: the run's. first: the first round to be logged; earlier records from that round on are
+        dropped.
+        """
         path = _inside(folder, "tensorboard")
         writer = _library("torch.utils.tensorboard").SummaryWriter(str(path), purge_step=first)
 
@@ -61,9 +65,14 @@ class TensorBoard:
 
 @dataclass(frozen=True, config=STRICT)
 class WandB:
-    """A run of Weights & Biases, with the config, in <run folder>/wandb. Nobody is ever asked to log in.
+    """A run of Weights & Biases, with the config, stored in <run folder>/wandb. It never asks anyone to log in.
 
-    mode: None is what WANDB_MODE says, else offline. Raises UserError where wandb is not installed, or nobody is logged in.
+    Args:
+        project: The name of the project.
+        mode: online, offline or disabled. None: WANDB_MODE, else offline.
+
+    Raises:
+        UserError: wandb is not installed, or mode is online and nobody is logged in.
     """
 
     project: str = "fedopt"
@@ -73,7 +82,9 @@ class WandB:
         _library("wandb")
 
     def start(self, folder: Path, first: int) -> Tracker:
-        """As of `TensorBoard`. Metrics are over rounds; those after the last checkpoint are logged again."""
+        """Begin tracking; as in `TensorBoard`. Metrics are plotted over rounds. Those after the last checkpoint are logged
+        again.
+        """
         _inside(folder, "wandb")
         wandb, mode = _library("wandb"), self.mode or os.environ.get("WANDB_MODE", "offline")
         if mode == "online" and not wandb.login(prompt=False):
@@ -96,7 +107,12 @@ class WandB:
 class MLflow:
     """A run of MLflow, with the config as parameters.
 
-    uri: of the tracking server or store; None is MLflow's own choice. Raises UserError where MLflow is not installed.
+    Args:
+        uri: The address of the tracking server or store. None: MLflow's own choice.
+        experiment: The name of the experiment.
+
+    Raises:
+        UserError: MLflow is not installed.
     """
 
     uri: str | None = None
@@ -106,7 +122,7 @@ class MLflow:
         _library("mlflow")
 
     def start(self, folder: Path, first: int) -> Tracker:
-        """As of `WandB`."""
+        """Begin tracking; as in `WandB`."""
         mlflow, entities = _library("mlflow"), _library("mlflow.entities")
         client = mlflow.MlflowClient(self.uri)
 
@@ -152,7 +168,10 @@ def _params(folder: Path) -> dict[str, Any]:
 
 
 def _run_id(folder: Path, library: str, first: int, new: Callable[[], str]) -> str:
-    """What a library calls the run in a folder, kept there as <library>.json, so that a run that goes on is the same one there."""
+    """Return a library's id of the run, kept as <library>.json in the run's folder, so that a resumed run continues there.
+
+    folder: the run's. library: its name. first: the first round to be logged; 0 begins a new run. new: makes a new id.
+    """
     name = f"{library}.json"
     known = read_json(folder / name, {"id": str}).get("id") if first else None
     run = known or new()

@@ -18,7 +18,7 @@ from support.cases import few
 from support.command import PAIR, ROOT, TINY, fedopt, one_line, run, without_time
 
 import fedopt as api
-from fedopt.config import compose as config
+from fedopt.config import hydra as config
 from fedopt.results.folder import RunFolder
 from fedopt.results.metrics_file import MetricsFile
 
@@ -308,7 +308,9 @@ def test_data_files(kind, monkeypatch, capsys, tmp_path):
         np.savez(path, **BROKEN)
     elif kind == "not an npz":
         path.write_text("hello")
-    wanted = {"missing": "no such file", "pickled": "y_test: ", "incomplete": "y_test"}.get(kind, "cannot be read as .npz")
+    wanted = {"missing": "no such file", "pickled": "y_test: ", "incomplete": "y_test"}.get(
+        kind, "cannot be read as .npz"
+    )
     result = fedopt(
         monkeypatch, capsys, *DIGITS[:2], "dataset=npz", f"dataset.path={path}", f"output_dir={tmp_path / 'o'}"
     )
@@ -622,7 +624,7 @@ def test_ctrl_c_that_omegaconf_loses(words, monkeypatch, capsys, tmp_path):
         return key(self)
 
     monkeypatch.chdir(tmp_path)
-    config._chosen_files.cache_clear()
+    config.chosen_files.cache_clear()
     monkeypatch.setattr(Node, "_key", interrupted)
     result = fedopt(monkeypatch, capsys, "algo=fedmsa", "problem=mco", "algo.K=3", *words)
     assert (result.code, result.err) == (130, "fedopt: stopped\n")

@@ -589,7 +589,7 @@ def test_broken_torchvision_layout(offline, tmp_path, left):
     _, raw = raw_layout(tmp_path)
     file = raw / "train-images-idx3-ubyte"
     file.write_bytes(file.read_bytes()[: int(left * file.stat().st_size)])
-    with pytest.raises(UserError, match="dataset=fashion_mnist: .* incomplete, delete it") as caught:
+    with pytest.raises(UserError, match=r"dataset=fashion_mnist: .* incomplete, delete it") as caught:
         Torchvision("fashion_mnist", root=str(tmp_path)).load()
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -658,9 +658,7 @@ def test_arrays_that_nothing_reads_are_said(saved):
         "participation.cohort=2",
     ]
     (note,) = small("fedavg", "classification", *words).original.notes
-    assert note.startswith(
-        "the arrays val are ignored; fedopt reads x_train, y_train, x_test, y_test, client_train, "
-    )
+    assert note.startswith("the arrays val are ignored; fedopt reads x_train, y_train, x_test, y_test, client_train, ")
 
 
 # The real data

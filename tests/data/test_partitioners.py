@@ -364,7 +364,7 @@ def test_an_own_division_of_any_number_of_clients():
     for clients in (2, None):
         split = World(0, Given(parts, clients)).split(5)["train"]
         assert [rows.tolist() for rows in split] == [[3, 1], [0, 2, 4]]
-    with pytest.raises(UserError, match="gives client 1 only 1.*5 examples.*2"):
+    with pytest.raises(UserError, match=r"gives client 1 only 1.*5 examples.*2"):
         World(0, Given([np.arange(4), np.array([4])], None)).split(5, None, 0.5)
 
 
@@ -376,7 +376,7 @@ def test_by_column():
     assert [rows.tolist() for rows in parts] == [[1, 5], [0, 2, 4], [3]]
     both = World(0, ByColumn(2)).split(5, None, 0.5, names[[0, 1, 2, 4, 5]])
     assert [sorted({*t, *v}) for t, v in zip(both["train"], both["val"], strict=True)] == [[1, 4], [0, 2, 3]]
-    with pytest.raises(UserError, match="client cy.*1 example.*needs.*2"):
+    with pytest.raises(UserError, match=r"client cy.*1 example.*needs.*2"):
         world.split(6, None, 0.5, names)
     with pytest.raises(UserError, match=r"partitioner\.clients=4: the data have 3 clients"):
         World(0, ByColumn(4)).split(6, None, None, names)

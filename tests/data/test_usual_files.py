@@ -98,7 +98,7 @@ def test_a_first_line_that_looks_like_values(tmp_path):
 def test_mixed_columns_give_no_warning_of_pandas(tmp_path):
     rows = "".join(f"{k},{k if k % 2 else 'x'},{k % 2}\n" for k in range(300_000))
     (tmp_path / "t.csv").write_text("age,other,label\n" + rows)
-    with pytest.raises(UserError, match="column.*other"):
+    with pytest.raises(UserError, match=r"column.*other"):
         Csv(str(tmp_path / "t.csv"), "label").load()
 
 
@@ -207,7 +207,7 @@ def test_three_splits(tmp_path):
 
 def test_what_is_no_split_and_no_class(tmp_path):
     images(tmp_path / "deep" / "flowers", "bees", "ants")
-    with pytest.raises(UserError, match="lies.*folder.*flowers"):
+    with pytest.raises(UserError, match=r"lies.*folder.*flowers"):
         Folder(str(tmp_path / "deep")).load()
     images(tmp_path / "single", "bees")
     with pytest.raises(UserError, match="bees is the only class"):
@@ -322,7 +322,7 @@ def test_classes_whose_folders_look_alike(tmp_path):
     data = Folder(str(tmp_path / "same")).load()
     assert (data.class_names, len(data.y_test)) == (("caf\u00e9", "tea"), 8)
     images(tmp_path / "odd", "a tea", "a\u00a0tea")
-    with pytest.raises(UserError, match="odd.*write them"):
+    with pytest.raises(UserError, match=r"odd.*write them"):
         Folder(str(tmp_path / "odd")).load()
 
 
@@ -425,7 +425,7 @@ def test_leaf_with_other_shapes_or_nothing(tmp_path):
     with pytest.raises(UserError, match="has no examples"):
         Leaf(str(leaf(tmp_path / "none.json", {}))).load()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="examples.*json files"):
+    with pytest.raises(UserError, match=r"examples.*json files"):
         Leaf(str(tmp_path / "empty")).load()
     for text in ("{", "[" * 100_000, '{"users": 1e'):
         (tmp_path / "bad.json").write_text(text)
