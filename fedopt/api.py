@@ -1,6 +1,6 @@
-"""Runs from Python: begun, read, compared.
+"""Runs from Python: begin, read and compare them.
 
-Nothing here imports torch before a run starts or its variables are read, so that mistakes are answered at once.
+torch is imported only when a run starts or its variables are read, so that mistakes are answered at once.
 """
 
 import math
@@ -37,14 +37,14 @@ Config = str | Sequence[str] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Result:
-    """A run by its folder, as the `fedopt` command leaves it. The run may still be going.
+    """A run, given by its folder. It may still be running.
 
-    Everything is read from the folder when it is asked for. It raises `UserError` where there is no run in the folder any more.
+    Everything is read from the folder when it is asked for. It raises `UserError` if the folder no longer holds a run.
 
     Args:
         folder: The run's folder.
-        which: Whether `variables` and `model` are those of the last checkpoint, or of the best evaluation, which ``keep=best``
-            keeps.
+        which: Whether `variables` and `model` are those of the ``last`` checkpoint, or of the ``best`` evaluation, which the
+            run keeps with ``keep=best``.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ class Result:
         return f"Result({str(self.folder)!r}, {state})"
 
     def _repr_html_(self) -> str:
-        """For notebooks: where, how it ended, and its last values."""
+        """Return a table for notebooks: the folder, the status, and the last values."""
         cells: dict[str, Any] = {"run": self.folder}
         try:
             chosen = self._folder.card().get("chosen", {})
@@ -84,22 +84,22 @@ class Result:
 
     @property
     def status(self) -> str | None:
-        """How the run stands: running, finished, diverged, failed, stopped by ``on_eval``, or interrupted.
+        """The status of the run: running, finished, diverged, failed, stopped (by ``on_eval``), or interrupted.
 
-        A run is interrupted by a signal, or where its process is gone.
+        A run is interrupted by a signal, or if its process is gone.
         """
         return self._folder.seen()
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``: the status, what was spent, the values of the metrics. It is short while the run is
-        going.
+        """The content of ``summary.json``: the status, the costs, the values of the metrics. While the run goes on, it has the
+        status only.
         """
         return self._folder.summary()
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """The rows of ``metrics.csv`` so far, one an evaluation.
+        """The rows of ``metrics.csv`` so far, one per evaluation.
 
         Raises:
             UserError: There is no such file yet, or it cannot be read.
@@ -110,19 +110,20 @@ class Result:
 
     @property
     def final(self) -> dict[str, float]:
-        """The finite values of the metrics at the last evaluation so far, by name."""
+        """The values of the metrics at the last evaluation so far, by name; those that are not finite are left out."""
         return self._measured("final", lambda _, values: values.iloc[-1])
 
     @property
     def best(self) -> dict[str, float]:
-        """The best value of each metric so far, by name. Each comes from an evaluation of its own."""
+        """The best value of each metric so far, by name. Different metrics may be best at different evaluations."""
         return self._measured("best", lambda metric, values: metric.best(values))
 
     @property
     def variables(self) -> "dict[str, Tensor]":
-        """The algorithm's output on the CPU, by the names that the problem gives its variables.
+        """The solution: the algorithm's output on the CPU, by the problem's names of its variables.
 
-        A run that diverged has those of its last evaluation before. To read them, the problem is built again, with its data.
+        A run that diverged has the values of its last evaluation before that. Reading them builds the problem again, with its
+        data.
 
         Raises:
             UserError: There is no checkpoint, or the problem cannot be built.
@@ -130,9 +131,9 @@ class Result:
         return dict(self._trained[0])
 
     def model(self) -> "nn.Module":
-        """Return the network with the trained parameters, on the CPU and ready to be evaluated.
+        """Return the network with the trained parameters, on the CPU and in evaluation mode.
 
-        It takes examples as the data set has them, such as images as bytes from 0 to 255. It normalises them itself.
+        It takes examples in the data set's units, such as images as bytes from 0 to 255, and normalises them itself.
 
         Raises:
             UserError: The problem has no network, there is no checkpoint, or the problem cannot be built.
@@ -143,13 +144,13 @@ class Result:
         return deepcopy(network)
 
     def draw(self, metric: str | None = None, x: str = "comm_rounds", label: str | None = None, **how: Any) -> "Axes":
-        """Draw a metric as a line, and return matplotlib's axes. Lines on the same axes get different colours.
+        """Draw a metric as a line, and return matplotlib's axes. Further lines on the same axes get different colours.
 
         Args:
-            metric: Its name. By default the problem's first one.
+            metric: The metric's name. None: the problem's first metric.
             x: The cost on the horizontal axis, as in `compare`.
             label: The line's name in the legend.
-            how: ``ax``, the axes to draw on, by default those of pyplot; else as in the ``draw`` of `compare`.
+            how: ``ax``, the axes to draw on (default: those of pyplot); else as in the ``draw`` of `compare`.
 
         Raises:
             UserError: There is nothing to draw.
@@ -167,7 +168,10 @@ class Result:
         return RunFolder(self.folder)
 
     def _measured(self, name: str, value_of: "Callable[[Metric, pd.Series], float]") -> dict[str, float]:
-        """That part of the summary; of a run that has none, since it is going or ended hard, from its rows."""
+        """Return a part of the summary. If the summary lacks it, since the run goes on or was killed, compute it from the rows.
+
+        name: final or best. value_of: a function of a metric and its values that gives the number.
+        """
         summary = self.summary
         if name in summary or not self._folder.metrics.is_file():
             return numbers_of(summary.get(name))
@@ -205,28 +209,28 @@ def run(
     interrupt: Literal["raise", "return"] = "raise",
     **values: Any,
 ) -> Result:
-    """Do what the command ``fedopt WORDS`` does, in the same folder with the same files, and return the run.
+    """Do what the command ``fedopt WORDS`` does, with the same folder and files, and return the run.
 
-    Runs in several threads take turns; several processes run at once. What ``on_eval`` or Ctrl-C stops goes on with
-    ``resume=true``. A second Ctrl-C raises KeyboardInterrupt at once.
+    Runs in several threads take turns; runs in several processes go on at once. What ``on_eval`` or Ctrl-C stops can be
+    resumed with ``resume=true``. A second Ctrl-C raises KeyboardInterrupt at once.
 
     Args:
-        words: Overrides as on the command line: a list, or one text with the quotes of a shell. Or a dict of keys and values,
-            such as ``{"algo": "fedavg", "algo.eta": 0.1}``. Groups choose, dotted keys set; nested dicts are dotted keys too.
-        on_eval: Called with each row of ``metrics.csv``, a dict. Where it returns true, the run stops. What it raises ends the
-            run as failed.
-        output_dir: The run's folder, as the key of this name, without quotes.
-        start: A run, or its folder. This run begins at its last checkpoint, as with the key ``from``.
-        folders: Your config folders, as of ``--config-dir``.
+        words: Overrides as on the command line: a list of texts, or one text with a shell's quotes. Or a dict of keys and
+            values, such as ``{"algo": "fedavg", "algo.eta": 0.1}``. A nested dict means dotted keys.
+        on_eval: A function that is called with each row of ``metrics.csv``, a dict. If it returns true, the run stops. If it
+            raises, the run fails.
+        output_dir: The run's folder, like the key ``output_dir``, without quotes.
+        start: A run, or its folder, at whose last checkpoint this run begins, like the key ``from``.
+        folders: Your config folders, like ``--config-dir``.
         quiet: Whether no progress is shown.
-        interrupt: What Ctrl-C does after the round, when the run has kept a checkpoint: raise KeyboardInterrupt, or return the
-            run.
-        values: Overrides as keyword arguments, which win: ``algo="fedavg", seed=1, **{"algo.eta": 0.1}``. Texts mean just
-            themselves.
+        interrupt: What to do after Ctrl-C, when the run has written a checkpoint: ``raise`` KeyboardInterrupt, or ``return``
+            the run.
+        values: Overrides as keyword arguments, which win over ``words``: ``algo="fedavg", seed=1, **{"algo.eta": 0.1}``.
+            Texts need no quotes.
 
     Raises:
-        UserError: What the command would answer in one line.
-        KeyboardInterrupt: Ctrl-C was pressed, and ``interrupt`` is ``"raise"``.
+        UserError: A mistake that the command would answer in one line.
+        KeyboardInterrupt: Ctrl-C was pressed, and ``interrupt`` is ``raise``.
     """
     if interrupt not in ("raise", "return"):
         raise UserError(f"interrupt={interrupt}: must be raise or return")
@@ -261,20 +265,20 @@ def sweep(
     quiet: bool = False,
     **values: Any,
 ) -> list[Result]:
-    """Do what the command ``fedopt -m WORDS`` does, in the same folders with the same files, and return the runs.
+    """Do what the command ``fedopt -m WORDS`` does, with the same folders and files, and return the runs.
 
-    Runs that are there are not run again; interrupted ones go on. A run that failed is returned too, and its status says so.
+    Runs that have ended are not run again; interrupted ones are resumed. A run that failed is returned too: see its status.
 
     Args:
-        words: As in `run`, or a list of dicts: configs that each get the other values too.
-        jobs: How many run at once, each in a process of its own, which does not run your script again.
+        words: As in `run`; or a list of dicts, configs to which the other values are added.
+        jobs: How many runs go at once, each in a process of its own, which does not run your script again.
         output_dir: The folder of all runs.
-        folders: As in `run`.
-        quiet: As in `run`.
-        values: As in `run`. A list holds alternatives, ``seed=[0, 1, 2]``, and all combinations run. ``[[1, 2]]`` is one list.
+        folders, quiet: As in `run`.
+        values: As in `run`, but a list holds alternatives, ``seed=[0, 1, 2]``, and all combinations run. ``[[1, 2]]`` is the
+            value ``[1, 2]``.
 
     Raises:
-        UserError: There is a mistake, or, at the end, runs could not begin.
+        UserError: There is a mistake; or, at the end, runs could not begin.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     if not isinstance(jobs, int) or jobs < 1:
@@ -303,7 +307,7 @@ def load(folder: str | Path, which: Which = "last") -> Result:
         which: As in `Result`.
 
     Raises:
-        UserError: There is no run in it.
+        UserError: The folder does not hold a run.
     """
     if which not in ("last", "best"):
         raise UserError(f"which={which}: must be last or best")
@@ -371,7 +375,7 @@ def _words(words: Any, sweep: bool = False) -> list[str]:
 
 @contextmanager
 def _mistakes_said(arguments: Sequence[str] = ()) -> Iterator[None]:
-    """Whatever a user can mend comes as a UserError. HYDRA_FULL_ERROR=1 shows where it came from."""
+    """Turn all that a user can mend into a UserError. arguments: overrides, for messages. HYDRA_FULL_ERROR=1 shows the cause."""
     try:
         with ctrl_c_kept():
             yield

@@ -1,4 +1,4 @@
-"""What the commands share: mistakes are answered in one line. Imports no torch."""
+"""What the commands share: options, and the answer to a mistake in one line. Imports no torch."""
 
 import argparse
 import math
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError for a mistake. Every command has --version, and one with config folders those of `fedopt.toml` too."""
+    """An argparse parser that raises UserError for a mistake. It adds --version, and the project's folder to --config-dir."""
 
     def __init__(self, **options: Any):
         super().__init__(**options)
         self.add_argument("--version", action="version", version=f"{self.prog.split()[0]} {fedopt.__version__}")
 
     def parse_known_args(self, *given: Any, **options: Any) -> Any:
-        """What all ways of argparse go through, some of them twice."""
+        """Parse arguments. All of argparse's ways go through here, some of them twice."""
         parsed, others = super().parse_known_args(*given, **options)
         if hasattr(parsed, "folders"):
             parsed.folders = with_project(parsed.folders)
@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
-    """For argparse: reads names with commas between them, each of which must be one of the choices."""
+    """Return a type for argparse that reads names separated by commas, each of which must be one of the choices."""
 
     def read(text: str) -> list[str]:
         names = list(dict.fromkeys(text.split(",")))
@@ -56,7 +56,7 @@ def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def number(text: str) -> float:
-    """For argparse: a number, neither nan nor infinite."""
+    """Read a finite number. A type for argparse."""
     value = float(text)
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text} is not a finite number")
@@ -64,14 +64,16 @@ def number(text: str) -> float:
 
 
 def positive(text: str, least: int = 1) -> int:
-    """For argparse: a whole number from the least on, which a seed may be."""
+    """Read a whole number from ``least`` to 2^62 - 1. A type for argparse."""
     if not (text.isdecimal() and least <= int(text) < 2**62):
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} on, below 2^62")
     return int(text)
 
 
 def minutes(text: str) -> int:
-    """For argparse: a time as Slurm has it, [days-]hours:minutes:seconds, or minutes. Returns minutes, rounded up."""
+    """Read a time as Slurm writes it, [days-]hours:minutes:seconds, or minutes. Return minutes, rounded up. A type for
+    argparse.
+    """
     if not re.fullmatch(r"\d{1,6}|(\d{1,3}-)?\d{1,3}:\d\d:\d\d", text):
         raise argparse.ArgumentTypeError(
             f"{text} is no time: hours:minutes:seconds, days-hours:minutes:seconds, or minutes"
@@ -82,7 +84,7 @@ def minutes(text: str) -> int:
 
 
 def add_launcher(parser: argparse.ArgumentParser) -> None:
-    """The options that say where the runs of a sweep or of an experiment are done; `launcher_of` reads them."""
+    """Add the options that say where the runs of a sweep or an experiment are done. `launcher_of` reads them."""
     add = parser.add_argument_group("runs in the queue of a cluster").add_argument
     add("--launcher", choices=["slurm", "local-executor"], help="slurm; local-executor tries it out on this machine")
     add("--partition", metavar="NAME", help="of Slurm (default: Slurm's own)")
@@ -98,7 +100,7 @@ def add_launcher(parser: argparse.ArgumentParser) -> None:
 
 
 def launcher_of(given: argparse.Namespace) -> "Launcher":
-    """Raises UserError for an option that needs another one."""
+    """Return the launcher that the options choose. Raises UserError for options that need --launcher."""
     keys = {"partition": "partition", "time": "minutes", "gpus": "gpus", "cpus": "cpus", "at_most": "at_most"}
     options = {key: value for name, key in keys.items() if (value := getattr(given, name)) is not None}
     if given.launcher:
@@ -113,8 +115,14 @@ def launcher_of(given: argparse.Namespace) -> "Launcher":
 
 
 def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> None:
-    """Do the work and exit with the code that it returns, if any; with 2 for a mistake of the user's, 130 for Ctrl-C and 1 for a
-    bug, and one line about it. With HYDRA_FULL_ERROR=1 they are raised instead.
+    """Do a command's work, and exit if its code is not 0. Mistakes are answered in one line.
+
+    The exit code is what the work returns; 2 for a user's mistake, 130 for Ctrl-C, and 1 for a bug. With HYDRA_FULL_ERROR=1
+    exceptions are raised instead.
+
+    Args:
+        work: Returns the exit code, or None for 0.
+        arguments: The command's, for messages.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

@@ -66,7 +66,10 @@ def _main() -> int:
 
 
 def _check_contract(method: str, folders: list[str]) -> None:
-    """Raise UserError where the method breaks the contract of algorithms, or that cannot be tried."""
+    """Test a method against the contract of algorithms. Raises UserError if it fails, or cannot be tested.
+
+    method: its name. folders: config folders besides fedopt's.
+    """
     if find_spec("pytest") is None:
         raise UserError("enter: the contract of algorithms needs pytest: pip install 'fedopt[testing]'")
     place = file_of("algo", method, folders).parents[1].absolute()

@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Write the files, and print the tables. Raises UserError when there is no run to compare."""
+    """Compare runs as the options say: write the files, and print the tables. Raises UserError if there is no run to compare."""
     look = build(Look, {field.name: getattr(arguments, field.name) for field in fields(Look)})
     wanted = (arguments.metric, arguments.x, arguments.target, arguments.group_by, arguments.names)
     comparison = compared(arguments.paths, *wanted, arguments.at, arguments.exclude, arguments.label)

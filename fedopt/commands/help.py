@@ -104,7 +104,7 @@ EVERY = ""  # the part of the keys that every run has, beside the groups
 
 
 class Key(NamedTuple):
-    """default, tuned: as they are written in YAML, tuned empty without a tuned value; type, meaning: in words."""
+    """What help says of a key. default, tuned: the values in YAML, ``tuned`` empty without one. type, meaning: in words."""
 
     default: str
     tuned: str
@@ -113,7 +113,15 @@ class Key(NamedTuple):
 
 
 def keys(words: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[str, str], str]:
-    """Each key of the config that a command's words compose to, what they choose, and a line on tuned values. Raises UserError."""
+    """Return what help says of each key of a command's config, the chosen options, and a line on tuned values.
+
+    Args:
+        words: The overrides of the command. FedMSA and mco stand in for an algorithm and problem that it does not choose.
+        folders: Config folders besides fedopt's.
+
+    Raises:
+        UserError: As `merge` does.
+    """
     chosen = {*map(key_of, words)}
     words = [f"{group}={name}" for group, name in STAND_INS.items() if not {group, "experiment"} & chosen] + words
     composed = merge(words, folders)
@@ -133,7 +141,7 @@ def keys(words: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[st
 
 
 def show_list(arguments: list[str]) -> None:
-    """`fedopt list TOPIC`: what can be chosen, and what it is. Raises UserError for an unknown topic."""
+    """Print what can be chosen for a topic, and what each is: `fedopt list TOPIC`. Raises UserError for an unknown topic."""
     parser = Parser(prog="fedopt list", description="What there is.")
     topics = [*TOPICS, *OTHER_TOPICS]
     parser.add_argument("topic", nargs="?", metavar="TOPIC", help=", ".join(topics))
@@ -166,7 +174,10 @@ def show_list(arguments: list[str]) -> None:
 
 
 def _by_class(group: str, titles: Mapping[str, str], folders: Folders) -> None:
-    """Algorithms or problems by the first class of problems that they are for; the others that fit a class are named below it."""
+    """Print algorithms or problems by their first class of problems; below each class, the names of others that fit it.
+
+    group: algo or problem. titles: the title of each option. folders: config folders besides fedopt's.
+    """
     fits = {name: CLASSES.get(str(class_path(group, name, folders)), {}).get("fits", ["yours"]) for name in titles}
     first = {name: next((kind for kind in KINDS if kind in kinds), kinds[0]) for name, kinds in fits.items()}
     for kind in dict.fromkeys([*KINDS, *first.values()]):
@@ -181,7 +192,7 @@ def _folded(text: str, first: str = "", others: str = "") -> list[str]:
 
 
 def show_help(words: list[str], folders: list[str]) -> None:
-    """Of the command, or of the keys that its words choose."""
+    """Print the usage of the command, or the keys that the given overrides choose."""
     if words:
         show_keys(words, folders)
     else:
@@ -189,8 +200,10 @@ def show_help(words: list[str], folders: list[str]) -> None:
 
 
 def show_keys(words: list[str], folders: list[str]) -> None:
-    """Print the keys of what a command chooses: of the groups that it names, or with an algorithm and a problem of the whole run.
-    Without words, of every run. folders: config folders besides fedopt's."""
+    """Print the keys of what a command chooses: of its groups; of the whole run if it has an algorithm and a problem.
+
+    words: the overrides; without any, the keys of every run are printed. folders: config folders besides fedopt's.
+    """
     described, chosen, tuned = keys(words or PLAIN, folders)
     groups = [group for group in GROUPS if group in map(key_of, words)]
     of_run = bool(words) and (not groups or {"algo", "problem"} <= {*groups} or "experiment" in groups)
@@ -210,13 +223,16 @@ def show_keys(words: list[str], folders: list[str]) -> None:
 
 
 def _part(key: str) -> str:
-    """The group of a key."""
+    """Return the group of a key; empty for a key that every run has."""
     first = key.partition(".")[0]
     return first if first in GROUPS else EVERY
 
 
 def _print(rows: Mapping[str, Key], with_tuned: bool) -> None:
-    """A table, or where meanings would have less than `LEAST` columns a paragraph for each key."""
+    """Print keys as a table; as a paragraph for each key if a table would leave less than `LEAST` columns for meanings.
+
+    rows: what to say of each key. with_tuned: whether to show tuned values.
+    """
     shown = {key: Key(*map(printable, row)) for key, row in rows.items()}
     texts = [("key", "default", "tuned"), *((key, row.default, row.tuned) for key, row in shown.items())]
     beside = sum(max(len(text[k]) for text in texts) + 2 for k in range(3 if with_tuned else 2))
@@ -237,14 +253,14 @@ def _print(rows: Mapping[str, Key], with_tuned: bool) -> None:
 
 
 def _tuned_problems(algo: str, folders: Folders) -> str:
-    """A line on the problems that an algorithm has tuned values for."""
+    """Return a line that names the problems for which an algorithm has tuned values."""
     names = [name.split("/") for name in tuned_names(folders)]
     problems = sorted({problem for file, problem in names if file in chain("algo", algo, folders)})
     return f"tuned values for problem={', '.join(problems)}" if problems else "no tuned values for any problem"
 
 
 def _leaves(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by their dotted keys, except those that begin with an underscore; schedules are values."""
+    """Return the values of a config by dotted keys, without keys that begin with an underscore. A schedule counts as one value."""
     leaves: dict[str, Any] = {}
     for key, value in _with_loggers(config).items():
         inner = (
@@ -264,7 +280,7 @@ def _shown(value: Any) -> str:
 
 
 def completions(line: str) -> list[str]:
-    """What the last word of a command line may become: a config group or a key, and behind =, an option or a value of a few."""
+    """Return what the last word of a command line can be completed to: a group, a key, an option, or one of a few values."""
     *before, word = [*line.split(), ""] if line.endswith(" ") else line.split()
     folders = with_project(extra_folders(before))
     try:
@@ -312,7 +328,7 @@ def _types(nodes: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _with_loggers(nodes: Mapping[str, Any]) -> dict[str, Any]:
-    """The nodes of a config, each logger's by itself."""
+    """Return the nodes of a config, with a separate node for each logger."""
     loggers = {name: node for name, node in nodes["logger"].items() if isinstance(node, dict)}
     rest = {name: value for name, value in nodes["logger"].items() if name not in loggers}
     return {**nodes, "logger": rest, **{f"logger.{name}": node for name, node in loggers.items()}}

@@ -1,6 +1,7 @@
-"""`fedopt ls`: the runs in folders, a row each, from their cards and summaries; from config.yaml where a key of it is asked for.
+"""`fedopt ls`: a table of the runs in folders, from their cards and summaries, and from config.yaml for a key that is asked
+for.
 
-It writes the rows itself: rich takes two seconds for the table of a thousand.
+It formats the rows itself: rich takes two seconds for a table of a thousand.
 """
 
 import os
@@ -31,7 +32,7 @@ LEFT_OUT = ("size", "time", "seed", "problem", "algo")  # in this order on narro
 
 
 def ls(arguments: list[str]) -> None:
-    """Print the table, and how to go on. Raises UserError for a folder, a column or a key that is not there."""
+    """Print the table, and how to resume. Raises UserError for a folder, a column or a key that does not exist."""
     parser = Parser(prog="fedopt ls", description="The runs in folders, at any depth.")
     what = "a folder (default: outputs), or KEY=VALUE,... of a column or a config key: only the runs that fit, such as algo=fed*"
     parser.add_argument("words", nargs="*", metavar="WORD", help=what)
@@ -58,7 +59,7 @@ def ls(arguments: list[str]) -> None:
 
 
 def _rows(paths: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Of each folder that holds a run, once; links are not followed. A status of None: it cannot be read."""
+    """Yield what to show of each run in folders, once. Links are not followed. A status of None means that it cannot be read."""
     seen = set()
     for path in paths:
         if not os.path.isdir(path):
@@ -70,7 +71,7 @@ def _rows(paths: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _add_queued(rows: list[dict[str, Any]], paths: Sequence[str]) -> None:
-    """What waits in the queue of a cluster, whether its run has begun or not."""
+    """Add the runs that wait in the queue of a cluster, and mark those that are in the table already."""
     there = {row["folder"].resolve(): row for row in rows}
     for folder in (entry.folder.resolve() for entry in queued()):
         row = there.get(folder)
@@ -104,7 +105,7 @@ def _row(path: Path, files: Sequence[str]) -> dict[str, Any]:
 
 
 def _config(row: dict[str, Any]) -> dict[str, Any]:
-    """The values of a run by the keys of its config, and what was chosen from the groups; read once."""
+    """Return the values of a run by the keys of its config, and its chosen options. Reads config.yaml once."""
     if "config" not in row:
         row["config"] = dict(row["chosen"])
         with suppress(UserError):  # it cannot be read
@@ -117,7 +118,7 @@ def _value(row: dict[str, Any], key: str) -> Any:
 
 
 def _fits(value: Any, wanted: str) -> bool:
-    """Whether a value is the one that is wanted, as a number or as a pattern of a shell."""
+    """Whether a value equals the wanted one as a number, or matches it as a shell pattern."""
     with suppress(ValueError, TypeError):
         if not isinstance(value, bool):
             return float(value) == float(wanted)
@@ -126,7 +127,7 @@ def _fits(value: Any, wanted: str) -> bool:
 
 
 def _order(value: Any) -> tuple[bool, list[Any]]:
-    """Numbers by size, texts with the numbers in them by size, what is missing last."""
+    """Return a key for sorting: numbers by size, texts with the numbers in them by size, missing values last."""
     if isinstance(value, int | float):
         return False, ["", value]
     parts = re.split(r"(\d+)", str(value))
@@ -143,7 +144,9 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
-    """With the columns that fit beside each other; folders that do not fit stand under their rows, and why runs failed."""
+    """Print the rows with the columns that fit the terminal. Folders that do not fit, and why runs failed, stand below their
+    rows.
+    """
     table = {name: [name, *(_cell(name, row[name]) for row in rows)] for name in COLUMNS}
     widths = {name: max(map(len, cells)) for name, cells in table.items()}
 

@@ -1,4 +1,4 @@
-"""`fedopt new algo NAME` and `fedopt new problem NAME`: the files of your algorithm or problem, ready to run."""
+"""`fedopt new algo NAME` and `fedopt new problem NAME`: write the files of your own algorithm or problem, ready to run."""
 
 import os
 import sys
@@ -30,7 +30,8 @@ TESTED = EXAMPLES["algo", "minimisation"][1]  # in test_own.py
 def new(arguments: list[str]) -> None:
     """Write NAME.py, myconf/<algo or problem>/NAME.yaml and test_NAME.py into the working directory, and say how to run them.
 
-    A folder without fedopt.toml gets one, and is trusted. Raises UserError for a name that cannot be taken; nothing is overwritten.
+    A folder without fedopt.toml gets one and is trusted. Nothing is overwritten. Raises UserError for a name that cannot be
+    used.
     """
     parser = Parser(prog="fedopt new")
     parser.add_argument("kind", choices=["algo", "problem"], help="what to begin")
@@ -67,7 +68,9 @@ def new(arguments: list[str]) -> None:
 
 
 def trust(arguments: list[str]) -> None:
-    """`fedopt trust`: let commands in the working directory import its Python files. Raises UserError where that cannot be kept."""
+    """Let commands in the working directory import its Python files: `fedopt trust`. Raises UserError if that cannot be
+    recorded.
+    """
     Parser(prog="fedopt trust", description="Let commands in this folder import its Python files.").parse_args(
         arguments
     )
@@ -77,7 +80,7 @@ def trust(arguments: list[str]) -> None:
 
 
 def _write_all(texts: dict[Path, str]) -> None:
-    """All files, or none of them. Raises OSError."""
+    """Write all files, or none if one cannot be written. Raises OSError."""
     written: list[Path] = []
     try:
         for path, text in texts.items():
@@ -106,5 +109,5 @@ def _check(kind: str, name: str, files: dict[Path, str]) -> None:
 
 
 def _camel(name: str) -> str:
-    """MySgd for my_sgd."""
+    """Return the class name for a module name: MySgd for my_sgd."""
     return name.title().replace("_", "")

@@ -1,4 +1,4 @@
-"""The `fedopt-report` command: runs, and what came of papers' experiments, as one page. Nothing here imports torch."""
+"""The `fedopt-report` command: runs, and results of published experiments, as one page. Imports no torch."""
 
 import argparse
 from functools import partial
@@ -17,7 +17,7 @@ def main() -> None:
 
 
 def report(given: argparse.Namespace) -> None:
-    """Write the page, or serve it. Raises UserError where there is nothing to show."""
+    """Write the page, or serve it. Raises UserError if there is nothing to show."""
     first = page(given.paths)
     if given.live:
         serve(lambda: page(given.paths), lambda: stamp(given.paths), given.port)

@@ -1,7 +1,7 @@
-"""The `fedopt-reproduce` command: the figures of the papers, and whether what they claim holds.
+"""The `fedopt-reproduce` command: draw the figures of papers, and check whether their claims hold.
 
-An experiment is a file conf/experiment/<paper>/<name>.yaml (`published.Published`). Its runs are shared with every other
-experiment that needs the same ones; nothing here imports torch but the processes that run.
+An experiment is a file conf/experiment/<paper>/<name>.yaml (`published.Published`). Experiments that need the same runs share
+them. Imports no torch, except in the processes that run.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _plan(name: str, given: argparse.Namespace) -> Plan:
-    """Raises UserError for an experiment whose file is broken."""
+    """Return the plan of an experiment: which runs it needs, and where. Raises UserError if its file is broken."""
     published, words = load(name, given.folders), [f"hardware={given.hardware}"] if given.hardware else []
     results, seeds = given.results / name, given.seeds or published.seeds
     if given.first:
@@ -110,9 +110,13 @@ def _plan(name: str, given: argparse.Namespace) -> Plan:
 
 
 def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str], kept: Path | None = None) -> int:
-    """Run what is not done yet, then draw and judge each experiment. Returns 1 if a run failed, else 0. Raises UserError.
+    """Do the runs that are missing, then draw and judge each experiment. Return the exit code, 1 if a run failed, else 0.
 
-    launcher: as of `run_all`. formats: of figures. kept: the folder in which `papers.kept.keep` keeps the results; None keeps none.
+    Args:
+        plans: The experiments.
+        launcher: What does the runs.
+        formats: The formats of the figures.
+        kept: The folder in which `papers.kept.keep` keeps the results. None: they are not kept.
     """
     failed = _run(plans, launcher)
     if more := sum(plan.add_undecided() for plan in plans):
@@ -133,7 +137,7 @@ def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str],
 
 
 def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
-    """Write runs.csv of each plan and do the runs that have not ended. Returns folder -> why its run failed."""
+    """Write runs.csv of each plan, and do the runs that have not ended. Return why runs failed, by folder."""
     for plan in plans:
         table = pd.DataFrame([{"line": task.line, "seed": task.seed, "run": task.folder} for task in plan.tasks])
         write_table(plan.results / "runs.csv", table)
@@ -149,9 +153,15 @@ def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
 
 
 def show_list(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
-    """Print the experiments by papers, with how many have ended of the runs of all lines and seeds that each asks for.
+    """Print the experiments by paper, and how many of the runs of each have ended.
 
-    Raises UserError for a file that is broken.
+    Args:
+        known: The names of the experiments.
+        folders: Config folders besides fedopt's.
+        output: The folder of all results.
+
+    Raises:
+        UserError: An experiment's file is broken.
     """
     papers: dict[str, list[tuple[str, ...]]] = {}
     for name in known:
@@ -174,7 +184,14 @@ def show_list(known: Sequence[str], folders: Sequence[Path], output: Path) -> No
 
 
 def claims_table(wanted: Sequence[str], folders: Sequence[Path], results: Path) -> str:
-    """The claims of the experiments that have been run, judged anew, as Markdown, and the names of the others."""
+    """Judge the claims of all experiments that have been run again. Return them as Markdown, with the names of the other
+    experiments.
+
+    Args:
+        wanted: The names of the experiments.
+        folders: Config folders besides fedopt's.
+        results: The folder of all results.
+    """
     rows, absent = [], []
     for name in wanted:
         if (results / name / "claims.csv").exists():

@@ -1,6 +1,6 @@
 """The `fedopt` command: Hydra composes the config, `execute` runs it.
 
-Nothing here imports torch before a run starts, so that help and mistakes are answered at once.
+It imports torch only when a run starts, so that help and mistakes are answered at once.
 """
 
 import json
@@ -80,7 +80,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _complete(words: list[str]) -> None:
-    """`-sc install=bash`: a script of Hydra's, which has the shell ask `fedopt -sc query=bash` for what COMP_LINE may become."""
+    """Print a shell's completion script (`-sc install=bash`), or what COMP_LINE may be completed to (`-sc query=bash`)."""
     if len(words) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|zsh|fish)", words[0]):
         raise UserError("-sc: goes with install, uninstall or query =bash, zsh or fish, such as install=bash")
     if words[0].startswith("query"):
@@ -129,7 +129,7 @@ def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
 
 
 def _limit(budget: Budget, summary: Mapping[str, Any]) -> str:
-    """Which limit ended the run, where it has several."""
+    """Return which limit of the budget ended the run, in words; empty if there is only one limit."""
     calls = sum(summary.get(f"{kind}_calls") or 0 for kind in ("grad", "hvp", "jvp"))
     spent = {**summary, "rounds": summary.get("round"), "oracle_calls": calls}
     reached = [f"budget.{key}={limit}" for key, limit in budget.limits.items() if (spent.get(key) or 0) >= limit]

@@ -1,4 +1,4 @@
-"""JSON schemas of config files for editors, made of the dataclasses that hold the files' values against their types."""
+"""JSON schemas of config files, for editors, made from the dataclasses that check the files."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,10 +16,15 @@ PARTIAL = [cls.__name__ for cls in (Settings, Budget, Evaluation, Hardware, Part
 
 
 def schema(kind: str, folders: Iterable[str] = ()) -> dict[str, Any]:
-    """Of files of a kind: config, of whole configs, whose first line is `# @package _global_`, such as a run's config.yaml;
-    experiment; or a group of `INTERFACES`, of files that hold one algorithm, data set, ... Any key may be left out, and none added.
+    """Return the JSON schema of one kind of file. Any key may be left out; unknown keys are not allowed.
 
-    folders: config folders whose classes count, too. Raises UserError for a class that cannot be built.
+    Args:
+        kind: ``config``: a whole config, such as a run's config.yaml. ``experiment``: a published experiment. Or a group,
+            such as ``algo``: a file of one option.
+        folders: Config folders whose classes are included.
+
+    Raises:
+        UserError: A class in these folders cannot be used.
     """
     classes = {group: _classes(group, list(folders)) for group in INTERFACES}
     nodes = {cls for members in classes.values() for cls in members} | {Settings}
@@ -49,14 +54,14 @@ def schema(kind: str, folders: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _classes(group: str, folders: list[str]) -> list[type]:
-    """Those that the options of a group name, in the order of their names."""
+    """Return the classes that the options of a group name, sorted by name."""
     paths = {class_path(group, name, folders) for name in options(group, folders)}
     classes = [target({"_target_": path}, group)[0] for path in paths if path]
     return sorted(classes, key=lambda cls: cls.__qualname__)
 
 
 def _relaxed(node: Any) -> Any:
-    """Without defaults, and with names in place of numbers."""
+    """Return a schema without defaults, in which a text such as ${key} is allowed in place of a number."""
     if isinstance(node, list):
         return [_relaxed(part) for part in node]
     if not isinstance(node, dict):
@@ -66,7 +71,9 @@ def _relaxed(node: Any) -> Any:
 
 
 def _describe_experiment(published: dict[str, Any], claim: dict[str, Any], claim_ref: dict[str, Any]) -> None:
-    """With what is put into the texts of a file before `Published` sees them (`fedopt.papers.where`)."""
+    """Add to the schemas of experiments and claims, in place, what `fedopt.papers.where` replaces in a file before it is
+    checked.
+    """
     axes = {"type": ["object", "array", "string"]}
     claim["properties"] |= {"for": axes, "paper": {"type": ["string", "number"]}}
     group = {

@@ -1,4 +1,4 @@
-"""One job of many: a folder and a config. It is skipped when it is done and resumed when it was interrupted."""
+"""One job of many: a run in a folder. It is skipped if it has ended, and resumed if it was interrupted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fedopt.results.identity import identity, refuse_other
 
 
 class Outcome(NamedTuple):
-    """status: that of the run, or refused. text: the last values of its metrics, or what went wrong."""
+    """How a job ended. status: the run's status, or 'refused'. text: the last values of its metrics, or what went wrong."""
 
     status: str
     text: str
@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A run that shall be done in a folder. title: what its line of progress says. on_eval: as of `running.lifecycle.Run`."""
+    """A run to be done in a folder. title: what its line of progress says. on_eval: as in `running.lifecycle.execute`."""
 
     folder: Path
     composed: Composed
@@ -36,7 +36,9 @@ class Job:
         return RunFolder(self.folder).status() in ENDED
 
     def check(self) -> None:
-        """Raises UserError where the run that is over was one of other values or data; says where your code has changed since."""
+        """Raise UserError if the run that ended in the folder had other values or data. Note which of your modules have changed
+        since.
+        """
         with ending_at_once():
             from fedopt.results.card import say_changed
             from fedopt.running.assemble import refuse_changed_data
@@ -47,9 +49,12 @@ class Job:
         say_changed(folder, self.composed.nodes, done=True)
 
     def do(self, processes: int, bar: Bar | None = None) -> Outcome:
-        """Run, or go on, to the end. A run that has ended is only checked. What goes wrong is said, a failure recorded too.
+        """Do the run to its end, resuming it if it has begun. A run that has ended is only checked. Failures are printed and
+        recorded.
 
-        processes: how many share the machine. bar: what shows how far it is; None for one that it makes.
+        Args:
+            processes: How many processes share the machine.
+            bar: The bar that shows progress. None: a bar of its own.
         """
         with ending_at_once():
             from fedopt.running.failure import record_failure
@@ -79,16 +84,16 @@ class Job:
 
 
 def outcome_in(folder: RunFolder) -> Outcome:
-    """Of the run in a folder."""
+    """Return the outcome of the run in a folder."""
     summary = folder.summary()
     final = numbers_of(summary.get("final")).items()
     return Outcome(str(summary.get("status")), "  ".join(f"{name} {value:.4g}" for name, value in final))
 
 
 def optimised(folder: RunFolder, wanted: str | None) -> float | None:
-    """The last value of a metric, of the problem's first one where none is wanted: what Hydra's sweepers optimise.
+    """Return what Hydra's sweepers optimise: the last value of a metric, or the worst possible value for a run that diverged.
 
-    The worst there is for a run that diverged, None for one that has no value.
+    folder: the run's. wanted: the metric's name; None: the problem's first one. Returns None if the run has no value.
     """
     summary = folder.summary()
     metric = next((m for m in described(folder.path) if wanted in (m.name, None)), None)

@@ -1,4 +1,4 @@
-"""Jobs on this machine: one at a time in this process, or several, each in a process of its own."""
+"""Jobs on this machine: one at a time in this process, or several at once in processes of their own."""
 
 import multiprocessing
 import os
@@ -23,7 +23,10 @@ Done = tuple[Job, Outcome, float | None]  # seconds, None if it had ended before
 
 
 class Launcher(Protocol):
-    """Where jobs are done. stopped: the last line of a command that Ctrl-C has ended."""
+    """The interface of what does jobs: calling it does them and yields the outcome of each.
+
+    stopped: the line to print after Ctrl-C.
+    """
 
     @property
     def stopped(self) -> str: ...
@@ -33,7 +36,7 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class Local:
-    """On this machine, up to `at_once` at a time."""
+    """Does jobs on this machine, up to ``at_once`` at a time. stopped: the line to print after Ctrl-C."""
 
     at_once: int = 1
     stopped: str = "stopped; the same command goes on from here"
@@ -43,10 +46,15 @@ class Local:
 
 
 def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) -> dict[Job, Outcome]:
-    """Do the jobs under one bar, and print a line for each that ends. Returns the outcomes of those that did not end well.
+    """Do jobs under one progress bar, and print a line for each that ends. Return the outcomes of those that did not end well.
 
-    shared: a bar of these jobs and others, which stays open.
-    Raises KeyboardInterrupt after Ctrl-C or SIGTERM, when all that ran here have kept a checkpoint.
+    Args:
+        jobs: The jobs.
+        launcher: What does them.
+        shared: A bar of these and other jobs, which stays open. None: a bar of their own.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C or SIGTERM, when all runs on this machine have written a checkpoint.
     """
     ended, waiting = ([job for job in jobs if job.ended is wanted] for wanted in (True, False))
     bar = shared or Bar(len(jobs), stream=sys.stdout)
@@ -129,7 +137,7 @@ def _work(job: Job, at_once: int, sends: connection.Connection, environment: dic
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """In the main thread, to which signals come."""
+    """Treat SIGTERM as Ctrl-C during the context, if this is the main thread, which alone receives signals."""
     if current_thread() is not main_thread():
         yield
         return

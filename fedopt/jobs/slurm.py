@@ -1,7 +1,7 @@
-"""Jobs in the queue of a cluster, by submitit, or as tried out with its processes on this machine.
+"""Jobs in the queue of a cluster, by submitit; or, to try that out, in submitit's processes on this machine.
 
-What waits stands in a folder of the user's, one a submission: runs.json says which runs, and <id>_submitted.pkl is there until a
-job has ended. submitit pickles what a job shall do, and that is words alone.
+Each submission has a folder: runs.json lists its runs, and <id>_submitted.pkl exists until a job has ended. submitit pickles
+    what a job does, which is only texts here.
 """
 
 import json
@@ -44,7 +44,15 @@ BATCH = {"kind": Kind, "runs": list[str]}  # of runs.json
 
 @dataclass(frozen=True)
 class Work:
-    """What a job does, as plain words: compose the run again, do it or go on with it. digits: of its config when it was queued."""
+    """What a job in the queue does, as texts: compose the config again, and do or resume the run.
+
+    Args:
+        folder: The run's folder.
+        words: Its overrides.
+        folders: Config folders besides fedopt's.
+        digits: The fingerprint of its config when it was queued.
+        at_once: How many runs share a machine.
+    """
 
     folder: str
     words: tuple[str, ...]
@@ -53,7 +61,9 @@ class Work:
     at_once: int
 
     def __call__(self) -> tuple[str, str]:
-        """The status and the text of an outcome. A job that shall make room ends after the round, and is queued again."""
+        """Do the run and return the status and text of its outcome. If the time limit is near, stop after the round and be
+        queued again.
+        """
         from submitit import JobEnvironment
 
         sent = getattr(signal, f"SIG{JobEnvironment.USR_SIG}")  # shortly before the time limit
@@ -82,21 +92,21 @@ class Work:
         return outcome.status, outcome.text
 
     def checkpoint(self) -> Any:
-        """What submitit queues again: the same, which goes on from the run's own checkpoint."""
+        """Return what submitit queues again: this same work, which resumes the run."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 class Queued(NamedTuple):
-    """A run in the queue, by its folder. job: of submitit."""
+    """A run in the queue. folder: the run's. job: submitit's."""
 
     folder: Path
     job: Any
 
     @property
     def waits(self) -> bool:
-        """Whether it is queued or runs, as far as that can be known."""
+        """Whether it is queued or running, as far as that can be known."""
         if not self.job.paths.submitted_pickle.exists() and RunFolder(self.folder).status() in ENDED:
             return False  # another command has seen it end
         if type(self.job).__name__ == "SlurmJob":
@@ -105,7 +115,7 @@ class Queued(NamedTuple):
         return "submitit" in args and not self.job.paths.result_pickle.exists()
 
     def outcome(self) -> Outcome:
-        """What is in the folder of the run where that has ended, else what the job has returned."""
+        """Return the outcome of the run in the folder if it has ended, else what the job returned."""
         if (there := outcome_in(RunFolder(self.folder))).status in ENDED:
             return there
         with warnings.catch_warnings(action="ignore"):  # submitit tries half a file twice
@@ -118,7 +128,9 @@ class Queued(NamedTuple):
                 return Outcome("failed", log)
 
     def forget(self) -> None:
-        """A job that has ended waits no more. Of a submission whose runs have all ended, nothing stays; else the logs do."""
+        """Take an ended job out of the list of those that wait. If all runs of its submission have ended, remove the folder
+        with the logs.
+        """
         paths = self.job.paths
         with suppress(OSError):  # another command was faster
             paths.submitted_pickle.unlink()
@@ -130,10 +142,17 @@ class Queued(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Queue:
-    """A launcher as of `run_all`: queues the jobs that are not queued yet, and says when each has ended.
+    """A `Launcher` that queues jobs unless they are queued already, and reports each when it has ended.
 
-    kind: slurm, or local-executor, which is to try things out. minutes: the time limit, at which a job is queued again. partition,
-    gpus, cpus: of each job, None for what Slurm gives. at_most: how many run at once. Raises UserError where nothing can be queued.
+    Args:
+        kind: ``slurm``, or ``local-executor`` to try it out on this machine.
+        partition: Slurm's partition. None: Slurm's default.
+        minutes: The time limit of a job. A job that reaches it is queued again.
+        gpus, cpus: How many each job gets. None: Slurm's default.
+        at_most: How many run at once.
+
+    Raises:
+        UserError: The jobs cannot be queued.
     """
 
     kind: Kind
@@ -164,14 +183,14 @@ class Queue:
 
     @property
     def stopped(self) -> str:
-        """The last line after Ctrl-C."""
+        """The line to print after Ctrl-C."""
         ids = " ".join(dict.fromkeys(entry.job.job_id.partition("_")[0] for entry in self.going.values()))
         ends = f"{'scancel' if self.kind == 'slurm' else 'kill'} {ids} ends them"
         left = f"{counted(len(self.going), 'run')} stay in the queue; the same command watches them, {ends}"
         return f"stopped; {left}" if self.going else "stopped; the same command goes on from here"
 
     def _submit(self, todo: list[Job]) -> None:
-        """Take as many jobs off the list and queue them as there is room for."""
+        """Take jobs off the list, as many as there is room for, and queue them."""
         slurm = self.kind == "slurm"
         while todo and (room := (LARGEST_ARRAY if slurm else self.at_most) - len(self.going)) > 0:
             number = room if slurm else 1
@@ -210,7 +229,9 @@ def _place() -> Path:
 
 
 def queue_folder() -> Path:
-    """Made for this user alone, since what lies there is run. Raises UserError where others may write in it."""
+    """Return the folder of the queue, made for this user alone, since what lies there is executed. Raises UserError if others
+    may write.
+    """
     folder = _place()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
@@ -222,7 +243,7 @@ def queue_folder() -> Path:
 
 
 def queued() -> list[Queued]:
-    """The runs that wait in the queue or go on there; what is left of others is removed."""
+    """Return the runs that are queued or running, and clean up what is left of others."""
     entries = []
     for listed in (path for path in _place().glob("*/runs.json") if not path.parent.is_symlink()):
         from submitit.local.local import LocalJob

@@ -47,8 +47,14 @@ LAUNCHED = ("hydra/launcher", "hydra.launcher.", "hydra/sweeper", "hydra.sweeper
 class Sweep:
     """The combinations of a sweep, composed and checked.
 
-    composed: by the words of each combination, as places: the folders of the runs. folder: of all runs. swept: the keys with
-        several values. naming: the keys that name the folder of a run; None: all.
+    Args:
+        words: The overrides of the command.
+        folders: Config folders besides fedopt's.
+        composed: The config of each combination, by its overrides.
+        folder: The folder of all runs.
+        swept: The keys with several values.
+        naming: The keys that name the folder of a run. None: all.
+        places: The folder of each combination's run, by its overrides.
     """
 
     words: tuple[str, ...]
@@ -60,13 +66,15 @@ class Sweep:
     places: dict[tuple[str, ...], Path]
 
     def job(self, words: tuple[str, ...]) -> Job:
-        """The job of a combination; one that another sweeper than Hydra's own chooses is composed now. Raises UserError."""
+        """Return the job of a combination. A combination that Hydra's sweeper chooses is composed now. Raises UserError as
+        `compose` does.
+        """
         composed = self.composed.get(words) or compose(words, self.folders)
         place = self.places.get(words) or self.place(composed, {})
         return Job(place, composed, place.name)
 
     def place(self, composed: Composed, taken: dict[str, Composed]) -> Path:
-        """The folder of a run, as of `run_place`."""
+        """Return the folder of a run. composed: its config. taken: as in `run_place`."""
         if self.naming is None and (renamed := held(self.folder / run_name(composed, self.swept), composed)):
             return renamed  # the folder of a sweep without output_dir, under another name now
         shown = [word for word in composed.words if self.naming is None or key_of(word) in self.naming]
@@ -75,7 +83,14 @@ class Sweep:
 
 
 def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> int:
-    """Do all combinations; returns 1 when a run failed or was refused, 130 after Ctrl-C, when what came out is said too."""
+    """Do all combinations of a command, and report them. Return the exit code: 1 if a run failed or was refused, 130 after
+    Ctrl-C.
+
+    Args:
+        words: The overrides of the command.
+        folders: Config folders besides fedopt's.
+        launcher: What does the runs.
+    """
     words = [re.sub(r"^\+*hydra\.sweep\.dir=", "output_dir=", word) for word in words]
     refuse_hydra(words, LAUNCHED)
     if (by_hydra := any(word.startswith("hydra") for word in words)) and not isinstance(launcher, Local):
@@ -98,10 +113,16 @@ def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> i
 
 
 def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once: int) -> list[Path]:
-    """Do the sweeps of several commands under one bar, as `sweep` does one. Returns the folders of the runs, in their order.
+    """Do the sweeps of several commands under one progress bar. Return the folders of the runs, in order.
 
-    Raises UserError before anything runs, and at the end where runs were refused or could not begin; KeyboardInterrupt after
-    Ctrl-C, when what ran has kept a checkpoint.
+    Args:
+        commands: The overrides of each command.
+        folders: Config folders besides fedopt's.
+        at_once: How many runs go at once.
+
+    Raises:
+        UserError: There is a mistake, before anything runs; or runs were refused or could not begin, at the end.
+        KeyboardInterrupt: After Ctrl-C, when all runs have written a checkpoint.
     """
     for words in commands:
         refuse_hydra(words)
@@ -122,12 +143,12 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once
 
 
 def _refused(bad: Mapping[Job, Outcome]) -> dict[Path, str]:
-    """Why runs that are there were not those that the sweep asked for, by folder. bad: as of `run_all`."""
+    """Return why runs were refused, by folder: their folders hold runs with other values. bad: the result of `run_all`."""
     return {job.folder: why for job, (status, why) in bad.items() if status == "refused"}
 
 
 def _head(planned: Sweep) -> list[str]:
-    """What runs, with which tuned values, on what data, and where."""
+    """Return lines that say what runs, with which tuned values, on which data, and where."""
     shared = frozenset[str].intersection(*map(frozenset, planned.composed))
     keys = sorted({key_of(word) for words in planned.composed for word in words if word not in shared})
     methods = dict[str, dict[str, None]]()
@@ -145,9 +166,15 @@ def _head(planned: Sweep) -> list[str]:
 
 
 def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed] | None = None) -> Sweep:
-    """Compose and check every combination, as far as that needs no data: no mistake ends a sweep half-way. Raises UserError.
+    """Compose and check every combination, as far as that needs no data, so that no mistake ends a sweep half-way.
 
-    taken: the folders of sweeps that begin with this one, as of `run_place`.
+    Args:
+        words: The overrides of the command.
+        folders: Config folders besides fedopt's.
+        taken: The folders of other sweeps that begin at the same time, as in `run_place`.
+
+    Raises:
+        UserError: A combination is wrong; the message says which.
     """
     given = {word: _alternatives(override) for word, override in zip(words, parsed(words), strict=True)}
     given = {word: values for word, values in given.items() if not word.startswith("hydra")}
@@ -187,7 +214,7 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
 
 
 def _by_hydra(planned: Sweep) -> bool:
-    """Do the jobs by the launcher or the sweeper that the words name; returns whether one was refused."""
+    """Do the jobs with Hydra's launcher or sweeper that the command names. Return whether a run was refused."""
     where = quoted(str(planned.folder).replace("${", "\\${"))
     words = [*search_path(planned.folders), *_added(planned.words), f"hydra.sweep.dir={where}"]
     try:
@@ -205,9 +232,10 @@ def _by_hydra(planned: Sweep) -> bool:
 
 
 def _hydra_job(planned: Sweep, command: tuple[str, int], config: DictConfig) -> float | None:
-    """One job of Hydra's, which never raises so that the others go on. Returns what a sweeper optimises, None for a refused job.
+    """Do one of Hydra's jobs. It never raises for a mistake, so that the others go on.
 
-    command: the machine and the process of the sweep, with which a worker of a launcher ends.
+    Returns what a sweeper optimises, None for a refused run.
+    planned: the sweep. command: host and process id of the sweep's command, with which a worker ends. config: Hydra's.
     """
     parent, here = os.getppid(), (gethostname(), os.getpid())
 
@@ -241,8 +269,11 @@ def _runs(process: int) -> bool:
 
 
 def _added(words: Sequence[str]) -> list[str]:
-    """As Hydra composes a config before the sweep, without the groups that are swept, keys of their options would be unknown to
-    it: it is told to add them. `plan` has seen that each job has them."""
+    """Return the overrides with ++ in front of those that set keys of a swept group.
+
+    Hydra first composes the config without the swept groups, where such keys would be unknown. `plan` has checked that every
+    combination has them.
+    """
     overrides = parsed(words)
     swept = {override.key_or_group for override in overrides if override.is_sweep_override()}
     plain = (
@@ -254,7 +285,10 @@ def _added(words: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _in_combination(combination: Sequence[str], swept: Sequence[str]) -> Iterator[None]:
-    """A mistake says in which of a sweep's combinations it is."""
+    """Make a UserError say in which combination of a sweep it occurred.
+
+    combination: its overrides. swept: all overrides of the sweep that vary.
+    """
     try:
         yield
     except UserError as error:
@@ -263,7 +297,11 @@ def _in_combination(combination: Sequence[str], swept: Sequence[str]) -> Iterato
 
 
 def _combinations(given: list[list[str]], by_sweeper: bool) -> Iterable[tuple[str, ...]]:
-    """All of a sweep; where another sweeper than Hydra's own chooses some of them, so many that each word is in one."""
+    """Return all combinations of a sweep; if Hydra's sweeper chooses some of them, only as many as cover every override.
+
+    given: the alternatives of each override. by_sweeper: whether such a sweeper chooses. Raises UserError for none or too
+        many.
+    """
     longest = max(map(len, given), default=1)
     runs = longest * all(given) if by_sweeper else prod(map(len, given))
     if runs not in range(1, MOST_RUNS + 1):

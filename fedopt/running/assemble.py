@@ -1,4 +1,4 @@
-"""From a resolved config to the objects of a run."""
+"""From a checked config to the objects of a run."""
 
 import json
 from collections.abc import Hashable, Mapping
@@ -29,18 +29,18 @@ from fedopt.running import hardware as machine
 
 @dataclass(frozen=True)
 class Experiment:
-    """An algorithm on a problem.
+    """The objects of a run: an algorithm on a problem.
 
     Args:
         algorithm: The algorithm.
-        original: The problem as it was named.
-        problem: The problem as the algorithm sees it, after any reduction.
+        original: The problem as the config names it.
+        problem: The problem as the algorithm sees it, after a reduction to another class if one was needed.
         federation: The clients and the server.
         budget: When the run ends.
-        evaluation: When and how the metrics are taken.
-        keep: Which checkpoint is kept, as the key ``keep``.
-        device: Where tensors are.
-        digest: The digest of the data set; None for problems that make their own data.
+        evaluation: When metrics are taken.
+        keep: Which checkpoint is kept: that of the last round, or also the variables at the best evaluation.
+        device: The device of all tensors.
+        digest: A hash of the data set. None: the problem makes its own data.
     """
 
     algorithm: Algorithm
@@ -55,12 +55,12 @@ class Experiment:
 
     @property
     def data(self) -> dict[str, str | None]:
-        """What tells data apart: the digest of the data set, and a hash of whose each example is."""
+        """The hashes that identify the data: ``data``, of the data set, and ``division``, of the partition among clients."""
         return {"data": self.digest, "division": division(self.original)}
 
 
 def check_parts(composed: Composed) -> None:
-    """Check what can be without data. Raises UserError for values that the algorithm, partitioner or data set does not take."""
+    """Check what can be checked without data. Raises UserError for values that the algorithm, partitioner or data set refuses."""
     try:
         participation_of(composed)
     except UserError:
@@ -70,7 +70,10 @@ def check_parts(composed: Composed) -> None:
 
 
 def participation_of(composed: Composed) -> Participation:
-    """Who takes part in a round. Raises UserError where that does not fit the algorithm, or the partitioner's number of clients."""
+    """Return who takes part in a round. A single client always takes part.
+
+    Raises UserError if participation does not fit the algorithm, or the partitioner's number of clients.
+    """
     participation = composed.settings.participation
     if (clients := getattr(composed.parts["partitioner"], "clients", None)) == 1:
         participation = replace(participation, cohort=None)
@@ -80,14 +83,14 @@ def participation_of(composed: Composed) -> Participation:
 
 
 def assemble(composed: Composed, jobs: int = 1) -> Experiment:
-    """Check all values, load the data and build everything.
+    """Check all values, load the data and build the objects of a run.
 
     Args:
         composed: The config.
-        jobs: How many runs share the machine.
+        jobs: How many runs share the machine, which divides its cores.
 
     Raises:
-        UserError: There is something that a user can mend.
+        UserError: A value, the data, a file or the hardware does not fit; the message says which.
     """
     settings, parts, participation = composed.settings, composed.parts, participation_of(composed)
     algorithm, partitioner, dataset = parts["algo"], parts["partitioner"], parts.get("dataset")
@@ -124,9 +127,10 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
 
 
 def refuse_changed_data(folder: Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raises UserError where the data set of a run that has ended is another one now. before: what the run has noted.
+    """Raise UserError if the data set of a run that has ended has changed since.
 
-    Data that are gone, and of which nothing is noted, are not compared.
+    Data whose files are gone, or that the run did not note, are not compared.
+    folder: the run's. before: the hashes that the run has noted. config: the run's.
     """
     if before.get("data") is None or not config["dataset"].get("_target_"):
         return
@@ -142,7 +146,10 @@ def refuse_changed_data(folder: Path, before: Mapping[str, Any], config: Mapping
 
 @lru_cache(maxsize=64)
 def _digest(nodes: str, files: Hashable) -> str:
-    """Of the data set that these nodes of a config give, read once while its files are the same ones."""
+    """Return a hash of a data set, computed once while its files stay the same.
+
+    nodes: the config's nodes of data set and partitioner, as JSON. files: paths, sizes and times of the files, for the cache.
+    """
     dataset, partitioner = (build_target(node, group) for group, node in json.loads(nodes).items())
     world = World(0, partitioner, dataset)
     world.load()
@@ -150,7 +157,7 @@ def _digest(nodes: str, files: Hashable) -> str:
 
 
 def check_participation(participation: Participation, algorithm: Algorithm, clients: int) -> None:
-    """Raises UserError where participation does not fit the number of clients, or the algorithm's local work."""
+    """Raise UserError if participation does not fit the number of clients, or the local work of the algorithm."""
     who, keys = participation, getattr(algorithm, "uneven", ())
     keys = (keys,) if isinstance(keys, str) else keys
     for key in keys:

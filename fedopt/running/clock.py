@@ -1,4 +1,4 @@
-"""Time of training: that in which the process stands still, as after Ctrl-Z, is none of it."""
+"""A clock of training time. Time during which the process is stopped, as after Ctrl-Z, does not count."""
 
 import time
 from functools import cache
@@ -10,7 +10,10 @@ IDLE = 0.05  # the most of that time that a process has worked which was stopped
 
 
 class Clock:
-    """Seconds since some moment. A thread looks at it all the time; looks that are far apart tell of a stop between them."""
+    """A clock in seconds; calling it returns the time, and only differences mean anything.
+
+    A thread reads it all the time. If two readings are far apart and the process did no work between them, it was stopped.
+    """
 
     def __init__(self) -> None:
         self._stopped, self._lock = 0.0, Lock()

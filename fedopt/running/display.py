@@ -1,4 +1,4 @@
-"""What a run shows while it works: a bar on a terminal, about ten plain lines elsewhere."""
+"""What a run shows while it works: a progress bar on a terminal, about ten plain lines elsewhere."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,10 @@ LINES = 10  # of a run, besides its first two evaluations
 
 @contextmanager
 def announced(what: str, quiet: bool = False) -> Iterator[None]:
-    """Say what is being done: on a terminal until it is done, elsewhere in one line where it takes long."""
+    """Say what is being done during the context: on a terminal until it is done, elsewhere as one line if it takes long.
+
+    what: the words to show. quiet: whether nothing is shown.
+    """
     terminal = not quiet and sys.stderr is not None and sys.stderr.isatty()
     late = Timer(LATE, note, [f"{what} ..."])
     late.daemon = True
@@ -32,7 +35,11 @@ def announced(what: str, quiet: bool = False) -> Iterator[None]:
 
 
 class Display:
-    """A sink. A job of several shows no plain lines. metrics: the names of the problem's; prefix: what plain lines begin with."""
+    """A sink that shows progress. A run of several at once shows no plain lines.
+
+    bar: the progress bar. metrics: the names of the problem's metrics, of which the first are shown. prefix: begins each
+        plain line.
+    """
 
     def __init__(self, bar: Bar, metrics: Sequence[str], prefix: str = ""):
         self._bar, self._shown, self._prefix = bar, metrics[:SHOWN], prefix
@@ -41,7 +48,7 @@ class Display:
         self._rows = self._tenth = self._moments = 0
 
     def __call__(self, moment: Moment) -> None:
-        """Move the bar. As plain lines: the first two evaluations, one for each tenth of the budget, and the last."""
+        """Move the bar. As plain lines, show the first two evaluations, one per tenth of the budget, and the last."""
         self._moments += 1
         if self._moments == 2:
             self._bar.restart()

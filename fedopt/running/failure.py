@@ -1,4 +1,4 @@
-"""What happens when a run fails: whose mistake it was, and what stays in the folder."""
+"""What happens when a run fails: whose mistake it was, and what is kept in the folder."""
 
 import signal
 import traceback
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def mistakes_named(callback: Callback) -> Iterator[None]:
-    """Raises UserError for what a user's code did, except for what the callback raised: its caller gets that as it is."""
+    """Turn exceptions of a user's code into a UserError that names the line. What the callback itself raised passes unchanged."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -35,7 +35,7 @@ def mistakes_named(callback: Callback) -> Iterator[None]:
 
 @contextmanager
 def recorded(run: "Run") -> Iterator[None]:
-    """A failure while the run writes leaves its traceback in the folder. What the disk refuses comes as a UserError."""
+    """Record a failure in the run's folder if the run has begun to write there. Errors of the disk become a UserError."""
     try:
         yield
     except Exception as error:
@@ -52,9 +52,11 @@ def recorded(run: "Run") -> Iterator[None]:
 
 
 def record_failure(folder: RunFolder, error: Exception, composed: Composed, vacate: bool = False) -> str:
-    """The traceback and the status, as far as the disk takes them, and where no other process is writing. Returns the line.
+    """Write the traceback and the status into the folder, as far as the disk takes them and no other process writes there.
 
-    vacate: leave nothing else, since nothing was computed.
+    Returns the line that says what failed.
+    folder: the run's. error: what was raised. composed: the config. vacate: whether to remove all other files, since nothing
+        was computed.
     """
     line = first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
     with suppress(OSError, UserError):

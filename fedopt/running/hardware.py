@@ -1,4 +1,4 @@
-"""Threads, precision, memory and the modes of torch and numpy in the process that runs."""
+"""Threads, precision, memory and torch's and NumPy's modes in the process that runs."""
 
 import ctypes
 import os
@@ -30,7 +30,7 @@ def _default_device() -> torch.device | None:
 
 
 def _precisions() -> tuple[list[str], tuple[Any, ...]]:
-    """Return the precisions by their newer names, and by their older names, where those do not contradict them."""
+    """Return the float32 precisions by their newer names, and by their older names if these do not contradict the newer ones."""
     older: tuple[Any, ...] = ()
     with suppress(RuntimeError):
         older = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
@@ -65,9 +65,14 @@ for _kind in ("cpu", "cuda"):
 
 
 def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
-    """Apply the settings to this process and return the device. jobs: how many processes share the machine.
+    """Apply the settings to this process and return the device.
 
-    Raises UserError when the device is not there.
+    Args:
+        hardware: The settings.
+        jobs: How many processes share the machine.
+
+    Raises:
+        UserError: The device does not exist, or code around the run has changed one of torch's modes.
     """
     device = torch.device(hardware.device)
     if device.type == "cuda":
@@ -98,20 +103,22 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
 
 
 def refuse_changed(who: str) -> None:
-    """Raises UserError where a mode is another one than `configure` has set. who: has changed it."""
+    """Raise UserError if one of torch's or NumPy's modes differs from what `configure` has set. who: what may have changed it."""
     if changed := [name for get, _, name, value in MODES if get() != value]:
         raise UserError(f"{who} sets {changed[0]} for all of the process, which a run does not follow: leave it out")
 
 
 def _in_turn(count: int) -> int:
-    """The GPU of this process among so many: ranks of a run have one each, as the runs of a sweep that go on at once have."""
+    """Return the index of this process's GPU. Ranks of a run, and runs at once of a sweep, use different GPUs in turn. count:
+    of GPUs.
+    """
     ranks = number_of("LOCAL_WORLD_SIZE", 1)
     return (number_of(PLACE, 0) * ranks + number_of("LOCAL_RANK", 0)) % max(count, ranks)
 
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """What `configure` sets is set back at the end: for runs in somebody else's process, in whatever modes that is."""
+    """Restore, after the context, all that `configure` sets. For runs within a user's process, which may have modes of its own."""
     before = [(get, put, get()) for get, put, *_ in [*CONFIGURED, *MODES]]
     workspace = os.environ.get(WORKSPACE)
     try:
@@ -126,8 +133,11 @@ def restored() -> Iterator[None]:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc reuse freed memory instead of returning it: vectors of a stack of clients are megabytes, and a fresh page
-    costs more than the arithmetic on it (half the time of a FedMSA round on imbalanced MNIST)."""
+    """Let glibc reuse freed memory instead of returning it to the system.
+
+    Vectors of a stack of clients are megabytes, and a new page costs more than the arithmetic on it (half the time of a
+    FedMSA round on imbalanced MNIST).
+    """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library: slower, nothing else
             libc = ctypes.CDLL("libc.so.6")

@@ -1,4 +1,4 @@
-"""One run on several processes of this machine, started by torch's elastic launcher; for several machines there is torchrun."""
+"""One run on several processes of this machine, started by torch's elastic launcher. For several machines there is torchrun."""
 
 import logging
 import multiprocessing
@@ -28,9 +28,9 @@ RUN_ID = "fedopt"  # by which a rank knows that its number of threads is not tor
 
 
 def asked_processes(hardware: Hardware) -> int:
-    """How many processes a run shall have; 1 in one that a launcher has started, since that said how many.
+    """Return how many processes a run is to have. In a process that a launcher started, it is 1: the launcher decides.
 
-    Raises UserError for `all` without a GPU.
+    Raises UserError for `all` without a GPU, and for more processes than memory can hold.
     """
     if number_of("WORLD_SIZE", 1) > 1:
         return 1
@@ -97,7 +97,7 @@ def launched(run: Callable[[], Any], folder: RunFolder, processes: int) -> str:
 
 
 def _start_ranks(processes: int, news: Any, run: Callable[[], Any]) -> None:
-    """Returns when all ranks have ended. Raises ChildFailedError when one has failed, and the others have been ended."""
+    """Start all ranks, and return when they have ended. Raises ChildFailedError if one failed; the others are ended then."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -113,7 +113,11 @@ def _start_ranks(processes: int, news: Any, run: Callable[[], Any]) -> None:
 
 
 def _rank(news: Any, run: Callable[[], Any]) -> None:
-    """What each process does. news: takes its number and process id, and the line of the one that fails first."""
+    """Do the run as one of its ranks.
+
+    news: a queue that receives (rank, process id), and the line of the rank that fails first. The others are those of
+        `launched`.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
     end_with(parent.is_alive)
@@ -135,7 +139,7 @@ def _rank(news: Any, run: Callable[[], Any]) -> None:
 
 
 def _stopped(pid: int) -> bool:
-    """Whether a child of this process has been stopped since the last call."""
+    """Whether a child of this process has been stopped, as by Ctrl-Z, since the last call. pid: its process id."""
     with suppress(ChildProcessError, AttributeError):  # it has ended; macOS has this from Python 3.13 on
         return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None
     return False
@@ -143,7 +147,9 @@ def _stopped(pid: int) -> bool:
 
 @contextmanager
 def program_hidden() -> Iterator[None]:
-    """A process that starts would run the user's script again, of which it needs nothing: scripts need no guard."""
+    """Hide the user's script during the context: a process that is started would run it again. So scripts need no `__main__`
+    guard.
+    """
     program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     os.environ.update(spins := short_spins())
     try:

@@ -1,6 +1,6 @@
-"""One run in its folder: begin or go on, follow the loop, end.
+"""One run in its folder: begin or resume, follow the loop, end.
 
-The loop is in `loop`, going on in `resume`, checkpoints in `sinks`, failures in `failure`.
+The loop is in `loop`, resuming in `resume`, checkpoints in `sinks`, failures in `failure`.
 """
 
 from collections.abc import Callable
@@ -44,10 +44,21 @@ def execute(
     quiet: bool = False,
     bar: Bar | None = None,
 ) -> tuple[str, RunFolder]:
-    """Run, or go on, in the folder that `locate` gives, as `Run` says. Returns the status and the folder.
+    """Do a run, or resume it, in the folder that ``locate`` gives. Return its status and its folder.
 
-    Raises UserError, what on_eval raises, and other exceptions for mistakes of fedopt's. A run that fails after it began leaves
-    its traceback in the folder. Of several ranks, the first that fails is the one that speaks.
+    A run that fails after it began leaves its traceback in the folder. Of several ranks, the first that fails reports.
+
+    Args:
+        composed: The config.
+        locate: Returns the folder. It is called again if another run takes that folder first.
+        jobs: How many runs share the machine.
+        on_eval: Called with each row of metrics.csv. If it returns true, the run stops as after Ctrl-C.
+        quiet: Whether no progress is shown.
+        bar: The bar of several jobs, of which this run is one. None: a bar of its own.
+
+    Raises:
+        UserError: A mistake that a user can mend.
+        Exception: What on_eval raises, and bugs of fedopt.
     """
     if (processes := asked_processes(composed.settings.hardware)) > 1:
         if on_eval is not None:
@@ -73,11 +84,10 @@ def execute(
 
 @dataclass(eq=False)
 class Run:
-    """One run in its folder, which is that of `locate`, or the next that it gives.
+    """One run in its folder. Its arguments are those of `execute`, and ``folder``, the first that ``locate`` gave.
 
-    jobs: processes that share the machine; quiet: show no progress; bar: of several jobs, of which this is one.
-    on_eval: called with each row of metrics.csv; where it returns true, the run stops as after Ctrl-C.
-    writing: whether a failure is to be recorded in the folder; first: the round that it begins anew with.
+    writing: whether a failure is to be recorded in the folder.
+    first: the round at which the run began; None if it resumes.
     """
 
     composed: Composed
@@ -100,11 +110,11 @@ class Run:
 
     @property
     def untouched(self) -> bool:
-        """Whether no round was begun since the run began anew."""
+        """Whether no round has begun since the run began."""
         return self.progress.round == self.first
 
     def __call__(self) -> str:
-        """To the end. Returns the status. Raises UserError, and OSError when the disk is full or gone."""
+        """Do the run to its end and return its status. Raises UserError, and OSError if the disk is full or gone."""
         entry = ranks.from_main(lambda: resume.enter(self.folder, self.config))
         if entry == "done":
             ranks.from_main(self._draw_again)
@@ -126,7 +136,11 @@ class Run:
         return status
 
     def _set_up(self, entry: resume.Entry) -> tuple[Experiment, Any, Checkpoint, int | None]:
-        """The experiment, the state to begin with, the checkpoint's file, and the bytes of metrics.csv to go on from, if any."""
+        """Return the experiment, the state to begin with, the checkpoint, and the bytes of metrics.csv to keep (None for a new
+        file).
+
+        entry: how the run begins, from `resume.enter`.
+        """
         what = "reading the data and setting up the problem"
         if self.bar is not None:
             self.bar.move(0, [what])
@@ -143,7 +157,7 @@ class Run:
         return e, state, checkpoint, rows_size
 
     def _begin(self, e: Experiment, resuming: bool) -> None:
-        """Take the folder, and write down what the run is. Raises UserError where another run has begun there by now."""
+        """Take the folder, and write down what the run is. Raises UserError if another run has begun there in the meantime."""
         if not self.folder.held:
             self._take_folder()
             if self.config["resume"] and not self.quiet:
@@ -162,7 +176,9 @@ class Run:
         self.folder.log("; ".join(filter(None, [how, self._tuned(), e.original.remark, *e.original.notes])))
 
     def _take_folder(self) -> None:
-        """Lock the folder; where another run has begun there since `resume.enter`, the next one, unless the command names it."""
+        """Lock the folder. If another run has begun there since `resume.enter`, take the next folder, unless the command names
+        this one.
+        """
         try:
             self.folder.open()
             if self.folder.used:
@@ -180,9 +196,9 @@ class Run:
     def _sinks(
         self, opened: ExitStack, e: Experiment, checkpoint: Checkpoint, rows_size: int | None, loggers: list[Any]
     ) -> list[sinks.Sink]:
-        """Who takes each moment, in this order. `opened` closes them, the pictures last.
+        """Return what takes each moment of the run, in this order. ``opened`` closes them, the pictures last.
 
-        rows_size: the bytes of metrics.csv to go on from, None for a run that begins; loggers: build the trackers.
+        rows_size: the bytes of metrics.csv to keep, None for a run that begins. loggers: what builds the trackers.
         """
         begun, new = (e.original, 0) if rows_size is None else (None, self.progress.round + 1)
         opened.enter_context(sinks.pictures(self.folder, e.problem.metrics, self.config["from"], begun))
@@ -193,7 +209,7 @@ class Run:
         return [sinks.on_rows(rows.append), *trackers, display, sinks.on_rows(self.callback), self.keeper]
 
     def _display(self, opened: ExitStack, e: Experiment) -> Display:
-        """On the terminal. A run by itself has three lines first: what runs, on what data, and where."""
+        """Return what shows the progress. A run by itself first prints three lines: what runs, on what data, and where."""
         chosen, problem = self.composed.chosen, e.original
         bar = self.bar or opened.enter_context(closing(Bar(quiet=self.quiet)))
         if self.bar is None:
@@ -207,7 +223,9 @@ class Run:
         return Display(bar, [metric.name for metric in e.problem.metrics], prefix)
 
     def _tuned(self) -> str:
-        """Which tuned values apply: those that the run was begun with, since one that goes on need not name them again."""
+        """Return which tuned values apply, in words: those with which the run began, since a command that resumes it need not
+        name them.
+        """
         return str(self.folder.card().get("tuned", self.composed.tuned))
 
     def _summary(self, status: str, e: Experiment) -> None:
@@ -219,7 +237,7 @@ class Run:
         self.folder.log(f"{status} after {counted(progress.round, 'round')}")
 
     def _draw_again(self) -> None:
-        """metrics.png of a run that was killed when all but this was done."""
+        """Draw metrics.png for a finished run that was killed before it could."""
         metrics = described(self.folder.path)
         if not (self.folder.path / "metrics.png").exists() and metrics:
             with (

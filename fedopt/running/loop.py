@@ -1,4 +1,4 @@
-"""One run as a loop: step, evaluate, stop. It knows no folder, no file and nobody who watches."""
+"""One run as a loop: step, evaluate, stop. It knows no folders, files or displays."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -22,10 +22,14 @@ Status = Literal["finished", "diverged"] | None
 class Progress:
     """How far a run is, besides the algorithm's state and the ledger.
 
-    round: rounds done; evaluated: whether the metrics of this round were taken; seconds: of training.
-    final, best: the last and the best value of each metric by name. best leaves out metrics that are only watched.
-    points: parts of the budget, by eval.points, that were spent at the last round.
-    to_target: what it cost to reach eval.target, as `costs` gives it; None while it is not reached.
+    Args:
+        round: Rounds done.
+        evaluated: Whether the metrics of this round were taken.
+        seconds: Seconds of training.
+        points: How many of the eval.points parts of the budget were spent at the last round.
+        final: The last value of each metric, by name.
+        best: The best value of each metric, by name, without metrics for which neither direction is better.
+        to_target: What it cost to reach eval.target, as `costs` returns it. None: it is not reached yet.
     """
 
     round: NonNegativeInt = 0
@@ -38,11 +42,15 @@ class Progress:
 
 
 class Moment(NamedTuple):
-    """The end of a round, or the start.
+    """The state of a run before the first round, or after a round.
 
-    round: rounds done; state: the algorithm's; spent: the share of the budget that is spent, 1 or more at the end.
-    row: an evaluation, None where there is none; improved: whether its value of eval.metric is the best so far.
-    status: how the run ends here; None where it does not.
+    Args:
+        round: Rounds done.
+        state: The algorithm's state.
+        spent: The fraction of the budget that is spent; 1 or more at the end.
+        row: The row of metrics.csv if metrics were taken, else None.
+        improved: Whether eval.metric has its best value so far.
+        status: How the run ends here; None if it goes on.
     """
 
     round: int
@@ -54,7 +62,7 @@ class Moment(NamedTuple):
 
 
 def begin(e: Experiment) -> tuple[Any, Progress]:
-    """The algorithm's first state, and the progress of a run that begins with it."""
+    """Return the algorithm's first state, and the progress of a run that begins."""
     now = clock()
     started = now()
     state = first_state(e.algorithm, e.problem)
@@ -64,10 +72,17 @@ def begin(e: Experiment) -> tuple[Any, Progress]:
 def loop(
     e: Experiment, state: Any, progress: Progress, interrupted: Callable[[], bool] = lambda: False
 ) -> Iterator[Moment]:
-    """Go on from a state until the budget is spent, the run diverges, or it is interrupted on any rank. Yields each moment.
+    """Run from a state until the budget is spent, the run diverges, or any rank is interrupted. Yield a `Moment` for each
+    round.
 
-    The rows of a run: `[moment.row for moment in loop(e, *begin(e)) if moment.row]`.
-    progress, and the ledger of e.federation, are those of the moment that was yielded last.
+    The rows of a run are `[moment.row for moment in loop(e, *begin(e)) if moment.row]`. ``progress`` and the ledger of
+    e.federation change in place; they belong to the moment that was yielded last.
+
+    Args:
+        e: The objects of the run.
+        state: The algorithm's state.
+        progress: How far the run is.
+        interrupted: Tells whether to stop after this round.
     """
     now = clock()
     step: Callable[..., Any] = partial(first_step, e.algorithm)
@@ -94,7 +109,7 @@ def loop(
 
 
 def _due(e: Experiment, progress: Progress) -> bool:
-    """Whether metrics are taken in this round."""
+    """Whether metrics are taken after this round. Notes in ``progress`` how many parts of the budget are spent."""
     evaluation = e.evaluation
     if evaluation.points is None:
         return progress.round % evaluation.every == 0 or progress.round in evaluation.at
@@ -103,7 +118,7 @@ def _due(e: Experiment, progress: Progress) -> bool:
 
 
 def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool]:
-    """Take the metrics and write them down in the progress. Returns the row, and whether eval.metric improved."""
+    """Take the metrics and note them in ``progress``. Return the row of metrics.csv, and whether eval.metric improved."""
     values = measured(e.problem, e.original, e.algorithm.output(state))
     progress.evaluated = True
     progress.final = {name: float(f"{value:.10g}") for name, value in values.items()}  # as in metrics.csv
@@ -122,19 +137,21 @@ def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool]:
 
 
 def diverged(e: Experiment, progress: Progress) -> bool:
-    """Whether the last evaluation has a value that is not finite, or one beyond eval.diverged of a metric that bounds it."""
+    """Whether the last evaluation has a value that is not finite, or that exceeds eval.diverged in a metric that bounds
+    divergence.
+    """
     bounded = {metric.name for metric in e.problem.metrics if metric.bounds}
     limit = e.evaluation.diverged
     return any(not math.isfinite(v) or (name in bounded and abs(v) > limit) for name, v in progress.final.items())
 
 
 def share_spent(e: Experiment, progress: Progress) -> float:
-    """The share of the budget that is spent, by the limit that ends the run."""
+    """Return the fraction of the budget that is spent, by the limit that ends the run."""
     return e.budget.spent(**_used(e, progress))
 
 
 def _used(e: Experiment, progress: Progress) -> dict[str, float]:
-    """What was spent of each limit that a budget can have."""
+    """Return what was used of each limit that a budget can have, by name."""
     ledger = e.federation.ledger
     return {
         "rounds": progress.round,
@@ -146,7 +163,7 @@ def _used(e: Experiment, progress: Progress) -> dict[str, float]:
 
 
 def costs(e: Experiment, progress: Progress) -> dict[str, Any]:
-    """Rounds, communication rounds, bytes to and from all clients, and seconds of training so far."""
+    """Return the rounds, communication rounds, bytes to and from all clients, and seconds of training so far."""
     ledger = e.federation.ledger
     spent = {"round": progress.round, "comm_rounds": ledger.comm_rounds, "bytes": ledger.total_bytes}
     return spent | {"seconds": round(progress.seconds, 3)}

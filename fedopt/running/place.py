@@ -25,7 +25,9 @@ FIRST = ("algo", "problem", "seed", *PLACED)  # those that the other words in a 
 
 
 def named(words: Iterable[str], first: Iterable[str] = ()) -> str:
-    """A folder's name from overrides, whose order does not matter: the parts that fit, after those of `first`."""
+    """Return a folder's name made of overrides, as many as fit. Their order does not matter. first: parts that the name begins
+    with.
+    """
     name = "-".join(filter(None, first))
     for word in sorted((word for word in words if key_of(word) not in PLACED), key=key_of):
         longer = f"{name}-{_short(word)}" if name else _short(word)
@@ -34,7 +36,7 @@ def named(words: Iterable[str], first: Iterable[str] = ()) -> str:
 
 
 def _short(word: str) -> str:
-    """An override as part of a name: the last part of its key, and its value; of a config group only the option."""
+    """Return an override as part of a name: the last part of its key, and its value; for a config group only the option."""
     key, _, value = word.lstrip("+~").partition("=")
     value = value.rstrip("/").rpartition("/")[2] if len(value) > LONGEST_VALUE else value
     value = re.sub("[^A-Za-z0-9.+-]+", "_", value).strip("_")
@@ -48,7 +50,10 @@ def _short(word: str) -> str:
 
 
 def run_name(composed: Composed, naming: Collection[str] | None) -> str:
-    """The name of a run's folder in that of a sweep. naming: the keys in it, besides seed; None: all."""
+    """Return the name of a run's folder within its sweep's folder.
+
+    composed: the run's config. naming: the keys that appear in the name, besides seed; None: all.
+    """
     groups = [composed.chosen[group] for group in ("algo", "problem") if naming is None or group in naming]
     words = (word for word in composed.words if key_of(word) not in FIRST)
     shown = (word for word in words if naming is None or key_of(word) in naming)
@@ -56,15 +61,16 @@ def run_name(composed: Composed, naming: Collection[str] | None) -> str:
 
 
 def _numbered(path: Path, before: str = "-") -> Iterator[Path]:
-    """The path, and those with 2, 3, ... behind it."""
+    """Yield the path, and then the path with 2, 3, ... appended. before: what separates the number from the name."""
     yield path
     yield from (path.with_name(f"{path.name}{before}{n}") for n in count(2))
 
 
 def run_place(path: Path, old: Path, composed: Composed, taken: MutableMapping[str, Composed]) -> Path:
-    """The folder of a run: the one that holds it already, else the first of `path`, `path`-2, ... that is free.
+    """Return the folder of a run: the one that holds it already, else the first free one of ``path``, ``path``-2, and so on.
 
-    old: where an earlier version put it. taken: the folders of runs that have not begun, without capitals; the answer is added.
+    path: the folder's first choice. old: where version 0.2 put the run. composed: the run's config.
+    taken: folders (in small letters) of runs that are planned but have not begun, with their configs; the answer is added.
     """
     if RunFolder(old).used:
         return old
@@ -85,7 +91,10 @@ def held(path: Path, composed: Composed) -> Path | None:
 
 
 def sweep_place(path: Path, old: Path, shared: Iterable[str], swept: Collection[str]) -> Path:
-    """The folder of a sweep: as `run_place`; it holds the runs that were given the same words, except for what is swept."""
+    """Return the folder of a sweep: the first one of ``path``, ``path``-2, ... that is free or holds runs of the same sweep.
+
+    path, old: as in `run_place`. shared: the overrides that all runs have. swept: the keys that differ between them.
+    """
     if old.is_dir():
         return old
     wanted = {word for word in shared if key_of(word) not in FIRST}
@@ -98,7 +107,7 @@ def sweep_place(path: Path, old: Path, shared: Iterable[str], swept: Collection[
 
 
 def _holds(folder: RunFolder, composed: Composed) -> bool:
-    """Whether the run in a folder was asked for in the same words, or has the same values."""
+    """Whether the run in a folder was asked for by the same overrides, or has the same values."""
     given, asked = (
         {word for word in words if key_of(word) not in PLACED}
         for words in (folder.card().get("overrides", ["?"]), composed.words)
@@ -109,7 +118,7 @@ def _holds(folder: RunFolder, composed: Composed) -> bool:
 
 
 def _values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All that are set, except where the run goes."""
+    """Return all values of a config that are set, by dotted key, except for where the run goes."""
     return {key: value for key, value in flat(config).items() if key not in PLACED and value is not None}
 
 
@@ -119,7 +128,7 @@ OLD_LONGEST, ODD = 120, "[^A-Za-z0-9=._,+-]"  # of a name: characters, and those
 
 
 def old_name(overrides: Iterable[str]) -> str:
-    """Of a run: its overrides, as many as fit; a hash tells apart names from which something was left out."""
+    """Return the name that version 0.2 gave to a run's folder: its overrides, as many as fit, and a hash if some were left out."""
     kept = sorted((word for word in overrides if key_of(word) not in PLACED), key=key_of)
     text = ",".join(kept) or "default"
     if not re.search(ODD, text) and len(text) <= OLD_LONGEST:
@@ -137,20 +146,33 @@ def old_name(overrides: Iterable[str]) -> str:
 
 
 def old_name_in_sweep(algo: str, problem: str, overrides: Iterable[str], seed: Any = None) -> str:
-    """Of a sweep, from what all of its runs share, or with a seed of one of them: fedmsa_mco,seed=1,algo.K=5."""
+    """Return the name that version 0.2 gave to a sweep's folder, or with a seed to a run's folder in it:
+    fedmsa_mco,seed=1,algo.K=5.
+    """
     first = f"{algo}_{problem}" if seed is None else f"{algo}_{problem},seed={seed}"
     others = [word for word in overrides if key_of(word) not in FIRST]
     return f"{re.sub(r'[^A-Za-z0-9=._,-]', '_', first)},{old_name(others)}" if others else first
 
 
 def configured(words: Sequence[str], folders: Folders = ()) -> Composed:
-    """The config of a command; of one that only goes on with a run, that run's. Raises UserError, also where there is none."""
+    """Return the config of a command. If the command only resumes a run, return that run's config.
+
+    Args:
+        words: The overrides of the command.
+        folders: Config folders besides fedopt's.
+
+    Raises:
+        UserError: As `compose`; and if there is no run to resume.
+    """
     return _going_on(words) or compose(words, folders)
 
 
 def _going_on(words: Sequence[str]) -> Composed | None:
-    """What `resume=true output_dir=DIR` without further choices goes on with: the config of the run that is in DIR, with the other
-    words' values, and the choices that it was made of. None where the words do not say so, or no run is there."""
+    """Return the config of the run that a command resumes, changed by its other overrides; None if the command does not
+    resume a run.
+
+    A command resumes if it has `resume=true output_dir=DIR` and chooses nothing else.
+    """
     if not {"output_dir", "resume"} <= {key_of(word) for word in words}:
         return None
     given = {override.key_or_group: override for override in parsed(words)}
@@ -173,9 +195,9 @@ def _going_on(words: Sequence[str]) -> Composed | None:
 
 
 def place(composed: Composed, quiet: bool = False) -> Path:
-    """Return output_dir, else a folder named by the overrides; a further run with the same overrides gets the next number.
+    """Return output_dir, else a folder that is named by the overrides, with the next number if other runs have that name.
 
-    A note says so where the same run has finished, unless quiet.
+    composed: the run's config. quiet: whether to leave out the note that the same run has finished elsewhere.
     """
     if composed.settings.output_dir:
         return Path(composed.settings.output_dir)

@@ -1,4 +1,4 @@
-"""What a run has found, read from its checkpoint."""
+"""Read a run's solution from its checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,14 @@ from fedopt.running.hardware import restored
 
 @restored()
 def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | None]:
-    """The variables by name, and the network of the problem that has one.
+    """Return the variables by name, and the network if the problem has one, else None.
 
-    path: the run's folder; best: those of the best evaluation, else of the last checkpoint. Raises UserError.
+    Args:
+        path: The run's folder.
+        best: Whether to take the variables at the best evaluation, else those of the last checkpoint.
+
+    Raises:
+        UserError: The checkpoint or the data are missing or changed, or no best variables were kept.
     """
     folder = RunFolder(path)
     config = folder.config()
@@ -40,7 +45,9 @@ def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | No
 
 
 def _dataset(folder: Path, config: dict[str, Any]) -> Any:
-    """The data set's node; a file that is not in this working directory is one of the directory where the run began."""
+    """Return the data set's node. Relative paths that do not exist here are taken as relative to the directory where the run
+    began.
+    """
     node, begun = config.get("dataset"), RunFolder(folder).card().get("directory")
     if not isinstance(node, dict) or not begun:
         return node

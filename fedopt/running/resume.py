@@ -1,4 +1,4 @@
-"""What is in a run's folder already, and how a run goes on: at its own checkpoint, or at another run's."""
+"""What a run's folder holds already, and how a run resumes from its own checkpoint or begins at another run's."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ START_OVER = "put back a good copy, or delete checkpoint.safetensors to start th
 
 @contextmanager
 def advising(advice: str) -> Iterator[None]:
-    """Add to a UserError what can be done."""
+    """Append advice to a UserError that is raised in the context."""
     try:
         yield
     except UserError as error:
@@ -33,9 +33,9 @@ def advising(advice: str) -> Iterator[None]:
 
 
 def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
-    """How a run with this config begins in a folder.
+    """Return how a run with this config begins in a folder. A folder that holds a run is locked.
 
-    A folder that holds a run is locked. Raises UserError where the run is another one, or is not as it was left.
+    Raises UserError if the folder's run has other values, or its files were changed.
     """
     if not folder.used:
         return "anew"
@@ -64,7 +64,7 @@ def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
 
 
 def counted_rows(folder: RunFolder, metadata: Mapping[str, Any]) -> int:
-    """The bytes of metrics.csv that a checkpoint counts. Raises UserError where they are others now."""
+    """Return how many bytes of metrics.csv a checkpoint refers to. Raises UserError if these bytes have changed."""
     size = metadata.get("rows_size")
     if not isinstance(size, int) or rows_hash(folder.metrics, size) != metadata.get("rows"):
         raise UserError(f"{folder.metrics}: its rows are not those that the checkpoint counts")
@@ -72,7 +72,7 @@ def counted_rows(folder: RunFolder, metadata: Mapping[str, Any]) -> int:
 
 
 def refuse_used(folder: RunFolder) -> None:
-    """Raises UserError: there is a run in the folder, or somebody else's files."""
+    """Raise UserError: the folder holds a run, or somebody's files with the names of a run's."""
     if not os.path.lexists(folder.path / "config.yaml"):
         raise UserError(f"output_dir={folder.path} holds files of the names of a run's: choose another one")
     ways = "resume=true goes on with it, another output_dir starts anew"
@@ -80,9 +80,10 @@ def refuse_used(folder: RunFolder) -> None:
 
 
 def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: bool) -> tuple[Any, Progress, int]:
-    """The state and the progress of the run's checkpoint, and the bytes of metrics.csv that it counts. The ledger is set.
+    """Return the state and progress of the run's checkpoint, and the bytes of metrics.csv that it refers to. Set the ledger.
 
-    longer: with another budget. Raises UserError where the data, the checkpoint or the budget do not fit.
+    folder, checkpoint: the run's. e: the objects of the run. longer: whether the budget has changed. Raises UserError if the
+        data, the checkpoint or the budget do not fit.
     """
     with advising(START_OVER):
         stored = read(folder.checkpoint)
@@ -96,9 +97,10 @@ def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: b
 
 
 def taken_from(source: Path, algo: Mapping[str, Any], initial: Any, e: Experiment) -> tuple[Any, Progress]:
-    """The state of another run's checkpoint, from which on rounds, bytes and seconds count on. The ledger is set.
+    """Return the state of another run's checkpoint, and a progress that continues its rounds and seconds. Set the ledger.
 
-    algo: the config's node; initial: the algorithm's first state. Raises UserError where the checkpoint does not fit.
+    source: the other run's folder. algo: the config's node of the algorithm. initial: the algorithm's first state. e: the
+        objects of the run. Raises UserError if the checkpoint does not fit, or its costs exceed the budget.
     """
     folder = RunFolder(source)
     if not folder.checkpoint.is_file():
@@ -119,7 +121,7 @@ def taken_from(source: Path, algo: Mapping[str, Any], initial: Any, e: Experimen
 
 
 def progress_of(metadata: Mapping[str, Any]) -> Progress:
-    """The progress that a checkpoint notes. Raises UserError for a wrong type or a negative number."""
+    """Return the progress that a checkpoint notes. Raises UserError for a wrong type or a negative number."""
     try:
         values = {name: value for name, value in metadata.items() if name in Progress.__dataclass_fields__}
         return TypeAdapter(Progress).validate_python(values)

@@ -1,6 +1,6 @@
-"""Who takes what a run yields: a tracker, a user's function, checkpoints, pictures. The terminal is in `display`.
+"""Sinks take what a run yields: trackers, a user's function, checkpoints, pictures. The terminal is in `display`.
 
-A sink is a function of a moment. A context manager gives one that has something to open and to close.
+A sink is a function of a `Moment`. A sink that must be opened and closed is given by a context manager.
 """
 
 import math
@@ -38,7 +38,7 @@ OnEval = Callable[[Row], object]
 
 
 def on_rows(take: Callable[[Row], object]) -> Sink:
-    """A sink that takes evaluations only."""
+    """Return a sink that passes the rows of evaluations to ``take``, and nothing at other moments."""
 
     def sink(moment: Moment) -> None:
         if moment.row is not None:
@@ -48,9 +48,10 @@ def on_rows(take: Callable[[Row], object]) -> Sink:
 
 
 class Callback:
-    """A user's function of a row, None for none. Where it returns true, `stopped` is set, and the run is interrupted.
+    """A user's function of a row, or None. If it returns true, the run is interrupted and `stopped` is set.
 
-    error: what it raised, which its caller gets as it is.
+    function: the user's. interrupt: the event that stops the run. error: what the function raised, which the caller gets
+        unchanged.
     """
 
     def __init__(self, function: OnEval | None, interrupt: Event):
@@ -71,7 +72,7 @@ class Callback:
 
 
 def loggers(node: Mapping[str, Any]) -> list[Any]:
-    """What the node `logger` of a config names: one object, or several under their names. Raises UserError."""
+    """Return the objects that the node `logger` of a config names, one or several. Raises UserError if one cannot be built."""
     several = {f"logger.{name}": part for name, part in node.items() if isinstance(part, dict) and "_target_" in part}
     one = {key: value for key, value in node.items() if f"logger.{key}" not in several}
     nodes = several | ({"logger": one} if one.get("_target_") else {})
@@ -80,8 +81,11 @@ def loggers(node: Mapping[str, Any]) -> list[Any]:
 
 @contextmanager
 def tracker(logger: Any, folder: RunFolder, first: int) -> Iterator[Sink]:
-    """logger: of `loggers`; first: the round from which on rows are new. What fails in it ends the tracking, and not the run,
-    except for a UserError at its start."""
+    """Return a context with a sink that logs rows. If the tracker fails, the run continues without it, except for a UserError
+    at its start.
+
+    logger: one of `loggers`. folder: the run's. first: the first round whose row is new.
+    """
     failed = False
 
     def attempt(call: Callable[..., Any], *given: Any) -> Any:
@@ -104,9 +108,15 @@ def tracker(logger: Any, folder: RunFolder, first: int) -> Iterator[Sink]:
 
 @dataclass
 class Keeper:
-    """A sink that writes checkpoints. It comes after those that take the row, so that no checkpoint counts a row that one lacks.
+    """A sink that writes checkpoints. It must come after the sinks that take rows: a checkpoint refers only to rows they all
+    have.
 
-    progress: the loop's; rows: metrics.csv, open; stamp: the checkpoint's words on its config (`identity.stamp`) and its data.
+    Args:
+        e: The objects of the run.
+        progress: The loop's progress.
+        checkpoint: The run's checkpoint.
+        rows: metrics.csv, open.
+        stamp: What the checkpoint notes of its config (`identity.stamp`) and its data.
     """
 
     e: Experiment
@@ -120,7 +130,7 @@ class Keeper:
         self._next = -math.inf  # time of the next checkpoint
 
     def __call__(self, moment: Moment) -> None:
-        """Keep a checkpoint if it is time for one."""
+        """Write a checkpoint if one is due."""
         if moment.improved and self.e.keep == "best":
             self.checkpoint.best = named(self.e.problem, self.e.algorithm.output(moment.state))
         if moment.status == "diverged":
@@ -133,14 +143,14 @@ class Keeper:
             self._next = done + max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (done - started))
 
     def end(self, moment: Moment) -> None:
-        """Keep the last state, or the last good one of a run that diverged."""
+        """Write a checkpoint of the last state; for a run that diverged, of the last state before that."""
         if moment.status != "diverged":
             self._store(*self._content(moment.state))
         elif self._good is not None:  # else the one on disk is it
             self._store(*self._good)
 
     def _content(self, state: Any) -> tuple[Any, Ledger, dict[str, Any]]:
-        """What a checkpoint of this moment holds."""
+        """Return what a checkpoint of this moment holds: the state, a copy of the ledger, and the metadata."""
         rows = {"rows": self.rows.hash, "rows_size": self.rows.written}
         return state, deepcopy(self.e.federation.ledger), {**self.stamp, **rows, **asdict(self.progress)}
 
@@ -151,9 +161,10 @@ class Keeper:
 
 @contextmanager
 def pictures(folder: RunFolder, metrics: Sequence[Metric], source: str | None, begun: Problem | None) -> Iterator[None]:
-    """partition.csv and .png of the problem that a run begins with, if it has classes, None if it goes on; metrics.png at its end.
+    """Write partition.csv and partition.png at the start, and metrics.png at the end of the context.
 
-    source: the run at whose checkpoint this one began.
+    folder: the run's. metrics: the problem's. source: the run at whose checkpoint this one began, or None.
+    begun: the problem of a run that begins; None for one that resumes, whose partition is there already.
     """
     if begun is not None and begun.labels is not None and begun.clients <= LISTED:
         labels, split = begun.labels, begun.splits["train"]
@@ -172,7 +183,7 @@ def pictures(folder: RunFolder, metrics: Sequence[Metric], source: str | None, b
 
 
 def _title(folder: RunFolder) -> str:
-    """Which run it is: its method, problem and seed, and the further words of its command."""
+    """Return the title of a run's figure: its method, problem and seed, and the other overrides of its command."""
     card, config = folder.card(), folder.config()
     method, problem = (card.get("chosen", {}).get(group, "?") for group in ("algo", "problem"))
     placed = ("algo", "problem", "seed", "output_dir", "resume", "from", "name")

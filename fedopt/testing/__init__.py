@@ -1,4 +1,4 @@
-"""The contract that every algorithm and every problem keeps, as tests for fedopt's and for yours.
+"""The contract that every algorithm and every problem keeps, as tests for fedopt's own and for yours.
 
-`FEDOPT_CONTRACT_CONF=myconf pytest --pyargs fedopt.testing` holds the files of a config folder to it. It needs the extra `testing`.
+`FEDOPT_CONTRACT_CONF=myconf pytest --pyargs fedopt.testing` tests the files of a config folder. It needs the extra `testing`.
 """

@@ -1,4 +1,4 @@
-"""What pytest is told before it takes the contract: its marks, and in one line what is wrong with a user's files."""
+"""Prepares pytest for the contract: its marks, and one line on what is wrong with a user's files."""
 
 import pytest
 
@@ -6,10 +6,10 @@ from fedopt.errors import UserError
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marks of the contract, and read the files that it is about.
+    """Register the marks of the contract, and read the files under test.
 
     Raises:
-        pytest.UsageError: a file of the user's cannot be read or imported.
+        pytest.UsageError: A user's file cannot be read or imported.
     """
     for mark in ("full", "slow", "smoke"):
         config.addinivalue_line("markers", f"{mark}: of fedopt's own tests")

@@ -1,4 +1,4 @@
-"""Small runs for the tests: every algorithm that conf/algo has, on every problem of a class that it covers."""
+"""Small runs for the tests: every algorithm of conf/algo on every problem of a class that it solves."""
 
 import os
 from collections import Counter, defaultdict
@@ -34,7 +34,9 @@ FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 
 
 def contract(path: Path) -> dict[str, Any]:
-    """Read a contract.yaml: overrides by NAME or 'ALGO PROBLEM'; less, by ALGO; everyone: [ALGO]; approximate, by ALGO."""
+    """Read a contract.yaml: overrides by NAME or 'ALGO PROBLEM'; `less`, by ALGO; `everyone`, a list of ALGO; `approximate`, by
+    ALGO.
+    """
     return content(path) if path.exists() else {}
 
 
@@ -52,7 +54,7 @@ def names(group: str) -> list[str]:
 
 
 def held(group: str) -> list[str]:
-    """List the files that the contract is about: one algorithm, or those of your folder, or all of fedopt's."""
+    """List the names under test in a group: one algorithm, or those of your folder, or all of fedopt's."""
     if ONLY:
         return [ONLY] if group == "algo" else []
     return sorted(path.stem for path in (FOLDERS[-1] / group).glob("*.yaml"))
@@ -67,7 +69,7 @@ if unknown := {word for name in (*YOURS, *LESS, *APPROXIMATE) for word in name.s
 
 @cache
 def node(group: str, name: str) -> dict[str, Any]:
-    """Compose what choosing this file makes of the group's node."""
+    """Return the group's node of the config that chooses this option."""
     return config(f"{group}={name}")[group]
 
 
@@ -83,13 +85,13 @@ def is_ours(group: str, name: str) -> bool:
 
 @cache
 def problem_classes() -> dict[str, str]:
-    """Name the class of each problem."""
+    """Return the name of the class of each problem, such as minimax, by problem."""
     return {p: class_name(class_of(class_at("problem", p))) for p in names("problem")}
 
 
 @cache
 def pairs() -> list[tuple[str, str]]:
-    """Pair every algorithm with every problem of a class that it covers."""
+    """Return all pairs of an algorithm and a problem that it can be run on."""
     classes = problem_classes()
     return [
         (a, p) for a in names("algo") for p in names("problem") if classes[p] in covered(class_at("algo", a).solves)
@@ -97,7 +99,7 @@ def pairs() -> list[tuple[str, str]]:
 
 
 def held_pairs() -> list[tuple[str, str]]:
-    """List the pairs that the contract is about."""
+    """Return the pairs under test."""
     algos, problems = held("algo"), held("problem")
     return [(a, p) for a, p in pairs() if a in algos or p in problems]
 
@@ -108,7 +110,9 @@ def composed(*words: str) -> Composed:
 
 @cache
 def fields(group: str, name: str) -> dict[str, Any]:
-    """Read the keys that a file and those it builds on set in its group; composing all files would take half a minute."""
+    """Return the values that an option's file and those it builds on set in its group, by field. Composing all would take
+    half a minute.
+    """
     found: dict[str, Any] = {}
     for option in chain(group, name, FOLDERS[1:]):
         for key, value in values_of(group, option, FOLDERS[1:]).items():
@@ -120,7 +124,9 @@ def fields(group: str, name: str) -> dict[str, Any]:
 
 
 def structure(algo: str) -> tuple[Any, ...]:
-    """Say what decides which code of an algorithm runs: its class, its choices, and which numbers are zero; batches aside."""
+    """Return what decides which code of an algorithm runs: its class, its choices, and which numbers are zero. Batch sizes do
+    not count.
+    """
 
     def kind(value: Any) -> Any:
         amount = isinstance(value, str) and value[0].isdigit()  # '5 epochs'
@@ -132,7 +138,7 @@ def structure(algo: str) -> tuple[Any, ...]:
 
 @cache
 def variants() -> frozenset[str]:
-    """Name fedopt's algorithms of the same structure as one before them. Files with fewer parents come first."""
+    """Return fedopt's algorithms that have the same structure as an earlier one. Files that build on fewer others come first."""
     seen, repeated = set[tuple[Any, ...]](), set[str]()
     for algo in sorted(names("algo"), key=lambda name: (len(chain("algo", name, FOLDERS[1:])), name)):
         if structure(algo) in seen and is_ours("algo", algo):
@@ -143,9 +149,10 @@ def variants() -> frozenset[str]:
 
 @cache
 def usual_pairs() -> frozenset[tuple[str, str]]:
-    """Pair each algorithm with one problem of each class that it solves, and of one that a reduction brings it to, in turn.
+    """Return the pairs that are tested by default.
 
-    Each problem has an algorithm too. Variants have no pair.
+    Each algorithm but variants is paired with one problem of each class that it solves, and with one of a class that is
+    reduced to these. Each problem has at least one algorithm.
     """
     classes = problem_classes()
     usual: dict[tuple[str, str], None] = {}
@@ -164,7 +171,7 @@ def usual_pairs() -> frozenset[tuple[str, str]]:
 
 @cache
 def with_variants() -> frozenset[tuple[str, str]]:
-    """Add to the usual pairs each variant with one problem of its first class, whose solution is known."""
+    """Return the usual pairs, and for each variant a pair with one problem of its first class whose solution is known."""
     closed = {
         p: kind for p, kind in problem_classes().items() if class_at("problem", p).solution is not Problem.solution
     }
@@ -174,13 +181,14 @@ def with_variants() -> frozenset[tuple[str, str]]:
 
 @cache
 def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, list[Any]]:
-    """Deal out the cases of each test: an algorithm, a problem, and a setting where the test has several.
+    """Distribute the cases of the tests. Return the parameters of each test: an algorithm, a problem, and a setting if it has
+    several.
 
-    By default each usual pair has one check, in turn; its others are full, and those of pairs that are not usual are slow. Files of
-    yours have all checks.
+    By default each usual pair has one check, in turn. Its other checks are marked full, and those of unusual pairs slow. Your
+    own files have all checks.
 
     Args:
-        checks: gives what a pair is asked, as (name of the test, setting) or (name of the test,).
+        checks: A function of a pair that lists its checks, each (name of the test, setting) or (name of the test,).
     """
     cases, often = defaultdict(list), Counter[tuple[str, ...]]()
     for pair in held_pairs():
@@ -195,9 +203,10 @@ def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, li
 
 
 def make(metafunc: pytest.Metafunc, cases: list[Any]) -> None:
-    """Parametrise a test, without the cases whose mark `-m` leaves out: making all would take longer than running the others.
+    """Parametrise a test, without the cases that pytest's `-m` would deselect: making them takes longer than running the
+    others.
 
-    `-m smoke` leaves out what is full.
+    `-m smoke` leaves out cases that are marked full.
     """
     words = metafunc.config.option.markexpr
 
@@ -209,25 +218,25 @@ def make(metafunc: pytest.Metafunc, cases: list[Any]) -> None:
 
 
 def config(*words: str) -> dict[str, Any]:
-    """Compose words, with FedMSA on mco for what they do not choose; values are not checked."""
+    """Compose overrides without checking values; FedMSA and mco stand in for an algorithm and problem that are not chosen."""
     chosen = {word.partition("=")[0] for word in words}
     others = [word for word in PAIR if not {word.partition("=")[0], "experiment"} & chosen]
     return dict(merge([*others, *words], FOLDERS[1:]).nodes)
 
 
 def overrides(algo: str, problem: str) -> list[str]:
-    """List the overrides of the contract.yaml files for a pair, yours last."""
+    """Return the overrides for a pair in the contract.yaml files, yours last."""
     names = (algo, problem, f"{algo} {problem}")
     return [word for said in (OURS, YOURS) for name in names for word in said.get(name, [])]
 
 
 def small(algo: str, problem: str, *words: str) -> Experiment:
-    """Assemble a pair with less work a round."""
+    """Assemble a pair with less work per round. words: further overrides."""
     return tuned(algo, problem, *LESS.get(algo, []), *words)
 
 
 def tuned(algo: str, problem: str, *words: str) -> Experiment:
-    """Assemble a pair with tuned values, except for those of contract.yaml."""
+    """Assemble a pair with tuned values, unless contract.yaml or ``words`` set others."""
     chosen = [f"algo={algo}", f"problem={problem}", *overrides(algo, problem), *FEDERATION, *words]
     if algo in EVERYONE:
         chosen = [*(word for word in chosen if not word.startswith("participation.")), "participation.cohort=null"]
@@ -235,7 +244,7 @@ def tuned(algo: str, problem: str, *words: str) -> Experiment:
 
 
 def iterate(e: Experiment, rounds: int) -> Iterator[Any]:
-    """Yield the states of a run, the initial one first."""
+    """Yield the states of a run of some rounds, the initial one first."""
     state = e.algorithm.init(e.problem)
     yield state
     for r in range(rounds):

@@ -1,5 +1,6 @@
-"""A count of a round's communication and derivatives that uses nothing of fedopt's own: taps on the problem's functions see which
-derivatives pass, and client functions are watched as they are run one by one.
+"""A count of a round's communication and derivatives that is independent of fedopt's own count.
+
+Taps on the problem's functions see which derivatives pass, and client functions are watched while they run one by one.
 """
 
 from collections import Counter
@@ -13,7 +14,9 @@ from fedopt.federation.engines import OneByOne
 
 
 class Tap(torch.autograd.Function):
-    """The identity. events: gets "back" for each gradient that passes back, and "second" for each derivative of such a gradient."""
+    """The identity function. It appends 'back' to ``events`` for each gradient that passes back, 'second' for each derivative
+    of such a one.
+    """
 
     @staticmethod
     def forward(
@@ -30,7 +33,7 @@ class Tap(torch.autograd.Function):
 
 
 class Tapped:
-    """Watches a problem's functions by attributes of its own on the object."""
+    """Watches a problem's functions, by replacing them on the object."""
 
     def __init__(self, problem: Any):
         self.seen: list[tuple[str, tuple[list[str], ...]]] = []  # function, events of each variable
@@ -58,7 +61,9 @@ class Tapped:
         setattr(problem, name, tapped)
 
     def counted(self, form: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A faster form of a function, which is none of the derivatives that taps see."""
+        """Wrap a function's faster form, ``gradient``, ``gradients`` or ``step``, so that its gradients are counted: taps do
+        not see them.
+        """
 
         def tapped(*arguments: Any) -> Any:
             value = function(*arguments)
@@ -79,7 +84,7 @@ class Tapped:
         problem.level = tapped
 
     def calls(self) -> Counter:
-        """Gradients, Hessian-vector products and Jacobian-vector products so far."""
+        """Return the gradients, Hessian-vector products and Jacobian-vector products so far."""
         total = Counter(grad=self.own, hvp=0, jvp=0)
         for name, events in self.seen:
             backs = [of.count("back") for of in events]
@@ -97,7 +102,7 @@ class Tapped:
 
 
 class Watching(OneByOne):
-    """One by one, with a record of the bytes that each client is sent and sends back."""
+    """The engine that runs clients one by one, recording the bytes that each client receives and sends."""
 
     def __init__(self) -> None:
         self.down, self.up = Counter[int](), Counter[int]()

@@ -1,6 +1,6 @@
-"""The contract of algorithms and problems, over everything in conf/algo and conf/problem, in all pairs that fit.
+"""The contract of algorithms and problems, tested on everything in conf/algo and conf/problem, in all pairs that fit.
 
-`checks` lists what a pair is asked. Tests of one algorithm or problem, and those of groups, stand below.
+`checks` lists the tests of a pair. Tests of a single algorithm or problem, and of groups, come last.
 """
 
 import dataclasses
@@ -71,7 +71,7 @@ ENGINES = ("vectorised", "one_by_one")
 
 
 def checks(algo: str, problem: str) -> list[tuple[str, ...]]:
-    """What a pair is asked: a test, and a setting where the test has several."""
+    """List the tests of a pair, with a setting for each test that has several."""
     uneven, closed = algo in UNEVEN, problem in CLOSED and (algo, problem) not in LEFT
     return [
         *(("test_engines_agree", B) for B in ("null", "4")),
@@ -97,7 +97,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def close(a: Any, b: Any, rtol: float = 1e-9) -> None:
-    """Hold numbers equal to a share of each, or of the largest: what cancels is as exact as what it is made of."""
+    """Assert that numbers are equal up to ``rtol`` of each, or of the largest: cancellation leaves an error of that size."""
     pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True)]
     largest = max((float(y.double().abs().max()) for _, y in pairs if y.numel()), default=0.0)
     for x, y in pairs:
@@ -105,12 +105,12 @@ def close(a: Any, b: Any, rtol: float = 1e-9) -> None:
 
 
 def batches(algo: str, size: str) -> list[str]:
-    """Set the size of everything that an algorithm takes batches for."""
+    """Return the overrides that set all batch sizes of an algorithm."""
     return [f"algo.{key}={size}" for key in fields("algo", algo) if key[0] == "B"]
 
 
 def without_chance(algo: str) -> list[str]:
-    """Set full batches, and no random directions."""
+    """Return the overrides for full batches and no random directions."""
     return [*batches(algo, "null"), *(["algo.directions=null"] if "directions" in fields("algo", algo) else [])]
 
 
@@ -119,7 +119,7 @@ def last(e: Experiment) -> Any:
 
 
 def test_engines_agree(algo: str, problem: str, setting: str) -> None:
-    """All at once = one by one = in stacks; the ledgers exactly."""
+    """Running all clients at once, one by one, or in stacks gives the same numbers, and exactly the same ledger."""
     words, runs = batches(algo, setting), []
     for engine in (Vectorised(), OneByOne(), Vectorised(2)):
         e = small(algo, problem, *words)
@@ -132,20 +132,22 @@ def test_engines_agree(algo: str, problem: str, setting: str) -> None:
 
 
 def test_stragglers_do_no_harm(algo: str, problem: str) -> None:
-    """Clients without a single local step, with and without others beside them."""
+    """Clients without a single local step leave the state finite, with and without other clients."""
     for stragglers in (0.34, 0.9):
         state = last(small(algo, problem, "participation.cohort=2", f"participation.stragglers={stragglers}"))
         assert all(torch.as_tensor(leaf).isfinite().all() for leaf in tree_leaves(state))
 
 
 def three_steps(algo: str) -> list[str]:
-    """Set three local steps, of each kind of local work."""
+    """Return the overrides for three local steps of each kind."""
     keys = class_at("algo", algo).uneven
     return [f"algo.{key}=3" for key in ([keys] if isinstance(keys, str) else keys)]
 
 
 def test_ledger_is_an_independent_count(algo: str, problem: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Derivatives are counted by taps on the problem's functions, bytes by what clients are sent and send back."""
+    """The ledger equals a count of derivatives by taps on the problem's functions, and of bytes by what clients receive and
+    send.
+    """
     e = small(algo, problem, *SETTINGS[setting], *(three_steps(algo) if setting == "uneven" else []))
     taps, engine, exchange = Tapped(e.problem), Watching(), Mock(wraps=Round.exchange)
     e.federation.engine = engine
@@ -160,7 +162,7 @@ def test_ledger_is_an_independent_count(algo: str, problem: str, setting: str, m
 
 @pytest.mark.smoke
 def test_resumed_is_undisturbed(algo: str, problem: str, tmp_path: Path) -> None:
-    """A run that is stored and restored between two rounds, bit by bit."""
+    """A run that is stored and restored between two rounds equals an undisturbed run, bit by bit."""
     e = small(algo, problem)
     *_, state = undisturbed = steps(e, 3)
     ledger = e.federation.ledger.columns()
@@ -180,7 +182,7 @@ def test_resumed_is_undisturbed(algo: str, problem: str, tmp_path: Path) -> None
 
 @pytest.mark.full
 def test_two_ranks_agree(tmp_path: Path) -> None:
-    """Every class of algorithms, on one problem each."""
+    """Two processes give the same numbers and ledger as one. Every class of algorithms is tested, on one problem each."""
     first: dict[type, str] = {}
     chosen: dict[str, str] = {}
     for algo, problem in PAIRS:
@@ -224,7 +226,7 @@ def test_step_keeps_shapes_and_leaves_its_input_alone(algo: str, problem: str) -
 
 
 def arranged(e: Experiment, order: Sequence[int]) -> Experiment:
-    """Give the experiment its clients in another order, or one several times; everything takes part."""
+    """Return the experiment with its clients in another order, or with one of them several times. All take part in each round."""
     splits = {name: Ragged([split[i] for i in order]) for name, split in e.original.splits.items()}
     per_client = {name: rows[torch.tensor(order)] for name, rows in e.original.per_client.items()}
     e.original.splits, e.original.per_client = splits, per_client
@@ -233,7 +235,7 @@ def arranged(e: Experiment, order: Sequence[int]) -> Experiment:
 
 
 def of_server(state: Any) -> list[Any]:
-    """Return a state without what an algorithm keeps of single clients."""
+    """Return the parts of a state that are not memories of single clients."""
     return [value for value in state if not isinstance(value, Memory)]
 
 
@@ -254,9 +256,12 @@ def test_equal_clients_are_one_client(algo: str, problem: str) -> None:
 
 
 def test_metric_improves(algo: str, problem: str) -> None:
-    """With the tuned values, in at most 100 rounds, by a fifth: the objective, or the loss that is minimised; where the solution is
-    known, the distance or the hypergradient; of a problem of one's own, the first metric that it declares. Of fedopt's algorithms
-    there, whose steps are tuned for other problems, this is not asked unless contract.yaml gives the pair some."""
+    """With tuned values, a metric improves by a fifth within 100 rounds.
+
+    The metric is the hypergradient's norm or the distance if the solution is known, else the loss or the objective; for a
+    problem of your own without these, its first metric. fedopt's algorithms, whose steps are tuned for other problems, are
+    tested on your problem only if contract.yaml gives the pair steps.
+    """
     e = tuned(algo, problem, "participation.cohort=6")
     states = iterate(e, 100)
     before = e.problem.evaluate(*e.algorithm.output(next(states)))
@@ -279,7 +284,9 @@ def weighted(rows: np.ndarray, like: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def with_v(problem: Problem, solution: Any) -> Any:
-    """Return (x, y, v) where the solution of a bilevel problem says no v, for grad^2_yy g = I and equal clients."""
+    """Return the solution (x, y, v) of a bilevel problem whose solution leaves out v. It needs grad^2_yy g = I and equal
+    clients.
+    """
     if not (isinstance(problem, classes.Bilevel) and problem.identity):
         return solution
     x, y = solution
@@ -299,8 +306,11 @@ EXACT = {
 
 
 def test_solution_is_a_fixed_point(algo: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where clients are equal; with the inverse of the Hessian to rounding, where it is estimated by products, but for one's own
-    algorithms, of which contract.yaml says how far an approximate one may lead."""
+    """The solution stays a solution for three rounds if clients are equal and inner loops are exact.
+
+    Approximate inverses are computed to rounding. For your own algorithms contract.yaml says how far an approximate one may
+    move.
+    """
     exact = [word for key, words in EXACT.items() if key in (algo, *fields("algo", algo)) for word in words]
     words = [f"algo.{word}" for word in exact if is_ours("algo", algo)]
     words += [
@@ -340,7 +350,7 @@ A_PAIR = [next(pair for pair in PAIRS if pair[1] == problem) for problem in held
 
 @pytest.mark.parametrize(("algo", "problem"), A_PAIR)
 def test_problem_measures_what_it_says(algo: str, problem: str) -> None:
-    """Its metrics, at any point; they are not changed by the order of clients; its weights sum to one."""
+    """A problem's metrics are the declared ones, and do not depend on the order of clients; its weights sum to 1."""
     e = small(algo, problem)
     point = [v + 0.1 for v in e.original.start()]
     values = e.original.evaluate(*point)
@@ -359,7 +369,7 @@ def test_problem_measures_what_it_says(algo: str, problem: str) -> None:
 
 @pytest.mark.parametrize(("algo", "problem"), A_PAIR)
 def test_own_derivatives_are_those_of_the_functions(algo: str, problem: str) -> None:
-    """Those that a problem computes by itself, against automatic differentiation."""
+    """The derivatives that a problem computes itself equal those of automatic differentiation."""
     p = small(algo, problem).original
     xi = p.sample(1, {split: weighted(rows[1], p.start()[0]) for split, rows in p.splits.items()})
     point = [v + 0.1 * torch.sin(torch.arange(v.numel())) for v in p.start()]

@@ -1,4 +1,6 @@
-"""Started by torchrun: two rounds of each ALGO:PROBLEM, shared by the ranks. -m fedopt.testing.two_ranks FILE ALGO:PROBLEM..."""
+"""Run two rounds of each ALGO:PROBLEM, shared by the ranks; started by torchrun -m fedopt.testing.two_ranks FILE
+ALGO:PROBLEM...
+"""
 
 import sys
 
