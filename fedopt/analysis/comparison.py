@@ -6,79 +6,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import numpy as np
 import pandas as pd
-from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat
-from pydantic.dataclasses import dataclass as validated
+from matplotlib.axes import Axes
 
 from fedopt.analysis.groups import default_keys, first_metric, known_keys, labels_of, legend_labels, order, with_metric
-from fedopt.analysis.lines import curve, draw_line, explained
+from fedopt.analysis.lines import explained, lines_of
 from fedopt.analysis.runs import ABSENT, PROBLEM, Recorded, by_problem, usable
-from fedopt.analysis.stats import tests
+from fedopt.analysis.stats import moments, tests
 from fedopt.analysis.summary import COLUMNS, shown_table, tests_shown, write_shown
-from fedopt.analysis.tables import moments
 from fedopt.analysis.unequal import unequal, with_status
 from fedopt.config.build import build
 from fedopt.console.say import note
 from fedopt.console.texts import html_text
 from fedopt.drawing import figures
 from fedopt.drawing.page import Page
-from fedopt.drawing.styles import read_style
+from fedopt.drawing.styles import PlotStyle
 from fedopt.errors import UserError
-from fedopt.metrics import COSTS
+from fedopt.metrics import COSTS, Metric
 from fedopt.results.folder import OVER
 
 TABLES = ("csv", "latex", "markdown")
-
-
-def odd(number: int) -> int:
-    if number < 1 or number % 2 == 0:
-        raise ValueError(f"{number} is not an odd number, such as 1, 3, 5, with as many before as after")
-    return number
-
-
-def _rising(limits: tuple[float, float]) -> tuple[float, float]:
-    if not limits[0] < limits[1]:
-        raise ValueError("the lower end comes first")
-    return limits
-
-
-Limits = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_rising)]
-Inches = Annotated[float, Field(ge=1, le=20)]
-Points = Annotated[float, Field(ge=4, le=60)]
-
-
-@validated(frozen=True, config=ConfigDict(extra="forbid"))
-class Look:
-    """Of the picture. smooth: a value is the centred mean of so many evaluations; logy: None leaves the y scale to the values.
-
-    xlim, ylim: the ends of the axes; logx: a logarithmic x axis, which leaves out what has x = 0; legend: of figures.LEGENDS;
-    caption: whether the picture says below what is drawn; band: of curves.BANDS.
-    width, height: inches of all of the picture; font: points; style: a matplotlib style file; slides: 16:9, in large letters.
-    """
-
-    smooth: Annotated[int, AfterValidator(odd)] = 1
-    xlim: Limits | None = None
-    ylim: Limits | None = None
-    logx: bool = False
-    logy: bool | None = None
-    title: str = ""
-    legend: Literal["above", "below", "inside", "none"] = "above"
-    caption: bool = True
-    band: Literal["std", "sem", "ci", "minmax"] = "std"
-    width: Inches | None = None
-    height: Inches | None = None
-    font: Points | None = None
-    style: Path | None = None
-    slides: bool = False
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Of matplotlib. Raises UserError for a style file that is none."""
-        settings = {**(figures.SLIDES if self.slides else {}), **(read_style(self.style) if self.style else {})}
-        return settings | ({"font.size": self.font} if self.font else {})
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,21 +79,15 @@ class Comparison:
         groups = {label: [run.until(self.at) for run in runs] for label, runs in self.groups.items()}
         return tests(groups, self.metric)
 
-    def logarithmic(self, how: Look) -> dict[tuple[str, ...], bool]:
-        """For each problem, which has a picture of its own, whether its y axis is logarithmic."""
-        logs = {}
-        for problem, groups in by_problem(self.groups).items():
-            described = next(iter(groups.values()))[0].metric(self.metric)
-            spans = figures.spans_decades(described, self._values(groups))
-            logs[problem] = spans if how.logy is None else how.logy
-        return logs
+    @property
+    def described(self) -> Metric:
+        """Return what the metric says of itself."""
+        return next(iter(self.groups.values()))[0].metric(self.metric)
 
-    def _values(self, groups: Mapping[str, Sequence[Recorded]]) -> np.ndarray:
-        return np.concatenate([run.values(self.metric) for runs in groups.values() for run in runs])
-
-    def explained(self, how: Look) -> str:
-        """What is drawn, in words for a caption."""
-        lines, logs = list(self.groups.values()), set(self.logarithmic(how).values())
+    def explained(self, how: PlotStyle) -> str:
+        """Return what is drawn, in words for a caption."""
+        lines, problems = list(self.groups.values()), by_problem(self.groups).values()
+        logs = {lines_of(groups, self.metric, log=how.logy).log for groups in problems}
         each_seed_once = all(len({run.keys.get("seed") for run in runs}) == len(runs) for runs in lines)
         members = {len(runs) for runs in lines}, logs, "seed" if each_seed_once else "run"
         text = explained(*members, how.smooth, how.band, self.x)
@@ -152,81 +95,41 @@ class Comparison:
             text += "; runs that have not finished count as far as they have got"
         return text
 
-    def draw(self, *paths: str | Path, ax: figures.plt.Axes | None = None, **how_drawn: Any) -> Any:
-        """Write a figure with a line and a band for each group, in the formats of the paths' endings; returns the points drawn.
-        Each problem has its picture in it. Or draw on matplotlib's axes `ax`, and return these; the figure is not written.
+    def draw(self, *paths: str | Path, ax: Axes | None = None, **how_drawn: Any) -> Any:
+        """Write a figure with a picture for each problem, and in it a line and a band for each group.
 
-        how_drawn: the fields of `Look`. Raises UserError for others, for limits, endings and sizes that cannot be, and for a style
-        file that is none.
+        Args:
+            paths: The files; their endings choose the formats.
+            ax: matplotlib's axes to draw on instead, in their style; no file is written then.
+            how_drawn: The fields of `PlotStyle`.
+
+        Returns:
+            The points drawn, as a DataFrame; with `ax`, the axes.
+
+        Raises:
+            UserError: A field, a limit, an ending or a size cannot be, or the style file is none.
         """
-        how = build(Look, how_drawn)
+        how, count = build(PlotStyle, how_drawn), len(by_problem(self.groups))
         if unknown := [str(path) for path in paths if Path(path).suffix[1:] not in figures.FORMATS]:
             raise UserError(f"{unknown[0]}: a picture's name ends in .{', .'.join(figures.FORMATS)}")
-        settings, problems = how.settings, list(by_problem(self.groups))
         if ax is not None:
-            return self._draw_beside(ax, problems, how)
+            if count > 1:
+                raise UserError(
+                    f"ax: the runs are on {count} problems, which have a picture each; compare those of one"
+                )
+            ax.autoscale()  # earlier lines may have fixed the limits
+            _draw_on([ax], self, how)
+            ax.set_title(how.title or ax.get_title())
+            if how.legend != "none":
+                ax.legend()
+            return ax
+        settings = how.settings
         width, height = figures.SLIDE if how.slides else settings.get("figure.figsize", (None, None))
-        height = how.height or height
-        columns = math.ceil(len(problems) ** 0.5) if how.slides else 1
-        with figures.styled(settings):
-            figure, axes = figures.grid(-(-len(problems) // columns), columns, how.width or width, height)
-            for empty in axes.flat[len(problems) :]:
-                empty.remove()
-            points = self.draw_on(dict(zip(problems, axes.flat, strict=False)), how)
-            note = self.explained(how) * how.caption
-            figures.save(figure, *map(Path, paths), title=how.title, note=note, place=how.legend, grows=height is None)
-        return points
-
-    def _draw_beside(self, ax: figures.plt.Axes, problems: Sequence[tuple[str, ...]], how: Look) -> figures.plt.Axes:
-        """On axes that may have lines already, in the style that they have."""
-        if len(problems) > 1:
-            raise UserError(
-                f"ax: the runs are on {len(problems)} problems, which have a picture each; compare those of one"
-            )
-        ax.autoscale()  # earlier lines may have fixed the limits
-        self.draw_on({problems[0]: ax}, how)
-        if how.title:
-            ax.set_title(how.title)
-        if how.legend != "none":
-            ax.legend()
-        return ax
-
-    def draw_on(self, pictures: Mapping[tuple[str, ...], figures.plt.Axes], how: Look) -> pd.DataFrame:
-        """Draw on matplotlib's axes, without a legend; returns the points drawn. pictures: the axes of each problem of
-        `recorded.by_problem`. Raises UserError for limits that cannot be."""
-        logs, lines, legend = self.logarithmic(how), [], legend_labels(self.groups)
-        for axis, begins, limits in (("x", how.logx, how.xlim), ("y", any(logs.values()), how.ylim)):
-            if begins and limits and limits[0] <= 0:
-                raise UserError(f"--{axis}lim: a logarithmic axis begins above 0; --no-log{axis} makes it linear")
-        for problem, groups in by_problem(self.groups).items():
-            axes, described = pictures[problem], next(iter(groups.values()))[0].metric(self.metric)
-            share = figures.is_share(described.title, self._values(groups))
-            for label, runs in groups.items():
-                j = list(self.groups).index(label)
-                slot = self.slots.get(label, j)
-                points = curve(runs, self.metric, logs[problem], how.smooth, how.band)
-                if share:
-                    points = (*points[:2], *np.clip(points[2:], 0, 100))
-                style = figures.look(slot) | figures.marks(slot, j, len(self.groups))
-                draw_line(axes, with_status(legend[label], runs), points, style)
-                cells = dict(zip((self.x, self.metric, "low", "high"), points, strict=True))
-                lines.append(pd.DataFrame({"line": label, **cells, "band": how.band}))
-            parts = ", ".join(part for part in problem if part not in (ABSENT, "none"))
-            figures.describe(axes, self.x, described.title, parts * (len(logs) > 1))
-            thin = 0.7 * axes.lines[0].get_linewidth()
-            if self.target is not None:
-                axes.axhline(self.target, color="grey", linestyle=":", label=f"target {self.target:g}")
-            if self.at is not None:
-                axes.axvline(self.at, color="grey", linestyle="--", linewidth=thin, label="where the table compares")
-            if how.logx:
-                axes.set_xscale("log")
-            if how.logy is None:
-                figures.scale_y(axes, described, self._values(groups))
-            else:
-                axes.set_yscale("log" if how.logy else "linear")
-            axes.set_xlim(how.xlim)
-            axes.set_ylim(how.ylim or figures.within(axes, share))
-        return pd.concat(lines)
+        size = (math.ceil(count**0.5) if how.slides else 1, how.width or width, how.height or height)
+        words: Any = {"title": how.title, "note": self.explained(how) if how.caption else "", "place": how.legend}
+        files = [*map(Path, paths)]
+        with figures.pictures(files, count, *size, settings=settings, **words, grows=size[2] is None) as axes:
+            return _draw_on(axes, self, how)
 
     def write(
         self,
@@ -257,6 +160,39 @@ class Comparison:
             short = tests_shown(tested).rename(columns=lambda name: str(name).partition(" of ")[0])
             written += [write_shown(base.with_name("compare_tests"), name, tested, short) for name in formats]
         return written
+
+
+def _draw_on(all_axes: Sequence[Axes], c: Comparison, how: PlotStyle) -> pd.DataFrame:
+    """Draw the picture of each problem on its axes, without a legend. Return the points drawn."""
+    problems, legend, parts = by_problem(c.groups), legend_labels(c.groups), []
+    drawn = [lines_of(groups, c.metric, "", how.logy, how.smooth, how.band) for groups in problems.values()]
+    for axis, begins, limits in (("x", how.logx, how.xlim), ("y", any(of.log for of in drawn), how.ylim)):
+        if begins and limits and limits[0] <= 0:
+            raise UserError(f"--{axis}lim: a logarithmic axis begins above 0; --no-log{axis} makes it linear")
+    for axes, problem, of in zip(all_axes, problems, drawn, strict=True):
+        shown = {label: with_status(legend[label], c.groups[label]) for label in of.lines}
+        slots = {shown[label]: c.slots.get(label, [*c.groups].index(label)) for label in of.lines}
+        figures.draw_lines(axes, {shown[label]: line for label, line in of.drawn.items()}, slots)
+        for label, line in of.drawn.items():
+            cells = dict(zip((c.x, c.metric, "low", "high"), line, strict=True))
+            parts.append(pd.DataFrame({"line": label, **cells, "band": how.band}))
+        title = ", ".join(part for part in problem if part not in (ABSENT, "none")) if len(problems) > 1 else ""
+        described = problems[problem][next(iter(of.lines))][0].metric(c.metric)
+        figures.describe(axes, c.x, described.title, title)
+        if c.target is not None:
+            axes.axhline(c.target, color="grey", linestyle=":", label=f"target {c.target:g}")
+        if c.at is not None:
+            thin = 0.7 * axes.lines[0].get_linewidth()
+            axes.axvline(c.at, color="grey", linestyle="--", linewidth=thin, label="where the table compares")
+        if how.logx:
+            axes.set_xscale("log")
+        if how.logy is None:
+            figures.scale_y(axes, described, of.values)
+        else:
+            axes.set_yscale("log" if how.logy else "linear")
+        axes.set_xlim(how.xlim)
+        axes.set_ylim(how.ylim or figures.within(axes, of.share))
+    return pd.concat(parts)
 
 
 def compared(
@@ -309,17 +245,17 @@ def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None)
         "runs": len(runs),
         "seeds": len({run.keys.get("seed") for run in runs}),
         "status": ", ".join(f"{n} {status}" for status, n in sorted(statuses.items())),
-        **_moments(f"spent_{x}", [run.cost()[-1] for run in runs]),
-        **_moments(f"final_{metric}", [run.values(metric)[-1] for run in runs]),
+        **_columns(f"spent_{x}", [run.cost()[-1] for run in runs]),
+        **_columns(f"final_{metric}", [run.values(metric)[-1] for run in runs]),
     }
     if described.better != "neither":
-        row |= _moments(f"best_{metric}", [described.best(run.values(metric)) for run in runs])
+        row |= _columns(f"best_{metric}", [described.best(run.values(metric)) for run in runs])
     if target is not None:
         hits = [[described.reached(value, target) for value in run.values(metric)] for run in runs]
         costs = [run.cost()[hit][0] for run, hit in zip(runs, hits, strict=True) if any(hit)]
-        row |= {"target": target, "reached": len(costs), **_moments(f"{x}_to_target", costs)}
+        row |= {"target": target, "reached": len(costs), **_columns(f"{x}_to_target", costs)}
     return row
 
 
-def _moments(name: str, values: Sequence[float]) -> dict[str, float]:
+def _columns(name: str, values: Sequence[float]) -> dict[str, float]:
     return dict(zip((f"{name}_mean", f"{name}_std"), moments(values), strict=True))

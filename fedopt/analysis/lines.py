@@ -1,16 +1,17 @@
-"""The line of several runs, and the band around it."""
+"""Lines of several runs: the mean of a metric against what was spent, and the band around it."""
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from fedopt.analysis.runs import Recorded
-from fedopt.drawing.figures import plt
+from fedopt.analysis.stats import half_width
+from fedopt.drawing.figures import Line, is_share, spans_decades
 from fedopt.metrics import COSTS
 from fedopt.results.folder import OVER
 
-FEW = 8  # points of a line, which may have bars instead of a band
 BANDS = {  # what is drawn around a mean, in words
     "std": "± one standard deviation",
     "sem": "± one standard error",
@@ -19,45 +20,88 @@ BANDS = {  # what is drawn around a mean, in words
 }
 
 
-def curve(
-    runs: Sequence[Recorded], metric: str, log: bool = False, smooth: int = 1, band: str = "std"
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """x, the mean of the metric, and the ends of the band around it, all [points].
+class Lines(NamedTuple):
+    """The lines of groups of runs, by label, and all values. log: of the y axis; share: whether values are percentages."""
 
-    log: of the logarithm; values from 0 down are nan. smooth: an odd number of evaluations, over which each run has centred means
-    first (`_smoothed`). band: of `BANDS`; of one run it is the line.
+    lines: dict[str, Line]
+    values: np.ndarray
+    log: bool
+    share: bool
 
-    The curve has the union of the runs' x, from where all runs have begun to where the first one ends, so that no run drops out of
-    the mean by ending; one that is still on its way counts as far as it has got.
+    @property
+    def drawn(self) -> dict[str, Line]:
+        """Return the lines as they are drawn: bands of percentages end at 0 and 100."""
+        return {label: line.clipped() for label, line in self.lines.items()} if self.share else self.lines
+
+
+def lines_of(
+    groups: Mapping[str, Sequence[Recorded]],
+    metric: str,
+    x: str = "",
+    log: bool | None = None,
+    smooth: int = 1,
+    band: str = "std",
+) -> Lines:
+    """Return the lines of groups for one picture. log: None leaves it to the values; x, smooth, band: as in `line_of`."""
+    runs = [run for members in groups.values() for run in members]
+    described, values = runs[0].metric(metric), np.concatenate([run.values(metric) for run in runs])
+    log, share = spans_decades(described, values) if log is None else log, is_share(described.title, values)
+    lines = {label: line_of(members, metric, log, smooth, band, x) for label, members in groups.items()}
+    return Lines(lines, values, log, share)
+
+
+def line_of(
+    runs: Sequence[Recorded], metric: str, log: bool = False, smooth: int = 1, band: str = "std", x: str = ""
+) -> Line:
+    """Return the mean of a metric over runs against what they spent, and the band around it.
+
+    The line has the union of the runs' x, from where all runs have begun to where the first one ends, so that no run drops out of
+    the mean by ending. A run that is still going counts as far as it has got.
+
+    Args:
+        runs: The runs.
+        metric: A column of metrics.csv.
+        log: Whether means are of the logarithm; values from 0 down are nan then.
+        smooth: An odd number of evaluations; each run has centred means over them first.
+        band: One of `BANDS`. The band of one run is the line.
+        x: What is spent; by default the runs' own x.
     """
-    points = [_smoothed(run.cost(), run.values(metric), smooth, log) for run in runs]
+    points = [_smoothed(run.cost(x), run.values(metric), smooth, log) for run in runs]
     costs = [cost for cost, _ in points]
     ends = [cost[-1] for run, cost in zip(runs, costs, strict=True) if run.status in OVER]
     last = min(ends or [max(cost[-1] for cost in costs)])
     union = np.unique(np.concatenate(costs))
-    x = union[(union >= max(cost[0] for cost in costs)) & (union <= last)]
-    values = np.array([np.interp(x, cost, value) for cost, value in points])
-    if log:
-        values = np.log(np.where(values > 0, values, np.nan))
-    covered = np.ma.array(values, mask=[x > cost[-1] for cost in costs])
-    mean, low, high = (line.filled(np.nan) for line in (covered.mean(axis=0), covered.min(axis=0), covered.max(axis=0)))
-    if band != "minmax":
-        std, n = covered.std(axis=0, ddof=1).filled(0), covered.count(axis=0)
-        reach = std if band == "std" else std / np.sqrt(np.maximum(n, 1))
-        if band == "ci":
-            from scipy.stats import t  # half a second
+    union = union[(union >= max(cost[0] for cost in costs)) & (union <= last)]
+    values = np.array([np.interp(union, cost, value) for cost, value in points])
+    return mean_line(union, np.ma.array(values, mask=[union > cost[-1] for cost in costs]), log, band)
 
-            reach = reach * t.ppf(0.975, np.maximum(n - 1, 1))
+
+def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band: str = "std") -> Line:
+    """Return the line of the means of values [runs, points], which may be masked. log, band: as in `line_of`."""
+    if log:
+        values = np.ma.array(np.log(np.where(values.data > 0, values.data, np.nan)), mask=values.mask)
+    mean = values.mean(axis=0)
+    if band == "minmax":
+        low, high = values.min(axis=0), values.max(axis=0)
+    else:
+        std, n = values.std(axis=0, ddof=1).filled(0), np.maximum(values.count(axis=0), 1)
+        reach = {"std": lambda: std, "sem": lambda: std / np.sqrt(n), "ci": lambda: half_width(std, n)}[band]()
         low, high = mean - reach, mean + reach
-    lines = [np.exp(line) if log else line for line in (mean, low, high)]
-    return x, lines[0], lines[1], lines[2]
+    filled = (line.filled(np.nan) for line in (mean, low, high))
+    return Line(x, *(np.exp(line) if log else line for line in filled))
+
+
+def median_line(x: np.ndarray, values: np.ndarray) -> Line:
+    """Return the median of values [runs, points], with a band that leaves out the two outermost runs."""
+    ordered = np.sort(values, axis=0)
+    return Line(x, np.median(values, axis=0), ordered[1 % len(ordered)], ordered[-2 % len(ordered)])
 
 
 def _smoothed(cost: np.ndarray, values: np.ndarray, n: int, log: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Means of x and of the value over the n evaluations around each one, the value's geometric where `log`; what is nan stays so.
+    """Return the means of x and of the value over the n evaluations around each one; nan stays nan.
 
-    The x is averaged as well, so that a straight line stays one however evaluations are spaced. Towards the ends the window has
-    fewer evaluations, as many before as after, so that a line begins and ends where the run does.
+    With `log`, means of values are geometric. The x is averaged too, so that a straight line stays one however evaluations are
+    spaced. Towards the ends the window has fewer evaluations, as many before as after: a line begins and ends where the run does.
     """
     if n == 1:
         return cost, values
@@ -70,37 +114,29 @@ def _smoothed(cost: np.ndarray, values: np.ndarray, n: int, log: bool) -> tuple[
     return np.array([cost[w].mean() for w in windows]), np.exp(means) if log else means
 
 
-def draw_line(
-    axes: plt.Axes,
-    label: str,
-    points: Sequence[np.ndarray] | np.ndarray,
-    style: dict[str, Any],
-    beside: float | None = None,
-) -> None:
-    """Draw a line and its band. points: what `curve` gives.
-
-    beside: None, or from -0.5 to 0.5 where `FEW` points have bars instead, beside those of other lines.
-    """
-    x, mean, low, high = points
-    if beside is not None and 1 < len(x) <= FEW:
-        axes.plot(x, mean, color=style["color"], alpha=0.4)
-        x = x + 0.4 * beside * np.diff(x).min()
-        axes.plot(x, mean, label=label, **style | {"markevery": None, "linestyle": "none"})
-        axes.vlines(x, low, high, color=style["color"])
-        return
-    axes.plot(x, mean, label=label, **{"marker": "o" if len(x) == 1 else None, **style})
-    axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+def thinned(points: pd.DataFrame, most: int) -> pd.DataFrame:
+    """Return up to `most` rows at equal distances, with the first and the last."""
+    return points.iloc[np.unique(np.linspace(0, len(points) - 1, most).round().astype(int))]
 
 
 def from_to(counts: Collection[int]) -> str:
-    """Such as '3', or '2 to 5'."""
+    """Return a text such as '3' or '2 to 5'."""
     return " to ".join(map(str, dict.fromkeys([min(counts), max(counts)])))
 
 
 def explained(
     counts: Collection[int], logs: set[bool], member: str = "seed", smooth: int = 1, band: str = "std", x: str = ""
 ) -> str:
-    """What a line and a band are. counts: of the runs, each a `member`; logs: whether axes are logarithmic; x: what is spent."""
+    """Return what a line and a band are, in words for a caption.
+
+    Args:
+        counts: The numbers of runs of the lines.
+        logs: Whether y axes are logarithmic.
+        member: What each run is called.
+        smooth: As in `line_of`.
+        band: One of `BANDS`.
+        x: What is spent.
+    """
     several, log = max(counts) > 1, logs == {True}
     text = f"lines: {from_to(counts)} {member}"
     if several:

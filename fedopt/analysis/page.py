@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
 
 from fedopt.analysis.groups import legend_labels, order
-from fedopt.analysis.lines import BANDS, curve
+from fedopt.analysis.lines import BANDS, lines_of, mean_line
 from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, Recorded, by_problem, noting
 from fedopt.analysis.summary import shown_table, tests_shown
 from fedopt.analysis.unequal import unequal, with_status
 from fedopt.console.say import heard
 from fedopt.console.texts import printable
-from fedopt.drawing.figures import is_share, look, spans_decades, styled
+from fedopt.drawing.figures import look, spans_decades, styled
 from fedopt.drawing.page import Section, Table
 from fedopt.files.reading import read_as
 from fedopt.metrics import COSTS
@@ -63,23 +62,23 @@ def _drawn(c: "Comparison") -> tuple[dict[str, Any], dict[str, tuple[list[Table]
             c, metric=y, target=c.target if y == c.metric else None, groups={k: v for k, v in have.items() if v}
         )
         if by_y.groups:
-            described = next(iter(by_y.groups.values()))[0].metric(y)
-            values = np.concatenate([run.values(y) for runs in have.values() for run in runs])
-            log, share = spans_decades(described, values), is_share(described.title, values)
-            chart["ys"][y], chart["logs"][y] = described.title, log
-            chart["curves"][y] = {x: [_curve(runs, y, x, log, share) for runs in have.values()] for x in xs}
+            of_y = lines_of(by_y.groups, y)
+            chart["ys"][y], chart["logs"][y] = by_y.described.title, of_y.log
+            chart["curves"][y] = {x: _curves(have, y, x, of_y.log) for x in xs}
             views[y] = _view(by_y)
     return chart, views
 
 
-def _curve(runs: Sequence[Recorded], y: str, x: str, log: bool, share: bool) -> list[list[float | None]] | None:
-    """x, mean, low and high of a line, with six digits; None if a run does not know what it spent."""
-    if not runs or not all({*COSTS[x][0]} <= {*run.table} and np.isfinite(run.cost(x)).all() for run in runs):
-        return None
-    points = np.array(curve([replace(run, x=x) for run in runs], y, log))
-    points[2:] = points[2:].clip(0, 100) if share else points[2:]
-    lines = points if len(runs) > 1 else points[:2]
-    return [[float(f"{value:.6g}") if math.isfinite(value) else None for value in line] for line in lines]
+def _curves(groups: Runs, y: str, x: str, log: bool) -> list[list[list[float | None]] | None]:
+    """Return x, mean, low and high of each group's line, with six digits; None if a run does not know what it spent."""
+    known = {label: runs for label, runs in groups.items() if runs and all(run.knows(x) for run in runs)}
+    lines = lines_of(known, y, x, log).drawn if known else {}
+    return [_points(lines[k][: 4 if len(runs) > 1 else 2]) if k in lines else None for k, runs in groups.items()]
+
+
+def _points(line: Sequence[np.ndarray | None]) -> list[list[float | None]]:
+    finite = (np.where(np.isfinite(part), part, np.nan) for part in line if part is not None)
+    return [[None if math.isnan(value) else float(f"{value:.6g}") for value in part] for part in finite]
 
 
 def _view(c: "Comparison") -> tuple[list[Table], list[str]]:
@@ -87,7 +86,7 @@ def _view(c: "Comparison") -> tuple[list[Table], list[str]]:
     shown, best = shown_table(c)
     shown.columns = best.columns = pd.Index(["line", *shown.columns[1:]])
     ends = [np.array([run.until(c.at).values(c.metric)[-1] for run in runs]) for runs in c.groups.values()]
-    log = spans_decades(next(iter(c.groups.values()))[0].metric(c.metric), np.concatenate(ends))
+    log = spans_decades(c.described, np.concatenate(ends))
     head = f"95 % t-interval of the {'geometric ' * log}mean of last values"
     if max(map(len, ends)) > 1:
         shown[head], best[head] = [_interval(values, log) for values in ends], False
@@ -99,12 +98,11 @@ def _view(c: "Comparison") -> tuple[list[Table], list[str]]:
 
 
 def _interval(values: np.ndarray, log: bool) -> str:
-    """Of the mean of [n] values, or of their geometric mean."""
+    """Return the t-interval of the mean of [n] values, or of their geometric mean."""
     if len(values) < 2 or not np.isfinite(values).all():
         return ABSENT
-    scaled = np.log(values) if log else values
-    half = float(stdtrit(len(values) - 1, 0.975)) * scaled.std(ddof=1) / math.sqrt(len(values))
-    return " to ".join(f"{np.exp(end) if log else end:.4g}" for end in (scaled.mean() - half, scaled.mean() + half))
+    _, _, low, high = mean_line(np.zeros(1), np.ma.array(values[:, None]), log, "ci")
+    return f"{float(low[0]):.4g} to {float(high[0]):.4g}"  # type: ignore[index]
 
 
 def _differences(groups: Runs) -> Table:

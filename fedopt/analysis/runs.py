@@ -72,6 +72,10 @@ class Recorded:
         columns = (self.table[name].to_numpy(dtype=float) for name in COSTS[x or self.x][0])
         return np.sum([*columns], axis=0)
 
+    def knows(self, x: str) -> bool:
+        """Return whether all rows say what was spent."""
+        return {*COSTS[x][0]} <= {*self.table} and bool(np.isfinite(self.cost(x)).all())
+
     def group(self, by: Sequence[str]) -> tuple[str, ...]:
         return tuple(self.keys.get(key, ABSENT) for key in by)
 

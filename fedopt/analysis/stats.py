@@ -1,8 +1,12 @@
-"""Paired tests of groups of runs over their seeds."""
+"""Statistics of runs: means with deviations, t-intervals, paired tests, corrections, resampling, profiles.
+
+scipy takes half a second to import; each function that needs it imports it.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -12,14 +16,35 @@ from fedopt.console.say import note
 from fedopt.drawing.figures import spans_decades
 
 MOST_TESTED = 6  # groups of a problem of which each pair is tested
+RATIOS = np.geomspace(1, 16, 97)  # to the best, of a profile
+Numbers = TypeVar("Numbers", float, np.ndarray)
+
+
+def moments(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of [n] values and their standard deviation, with n - 1.
+
+    The mean of no values is nan. So is the deviation of fewer than two values, or if the mean is infinite.
+    """
+    series = pd.Series(values, dtype=float)
+    if len(series) > 1 and series.nunique(dropna=False) == 1 and math.isfinite(series[0]):  # without a sum's rounding
+        return float(series[0]), 0.0
+    mean = series.mean(skipna=False)
+    return mean, series.std(skipna=False) if math.isfinite(mean) else math.nan
+
+
+def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Numbers:
+    """Return half the width of the two-sided t-interval of a mean of n values with this standard deviation."""
+    from scipy.special import stdtrit
+
+    return stdtrit(np.maximum(n - 1, 1), (1 + level) / 2) * std / np.sqrt(n)
 
 
 def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame:
-    """Each pair of up to `MOST_TESTED` groups on the same problem: the mean difference of last values over the seeds that both
-    have, a two-sided p-value, and the one that Holm's correction over all pairs gives; nan where all seeds differ by the same.
-    What is not tested is said on stderr.
+    """Return paired t-tests of the groups' last values over the seeds that both have, a row a pair on the same problem.
 
-    Where values span decades, the ratio of geometric means, tested by the logarithms. A seed's runs in a group are one mean.
+    A row has the mean difference, a two-sided p-value (nan if all seeds differ by the same) and Holm's correction over all pairs.
+    If values span decades, it has the ratio of geometric means, tested by the logarithms. A seed's runs in a group are one mean.
+    A problem with more than `MOST_TESTED` groups is not tested; a note says so.
     """
     labelled = [(label, run) for label, runs in groups.items() for run in runs]
     values = [(label, run.keys.get("seed", ABSENT), run.values(metric)[-1]) for label, run in labelled]
@@ -40,7 +65,7 @@ def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame
             if len(apart) > 1:
                 mean, p = apart.mean(), math.nan
                 if not np.allclose(apart, apart[0]):  # the test divides by their deviation
-                    from scipy.stats import ttest_1samp  # half a second
+                    from scipy.stats import ttest_1samp
 
                     p = float(ttest_1samp(apart, 0).pvalue)
                 rows.append((pair, np.exp(mean) if log else mean, len(apart), p))
@@ -53,8 +78,44 @@ def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """[n] p-values as Holm's step-down correction for the tests that have one has them [Holm 1979]; nan where there is none."""
+    """Return [n] p-values after Holm's step-down correction [Holm 1979]; nan stays nan and does not count."""
     order, n = np.argsort(p)[: np.isfinite(p).sum()], np.isfinite(p).sum()
     adjusted = np.full(len(p), np.nan)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(n, 0, -1)), 1)
     return adjusted
+
+
+def sign_flip(differences: np.ndarray) -> float:
+    """Return the exact two-sided p-value of a paired sign-flip test that [n] differences have mean zero."""
+    from scipy.stats import permutation_test
+
+    if len(differences) < 2:
+        return 1.0
+    tested = permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=np.inf, axis=0)
+    return float(tested.pvalue)
+
+
+def resampled(strata: Sequence[np.ndarray], samples: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield the indices of each sample of a bootstrap, which draws within each stratum with replacement.
+
+    Args:
+        strata: The indices in each stratum.
+        samples: The number of samples.
+        seed: The seed of the draws.
+    """
+    rng = np.random.default_rng(seed)
+    for _ in range(samples):
+        yield np.concatenate([rng.choice(stratum, len(stratum)) for stratum in strata])
+
+
+def profile(hits: pd.DataFrame) -> pd.DataFrame:
+    """Return the performance profile of methods [Dolan and Moré 2002]: a column a method, a row a ratio.
+
+    A cell is the share of (task, target) on which the method's median cost is at most the ratio times the least one in `hits`.
+    It changes with the methods in `hits`. Tasks that a method does not take part in do not count for it.
+    """
+    medians = hits.pivot_table(index=["task", "target"], columns="method", values="cost", aggfunc="median")
+    reached = medians[np.isfinite(medians.min(axis=1))]
+    ratios = reached.div(reached.min(axis=1), axis=0)
+    shares = {method: [(ratios[method].dropna() <= ratio).mean() for ratio in RATIOS] for method in ratios}
+    return pd.DataFrame(shares, index=pd.Index(RATIOS, name="ratio"))

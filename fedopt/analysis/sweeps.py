@@ -9,7 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedopt.analysis.tables import moments, plus_minus, print_table, write_table
+from fedopt.analysis.stats import moments
+from fedopt.analysis.tables import plus_minus, print_table, write_table
 from fedopt.config.composed import Composed
 from fedopt.config.files import GROUPS, flat
 from fedopt.console.say import tell

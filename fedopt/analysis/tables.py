@@ -19,15 +19,6 @@ LEAST = 18  # characters of a column of texts, which is folded to no less
 BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 
 
-def moments(values: Sequence[float]) -> tuple[float, float]:
-    """Mean of [n] values, nan where there is none, and their standard deviation, nan where there is one or the mean is infinite."""
-    series = pd.Series(values, dtype=float)
-    if len(series) > 1 and series.nunique(dropna=False) == 1 and math.isfinite(series[0]):  # without a sum's rounding
-        return float(series[0]), 0.0
-    mean = series.mean(skipna=False)
-    return mean, series.std(skipna=False) if math.isfinite(mean) else math.nan
-
-
 def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
     """Both with so many decimals. By default the deviation has two digits, or all before the point, and the mean as many decimals;
     with one power of ten for both where that is long, with one for each where the deviation is far smaller."""

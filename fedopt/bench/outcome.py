@@ -81,7 +81,7 @@ def value_of(search: Search, trial: Trial) -> str:
     """Of the median run; a word for a trial without one."""
     if not math.isfinite(trial.loss):
         return trial.status
-    return f"{-trial.loss if search.metric.better == 'higher' else trial.loss:.5g}"
+    return f"{search.sign * trial.loss:.5g}"
 
 
 def best_of(losses: Sequence[float]) -> list[float]:
@@ -109,50 +109,49 @@ def mark_trials(axis: Axes, at: npt.ArrayLike, losses: npt.ArrayLike, sign: int,
             axis.plot(places, heights, linestyle="none", label=kind, **MARKS[kind], **above)
 
 
-@figures.styled()
+def draw_best(axis: Axes, trials: Mapping[str, Sequence[Trial]], search: Search) -> None:
+    """Draw the best of k trials, a line a name. search: one whose metric it is."""
+    lines = {}
+    for name, its in trials.items():
+        best = search.sign * np.array(best_of([trial.loss for trial in its]))
+        lines[name] = figures.Line(np.arange(1, len(best) + 1), np.where(np.isfinite(best), best, np.nan))
+    figures.draw_lines(axis, lines)
+    figures.describe(axis, "trials", f"best {search.metric.title}")
+
+
 def draw(path: Path, searches: Sequence[Search]) -> None:
-    """The best of k trials, then each algorithm's trials by each key."""
+    """Draw the best of k trials, then each algorithm's trials by each key."""
     panels = [(search, key, values) for search in searches for key, values in search.ranges.items()]
-    columns = min(len(panels) + 1, COLUMNS)
-    figure, axes = figures.grid(-(-(len(panels) + 1) // columns), columns, PANEL * columns)
-    metric, sign = searches[0].metric, -1 if searches[0].metric.better == "higher" else 1
+    columns, metric, sign = min(len(panels) + 1, COLUMNS), searches[0].metric, searches[0].sign
+    names = {search.algo: display_name(search.algo, search.folders) for search in searches}
     finite = [sign * trial.loss for search in searches for trial in search.done if math.isfinite(trial.loss)]
     scale = "log" if figures.spans_decades(metric, np.array(finite)) else "linear"
-    curve = axes.flat[0]
-    for j, search in enumerate(searches):
-        best = [sign * loss for loss in best_of([trial.loss for trial in search.done if trial.stage == STAGES[0]])]
-        curve.plot(
-            range(1, len(best) + 1),
-            [v if math.isfinite(v) else math.nan for v in best],
-            label=display_name(search.algo, search.folders),
-            **figures.look(j) | figures.marks(j, j, len(searches)),
-        )
-    figures.describe(curve, "trials", f"best {metric.title}", "best of k trials")
-    for axis, (search, key, values) in zip(axes.flat[1:], panels, strict=False):
-        texts = [trial.point.get(key, search.defaults[key]).strip("'") for trial in search.done]
-        ends = [*dict.fromkeys([*(str(end).strip("'") for end in values.ends), texts[0]])]  # the default may be another
-        if values.kind == "choice":
-            at = [float(ends.index(text)) for text in texts]
-        else:  # the default may be no number of the axis
-            at = [math.nan if math.isnan(values.share(text)) else float(text) for text in texts]
-        mark_trials(axis, at, [trial.loss for trial in search.done], sign, search.done.index(search.best))
-        figures.describe(axis, key.removeprefix("algo."), metric.title, display_name(search.algo, search.folders))
-        if values.kind == "choice":
-            axis.set_xticks(range(len(ends)), ends)
-        else:
+    with figures.pictures([path], len(panels) + 1, columns, PANEL * columns) as (curve, *strips):
+        firsts = {names[s.algo]: [trial for trial in s.done if trial.stage == STAGES[0]] for s in searches}
+        draw_best(curve, firsts, searches[0])
+        curve.set_title("best of k trials")
+        for axis, (search, key, values) in zip(strips, panels, strict=True):
+            texts = [trial.point.get(key, search.defaults[key]).strip("'") for trial in search.done]
+            ends = [
+                *dict.fromkeys([*(str(end).strip("'") for end in values.ends), texts[0]])
+            ]  # the default may be another
+            if values.kind == "choice":
+                at = [float(ends.index(text)) for text in texts]
+            else:  # the default may be no number of the axis
+                at = [math.nan if math.isnan(values.share(text)) else float(text) for text in texts]
+            mark_trials(axis, at, [trial.loss for trial in search.done], sign, search.done.index(search.best))
+            figures.describe(axis, key.removeprefix("algo."), metric.title, names[search.algo])
+            if values.kind == "choice":
+                axis.set_xticks(range(len(ends)), ends)
+                continue
             axis.set_xscale("log" if values.kind == "log" else "linear")
             low, high = axis.get_xlim()
-            if (
-                values.kind == "log" and high < 100 * low
-            ):  # powers of ten are too few, and what lies between has long names
+            if values.kind == "log" and high < 100 * low:  # powers of ten are too few; what lies between has long names
                 axis.minorticks_off()
                 ticks = [float(f"{tick:.2g}") for tick in np.geomspace(low, high, 5)[1:4]]
                 axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    for axis in axes.flat[: len(panels) + 1]:
-        axis.set_yscale(scale)
-    for axis in axes.flat[len(panels) + 1 :]:
-        axis.remove()
-    figures.save(figure, path)
+        for axis in (curve, *strips):
+            axis.set_yscale(scale)
 
 
 def run_words(searches: Sequence[Search], *more: str) -> str:

@@ -1,19 +1,19 @@
 """What the benchmark shows: hits, scores and claims in each currency, as tables, as pictures and as pages."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
+from fedopt.analysis.lines import median_line
 from fedopt.analysis.runs import Recorded
+from fedopt.analysis.stats import profile
 from fedopt.analysis.tables import latex, markdown, print_table, write_table
-from fedopt.bench.outcome import best_of, mark_trials
-from fedopt.bench.rank import BUDGETS, pairs, profile, scores, solved, worth
+from fedopt.bench.outcome import draw_best, mark_trials
+from fedopt.bench.rank import BUDGETS, pairs, scores, solved, worth
 from fedopt.bench.space import words_of
 from fedopt.bench.suite import CURRENCIES, Result, Suite, Task, rows, tasks
 from fedopt.bench.trials import FIRST_SEED, STAGES
@@ -198,106 +198,82 @@ def _reached(costs: pd.Series) -> str:
     return f"{len(finite)}/{len(costs)}" + (f" at {finite.median():.1%}" if len(finite) else "")
 
 
-def _look(j: int, lines: int) -> dict[str, Any]:
-    """Of line j of so many, with marks where lines that lie on each other show."""
-    return figures.look(j) | figures.marks(j, j, lines)
-
-
 def draw_goals(place: Path, reported: pd.DataFrame, boards: Mapping[str, str], folders: Folders = ()) -> None:
-    """Draw solved.svg and profile.svg, from the hits of reports alone. boards: by task. folders: of configs besides fedopt's."""
-    for name, x, curves in (
+    """Draw solved.svg and profile.svg, a row a board and a column a currency.
+
+    Args:
+        place: The folder of the pictures.
+        reported: The hits of reports.
+        boards: task -> board.
+        folders: Config folders besides fedopt's.
+    """
+    methods = [*dict.fromkeys(reported["method"])]
+    names = {method: display_name(str(method), folders) for method in methods}
+    slots = {names[method]: j for j, method in enumerate(methods)}
+    parts = [(board, currency) for board in dict.fromkeys(boards.values()) for currency in CURRENCIES]
+    for file, x, curves in (
         ("solved", "share of the budget", solved),
         ("profile", "ratio to the least median cost", profile),
     ):
-        _draw(place / f"{name}.svg", x, curves, reported, boards, folders)
+        with _by_currencies(place / f"{file}.svg", len(parts)) as axes:
+            for axis, (board, currency) in zip(axes, parts, strict=True):
+                on = (reported["currency"] == currency) & (reported["task"].map(boards) == board)
+                shares = curves(reported[on])
+                lines = {names[m]: figures.Line(shares.index.to_numpy(), shares[m].to_numpy()) for m in shares}
+                figures.draw_lines(axis, lines, slots)
+                figures.describe(axis, x, "share of goals reached", f"{board}: {NAMES[currency]}")
+                axis.set(xscale="log", ylim=(-0.02, 1.02))
 
 
-@figures.styled()
-def _draw(
-    path: Path,
-    x: str,
-    curves: Callable[[pd.DataFrame], pd.DataFrame],
-    hits: pd.DataFrame,
-    boards: Mapping[str, str],
-    folders: Folders,
-) -> None:
-    """Curves of methods, a row a board and a column a currency."""
-    names = [*dict.fromkeys(boards.values())]
-    figure, axes = figures.grid(len(names), len(CURRENCIES), 2.6 * len(CURRENCIES))
-    methods = [*dict.fromkeys(hits["method"])]
-    for of_board, board in zip(axes, names, strict=True):
-        for axis, currency in zip(of_board, CURRENCIES, strict=True):
-            shares = curves(hits[(hits["currency"] == currency) & (hits["task"].map(boards) == board)])
-            for method in shares:
-                look = _look(methods.index(method), len(methods))
-                axis.plot(shares.index, shares[method], label=display_name(str(method), folders), **look)
-            figures.describe(axis, x, "share of goals reached", f"{board}: {NAMES[currency]}")
-            axis.set_xscale("log")
-            axis.set_ylim(-0.02, 1.02)
-    figures.save(figure, path)
+def _by_currencies(path: Path, count: int) -> Any:
+    """Return the axes of a picture with a column a currency."""
+    return figures.pictures([path], count, len(CURRENCIES), 2.6 * len(CURRENCIES))
 
 
-@figures.styled()
 def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path) -> None:
-    """The metric against what was spent, a panel a currency."""
-    figure, axes = figures.grid(1, len(CURRENCIES), 2.6 * len(CURRENCIES))
+    """Draw the metric against what was spent, a panel a currency."""
     metric = results[0].search.metric
-    worst = -math.inf if metric.better == "higher" else math.inf
-    for axis, currency in zip(axes.flat, CURRENCIES, strict=True):
-        drawn = []
-        for j, result in enumerate(results):
-            runs = [rows(report.folder) for report in suite.reports(task, result, currency) if report.kind == "report"]
-            values = np.sort([_at_shares(run, task, currency, worst) for run in runs if run is not None], axis=0)
-            look = _look(j, len(results))
-            name = display_name(result.search.algo, suite.folders)
-            axis.plot(SHARES, np.median(values, axis=0), label=name, **look)
-            band = values[1 % len(values)], values[-2 % len(values)]
-            axis.fill_between(SHARES, *band, color=look["color"], alpha=0.15, linewidth=0)
-            drawn.append(values)
-        title = f"{metric.title}, over that at the start" if task.relative else metric.title
-        figures.describe(axis, "share of the budget", title, NAMES[currency])
-        axis.set_xscale("log")
-        if figures.spans_decades(metric, np.concatenate(drawn)):
-            axis.set_yscale("log")
-            axis.set_ylim(bottom=max(axis.get_ylim()[0], task.targets[-1] / 3))
-        for target in task.targets:
-            axis.axhline(target, color="grey", linewidth=0.4, zorder=0)
-    figures.save(figure, place / f"{task.name}.svg")
+    title = f"{metric.title}, over that at the start" if task.relative else metric.title
+    with _by_currencies(place / f"{task.name}.svg", len(CURRENCIES)) as axes:
+        for axis, currency in zip(axes, CURRENCIES, strict=True):
+            lines, drawn = {}, []
+            for result in results:
+                reports = [it for it in suite.reports(task, result, currency) if it.kind == "report"]
+                runs = [run for report in reports if (run := rows(report.folder)) is not None]
+                values = np.array([_at_shares(run, task, currency) for run in runs])
+                lines[display_name(result.search.algo, suite.folders)] = median_line(SHARES, values)
+                drawn.append(values)
+            figures.draw_lines(axis, lines)
+            figures.describe(axis, "share of the budget", title, NAMES[currency])
+            axis.set_xscale("log")
+            if figures.spans_decades(metric, np.concatenate(drawn)):
+                axis.set_yscale("log")
+                axis.set_ylim(bottom=max(axis.get_ylim()[0], task.targets[-1] / 3))
+            for target in task.targets:
+                axis.axhline(target, color="grey", linewidth=0.4, zorder=0)
 
 
-def _at_shares(run: Recorded, task: Task, currency: str, worst: float) -> np.ndarray:
-    """[len(SHARES)], the last value that a run had when each share of the budget was spent; relative ones to the first."""
+def _at_shares(run: Recorded, task: Task, currency: str) -> np.ndarray:
+    """Return the last value when each of `SHARES` was spent, the worst if it is not finite; relative ones to the first."""
     values = run.values(task.metric) / (run.values(task.metric)[0] if task.relative else 1.0)
     places = np.searchsorted(run.cost(currency) / task.budget[currency], SHARES, side="right") - 1
-    return np.nan_to_num(values[places], nan=worst)
+    return np.nan_to_num(values[places], nan=run.metric(task.metric).worst)
 
 
-@figures.styled()
 def _draw_trials(suite: Suite, task: Task, results: Sequence[Result], place: Path) -> None:
-    """The last value of each trial, a column a method, and the best of k trials."""
-    figure, ((strip, curve),) = figures.grid(1, 2, 2.6 * len(CURRENCIES), width_ratios=[2, 1])
-    metric = results[0].search.metric
-    sign = -1 if metric.better == "higher" else 1
-    seen: list[float] = []
-    names = [display_name(result.search.algo, suite.folders) for result in results]
-    for j, result in enumerate(results):
-        losses = np.array([trial.loss for trial in result.search.done])
-        mark_trials(strip, j + np.linspace(-0.25, 0.25, len(losses)), losses, sign)
-        best = sign * np.array(best_of([*losses]))
-        finite, look = np.where(np.isfinite(best), best, np.nan), _look(j, len(results))
-        curve.plot(range(1, len(best) + 1), finite, label=names[j], **look)
-        seen += [*(sign * losses)]
-    figures.describe(strip, "", metric.title)
-    figures.describe(curve, "trials", f"best {metric.title}")
-    curve.set_xticks(range(1, max(len(result.search.done) for result in results) + 1, 3))
-    strip.set_xticks(range(len(results)), names, rotation=20)
-    for axis in (strip, curve):
-        _log(axis, figures.spans_decades(metric, np.array(seen)))
-    figures.save(figure, place / f"{task.name}_trials.svg")
-
-
-def _log(axis: Axes, wanted: bool) -> None:
-    """With ten decades at most."""
-    if wanted:
-        axis.set_yscale("log")
-        axis.set_ylim(bottom=max(axis.get_ylim()[0], 1e-10 * axis.get_ylim()[1]))
+    """Draw the last value of each trial, a column a method, and the best of k trials."""
+    searches, metric = [result.search for result in results], results[0].search.metric
+    names = [display_name(search.algo, suite.folders) for search in searches]
+    shared, width = {"width_ratios": [2, 1]}, 2.6 * len(CURRENCIES)
+    with figures.pictures([place / f"{task.name}_trials.svg"], 2, 2, width, shared=shared) as (strip, curve):
+        for j, search in enumerate(searches):
+            losses = [trial.loss for trial in search.done]
+            mark_trials(strip, j + np.linspace(-0.25, 0.25, len(losses)), losses, search.sign)
+        draw_best(curve, {name: search.done for name, search in zip(names, searches, strict=True)}, searches[0])
+        figures.describe(strip, "", metric.title)
+        curve.set_xticks(range(1, max(len(search.done) for search in searches) + 1, 3))
+        strip.set_xticks(range(len(results)), names, rotation=20)
+        values = np.array([search.sign * trial.loss for search in searches for trial in search.done])
+        for axis in (strip, curve) if figures.spans_decades(metric, values) else ():
+            axis.set_yscale("log")
+            axis.set_ylim(bottom=max(axis.get_ylim()[0], 1e-10 * axis.get_ylim()[1]))  # ten decades at most

@@ -10,15 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binomtest, norm, permutation_test
+from scipy.stats import binomtest, norm
 from scipy.stats import t as student
 
-from fedopt.analysis.stats import holm
+from fedopt.analysis.stats import holm, resampled, sign_flip
 
 BUDGETS = np.geomspace(0.01, 1.0, 201)  # the shares of the budget at which the share solved is asked for
 BAND = 0.9  # of a bootstrap
 SAMPLES = 2000
-RATIOS = np.geomspace(1, 16, 97)  # to the best, of a profile
 LEVEL = 0.05  # of p after Holm's correction: with ten seeds the least p is 0.002, which leaves room for 25 claims
 
 
@@ -48,15 +47,12 @@ def scores(hits: pd.DataFrame, samples: int = SAMPLES, seed: int = 0) -> pd.Data
     The score is the mean `worth`, which no other method changes. Samples draw seeds within each task, the same for all methods.
     A method that does not take part in all tasks has no rank.
     """
-    rng, rows = np.random.default_rng(seed), hits.assign(worth=worth(hits["cost"]))
+    rows = hits.assign(worth=worth(hits["cost"]))
     table = rows.pivot_table(index=["task", "seed"], columns="method", values="worth", aggfunc="sum")
     goals = rows.groupby("task")["target"].nunique().reindex(table.index, level="task").to_numpy()
     values, asked = table.fillna(0).to_numpy(), table.notna().to_numpy() * goals[:, None]
-    places = [*table.groupby("task").indices.values()]  # of the seeds of each task
-    drawn = np.empty((samples, table.shape[1]))
-    for sample in drawn:
-        chosen = np.concatenate([rng.choice(of_task, len(of_task)) for of_task in places])
-        sample[:] = values[chosen].sum(axis=0) / asked[chosen].sum(axis=0)
+    places = [np.array(its) for its in table.groupby("task").indices.values()]  # of the seeds of each task
+    drawn = np.array([values[at].sum(axis=0) / asked[at].sum(axis=0) for at in resampled(places, samples, seed)])
     score, least = values.sum(axis=0) / asked.sum(axis=0), min(map(len, places))
     # The ends of few seeds are too near to each other: as much wider as Student's are, and for the lost degree of freedom
     level = (1 + BAND) / 2
@@ -88,14 +84,6 @@ def log_ratios(hits: pd.DataFrame, task: str, one: str, other: str) -> np.ndarra
     return (cost[one] - cost[other]).where(counted).groupby("seed").mean().fillna(0.0).to_numpy()
 
 
-def sign_flip(differences: np.ndarray) -> float:
-    """The exact two-sided p-value of a paired sign-flip test that [n] differences have mean zero."""
-    if len(differences) < 2:
-        return 1.0
-    tested = permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=np.inf, axis=0)
-    return float(tested.pvalue)
-
-
 def pairs(
     hits: pd.DataFrame, further: pd.DataFrame, claims: Sequence[tuple[str, str, str]], registered: int
 ) -> pd.DataFrame:
@@ -124,15 +112,3 @@ def pairs(
         sure = (judged["p (Holm)"] < LEVEL) & ((judged["ratio"] - 1) * (judged["further"] - 1) > 0)
         judged["answer"] = np.where(sure, np.where(judged["ratio"] < 1, "held", "did not hold"), "not told apart")
     return judged
-
-
-def profile(hits: pd.DataFrame) -> pd.DataFrame:
-    """Dolan and More's: the share of (task, target) on which a method's median cost is at most a ratio times the least one here.
-
-    It changes with who else is here. Tasks that a method does not take part in do not count for it.
-    """
-    medians = hits.pivot_table(index=["task", "target"], columns="method", values="cost", aggfunc="median")
-    reached = medians[np.isfinite(medians.min(axis=1))]
-    ratios = reached.div(reached.min(axis=1), axis=0)
-    shares = {method: [(ratios[method].dropna() <= ratio).mean() for ratio in RATIOS] for method in ratios}
-    return pd.DataFrame(shares, index=pd.Index(RATIOS, name="ratio"))

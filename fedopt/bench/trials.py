@@ -124,6 +124,11 @@ class Search:
         return f"{self.algo} on {self.problem}"
 
     @property
+    def sign(self) -> int:
+        """Return what a loss is multiplied by to be a value of the metric."""
+        return -1 if self.metric.better == "higher" else 1
+
+    @property
     def problem(self) -> str:
         return next(word for word in self.words if key_of(word) == "problem").partition("=")[2]
 

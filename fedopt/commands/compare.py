@@ -7,7 +7,7 @@ import argparse
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from fedopt.analysis.comparison import TABLES, Look, compared
+from fedopt.analysis.comparison import TABLES, compared
 from fedopt.analysis.lines import BANDS
 from fedopt.analysis.summary import COLUMNS, shown_table, tests_shown
 from fedopt.analysis.tables import print_table, write_table
@@ -16,6 +16,7 @@ from fedopt.commands.answer import Parser, answer, number, some_of
 from fedopt.config.build import build
 from fedopt.console.say import tell
 from fedopt.drawing.figures import FORMATS, LEGENDS, STYLE, WIDTH
+from fedopt.drawing.styles import PlotStyle
 from fedopt.metrics import COSTS
 
 
@@ -26,7 +27,7 @@ def main() -> None:
 
 def compare(arguments: argparse.Namespace) -> None:
     """Compare runs as the options say: write the files, and print the tables. Raises UserError if there is no run to compare."""
-    look = build(Look, {field.name: getattr(arguments, field.name) for field in fields(Look)})
+    look = build(PlotStyle, {field.name: getattr(arguments, field.name) for field in fields(PlotStyle)})
     wanted = (arguments.metric, arguments.x, arguments.target, arguments.group_by, arguments.names)
     comparison = compared(arguments.paths, *wanted, arguments.at, arguments.exclude, arguments.label)
     base = arguments.out / "compare"

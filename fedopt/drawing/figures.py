@@ -1,4 +1,4 @@
-"""The pictures in a run's folder, and what all pictures have in common."""
+"""Figures: their style, their axes, lines with bands on them, and how they are written. Knows no runs."""
 
 import logging
 import textwrap
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -18,14 +18,11 @@ from matplotlib.legend import Legend
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from fedopt.console.texts import LONGEST, is_mathematics, printable
-from fedopt.data.ragged import Ragged
 from fedopt.errors import UserError
-from fedopt.files.tables import read_table
 from fedopt.files.writing import write_atomically
 from fedopt.metrics import COSTS, Metric
 
 OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]  # without yellow
-NOMINAL, HATCHES = [*OKABE_ITO[:6], "#F0E442", "#999999"], ("", "/////", ".....")  # of classes, in this order
 STYLE: Any = {  # of a column of a paper, 3.4 inches wide
     "font.size": 8,
     "legend.fontsize": "small",
@@ -46,14 +43,12 @@ SLIDES: Any = {"font.size": 20, "lines.linewidth": 3, "lines.markersize": 10, "s
 SLIDE = (40 / 3, 7.5)  # inches, 16:9
 WIDTH, HEIGHT = 3.4, 2.3  # inches, of one picture without its legend
 GAP = 0.06  # inches beside what stands above and below the axes
+FEW = 8  # points of a line, which may have bars instead of a band
 FORMATS = ("png", "pdf", "svg")
 LEGENDS = ("above", "below", "inside", "none")
 MARKERS = "os^Dv<>"
 DASHES = ["solid", "dashed", "dashdot", "dotted"]
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no words about scripts that the font lacks
-COLUMNS = 1000  # of a heat map, which has fewer pixels than some runs have clients
-BARS = 20  # up to so many clients, and classes, are drawn as bars, more as a heat map
-NAMES, LETTERS = 40, 90  # of clients: up to so many stand below their bars, and side by side up to so many letters
 
 
 @contextmanager
@@ -63,65 +58,6 @@ def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
     with plt.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
         yield
-
-
-@styled()
-def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequence[str] = ()) -> None:
-    """Clients by classes: how many training examples of which class each client has. Names are shown where they fit."""
-    every = -(-len(split) // COLUMNS)
-    clients = np.arange(0, len(split), every)
-    counts = np.zeros((len(clients), int(labels[split.rows].max()) + 1))
-    for of_client, i in zip(counts, clients, strict=True):
-        of_client += np.bincount(labels[split[int(i)]], minlength=len(of_client))
-    figure, ((axes,),) = grid(1, 1, 2 * WIDTH, 2.6)
-    classes = [_short(name) for name in class_names] or list(map(str, range(counts.shape[1])))
-    if max(counts.shape) <= BARS:
-        above = np.cumsum(counts, axis=1)
-        edges = (clients[:, None] + [-0.45, 0.45]).reshape(-1)
-        tops, bottoms = (np.insert(to, range(1, len(split)), np.nan, axis=0) for to in (above, above - counts))
-        for c, name in enumerate(classes):  # one patch a class: a bar for each client takes a second to draw
-            fill = {"facecolor": NOMINAL[c % len(NOMINAL)], "hatch": HATCHES[c // len(NOMINAL)], "edgecolor": "white"}
-            axes.stairs(tops[:, c], edges, baseline=bottoms[:, c], fill=True, linewidth=0, label=name, **fill)
-        axes.set(ylabel="training examples", ylim=(0, None))
-        columns = 1 if class_names and len(classes) <= 10 else 2
-        axes.legend(title="class", ncols=columns, loc="center left", bbox_to_anchor=(1, 0.5))
-    else:
-        ends = (-0.5, len(split) - 0.5, counts.shape[1] - 0.5, -0.5)
-        image = axes.imshow(counts.T, aspect="auto", interpolation="nearest", cmap="cividis", extent=ends)
-        figure.colorbar(image, label="training examples")
-        axes.set_ylabel("class")
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        if len(classes) <= BARS:
-            axes.set_yticks(range(len(classes)), classes)
-    where = ", whose name stands in run.json" * (len(split.names) > NAMES)
-    axes.set_xlabel(f"client{where}{f', one of {every:,} shown' * (every > 1)}")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if 0 < len(split.names) <= NAMES:
-        names = list(map(_short, split.names))
-        side_by_side = len(names) * (max(map(len, names)) + 2) <= LETTERS
-        axes.set_xticks(clients, names, rotation="horizontal" if side_by_side else "vertical")
-    sizes = " to ".join(map(str, dict.fromkeys([int(split.sizes.min()), int(split.sizes.max())])))
-    axes.set_title(f"{len(split)} clients, {sizes} training examples each")
-    save(figure, path, place="none")
-
-
-@styled()
-def metrics(path: Path, csv: Path, metrics: Sequence[Metric], title: str = "", source: str = "") -> None:
-    """Every metric against communication rounds. title: which run. source: the run at whose end it began, from where they count."""
-    table = read_table(csv)
-    columns = 2 if len(metrics) == 4 else min(len(metrics), 3)
-    rows = -(-len(metrics) // columns)
-    figure, axes = grid(rows, columns)
-    for axis, metric in zip(axes.flat, metrics, strict=False):
-        values = table[metric.name].to_numpy()
-        axis.plot(table["comm_rounds"], values, color=OKABE_ITO[0], marker="o" if len(table) == 1 else None)
-        describe(axis, "comm_rounds", metric.title)
-        scale_y(axis, metric, values)
-        axis.set_ylim(within(axis, is_share(metric.title, values)))
-    for axis in axes.flat[len(metrics) :]:
-        axis.remove()
-    goes_on = f"goes on from {source} after {table['round'].iloc[0]} rounds" if source else ""
-    save(figure, path, title="; ".join(filter(None, [title, goes_on])))
 
 
 def scale_y(axis: plt.Axes, metric: Metric, values: np.ndarray) -> None:
@@ -178,11 +114,46 @@ def look(j: int) -> dict[str, Any]:
     return {"color": colours[j % len(colours)], "linestyle": DASHES[j // len(colours) % len(DASHES)]}
 
 
-def marks(j: int, line: int, lines: int) -> dict[str, Any]:
-    """Marks on line `line` of a picture with so many lines, each line's at other places, so that lines that lie on each other show.
-    j: as of `look`."""
-    size = 0.75 * plt.rcParams["lines.markersize"]
-    return {"marker": MARKERS[j % len(MARKERS)], "markersize": size, "markevery": (0.12 * line / lines, 0.12)}
+class Line(NamedTuple):
+    """A line and the band around it, each [points]; a line without a band has no low and high."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+
+    def clipped(self) -> "Line":
+        """Return the line with its band cut to the percentages from 0 to 100."""
+        return self._replace(low=np.clip(self.low, 0, 100), high=np.clip(self.high, 0, 100))  # type: ignore[arg-type]
+
+
+def draw_lines(
+    axis: plt.Axes, lines: Mapping[str, Line], slots: Mapping[str, int] = MappingProxyType({}), bars: bool = False
+) -> None:
+    """Draw lines with their bands. Their marks stand at different places, so that lines on each other show.
+
+    Args:
+        axis: The axes.
+        lines: label -> line.
+        slots: label -> place in the order of colours; by default the place in `lines`.
+        bars: Whether lines of up to `FEW` points have bars beside those of other lines instead of bands.
+    """
+    size, several = 0.75 * plt.rcParams["lines.markersize"], len(lines) + len(axis.lines) > 1
+    for j, (label, (x, mean, low, high)) in enumerate(lines.items()):
+        slot = slots.get(label, j)
+        style = look(slot) | {"marker": "o" if len(x) == 1 else None}
+        if several:
+            style |= {"marker": MARKERS[slot % len(MARKERS)], "markersize": size}
+            style["markevery"] = (0.12 * j / len(lines), 0.12)
+        if bars and 1 < len(x) <= FEW:
+            axis.plot(x, mean, color=style["color"], alpha=0.4)
+            x = x + 0.4 * ((j + 0.5) / len(lines) - 0.5) * np.diff(x).min()
+            axis.plot(x, mean, label=label, **style | {"markevery": None, "linestyle": "none"})
+            axis.vlines(x, low, high, color=style["color"])  # type: ignore[arg-type]
+            continue
+        axis.plot(x, mean, label=label, **style)
+        if low is not None and high is not None:
+            axis.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
 
 def cut(text: str) -> str:
@@ -203,8 +174,40 @@ def grid(
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 
 
-def _short(name: str) -> str:
-    return printable(name if len(name) <= 18 else f"{name[:17]}…").replace("$", r"\$")
+@contextmanager
+def pictures(
+    paths: Sequence[Path],
+    count: int,
+    columns: int | None = None,
+    width: float | None = None,
+    height: float | None = None,
+    *,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    shared: Mapping[str, Any] = MappingProxyType({}),
+    **written: Any,
+) -> Iterator[list[plt.Axes]]:
+    """Yield the axes of a figure to draw on, row by row; then write the figure.
+
+    Args:
+        paths: The files.
+        count: The number of pictures.
+        columns: How many stand beside each other; by default up to three, and two of four.
+        width: Inches of the whole figure; by default a column of a paper for each picture.
+        height: Inches of the whole figure.
+        settings: matplotlib's settings besides `STYLE`.
+        shared: As in `grid`.
+        written: As in `save`: title, note, place, grows.
+
+    Raises:
+        UserError: Nothing is left for the axes.
+    """
+    columns = columns or (2 if count == 4 else min(count, 3))
+    with styled(settings):
+        figure, axes = grid(-(-count // columns), columns, width, height, **shared)
+        for empty in axes.flat[count:]:
+            empty.remove()
+        yield [*axes.flat[:count]]
+        save(figure, *paths, **written)
 
 
 def save(

@@ -1,12 +1,18 @@
-"""A matplotlib style file. Somebody may have sent it: it says how things look, and nothing in it reads, runs or takes long."""
+"""How a figure looks: `PlotStyle`, and a matplotlib style file.
+
+Somebody may have sent the file: it says how things look, and nothing in it reads, runs or takes long.
+"""
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from matplotlib import RcParams
 from matplotlib.cbook import is_scalar_or_string
+from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat
+from pydantic.dataclasses import dataclass
 
+from fedopt.drawing.figures import SLIDES
 from fedopt.errors import UserError, first_line
 from fedopt.files.reading import read_text
 
@@ -49,3 +55,60 @@ def _value(key: str, text: str) -> Any:
     if any(isinstance(part, list | tuple) for part in parts) or not all(0.01 <= abs(size) <= MOST for size in sizes):
         raise ValueError(f"{key}: {text} is not taken from a style file; names, and numbers from 0.01 to {MOST}, are")
     return value
+
+
+def odd(number: int) -> int:
+    if number < 1 or number % 2 == 0:
+        raise ValueError(f"{number} is not an odd number, such as 1, 3, 5, with as many before as after")
+    return number
+
+
+def _rising(limits: tuple[float, float]) -> tuple[float, float]:
+    if not limits[0] < limits[1]:
+        raise ValueError("the lower end comes first")
+    return limits
+
+
+Limits = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_rising)]
+Inches = Annotated[float, Field(ge=1, le=20)]
+Points = Annotated[float, Field(ge=4, le=60)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class PlotStyle:
+    """How a comparison is drawn.
+
+    smooth: A value is the centred mean of this odd number of evaluations.
+    xlim, ylim: The ends of the axes.
+    logx: Whether the x axis is logarithmic; it then leaves out what has x = 0.
+    logy: Whether the y axis is logarithmic; None leaves it to the values.
+    title: Stands above the picture.
+    legend: Where the legend stands.
+    caption: Whether the picture says below what is drawn.
+    band: What is drawn around a mean (`fedopt.analysis.lines.BANDS`).
+    width, height: Inches of the whole figure.
+    font: The size of letters, in points.
+    style: A matplotlib style file.
+    slides: Whether the figure is for slides, 16:9 with large letters.
+    """
+
+    smooth: Annotated[int, AfterValidator(odd)] = 1
+    xlim: Limits | None = None
+    ylim: Limits | None = None
+    logx: bool = False
+    logy: bool | None = None
+    title: str = ""
+    legend: Literal["above", "below", "inside", "none"] = "above"
+    caption: bool = True
+    band: Literal["std", "sem", "ci", "minmax"] = "std"
+    width: Inches | None = None
+    height: Inches | None = None
+    font: Points | None = None
+    style: Path | None = None
+    slides: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return matplotlib's settings. Raises UserError if the style file cannot be used."""
+        settings = {**(SLIDES if self.slides else {}), **(read_style(self.style) if self.style else {})}
+        return settings | ({"font.size": self.font} if self.font else {})

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, model_validator
 from pydantic.dataclasses import dataclass
 
-from fedopt.analysis.tables import moments, plus_minus
+from fedopt.analysis.stats import half_width, moments
+from fedopt.analysis.tables import plus_minus
 from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable, parsed
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
@@ -84,10 +85,8 @@ class Claim:
         if math.isnan(mean):
             return UNMEASURED
         margin, half = self.margin(mean), 0.0 if self.exact else math.inf
-        if n > 1:  # half the width of the t-interval
-            from scipy.special import stdtrit  # a third of a second
-
-            half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * std / math.sqrt(n)
+        if n > 1:
+            half = half_width(std, n, LEVEL)
         if not math.isfinite(half) or -half <= margin < half:
             return f"{UNDECIDED} with {n} seed{'s' * (n != 1)}"
         return HOLDS if margin >= half else FAILS

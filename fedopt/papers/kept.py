@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedopt.analysis.lines import thinned
 from fedopt.analysis.tables import markdown, plus_minus, write_table
 from fedopt.errors import UserError
 from fedopt.files.reading import read_bytes
@@ -43,7 +44,7 @@ def keep(name: str, folders: Sequence[Path], folder: Path, into: Path) -> None:
     if (folder / "figure.png").exists():
         curves = folder / "curves.csv"
         drawn = read_table(curves if curves.exists() else folder / "figure.csv", remedy=REMEDY)
-        write_table(into / "curves.csv", thinned(drawn))
+        write_table(into / "curves.csv", _kept(drawn))
         draw_again(name, folders, into)
 
 
@@ -66,15 +67,13 @@ def draw_again(name: str, folders: Sequence[Path], folder: Path) -> None:
     (draw_curves if "line" in table else draw_points)([folder / FIGURE], published, table)
 
 
-def thinned(curves: pd.DataFrame) -> pd.DataFrame:
+def _kept(curves: pd.DataFrame) -> pd.DataFrame:
     """Return up to `POINTS` points of each line and metric, with the first and the last. A table of points is returned
     unchanged.
     """
     if "line" not in curves:
         return curves
-    parts = []
-    for _, points in curves.groupby(["line", "metric"], sort=False):
-        parts.append(points.iloc[np.unique(np.linspace(0, len(points) - 1, POINTS).round().astype(int))])
+    parts = [thinned(points, POINTS) for _, points in curves.groupby(["line", "metric"], sort=False)]
     thin = pd.concat(parts) if parts else curves
     numbers = ["mean", "low", "high"]
     return thin.assign(**thin[numbers].map(lambda value: float(f"{value:.5g}")))

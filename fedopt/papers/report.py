@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from fedopt.analysis.runs import Recorded, noting, read
-from fedopt.analysis.tables import beside_paper, moments, print_table, write_table
+from fedopt.analysis.stats import moments
+from fedopt.analysis.tables import beside_paper, print_table, write_table
 from fedopt.console.say import tell
 from fedopt.papers import claims
 from fedopt.papers.figure import curves, draw_curves, draw_points

@@ -174,12 +174,12 @@ def pictures(folder: RunFolder, metrics: Sequence[Metric], source: str | None, b
     if not PICTURES:
         yield
         return
-    from fedopt.drawing import figures  # which takes a second to import
+    from fedopt.drawing import run  # which takes a second to import
 
     if begun is not None and begun.labels is not None:
-        figures.partition(folder.path / "partition.png", begun.splits["train"], begun.labels, begun.class_names)
+        run.partition(folder.path / "partition.png", begun.splits["train"], begun.labels, begun.class_names)
     yield
-    figures.metrics(folder.path / "metrics.png", folder.metrics, metrics, _title(folder), source or "")
+    run.metrics(folder.path / "metrics.png", folder.metrics, metrics, _title(folder), source or "")
 
 
 def _title(folder: RunFolder) -> str:

@@ -26,7 +26,7 @@ from fedopt.analysis import comparison, groups, lines, stats, tables
 from fedopt.analysis.runs import read as read_run
 from fedopt.commands import compare
 from fedopt.config.tuned import Tuned
-from fedopt.drawing import figures
+from fedopt.drawing import figures, run
 from fedopt.drawing.styles import read_style
 from fedopt.errors import UserError
 from fedopt.metrics import COSTS, TRAIN_LOSS, Metric
@@ -67,8 +67,8 @@ def test_means_and_deviations_over_seeds(tmp_path, command):
 
 def test_equal_values_have_no_deviation():
     """Not even by the rounding of a sum."""
-    assert tables.moments([0.1] * 3) == (0.1, 0)
-    assert tables.moments([0.1, 0.3]) == pytest.approx((0.2, 0.02**0.5))
+    assert stats.moments([0.1] * 3) == (0.1, 0)
+    assert stats.moments([0.1, 0.3]) == pytest.approx((0.2, 0.02**0.5))
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_a_diverged_run_is_not_left_out_of_the_mean(tmp_path, command):
 
 
 def curve(*runs, **options):
-    return [list(part) for part in lines.curve([read_run(run, "round") for run in runs], "distance", **options)]
+    return [list(part) for part in lines.line_of([read_run(run, "round") for run in runs], "distance", **options)]
 
 
 def test_curve_on_the_union_of_x(tmp_path):
@@ -776,7 +776,7 @@ def test_metrics_of_a_run_leave_no_more_than_one_place_empty(n, rows, columns, t
     described = [Metric(f"m{j}", f"metric {j}") for j in range(n)]
     table = pd.DataFrame({"comm_rounds": [0, 2], **{metric.name: [1, 2] for metric in described}})
     table.to_csv(tmp_path / "metrics.csv", index=False)
-    figures.metrics(tmp_path / "metrics.png", tmp_path / "metrics.csv", described)
+    run.metrics(tmp_path / "metrics.png", tmp_path / "metrics.csv", described)
     layout = drawn[0].axes[0].get_gridspec()
     assert (layout.nrows, layout.ncols, len(drawn[0].axes)) == (rows, columns, n)
 

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedopt.bench.rank import BUDGETS, log_ratios, pairs, profile, scores, sign_flip, solved, worth
+from fedopt.analysis.stats import profile, sign_flip
+from fedopt.bench.rank import BUDGETS, log_ratios, pairs, scores, solved, worth
 
 SEEDS = range(10)
 

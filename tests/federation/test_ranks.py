@@ -19,7 +19,7 @@ BUILDING, ROUND, EVALUATION = (
     "fedopt.federation.ranks.total",
     "fedopt.running.loop.evaluate",
 )
-DRAWING = "fedopt.drawing.figures.metrics"
+DRAWING = "fedopt.drawing.run.metrics"
 UNLIKE = HURT.with_name("unlike_ranks.py")
 
 

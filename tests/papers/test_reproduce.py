@@ -25,7 +25,7 @@ from fedopt.commands import reproduce
 from fedopt.config.build import build, checked, target
 from fedopt.config.settings import Budget, Evaluation, Participation
 from fedopt.data.ragged import Ragged
-from fedopt.drawing import figures
+from fedopt.drawing import figures, run
 from fedopt.errors import UserError
 from fedopt.papers import claims, published, report
 from fedopt.papers.figure import CURVES, curves, draw_curves, draw_points
@@ -477,7 +477,7 @@ def test_clients_have_names_or_whole_numbers(names, ticks, tmp_path, monkeypatch
     kept = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
     split = Ragged(np.split(np.arange(120), [3, *range(5, 5 + max(0, len(names) - 2))]), names)
-    figures.partition(tmp_path / "a.png", split, np.arange(120) % 3)
+    run.partition(tmp_path / "a.png", split, np.arange(120) % 3)
     monkeypatch.undo()
     axes = kept[0].axes[0]
     shown = [text.get_text() for text in axes.get_xticklabels()]
@@ -485,7 +485,7 @@ def test_clients_have_names_or_whole_numbers(names, ticks, tmp_path, monkeypatch
     assert not set(shown) & {*names} or ticks is not None
     assert all(tick == round(tick) for tick in axes.get_xticks())
     assert ("run.json" in axes.get_xlabel()) == (len(names) > 40)
-    if len(split) <= figures.BARS:
+    if len(split) <= run.BARS:
         assert [text.get_text() for text in axes.get_legend().get_texts()] == ["0", "1", "2"]
 
 
@@ -496,7 +496,7 @@ def test_bars_are_as_high_as_the_counts(clients, classes, bars, tmp_path, monkey
     monkeypatch.setattr(figures, "save", lambda figure, *_, **__: kept.append(figure))
     labels = np.arange(3 * clients * classes + 1) % classes
     split = Ragged(np.array_split(np.arange(len(labels)), clients))
-    figures.partition(tmp_path / "a.png", split, labels)
+    run.partition(tmp_path / "a.png", split, labels)
     counts = np.array([np.bincount(labels[rows], minlength=classes) for rows in split])
     axes = kept[0].axes[0]
     if bars:
@@ -505,7 +505,7 @@ def test_bars_are_as_high_as_the_counts(clients, classes, bars, tmp_path, monkey
         np.testing.assert_array_equal([of.values[::2] for of in drawn], counts.cumsum(1).T)
         looks = {(patch.get_facecolor(), patch.get_hatch()) for patch in axes.patches}
         assert len(looks) == classes  # nominal: not along a scale
-        assert len({look[0] for look in looks}) == min(classes, len(figures.NOMINAL))
+        assert len({look[0] for look in looks}) == min(classes, len(run.NOMINAL))
     else:
         np.testing.assert_array_equal(axes.images[0].get_array(), counts.T)
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("client", "class")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.command import TINY, fedopt, one_line, without_time
 
-from fedopt.drawing import figures
+from fedopt.drawing import run
 from fedopt.errors import UserError
 from fedopt.federation import round as of_round
 from fedopt.federation.memory import Memory
@@ -207,13 +207,13 @@ def test_the_last_good_state_is_that_of_the_last_good_row(monkeypatch, capsys, t
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_while_the_last_figure_is_drawn(number, monkeypatch, capsys, tmp_path):
     """All is recorded by then: the run ends as it would have."""
-    draw = figures.metrics
+    draw = run.metrics
 
     def interrupted(*arguments):
         os.kill(os.getpid(), number)
         draw(*arguments)
 
-    monkeypatch.setattr(figures, "metrics", interrupted)
+    monkeypatch.setattr(run, "metrics", interrupted)
     assert fedopt(monkeypatch, capsys, *TINY, f"output_dir={tmp_path / 'run'}").code == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
     assert (tmp_path / "run" / "metrics.png").exists()

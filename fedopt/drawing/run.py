@@ -1,0 +1,89 @@
+"""The pictures in a run's folder: how the data are divided, and its metrics."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+
+from fedopt.console.texts import printable
+from fedopt.data.ragged import Ragged
+from fedopt.drawing.figures import OKABE_ITO, WIDTH, Line, describe, draw_lines, is_share, pictures, scale_y, within
+from fedopt.files.tables import read_table
+from fedopt.metrics import Metric
+
+NOMINAL, HATCHES = [*OKABE_ITO[:6], "#F0E442", "#999999"], ("", "/////", ".....")  # of classes, in this order
+COLUMNS = 1000  # of a heat map, which has fewer pixels than some runs have clients
+BARS = 20  # up to so many clients, and classes, are drawn as bars, more as a heat map
+NAMES, LETTERS = 40, 90  # of clients: up to so many stand below their bars, and side by side up to so many letters
+
+
+def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequence[str] = ()) -> None:
+    """Draw how many training examples of each class each client has. Clients' names are shown if they fit.
+
+    Args:
+        path: The file.
+        split: The rows of each client.
+        labels: [rows], the class of each row.
+        class_names: The names of the classes; by default their numbers.
+    """
+    every = -(-len(split) // COLUMNS)
+    clients = np.arange(0, len(split), every)
+    counts = np.zeros((len(clients), int(labels[split.rows].max()) + 1))
+    for of_client, i in zip(counts, clients, strict=True):
+        of_client += np.bincount(labels[split[int(i)]], minlength=len(of_client))
+    classes = [_short(name) for name in class_names] or list(map(str, range(counts.shape[1])))
+    with pictures([path], 1, width=2 * WIDTH, height=2.6, place="none") as (axes,):
+        if max(counts.shape) <= BARS:
+            above = np.cumsum(counts, axis=1)
+            edges = (clients[:, None] + [-0.45, 0.45]).reshape(-1)
+            tops, bottoms = (np.insert(to, range(1, len(split)), np.nan, axis=0) for to in (above, above - counts))
+            for c, name in enumerate(classes):  # one patch a class: a bar for each client takes a second to draw
+                colour, hatch = NOMINAL[c % len(NOMINAL)], HATCHES[c // len(NOMINAL)]
+                fill = {"fill": True, "facecolor": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+                axes.stairs(tops[:, c], edges, baseline=bottoms[:, c], label=name, **fill)  # type: ignore[arg-type]
+            axes.set(ylabel="training examples", ylim=(0, None))
+            columns = 1 if class_names and len(classes) <= 10 else 2
+            axes.legend(title="class", ncols=columns, loc="center left", bbox_to_anchor=(1, 0.5))
+        else:
+            ends = (-0.5, len(split) - 0.5, counts.shape[1] - 0.5, -0.5)
+            image = axes.imshow(counts.T, aspect="auto", interpolation="nearest", cmap="cividis", extent=ends)
+            axes.figure.colorbar(image, label="training examples")
+            axes.set_ylabel("class")
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+            if len(classes) <= BARS:
+                axes.set_yticks(range(len(classes)), classes)
+        where = ", whose name stands in run.json" * (len(split.names) > NAMES)
+        axes.set_xlabel(f"client{where}{f', one of {every:,} shown' * (every > 1)}")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if 0 < len(split.names) <= NAMES:
+            names = list(map(_short, split.names))
+            side_by_side = len(names) * (max(map(len, names)) + 2) <= LETTERS
+            axes.set_xticks(clients, names, rotation="horizontal" if side_by_side else "vertical")
+        sizes = " to ".join(map(str, dict.fromkeys([int(split.sizes.min()), int(split.sizes.max())])))
+        axes.set_title(f"{len(split)} clients, {sizes} training examples each")
+
+
+def metrics(path: Path, csv: Path, metrics: Sequence[Metric], title: str = "", source: str = "") -> None:
+    """Draw every metric against communication rounds.
+
+    Args:
+        path: The file.
+        csv: The run's metrics.csv.
+        metrics: What its columns say of themselves.
+        title: Which run it is.
+        source: The run at whose end it began, from where the rounds count.
+    """
+    table = read_table(csv)
+    goes_on = f"goes on from {source} after {table['round'].iloc[0]} rounds" if source else ""
+    with pictures([path], len(metrics), title="; ".join(filter(None, [title, goes_on]))) as all_axes:
+        for axis, metric in zip(all_axes, metrics, strict=True):
+            values = table[metric.name].to_numpy()
+            draw_lines(axis, {"": Line(table["comm_rounds"].to_numpy(), values)})
+            describe(axis, "comm_rounds", metric.title)
+            scale_y(axis, metric, values)
+            axis.set_ylim(within(axis, is_share(metric.title, values)))
+
+
+def _short(name: str) -> str:
+    return printable(name if len(name) <= 18 else f"{name[:17]}…").replace("$", r"\$")
