@@ -21,7 +21,8 @@ from fedopt.console.say import say
 from fedopt.console.texts import counted, html_text
 from fedopt.errors import UserError, first_line, mistake
 from fedopt.results.folder import RunFolder, described, numbers_of
-from fedopt.running.place import configured, place
+from fedopt.running.configured import configured
+from fedopt.running.place import place
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,7 +27,8 @@ from fedopt.console.say import folded, show
 from fedopt.errors import UserError
 from fedopt.files.writing import yaml_text
 from fedopt.results.folder import RunFolder, numbers_of
-from fedopt.running.place import configured, place
+from fedopt.running.configured import configured
+from fedopt.running.place import place
 
 EXIT = {"finished": 0, "diverged": 3, "interrupted": 130}
 

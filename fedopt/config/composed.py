@@ -53,7 +53,9 @@ class Composed:
         return {group: build_target(self.nodes[group], group) for group in groups} | {"problem": problem}
 
     def changed(self, **values: Any) -> "Composed":
-        """Return this config with new values of top-level keys that need no check: seed, resume and output_dir."""
+        """Return this config with other values of top-level keys, such as seed, resume and output_dir."""
+        if {**self.nodes, **values} == self.nodes:
+            return self
         words = [word for word in self.words if key_of(word) not in values]
         words += [f"{key}={quoted(value) if isinstance(value, str) else value}" for key, value in values.items()]
         return replace(self, nodes={**self.nodes, **values}, words=tuple(words))

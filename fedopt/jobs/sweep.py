@@ -36,7 +36,8 @@ from fedopt.files.writing import refuse_links
 from fedopt.jobs.job import Job, Outcome, optimised
 from fedopt.jobs.local import Launcher, Local, run_all
 from fedopt.results.folder import RunFolder
-from fedopt.running.place import FIRST, held, named, old_name_in_sweep, run_name, run_place, sweep_place
+from fedopt.running.names import FIRST, named, run_name
+from fedopt.running.place import held, run_place, sweep_place
 
 MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
 # How the keys begin that set up a sweep by one of Hydra's launchers or sweepers
@@ -77,9 +78,7 @@ class Sweep:
         """Return the folder of a run. composed: its config. taken: as in `run_place`."""
         if self.naming is None and (renamed := held(self.folder / run_name(composed, self.swept), composed)):
             return renamed  # the folder of a sweep without output_dir, under another name now
-        shown = [word for word in composed.words if self.naming is None or key_of(word) in self.naming]
-        old = old_name_in_sweep(composed.chosen["algo"], composed.chosen["problem"], shown, composed.settings.seed)
-        return run_place(self.folder / run_name(composed, self.naming), self.folder / old, composed, taken)
+        return run_place(self.folder / run_name(composed, self.naming), composed, taken)
 
 
 def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> int:
@@ -203,9 +202,8 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
         first = next(iter(composed.values())).chosen
         algo, problem = (f"{group}s" if group in keys else first[group] for group in ("algo", "problem"))
         shared = [word for word in given if key_of(word) not in keys]
-        root, words_in_name = Path("outputs") / "multirun", [*shared, *keys]
-        name = named((word for word in words_in_name if key_of(word) not in FIRST), [f"{algo}_{problem}"])
-        folder = sweep_place(root / name, root / old_name_in_sweep(algo, problem, words_in_name), shared, keys)
+        name = named((word for word in (*shared, *keys) if key_of(word) not in FIRST), [f"{algo}_{problem}"])
+        folder = sweep_place(Path("outputs/multirun") / name, shared, keys)
     refuse_links(folder / name for name in ("multirun.yaml", "sweep.csv"))
     planned = Sweep(tuple(words), tuple(folders), composed, folder, frozenset(keys), naming, {})
     taken = {} if taken is None else taken

@@ -13,7 +13,8 @@ import pytest
 from support.command import TINY, fedopt, start
 
 from fedopt.analysis import sweeps
-from fedopt.config import build, compose
+from fedopt.config import build
+from fedopt.config import composed as configs
 from fedopt.jobs import sweep
 
 
@@ -39,7 +40,7 @@ def test_a_run_checks_its_config_once(checks, monkeypatch, capsys, tmp_path):
 @pytest.mark.full
 def test_a_sweep_composes_and_checks_each_job_once(checks, monkeypatch, capsys, tmp_path):
     composed = []
-    monkeypatch.setattr(sweep, "compose", lambda *words: composed.append(words) or compose.compose(*words))
+    monkeypatch.setattr(sweep, "compose", lambda *words: composed.append(words) or configs.compose(*words))
     monkeypatch.chdir(tmp_path)
     result = fedopt(monkeypatch, capsys, "-m", *TINY, "budget.rounds=1", f"seed={','.join(map(str, range(50)))}")
     assert result.code == 0, result.err

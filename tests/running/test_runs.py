@@ -35,7 +35,7 @@ from fedopt.results.folder import RunFolder
 from fedopt.results.identity import stamp
 from fedopt.running.display import Display
 from fedopt.running.loop import Moment
-from fedopt.running.place import named, old_name
+from fedopt.running.names import named
 from fedopt.testing import harness
 
 LONG = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=300", "eval.every=3", "hardware.threads=1"]
@@ -460,46 +460,6 @@ def test_names_of_folders_can_be_read(words, name):
     """Short keys and values, without signs that a shell or a person stumbles over."""
     words = [word.strip("'") for word in words]
     assert named(words) == named(words[::-1]) == name
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        (["seed=3", "+a_=3_"], "+a_=3_,seed=3"),
-        (["eval.at=[1,2]", "~x", "preset=fednest/saddle"], "eval.at=1_2,preset=fednest_saddle,_x-82aaf102"),
-        (["dataset.path=" + "x" * 300, "seed=1"], "dataset.path,seed=1-89891b06"),
-    ],
-)
-def test_names_of_earlier_versions(words, name):
-    assert old_name(words) == name
-
-
-def moved_to_old_names(sweep):
-    """A sweep's folder with the names that it had before version 0.4."""
-    old = sweep.with_name("fedmsa_mco,algo.K,budget.rounds=2,hardware.threads=1,problem.examples=40")
-    sweep.rename(old)
-    for path in [path for path in old.iterdir() if path.is_dir()]:
-        seed, K = re.findall(r"\d+", path.name)
-        path.rename(old / f"fedmsa_mco,seed={seed},algo.K={K}")
-    return old
-
-
-def test_folders_of_earlier_versions_go_on(monkeypatch, capsys, tmp_path):
-    """Those of a sweep are skipped, and new ones lie beside them; a single run is found by resume=true."""
-    monkeypatch.chdir(tmp_path)
-    words = ["algo=fedmsa", "problem=mco", *SMALL]
-    assert fedopt(monkeypatch, capsys, "-m", *words, "algo.K=1,2").code == 0
-    old = moved_to_old_names(Path("outputs/multirun/fedmsa_mco-K-rounds2-threads1-examples40"))
-    before = runs_of(tmp_path)
-    assert fedopt(monkeypatch, capsys, "-m", *words, "algo.K=1,2,3").code == 0
-    after = runs_of(tmp_path)
-    assert {path: after[path] for path in before} == before
-    assert {*after} - {*before} == {f"{old}/seed0-K3"}
-    assert fedopt(monkeypatch, capsys, *words, "seed=1").code == 0
-    alone = Path("outputs/fedmsa_mco")
-    (alone / "rounds2-threads1-examples40-seed1").rename(alone / f"{','.join(sorted([*SMALL[2:], 'seed=1']))}")
-    assert "finished" in fedopt(monkeypatch, capsys, *words, "seed=1", "resume=true").out
-    assert len(list(alone.iterdir())) == 1
 
 
 PAIR = ["algo=fedmsa", "problem=quadratic_bilevel", "budget.rounds=1", "hardware.threads=1"]

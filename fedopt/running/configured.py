@@ -1,0 +1,50 @@
+"""The config of a command, which may go on with the run in a folder."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedopt.config.composed import Composed, compose, recorded
+from fedopt.config.files import GROUPS, Folders
+from fedopt.config.words import key_of, parsed
+from fedopt.errors import UserError
+from fedopt.results.folder import RunFolder
+
+
+def configured(words: Sequence[str], folders: Folders = ()) -> Composed:
+    """Return the config of a command; if it only goes on with a run, the config of that run.
+
+    Args:
+        words: The command's overrides.
+        folders: Your config folders.
+
+    Raises:
+        UserError: The config is wrong, or the folder holds no run to go on with.
+    """
+    return _going_on(words) or compose(words, folders)
+
+
+def _going_on(words: Sequence[str]) -> Composed | None:
+    """Return the config of the run in DIR, with the values of the other words, for `resume=true output_dir=DIR`.
+
+    Returns None if the words choose an algorithm or a problem and DIR holds no run, or if they do not ask to go on.
+    """
+    if not {"output_dir", "resume"} <= {key_of(word) for word in words}:
+        return None
+    given = {override.key_or_group: override for override in parsed(words)}
+    if given["resume"].value() is not True:
+        return None
+    folder = RunFolder(Path(str(given["output_dir"].value())))
+    there = os.path.lexists(folder.path / "config.yaml")
+    card = folder.card() if there else {}
+    chosen = card.get("chosen", {})
+    for group in {"algo", "problem"} & {*given}:
+        begun, wanted = chosen.get(group), given[group].value()
+        if begun and not given[group].is_sweep_override() and begun != wanted:
+            why = f"the run in it was begun with {group}={begun}, not {wanted}"
+            raise UserError(f"{folder.path}: {why}; another output_dir begins a new one")
+    if there:
+        return None if {*given} & {*GROUPS} else recorded(folder.config(), words, chosen, card.get("tuned"))
+    if not {*given} & {"algo", "problem", "experiment"}:
+        raise UserError(f"{folder.path}: there is no run in it to go on with; algo= and problem= begin one")
+    return None

@@ -1,0 +1,56 @@
+"""Names of folders from overrides: seed1-K5-eta0.1.
+
+They leave out much. Which run a folder holds is asked of what is recorded in it.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+
+from fedopt.config.composed import Composed
+from fedopt.config.files import GROUPS
+from fedopt.config.words import key_of
+
+LONGEST, LONGEST_VALUE = 80, 24  # characters of a folder's name, and of one value in it
+PLACED = ("output_dir", "resume")  # the keys that say where a run goes or how it starts, and do not name its folder
+FIRST = ("algo", "problem", "seed", *PLACED)  # those that the other words in a sweep's names come after
+
+
+def named(words: Iterable[str], first: Iterable[str] = ()) -> str:
+    """Return a folder's name that overrides give in any order.
+
+    Args:
+        words: The overrides. Those that make the name too long are left out.
+        first: Parts that the name begins with.
+    """
+    name = "-".join(filter(None, first))
+    for word in sorted((word for word in words if key_of(word) not in PLACED), key=key_of):
+        longer = f"{name}-{_short(word)}" if name else _short(word)
+        name = longer if len(longer) <= LONGEST else name
+    return name
+
+
+def _short(word: str) -> str:
+    """Return an override as part of a name: the end of its key and its value, or the option alone of a config group."""
+    key, _, value = word.lstrip("+~").partition("=")
+    value = value.rstrip("/").rpartition("/")[2] if len(value) > LONGEST_VALUE else value
+    value = re.sub("[^A-Za-z0-9.+-]+", "_", value).strip("_")
+    if len(value) > LONGEST_VALUE:  # between its words: half a number is another
+        value = value[: LONGEST_VALUE + 1].rpartition("_")[0] or value[:LONGEST_VALUE]
+    if key in GROUPS and value:
+        return value
+    last = re.sub(r"\W+", "_", re.split("[./]", key)[-1], flags=re.ASCII).strip("_")
+    between = "" if last[-1:].isalpha() and value[:1].isdigit() else "_"
+    return f"no_{last}" if word.startswith("~") else f"{last}{between}{value}" if value else last
+
+
+def run_name(composed: Composed, naming: Collection[str] | None) -> str:
+    """Return the name of a run's folder inside a sweep's.
+
+    Args:
+        composed: The run's config.
+        naming: The keys that stand in the name beside ``seed``; None for all.
+    """
+    groups = [composed.chosen[group] for group in ("algo", "problem") if naming is None or group in naming]
+    words = (word for word in composed.words if key_of(word) not in FIRST)
+    shown = (word for word in words if naming is None or key_of(word) in naming)
+    return named(shown, ["_".join(groups), f"seed{composed.settings.seed}"])
