@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedopt.data.datasets import LabelledData
+from fedopt.data.labelled import LabelledData
 from fedopt.data.world import World
 from fedopt.networks.flat import Tuning
 

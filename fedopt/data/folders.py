@@ -9,10 +9,12 @@ from PIL import Image, ImageOps
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.data.datasets import VALIDATES, LabelledData, Pixels, checked, divided, expanded, parted, refuse_larger
+from fedopt.data.arrays import VALIDATES, checked, divided, parted, refuse_larger
+from fedopt.data.labelled import LabelledData, Pixels
 from fedopt.data.names import identifiers
 from fedopt.data.tables import Fraction
 from fedopt.errors import UserError, first_line
+from fedopt.files.reading import expanded
 
 _config = ConfigDict(extra="forbid")
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # of pillow, which knows others that start programs

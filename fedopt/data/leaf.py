@@ -10,10 +10,11 @@ import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.data.datasets import LabelledData, Pixels, checked, divided, expanded, parted, refuse_larger
+from fedopt.data.arrays import checked, divided, parted, refuse_larger
+from fedopt.data.labelled import LabelledData, Pixels
 from fedopt.data.tables import Fraction, unpacked
 from fedopt.errors import UserError, first_line
-from fedopt.files.reading import decoded
+from fedopt.files.reading import decoded, expanded
 
 _config = ConfigDict(extra="forbid")
 FORM = '{"users": [USER, ...], "num_samples": [N, ...], "user_data": {USER: {"x": [...], "y": [...]}, ...}}'

@@ -14,11 +14,12 @@ import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.data.datasets import LabelledData, expanded, with_owners
+from fedopt.data.arrays import with_owners
+from fedopt.data.labelled import LabelledData
 from fedopt.data.names import LONGEST, spelt
 from fedopt.data.ragged import cut
 from fedopt.errors import UserError, first_line
-from fedopt.files.reading import read_text
+from fedopt.files.reading import expanded, read_text
 
 _config = ConfigDict(extra="forbid")
 Labels = np.ndarray | None  # the class of each example, [count]

@@ -11,11 +11,12 @@ import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.data.datasets import LabelledData, Pixels, checked, divided, expanded, parted, refuse_larger
+from fedopt.data.arrays import checked, divided, parted, refuse_larger
+from fedopt.data.labelled import LabelledData, Pixels
 from fedopt.data.names import numbered
 from fedopt.data.tables import Fraction, unpacked
 from fedopt.errors import UserError, first_line
-from fedopt.files.reading import decoded, lines_of
+from fedopt.files.reading import decoded, expanded, lines_of
 
 _config = ConfigDict(extra="forbid")
 _LINE = re.compile(r"([^\s:,]+)((?:\s+\d{1,18}:[!-9;-^`-~]+)*)\s*(?:#.*)?", re.ASCII)

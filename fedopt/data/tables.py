@@ -16,11 +16,11 @@ import pandas as pd
 from pydantic import ConfigDict, Field, NonNegativeInt
 from pydantic.dataclasses import dataclass
 
-from fedopt.data import datasets
-from fedopt.data.datasets import VALIDATES, LabelledData, Pixels, divided, expanded, parted
+from fedopt.data.arrays import VALIDATES, checked, divided, parted, refuse_larger
+from fedopt.data.labelled import LabelledData, Pixels
 from fedopt.data.names import identifiers, numbered, spelt
 from fedopt.errors import UserError, first_line, nearest, some
-from fedopt.files.reading import decoded, lines_of, opened
+from fedopt.files.reading import decoded, expanded, lines_of, opened
 
 _config = ConfigDict(extra="forbid")
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -91,7 +91,7 @@ class Csv:
         arrays = parted(columns, rows)
         if self.split is not None and (validates := table[self.split].map(spelt).to_numpy()[rows[0]] == "val").any():
             arrays[VALIDATES] = validates
-        data = datasets.checked(arrays, path, names=classes, features=tuple(features))
+        data = checked(arrays, path, names=classes, features=tuple(features))
         return replace(data, pixels=self.pixels, notes=(*notes, *data.notes))
 
     def _read(self, path: Path) -> tuple[pd.DataFrame, list[str]]:
@@ -133,7 +133,7 @@ class Csv:
             )
         if not number:
             raise UserError(f"{path}: has no rows below the column names; add examples")
-        datasets.refuse_larger(path, len(text), number * len(names))
+        refuse_larger(path, len(text), number * len(names))
         apart = {"sep": separator, "decimal": decimal, "skipinitialspace": True, "names": names, "header": 0}
         texts = dict.fromkeys(filter(None, (self.label, self.client, self.split)), str)  # as they are written
         with catch_warnings(action="ignore", category=pd.errors.DtypeWarning):  # cells of several types are refused
@@ -193,7 +193,7 @@ def unpacked(path: Path, form: str) -> bytes:
         ):
             while piece := content.read(2**16):
                 pieces.append(piece)
-                datasets.refuse_larger(path, size := size + len(piece))
+                refuse_larger(path, size := size + len(piece))
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file; give the path of {form}") from None
     except (OSError, EOFError, zlib.error) as error:

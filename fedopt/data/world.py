@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fedopt.data.datasets import DatasetSource, LabelledData
+from fedopt.data.labelled import DatasetSource, LabelledData
 from fedopt.data.partitioners import ByColumn, Partitioner, check_division
 from fedopt.data.ragged import Ragged, cut
 from fedopt.errors import UserError, memory

@@ -243,3 +243,8 @@ def read_json(path: Path, types: Mapping[str, Any], others: Any = None) -> dict[
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
+
+
+def expanded(path: str) -> Path:
+    """Return the path with ~ replaced by the home folder. The ~NAME of an unknown user stays as it is."""
+    return Path(os.path.expanduser(path))

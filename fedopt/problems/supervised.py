@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from fedopt.data.datasets import LabelledData
 from fedopt.data.examples import Batch, Batches, Examples, Logits, cross_entropy, losses, tuned
+from fedopt.data.labelled import LabelledData
 from fedopt.errors import MOST_NAMED, UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
 from fedopt.networks import flat as models

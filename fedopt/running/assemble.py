@@ -14,11 +14,11 @@ from fedopt.algorithms import Algorithm
 from fedopt.config.build import build_target
 from fedopt.config.composed import Composed
 from fedopt.config.settings import Budget, Evaluation, Participation
-from fedopt.data.datasets import expanded
 from fedopt.data.world import World
 from fedopt.errors import UserError, WrongFunction, among
 from fedopt.federation import engines
 from fedopt.federation.round import Federation
+from fedopt.files.reading import expanded
 from fedopt.problems.checks import check
 from fedopt.problems.classes import Problem
 from fedopt.problems.reductions import reduce

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedopt.config.composed import recorded
-from fedopt.data.datasets import expanded
 from fedopt.errors import UserError
+from fedopt.files.reading import expanded
 from fedopt.problems.classes import named
 from fedopt.results.checkpoint import Checkpoint, refuse_foreign
 from fedopt.results.folder import RunFolder

@@ -20,9 +20,11 @@ from PIL import Image
 from support.command import fedopt
 from support.samples import real
 
-from fedopt.data.datasets import KEYS, SHIPPED, Digits, LabelledData, Npz, Torchvision, data_folder, read_npz
+from fedopt.data.arrays import KEYS, read_npz
+from fedopt.data.datasets import SHIPPED, Digits, Npz, Torchvision, data_folder
 from fedopt.data.examples import Examples
 from fedopt.data.folders import Folder
+from fedopt.data.labelled import LabelledData
 from fedopt.data.partitioners import ByColumn, Iid
 from fedopt.data.tables import Csv
 from fedopt.data.world import World

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedopt.config.build import build_target
-from fedopt.data.datasets import LabelledData
+from fedopt.data.labelled import LabelledData
 from fedopt.data.partitioners import ByColumn, Centralized, Dirichlet, Iid, Proportions, QHeterogeneity, Shards
 from fedopt.data.ragged import Ragged
 from fedopt.data.world import World

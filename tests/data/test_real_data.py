@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from support.command import ROOT, fedopt
 
-from fedopt.data.datasets import Npz, read_npz
+from fedopt.data.arrays import read_npz
+from fedopt.data.datasets import Npz
 
 ADULT = """\
 39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, <=50K

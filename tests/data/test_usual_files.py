@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedopt.data.datasets import Npz, divided
+from fedopt.data.arrays import divided
+from fedopt.data.datasets import Npz
 from fedopt.data.folders import Folder
 from fedopt.data.leaf import Leaf
 from fedopt.data.partitioners import ByColumn
@@ -493,7 +494,7 @@ def test_what_reading_takes_is_reckoned_with(name, text, make, tmp_path, monkeyp
     make(str(path)).load()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    monkeypatch.setattr("fedopt.data.datasets.memory", lambda: memory)
+    monkeypatch.setattr("fedopt.data.arrays.memory", lambda: memory)
     memory = peak
     with pytest.raises(UserError, match=r"too large for the .* GB of memory here"):
         make(str(path)).load()
@@ -503,7 +504,7 @@ def test_what_reading_takes_is_reckoned_with(name, text, make, tmp_path, monkeyp
 
 def test_small_files_that_hold_much_are_refused(tmp_path, monkeypatch):
     """A table whose cells are one digit each, in a .gz: numbers are counted before they are made."""
-    monkeypatch.setattr("fedopt.data.datasets.memory", lambda: 10**6)
+    monkeypatch.setattr("fedopt.data.arrays.memory", lambda: 10**6)
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(("a,b,y\n" + "0,0,1\n0,1,2\n" * 5000).encode()))
     with pytest.raises(UserError, match=r"6e-05 GB.*0\.001.*GB.*memory"):
         Csv(str(tmp_path / "t.csv.gz"), "y").load()

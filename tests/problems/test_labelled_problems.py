@@ -5,7 +5,8 @@ import pytest
 import torch
 from support.derivatives import F64, Given, central_differences, full, normal
 
-from fedopt.data.datasets import Digits, LabelledData
+from fedopt.data.datasets import Digits
+from fedopt.data.labelled import LabelledData
 from fedopt.data.partitioners import Dirichlet, Iid, Shards
 from fedopt.data.world import World
 from fedopt.errors import UserError

@@ -5,7 +5,7 @@ import pytest
 import torch
 from support.derivatives import F64, Given, central_differences, full, mean, normal
 
-from fedopt.data.datasets import LabelledData
+from fedopt.data.labelled import LabelledData
 from fedopt.data.partitioners import Dirichlet, Iid
 from fedopt.data.world import World
 from fedopt.problems.fair_classification import FairClassification

@@ -10,7 +10,7 @@ from support.derivatives import F64, Given, central_differences, full, mean, nor
 from torch import nn
 from torch.autograd.functional import hessian
 
-from fedopt.data.datasets import LabelledData
+from fedopt.data.labelled import LabelledData
 from fedopt.data.partitioners import Dirichlet, Iid
 from fedopt.data.world import World
 from fedopt.errors import UserError

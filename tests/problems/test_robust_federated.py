@@ -5,7 +5,7 @@ import pytest
 import torch
 from support.derivatives import F64, Given, full, mean, normal
 
-from fedopt.data.datasets import LabelledData
+from fedopt.data.labelled import LabelledData
 from fedopt.data.partitioners import Proportions
 from fedopt.data.world import World
 from fedopt.problems.robust_federated import RobustFederated, RobustFederatedGlobal

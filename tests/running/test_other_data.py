@@ -8,7 +8,8 @@ import pytest
 from support.command import fedopt
 
 from fedopt import api
-from fedopt.data.datasets import LabelledData, Npz
+from fedopt.data.datasets import Npz
+from fedopt.data.labelled import LabelledData
 from fedopt.errors import UserError
 
 RUN = ["algo=fedavg", "problem=classification", "dataset=npz", "dataset.path=data.npz", "problem.model=softmax"]

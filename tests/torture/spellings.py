@@ -17,8 +17,9 @@ from PIL import Image
 from trials import LONGEST, Failure
 
 from fedopt.config.files import content
-from fedopt.data.datasets import DatasetSource, LabelledData, Npz
+from fedopt.data.datasets import Npz
 from fedopt.data.folders import Folder
+from fedopt.data.labelled import DatasetSource, LabelledData
 from fedopt.data.leaf import Leaf
 from fedopt.data.partitioners import ByColumn
 from fedopt.data.sparse import Libsvm

@@ -1,0 +1,158 @@
+"""Labelled examples, checked: images, tables of features and texts as token ids."""
+
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Literal, Protocol
+
+import numpy as np
+
+from fedopt.errors import UserError, some
+
+Pixels = Literal["standardised", "unit", "raw"]
+SHOWN = 4  # of names in a note
+LEAST_RANGE = 1e-12  # of a column beside that of others, or 1; less is rounding
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """Labelled examples for training and testing.
+
+    Args:
+        x_train, x_test: Images ``[n, channels, height, width]`` or a table ``[n, features]``, uint8 or floating point; or
+            token ids ``[n, length]``, int64.
+        y_train, y_test: ``[n]``, int64, classes from 0 to classes - 1.
+        pixels: How x is scaled for models. ``standardised``: each channel or column has mean 0 and variance 1 over the
+            training set. ``unit``: the largest magnitude is 1. ``raw``: as it is.
+        owners, owners_test: ``[n]``, the name or number of the client that each example belongs to. None: the data do not
+            say.
+        validates: ``[n]`` of bool, True for training examples that are kept for validation. None: the data do not say.
+        class_names: The names of the classes, in order; empty without names.
+        feature_names: The names of a table's columns; empty without names.
+        left_out: How many validation examples `without_validation` has removed.
+        notes: Lines for the user: what the reader assumed about the file, and what it ignored.
+    """
+
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    pixels: Pixels = "standardised"
+    owners: np.ndarray | None = None
+    owners_test: np.ndarray | None = None
+    validates: np.ndarray | None = None
+    class_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
+    left_out: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> bool:
+        """Whether x has token ids, which are not normalised."""
+        return self.x_train.dtype == np.int64
+
+    def without_validation(self) -> "LabelledData":
+        """Return the data without the training examples that are kept for validation. Without such marks, return the data
+        unchanged.
+        """
+        if self.validates is None:
+            return self
+        rows = np.flatnonzero(~self.validates)
+        owners = None if self.owners is None else self.owners[rows]
+        x, y, left_out = self.x_train[rows], self.y_train[rows], len(self.y_train) - len(rows)
+        return replace(self, x_train=x, y_train=y, owners=owners, validates=None, left_out=left_out)
+
+    def digest(self) -> str:
+        """Return a hash of the examples, labels, owners, marks and names. Equal data have equal hashes; notes do not count."""
+        digest = sha256()
+        for part in (name for name in self.__dataclass_fields__ if name != "notes"):
+            array = np.asarray(getattr(self, part))
+            array = np.ascontiguousarray(array.astype(str) if array.dtype == object else array)
+            digest.update(f"{part} {array.dtype.str} {array.shape} ".encode())
+            digest.update(array.reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()[:32]
+
+    @property
+    def classes(self) -> int:
+        return int(max(self.y_train.max(), self.y_test.max())) + 1
+
+    def normalisation(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return what to subtract from x and what to divide the difference by, in the units of x.
+
+        Both are [channels] for images and [features] for a table. Constant columns and channels are divided by 1.
+        """
+        if self.pixels == "raw":
+            return np.zeros(self.x_train.shape[1]), np.ones(self.x_train.shape[1])
+        if self.x_train.ndim == 2:
+            x, constant = self.x_train.astype(np.float64, copy=False), self._constant
+            if self.pixels == "unit":
+                largest = np.maximum(x.max(0), -x.min(0))
+                return np.zeros(x.shape[1]), np.where(largest > 0, largest, 1)
+            return np.where(constant, x[0], x.mean(0)), np.where(constant, 1, x.std(0))
+        channels = self.x_train.shape[1]
+        if self.pixels == "unit":
+            return np.zeros(channels), np.full(channels, float(np.abs(self.x_train).max()) or 1.0)
+        if self.x_train.dtype == np.uint8:  # exact, and without a larger copy of the data
+            counts = np.zeros((channels, 256), dtype=np.int64)
+            for images in np.array_split(self.x_train, -(-self.x_train.size // 2**26)):
+                counts += [np.bincount(images[:, c].reshape(-1), minlength=256) for c in range(channels)]
+            values, n = np.arange(256), counts[0].sum()
+            mean, constant = counts @ values / n, counts.max(1) == n
+            return mean, np.where(constant, 1, np.sqrt(counts @ values**2 / n - mean**2))
+        in_double = [pixels.astype(np.float64, copy=False) for pixels in self.x_train.transpose(1, 0, 2, 3)]
+        mean, std = np.array([(pixels.mean(), pixels.std()) for pixels in in_double]).T
+        return mean, np.where(self._constant, 1, std)
+
+    @property
+    def _constant(self) -> np.ndarray:
+        """Whether each column or channel is constant up to rounding, [columns] of bool.
+
+        Rounding is judged by the column's own magnitude, and by the widest range of all columns.
+        """
+        least, most = self._bounds
+        eps = np.finfo(self.x_train.dtype).eps if self.x_train.dtype.kind == "f" else 0
+        range_of = most - least
+        own = range_of <= 8 * eps * np.maximum(np.abs(least), np.abs(most))
+        return own | (range_of <= LEAST_RANGE * min(1, range_of.max()))
+
+    @property
+    def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The smallest and the largest value of each column or channel, as float64."""
+        axes = (0, *range(2, self.x_train.ndim))
+        return self.x_train.min(axes).astype(np.float64), self.x_train.max(axes).astype(np.float64)
+
+    def rounding(self) -> list[str]:
+        """Return a note that names the columns or channels that vary by rounding alone, which are not standardised; [] if there
+        are none.
+        """
+        floating = self.x_train.dtype.kind == "f"
+        columns = np.flatnonzero(self._constant & np.less(*self._bounds)).tolist() if floating else []
+        which = some((self.feature_names[c] if self.feature_names else c for c in columns), SHOWN)
+        what = "columns" if self.x_train.ndim == 2 else "channels"
+        return [f"{what} {which} vary by rounding alone, and are not divided by their deviation"] if columns else []
+
+    def redivided(self, test: float, rng: np.random.Generator) -> "LabelledData":
+        """Pool all examples and divide them at random into new training and test examples.
+
+        Args:
+            test: The fraction for testing.
+            rng: The generator of the draw.
+
+        Raises:
+            UserError: Only one of the training and the test examples have owners.
+        """
+        if (self.owners is None) != (self.owners_test is None):
+            why = "only one of the training and the test examples have owners, so that they cannot be pooled"
+            raise UserError(f"problem.test={test}: {why}; use problem.test=null")
+        x, y = np.concatenate([self.x_train, self.x_test]), np.concatenate([self.y_train, self.y_test])
+        held_out, rest = np.split(rng.permutation(len(y)), [round(test * len(y))])
+        data = replace(self, x_train=x[rest], y_train=y[rest], x_test=x[held_out], y_test=y[held_out])
+        if self.owners is None or self.owners_test is None:
+            return data
+        owners = np.concatenate([self.owners, self.owners_test])
+        return replace(data, owners=owners[rest], owners_test=owners[held_out])
+
+
+class DatasetSource(Protocol):
+    """The interface of a data set: ``load()`` reads the files and returns `LabelledData`."""
+
+    def load(self) -> LabelledData: ...
