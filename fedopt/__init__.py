@@ -14,7 +14,7 @@ __version__ = "0.4.0.dev0"
 
 _NAMES = {
     "algorithms": ("Algorithm",),
-    "api": ("Result", "compare", "load", "run", "sweep"),
+    "api": ("Result", "compare", "frame", "load", "run", "sweep"),
     "bench.python": ("Tuning", "tune"),
     "config.composed": ("Composed", "compose", "recorded"),
     "data.examples": ("cross_entropy",),

@@ -1,6 +1,7 @@
 from fedopt.algorithms import Algorithm as Algorithm
 from fedopt.api import Result as Result
 from fedopt.api import compare as compare
+from fedopt.api import frame as frame
 from fedopt.api import load as load
 from fedopt.api import run as run
 from fedopt.api import sweep as sweep

@@ -158,7 +158,7 @@ class Result:
         """
         from matplotlib import pyplot
 
-        ax, one = how.pop("ax", None) or pyplot.gca(), compare([self], metric, x)
+        ax, one = how.pop("ax", None) or pyplot.gca(), compare([self], metric=metric, x=x)
         groups = {label or name: runs for name, runs in one.groups.items()}
         return replace(one, groups=groups, slots={name: len(ax.lines) for name in groups}).draw(ax=ax, **how)
 
@@ -201,8 +201,8 @@ class Result:
 
 def run(
     words: Config = "",
-    on_eval: Callable[[dict[str, Any]], object] | None = None,
     *,
+    on_eval: Callable[[dict[str, Any]], object] | None = None,
     output_dir: str | Path | None = None,
     start: Result | str | Path | None = None,
     folders: str | Path | Sequence[str | Path] = (),
@@ -319,6 +319,7 @@ def load(folder: str | Path, which: Which = "last") -> Result:
 
 def compare(
     runs: Sequence[Result | str | Path],
+    *,
     metric: str | None = None,
     x: str = "comm_rounds",
     target: float | None = None,
@@ -347,12 +348,38 @@ def compare(
     """
     from fedopt.analysis.comparison import compared
 
-    if not runs:
-        raise UserError("no run to compare: the list of runs is empty")
+    folders = _folders_of(runs)
     renamed = [f"{old}={new}" for old, new in (names or {}).items()]
     group_by = group_by if group_by is None or isinstance(group_by, str) else ",".join(group_by)
     with _mistakes_said():
-        return compared([_folder_of(run) for run in runs], metric, x, target, group_by, renamed, at, exclude, label)
+        return compared(folders, metric, x, target, group_by, renamed, at, exclude, label)
+
+
+def frame(runs: Sequence[Result | str | Path], *, exclude: Sequence[str] = ()) -> "pd.DataFrame":
+    """Return the evaluations of runs as one tidy table, a row each, for pandas.
+
+    The columns are ``run`` (its folder), ``method``, ``problem`` and ``seed``; the other keys in which the runs differ; ``round``
+    and the other costs, as sums so far; the metrics. ``attrs["metrics"]`` has what each metric says of itself, by name: ``label``,
+    ``unit``, ``better``. Copies of a run count once; a note on stderr names what is left out.
+
+    Args:
+        runs: Runs, or folders that hold some.
+        exclude: As in `compare`.
+
+    Raises:
+        UserError: There is no run that can be read.
+    """
+    from fedopt.analysis.frame import frame
+    from fedopt.analysis.runs import usable
+
+    with _mistakes_said():
+        return frame(usable(_folders_of(runs), "round", exclude))
+
+
+def _folders_of(runs: Sequence[Result | str | Path]) -> list[Path]:
+    if not runs:
+        raise UserError("no run to compare: the list of runs is empty")
+    return [_folder_of(run) for run in runs]
 
 
 def _folder_of(run: Result | str | Path) -> Path:

@@ -388,7 +388,7 @@ def test_what_on_eval_raises_is_raised():
 
     for at in (0, 1):
         with pytest.raises(ZeroDivisionError, match="mine"):
-            api.run(TINY, partial(failing, at), output_dir="run", quiet=True)
+            api.run(TINY, on_eval=partial(failing, at), output_dir="run", quiet=True)
     assert api.load("run").status == "failed"
     assert api.run([*TINY, "resume=true"], output_dir="run", quiet=True).status == "finished"
 

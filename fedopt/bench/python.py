@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -42,7 +41,12 @@ def tune(
     budget: str | None = None,
     jobs: int = 1,
     folders: str | Path | Sequence[str | Path] = (),
-    **how: Any,
+    trials: int = 30,
+    seeds: int = 2,
+    sampler: str = "tpe",
+    seed: int = 0,
+    prune: bool = True,
+    again: bool = True,
 ) -> Tuning:
     """Search for values of each method, with the same trials, seeds and budget for all. The same call goes on where it was
     stopped.
@@ -55,20 +59,24 @@ def tune(
         budget: The budget of each run, such as ``comm_rounds=300``.
         jobs: How many runs go on at a time.
         folders: Your config folders.
-        how: The command's options: ``trials=30``, ``seeds=2``, ``sampler="tpe"`` (or sobol, random, grid), ``seed=0``,
-            ``prune=True``, ``again=True``.
+        trials: How many points are tried for each method, besides its defaults.
+        seeds: How many runs a trial has; their median counts.
+        sampler: How points are chosen: tpe, sobol, random or grid.
+        seed: The seed of the points.
+        prune: Whether runs stop early that are worse than half of those before.
+        again: Whether a search goes on around a best value at the edge of its range, with half as many trials.
 
     Raises:
         UserError: There is a mistake. A method none of whose trials has a value is no mistake; it is in ``trials`` only.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     given = shlex.split(words) if isinstance(words, str) else [*words]
-    folder = Path(output_dir).absolute()
+    folder, how = Path(output_dir).absolute(), How(trials, seeds, sampler, seed, prune, again)
     with TURN:
         from fedopt.running.hardware import restored  # which imports torch
 
         with restored():
-            searches = planned_searches(given, with_project(folders), metric, budget, How(**how), folder)
+            searches = planned_searches(given, with_project(folders), metric, budget, how, folder)
             search_all(searches, folder, Local(jobs))
     good = with_values(searches)
     if good:

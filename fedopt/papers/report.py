@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedopt.analysis.frame import frame
 from fedopt.analysis.runs import Recorded, noting, read
 from fedopt.analysis.stats import moments
 from fedopt.analysis.tables import beside_paper, print_table, write_table
@@ -136,11 +137,9 @@ def _made(folders: Sequence[Path]) -> dict[str, str]:
 
 def _evaluations(published: Published, lines: Mapping[str, Sequence[Recorded]]) -> pd.DataFrame:
     """Return a row for each evaluation, with the columns line, seed, the figure's x and its metrics y."""
-    parts = []
-    for label, run in ((label, run) for label, runs in lines.items() for run in runs):
-        y = {metric: run.values(metric) for metric in published.y if metric in run.table}
-        parts.append(pd.DataFrame({"line": label, "seed": run.keys["seed"], published.x: run.cost(), **y}))
-    return pd.concat(parts) if parts else pd.DataFrame(columns=["line", "seed", published.x, *published.y])
+    columns = dict.fromkeys(["line", "seed", published.x, *published.y])
+    parts = [frame(runs).assign(line=label) for label, runs in lines.items()]
+    return (pd.concat(parts) if parts else pd.DataFrame(columns=[*columns]))[[*columns]]
 
 
 def _measured(seeds: Mapping[int, SeedRuns], measure: Measure, **names: str | float) -> dict[int, float]:

@@ -1,0 +1,37 @@
+"""The tidy table of runs, with a row an evaluation: for pandas, and for fedopt's own tables."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import pandas as pd
+
+from fedopt.analysis.groups import differing
+from fedopt.analysis.runs import Recorded
+from fedopt.metrics import COSTS
+
+NAMES = {"algo": "method", "problem": "problem", "seed": "seed"}  # config key -> column that every table has
+
+
+def frame(runs: Sequence[Recorded]) -> pd.DataFrame:
+    """Return the evaluations of runs, a row each.
+
+    The columns are run (its folder), method, problem and seed; the other keys in which the runs differ; round and the other
+    costs, as sums so far; the metrics. ``attrs["metrics"]`` describes the metrics by name, as the fields of `Metric`.
+
+    Args:
+        runs: At least one run.
+    """
+    keys = NAMES | {key: key for key in differing(runs) if key not in NAMES}
+    metrics = {name: metric for run in runs for name, metric in run.metrics.items()}
+    parts = []
+    for run in runs:
+        facts = {column: run.keys.get(key) for key, column in keys.items()}
+        costs = {x: run.cost(x) for x in ("round", *COSTS) if {*COSTS[x][0]} <= {*run.table}}
+        values = {name: run.values(name) for name in run.metrics if name in run.table}
+        parts.append(pd.DataFrame({"run": str(run.folder), **facts, **costs, **values}))
+    table = pd.concat(parts, ignore_index=True)
+    for column in keys.values():
+        numbers = pd.to_numeric(table[column], errors="coerce")
+        table[column] = table[column] if numbers.isna().any() else numbers
+    table.attrs["metrics"] = {name: asdict(metric) for name, metric in metrics.items()}
+    return table
