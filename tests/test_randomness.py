@@ -39,7 +39,9 @@ def table(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize(("algo", "problem"), few(BOTH, lambda pair: pair[1] in FURTHER or BOTH.index(pair) % 24 == 0))
+@pytest.mark.parametrize(
+    ("algo", "problem"), few(BOTH, lambda pair: pair[1] in FURTHER or BOTH.index(pair) % 24 == 0, pytest.mark.slow)
+)
 def test_no_two_places_draw_from_one_stream(algo, problem, table, monkeypatch):
     places, generator = defaultdict(set), np.random.Generator
 

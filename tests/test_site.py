@@ -6,7 +6,7 @@ import sys
 import pytest
 from support.command import ROOT
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.slow
 # What sticks out of the page, and tables whose box does not scroll to their end
 CUT = """() => {
   const found = [];

@@ -30,6 +30,7 @@ if EXTRA and not any(Path(EXTRA, group).is_dir() for group in ("algo", "problem"
 if EXTRA:
     with_project()  # where the modules are
 ONLY = os.environ.get("FEDOPT_CONTRACT_ALGO")  # the algorithm that `fedopt-bench enter` asks for
+FULL = 3  # checks of a pair that are marked full
 FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 
 
@@ -184,21 +185,24 @@ def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, li
     """Distribute the cases of the tests. Return the parameters of each test: an algorithm, a problem, and a setting if it has
     several.
 
-    By default each usual pair has one check, in turn. Its other checks are marked full, and those of unusual pairs slow. Your
-    own files have all checks.
+    By default each usual pair has one check, in turn. `FULL` more checks of each pair and each variant are marked full, also in
+    turn, and all others slow. Your own files have all checks.
 
     Args:
         checks: A function of a pair that lists its checks, each (name of the test, setting) or (name of the test,).
     """
-    cases, often = defaultdict(list), Counter[tuple[str, ...]]()
+    cases, often, in_full = defaultdict(list), Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
     for pair in held_pairs():
         asked = checks(*pair)
-        turn = asked if EXTRA else [min(asked, key=often.__getitem__)] if pair in usual_pairs() else []
-        often.update(turn)
-        rest = pytest.mark.full if pair in with_variants() else pytest.mark.slow
+        usual = asked if EXTRA else [min(asked, key=often.__getitem__)] if pair in usual_pairs() else []
+        often.update(usual)
+        others = sorted((check for check in asked if check not in usual), key=in_full.__getitem__)
+        full = others[:FULL] if pair in with_variants() else []
+        in_full.update(full)
         for check in asked:
             test, *setting = check
-            cases[test].append(pytest.param(*pair, *setting, marks=[] if check in turn else rest))
+            marks = [] if check in usual else pytest.mark.full if check in full else pytest.mark.slow
+            cases[test].append(pytest.param(*pair, *setting, marks=marks))
     return cases
 
 

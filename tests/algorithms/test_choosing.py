@@ -25,7 +25,7 @@ def recommended():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize(("algo", "words", "falls"), [*recommended()])
 def test_recommended_methods_beat_doing_nothing(algo, words, falls, seed):
     """On a small problem of the row, as a user starts it: its metrics fall from those of the start, which doing nothing keeps."""

@@ -64,7 +64,7 @@ def test_another_method_changes_no_score():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize("seeds", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 10))])
 def test_bands_cover(seeds):
     """Of 200 toys whose score is known, the band of 90 % holds it in about as many, with few seeds too."""
     truth = worth(pd.concat([hits({"a": [0.1, 0.4]}, noise=0.8, seed=s) for s in range(200)])["cost"]).mean()

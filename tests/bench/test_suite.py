@@ -148,7 +148,7 @@ def bench_run(tmp_path_factory):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["metrics.csv", "config.yaml", "run.json", "checkpoint.safetensors", "summary.json"])
-@pytest.mark.parametrize("how", ["gone", "cut", "null"])
+@pytest.mark.parametrize("how", ["gone", *(pytest.param(how, marks=pytest.mark.slow) for how in ("cut", "null"))])
 def test_a_damaged_run_is_no_miss(name, how, monkeypatch, capsys, bench_run, tmp_path):
     """Of the trials and of the reports; a checkpoint may be removed to save room."""
     for run in ("fedavg/trial001/seed1000000", "reports/report/fedavg-trial*/seed1"):

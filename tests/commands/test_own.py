@@ -645,7 +645,7 @@ def test_entering_without_pytest_names_its_extra(monkeypatch, capsys, tmp_path):
     ("path", "said"),
     [
         (".", "my_sgd breaks the contract of algorithms: test_metric_improves[my_sgd-"),
-        ("", "the contract of my_sgd cannot be tried: "),
+        pytest.param("", "the contract of my_sgd cannot be tried: ", marks=pytest.mark.slow),
     ],
 )
 def test_a_method_is_entered_from_its_folder(path, said, tmp_path, monkeypatch):

@@ -49,7 +49,9 @@ def test_commands_find_what_new_has_written(monkeypatch, capsys, listed):
     assert listed.read_text().count("\n") == 1
 
 
-@pytest.mark.parametrize("how", few(["-m", "--jobs", "python -m", "torchrun", "queue"], lambda how: how == "-m"))
+@pytest.mark.parametrize(
+    "how", few(["-m", "--jobs", "python -m", "torchrun", "queue"], lambda how: how == "-m", pytest.mark.slow)
+)
 def test_processes_find_it_too(how, monkeypatch, capsys, listed):
     fedopt(monkeypatch, capsys, "new", "algo", "mine")
     if how == "queue":

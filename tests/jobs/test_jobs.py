@@ -74,9 +74,9 @@ LAUNCHERS = {
 }
 
 MARKS = {
-    ("in turn", signal.SIGTERM): pytest.mark.full,
+    ("in turn", signal.SIGTERM): pytest.mark.slow,
     ("two processes", signal.SIGHUP): pytest.mark.full,
-    ("joblib", signal.SIGKILL): pytest.mark.full,
+    ("joblib", signal.SIGKILL): pytest.mark.slow,
 }
 
 

@@ -83,7 +83,9 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.pictures
-@pytest.mark.parametrize("problem", few(harness.names("problem"), ("mco", "classification_with_server").__contains__))
+@pytest.mark.parametrize(
+    "problem", few(harness.names("problem"), ("mco", "classification_with_server").__contains__, pytest.mark.slow)
+)
 def test_pictures_of_every_problem(problem, monkeypatch, capsys, tmp_path):
     """Neither is blank."""
     algo = next(algo for algo, of in harness.pairs() if of == problem)

@@ -12,11 +12,8 @@ SHORT |= {"folders": 6, "spellings": 30, "searches": 8}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks, /proc and limits of Linux")
-@pytest.mark.parametrize(
-    "numbers",
-    [pytest.param(SHORT, marks=pytest.mark.full), pytest.param({}, marks=pytest.mark.slow)],
-    ids=["short", "whole"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [SHORT, {}], ids=["short", "whole"])
 def test_torture(numbers: dict[str, int], tmp_path: Path) -> None:
     words = [word for kind, number in numbers.items() for word in (f"--{kind}", str(number))]
     jobs = ["--jobs", "1"] if numbers else []
