@@ -36,6 +36,7 @@ def test_metadata(wheel):
 
 def test_the_page_of_results_and_the_data_are_in_the_wheel(wheel):
     page = {f"fedopt/drawing/page.{name}" for name in ("html", "css", "js")}
+    page |= {f"fedopt/bench/{name}.md.jinja" for name in ("index", "task")}
     data = {f"fedopt/data/{name}.{kind}" for name in ("mnist", "digits") for kind in ("npz", "md")}
     with zipfile.ZipFile(wheel) as archive:
         assert page | data <= {*archive.namelist()}

@@ -1,12 +1,14 @@
 """What the benchmark shows: hits, scores and claims in each currency, as tables, as pictures and as pages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from jinja2 import Environment
 
 from fedopt.analysis.lines import median_line
 from fedopt.analysis.runs import Recorded
@@ -27,13 +29,6 @@ SHARES = BUDGETS[::4]  # at which curves of a metric are drawn
 NAMES = {"comm_rounds": "communication rounds", "bytes": "bytes", "oracle_calls": "oracle calls"}
 CARD = {"commit": str | None, "versions": dict[str, Any], "machine": dict[str, Any]}  # of run.json
 DIGITS = {"score": 3, "ratio": 3, "p": 4, "further": 3, "p (Holm)": 4}
-SCORES = """A score is the area under a method's curve of goals reached on the logarithm of the budget, from 1 % to all of it.
-A goal is a target on a seed. Band: of 90 %, by a bootstrap of seeds within tasks, for the trial that was chosen.
-Rank: with the share of samples that have it. Who does not take part in all tasks of a board has none."""
-CLAIMS = """ratio: of what the first spent to what the second did, over the targets that one of them reached; a miss counts as
-the whole budget. cheaper: on how many seeds it is below 1; chance: of that, exact with 90 %. p: exact, of a paired sign-flip test.
-A claim held, or did not, where p is below 5 % after Holm's correction and the ratio on further seeds is on the same side of 1.
-The correction is over all claims of a currency that were registered, on tasks that are not here too."""
 
 
 def write(suite: Suite, chosen: Sequence[Task], place: Path) -> None:
@@ -43,53 +38,44 @@ def write(suite: Suite, chosen: Sequence[Task], place: Path) -> None:
     write_table(place / "hits.csv", hits)
     by_kind = dict([*hits.groupby("kind")])
     reported, further, every = by_kind["report"], by_kind.get("further", hits[:0]), tasks([], suite.folders)
-    links = ", ".join(f"[{task.name}]({task.name}.md)" for task in chosen)
-    how = f"{suite.trials} trials and the defaults of each method, {suite.tuning} seeds each"
-    text = [
-        "# Results of the benchmark",
-        f"Written on {date.today()}. {how}; {suite.seeds} seeds of a report. Tasks: {links}.",
-    ]
-    text += [SCORES, "![share of goals reached](solved.svg)"]
+    boards: dict[str, list[str]] = {}
     for board in dict.fromkeys(task.board for task in chosen):
         here = [task.name for task in chosen if task.board == board]
-        on = reported[reported["task"].isin(here)]
         of_all = sum(task.board == board for task in every)
-        heading = f"{board.capitalize()}: {', '.join(here)}" + f" ({len(here)} of {of_all} tasks)" * (
-            len(here) < of_all
-        )
-        text.append(f"## {heading}")
-        for currency in CURRENCIES:
-            ranked, name = scores(on[on["currency"] == currency]), f"scores_{board.replace(' ', '_')}_{currency}"
+        part = f" ({len(here)} of {of_all} tasks)" if len(here) < of_all else ""
+        heading = f"{board.capitalize()}: {', '.join(here)}{part}"
+        boards[heading] = []
+        for currency, on in _of_currencies(reported[reported["task"].isin(here)]):
+            ranked, name = scores(on), f"scores_{board.replace(' ', '_')}_{currency}"
             write_table(place / f"{name}.csv", ranked)
             shown = _ranked(ranked, currency, suite.folders)
-            text.append(_table(place / f"{name}.tex", shown, f"{heading}, by {NAMES[currency]}"))
-    claims = [(task.name, claim) for task in chosen for claim in task.claims]
-    text += ["## Claims that were registered", CLAIMS] * bool(claims)
-    for currency in CURRENCIES:
-        if by := [(name, claim) for name, claim in claims if currency in claim.by]:
+            boards[heading].append(_table(place / f"{name}.tex", shown, f"{heading}, by {NAMES[currency]}"))
+    claimed, claims = [(task.name, claim) for task in chosen for claim in task.claims], []
+    for (currency, first), (_, later) in zip(_of_currencies(reported), _of_currencies(further), strict=True):
+        if by := [(name, claim) for name, claim in claimed if currency in claim.by]:
             in_all = max(sum(currency in claim.by for task in every for claim in task.claims), len(by))
-            wanted = [(name, claim.one, claim.other) for name, claim in by]
-            first, later = (kind[kind["currency"] == currency] for kind in (reported, further))
-            judged = pairs(first, later, wanted, in_all)
+            judged = pairs(first, later, [(name, claim.one, claim.other) for name, claim in by], in_all)
             judged.insert(1, "claim", [f"{claim.one} {claim.says}" for _, claim in by])
             write_table(place / f"claims_{currency}.csv", judged)
             shown = judged.drop(columns=["one", "other"]).rename(columns={"claim": f"by {NAMES[currency]}"})
-            text.append(_table(place / f"claims_{currency}.tex", shown, f"claims by {NAMES[currency]}"))
-    text += [
-        "## Does tuning change who is first?",
-        "Who has the best score on the seeds of the trials: with defaults → with the best trial, where that is another.",
-        _firsts(hits),
-    ]
-    text += [
-        "## Profiles",
-        "They change with who is here: all methods of a board. Scores do not.",
-        "![profiles](profile.svg)",
-    ]
-    boards = {task.name: task.board for task in chosen}
-    draw_goals(place, reported, boards, suite.folders)
+            claims.append(_table(place / f"claims_{currency}.tex", shown, f"claims by {NAMES[currency]}"))
+    draw_goals(place, reported, {task.name: task.board for task in chosen}, suite.folders)
     for task in chosen:
         _page(suite, task, results[task.name], hits[hits["task"] == task.name], place)
-    write_atomically(place / "index.md", "\n\n".join(text).encode() + b"\n")
+    tables = {"boards": boards, "claimed": claimed, "claims": claims, "firsts": _firsts(hits)}
+    _fill("index", place / "index.md", suite=suite, tasks=chosen, date=date.today(), **tables)
+
+
+def _of_currencies(hits: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    return ((currency, hits[hits["currency"] == currency]) for currency in CURRENCIES)
+
+
+def _fill(name: str, path: Path, **values: Any) -> None:
+    """Write a page by its template."""
+    environment = Environment(trim_blocks=True, keep_trailing_newline=True)
+    environment.filters |= {"cell": markdown_cell, "code": _code}
+    template = environment.from_string(files("fedopt.bench").joinpath(f"{name}.md.jinja").read_text(encoding="utf-8"))
+    write_atomically(path, template.render(names=NAMES, **values).encode())
 
 
 def _table(path: Path, table: pd.DataFrame, caption: str) -> str:
@@ -150,34 +136,12 @@ def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFram
         card = read_json(result.search.place(STAGES[0], 0, FIRST_SEED) / "run.json", CARD)
         versions, machine = card.get("versions", {}), card.get("machine", {})
         ran[f"commit {card.get('commit')}, torch {versions.get('torch')}, {machine.get('platform')}"] = None
-    budget = ", ".join(f"{limit:g} {NAMES[currency]}" for currency, limit in task.budget.items())
-    goal = "shares of the metric at the start" if task.relative else "values of the metric"
     _draw_task(suite, task, results, place)
     _draw_trials(suite, task, results, place)
-    parts = [
-        f"# {task.name}: {markdown_cell(task.title)}",
-        f"`{_code(task.words)}`",
-        f"Version {markdown_cell(task.version)}. Metric: {task.metric}. "
-        f"Targets: {', '.join(f'{target:g}' for target in task.targets)} ({goal}). "
-        f"Budget: {budget}. A run ends when the last one is spent. Trials were run with {'; '.join(ran)}.",
-        *[f"`{method}` does not take part: {markdown_cell(why)}." for method, why in task.refuses.items()],
-        f"![{task.metric} against what was spent]({task.name}.svg)",
-        "Lines: medians over seeds of the trial that is best by each currency, until the median run diverges. "
-        "Bands: without the two outermost seeds. Grey: targets.",
-        "## Scores",
-        f"Twin: of equal clients (`{_code(task.twin)}`), on half of the seeds. " * bool(task.twin)
-        + "Default and tuned: on the two seeds of the trials, by which the tuned one was chosen.",
-        *_by_currency(values, order),
-        "## Targets",
-        "How many seeds reached each target, and the median share of the budget that those spent.",
-        *_by_currency(goals.rename(columns={k: f"{target:g}" for k, target in enumerate(task.targets)}), order),
-        "## Trials",
-        f"![last value of each trial]({task.name}_trials.svg)",
-        "Left: the last value of each trial, the median of its seeds. Rings: the defaults. Crosses: diverged or refused. "
-        "Right: the best of k trials, the median over their orders.",
-        *_by_currency(pd.DataFrame(best).set_index(by), order),
-    ]
-    write_atomically(place / f"{task.name}.md", "\n\n".join(filter(None, parts)).encode() + b"\n")
+    targets = {number: f"{target:g}" for number, target in enumerate(task.targets)}
+    tables = {"scores": values, "goals": goals.rename(columns=targets), "trials": pd.DataFrame(best).set_index(by)}
+    shown = {name: _by_currency(table, order) for name, table in tables.items()}
+    _fill("task", place / f"{task.name}.md", task=task, ran=ran, **shown)
 
 
 def _code(words: Sequence[str]) -> str:

@@ -71,22 +71,17 @@ def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame
             title = next(iter(rows["title"]), metric)
             share = is_share(title, rows["mean"].to_numpy(dtype=float))
             lines = {label: _line(published, of_line, share) for label, of_line in drawn.items()}
-            of_panel = {label: names[panel, label] for label in lines}
-            curved = {of_panel[label]: line for label, line in lines.items() if label not in published.horizontal}
-            draw_lines(axis, curved, slots, bars=True)
-            for label, line in lines.items():
-                colour = look(slots[of_panel[label]])["color"]
-                if label in published.horizontal:
-                    axis.axhline(line.mean[-1], color=colour, linestyle="--", label=f"{of_panel[label]} (last value)")
-                elif drawn[label]["diverged"].any():
-                    lowest = -np.inf if published.y_from is None else published.y_from
-                    ends.append((axis, line.x[-1], max(line.mean[-1], lowest), colour))
+            colours = {label: look(slots[names[panel, label]])["color"] for label in lines}
+            draw_lines(axis, {names[panel, label]: line for label, line in lines.items()}, slots, bars=True)
+            for label in (label for label, of_line in drawn.items() if of_line["diverged"].any()):
+                lowest = -np.inf if published.y_from is None else published.y_from
+                ends.append((axis, lines[label].x[-1], max(lines[label].mean[-1], lowest), colours[label]))
             for name, level in published.constants.items():
                 axis.axhline(level, color="black", linestyle=":", linewidth=0.8, label=f"{level:g}, {name}")
             for claim in published.claims if published.transform == "none" else []:
                 mark = claim.measure.mark(claim.paper, published.y[0], published.x)
                 if mark and mark.label in drawn and mark.metric == metric:
-                    _draw_mark(axis, mark, look(slots[of_panel[mark.label]])["color"])
+                    _draw_mark(axis, mark, colours[mark.label])
                     marked = True
             title += ", squared" if published.transform == "square" else ""
             x_label, y_label = (_label(label, panel) for label in (published.x_label, published.y_label))

@@ -66,7 +66,6 @@ class Published:
     scale: of the axes; auto is logarithmic if values span decades.
     panels: title -> labels or series of points; each panel is a row of pictures. x_label, y_label: of all panels, or by panel
         title.
-    horizontal: labels drawn as a horizontal line at the mean of their last values.
     constants: name -> a number of the published figure that no run gives, drawn as a dotted line.
 
     points: series -> {x: label}, drawn as one picture of `point` against x instead of curves.
@@ -91,7 +90,6 @@ class Published:
     scale: Literal["auto", "linear", "log"] = "auto"
     transform: Literal["none", "square"] = "none"
     panels: dict[str, list[str]] = Field(default_factory=dict)
-    horizontal: list[str] = Field(default_factory=list)
     constants: dict[str, float] = Field(default_factory=dict)
     points: dict[str, Annotated[dict[float, str], Field(min_length=1)]] = Field(default_factory=dict)
     point: Annotated[dict[str, Annotated[Measure, parsed("line", "x")]], EachSeries] = Field(default_factory=dict)
@@ -115,7 +113,7 @@ class Published:
         cells = [label for row in self.table.values() for label, _ in row.values()]
         points = [label for series in self.points.values() for label in series.values()]
         panels = [label for label in chain(*self.panels.values()) if label not in self.points]
-        labels = [(label, label, "line") for label in chain(self.horizontal, panels, cells, points)]
+        labels = [(label, label, "line") for label in chain(panels, cells, points)]
         measures = [(f"claim '{claim.says}'", claim.measure) for claim in self.claims]
         measures += [("cell", self.cell), *(("point", measure) for measure in self.point.values())]
         for where, measure in measures:

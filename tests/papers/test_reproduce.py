@@ -388,7 +388,7 @@ def test_curves(tmp_path, monkeypatch):
         for label in "ABC"
     }
     node = {**FEDMSA, "lines": {label: [] for label in "ABC"}, "y": ["distance", "train_loss"], "x": "round"}
-    node |= {"panels": {"left": ["A", "C"], "right": ["B", "C"]}, "horizontal": ["C"], "transform": "square"}
+    node |= {"panels": {"left": ["A", "C"], "right": ["B", "C"]}, "transform": "square"}
     node["constants"] = {"published": 3.0}
     described = build(published.Published, {**node, "scale": "log"}, "experiment")
     draw_curves([tmp_path / "a.png"], described, curves(described, runs))
@@ -400,9 +400,8 @@ def test_curves(tmp_path, monkeypatch):
     assert first.get_ylabel().replace("\n", " ") == "distance to the solution, squared"
     drawn = {line.get_label(): list(line.get_ydata()) for line in first.lines}
     assert drawn["A"] == pytest.approx([2, 16])  # geometric means of 1, 4 and 16, 16
-    assert drawn["C (last value)"] == pytest.approx([16, 16])
     assert drawn["3, published"] == [3, 3]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "C (last value)", "3, published", "B"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "C", "3, published", "B"]
     assert "geometric mean of 2 seeds" in figure.get_supxlabel()
     assert figure.legends[0].get_title().get_text().startswith(described.paper)
 
@@ -664,7 +663,6 @@ def test_what_refers_to_lines_names_their_axes(experiment, tmp_path):
         where=WHERE,
         lines={"K = {K}, {q}": "algo.K={K} seed={s}", "all": ["algo.K=1"], "of {q}": ["seed={s}"]},
         panels={"to {q} ({s})": ["all", "K = {K}, {q}"]},
-        horizontal=["of {q}"],
         points={"p {q}": {"{K}": "K = {K}, {q}"}},
         point={"p {q}": "final(line) - {s}"},
         table={"{q}": {"({K})": ["K = {K}, {q}", "{K}.5"]}, "all": {"(2)": ["all", None]}},
@@ -685,7 +683,6 @@ def test_what_refers_to_lines_names_their_axes(experiment, tmp_path):
     assert list(found.lines) == [*labels, "all", "of a", "of 0.5"]
     assert (found.lines["K = 2, 0.5"], found.lines["of a"]) == (["algo.K=2", "seed=7"], ["seed=3"])
     assert found.panels == {f"to {q} ({s})": ["all", *labels[i::2]] for i, (q, s) in enumerate([("a", 3), (0.5, 7)])}
-    assert found.horizontal == ["of a", "of 0.5"]
     assert found.points == {f"p {q}": {K: f"K = {K}, {q}" for K in (1, 2, 4)} for q in ("a", 0.5)}
     texts = {series: measure.text for series, measure in found.point.items()}
     assert texts == {"p a": "final(line) - 3", "p 0.5": "final(line) - 7"}
@@ -1090,7 +1087,7 @@ def test_a_broken_file_in_the_list(experiment, command):
         ({"lines": {"A": "hydra.run.dir=x"}}, "line 'A': hydra.run.dir: is not for users"),
         ({"lines": {"A": "algo.Q=3"}}, "line 'A': algo.Q: there is no such key"),
         ({"lines": {"A": "algo=fedavg"}}, "line 'A': algo and problem do not fit"),
-        ({"horizontal": ["B"]}, "B: there is no such line"),
+        ({"panels": {"p": ["B"]}}, "B: there is no such line"),
         ({"points": {"s": {1: "FedMSA"}}}, "points and point go together"),
         ({"claims": [{"says": "a", "measure": "1"}]}, "give one of at_least, at_most, within, equals"),
         ({"claims": [{"says": "a", "measure": "1", "at_least": 1, "of": 3}]}, "of goes with within"),
