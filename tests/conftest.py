@@ -28,7 +28,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     """The longest tests first, so that no worker is left alone with one at the end."""
-    items.sort(key=lambda item: "torture" not in item.nodeid)
+    items.sort(key=lambda item: "test_notebook" not in item.nodeid and "torture" not in item.nodeid)
 
 
 @pytest.fixture(autouse=True)

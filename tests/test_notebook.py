@@ -6,7 +6,7 @@ import re
 import pytest
 from support.command import ROOT, TINY
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 CELLS = [

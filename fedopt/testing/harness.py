@@ -191,7 +191,7 @@ def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, li
     Args:
         checks: A function of a pair that lists its checks, each (name of the test, setting) or (name of the test,).
     """
-    cases, often, in_full = defaultdict(list), Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+    cases, often, in_full = defaultdict[str, list[Any]](list), Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
     for pair in held_pairs():
         asked = checks(*pair)
         usual = asked if EXTRA else [min(asked, key=often.__getitem__)] if pair in usual_pairs() else []
@@ -201,7 +201,7 @@ def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, li
         in_full.update(full)
         for check in asked:
             test, *setting = check
-            marks = [] if check in usual else pytest.mark.full if check in full else pytest.mark.slow
+            marks: Any = [] if check in usual else pytest.mark.full if check in full else pytest.mark.slow
             cases[test].append(pytest.param(*pair, *setting, marks=marks))
     return cases
 

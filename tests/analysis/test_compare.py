@@ -740,7 +740,7 @@ def test_numbers_are_whole_at_every_width(width, monkeypatch, capsys):
 
 
 @pytest.mark.pictures
-@pytest.mark.parametrize("size", few([10_000, 500_000], lambda size: size < 500_000))
+@pytest.mark.parametrize("size", few([10_000, 500_000], lambda size: size < 500_000, pytest.mark.slow))
 def test_a_label_of_half_a_megabyte(size, tmp_path, command, drawn):
     """It is cut before it comes into a picture."""
     for seed, label in enumerate(("x" * size, "many words " * (size // 10))):

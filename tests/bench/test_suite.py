@@ -248,7 +248,9 @@ def all_of(words):
     return [*loop(e, *begin(e))]
 
 
-@pytest.mark.parametrize("task", few(tasks([]), lambda task: task.name == "m1"), ids=lambda task: task.name)
+@pytest.mark.parametrize(
+    "task", few(tasks([]), lambda task: task.name == "m1", pytest.mark.slow), ids=lambda task: task.name
+)
 def test_methods_fit_their_tasks(task):
     """Every method of a task composes on it, and the metric is one of the problem's; pairs are of its methods."""
     assert {name for claim in task.claims for name in (claim.one, claim.other)} <= {*task.methods}

@@ -170,7 +170,9 @@ def test_misspelt_preset_in_a_sweep(monkeypatch, capsys, tmp_path):
 # Clients and participation
 
 
-@pytest.mark.parametrize("problem", few(names("problem"), ("mco", "classification", "hierarchical").__contains__))
+@pytest.mark.parametrize(
+    "problem", few(names("problem"), ("mco", "classification", "hierarchical").__contains__, pytest.mark.slow)
+)
 def test_numbers_of_clients(problem):
     """The problem's number holds for every partitioner, but in one place there is one client, and some data have clients."""
     usual = config(f"problem={problem}")["partitioner"]

@@ -95,7 +95,7 @@ def test_ranks_are_interrupted_when_torchrun_is_killed(monkeypatch, capsys, tmp_
 
 
 @full
-@pytest.mark.parametrize(("how", "where"), [("wait", BUILDING), ("hang", ROUND)])
+@pytest.mark.parametrize(("how", "where"), [("wait", BUILDING), pytest.param("hang", ROUND, marks=slow)])
 def test_no_rank_outlives_torchrun(how, where, tmp_path):
     """Not one that builds, nor one that does not come to the end of a round."""
     process = start_ranks(HURT, how, "1", where, "1", *LONG, "output_dir=run", cwd=tmp_path)
@@ -112,7 +112,7 @@ def test_ranks_with_other_words_are_refused(tmp_path):
 
 
 @full
-@pytest.mark.parametrize("words", [("", "algo.alhpa=1"), ("algo.alhpa=1", "algo.alhpa=1")])
+@pytest.mark.parametrize("words", [("", "algo.alhpa=1"), pytest.param(("algo.alhpa=1", "algo.alhpa=1"), marks=slow)])
 def test_a_mistake_on_any_rank_is_said_once(words, tmp_path):
     """Of one that never joins the others, and of all."""
     process = start_ranks(UNLIKE, *words, *LONG, "output_dir=run", cwd=tmp_path)

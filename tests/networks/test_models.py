@@ -471,7 +471,7 @@ OF_MLP = [("fednest", "hyper_representation", None), ("fedmsa", "imbalanced_mnis
 @pytest.mark.parametrize("B", [pytest.param("null", marks=pytest.mark.slow), "4"])
 @pytest.mark.parametrize(
     ("algo", "problem", "name"),
-    few([*WHERE, *OF_MLP], lambda case: case in (WHERE[0], WHERE[5], OF_MLP[0])),
+    few([*WHERE, *OF_MLP], lambda case: case in (WHERE[0], WHERE[5], OF_MLP[0]), pytest.mark.slow),
 )
 def test_engines_agree_on_networks_that_drop(algo, problem, name, B):
     """All at once = one by one, dropout included; another seed drops otherwise. name: of the own network, or mlp's own dropout."""

@@ -171,7 +171,7 @@ def test_quick_run_of_a_published_experiment(tmp_path, command):
 @pytest.mark.parametrize(
     ("how", "times"),
     [
-        pytest.param(signal.SIGINT, 1, marks=pytest.mark.full),
+        pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, 1, marks=pytest.mark.full),
     ],

@@ -77,7 +77,11 @@ OUTSIDE_BETWEEN = {"proxskip_gda", "local_eg"}
 
 @pytest.mark.parametrize(
     ("algo", "engine"),
-    few(itertools.product(MINIMAX, ["vectorised", "one_by_one"]), lambda case: MINIMAX.index(case[0]) % 9 == 0),
+    few(
+        itertools.product(MINIMAX, ["vectorised", "one_by_one"]),
+        lambda case: MINIMAX.index(case[0]) % 9 == 0,
+        pytest.mark.slow,
+    ),
 )
 def test_every_algorithm_stays_in_the_set(algo, engine, monkeypatch):
     """At every gradient and in what it gives out; the start is inside."""

@@ -144,7 +144,7 @@ def test_threads(given, threads, spin, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize("most", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_runs_resume_exactly(most, monkeypatch, capsys, tmp_path):
     """kill -9 at random moments, then resume=true until it is done: the undisturbed metrics.csv."""
     assert fedopt(monkeypatch, capsys, *LONG, f"output_dir={tmp_path / 'whole'}").code == 0
