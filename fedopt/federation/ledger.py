@@ -1,7 +1,7 @@
 """What was communicated and computed so far."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from operator import add
 
 import numpy as np
@@ -43,8 +43,8 @@ class Ledger:
 
     def count(self, calls: Calls) -> None:
         """Add the oracle calls of this rank's clients. Every rank adds the calls of all ranks."""
-        counted = ranks.total([torch.tensor(list(asdict(calls).values()))])[0].tolist()  # on the CPU: no GPU waits
-        self.calls = Calls(*map(add, asdict(self.calls).values(), counted))
+        counted = ranks.total([torch.tensor([*vars(calls).values()])])[0].tolist()  # on the CPU: no GPU waits
+        self.calls = Calls(*map(add, vars(self.calls).values(), counted))
 
     @property
     def total_bytes(self) -> int:
@@ -54,11 +54,11 @@ class Ledger:
     def columns(self) -> dict[str, int]:
         """Return the totals over all clients, by their column names in metrics.csv."""
         totals = {"bytes_down": int(self.down.sum()), "bytes_up": int(self.up.sum())}
-        return {"comm_rounds": self.comm_rounds, **totals, **{f"{k}_calls": n for k, n in asdict(self.calls).items()}}
+        return {"comm_rounds": self.comm_rounds, **totals, **{f"{k}_calls": n for k, n in vars(self.calls).items()}}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the counts as tensors, for a checkpoint."""
-        counts = torch.tensor([self.comm_rounds, *asdict(self.calls).values()])
+        counts = torch.tensor([self.comm_rounds, *vars(self.calls).values()])
         down, up = torch.from_numpy(self.down), torch.from_numpy(self.up)
         return {"ledger.counts": counts, "ledger.down": down, "ledger.up": up}
 
