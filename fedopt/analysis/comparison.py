@@ -114,9 +114,8 @@ class Comparison:
             raise UserError(f"{unknown[0]}: a picture's name ends in .{', .'.join(figures.FORMATS)}")
         if ax is not None:
             if count > 1:
-                raise UserError(
-                    f"ax: the runs are on {count} problems, which have a picture each; compare those of one"
-                )
+                each = f"ax: the runs are on {count} problems, which have a picture each"
+                raise UserError(f"{each}; compare those of one")
             ax.autoscale()  # earlier lines may have fixed the limits
             _draw_on([ax], self, how)
             ax.set_title(how.title or ax.get_title())
@@ -221,9 +220,8 @@ def compared(
         runs = [run.called(metric, label) for run in runs]
     by = default_keys(runs) if group_by is None else known_keys(group_by, runs)
     if several := [key for key in PROBLEM if key not in by and len({run.group([key]) for run in runs}) > 1]:
-        note(
-            f"--group-by={','.join(by)}: the runs have more than one {' and '.join(several)}, which are told apart too"
-        )
+        more = " and ".join(several)
+        note(f"--group-by={','.join(by)}: the runs have more than one {more}, which are told apart too")
         by = [*by, *several]
     members: dict[tuple[str, ...], list[Recorded]] = {}
     for run in sorted(runs, key=lambda run: [order(value) for value in run.group(by)]):

@@ -58,9 +58,8 @@ def _drawn(c: "Comparison") -> tuple[dict[str, Any], dict[str, tuple[list[Table]
     views = {}
     for y in metrics:
         have = {label: [run for run in runs if y in run.table] for label, runs in c.groups.items()}
-        by_y = replace(
-            c, metric=y, target=c.target if y == c.metric else None, groups={k: v for k, v in have.items() if v}
-        )
+        groups = {label: runs for label, runs in have.items() if runs}
+        by_y = replace(c, metric=y, target=c.target if y == c.metric else None, groups=groups)
         if by_y.groups:
             of_y = lines_of(by_y.groups, y)
             chart["ys"][y], chart["logs"][y] = by_y.described.title, of_y.log

@@ -20,16 +20,8 @@ from fedopt.metrics import COSTS
 if TYPE_CHECKING:
     from fedopt.analysis.comparison import Comparison
 
-COLUMNS = (
-    "runs",
-    "seeds",
-    "status",
-    "spent",
-    "final",
-    "best",
-    "to_target",
-    "reached",
-)  # of the tables that people read
+# Of the tables that people read
+COLUMNS = ("runs", "seeds", "status", "spent", "final", "best", "to_target", "reached")
 
 
 class Measured(NamedTuple):

@@ -40,9 +40,8 @@ def report(folder: Path, refused: Mapping[Path, str] | None = None) -> int:
         row = {"run": path.name, "status": summary.get("status")}
         given = dict(o.lstrip("+~").split("=", 1) for o in card.get("overrides", []) if "=" in o)
         given.pop("resume", None)  # a run that was killed before it began has another one
-        swept |= dict.fromkeys(
-            [*(key for key in given if key != "output_dir"), "data"]
-        )  # data: a column where there are several
+        # data: a column if there are several
+        swept |= dict.fromkeys([*(key for key in given if key != "output_dir"), "data"])
         row |= given | {"data": (card.get("data") or "")[:8]}
         row |= {name: summary.get(name) for name in ("round", "comm_rounds", "bytes", "seconds")}
         for part, name in (("final", "final"), ("best", "best"), ("to_target", "target")):

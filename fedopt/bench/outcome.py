@@ -26,6 +26,7 @@ from fedopt.files.writing import write_atomically, yaml_text
 from fedopt.results.folder import RunFolder
 
 COLUMNS, PANEL = 4, 2.4  # of the picture, and inches of each
+ENDS = {"diverged": "diverged", "pruned": "stopped"}  # column -> status of runs
 MARKS: dict[str, dict[str, Any]] = {  # the same in all pictures of trials
     "a trial": {"marker": ".", "color": figures.OKABE_ITO[0]},
     "the defaults": {"marker": "o", "color": figures.OKABE_ITO[1], "fillstyle": "none", "markersize": 7},
@@ -62,19 +63,12 @@ def winners(searches: Sequence[Search]) -> pd.DataFrame:
     """A row an algorithm: the metric's best value, that of the default, and how many trials ended how."""
     rows = []
     for search in searches:
-        best, default, tried = search.best, search.done[0], search.done
-        rows.append(
-            {
-                "algo": search.algo,
-                search.metric.name: value_of(search, best),
-                "default": value_of(search, default),
-                "trials": str(len(tried)),
-                "diverged": str(sum("diverged" in trial.statuses for trial in tried)),
-                "pruned": str(sum("stopped" in trial.statuses for trial in tried)),
-                "at an edge": ", ".join(search.edges(best)) or "-",
-            }
-        )
-    return pd.DataFrame(rows)
+        values = {search.metric.name: value_of(search, search.best), "default": value_of(search, search.done[0])}
+        ends = {"trials": len(search.done)}
+        ends |= {name: sum(status in trial.statuses for trial in search.done) for name, status in ENDS.items()}
+        edges = ", ".join(search.edges(search.best)) or "-"
+        rows.append({"algo": search.algo, **values, **ends, "at an edge": edges})
+    return pd.DataFrame(rows).astype(str)
 
 
 def value_of(search: Search, trial: Trial) -> str:
@@ -203,9 +197,8 @@ def _other_preset(search: Search) -> dict[str, Any]:
     there = compose(search.command({}), search.folders)
     presets = ("auto", str(there.nodes["preset"]))
     keys = {key for preset in presets for key in tuned_values(preset, there.chosen, search.folders)[1]}
-    names = dict.fromkeys(
-        ".".join(key.split(".")[:2]) for key in sorted(keys) if not key.startswith(("budget.", "eval."))
-    )
+    others = (key for key in sorted(keys) if not key.startswith(("budget.", "eval.")))
+    names = dict.fromkeys(".".join(key.split(".")[:2]) for key in others)
     return {f"{part}.{name}": there.nodes[part][name] for part, name in (whole.split(".") for whole in names)}
 
 

@@ -88,6 +88,7 @@ def _table(path: Path, table: pd.DataFrame, caption: str) -> str:
 
 def _ranked(table: pd.DataFrame, currency: str, folders: Folders) -> pd.DataFrame:
     """The scores of a board in one currency, with their bands and ranks as texts."""
+    ranks = zip(table["rank"], table["rank holds"], strict=True)
     return pd.DataFrame(
         {
             f"by {NAMES[currency]}": table["method"],
@@ -95,22 +96,17 @@ def _ranked(table: pd.DataFrame, currency: str, folders: Folders) -> pd.DataFram
             "score": table["score"],
             "band": [f"{low:.3f} to {high:.3f}" for low, high in zip(table["low"], table["high"], strict=True)],
             "tasks": table["tasks"],
-            "rank": [
-                "-" if pd.isna(rank) else f"{rank} in {holds:.0%}"
-                for rank, holds in zip(table["rank"], table["rank holds"], strict=True)
-            ],
+            "rank": ["-" if pd.isna(rank) else f"{rank} in {holds:.0%}" for rank, holds in ranks],
         }
     )
 
 
 def _firsts(hits: pd.DataFrame) -> str:
     """A row a task: who has the best score in each currency, with defaults and with tuned values."""
-    table = hits.assign(worth=worth(hits["cost"])).pivot_table(
-        index=["task", "currency", "kind"], columns="method", values="worth", sort=False
-    )
-    first = table.apply(
-        lambda row: " = ".join(row.index[row == row.max()]) if row.max() > 0 else "none", axis=1
-    ).unstack()
+    worths, by = hits.assign(worth=worth(hits["cost"])), ["task", "currency", "kind"]
+    table = worths.pivot_table(index=by, columns="method", values="worth", sort=False)
+    best = table.eq(table.max(axis=1), axis=0) & (table > 0)
+    first = best.apply(lambda row: " = ".join(row.index[row]) or "none", axis=1).unstack()
     changes = first["default"].where(first["default"] == first["tuned"], first["default"] + " → " + first["tuned"])
     shown = changes.unstack()[[*CURRENCIES]].rename(columns=NAMES)
     return markdown(shown.reset_index())
@@ -151,10 +147,8 @@ def _code(words: Sequence[str]) -> str:
 
 def _by_currency(table: pd.DataFrame, methods: list[str]) -> list[str]:
     """A table for each currency, a row a method, of one whose rows are both."""
-    return [
-        markdown(table.xs(currency).reindex(methods).rename_axis(f"by {NAMES[currency]}").reset_index())
-        for currency in CURRENCIES
-    ]
+    of_each = {currency: table.xs(currency).reindex(methods) for currency in CURRENCIES}
+    return [markdown(rows.rename_axis(f"by {NAMES[c]}").reset_index()) for c, rows in of_each.items()]
 
 
 def _reached(costs: pd.Series) -> str:
@@ -175,10 +169,8 @@ def draw_goals(place: Path, reported: pd.DataFrame, boards: Mapping[str, str], f
     names = {method: display_name(str(method), folders) for method in methods}
     slots = {names[method]: j for j, method in enumerate(methods)}
     parts = [(board, currency) for board in dict.fromkeys(boards.values()) for currency in CURRENCIES]
-    for file, x, curves in (
-        ("solved", "share of the budget", solved),
-        ("profile", "ratio to the least median cost", profile),
-    ):
+    figure_of = {"solved": ("share of the budget", solved), "profile": ("ratio to the least median cost", profile)}
+    for file, (x, curves) in figure_of.items():
         with _by_currencies(place / f"{file}.svg", len(parts)) as axes:
             for axis, (board, currency) in zip(axes, parts, strict=True):
                 on = (reported["currency"] == currency) & (reported["task"].map(boards) == board)

@@ -96,14 +96,8 @@ def pairs(
         ratios, later = (log_ratios(runs, task, one, other) for runs in (hits, further))
         cheaper = int((ratios < 0).sum())
         low, high = binomtest(cheaper, len(ratios)).proportion_ci(BAND)
-        row = {
-            "task": task,
-            "one": one,
-            "other": other,
-            "ratio": math.exp(ratios.mean()),
-            "cheaper": f"{cheaper}/{len(ratios)}",
-        }
-        row |= {"chance": f"{low:.2f} to {high:.2f}", "p": sign_flip(ratios)}
+        row = {"task": task, "one": one, "other": other, "ratio": math.exp(ratios.mean())}
+        row |= {"cheaper": f"{cheaper}/{len(ratios)}", "chance": f"{low:.2f} to {high:.2f}", "p": sign_flip(ratios)}
         table.append(row | {"further": math.exp(later.mean()) if len(later) else math.nan})
     judged = pd.DataFrame(table)
     if len(judged):

@@ -78,9 +78,8 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
     for name in names:
         if name not in files:
             raise UserError(unknown("task", name, [*files]))
-    chosen = [
-        build(Task, {**UNUSUAL, **content(files[name]), "name": name}, f"bench.{name}") for name in names or files
-    ]
+    nodes = {name: {**UNUSUAL, **content(files[name]), "name": name} for name in names or files}
+    chosen = [build(Task, node, f"bench.{name}") for name, node in nodes.items()]
     for task in chosen:
         for name in (task.name, task.board, *task.methods, *task.refuses):  # files and folders have these names
             if not re.fullmatch(r"\w[\w -]{0,60}", name):
@@ -155,14 +154,10 @@ class Suite:
         search_all(searches, self.out / task.name, launcher)
         results = [self._result(task, search) for search in searches]
         reports = {report.folder: report for result in results for report in self.reports(task, result) if report.words}
-        jobs = [
-            Job(
-                folder,
-                compose([*report.words, f"seed={report.seed}", f"output_dir={quoted(str(folder))}"], self.folders),
-                str(folder.relative_to(self.out)),
-            )
-            for folder, report in reports.items()
-        ]
+        jobs = []
+        for folder, report in reports.items():
+            words = [*report.words, f"seed={report.seed}", f"output_dir={quoted(str(folder))}"]
+            jobs.append(Job(folder, compose(words, self.folders), str(folder.relative_to(self.out))))
         refuse_unfinished(jobs, run_all(jobs, launcher))
 
     def results(self, task: Task) -> list[Result]:
@@ -172,10 +167,8 @@ class Suite:
     def _result(self, task: Task, search: Search) -> Result:
         trials = [trial for trial in search.done if trial.stage == STAGES[0]]
         if len(trials) < search.planned(STAGES[0]):
-            lacks = f"{len(trials)} of {search.planned(STAGES[0])} trials"
-            raise UserError(
-                f"{task.name}: {search.algo} has {lacks} in {self.out}; fedopt-bench run {task.name} does them"
-            )
+            lacks = f"{search.algo} has {len(trials)} of {search.planned(STAGES[0])} trials in {self.out}"
+            raise UserError(f"{task.name}: {lacks}; fedopt-bench run {task.name} does them")
         runs = {t.number: [rows(search.place(t.stage, t.number, seed)) for seed in search.seeds] for t in trials}
         best = {c: min(trials, key=lambda trial: _order(task, trial, runs[trial.number], c)) for c in CURRENCIES}
         return Result(search, best)

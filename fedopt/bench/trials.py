@@ -58,9 +58,8 @@ class How:
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
-            raise UserError(
-                f"sampler={self.sampler}: there are {', '.join(SAMPLERS)}{nearest(self.sampler, [*SAMPLERS])}"
-            )
+            meant = nearest(self.sampler, [*SAMPLERS])
+            raise UserError(f"sampler={self.sampler}: there are {', '.join(SAMPLERS)}{meant}")
         if self.trials < 1 or self.seeds < 1:
             raise UserError(f"trials={self.trials}, seeds={self.seeds}: both are 1 or more")
 
@@ -148,9 +147,8 @@ class Search:
         best = min(self.done, key=lambda trial: trial.loss)
         if not math.isfinite(best.loss):
             ends = ", ".join(dict.fromkeys(status for trial in self.done for status in trial.statuses))
-            raise UserError(
-                f"{self.name}: none of {len(self.done)} trials has a value ({ends}); try smaller steps or a longer budget"
-            )
+            none = f"none of {len(self.done)} trials has a value ({ends})"
+            raise UserError(f"{self.name}: {none}; try smaller steps or a longer budget")
         return best
 
     def edges(self, trial: Trial) -> list[str]:
@@ -193,13 +191,9 @@ class Search:
 
     def jobs(self, stage: str, batch: Sequence[tuple[int, Point]]) -> list[Job]:
         """The runs of the trials of a batch."""
-        limits = [self._limit(stage, seed) for seed in range(self.how.seeds)]
-        first = stage == STAGES[0]
-        return [
-            job
-            for n, at in batch
-            for job in self._runs(stage, n, at, limits if n or not first else [None] * len(limits))
-        ]
+        limits, nothing = [self._limit(stage, seed) for seed in range(self.how.seeds)], [None] * self.how.seeds
+        runs = (self._runs(stage, n, at, limits if n or stage != STAGES[0] else nothing) for n, at in batch)
+        return [job for of_trial in runs for job in of_trial]
 
     def ended_jobs(self) -> list[Job]:
         """The runs of the trials that have ended."""
@@ -210,15 +204,14 @@ class Search:
         """The runs of a trial, by seed."""
         first = compose([*self.command(point), f"seed={FIRST_SEED}"], self.folders)
         places = {seed: self.place(stage, number, seed) for seed in self.seeds}
-        return [
-            Job(
-                place,
+        jobs = []
+        for (seed, place), prune in zip(places.items(), prunes, strict=True):
+            composed, words = (
                 first.changed(seed=seed, output_dir=str(place)),
                 f"{self.algo} {stage} {number}, seed {seed}",
-                prune,
             )
-            for (seed, place), prune in zip(places.items(), prunes, strict=True)
-        ]
+            jobs.append(Job(place, composed, words, prune))
+        return jobs
 
     def update(self) -> None:
         """Take up the trials that have ended, in their order. Raises UserError where files of one are damaged."""
@@ -237,9 +230,8 @@ class Search:
         if refused or not all(folder.settled for folder in folders):
             return None  # a search whose defaults are refused cannot begin
         if point is None:
-            raise UserError(
-                f"{folders[0].path.parent}: the run.json in it is damaged, or of another search; delete this folder"
-            )
+            where = folders[0].path.parent
+            raise UserError(f"{where}: the run.json in it is damaged, or of another search; delete this folder")
         summaries = [folder.summary() for folder in folders]
         statuses = [summary["status"] for summary in summaries]
         for folder in folders:
@@ -357,14 +349,13 @@ class _Lines(BaseJournalBackend):
 def _distributions(ranges: Mapping[str, Range]) -> dict[str, optuna.distributions.BaseDistribution]:
     distributions: dict[str, optuna.distributions.BaseDistribution] = {}
     for key, values in ranges.items():
+        low, high = values.ends[0], values.ends[-1]
         if values.kind == "choice":
             distributions[key] = optuna.distributions.CategoricalDistribution(values.ends)
         elif values.kind == "int":
             distributions[key] = optuna.distributions.IntDistribution(*values.ends)
         else:
-            distributions[key] = optuna.distributions.FloatDistribution(
-                values.ends[0], values.ends[1], log=values.kind == "log"
-            )
+            distributions[key] = optuna.distributions.FloatDistribution(low, high, log=values.kind == "log")
     return distributions
 
 
@@ -381,9 +372,8 @@ def _asked(ranges: Mapping[str, Range], before: Iterable[Trial], count: int, see
     """Points by Optuna's tree-structured Parzen estimator, from trials within the ranges."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, n_startup_trials=max(2, min(10, trials // 3))
-        )
+        startup = max(2, min(10, trials // 3))
+        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=startup)
     study = optuna.create_study(sampler=sampler)
     for trial in before:
         if {*trial.point} == {*ranges} and all(ranges[key].holds(text) for key, text in trial.point.items()):

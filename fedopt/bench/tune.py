@@ -125,10 +125,8 @@ def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> 
                     search.update()
                     search.write_journal()
                 refuse_unfinished(jobs, failed)
-                for job, (
-                    _,
-                    why,
-                ) in failed.items():  # others than the defaults may ask for what the method does not allow
+                # Others than the defaults may ask for what the method does not allow
+                for job, (_, why) in failed.items():
                     if not all(search.done for search in searches if job.folder.is_relative_to(search.folder)):
                         raise UserError(f"{job.folder}: {why}")
 
@@ -160,9 +158,8 @@ def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, A
         now, then = {"words": [*search.words], "ranges": ranges, "how": how}, before.get(search.algo, {})
         if then and now != then | {"how": _longer(then.get("how"), how)}:
             name = next(key for key in now if then.get(key) != now[key])
-            raise UserError(
-                f"{folder}: holds a search of {search.algo} with other {name}; --out DIR takes another folder"
-            )
+            other = f"{folder}: holds a search of {search.algo} with other {name}"
+            raise UserError(f"{other}; --out DIR takes another folder")
         before[search.algo] = now
     return before
 

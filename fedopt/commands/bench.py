@@ -75,18 +75,16 @@ def _check_contract(method: str, folders: list[str]) -> None:
     place = file_of("algo", method, folders).parents[1].absolute()
     # What is imported here is imported there, and no other file of the working directory is; nor are its settings of pytest read
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
-    environment |= {"COLUMNS": "300", "FEDOPT_CONTRACT_ALGO": method} | (
-        {} if place == CONF else {"FEDOPT_CONTRACT_CONF": str(place)}
-    )
+    environment |= {"COLUMNS": "300", "FEDOPT_CONTRACT_ALGO": method}
+    environment |= {} if place == CONF else {"FEDOPT_CONTRACT_CONF": str(place)}
     options = ["-q", "-x", "-c", os.devnull, "--rootdir", str(CONTRACT.parent), "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, str(CONTRACT), "-m", "not slow"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     if broken := next((line for line in said if line.startswith("FAILED")), None):
         raise UserError(f"enter: {method} breaks the contract of algorithms: {broken.partition('::')[2]}")
-    if done.returncode or not re.match(
-        r"\d+ passed", said[-1] if said else ""
-    ):  # what calls os._exit(0) has passed nothing
+    # What calls os._exit(0) has passed nothing
+    if done.returncode or not re.match(r"\d+ passed", said[-1] if said else ""):
         last = said[-1].removeprefix("ERROR: ") if said else f"Python ended with code {done.returncode}"
         raise UserError(f"enter: the contract of {method} cannot be tried: {last}")
     show(f"{method} keeps the contract of algorithms")
@@ -100,9 +98,8 @@ def _arguments() -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     run = commands.add_parser("run", help="tune each method, report it on other seeds, and rank them")
     rank = commands.add_parser("rank", help="rank what was run, and write the pages")
-    enter = commands.add_parser(
-        "enter", help="check a method's contract, give it the same trials, rank it with the others"
-    )
+    entering = "check a method's contract, give it the same trials, rank it with the others"
+    enter = commands.add_parser("enter", help=entering)
     for command in (run, rank):
         command.add_argument("tasks", nargs="*", metavar="TASK", help="of conf/bench (default: all)")
     enter.add_argument("method", metavar="ALGORITHM", help="such as one of your own, in --config-dir")
@@ -112,18 +109,9 @@ def _arguments() -> argparse.Namespace:
         add("--smoke", action="store_true", help="the smallest form: 3 trials, 3 seeds, three tasks")
         add("--jobs", "-j", type=positive, default=1, metavar="J", help="runs at a time (default: 1)")
         add_launcher(command)
-        add(
-            "--out",
-            type=Path,
-            default=Path("outputs/bench"),
-            metavar="DIR",
-            help="where all goes (default: outputs/bench)",
-        )
-        add(
-            "--pages",
-            type=Path,
-            metavar="DIR",
-            help="where pages and tables go (default: pages, in the folder of the runs)",
-        )
+        out = "where all goes (default: outputs/bench)"
+        add("--out", type=Path, default=Path("outputs/bench"), metavar="DIR", help=out)
+        pages = "where pages and tables go (default: pages, in the folder of the runs)"
+        add("--pages", type=Path, metavar="DIR", help=pages)
         add("--config-dir", dest="folders", action="append", default=[], metavar="DIR", help="your config folder")
     return parser.parse_args()

@@ -74,12 +74,8 @@ def _arguments() -> argparse.Namespace:
     digits = "of the metric in the tables other than CSV, 0 to 15 (default: by its deviation)"
     add("--decimals", type=int, choices=range(16), metavar="N", help=digits)
     add("--smooth", type=int, default=1, metavar="N", help="draw means of N evaluations, centred; N is odd")
-    add(
-        "--band",
-        choices=[*BANDS],
-        default="std",
-        help="standard deviation, standard error, 95%% t-interval, or extremes",
-    )
+    bands = "standard deviation, standard error, 95%% t-interval, or extremes"
+    add("--band", choices=[*BANDS], default="std", help=bands)
     add("--legend", choices=LEGENDS, default="above", help="where the legend is (default: above)")
     add("--caption", action=argparse.BooleanOptionalAction, default=True, help="say below the picture what is drawn")
     add("--width", type=number, metavar="INCHES", help=f"of the picture (default: {WIDTH}, a column of a paper)")

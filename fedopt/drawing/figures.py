@@ -237,19 +237,16 @@ def save(
     for text in texts:
         _fit(text, 0.96 * width)
     if grows:
-        figure.set_figheight(
-            height + sum(part.get_window_extent().height / figure.dpi + GAP for part in [*parts, *texts])
-        )
+        beside = [part.get_window_extent().height / figure.dpi + GAP for part in [*parts, *texts]]
+        figure.set_figheight(height + sum(beside))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "constrained_layout not applied")
         try:
             figure.draw_without_rendering()
         except UserWarning:
-            size, how = (
-                f"{width:g} x {figure.get_figheight():.3g} inches",
-                "a larger one or a smaller font gives them some",
-            )
-            raise UserError(f"the axes have no room in a figure of {size}; {how}") from None
+            size = f"{width:g} x {figure.get_figheight():.3g} inches"
+            why = f"the axes have no room in a figure of {size}"
+            raise UserError(f"{why}; a larger one or a smaller font gives them some") from None
         for path in paths:
             picture = BytesIO()
             figure.savefig(picture, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)

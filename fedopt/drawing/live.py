@@ -19,9 +19,8 @@ def serve(page: Callable[[], Page], stamp: Callable[[], str], port: int) -> None
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if (
-                self.path not in ("/", "/stamp") or self.headers["Host"] not in hosts
-            ):  # another site's name may lead here
+            # Another site's name may lead here
+            if self.path not in ("/", "/stamp") or self.headers["Host"] not in hosts:
                 self.send_error(404)
                 return
             with suppress(ConnectionError):  # whoever asked is gone

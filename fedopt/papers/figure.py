@@ -117,9 +117,8 @@ def _note(published: Published, table: pd.DataFrame) -> str:
     """Return what the lines are, in words for a caption."""
     if not len(table):
         return ""
-    text = explained(
-        {*table["seeds"]}, {scale == "log" for scale in table["scale"]}, x="" if published.x_label else published.x
-    )
+    logs = {scale == "log" for scale in table["scale"]}
+    text = explained({*table["seeds"]}, logs, x="" if published.x_label else published.x)
     return text.replace("bands:", "bars:") if table.groupby(["line", "metric"]).size().max() <= FEW else text
 
 
@@ -162,16 +161,14 @@ def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame
     paths: the files to write. table: with the columns series, x, seed and y.
     """
     slopes = dict(filter(None, (claim.measure.slope(claim.paper) for claim in published.claims)))
-    of_series = {
-        panel: [name for name in names if name in published.points] for panel, names in published.panels.items()
-    }
-    panels = of_series if all(of_series.values()) and of_series else {"": list(published.points)}
+    points = published.points
+    panels = {panel: [name for name in names if name in points] for panel, names in published.panels.items()}
+    panels = panels if panels and all(panels.values()) else {"": list(points)}
     finite = table[np.isfinite(table["y"])]
     logs = {panel: _decades(published, finite[finite["series"].isin(series)]) for panel, series in panels.items()}
     counts = set(finite.groupby(["series", "x"])["seed"].nunique()) or {1}
-    note = (
-        explained(counts, {log["y"] for log in logs.values()}).replace("lines:", "points:").replace("bands:", "bars:")
-    )
+    note = explained(counts, {log["y"] for log in logs.values()})
+    note = note.replace("lines:", "points:").replace("bands:", "bars:")
     title = f"{published.paper}: {published.title}"
     with pictures(paths, len(panels), len(panels), title=title, note=note) as axes:
         for axis, (panel, series) in zip(axes, panels.items(), strict=True):

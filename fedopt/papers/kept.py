@@ -56,15 +56,12 @@ def draw_again(name: str, folders: Sequence[Path], folder: Path) -> None:
     if not (folder / "curves.csv").exists():
         return
     published, table = load(name, folders), read_table(folder / "curves.csv", remedy=REMEDY)
-    if (
-        lacking := {*CURVES, published.x, "mean"} - {*table}
-        if "line" in table
-        else {"series", "x", "seed", "y"} - {*table}
-    ):
-        raise UserError(
-            f"{folder / 'curves.csv'}: has no column {', '.join(sorted(lacking))}; run the experiment again"
-        )
-    (draw_curves if "line" in table else draw_points)([folder / FIGURE], published, table)
+    draw, columns = draw_points, {"series", "x", "seed", "y"}
+    if "line" in table:
+        draw, columns = draw_curves, {*CURVES, published.x, "mean"}
+    if lacking := ", ".join(sorted(columns - {*table})):
+        raise UserError(f"{folder / 'curves.csv'}: has no column {lacking}; run the experiment again")
+    draw([folder / FIGURE], published, table)
 
 
 def _kept(curves: pd.DataFrame) -> pd.DataFrame:

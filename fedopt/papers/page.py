@@ -95,12 +95,8 @@ def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
             facts.append(f"Claims: {', '.join(f'{verdict} {count}' for verdict, count in verdicts.items())}.")
     with noting(file := folder / "table.csv"):
         if file.exists():
-            tables.append(
-                Table(
-                    "The table, with the paper's numbers in brackets",
-                    beside_paper(read_table(file, most=LARGEST, remedy=REMEDY)),
-                )
-            )
+            cells = beside_paper(read_table(file, most=LARGEST, remedy=REMEDY))
+            tables.append(Table("The table, with the paper's numbers in brackets", cells))
     listed, place, groups, picture = list[Any](), _runs_of(folder) or folder, dict[str, list[Recorded]](), ""
     with noting(file := folder / "runs.csv"):
         listed = rows_of(file, ("line", "seed", "run"))
