@@ -9,13 +9,13 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedopt.config.schedules import Work
 from fedopt.config.settings import Participation
-from fedopt.errors import UserError, WrongFunction, gives
+from fedopt.errors import UserError, WrongFunction
 from fedopt.federation import fence, ranks
-from fedopt.federation.client import Client, ClientFn
+from fedopt.federation.answers import Answers, checked_answer, remembered, versions
+from fedopt.federation.client import ClientFn
 from fedopt.federation.derivatives import Calls
 from fedopt.federation.draws import Amount, Epochs, Steps, draw
 from fedopt.federation.engines import Engine, Stack
@@ -26,7 +26,6 @@ from fedopt.problems.classes import Hierarchical, Nested, Problem
 from fedopt.randomness import Purpose, keyed_rng
 
 Draws = Mapping[str, Steps | Epochs]
-SMALL = 2**12  # numbers in an answer: so small ones are added up by one product, which needs a copy of all in double
 
 
 @dataclass(eq=False)
@@ -245,13 +244,13 @@ class Round:
         fence.check(client_fn, message)
         if not isinstance(memory, Memory | None):
             raise WrongFunction(client_fn, "has an exchange whose memory= is no fedopt.Memory, of [clients, d]")
-        versions, calls, rows = _versions(message), Calls(), list[Tensor]()
+        before, calls, rows = versions(message), Calls(), list[Tensor]()
         if weights is None:
             weights = self.problem.weights[cohort]
             weights = weights / weights.sum()
         mine, steps, idle = self._mine(cohort, draws)
         answers = Answers(weights, idle, apart=combine is not None)
-        client_fn_checked = partial(_answer, client_fn, memory is not None)
+        client_fn_checked = partial(checked_answer, client_fn, memory is not None)
         engine = self._federation.engine
         for members, stack in self._stacks(cohort, mine, steps, message, memory, own, draws):
             of_stack = engine.run(client_fn_checked, message, self.problem, stack, calls)
@@ -261,10 +260,10 @@ class Round:
             answers.take(of_stack, members)
         self._bill(cohort, message if own is None else (message, own[0]), answers.one, Calls() if idle else calls)
         self._refuse_hidden(client_fn, calls)
-        if versions != _versions(message):
+        if before != versions(message):
             raise WrongFunction(client_fn, "writes over its message: write x = x - 1 in place of x -= 1")
         mean = answers.mean(self.problem.start()[0], combine)
-        return mean if memory is None else (mean, _remembered(memory, cohort, mine, rows, idle))
+        return mean if memory is None else (mean, remembered(memory, cohort, mine, rows, idle))
 
     def _mine(self, cohort: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray, bool]:
         """Return the places in the cohort that this rank computes, the steps of each, and whether it has none.
@@ -309,72 +308,3 @@ class Round:
         if self._federation.first_order and isinstance(self.problem, Nested) and calls.hvp + calls.jvp:
             raise WrongFunction(client_fn, "takes second derivatives, and its algorithm says first_order = True")
         fence.check(client_fn)  # again: a client may have put its answer where only the server looks
-
-
-class Answers:
-    """The answers of an exchange: their weighted sum in double precision, or all of them, one row each.
-
-    Args:
-        weights: ``[cohort]``.
-        idle: Whether this rank has no client of the cohort, so that no answer counts.
-        apart: Whether each answer is kept, for a server that does not take their mean.
-    """
-
-    def __init__(self, weights: np.ndarray, idle: bool, apart: bool):
-        self.weights, self.idle, self.apart = weights, idle, apart
-        self.sums = list[Tensor]()
-        self.one = list[Tensor]()  # one client's answer
-        self.structure: Any = None
-
-    def take(self, of_stack: Any, members: np.ndarray) -> None:
-        """Add the answers ``[stack, ...]`` of the clients at these places in the cohort."""
-        leaves, self.structure = tree_flatten(of_stack)
-        if not self.sums:
-            rows = (len(self.weights),) if self.apart else ()
-            self.one = [leaf[0] for leaf in leaves]
-            self.sums = [leaf.new_zeros((*rows, *leaf.shape), dtype=torch.float64) for leaf in self.one]
-        if self.idle:
-            return
-        for total, leaf in zip(self.sums, leaves, strict=True):
-            if self.apart:
-                total[members.tolist()] = leaf.double()
-            elif total.numel() <= SMALL:  # in double: the order of clients is lost in the rounding
-                total += torch.tensordot(torch.from_numpy(self.weights[members]).to(total), leaf.double(), 1)
-            else:
-                for weight, answer in zip(self.weights[members], leaf, strict=True):
-                    total.add_(answer, alpha=weight)
-
-    def mean(self, like: Tensor, combine: Callable[[Any, Tensor], Any] | None) -> Any:
-        """Return the mean over all ranks, or what ``combine`` makes of the answers. Whole numbers become numbers as ``like``."""
-        dtypes = [one.dtype if one.is_floating_point() else like.dtype for one in self.one]
-        sums = ranks.total(self.sums)
-        if combine is not None:
-            weights = torch.from_numpy(self.weights).to(like.device)
-            sums = tree_leaves(combine(tree_unflatten(sums, self.structure), weights))
-        return tree_unflatten([total.to(dtype) for total, dtype in zip(sums, dtypes, strict=True)], self.structure)
-
-
-def _remembered(memory: Memory, cohort: np.ndarray, mine: np.ndarray, rows: list[Tensor], idle: bool) -> Memory:
-    """Return the memory with the new rows of the cohort's clients, those of other ranks too."""
-    if ranks.count() == 1:
-        return memory.replaced(cohort[mine], rows)
-    of_all = rows[0].new_zeros(len(cohort), *rows[0].shape)
-    if not idle:
-        of_all[mine.tolist()] = torch.stack(rows)
-    return memory.replaced(cohort, list(ranks.total([of_all])[0]))
-
-
-def _answer(client_fn: ClientFn, pairs: bool, client: Client, message: Any) -> Any:
-    """What a client sends back. Raises UserError where that is anything but tensors, or no pair where `pairs` are asked for."""
-    answer = client_fn(client, message)
-    if pairs and not (isinstance(answer, tuple) and len(answer) == 2):
-        raise gives(client_fn, answer, "(answer, new row of its memory) in an exchange with memory=")
-    for leaf in tree_leaves(answer):
-        if not isinstance(leaf, Tensor):
-            raise gives(client_fn, leaf, "tensors, or tuples of them, as every client function")
-    return answer
-
-
-def _versions(message: Any) -> list[int]:
-    """Of each tensor of a message, how often it was written over so far."""
-    return [leaf._version for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]

@@ -1,0 +1,85 @@
+"""The answers of an exchange: checked on the client, summed or kept on the server, and the rows that clients remember."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from fedopt.errors import gives
+from fedopt.federation import ranks
+from fedopt.federation.client import Client, ClientFn
+from fedopt.federation.memory import Memory
+
+SMALL = 2**12  # numbers in an answer: so small ones are added up by one product, which needs a copy of all in double
+
+
+class Answers:
+    """The answers of an exchange: their weighted sum in double precision, or all of them, one row each.
+
+    Args:
+        weights: ``[cohort]``.
+        idle: Whether this rank has no client of the cohort, so that no answer counts.
+        apart: Whether each answer is kept, for a server that does not take their mean.
+    """
+
+    def __init__(self, weights: np.ndarray, idle: bool, apart: bool):
+        self.weights, self.idle, self.apart = weights, idle, apart
+        self.sums = list[Tensor]()
+        self.one = list[Tensor]()  # one client's answer
+        self.structure: Any = None
+
+    def take(self, of_stack: Any, members: np.ndarray) -> None:
+        """Add the answers ``[stack, ...]`` of the clients at these places in the cohort."""
+        leaves, self.structure = tree_flatten(of_stack)
+        if not self.sums:
+            rows = (len(self.weights),) if self.apart else ()
+            self.one = [leaf[0] for leaf in leaves]
+            self.sums = [leaf.new_zeros((*rows, *leaf.shape), dtype=torch.float64) for leaf in self.one]
+        if self.idle:
+            return
+        for total, leaf in zip(self.sums, leaves, strict=True):
+            if self.apart:
+                total[members.tolist()] = leaf.double()
+            elif total.numel() <= SMALL:  # in double: the order of clients is lost in the rounding
+                total += torch.tensordot(torch.from_numpy(self.weights[members]).to(total), leaf.double(), 1)
+            else:
+                for weight, answer in zip(self.weights[members], leaf, strict=True):
+                    total.add_(answer, alpha=weight)
+
+    def mean(self, like: Tensor, combine: Callable[[Any, Tensor], Any] | None) -> Any:
+        """Return the mean over all ranks, or what ``combine`` makes of the answers. Whole numbers become numbers as ``like``."""
+        dtypes = [one.dtype if one.is_floating_point() else like.dtype for one in self.one]
+        sums = ranks.total(self.sums)
+        if combine is not None:
+            weights = torch.from_numpy(self.weights).to(like.device)
+            sums = tree_leaves(combine(tree_unflatten(sums, self.structure), weights))
+        return tree_unflatten([total.to(dtype) for total, dtype in zip(sums, dtypes, strict=True)], self.structure)
+
+
+def remembered(memory: Memory, cohort: np.ndarray, mine: np.ndarray, rows: list[Tensor], idle: bool) -> Memory:
+    """Return the memory with the new rows of the cohort's clients, those of other ranks too."""
+    if ranks.count() == 1:
+        return memory.replaced(cohort[mine], rows)
+    of_all = rows[0].new_zeros(len(cohort), *rows[0].shape)
+    if not idle:
+        of_all[mine.tolist()] = torch.stack(rows)
+    return memory.replaced(cohort, list(ranks.total([of_all])[0]))
+
+
+def checked_answer(client_fn: ClientFn, pairs: bool, client: Client, message: Any) -> Any:
+    """Return what a client sends back. Raises UserError if it is anything but tensors, or no pair if `pairs` are asked for."""
+    answer = client_fn(client, message)
+    if pairs and not (isinstance(answer, tuple) and len(answer) == 2):
+        raise gives(client_fn, answer, "(answer, new row of its memory) in an exchange with memory=")
+    for leaf in tree_leaves(answer):
+        if not isinstance(leaf, Tensor):
+            raise gives(client_fn, leaf, "tensors, or tuples of them, as every client function")
+    return answer
+
+
+def versions(message: Any) -> list[int]:
+    """Of each tensor of a message, how often it was written over so far."""
+    return [leaf._version for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]
