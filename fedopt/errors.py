@@ -12,19 +12,11 @@ from typing import Any, TypeVar
 T = TypeVar("T", int, float)
 PACKAGE, STANDARD = Path(__file__).parent, Path(sysconfig.get_path("stdlib"))
 MOST_NAMED, MOST_ALIKE = 30, 6  # options in a message, and those that it suggests
-_STEPS = tuple(
-    f"algo.{key}" for key in ("eta", "alpha", "beta", "gamma", "gamma_local", "eta_x", "eta_y", "rho1", "rho2")
-)
-MEANT = {  # names of other programs: what they may mean here
-    **dict.fromkeys(("lr", "learning_rate", "step_size", "stepsize", "step"), _STEPS),
-    **dict.fromkeys(("batch_size", "batch", "batchsize"), ("algo.B",)),
-    **dict.fromkeys(
-        ("epochs", "local_epochs", "local_steps", "steps"), ("algo.tau", "algo.K", "algo.p", "algo.tau_in")
-    ),
-    **dict.fromkeys(("n_clients", "num_clients"), ("partitioner.clients",)),
-    "gpu": ("cuda",),
-    **dict.fromkeys(("method", "optimizer", "optimiser"), ("algo",)),
-    "task": ("problem",),
+MEANT = {  # names of other programs: what they mean here
+    **dict.fromkeys(("n_clients", "num_clients"), "partitioner.clients"),
+    "gpu": "cuda",
+    **dict.fromkeys(("method", "optimizer", "optimiser"), "algo"),
+    "task": "problem",
 }
 
 
@@ -131,7 +123,7 @@ def nearest(word: str, known: list[str]) -> str:
     typed = word.casefold()
     leaf = re.split(r"[./]", typed)[-1]
     part = re.compile(rf"(.*[./])?{re.escape(leaf)}[a-z]?")  # fig2 may be fig2a
-    alike = [name for name in known if part.fullmatch(name) or name in MEANT.get(leaf, ())]
+    alike = [name for name in known if part.fullmatch(name) or name == MEANT.get(leaf)]
     if alike and typed not in whole:
         return f", did you mean {' or '.join(alike[:MOST_ALIKE])}?"
     for names, text in ((whole, typed), (leaves, typed.rpartition(".")[2])):

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.minimax_field import field
+from fedopt.algorithms.minimax_field import minimax_field
 from fedopt.algorithms.storm import Storm
 from fedopt.algorithms.vectors import Tensors, Vectors
 from fedopt.federation.client import Client
@@ -149,4 +149,4 @@ class AdaFGDA(Adaptive):
     solves: ClassVar = (Minimax,)
 
     def step(self, s: State, problem: Minimax, fed: Round) -> State:
-        return self.adapted(s, fed, field)
+        return self.adapted(s, fed, minimax_field)

@@ -13,14 +13,14 @@ Notation
     S, S'     who takes part in the exchange of anchors, and in that of local steps
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 
 from fedopt.algorithms.directions import descend
-from fedopt.algorithms.minimax_field import field, parts
+from fedopt.algorithms.minimax_field import minimax_field, parts
 from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import Schedule
 from fedopt.federation.client import Client
@@ -61,7 +61,7 @@ class AnchoredGda:
     steps: Literal["fixed", "geometric"]
     a: Schedule
     anchor: Literal["all", "cohort", "another"]
-    correction: Literal["sample", "kept"]
+    correction: Literal["sample", "kept"] = field(metadata={"before": "sample"})
     B: PositiveInt | None
     B_anchor: PositiveInt | None
     lam: NonNegativeFloat
@@ -86,17 +86,19 @@ class AnchoredGda:
 
         def gradients(client: Client, message: tuple[Vectors, ...]) -> Any:
             b = client.sample("anchor")
-            F = tuple(field(client, w, b) for w in message)
+            F = tuple(minimax_field(client, w, b) for w in message)
             return F, torch.cat(F[0])
 
         def local_steps(client: Client, message: tuple[Vectors, ...]) -> Any:
             w, q, *stage = message
             u, anchor = w, None if exact or kept else w
             if exact or kept:
-                q = q - (parts(client.memory, w) if kept else field(client, w, client.sample("local")))
+                q = q - (parts(client.memory, w) if kept else minimax_field(client, w, client.sample("local")))
             for b in client.steps("local"):
                 plus = q + lam * (u - stage[0]) if stage else q
-                u = descend(client, u, field(client, u, b, plus, anchor), eta)  # u - eta (F_i(u; b) - F_i(w; b) + q)
+                u = descend(
+                    client, u, minimax_field(client, u, b, plus, anchor), eta
+                )  # u - eta (F_i(u; b) - F_i(w; b) + q)
             return u, client.memory
 
         S_local = fed.cohort()

@@ -10,7 +10,7 @@ Notation
     p_i        the clients' weights in the objective
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.algorithms.directions import descend
-from fedopt.algorithms.minimax_field import field, moved, parts
+from fedopt.algorithms.minimax_field import minimax_field, moved, parts
 from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import Schedule, values
 from fedopt.federation.client import Client
@@ -58,7 +58,7 @@ class Codasca:
     stage: PositiveInt
     decay: Annotated[float, Field(ge=1)]
     stage_point: Literal["last", "mean"]
-    restart: bool
+    restart: bool = field(metadata={"before": False})
     lam: NonNegativeFloat
     control: Literal["none", "gradients", "iterates"]
 
@@ -84,7 +84,7 @@ class Codasca:
             u, total = w, 0 * w
             c_i = parts(client.memory, w) if c else c
             for b in client.steps("local"):
-                G = field(client, u, b)
+                G = minimax_field(client, u, b)
                 plus = c - c_i if c else 0 * G
                 if x_s:
                     plus = Vectors((plus[0] + lam * (u[0] - x_s[0]), plus[1]))  # on the primal only

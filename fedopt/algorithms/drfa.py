@@ -12,7 +12,7 @@ Notation
     M           the number of clients
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -56,7 +56,7 @@ class Drfa:
     gamma_l: Schedule
     tau: PositiveInt
     B: PositiveInt | None
-    sampling: Literal["lambda", "uniform", "normalised"]
+    sampling: Literal["lambda", "uniform", "normalised"] = field(metadata={"before": "uniform"})
     losses: Literal["kept", "last"]
     k: NonNegativeInt | None
     kept: Literal["weighted", "public"]

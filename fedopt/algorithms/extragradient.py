@@ -18,7 +18,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch.nn.functional import softshrink
 
 from fedopt.algorithms.directions import descend
-from fedopt.algorithms.minimax_field import field, moved
+from fedopt.algorithms.minimax_field import minimax_field, moved
 from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import Schedule
 from fedopt.federation.client import Client
@@ -55,8 +55,8 @@ class LocalExtragradient:
 
         def local_steps(client: Client, u: Vectors) -> Vectors:
             for b1, b2 in client.steps("local"):
-                h = moved(u, field(client, u, b1), eta)  # not projected, as in the public code
-                u = descend(client, u, field(client, h, b2), eta)
+                h = moved(u, minimax_field(client, u, b1), eta)  # not projected, as in the public code
+                u = descend(client, u, minimax_field(client, h, b2), eta)
             return u
 
         mean = fed.exchange(local_steps, s.w, fed.cohort(), local=Steps(self.K, self.B, samples=2))
@@ -106,8 +106,8 @@ class FeDualEx:
             total = 0 * o
             for k, (b1, b2) in enumerate(client.steps("local")):
                 z = self._T(client, o, first + k)
-                z_h = self._T(client, moved(o, field(client, z, b1), eta), first + k + 1)
-                o, total = moved(o, field(client, z_h, b2), eta), total + z_h
+                z_h = self._T(client, moved(o, minimax_field(client, z, b1), eta), first + k + 1)
+                o, total = moved(o, minimax_field(client, z_h, b2), eta), total + z_h
             return (o, 1 / K * total) if theory else (o,)
 
         mean, *z_h = fed.exchange(local_steps, s.o, fed.cohort(), local=Steps(K, self.B, samples=2))

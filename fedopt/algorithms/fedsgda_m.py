@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.minimax_field import field
+from fedopt.algorithms.minimax_field import minimax_field
 from fedopt.algorithms.storm import Averages, Storm, at_start, together
 from fedopt.algorithms.vectors import Tensors, Vectors
 from fedopt.config.schedules import Schedule, values
@@ -66,7 +66,7 @@ class FedSGDAM:
             return Vectors((x - eta_x * u, toward(y, client.project(y - self.lam * v), eta_y)))
 
         S = self.S if fed.r == 0 and (self.B is not None or problem.random) else 1  # all examples make one sample
-        storm = Storm(field, move, lambda t: (self.alpha, self.beta))
+        storm = Storm(minimax_field, move, lambda t: (self.alpha, self.beta))
         return together(storm, s, fed, self.q, Steps(S - 1 + self.q, self.B), S)
 
     def output(self, s: Averages) -> Tensors:
@@ -112,13 +112,13 @@ class MomentumLocalSGDA:
         alpha, eta_x, eta_y = self.alpha, self.eta_x(fed.r), self.eta_y(fed.r)
 
         def gradients(client: Client, z: Vectors) -> Vectors:
-            return field(client, z, client.sample("xi"))
+            return minimax_field(client, z, client.sample("xi"))
 
         def iterations(client: Client, message: tuple[Vectors, Vectors]) -> tuple[Vectors, Vectors]:
             (x, y), (u, v) = message
             for xi in client.steps("xi"):
                 x, y = x - alpha * eta_x * u, toward(y, client.project(y - eta_y * v), alpha)
-                new_u, new_v = field(client, Vectors((x, y)), xi)
+                new_u, new_v = minimax_field(client, Vectors((x, y)), xi)
                 a, b = self.beta_x * alpha, self.beta_y * alpha
                 u, v = (1 - a) * u + a * new_u, (1 - b) * v + b * new_v
             return Vectors((x, y)), Vectors((u, v))

@@ -19,7 +19,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.algorithms.directions import descend
-from fedopt.algorithms.minimax_field import field
+from fedopt.algorithms.minimax_field import minimax_field
 from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import LocalWork, Schedule
 from fedopt.federation.client import Client
@@ -63,7 +63,7 @@ class FessGda:
 
         def local_steps(client: Client, w: Vectors) -> Vectors:
             def local_step(w_i: Vectors, b: Any) -> Vectors:
-                return descend(client, w_i, field(client, w_i, b), eta_l)
+                return descend(client, w_i, minimax_field(client, w_i, b), eta_l)
 
             return client.scan("local", local_step, w)
 

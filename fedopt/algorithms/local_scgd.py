@@ -12,7 +12,7 @@ Notation
     t, I                      the step, and the number of steps between exchanges
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -57,7 +57,7 @@ class LocalScgd:
     I: PositiveInt
     B: PositiveInt | None
     share_u: bool
-    at: Literal["new", "old"]
+    at: Literal["new", "old"] = field(metadata={"before": "new"})
     order: Literal["estimate_first", "step_first"]
 
     solves: ClassVar = (LocalCompositional,)

@@ -12,7 +12,7 @@ Notation
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -132,7 +132,7 @@ class LocalBSGVRM(Momentum):
     L_Phi: PositiveFloat
     S: PositiveInt
     warm_up: NonNegativeInt
-    neumann: Literal["sum", "term"]
+    neumann: Literal["sum", "term"] = field(metadata={"before": "sum"})
 
     def __post_init__(self) -> None:
         largest = self.eta if self.step_size == "constant" else 1 / max(self.L * self.p, 2 * self.rho1 * self.L_Phi)

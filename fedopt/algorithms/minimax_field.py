@@ -14,7 +14,9 @@ from fedopt.federation.client import Client
 Etas = tuple[float, float]  # steps of x and of y
 
 
-def field(client: Client, w: Vectors, xi: Any, plus: Vectors | None = None, anchor: Vectors | None = None) -> Vectors:
+def minimax_field(
+    client: Client, w: Vectors, xi: Any, plus: Vectors | None = None, anchor: Vectors | None = None
+) -> Vectors:
     """Return F_i(w) - F_i(anchor) + plus on one sample; None leaves a term out. It counts as one gradient call, or two with an
     anchor.
     """
@@ -22,7 +24,7 @@ def field(client: Client, w: Vectors, xi: Any, plus: Vectors | None = None, anch
     f_x, f_y = client.outer_gradients(x, y, xi)
     F = Vectors((f_x, -f_y))
     if anchor is not None:
-        F = F - field(client, anchor, xi)
+        F = F - minimax_field(client, anchor, xi)
     return F if plus is None else F + plus
 
 

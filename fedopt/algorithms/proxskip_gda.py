@@ -16,7 +16,7 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.minimax_field import field, moved, parts
+from fedopt.algorithms.minimax_field import minimax_field, moved, parts
 from fedopt.algorithms.vectors import Vectors
 from fedopt.errors import UserError
 from fedopt.federation.client import Client
@@ -68,7 +68,7 @@ class ProxSkipGda:
             a_i, w_i = parts(client.memory, w), w
             h_i = Vectors((w_v - a_v) / g for w_v, a_v, g in zip(w, a_i, skipped, strict=True))
             for b in client.steps("local"):
-                w_i = moved(w_i, field(client, w_i, b, plus=-1 * h_i), gamma)
+                w_i = moved(w_i, minimax_field(client, w_i, b, plus=-1 * h_i), gamma)
             a_i = moved(w_i, h_i, skipped)
             return a_i, torch.cat(a_i)
 

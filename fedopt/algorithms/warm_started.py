@@ -12,7 +12,7 @@ Notation
     xi               a sample of each client, independent of all others; d, an estimate of directions
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -90,7 +90,7 @@ class AlternatingSOBA(WarmStarted):
 
     rho: Schedule
     storm: bool
-    order: Literal["paper", "code"]
+    order: Literal["paper", "code"] = field(metadata={"before": "code"})
 
     def __post_init__(self) -> None:
         if self.rho(0) > 1:

@@ -1,7 +1,6 @@
 """What `fedopt --help` says: what there is, and the keys of what is chosen.
 
-A key's meaning is the comment beside it in the config files. classes.json has the types of its class' fields in words. Nothing is
-imported, so that help comes at once and runs no code.
+A key's meaning is the comment beside it in the config files, its type that of the class' field (`config.classes`).
 """
 
 from collections.abc import Mapping
@@ -14,22 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from fedopt.commands.answer import Parser
+from fedopt.config.classes import PROBLEM, SETTINGS, about, about_all
 from fedopt.config.composed import merge
 from fedopt.config.files import (
-    CONF,
     GROUPS,
     ROLE,
     Folders,
     certainty,
     chain,
     class_path,
-    comments,
-    file_of,
+    meanings,
     options,
-    text_of,
     title,
 )
-from fedopt.config.fits import CLASSES
 from fedopt.config.project import with_project
 from fedopt.config.sent import check_folders
 from fedopt.config.tuned import tuned_names
@@ -86,19 +82,6 @@ TOPICS |= {"hardware": "hardware", "loggers": "logger", "experiments": "experime
 OTHER_TOPICS = {"keys": "those that every run has", "commands": "all commands and options"}
 PLAIN = ["problem=quadratic_minimax"]  # its file sets none of the keys that every run has
 STAND_INS = {"algo": "fedmsa", "problem": "mco"}  # for what a command does not choose
-# Classes of problems: an algorithm that solves several is listed under the first
-KINDS = (
-    "bilevel",
-    "local_bilevel",
-    "compositional",
-    "two_level",
-    "minimax",
-    "hierarchical",
-    "minimisation",
-    "local_compositional",
-    "conditional",
-    "known_outer",
-)
 LEAST, INDENT = 28, "    "  # columns of the meanings in a table; of a paragraph
 EVERY = ""  # the part of the keys that every run has, beside the groups
 
@@ -127,13 +110,13 @@ def keys(words: list[str], folders: Folders) -> tuple[dict[str, Key], Mapping[st
     composed = merge(words, folders)
     usual = merge([*words, "preset=none"], folders) if composed.tuned.name else composed
     values, defaults = _leaves(composed.nodes), {**_leaves(usual.nodes), "preset": composed.nodes["preset"]}
-    meanings, types = _meanings(composed.chosen, folders), _types(composed.nodes)
+    said, types = meanings(composed.chosen, folders), _types(composed.nodes)
     described = {
         key: Key(
             _shown(defaults.get(key)),
             _shown(value) if value != defaults.get(key) else "",
             types.get(key) or TYPES.get(type(value).__name__, ""),
-            meanings.get(key, ""),
+            ROLE.sub("", said.get(key, "")),
         )
         for key, value in values.items()
     }
@@ -178,9 +161,11 @@ def _by_class(group: str, titles: Mapping[str, str], folders: Folders) -> None:
 
     group: algo or problem. titles: the title of each option. folders: config folders besides fedopt's.
     """
-    fits = {name: CLASSES.get(str(class_path(group, name, folders)), {}).get("fits", ["yours"]) for name in titles}
-    first = {name: next((kind for kind in KINDS if kind in kinds), kinds[0]) for name, kinds in fits.items()}
-    for kind in dict.fromkeys([*KINDS, *first.values()]):
+    paths = {name: class_path(group, name, folders) for name in titles}
+    answers = about_all([PROBLEM, *(path for path in paths.values() if path.startswith("fedopt."))])
+    fits = {name: answers[path]["fits"] if path in answers else ["yours"] for name, path in paths.items()}
+    first = {name: kinds[0] for name, kinds in fits.items()}
+    for kind in dict.fromkeys([*answers[PROBLEM]["fits"], *first.values()]):
         show(f"{kind}:")
         show_columns({f"  {name}": title for name, title in titles.items() if first[name] == kind})
         if also := [name for name, kinds in fits.items() if kind in kinds and first[name] != kind]:
@@ -305,25 +290,14 @@ def completions(line: str) -> list[str]:
     return sorted(text for text in words if text.startswith(word))
 
 
-# Meanings and types
-
-
-def _meanings(chosen: Mapping[str, str], folders: Folders) -> dict[str, str]:
-    meanings = comments(CONF / "config.yaml")
-    for group in (group for group in GROUPS if group in chosen and group != "experiment"):
-        for option in chain(group, chosen[group], folders):
-            path = file_of(group, option, folders)
-            inside = "" if "@package _global_" in text_of(path) else f"{group}."
-            meanings |= {f"{inside}{key}": ROLE.sub("", comment) for key, comment in comments(path).items()}
-    return meanings
+# Types
 
 
 def _types(nodes: Mapping[str, Any]) -> dict[str, str]:
-    types = dict(CLASSES["Settings"]["fields"])
+    types = dict(about(SETTINGS)["fields"])
     for where, node in _with_loggers(nodes).items():
-        path = node.get("_target_") if isinstance(node, dict) else ""
-        fields = CLASSES.get(str(path), {}).get("fields", {})
-        types |= {f"{where}.{key}": words for key, words in fields.items()}
+        path = str(node.get("_target_", "")) if isinstance(node, dict) else ""
+        types |= {f"{where}.{key}": words for key, words in about(path)["fields"].items()} if path else {}
     return types
 
 

@@ -1,7 +1,7 @@
 """One line for a mistake in a command or a config file: what is wrong, where, and the nearest valid name."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 from hydra.errors import MissingConfigException
@@ -9,7 +9,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from fedopt.config.files import GROUPS, options
 from fedopt.config.words import key_of
-from fedopt.errors import MEANT, nearest, unknown
+from fedopt.errors import MEANT, MOST_ALIKE, nearest, unknown
 
 PLUGINS = {  # of Hydra, by how their names begin
     "submitit": "hydra-submitit-launcher",
@@ -22,13 +22,20 @@ PLUGINS = {  # of Hydra, by how their names begin
 }
 
 
-def explain(error: Exception, words: Sequence[str], keys: Sequence[str]) -> str:
+KINDS = {  # of keys, by their names in other programs: what the comment beside such a key says of it
+    **dict.fromkeys(("lr", "learning_rate", "step_size", "stepsize", "step"), "tuned as a step"),
+    **dict.fromkeys(("batch_size", "batch", "batchsize"), "^examples |^local batch|^outer samples of a step"),
+    **dict.fromkeys(("epochs", "local_epochs", "local_steps", "steps"), "tuned as a number of local steps"),
+}
+
+
+def explain(error: Exception, words: Sequence[str], keys: Mapping[str, str]) -> str:
     """Return the message for an exception of Hydra or OmegaConf, in terms of the command.
 
     Args:
         error: The exception.
         words: The overrides of the command.
-        keys: The config groups and the dotted keys that exist.
+        keys: The config groups and the dotted keys that exist, each with the comment beside it.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         missing = error.missing_cfg_file
@@ -44,7 +51,7 @@ def explain(error: Exception, words: Sequence[str], keys: Sequence[str]) -> str:
     return text.partition(" full_key:")[0][:300] or "a value of a config cannot be read: are its ${...} closed?"
 
 
-def _unknown_key(key: str, words: Sequence[str], keys: Sequence[str]) -> str:
+def _unknown_key(key: str, words: Sequence[str], keys: Mapping[str, str]) -> str:
     """Return the message for a key that the config does not have. words, keys: as in `explain`."""
     if key in GROUPS:
         return f"{key}: neither the algorithm's nor the problem's file names one; +{key}=NAME adds one"
@@ -54,10 +61,12 @@ def _unknown_key(key: str, words: Sequence[str], keys: Sequence[str]) -> str:
     return f"{key}: there is no such key{_meant(typed, keys)}; {explained}"
 
 
-def _meant(key: str, keys: Sequence[str]) -> str:
+def _meant(key: str, keys: Mapping[str, str]) -> str:
     """Return a hint on what an unknown key may mean: the nearest key, else the keys beside it and how to add one."""
     parent, _, leaf = key.rpartition(".")
     beside = [name.removeprefix(f"{parent}.") for name in keys if parent and name.rpartition(".")[0] == parent]
+    if leaf in KINDS and (alike := [name for name, comment in keys.items() if re.search(KINDS[leaf], comment)]):
+        return f", did you mean {' or '.join(alike[:MOST_ALIKE])}?"
     if not beside or leaf in MEANT:
         return nearest(key, list(keys))
     if near := get_close_matches(leaf, beside, 1, 0.7):  # 0.6 would take eta_x for beta

@@ -121,6 +121,17 @@ def flat(node: Mapping[Any, Any]) -> dict[str, Any]:
     return leaves
 
 
+def meanings(chosen: Mapping[str, str], folders: Folders = ()) -> dict[str, str]:
+    """Return the comments beside the keys of a config, by dotted key, from the options that are chosen from its groups."""
+    said = comments(CONF / "config.yaml")
+    for group in (group for group in GROUPS if group in chosen and group != "experiment"):
+        for option in chain(group, chosen[group], folders):
+            path = file_of(group, option, folders)
+            inside = "" if "@package _global_" in text_of(path) else f"{group}."
+            said |= {f"{inside}{key}": comment for key, comment in comments(path).items()}
+    return said
+
+
 def comments(path: Path) -> dict[str, str]:
     """Return the comments beside the keys of a YAML file, by dotted key."""
     text = text_of(path)

@@ -1,17 +1,11 @@
 """Which algorithms fit which problems, by the classes of problems that they name."""
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
+from fedopt.config.classes import about, about_all
 from fedopt.config.files import Folders, class_path, options
 from fedopt.errors import UserError
-
-# What scripts/docs says of fedopt's classes, so that help and mistakes import nothing: the types of their fields, in words, and the
-# classes of problems that they fit
-CLASSES: dict[str, Any] = json.loads(Path(__file__).with_name("classes.json").read_text(encoding="utf-8"))
 
 
 def refuse_misfit(algo: str, problem: str) -> None:
@@ -23,7 +17,9 @@ def refuse_misfit(algo: str, problem: str) -> None:
         algo: Path of the algorithm's class.
         problem: Path of the problem's class.
     """
-    solves, kind = (CLASSES.get(path, {}).get("fits") for path in (algo, problem))
+    if not all(path.startswith("fedopt.") for path in (algo, problem)):
+        return
+    solves, kind = (sorted(about(path)["fits"]) for path in (algo, problem))
     if solves and kind and not {*kind} & {*solves}:
         problems, methods = ("|".join(that_fit(*wanted)) for wanted in (("problem", solves), ("algo", kind)))
         raise UserError(
@@ -40,8 +36,8 @@ def choice(lacking: Sequence[str], chosen: Mapping[str, str], folders: Folders) 
     """
     group, *others = lacking
     other = "problem" if group == "algo" else "algo"
-    kinds = [] if others else CLASSES.get(class_path(other, chosen[other], folders), {}).get("fits")
-    if kinds:
+    path = "" if others else class_path(other, chosen[other], folders)
+    if path.startswith("fedopt.") and (kinds := about(path)["fits"]):
         return f" of those that fit {chosen[other]}: {', '.join(that_fit(group, kinds))}"
     return f"; fedopt list {group} shows them"
 
@@ -65,4 +61,6 @@ def other_solution(solves: Collection[str], kind: Collection[str]) -> str:
 
 def that_fit(group: str, classes: Collection[str]) -> list[str]:
     """Return fedopt's options of a group that are of one of these classes of problems."""
-    return [name for name in options(group) if {*CLASSES[class_path(group, name)]["fits"]} & {*classes}]
+    paths = {name: class_path(group, name) for name in options(group)}
+    answers = about_all(paths.values())
+    return [name for name, path in paths.items() if {*answers[path]["fits"]} & {*classes}]

@@ -13,9 +13,10 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from fedopt.config.classes import SETTINGS, about
 from fedopt.config.explain import explain
-from fedopt.config.files import CONF, GROUPS, Folders, flat, options
-from fedopt.config.fits import CLASSES, choice
+from fedopt.config.files import CONF, GROUPS, Folders, flat, meanings, options
+from fedopt.config.fits import choice
 from fedopt.config.hydra import chosen_files
 from fedopt.config.sent import check_folders, refuse_expanding, refuse_hydra, refuse_outside
 from fedopt.config.tuned import Tuned, keeps_defaults, other_model, overlap, tuned_values
@@ -89,7 +90,7 @@ def merged(
 
 def refuse_mistyped(words: Iterable[str]) -> None:
     """Raise UserError for an override whose key looks like a misspelt config group. Used before saying that a group is missing."""
-    known = [*dict.fromkeys([*GROUPS, *(key.partition(".")[0] for key in CLASSES["Settings"]["fields"])])]
+    known = [*dict.fromkeys([*GROUPS, *(key.partition(".")[0] for key in about(SETTINGS)["fields"])])]
     for word in words:
         name = key_of(word).partition(".")[0]
         if name not in known and (near := nearest(name, known)):
@@ -147,14 +148,17 @@ def check_choices(words: Iterable[str], folders: Folders = ()) -> None:
             raise UserError(unknown(group, name, names))
 
 
-def keys_of(words: Iterable[str], folders: Folders = ()) -> list[str]:
-    """Return the config groups, and the dotted keys of the config that the chosen options make."""
+def keys_of(words: Iterable[str], folders: Folders = ()) -> dict[str, str]:
+    """Return the config groups and the dotted keys of the config that the chosen options make, with the comments beside them."""
     choices = tuple(word for word in words if key_of(word) in GROUPS and not set(word) & set(", ()[]{}"))
     try:
-        config = plain(merged(choices, tuple(map(str, folders)))[0], resolve=False)
+        composed, chosen, *_ = merged(choices, tuple(map(str, folders)))
+        config = plain(composed, resolve=False)
     except (UserError, HydraException, OmegaConfBaseException):
-        return list(GROUPS)
-    return [*GROUPS, *(key for key in flat(config) if not key.rpartition(".")[2].startswith("_"))]
+        return dict.fromkeys(GROUPS, "")
+    said = meanings(chosen, folders)
+    keys = [key for key in flat(config) if not key.rpartition(".")[2].startswith("_")]
+    return dict.fromkeys(GROUPS, "") | {key: said.get(key, "") for key in keys}
 
 
 def plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:

@@ -223,7 +223,7 @@ def _by_hydra(planned: Sweep) -> bool:
                 hydra.multirun("config", partial(_hydra_job, planned, (gethostname(), os.getpid())), words) or ()
             )
     except MissingConfigException as error:
-        raise UserError(explain(error, planned.words, [])) from None
+        raise UserError(explain(error, planned.words, {})) from None
     except (ValueError, TypeError, ImportError, HydraException, OmegaConfBaseException) as error:
         raise UserError(f"hydra/launcher or hydra/sweeper: {first_line(error)}") from error
     return any(job.return_value is None for batch in batches for job in batch)

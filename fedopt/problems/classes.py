@@ -317,17 +317,18 @@ class Hierarchical(Problem):
         return y
 
 
+# In the order in which they are listed: an algorithm that solves several is listed under the first
 CLASSES: tuple[type[Problem], ...] = (
-    Conditional,
-    Minimisation,
     Bilevel,
     LocalBilevel,
-    Minimax,
-    KnownOuter,
-    TwoLevel,
     Compositional,
-    LocalCompositional,
+    TwoLevel,
+    Minimax,
     Hierarchical,
+    Minimisation,
+    LocalCompositional,
+    Conditional,
+    KnownOuter,
 )
 
 
@@ -339,4 +340,4 @@ def name(cls: type[Problem]) -> str:
 def class_of(problem: type[Problem] | Problem) -> type[Problem]:
     """Return the class that a problem belongs to."""
     kind = problem if isinstance(problem, type) else type(problem)
-    return next(c for c in CLASSES if issubclass(kind, c))
+    return next(c for c in kind.__mro__ if c in CLASSES)

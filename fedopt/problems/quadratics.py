@@ -47,7 +47,7 @@ class Quadratic(Problem):
     heterogeneity: NonNegativeFloat
     noise: NonNegativeFloat
     examples: PositiveInt
-    alike: bool = field(default=False, kw_only=True)
+    alike: bool = field(default=False, kw_only=True, metadata={"before": False})
 
     def families(self) -> Callable[..., Tensor]:
         """Return a function (draw, *args) -> an array for each client, [M, ...].

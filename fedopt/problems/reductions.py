@@ -146,6 +146,13 @@ def covered(solves: tuple[type[Problem], ...]) -> set[str]:
     return {name(c) for c in CLASSES if issubclass(c, kinds)}
 
 
+def fits(cls: type) -> list[str]:
+    """Return the names of the problem classes that an algorithm's class covers, or that a problem's is of; of `Problem` all."""
+    if issubclass(cls, Problem) and cls is not Problem:
+        return [name(class_of(cls))]
+    return [kind for kind in map(name, CLASSES) if kind in covered(getattr(cls, "solves", (cls,)))]
+
+
 def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
     """Return the problem if it is of a class in `solves`, else its reduction to one of them. Raises UserError if there is none."""
     if isinstance(problem, solves):

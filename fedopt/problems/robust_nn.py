@@ -5,7 +5,7 @@ min_x max_{|y| <= eps} (1/n) sum_j loss(h_x(a_j + y), b_j), over the n examples 
 With a penalty, y is in no ball, and penalty |y|^2 is subtracted: so CD-MAGE's public code (federated-minimax) has it, with 0.001.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -37,7 +37,7 @@ class RobustNn(SupervisedMinimax):
     eps: PositiveFloat
     norm: Norm
     ascent: NonNegativeInt
-    penalty: PositiveFloat | None
+    penalty: PositiveFloat | None = field(metadata={"before": None})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,28 +3,17 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from fedopt.config.classes import about
 from fedopt.config.files import flat
+from fedopt.config.settings import Budget, Evaluation
 from fedopt.errors import UserError
 
 PLACE = ("output_dir", "resume", "logger", "keep", "preset")  # where a run goes, how it starts, and what it leaves
 LENGTH = "budget"  # a run may be made longer, and is another one then
-# Keys that older runs lack, and the values with which they change nothing
-LATER = {
-    "eval.points": None,
-    "budget.oracle_calls": None,
-    "budget.until": "first",
-    "algo.neumann": "sum",
-    "algo.sampling": "uniform",
-    "algo.correction": "sample",
-    "algo.order": "code",
-    "algo.restart": False,
-    "algo.at": "new",
-    "problem.penalty": None,
-    "problem.alike": False,
-}
 PRECISION = ("hardware.dtype", "hardware.autocast", "hardware.tf32")  # numbers depend on these of the machine
 
 
@@ -43,9 +32,24 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys and values of a resolved config that runs with the same metrics.csv share: those of `numbers`, and the
     budget.
     """
-    values = {key: value for key, value in flat(config).items() if key not in LATER or value != LATER[key]}
-    others = (*PLACE, "hardware")
+    values, others = flat(config), (*PLACE, "hardware")
+    for key, before in _later(config).items():
+        if key in values and values[key] == before:
+            del values[key]
     return {key: value for key, value in values.items() if key in PRECISION or key.partition(".")[0] not in others}
+
+
+def _later(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that older runs may lack, with the values that change nothing: those of fedopt's own classes."""
+    parts = {"budget": Budget, "eval": Evaluation}
+    later = {
+        f"{part}.{f.name}": f.default for part, cls in parts.items() for f in fields(cls) if f.default is not MISSING
+    }
+    for group in ("algo", "problem"):
+        path = str(config[group].get("_target_")) if isinstance(config.get(group), Mapping) else ""
+        if path.startswith("fedopt."):
+            later |= {f"{group}.{key}": before for key, before in about(path)["before"].items()}
+    return later
 
 
 def digits(config: Mapping[str, Any], values: Callable[[Mapping[str, Any]], dict[str, Any]] = identity) -> str:

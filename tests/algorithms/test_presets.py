@@ -16,7 +16,7 @@ from fedopt.federation.engines import Vectorised
 from fedopt.federation.round import Federation
 from fedopt.problems.classes import Minimax
 from fedopt.randomness import Purpose
-from fedopt.results.identity import identity
+from fedopt.results.identity import digits, identity
 from fedopt.testing.harness import class_at, composed, node, small, steps
 from fedopt.testing.harness import names as names_of
 
@@ -247,6 +247,19 @@ def test_runs_from_before_a_key_are_the_same_runs(algo):
     nodes, others = (composed(f"algo={algo}", f"problem={problem}", f"algo.{key}={v}").nodes for v in (before, other))
     old = {**nodes, "algo": {name: value for name, value in nodes["algo"].items() if name != key}}
     assert identity(old) == identity(nodes) != identity(others)
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [
+        ("algo=fedmsa problem=mco", "4eb90c3c1c"),
+        ("algo=ma_soba problem=quadratic_bilevel", "1c7fb0de81"),
+        ("algo=sgda problem=robust_nn", "ac917ec2ca"),
+    ],
+)
+def test_runs_are_known_by_what_they_were(words, known):
+    """The hash of a config stays: runs of earlier versions go on, are skipped and compared."""
+    assert digits(composed(*words.split()).nodes) == known
 
 
 # Minimax: Local SGDA
