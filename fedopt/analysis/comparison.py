@@ -32,10 +32,16 @@ TABLES = ("csv", "latex", "markdown")
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Runs in groups. by: the keys that tell the groups apart; groups: their runs, by label.
+    """Runs in groups, with their table, tests and picture.
 
-    at: the x up to which the table and the tests go, None for all of it; slots: the place of a label in the order of colours, by
-    default that of the groups.
+    Args:
+        by: The keys that tell the groups apart.
+        groups: label -> runs.
+        metric: The metric that is compared.
+        x: What is spent, one of `COSTS`.
+        target: A value of the metric; the table says what it cost to reach it.
+        at: The x up to which the table and the tests go; None for all evaluations.
+        slots: label -> place in the order of colours; by default the place in `groups`.
     """
 
     by: Sequence[str]
@@ -50,7 +56,7 @@ class Comparison:
         return shown_table(self)[0].to_string(index=False)
 
     def _repr_html_(self) -> str:
-        """For notebooks. Labels have no markup."""
+        """Return the table as HTML, for notebooks. Labels are shown as plain text."""
         shown, best = shown_table(self)
         cells = shown.rename(columns=html_text).map(html_text)
         cells = cells.where(~best.to_numpy(), "<b>" + cells + "</b>")
@@ -58,14 +64,21 @@ class Comparison:
             return cells.to_html(index=False, escape=False)
 
     def report(self) -> Page:
-        """The page of results that `fedopt-report` makes, of these groups: `write(PATH)` it, or let a notebook show it."""
+        """Return the page of results that `fedopt-report` makes, for these groups.
+
+        Its `write(PATH)` makes a file; a notebook shows it.
+        """
         from fedopt.analysis.page import sections
 
         return Page("Comparison", sections(self))
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """A row for each group. Raises UserError for an `at` before a run's first row, and for a target of no goal."""
+        """Return compare.csv: a row a group.
+
+        Raises:
+            UserError: A run begins after `at`, or there is a target and the metric has no better direction.
+        """
         rows = []
         for label, runs in self.groups.items():
             keys = dict(zip(self.by, runs[0].group(self.by), strict=True))
@@ -75,7 +88,7 @@ class Comparison:
 
     @cached_property
     def paired(self) -> pd.DataFrame:
-        """Paired tests of the groups over their seeds (`fedopt.analysis.stats`)."""
+        """Return paired tests of the groups over their seeds (`fedopt.analysis.stats.tests`)."""
         groups = {label: [run.until(self.at) for run in runs] for label, runs in self.groups.items()}
         return tests(groups, self.metric)
 
@@ -206,10 +219,22 @@ def compared(
     label: str | None = None,
     runs: Sequence[Recorded] = (),
 ) -> Comparison:
-    """The runs in some folders by groups. names: 'OLD=NEW' of labels or their parts; at: the x up to which the table goes;
-    exclude: as of `recorded.usable`; label: another one of the metric, with its unit; runs: in place of paths, ones that were read.
+    """Group runs by what differs between them, and say on stderr what makes the comparison unequal.
 
-    Raises UserError when there is no run to compare.
+    Args:
+        paths: Folders that hold runs.
+        metric: The metric; by default the first that the first run's problem names.
+        x: What is spent, one of `COSTS`.
+        target: As in `Comparison`.
+        group_by: Keys with commas between; by default those that differ.
+        names: 'OLD=NEW' for labels or their parts.
+        at: As in `Comparison`.
+        exclude: As in `usable`.
+        label: A new label for the metric, with its unit.
+        runs: Runs that were read already, in place of `paths`.
+
+    Raises:
+        UserError: There is no run to compare, or an argument fits none.
     """
     if x not in COSTS:
         raise UserError(f"x={x}: must be one of {', '.join(COSTS)}")
@@ -237,7 +262,10 @@ def compared(
 
 
 def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None) -> dict[str, Any]:
-    """A row of compare.csv. Standard deviations are over runs, with n - 1; a final value not finite makes nan."""
+    """Return the row of compare.csv for a group.
+
+    Standard deviations are over runs, with n - 1. A final value that is not finite makes the mean nan.
+    """
     described, statuses = runs[0].metric(metric), Counter(run.status for run in runs)
     row = {
         "runs": len(runs),

@@ -21,7 +21,7 @@ def first_metric(runs: Sequence[Recorded]) -> str:
 
 
 def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
-    """Those that have the metric; the others are named on stderr. Raises UserError if there is none."""
+    """Return the runs that have the metric; a note names the others. Raises UserError if no run has it."""
     kept = [run for run in runs if metric in run.table]
     if not kept:
         known = [*dict.fromkeys(name for run in runs for name in run.metrics)]
@@ -35,12 +35,12 @@ def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
 
 
 def default_keys(runs: Sequence[Recorded]) -> list[str]:
-    """What differs between the runs, `algo` where nothing does."""
+    """Return the keys that differ between the runs; `algo` if none does."""
     return differing(runs) or ["algo"]
 
 
 def differing(runs: Sequence[Recorded]) -> list[str]:
-    """The groups in which other options were chosen, then every key that differs between runs of the same options.
+    """Return the config groups whose chosen option differs, then every key that differs between runs of the same options.
 
     A key that only some option has, or that goes with it, is not named besides the option.
     """
@@ -60,7 +60,7 @@ def differing(runs: Sequence[Recorded]) -> list[str]:
 
 
 def known_keys(chosen: str, runs: Sequence[Recorded]) -> list[str]:
-    """The keys of `--group-by`. Raises UserError for one that no run has."""
+    """Return the keys that `--group-by` names. Raises UserError if no run has one of them."""
     keys = list(dict.fromkeys(key.strip() for key in chosen.split(",")))
     present = list(dict.fromkeys(key for run in runs for key in run.keys))
     for key in keys:
@@ -70,12 +70,12 @@ def known_keys(chosen: str, runs: Sequence[Recorded]) -> list[str]:
 
 
 def order(value: str) -> tuple[float, str]:
-    """Numbers by size, before words."""
+    """Return a sort key that puts numbers by size before words."""
     return (float(value), "") if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value) else (np.inf, value)
 
 
 def _shortened(groups: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """With four digits of each number, where that tells the values of a key apart as well."""
+    """Return the values of the groups, with four digits if these tell the values of a key apart as well."""
     columns = []
     for values in zip(*groups, strict=True):
         short = [f"{float(v):.4g}" if re.fullmatch(r"-?\d+\.\d{4,}(e[-+]?\d+)?", v) else v for v in values]
@@ -84,7 +84,7 @@ def _shortened(groups: Sequence[Sequence[str]]) -> list[Sequence[str]]:
 
 
 def _parts(by: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[str]]:
-    """What the label of each group is made of: the options chosen, and key=value of the other keys that it has."""
+    """Return the parts of each group's label: the chosen options, and key=value for the other keys that it has."""
     pairs = ([(key, value) for key, value in zip(by, group, strict=True) if value != ABSENT] for group in groups)
     return [[value if key in CHOSEN else f"{key}={value}" for key, value in present] for present in pairs]
 
@@ -114,7 +114,7 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
 
 
 def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequence[str]) -> dict[str, int]:
-    """The label of each group, and its place in the order of colours.
+    """Return label -> place in the order of colours, for each group.
 
     names: OLD=NEW, where OLD is a label or one of its parts. The place of a group is that of its name, even if other names have
     no line: figures of fewer lines have the same colours. Raises UserError for what is no name.

@@ -31,7 +31,7 @@ Runs = Mapping[str, list[Recorded]]  # by group
 
 
 def sections(comparison: "Comparison", title: str = "") -> list[Section]:
-    """A section for each problem. title: before the problem's name. Raises UserError."""
+    """Return a section for each problem. title: stands before the problem's name."""
     parts = []
     for problem, runs in by_problem(comparison.groups).items():
         name = ", ".join(part for part in problem if part not in (ABSENT, "none"))
@@ -46,7 +46,7 @@ def sections(comparison: "Comparison", title: str = "") -> list[Section]:
 
 
 def _drawn(c: "Comparison") -> tuple[dict[str, Any], dict[str, tuple[list[Table], list[str]]]]:
-    """Chart and views, with every metric of a run against everything that is spent."""
+    """Return the chart, with every metric against everything that is spent, and the tables and notes of each metric."""
     xs = {x: SPENT[x] for x in dict.fromkeys([c.x, *COSTS])}
     metrics = dict.fromkeys([c.metric, *(name for runs in c.groups.values() for run in runs for name in run.metrics)])
     chart: dict[str, Any] = {"xs": xs, "ys": {}, "logs": {}, "curves": {}, "targets": {c.metric: c.target}, "lines": []}
@@ -81,7 +81,7 @@ def _points(line: Sequence[np.ndarray | None]) -> list[list[float | None]]:
 
 
 def _view(c: "Comparison") -> tuple[list[Table], list[str]]:
-    """The table with t-intervals, the paired tests, and what makes the comparison unequal."""
+    """Return the table with t-intervals, the paired tests, and notes on what makes the comparison unequal."""
     shown, best = shown_table(c)
     shown.columns = best.columns = pd.Index(["line", *shown.columns[1:]])
     ends = [np.array([run.until(c.at).values(c.metric)[-1] for run in runs]) for runs in c.groups.values()]
@@ -105,7 +105,7 @@ def _interval(values: np.ndarray, log: bool) -> str:
 
 
 def _differences(groups: Runs) -> Table:
-    """The keys in which runs differ, a column for each group."""
+    """Return a table of the keys in which runs differ, with a column for each group."""
     runs = [run for members in groups.values() for run in members]
     keys = dict.fromkeys([*CHOSEN, *(key for run in runs for key in run.apart), DATA, "tuned"])
     apart = [key for key in keys if len({run.group([key]) for run in runs}) > 1]
@@ -127,7 +127,7 @@ def _table_of_runs(groups: Runs) -> Table:
 
 
 def _maps(groups: Runs) -> dict[str, Any]:
-    """Each division of the data among the clients once, by the first run that has it."""
+    """Return the heat map of each partition of the data, labelled by the first run that has it."""
     maps: dict[str, Any] = {}
     for label, run in ((label, run) for label, members in groups.items() for run in members):
         path = run.folder / "partition.csv"
@@ -142,7 +142,7 @@ def _maps(groups: Runs) -> dict[str, Any]:
 
 
 def _counts(text: str) -> list[list[int]]:
-    """Examples of each class, a client a line. Raises ValueError."""
+    """Parse partition.csv: the examples of each class, a client a line. Raises ValueError."""
     rows = [[int(cell) for cell in line.split(",")] for line in text.splitlines()]
     if len({*map(len, rows)}) != 1 or min(map(min, rows)) < 0:
         raise ValueError("is no table of counts")

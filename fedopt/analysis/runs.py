@@ -55,11 +55,11 @@ class Recorded:
     elsewhere: str = ""
 
     def metric(self, name: str) -> Metric:
-        """What a column says of itself; of a column that is no metric, less is better."""
+        """Return what a column says of itself. For a column that is no metric, lower is better."""
         return self.metrics.get(name, Metric(name, name))
 
     def called(self, metric: str, label: str) -> "Recorded":
-        """With another label of a metric, which has its unit or gets it."""
+        """Return the run with another label for a metric."""
         return replace(self, metrics={**self.metrics, metric: replace(self.metric(metric), label=label)})
 
     def values(self, metric: str) -> np.ndarray:
@@ -81,11 +81,11 @@ class Recorded:
 
     @property
     def problem(self) -> tuple[str, ...]:
-        """Problem and data set: metrics of runs in which they differ have nothing to do with each other."""
+        """Return problem and data set. Metrics of runs that differ in them cannot be compared."""
         return self.group(PROBLEM)
 
     def agrees(self, other: "Recorded") -> bool:
-        """Whether the rows of the rounds that both have are equal, in all columns except times."""
+        """Return whether both runs have equal rows in the rounds that both have, in all columns except times."""
         if {*self.table} != {*other.table}:
             return False
         columns = [name for name in self.table if name not in COSTS["seconds"][0]]
@@ -94,7 +94,7 @@ class Recorded:
         return np.array_equal(rows, others, equal_nan=True)
 
     def until(self, cost: float | None) -> "Recorded":
-        """With only the evaluations up to this x, None for all. Raises UserError if there is none."""
+        """Return the run with only the evaluations up to this x; None keeps all. Raises UserError if there is none."""
         if cost is None:
             return self
         reached = self.cost() <= cost
@@ -104,7 +104,7 @@ class Recorded:
 
 
 def by_problem(groups: Mapping[str, Sequence[Recorded]]) -> dict[tuple[str, ...], dict[str, Sequence[Recorded]]]:
-    """The groups of each problem and data set, by label."""
+    """Return (problem, data set) -> label -> runs."""
     on: dict[tuple[str, ...], dict[str, Sequence[Recorded]]] = {}
     for label, runs in groups.items():
         on.setdefault(runs[0].problem, {})[label] = runs
@@ -112,10 +112,15 @@ def by_problem(groups: Mapping[str, Sequence[Recorded]]) -> dict[tuple[str, ...]
 
 
 def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[Recorded]:
-    """All runs that can be read, without copies; what is left out is said on stderr.
+    """Return all runs that can be read, without copies. A note names what is left out.
 
-    exclude: patterns as of a shell, of which none may match a folder's path or the name of one of its folders. Raises UserError
-    where no run is left.
+    Args:
+        paths: Folders that hold runs, at any depth.
+        x: What is spent, one of `COSTS`.
+        exclude: Shell patterns. A run is left out if one matches its path, or the name of a folder in it.
+
+    Raises:
+        UserError: No run is left.
     """
     runs, skipped = gathered(paths, x, exclude)
     say_skipped(skipped)
@@ -126,7 +131,7 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
 
 
 def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tuple[list[Recorded], dict[str, list[str]]]:
-    """As `usable`, also where no run is left, and the folders that are left out: why -> folders."""
+    """Return the runs as `usable` does, and why -> folders for what is left out. No run is no error here."""
     skipped: dict[str, list[str]] = {}
     runs = []
     folders = list(_folders(paths, skipped))
@@ -144,7 +149,7 @@ def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tupl
 
 @contextmanager
 def noting(path: Path) -> Iterator[None]:
-    """Let a broken file of many cost no more than what is in it: a note says what is wrong."""
+    """Turn the error of a broken file into a note, so that the other files are still used."""
     try:
         yield
     except BROKEN as error:
@@ -153,7 +158,7 @@ def noting(path: Path) -> Iterator[None]:
 
 
 def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
-    """Of runs of one config, seed and data, the longest, and those that have other rows and did not fail."""
+    """Keep the longest of runs with the same config, seed and data, and those that have other rows and did not fail."""
     kept: dict[tuple[str, ...], list[Recorded]] = {}
     longest_last = sorted(runs, key=lambda run: (run.status in OVER, len(run.table)))
     for run in longest_last[::-1]:
@@ -170,7 +175,7 @@ def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
 
 
 def _folders(paths: Sequence[Path], skipped: dict[str, list[str]]) -> Iterator[Path]:
-    """All run folders at any depth, each once."""
+    """Yield all run folders at any depth, each once."""
     folders: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
@@ -184,7 +189,7 @@ def _folders(paths: Sequence[Path], skipped: dict[str, list[str]]) -> Iterator[P
 
 
 def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
-    """One line on stderr. skipped: why -> folders."""
+    """Note which folders were skipped. skipped: why -> folders."""
     reasons = []
     for why, folders in skipped.items():
         more = f" and {len(folders) - NAMED} more" * (len(folders) > NAMED)
@@ -194,7 +199,15 @@ def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
 
 
 def read(folder: Path, x: str) -> Recorded:
-    """Its rows that are whole so far. Raises OSError, ValueError or UserError where it is of no use."""
+    """Read the run in a folder, with the rows that are complete so far.
+
+    Args:
+        folder: The run's folder.
+        x: What is spent, one of `COSTS`.
+
+    Raises:
+        OSError, ValueError, UserError: There is no run that can be used.
+    """
     if missing := [name for name in ("config.yaml", "metrics.csv", "run.json") if not (folder / name).is_file()]:
         raise UserError(f"no {' and no '.join(missing)}")
     config, card = RunFolder(folder).config(), RunFolder(folder).card()
@@ -238,7 +251,7 @@ def read(folder: Path, x: str) -> Recorded:
 
 
 def _keys(config: dict[str, Any]) -> dict[str, str]:
-    """Values as text. A node's `_target_` stands for the node, by its last part; other keys with an underscore are left out."""
+    """Return the values as texts. A node's `_target_` stands for the node, by its last part; other keys with an underscore go."""
     return {
         key.removesuffix("._target_"): _text(value).rpartition(".")[2] if key.endswith("._target_") else _text(value)
         for key, value in config.items()
@@ -247,7 +260,7 @@ def _keys(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """As YAML would have it, and the same for 1 and 1.0."""
+    """Return a value as YAML writes it; 1 and 1.0 are the same text."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, str) else str(value) if type(value) is int else json.dumps(value)

@@ -25,7 +25,7 @@ COLUMNS = ("runs", "seeds", "status", "spent", "final", "best", "to_target", "re
 
 
 class Measured(NamedTuple):
-    """A column of means and deviations. column: its name in the CSV. show: how a pair of them is shown."""
+    """A column of means and deviations. column: its name in the CSV; show: formats a pair of them."""
 
     head: str
     column: str
@@ -36,9 +36,15 @@ class Measured(NamedTuple):
 def shown_table(
     comparison: "Comparison", columns: Sequence[str] = (), decimals: int | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The table as texts, and which of its cells are the best of their problem. columns, decimals: as of `Comparison.write`.
+    """Return the table of a comparison as texts, and which of its cells are the best of their problem.
 
-    Raises UserError for a column without values, and for decimals that cannot be.
+    Args:
+        comparison: The comparison.
+        columns: As in `Comparison.write`.
+        decimals: As in `Comparison.write`.
+
+    Raises:
+        UserError: A column has no values, or the decimals cannot be.
     """
     if decimals is not None and decimals not in range(16):
         raise UserError(f"decimals={decimals}: must be a whole number from 0 to 15")
@@ -89,7 +95,7 @@ def shown_table(
 
 
 def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, higher: bool) -> list[bool]:
-    """Whether each value is the best of those of its problem, or as good as it with the digits that it is shown with."""
+    """Return whether each value is the best of its problem, or looks equal to it with the digits that are shown."""
     tops = mean.groupby(problems).transform("max" if higher else "min")
     several = problems.map(Counter(problems)) > 1
     return [
@@ -99,7 +105,7 @@ def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, highe
 
 
 def tests_shown(tested: pd.DataFrame) -> pd.DataFrame:
-    """The tests as texts."""
+    """Return the tests as texts."""
     texts = tested.map(lambda v: ABSENT if v != v else alike([v], 3)[0] if isinstance(v, float) else str(v))
     apart = tested.columns[1]
     return texts.assign(**{apart: alike(tested[apart].tolist(), 3)})
@@ -108,7 +114,15 @@ def tests_shown(tested: pd.DataFrame) -> pd.DataFrame:
 def write_shown(
     base: Path, name: str, table: pd.DataFrame, shown: pd.DataFrame, best: pd.DataFrame | None = None
 ) -> Path:
-    """Of the values as CSV, or of the texts; best: [rows, columns], the cells that are bold."""
+    """Write a table in one of the formats, and return its path.
+
+    Args:
+        base: The path without its ending.
+        name: The format: csv, latex or markdown.
+        table: The values, for CSV.
+        shown: The texts, for the other formats.
+        best: Which cells are bold.
+    """
     if name == "csv":
         write_table(path := base.with_suffix(".csv"), table)
         return path

@@ -22,10 +22,13 @@ MOST_SHOWN = 50  # rows of the table that is printed
 
 
 def report(folder: Path, refused: Mapping[Path, str] | None = None) -> int:
-    """Write sweep.csv, print what came out, and return the exit code: 1 when a run failed.
+    """Write sweep.csv, print what came out, and return the exit code, 1 if a run failed.
 
-    sweep.csv has one row for each run folder in `folder`: the values of all keys that one of them was given, status, final and best
-    metrics, and what the target took. refused: why runs are none of this sweep, by folder; their values are left out.
+    sweep.csv has a row a run folder: all keys that one of the runs was given, status, final and best metrics, what the target took.
+
+    Args:
+        folder: The folder of the sweep.
+        refused: folder -> why its run does not belong to this sweep; its values are left out.
     """
     rows: list[dict[str, Any]] = []
     configs: list[dict[str, Any]] = []
@@ -70,7 +73,7 @@ def report(folder: Path, refused: Mapping[Path, str] | None = None) -> int:
 
 
 def _best_of(folder: Path, rows: Sequence[dict[str, Any]], metrics: Sequence[str]) -> str:
-    """The run with the best last value, where all runs have the same metric; empty where there is none."""
+    """Return a line on the run with the best last value; empty if the runs have several metrics or the metric has no direction."""
     if len(set(metrics)) != 1:
         return ""
     column = f"final_{metrics[0]}"
@@ -84,10 +87,12 @@ def _best_of(folder: Path, rows: Sequence[dict[str, Any]], metrics: Sequence[str
 
 
 def finals_of(rows: Sequence[dict[str, Any]], metrics: Sequence[str], swept: Sequence[str]) -> pd.DataFrame:
-    """A table of texts: mean and standard deviation over the seeds of the last value of each run's metric, for each combination of
-    the other keys that were swept.
+    """Return a table of texts: mean and deviation of last values over seeds, a row a combination of the other swept keys.
 
-    rows: as of sweep.csv; metrics: of each row, empty for a run that failed at once.
+    Args:
+        rows: The rows of sweep.csv.
+        metrics: The metric of each row; empty for a run that failed at once.
+        swept: The keys with several values.
     """
     keys = [key for key in swept if key != "seed"]
     names = sorted(set(metrics) - {""})
@@ -112,10 +117,13 @@ def finals_of(rows: Sequence[dict[str, Any]], metrics: Sequence[str], swept: Seq
 
 
 def differences(runs: Sequence[Composed], swept: Container[str]) -> str:
-    """A line on what the runs of a sweep on the same problem differ in though nobody swept it: whether there are tuned values for
-    them, the budget, and when to evaluate. Empty where they do not.
+    """Return a line on differences between runs on one problem that nobody swept; empty if there are none.
 
-    swept: the keys and groups that the sweep gives several values.
+    It looks at tuned values, the budget, and when to evaluate.
+
+    Args:
+        runs: The configs of the sweep.
+        swept: The keys and groups that the sweep gives several values.
     """
     names: dict[tuple[str, str], dict[str, dict[str, None]]] = {}  # problem, key -> value -> runs
     for run in runs:

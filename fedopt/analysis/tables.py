@@ -20,8 +20,16 @@ BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 
 
 def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
-    """Both with so many decimals. By default the deviation has two digits, or all before the point, and the mean as many decimals;
-    with one power of ten for both where that is long, with one for each where the deviation is far smaller."""
+    """Format mean ± std.
+
+    By default std has two significant digits, or all before the point, and the mean has as many decimals. Long numbers share a
+    power of ten. If std is far smaller than the mean, each has its own.
+
+    Args:
+        mean: The mean.
+        std: The standard deviation; nan leaves it out.
+        decimals: Decimals of both, in place of the default.
+    """
     if decimals is not None and math.isfinite(mean):
         return f"{mean:z.{decimals}f}" + (f" ± {std:.{decimals}f}" if math.isfinite(std) else "")
     if not (math.isfinite(std) and math.isfinite(mean)):
@@ -39,7 +47,7 @@ def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
 
 
 def beside_paper(cells: pd.DataFrame) -> pd.DataFrame:
-    """A table.csv in the paper's layout, as texts: the measured values, with the paper's numbers in brackets."""
+    """Return a table.csv as texts in the paper's layout: measured values, with the paper's numbers in brackets."""
     measured = cells.apply(lambda cell: plus_minus(cell["mean"], cell["std"]) if cell["seeds"] else "-", axis=1)
     paper = ["" if pd.isna(number) else f" ({number:g})" for number in cells["paper"]]
     shown = cells.assign(text=measured + paper).pivot(index="row", columns="column", values="text")
@@ -48,20 +56,20 @@ def beside_paper(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_bytes(mean: float, std: float, unit: str = "") -> str:
-    """As `plus_minus`, in a unit of `BYTES`, or else the largest that the mean has one of."""
+    """Format mean ± std in a unit of `BYTES`; by default the largest in which the mean is at least 1."""
     unit = unit or unit_of_bytes([mean])
     return f"{plus_minus(mean / BYTES[unit], std / BYTES[unit])} {unit}"
 
 
 def unit_of_bytes(means: Sequence[float]) -> str:
-    """The unit for all of a column: the largest that the smallest has one of, or in which the largest has three digits."""
+    """Return a column's unit: the largest in which the smallest value is at least 1, or the largest value has three digits."""
     finite = [mean for mean in means if math.isfinite(mean)]
     small, large = min(finite, default=0), max(finite, default=0)
     return next((unit for unit, size in BYTES.items() if small >= size or large >= 100 * size), "B")
 
 
 def alike(values: Sequence[float], digits: int) -> list[str]:
-    """Numbers with so many digits each, and then with as many decimals as the one that has most, where these are up to two."""
+    """Round to `digits` significant digits, then align decimals if no number needs more than two."""
     texts = [f"{value:#.{digits}g}".rstrip(".") for value in values]
     plain = [text for text in texts if re.fullmatch(r"-?\d+(\.\d+)?", text)]
     decimals = max((len(text.partition(".")[2]) for text in plain), default=0)
@@ -71,7 +79,7 @@ def alike(values: Sequence[float], digits: int) -> list[str]:
 
 
 def rounded(value: object) -> object:
-    """A float as text with the seven digits that single precision has, and all digits of larger counts; others as they are."""
+    """Return a float as text with seven digits, or all digits for large counts; return other values unchanged."""
     if not isinstance(value, float) or math.isnan(value):
         return value
     return f"{value:.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:.7g}"
@@ -112,9 +120,9 @@ def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | N
 
 
 def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
-    """A table of texts for the package booktabs, its first column flush left. What is between two $ is mathematics, as in figures.
+    """Return a table of texts as LaTeX for the package booktabs, with its first column flush left.
 
-    bold: which cells are.
+    Text between two $ is mathematics, as in figures. bold: which cells are bold.
     """
     style = table.style.hide(axis="index").format(_typeset).format_index(_typeset, axis="columns")
     if bold is not None:
@@ -123,7 +131,7 @@ def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
 
 
 def _typeset(cell: object) -> str:
-    """A text with its signs, powers of ten and dashes as LaTeX sets them."""
+    """Return a text with signs, powers of ten and dashes as LaTeX sets them."""
     text = re.sub(r"\)e([-+]\d+)", lambda power: rf") $\times 10^{{{int(power[1])}}}$", latex_cell(str(cell)))
     text = re.sub(
         r"(^|± )(-?[\d.]+)e([-+]\d+)", lambda part: rf"{part[1]}${part[2]} \times 10^{{{int(part[3])}}}$", text
@@ -133,7 +141,7 @@ def _typeset(cell: object) -> str:
 
 
 def markdown(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
-    """A table of texts for a Markdown page. bold: which cells are."""
+    """Return a table of texts as Markdown. bold: which cells are bold."""
     cells = table.astype(str).map(markdown_cell)
     if bold is not None:
         cells = cells.where(~bold, "**" + cells + "**")

@@ -50,7 +50,7 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
 
 
 def _besides(by: Sequence[str], groups: Groups) -> list[str]:
-    """The keys in which groups of one problem differ besides those that they are told apart by.
+    """Return the keys in which groups of one problem differ, besides those that tell them apart.
 
     An option brings its own keys with it. The budget and when to evaluate come with tuned values; other lines speak of these.
     """
@@ -67,7 +67,7 @@ def _besides(by: Sequence[str], groups: Groups) -> list[str]:
 
 
 def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iterator[str]:
-    """Where last values are not those of one x: within a group, and between groups of a problem. Diverged runs do not count."""
+    """Yield lines on runs that end at unequal x, within a group or between groups of a problem. Diverged runs do not count."""
     ends = {
         label: [run.until(at).cost()[-1] for run in members if run.status in OVER and run.status != "diverged"]
         for label, members in groups.items()
@@ -91,7 +91,7 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
 
 
 def _intervals(groups: Groups, x: str) -> Iterator[str]:
-    """Where groups of a problem are evaluated at far other intervals of what is spent."""
+    """Yield lines on groups of a problem that are evaluated at very different intervals of what is spent."""
     for labels in by_problem(groups).values():
         gaps = {label: [gap for run in members for gap in np.diff(run.cost())] for label, members in labels.items()}
         every = {label: float(np.median(costs)) for label, costs in gaps.items() if costs}
@@ -101,13 +101,13 @@ def _intervals(groups: Groups, x: str) -> Iterator[str]:
 
 
 def _apart(amounts: Mapping[str, float], ratio: float) -> tuple[str, str] | None:
-    """The labels of the least and of the largest amount, if the largest is more than `ratio` times the least."""
+    """Return the labels of the least and the largest amount if the largest is more than `ratio` times the least, else None."""
     ranked = sorted(amounts, key=lambda label: amounts[label])
     return (ranked[0], ranked[-1]) if ranked and amounts[ranked[-1]] > ratio * amounts[ranked[0]] else None
 
 
 def _ends_worse(run: Recorded, metric: str) -> str:
-    """In what a run ends worse than it began: in the metric, or in a loss many times over. Empty if it does not."""
+    """Return in what a run ends worse than it began: the metric, or a loss many times over; empty if in nothing."""
     if run.table["round"].iloc[0] != 0:
         return ""
     first, last = run.values(metric)[[0, -1]]
@@ -121,7 +121,7 @@ def _ends_worse(run: Recorded, metric: str) -> str:
 
 
 def _above_best(label: str, members: Sequence[Recorded], metric: str) -> Iterator[str]:
-    """One line for a group with a run whose last value of the metric, or of a loss, is far above its best."""
+    """Yield one line for a group with a run that ends far above its best metric or loss."""
     names = dict.fromkeys([metric, *(name for name, described in members[0].metrics.items() if described.bounds)])
     for name in (name for name in names if members[0].metric(name).better == "lower"):
         values = [(run.keys.get("seed"), run.values(name)) for run in members if name in run.table]
@@ -134,7 +134,7 @@ def _above_best(label: str, members: Sequence[Recorded], metric: str) -> Iterato
 
 
 def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
-    """Which modules of your own were changed between runs."""
+    """Yield lines on the user's own modules that changed between runs."""
     versions: dict[str, set[str]] = {}
     for run in runs:
         for module, digests in run.sources.items():
@@ -145,7 +145,7 @@ def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
 
 
 def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
-    """For each problem, which algorithms ran with tuned values and which without; then, whose are of another model or data."""
+    """Yield lines on which algorithms ran with tuned values, and whose tuned values are for another model or data."""
     tuned: dict[tuple[str, ...], bool] = {}  # problem and algorithm -> whether a run has tuned values
     elsewhere: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -163,7 +163,7 @@ def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
 
 
 def _batches(groups: Groups) -> Iterator[str]:
-    """Where methods on a problem take unlike batches, and so have unlike noise and cost."""
+    """Yield lines on methods of a problem with unlike batch sizes, and so unlike noise and cost."""
     for problem, labels in by_problem(groups).items():
         sizes: dict[str, list[str]] = {}
         for label, runs in labels.items():
@@ -175,13 +175,13 @@ def _batches(groups: Groups) -> Iterator[str]:
 
 
 def with_status(label: str, runs: Sequence[Recorded]) -> str:
-    """The label, and how many of the runs are on their way, stopped or diverged."""
+    """Return the label, with how many of its runs have not finished, and how they stand."""
     others = Counter(run.status for run in runs if run.status != "finished")
     counts = ", ".join(f"{n} of {len(runs)} {status}" for status, n in sorted(others.items()))
     return f"{label} ({counts})" if counts else label
 
 
 def amount(x: str, mean: float, std: float = math.nan) -> str:
-    """What is spent, with its unit."""
+    """Format an amount of what is spent, with its unit."""
     what = COSTS[x][1].removesuffix("s") if mean == 1 and math.isnan(std) else COSTS[x][1]
     return in_bytes(mean, std) if x == "bytes" else f"{plus_minus(mean, std)} {what}"

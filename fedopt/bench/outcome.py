@@ -36,7 +36,7 @@ MARKS: dict[str, dict[str, Any]] = {  # the same in all pictures of trials
 
 
 def table(searches: Sequence[Search]) -> pd.DataFrame:
-    """A row a trial: algorithm, stage, number, status, loss, the value of each seed, and the keys of all."""
+    """Return a row a trial: algorithm, stage, number, status, loss, the value of each seed, the searched keys."""
     rows = [
         {"algo": search.algo, "stage": trial.stage, "trial": trial.number, "status": trial.status, "loss": trial.loss}
         | {f"seed{FIRST_SEED + j}": value for j, value in enumerate(trial.values)}
@@ -48,7 +48,7 @@ def table(searches: Sequence[Search]) -> pd.DataFrame:
 
 
 def with_values(searches: Sequence[Search]) -> list[Search]:
-    """The searches that found a value; a line is said for each other one."""
+    """Return the searches that found a value, and print why each other one did not."""
     good = []
     for search in searches:
         try:
@@ -60,7 +60,7 @@ def with_values(searches: Sequence[Search]) -> list[Search]:
 
 
 def winners(searches: Sequence[Search]) -> pd.DataFrame:
-    """A row an algorithm: the metric's best value, that of the default, and how many trials ended how."""
+    """Return a row an algorithm: the metric's best value, the defaults' value, and how many trials ended how."""
     rows = []
     for search in searches:
         values = {search.metric.name: value_of(search, search.best), "default": value_of(search, search.done[0])}
@@ -72,14 +72,14 @@ def winners(searches: Sequence[Search]) -> pd.DataFrame:
 
 
 def value_of(search: Search, trial: Trial) -> str:
-    """Of the median run; a word for a trial without one."""
+    """Format a trial's value, the median of its runs; for a trial without a value return its status."""
     if not math.isfinite(trial.loss):
         return trial.status
     return f"{search.sign * trial.loss:.5g}"
 
 
 def best_of(losses: Sequence[float]) -> list[float]:
-    """The best of k of [n] losses, k = 1..n: the median over all orders in which they could have been tried."""
+    """Return the best of the first k of [n] losses, k = 1..n: the median over all orders of the trials."""
     ordered, n, best = sorted(losses), len(losses), []
     for k in range(1, n + 1):
         missed, place = 1.0, -1  # the probability that none of the first place + 1 is among the k
@@ -91,7 +91,15 @@ def best_of(losses: Sequence[float]) -> list[float]:
 
 
 def mark_trials(axis: Axes, at: npt.ArrayLike, losses: npt.ArrayLike, sign: int, best: int | None = None) -> None:
-    """Draw trials at places, the defaults first, with `MARKS`; at the top those without a value. best: which one is the best."""
+    """Draw trials with `MARKS`, those without a value at the top.
+
+    Args:
+        axis: The axes.
+        at: [trials], the places on the x axis; the first trial is the defaults.
+        losses: [trials], lower is better; infinite without a value.
+        sign: What a loss is multiplied by to be a value of the metric.
+        best: The index of the best trial, which gets a mark.
+    """
     values = sign * np.where(np.isfinite(losses), losses, np.nan)
     kinds = {"a trial": [*range(1, len(values))], "the defaults": [0], "the best trial": [] if best is None else [best]}
     kinds["without a value"] = [j for j, value in enumerate(values) if math.isnan(value)]
@@ -149,7 +157,7 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
 
 
 def run_words(searches: Sequence[Search], *more: str) -> str:
-    """The words of a `fedopt` command that runs these methods with the settings of the search, and with more words."""
+    """Return the words of a `fedopt` command that runs these methods with the search's settings and with more words."""
     algos = ",".join(search.algo for search in searches)
     words = [word for word in searches[0].words if not word.startswith("eval.")]
     places = [part for folder in searches[0].folders for part in ("--config-dir", folder)]
@@ -157,7 +165,7 @@ def run_words(searches: Sequence[Search], *more: str) -> str:
 
 
 def source(search: Search) -> str:
-    """Where tuned values come from, in a line."""
+    """Return one line on where the tuned values of a search come from."""
     how, best = search.how, search.best
     card = RunFolder(search.place(best.stage, best.number, FIRST_SEED)).card()
     seeds = ", ".join(map(str, search.seeds))
@@ -171,7 +179,10 @@ def source(search: Search) -> str:
 
 
 def write_tuned(search: Search, folder: Path) -> Path:
-    """Put the best values into FOLDER/tuned/<algorithm>.yaml, under the problem; other problems stay as they are."""
+    """Write the best values into FOLDER/tuned/<algorithm>.yaml, under the problem, and return the path.
+
+    Other problems in the file stay unchanged.
+    """
     problem, path = search.problem, folder / "tuned" / f"{search.algo}.yaml"
     before = content(path).get(problem, {}) if path.exists() else {}
     values = {**before, "source": source(search)}
@@ -191,7 +202,10 @@ def write_tuned(search: Search, folder: Path) -> Path:
 
 
 def _other_preset(search: Search) -> dict[str, Any]:
-    """The values that `preset` in the words brought, by key; where it left tuned values out, the defaults of their keys."""
+    """Return key -> value for what `preset` in the search's words brought.
+
+    If the preset left tuned values out, their keys have the defaults.
+    """
     if "preset" not in map(key_of, search.words):
         return {}
     there = compose(search.command({}), search.folders)
@@ -210,7 +224,7 @@ def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def write(searches: Sequence[Search], folder: Path) -> list[Path]:
-    """The table, the picture and the tuned values of searches that have a value. Returns the files."""
+    """Write the table, the picture and the tuned values of searches that have a value; return the files."""
     trials, picture = folder / "trials.csv", folder / "tune.png"
     write_table(trials, table(searches))
     draw(picture, searches)

@@ -32,7 +32,13 @@ DIGITS = {"score": 3, "ratio": 3, "p": 4, "further": 3, "p (Holm)": 4}
 
 
 def write(suite: Suite, chosen: Sequence[Task], place: Path) -> None:
-    """Rank what there is of these tasks, print it, and write it into a folder as pages, CSV and LaTeX, with pictures."""
+    """Rank the methods on these tasks; print the tables, and write pages, CSV, LaTeX and pictures.
+
+    Args:
+        suite: The runs.
+        chosen: The tasks, all runs of which have ended.
+        place: The folder of the pages.
+    """
     results = {task.name: suite.results(task) for task in chosen}
     hits = pd.concat([suite.hits(task, results[task.name]) for task in chosen], ignore_index=True)
     write_table(place / "hits.csv", hits)
@@ -79,7 +85,7 @@ def _fill(name: str, path: Path, **values: Any) -> None:
 
 
 def _table(path: Path, table: pd.DataFrame, caption: str) -> str:
-    """Print it, and write it as LaTeX. Returns it for a page."""
+    """Print a table, write it as LaTeX, and return it as Markdown."""
     shown = table.assign(**{c: table[c].map(f"{{:.{n}f}}".format) for c, n in DIGITS.items() if c in table}).astype(str)
     print_table(shown, [*table.columns[1:]], caption)
     write_atomically(path, latex(shown).encode())
@@ -87,7 +93,7 @@ def _table(path: Path, table: pd.DataFrame, caption: str) -> str:
 
 
 def _ranked(table: pd.DataFrame, currency: str, folders: Folders) -> pd.DataFrame:
-    """The scores of a board in one currency, with their bands and ranks as texts."""
+    """Return the scores of a board by one currency, with bands and ranks as texts."""
     ranks = zip(table["rank"], table["rank holds"], strict=True)
     return pd.DataFrame(
         {
@@ -102,7 +108,7 @@ def _ranked(table: pd.DataFrame, currency: str, folders: Folders) -> pd.DataFram
 
 
 def _firsts(hits: pd.DataFrame) -> str:
-    """A row a task: who has the best score in each currency, with defaults and with tuned values."""
+    """Return a table as Markdown: the best method of each task in each currency, with defaults and with tuned values."""
     worths, by = hits.assign(worth=worth(hits["cost"])), ["task", "currency", "kind"]
     table = worths.pivot_table(index=by, columns="method", values="worth", sort=False)
     best = table.eq(table.max(axis=1), axis=0) & (table > 0)
@@ -113,7 +119,7 @@ def _firsts(hits: pd.DataFrame) -> str:
 
 
 def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFrame, place: Path) -> None:
-    """A page of a task: its rules, the curves, what each method reached, its trials, and the twin of equal clients."""
+    """Write the page of a task: rules, curves, what each method reached, trials, and the control with equal clients."""
     order = [result.search.algo for result in results]
     kinds = [kind for kind in ("report", "twin", "default", "tuned") if kind in {*hits["kind"]}]
     by, worths = ["currency", "method"], hits.assign(worth=worth(hits["cost"]))
@@ -141,12 +147,12 @@ def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFram
 
 
 def _code(words: Sequence[str]) -> str:
-    """Words between two backticks of Markdown."""
+    """Return words as they stand between two backticks of Markdown."""
     return printable(" ".join(words)).replace("`", "'")
 
 
 def _by_currency(table: pd.DataFrame, methods: list[str]) -> list[str]:
-    """A table for each currency, a row a method, of one whose rows are both."""
+    """Return a table as Markdown for each currency, from one indexed by currency and method."""
     of_each = {currency: table.xs(currency).reindex(methods) for currency in CURRENCIES}
     return [markdown(rows.rename_axis(f"by {NAMES[c]}").reset_index()) for c, rows in of_each.items()]
 

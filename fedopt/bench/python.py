@@ -18,7 +18,7 @@ from fedopt.jobs.local import Local
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a search left.
+    """What `tune` returns.
 
     Args:
         best: The words of the best trial, by algorithm.

@@ -22,9 +22,9 @@ LEVEL = 0.05  # of p after Holm's correction: with ten seeds the least p is 0.00
 
 
 def solved(hits: pd.DataFrame) -> pd.DataFrame:
-    """The share of (task, target, seed) that each method has reached within each of `BUDGETS`: methods by columns.
+    """Return the share of (task, target, seed) that each method has reached within each of `BUDGETS`, a column a method.
 
-    It depends on no other method's rows.
+    A column depends on no other method.
     """
     shares = {}
     for method, rows in hits.groupby("method"):
@@ -34,7 +34,7 @@ def solved(hits: pd.DataFrame) -> pd.DataFrame:
 
 
 def worth(cost: pd.Series) -> pd.Series:
-    """What a hit adds to a score: the share of log budget, from 1 % to all of it, that lies beyond its cost. Misses add nothing.
+    """Return what each hit adds to a score: the share of log budget, from 1 % to all of it, beyond its cost; 0 for a miss.
 
     The mean over hits is the area under the curve of `solved` on log budget.
     """
@@ -42,10 +42,15 @@ def worth(cost: pd.Series) -> pd.Series:
 
 
 def scores(hits: pd.DataFrame, samples: int = SAMPLES, seed: int = 0) -> pd.DataFrame:
-    """A row a method, the best first: its score, the ends of its band, its tasks, its rank, and how often it has that in samples.
+    """Return a row a method, the best first.
 
-    The score is the mean `worth`, which no other method changes. Samples draw seeds within each task, the same for all methods.
-    A method that does not take part in all tasks has no rank.
+    score: the mean `worth`, which no other method changes. low, high: the ends of its band. tasks: their number. rank: only for a
+    method that takes part in all tasks. rank holds: the share of samples in which it has this rank.
+
+    Args:
+        hits: The hits of a board in one currency.
+        samples: The number of samples; they draw seeds within each task, the same for all methods.
+        seed: The seed of the draws.
     """
     rows = hits.assign(worth=worth(hits["cost"]))
     table = rows.pivot_table(index=["task", "seed"], columns="method", values="worth", aggfunc="sum")
@@ -87,9 +92,17 @@ def log_ratios(hits: pd.DataFrame, task: str, one: str, other: str) -> np.ndarra
 def pairs(
     hits: pd.DataFrame, further: pd.DataFrame, claims: Sequence[tuple[str, str, str]], registered: int
 ) -> pd.DataFrame:
-    """A row a claim (task, one, other), that `one` spends less: the mean ratio of what they spent, on how many seeds it is less,
-    the chance of that with its exact 90 % band, p, p corrected over so many claims as were registered, the ratio on further seeds,
-    and the answer: it held, or did not, where p after the correction is less than `LEVEL` and the further seeds agree.
+    """Return a row a claim that method `one` spends less than method `other` on a task.
+
+    ratio: of what they spent, the geometric mean over seeds. cheaper: on how many seeds it is below 1. chance: the exact 90 % band
+    of that share. p: of a sign-flip test. further: the ratio on further seeds. p (Holm): p after the correction. answer: held or
+    did not hold, if the corrected p is below `LEVEL` and the further seeds agree; else not told apart.
+
+    Args:
+        hits: The hits of reports in one currency.
+        further: The hits on further seeds.
+        claims: (task, one, other) of each claim.
+        registered: The number of claims that the correction is over.
     """
     table = []
     for task, one, other in claims:

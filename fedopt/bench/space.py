@@ -24,7 +24,12 @@ _RANGE = re.compile(r"(log|uniform|int|choice)\((.*)\)")
 
 @dataclass(frozen=True)
 class Range:
-    """The values of a key. log, uniform, int: from the first of `ends` to the last; choice: just `ends`, texts."""
+    """The values that a search may give a key.
+
+    Args:
+        kind: log, uniform and int have all values from the first of `ends` to the last; choice has just `ends`.
+        ends: Two numbers, or the texts of a choice.
+    """
 
     kind: Kind
     ends: tuple[Any, ...]
@@ -33,7 +38,7 @@ class Range:
         return f"{self.kind}({','.join(f'{end:g}' if isinstance(end, float) else str(end) for end in self.ends)})"
 
     def at(self, share: float) -> str:
-        """The value that this share of the range lies below, 0 <= share < 1."""
+        """Return the value at a share of the range from its lower end, 0 <= share < 1."""
         low, high = self.ends[0], self.ends[-1]
         if self.kind == "choice":
             return str(self.ends[int(share * len(self.ends))])
@@ -43,7 +48,10 @@ class Range:
         return f"{float(f'{value:.{DIGITS}g}')!r}"
 
     def share(self, text: str) -> float:
-        """Where a value lies, the inverse of `at`; outside of [0, 1] beyond the ends, nan for no number. A choice: its place."""
+        """Return the share of the range at which a value lies, the inverse of `at`.
+
+        It is outside of [0, 1] beyond the ends, and nan for a text that is not a number or not in the choice.
+        """
         low, high = self.ends[0], self.ends[-1]
         if self.kind == "choice":
             return self.ends.index(text) / max(len(self.ends) - 1, 1) if text in self.ends else math.nan
@@ -59,11 +67,11 @@ class Range:
         return 0 <= self.share(text) <= 1
 
     def at_edge(self, text: str) -> bool:
-        """Whether a value lies within a tenth of an end, beyond which there may be better ones."""
+        """Return whether a value lies within a tenth of an end, so that better values may lie beyond it."""
         return self.kind in ("log", "uniform") and not EDGE <= self.share(text) <= 1 - EDGE
 
     def around(self, text: str) -> "Range":
-        """As wide, with the value in the middle."""
+        """Return a range of the same width with the value in the middle."""
         low, high = self.ends
         moved = self.share(text) - 0.5
         if self.kind == "log":
@@ -72,7 +80,11 @@ class Range:
 
 
 def read_range(word: str) -> tuple[str, Range] | None:
-    """The key and the range of a word of a command; None for a word that gives one value. Raises UserError."""
+    """Return the key and the range in a word of a command; None if the word gives one value.
+
+    Raises:
+        UserError: The ends of the range cannot be.
+    """
     key, _, text = word.partition("=")
     match = _RANGE.fullmatch(text.strip())
     if match is None:
@@ -91,17 +103,17 @@ def read_range(word: str) -> tuple[str, Range] | None:
 
 
 def _parts(text: str) -> list[str]:
-    """At the commas outside of quotes and brackets."""
+    """Split a text at the commas outside of quotes and brackets."""
     return [part.strip() for part in re.findall(r"(?:'[^']*'|\"[^\"]*\"|\[[^]]*\]|\{[^}]*\}|[^,])+", text)]
 
 
 def words_of(point: Point) -> list[str]:
-    """A point as words of a command."""
+    """Return a point as words of a command."""
     return [f"{key}={text}" for key, text in point.items()]
 
 
 def default_ranges(composed: Composed) -> dict[str, Range]:
-    """The ranges of the keys of an algorithm that have a role, around the values that the config has."""
+    """Return key -> range for the algorithm's keys that have a role, around the config's values."""
     values, ranges = flat(composed.nodes), dict[str, Range]()
     for key, role in roles(composed.chosen["algo"], composed.folders).items():
         name = key if key in values else f"{key}.initial"  # of a schedule
@@ -111,7 +123,7 @@ def default_ranges(composed: Composed) -> dict[str, Range]:
 
 
 def roles(algo: str, folders: Folders = ()) -> dict[str, str]:
-    """By dotted key, what the comments of an algorithm's files call it."""
+    """Return dotted key -> role, from the comments in an algorithm's files."""
     by_key: dict[str, str] = {}
     for name in chain("algo", algo, folders):
         for key, comment in comments(file_of("algo", name, folders)).items():
@@ -121,7 +133,7 @@ def roles(algo: str, folders: Folders = ()) -> dict[str, str]:
 
 
 def example(composed: Composed) -> str:
-    """Where the role of an algorithm's key is written, and how."""
+    """Return how to write the role of an algorithm's key, and in which file, for a message."""
     path = file_of("algo", composed.chosen["algo"], composed.folders)
     key = next((key for key, value in composed.nodes["algo"].items() if type(value) is float), "eta")
     value, comment = composed.nodes["algo"].get(key, 0.1), comments(path).get(key, "step size")
@@ -129,7 +141,7 @@ def example(composed: Composed) -> str:
 
 
 def _by_role(key: str, role: str, value: Any) -> Range:
-    """role: also a range. Raises UserError for a role that there is not."""
+    """Return the range for a role, which may be a range itself. Raises UserError for an unknown role."""
     if pair := read_range(f"{key}={role}"):
         return pair[1]
     if role == "step":
@@ -155,7 +167,7 @@ def _by_role(key: str, role: str, value: Any) -> Range:
 
 
 def cube(sampler: str, ranges: Mapping[str, Range], count: int, seed: int) -> Iterator[Point]:
-    """Points that do not depend on what came out: a scrambled Sobol sequence, a grid, or random ones.
+    """Yield points that depend on no trial's outcome: a scrambled Sobol sequence, a grid, or random ones.
 
     Methods with as many ranges get the same shares of them, in the order of their keys.
     """
@@ -172,7 +184,11 @@ def cube(sampler: str, ranges: Mapping[str, Range], count: int, seed: int) -> It
 
 
 def grid(ranges: Mapping[str, Range], count: int) -> Iterator[Point]:
-    """As many values of each range as give at most `count` points, ends included; a choice has all of its. Raises UserError."""
+    """Yield the points of a grid: all values of each choice, and as many of each other range as give at most `count` points.
+
+    Raises:
+        UserError: The smallest grid has more points.
+    """
     choices = math.prod(len(values.ends) for values in ranges.values() if values.kind == "choice")
     numbers = [values for values in ranges.values() if values.kind != "choice"]
     levels = int((count / choices) ** (1 / len(numbers)) + 1e-9) if numbers else 1

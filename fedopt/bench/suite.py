@@ -37,7 +37,7 @@ UNUSUAL = {"claims": [], "twin": [], "refuses": {}, "relative": False, "smoke": 
 
 @dataclass(frozen=True)
 class Claim:
-    """That one method spends less than another, by some currencies, as papers say it or as one would think."""
+    """A registered claim that method `one` spends less than method `other`, in the currencies `by`. says: in words."""
 
     says: str
     one: str
@@ -47,12 +47,23 @@ class Claim:
 
 @dataclass(frozen=True)
 class Task:
-    """A problem with its goals, as of its file.
+    """A problem with its goals, as its file says.
 
-    board: tasks of a board make one score. words: of every run; metric: what the targets are of; targets: from easy to hard;
-    relative: shares of the value at the start. budget: by currency; a run ends when the last is spent. methods: names of
-    algorithms; refuses: why others cannot take part. claims: the pairs that are tested. twin: words that make the clients equal.
-    smoke: whether the smallest form has it.
+    Args:
+        version: Changes whenever the rules change.
+        board: Tasks with the same board make one score.
+        title: In words.
+        words: The overrides of every run.
+        metric: The metric that targets are values of.
+        targets: From easy to hard.
+        budget: currency -> limit; a run ends when the last one is spent.
+        methods: Names of algorithms.
+        refuses: algorithm -> why it cannot take part.
+        claims: The pairs that are tested.
+        twin: Overrides that make all clients equal, for the control.
+        relative: Whether targets are shares of the value at the start.
+        smoke: Whether the smallest form of the benchmark has this task.
+        name: The name of the file.
     """
 
     version: str
@@ -72,7 +83,11 @@ class Task:
 
 
 def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False) -> list[Task]:
-    """The tasks of these names, all of them without one. Raises UserError for a name that there is not, and for a broken file."""
+    """Return the tasks of these names; all tasks if there is no name.
+
+    Raises:
+        UserError: There is no task of this name, or a file is broken.
+    """
     roots = [CONF, *map(Path, folders)]
     files = {path.stem: path for root in roots for path in sorted((root / "bench").glob("*.yaml"))}
     for name in names:
@@ -94,7 +109,7 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
 
 @dataclass(frozen=True)
 class Result:
-    """What the trials of a method on a task gave. best: by currency, the trial that is reported."""
+    """The trials of a method on a task. best: currency -> the trial that is reported."""
 
     search: Search
     best: dict[str, Trial]
@@ -102,9 +117,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """A run of a trial. kind: default, the first trial; tuned, the best one, both on the seeds of the search; report, the best one
-    on other seeds; twin, the same of equal clients, on half of these; further, on further seeds, where there is a claim.
-    words: of the run, without its seed and its folder; none for a trial."""
+    """A run that a method is judged by.
+
+    Args:
+        kind: default: the first trial, and tuned: the best one, both on the seeds of the search. report: the best one on other
+            seeds. twin: the same with equal clients, on half of these. further: on further seeds, if the method has a claim.
+        trial: The number of the trial.
+        seed: The seed.
+        folder: The run's folder.
+        words: The run's overrides without seed and folder; empty for a trial's own run.
+    """
 
     kind: str
     trial: int
@@ -115,9 +137,15 @@ class Report:
 
 @dataclass(frozen=True)
 class Suite:
-    """All runs of the tasks in a folder. folders: your config folders.
+    """The runs of all tasks in a folder.
 
-    trials: of each method, besides its defaults; tuning: seeds of each; seeds: of a report; further: seeds after these.
+    Args:
+        out: The folder.
+        folders: The user's config folders.
+        trials: The number of trials of each method, besides its defaults.
+        tuning: The number of seeds of each trial.
+        seeds: The number of seeds of a report.
+        further: The number of further seeds, for claims.
     """
 
     out: Path
@@ -128,12 +156,12 @@ class Suite:
     further: int = 10
 
     def methods(self, task: Task) -> list[str]:
-        """Those of a task, and those that were entered, as far as there is a config of them."""
+        """Return the methods of a task, and those that were entered, if they have a config."""
         tried = read_json(self.out / task.name / "search.json", {}, others=dict[str, Any])
         return [*dict.fromkeys([*task.methods, *(name for name in tried if name in options("algo", self.folders))])]
 
     def fits(self, task: Task, method: str) -> bool:
-        """Whether a method solves a task, as far as its config says. Says why it does not."""
+        """Return whether a method can run on a task by its config; a note says why not."""
         try:
             compose([f"algo={method}", *task.words], self.folders)
         except UserError as error:
@@ -142,12 +170,12 @@ class Suite:
         return True
 
     def missing(self, task: Task, methods: Sequence[str]) -> int:
-        """How many runs of a task are left to do, about: for most methods two trials are reported."""
+        """Estimate how many runs of a task are left to do. Two trials are reported for most methods."""
         needed = len(methods) * ((self.trials + 1) * self.tuning + 3 * self.seeds + self.further)
         return max(needed - len([*(self.out / task.name).rglob("summary.json")]), 0)
 
     def run(self, task: Task, methods: Sequence[str], launcher: Launcher) -> None:
-        """Do what is missing of a task: the trials of these methods, and the reports of their winners. Raises UserError."""
+        """Do the missing runs of a task: the trials of these methods, then the reports of the best ones. Raises UserError."""
         searches = self._searches(task, methods)
         (self.out / task.name).mkdir(parents=True, exist_ok=True)
         RunFolder(self.out / task.name).write_json("task.json", {key: asdict(task)[key] for key in FIXED})
@@ -161,7 +189,7 @@ class Suite:
         refuse_unfinished(jobs, run_all(jobs, launcher))
 
     def results(self, task: Task) -> list[Result]:
-        """Of each method. Raises UserError for one that was not tried."""
+        """Return the result of each method. Raises UserError if one has not been tried."""
         return [self._result(task, search) for search in self._searches(task, self.methods(task))]
 
     def _result(self, task: Task, search: Search) -> Result:
@@ -174,7 +202,7 @@ class Suite:
         return Result(search, best)
 
     def reports(self, task: Task, result: Result, currency: str = "") -> list[Report]:
-        """The runs that a method is judged by in a currency, or in all of them."""
+        """Return the runs that a method is judged by, in one currency or in all of them."""
         search, seeds = result.search, range(self.seeds)
         claimed = any(search.algo in (claim.one, claim.other) for claim in task.claims)
         groups = [self._tried(search, "default", 0)]
@@ -196,8 +224,11 @@ class Suite:
         return [Report(kind, number, seed, search.place(STAGES[0], number, seed), []) for seed in search.seeds]
 
     def hits(self, task: Task, results: Sequence[Result]) -> pd.DataFrame:
-        """A row a (kind of `Report`, currency, method, seed, target): its cost as a share of the budget, as `rank` takes them.
-        Raises UserError for a run that has not ended."""
+        """Return a row for each kind of `Report`, currency, method, seed and target, with its cost as a share of the budget.
+
+        Raises:
+            UserError: A run has not ended.
+        """
         table: list[dict[str, Any]] = []
         for result in results:
             for currency in CURRENCIES:
@@ -227,12 +258,15 @@ class Suite:
 
 @cache
 def rows(folder: Path) -> Recorded | None:
-    """A run that has ended; None for one that its method or its values made fail. Raises UserError for one that is damaged."""
+    """Return a run that has ended; None if its method or values made it fail. Raises UserError if it is damaged."""
     return ended(folder, CURRENCIES[0]) if RunFolder(folder).status() in OVER else None
 
 
 def reached(task: Task, recorded: Recorded | None, currency: str) -> list[float]:
-    """What a run had spent of the budget when it reached each target and was still there at the next evaluation; else infinite."""
+    """Return the share of the budget that a run had spent when it reached each target; infinity if it did not.
+
+    A target counts as reached if the next evaluation is there too; its cost is that of this next one.
+    """
     if recorded is None:
         return [math.inf] * len(task.targets)
     metric, values = recorded.metric(task.metric), recorded.values(task.metric)

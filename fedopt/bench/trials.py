@@ -43,10 +43,15 @@ STAGES = ("trial", "again")  # again: where the best value was at an edge
 
 @dataclass(frozen=True)
 class How:
-    """How a search goes. trials: points, besides the default one; seeds: runs of each; sampler: of `SAMPLERS`.
+    """How a search goes.
 
-    seed: of the points; prune: whether runs stop early that are worse than half of those before; again: whether a search goes on
-    around a best value at an edge, with half as many trials.
+    Args:
+        trials: The number of points, besides the defaults.
+        seeds: The number of runs of a point.
+        sampler: How points are chosen, one of `SAMPLERS`.
+        seed: The seed of the points.
+        prune: Whether runs stop early that are worse than half of those before.
+        again: Whether a search goes on around a best value at an edge, with half as many trials.
     """
 
     trials: int = 30
@@ -83,7 +88,7 @@ class Worse:
 
 @dataclass(frozen=True)
 class Trial:
-    """A point and what came out. values, statuses: of its runs, one a seed; loss: their median, less is better."""
+    """A point and its outcome. values, statuses: one a seed; loss: the median value, with its sign changed if higher is better."""
 
     stage: str
     number: int
@@ -132,18 +137,18 @@ class Search:
         return next(word for word in self.words if key_of(word) == "problem").partition("=")[2]
 
     def command(self, point: Point) -> list[str]:
-        """The words of a run at a point, without its seed and its folder."""
+        """Return the words of a run at a point, without seed and folder."""
         return [f"algo={self.algo}", *self.words, *words_of(point)]
 
     @cached_property
     def defaults(self) -> dict[str, str]:
-        """What the first trial has for each key of the search, as words of a command have it."""
+        """Return key -> the value of the first trial, as words of a command write it."""
         values = flat(compose(self.command({}), self.folders).nodes)
         return {key: v if isinstance(v := values[key], str) else json.dumps(v) for key in self.ranges}
 
     @property
     def best(self) -> Trial:
-        """The first of the trials with the least loss. Raises UserError where none has a finite value."""
+        """Return the first trial with the least loss. Raises UserError if no trial has a finite value."""
         best = min(self.done, key=lambda trial: trial.loss)
         if not math.isfinite(best.loss):
             ends = ", ".join(dict.fromkeys(status for trial in self.done for status in trial.statuses))
@@ -152,7 +157,7 @@ class Search:
         return best
 
     def edges(self, trial: Trial) -> list[str]:
-        """The keys in whose ranges a trial's value lies at an end. The default's values are none of a search."""
+        """Return the keys whose value lies at an edge of its range. The defaults never do."""
         ranges = self._ranges(trial.stage)
         return [key for key, text in trial.point.items() if key in ranges and ranges[key].at_edge(text)]
 
@@ -161,11 +166,11 @@ class Search:
         return range(FIRST_SEED, FIRST_SEED + self.how.seeds)
 
     def place(self, stage: str, number: int, seed: int) -> Path:
-        """The folder of a run of a trial."""
+        """Return the folder of a run of a trial."""
         return self.folder / f"{stage}{number:03d}" / f"seed{seed}"
 
     def planned(self, stage: str) -> int:
-        """Trials of a stage, the default among those of the first."""
+        """Return the number of trials of a stage; the first stage includes the defaults."""
         if stage == STAGES[0]:
             is_grid = self.how.sampler == "grid"  # which may have fewer points
             return 1 + (len([*cube("grid", self.ranges, self.how.trials, 0)]) if is_grid else self.how.trials)
@@ -174,11 +179,11 @@ class Search:
         return -(-self.how.trials // 2) if needed else 0
 
     def expected(self, stage: str) -> int:
-        """Runs of the search up to the end of a stage. Whether there is another one shows then."""
+        """Return the number of runs up to the end of a stage. Whether another stage follows shows only then."""
         return self.how.seeds * sum(map(self.planned, STAGES[: STAGES.index(stage) + 1]))
 
     def batch(self, stage: str) -> "list[tuple[int, Point]]":
-        """The next trials of a stage, with their numbers; of a batch of which some are kept already, the others."""
+        """Return numbers and points of the next batch of trials, without those that are recorded already."""
         there, planned = [trial for trial in self.done if trial.stage == stage], self.planned(stage)
         size = BATCH if self.how.sampler == "tpe" or self.how.prune else planned  # else no trial depends on another
         first = len(there) - len(there) % size if planned else 0
@@ -190,18 +195,18 @@ class Search:
         return [(number, self._begun(stage, number) or point) for number, point in pairs if number >= len(there)]
 
     def jobs(self, stage: str, batch: Sequence[tuple[int, Point]]) -> list[Job]:
-        """The runs of the trials of a batch."""
+        """Return the runs of the trials of a batch."""
         limits, nothing = [self._limit(stage, seed) for seed in range(self.how.seeds)], [None] * self.how.seeds
         runs = (self._runs(stage, n, at, limits if n or stage != STAGES[0] else nothing) for n, at in batch)
         return [job for of_trial in runs for job in of_trial]
 
     def ended_jobs(self) -> list[Job]:
-        """The runs of the trials that have ended."""
+        """Return the runs of the trials that have ended."""
         nothing = [None] * self.how.seeds
         return [job for t in self.done for job in self._runs(t.stage, t.number, t.point, nothing)]
 
     def _runs(self, stage: str, number: int, point: Point, prunes: Sequence[Worse | None]) -> list[Job]:
-        """The runs of a trial, by seed."""
+        """Return the runs of a trial, one a seed. prunes: when each stops early."""
         first = compose([*self.command(point), f"seed={FIRST_SEED}"], self.folders)
         places = {seed: self.place(stage, number, seed) for seed in self.seeds}
         jobs = []
@@ -214,7 +219,7 @@ class Search:
         return jobs
 
     def update(self) -> None:
-        """Take up the trials that have ended, in their order. Raises UserError where files of one are damaged."""
+        """Add the trials that have ended to `done`, in their order. Raises UserError if files of one are damaged."""
         for stage in STAGES:
             there, planned = sum(trial.stage == stage for trial in self.done), self.planned(stage)
             for number in range(there, planned):
@@ -223,7 +228,7 @@ class Search:
                 self.done.append(trial)
 
     def _ended(self, stage: str, number: int) -> Trial | None:
-        """A trial as its folders have it; None while it is not begun, or one of its runs is to be done."""
+        """Return a trial as its folders record it; None while runs of it are still to be done."""
         folders = [RunFolder(self.place(stage, number, seed)) for seed in self.seeds]
         point = self._begun(stage, number)
         refused = number == 0 and stage == STAGES[0] and any(folder.status() is None for folder in folders)
@@ -243,7 +248,7 @@ class Search:
         return Trial(stage, number, point, values, statuses, float(np.median(losses)))
 
     def _begun(self, stage: str, number: int) -> Point | None:
-        """The point of a trial as the words of its first run have it; None where they say none of this search's."""
+        """Return the point of a trial, from the overrides of its first run; None if they are not of this search."""
         words = RunFolder(self.place(stage, number, FIRST_SEED)).card().get("overrides", ())
         if number == 0 and stage == STAGES[0]:
             return {} if words else None
@@ -268,18 +273,18 @@ class Search:
 
     @property
     def _best_at_first(self) -> Trial:
-        """Of the first stage."""
+        """Return the best trial of the first stage."""
         return min((trial for trial in self.done if trial.stage == STAGES[0]), key=lambda trial: trial.loss)
 
     def _ranges(self, stage: str) -> dict[str, Range]:
-        """In the second stage, those at whose edge the best value was lie around it."""
+        """Return the ranges of a stage. In the second one, a range with the best value at an edge lies around that value."""
         if stage == STAGES[0]:
             return self.ranges
         best = self._best_at_first
         return self.ranges | {key: self.ranges[key].around(best.point[key]) for key in self.edges(best)}
 
     def _points(self, stage: str, numbers: range) -> list[Point]:
-        """The points of some trials. The first of the first stage is the default: no value of the search's."""
+        """Return the points of trials by their numbers. The first trial of the first stage has the defaults, an empty point."""
         ranges, shift = self._ranges(stage), int(stage == STAGES[0])
         points: list[Point] = [{}] * (shift if numbers.start == 0 else 0)
         wanted = len(numbers) - len(points)
@@ -294,7 +299,10 @@ class Search:
         return int(np.random.SeedSequence([self.how.seed, STAGES.index(stage), number]).generate_state(1)[0])
 
     def _limit(self, stage: str, j: int) -> Worse | None:
-        """The median of what the trials of earlier batches had when they had spent as much, with seed number j."""
+        """Return when a run with the j-th seed is pruned: if it is worse than the median of earlier batches at equal spends.
+
+        Return None if nothing is pruned, or fewer than `BEFORE` trials have finished.
+        """
         full = len([t for t in self.done if t.stage == stage]) // BATCH * BATCH
         earlier = [t for t in self.done if (t.stage != stage or t.number < full) and t.statuses[j] == "finished"]
         if not self.how.prune or len(earlier) < BEFORE:
@@ -308,9 +316,12 @@ class Search:
 
 
 def ended(path: Path, x: str) -> Recorded:
-    """The run in a folder that is over, as `read` gives it. Raises UserError where a file of it is damaged or gone.
+    """Return a run that is over, as `read` does, after checking that its files agree.
 
-    A checkpoint that was removed to save room is not missed.
+    A checkpoint that was removed to save room is no error.
+
+    Raises:
+        UserError: A file is damaged or gone.
     """
     from fedopt.results import checkpoint  # which imports torch
     from fedopt.running.resume import counted_rows
@@ -334,7 +345,7 @@ def ended(path: Path, x: str) -> Recorded:
 
 
 class _Lines(BaseJournalBackend):
-    """A journal of Optuna's in memory."""
+    """An Optuna journal in memory."""
 
     def __init__(self) -> None:
         self.logs: list[dict[str, Any]] = []
@@ -360,7 +371,7 @@ def _distributions(ranges: Mapping[str, Range]) -> dict[str, optuna.distribution
 
 
 def _optuna(ranges: Mapping[str, Range], point: Point, trial: Trial) -> optuna.trial.FrozenTrial:
-    """A trial as Optuna has it, with those of its values that lie in their ranges."""
+    """Return a trial as an Optuna trial, with those of its values that lie in their ranges."""
     types: dict[str, Any] = {"choice": str, "int": int}
     params = {key: types.get(ranges[key].kind, float)(text) for key, text in point.items() if ranges[key].holds(text)}
     within = _distributions({key: ranges[key] for key in params})
@@ -369,7 +380,7 @@ def _optuna(ranges: Mapping[str, Range], point: Point, trial: Trial) -> optuna.t
 
 
 def _asked(ranges: Mapping[str, Range], before: Iterable[Trial], count: int, seed: int, trials: int) -> list[Point]:
-    """Points by Optuna's tree-structured Parzen estimator, from trials within the ranges."""
+    """Return points that Optuna's tree-structured Parzen estimator proposes, from trials within the ranges."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         startup = max(2, min(10, trials // 3))

@@ -31,9 +31,18 @@ COLUMN = {"rounds": "round"}  # of metrics.csv, for limits that have another nam
 def planned_searches(
     words: Sequence[str], folders: Sequence[str], metric: str | None, budget: str | None, how: How, folder: Path
 ) -> list[Search]:
-    """The search of each algorithm that the words name, checked as far as that is possible before a run. Raises UserError.
+    """Return the search of each algorithm that the words name, checked as far as possible before a run.
 
-    words: as of a sweep, `algo=` with commas between several, and ranges. budget: KEY=VALUE of `budget`.
+    Args:
+        words: As of a sweep: `algo=` with commas between several, one problem, and ranges.
+        folders: The user's config folders.
+        metric: What is searched for; by default the problem's first metric on validation data, else its first.
+        budget: KEY=VALUE of the config node `budget`.
+        how: How the searches go.
+        folder: The folder of all trials.
+
+    Raises:
+        UserError: A word, the metric or the budget does not fit, or the folder holds another search.
     """
     ranges = dict(pair for word in words if key_of(word) not in ("algo", "problem") and (pair := read_range(word)))
     fixed = [word for word in words if key_of(word) not in {*ranges, "algo"}]
@@ -100,9 +109,17 @@ def _search(
 
 
 def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> None:
-    """Do all trials that are missing. The same call goes on.
+    """Do all trials that are missing. The same call goes on where it was stopped.
 
-    Raises UserError where the folder holds another search, Unfinished where runs did not end, KeyboardInterrupt after Ctrl-C.
+    Args:
+        searches: The searches.
+        folder: The folder of all trials.
+        launcher: What does the runs.
+
+    Raises:
+        UserError: The folder holds another search.
+        Unfinished: Runs did not come to an end.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     refuse_inner_links(folder)
     lock = RunFolder(folder)
@@ -132,14 +149,14 @@ def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> 
 
 
 def refuse_unfinished(jobs: Sequence[Job], bad: Mapping[Job, Outcome]) -> None:
-    """Raises Unfinished where runs did not come to an end. bad: as of `run_all`."""
+    """Raise Unfinished if runs did not come to an end. bad: as `run_all` returns it."""
     if lost := [job for job in jobs if not RunFolder(job.folder).settled]:
         first = f"{lost[0].folder}: {bad[lost[0]].text}"
         raise Unfinished(f"{counted(len(lost), 'run')} did not end: the same command goes on; {first}")
 
 
 def _check(jobs: Iterable[Job]) -> None:
-    """Compare runs that are over with what is asked for now. Raises UserError for other values or data; says where code changed."""
+    """Check that runs that are over are those asked for now. Raises UserError for other values or data; notes changed code."""
     with heard() as notes:
         for job in jobs:
             if RunFolder(job.folder).status() in OVER:
@@ -149,7 +166,7 @@ def _check(jobs: Iterable[Job]) -> None:
 
 
 def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, Any]:
-    """Returns what search.json shall say. Raises UserError where it says that something else was searched."""
+    """Return the content of search.json. Raises UserError if the file there is of another search."""
     path = folder / "search.json"
     before = read_json(path, {}, others=dict[str, Any])
     for search in searches:
@@ -165,12 +182,15 @@ def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, A
 
 
 def _longer(before: Any, how: dict[str, Any]) -> Any:
-    """How a search went before, with as many trials as now where these are more: but for a grid, those before are among them."""
+    """Return how a search went before, with the new number of trials if it is larger and they include the earlier ones.
+
+    Those of a grid do not.
+    """
     trials = before.get("trials") if isinstance(before, dict) else None
     more = isinstance(trials, int) and how["trials"] > trials and how["sampler"] != "grid"
     return {**before, "trials": how["trials"]} if more else before
 
 
 def _remember(searches: Sequence[Search], folder: Path) -> None:
-    """Write down what is searched. Raises UserError where that is something else than before."""
+    """Write search.json. Raises UserError if the file there is of another search."""
     RunFolder(folder).write_json("search.json", refuse_other_search(searches, folder))

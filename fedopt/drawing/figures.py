@@ -53,7 +53,7 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no words about script
 
 @contextmanager
 def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
-    """While figures are made and written, also as a decorator; matplotlib's settings stay as they are. more: further ones."""
+    """Set `STYLE` and more settings of matplotlib's while figures are made and written; restore them afterwards."""
     settings: Any = {**STYLE, **more}
     with plt.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
@@ -74,7 +74,7 @@ def scale_y(axis: plt.Axes, metric: Metric, values: np.ndarray) -> None:
 
 
 def spans_decades(metric: Metric, values: np.ndarray) -> bool:
-    """Whether finite values are positive and cover more than one decade, or two where the metric does not ask for that scale.
+    """Return whether finite values are positive and cover more than a decade, or two if the metric does not ask for that scale.
 
     A metric that is better when higher, such as an accuracy, must ask for it.
     """
@@ -97,19 +97,22 @@ def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
 
 
 def is_share(title: str, values: np.ndarray) -> bool:
-    """Whether values are percentages from 0 to 100, beyond which nothing of them is drawn. title: of their metric."""
+    """Return whether values are percentages from 0 to 100. title: the title of their metric."""
     finite = values[np.isfinite(values)]
     return "%" in title and len(finite) > 0 and finite.min() >= 0 and finite.max() <= 100
 
 
 def within(axis: plt.Axes, share: bool) -> tuple[float, float]:
-    """The ends of the y axis; of a share without what is below 0 or above 100."""
+    """Return the ends of the y axis; those of percentages are at least 0 and at most 100."""
     low, high = axis.get_ylim()
     return (max(low, 0), min(high, 100)) if share else (low, high)
 
 
 def look(j: int) -> dict[str, Any]:
-    """Of line j: colours that colour-blind readers can tell, or those of a style file; other dashes when they are used up."""
+    """Return colour and dashes of line j.
+
+    Colours can be told apart by colour-blind readers, or are those of a style file. When they are used up, dashes change.
+    """
     colours = plt.rcParams["axes.prop_cycle"].by_key().get("color", OKABE_ITO)
     return {"color": colours[j % len(colours)], "linestyle": DASHES[j // len(colours) % len(DASHES)]}
 
@@ -157,7 +160,7 @@ def draw_lines(
 
 
 def cut(text: str) -> str:
-    """A text for a picture: cut if it is too long, with escapes for what is not printed; dollars of no formula are signs."""
+    """Return a text as a picture shows it: cut if it is too long, with escapes for what is not printed, and plain dollar signs."""
     text = "\n".join(map(printable, (text if len(text) <= LONGEST else f"{text[:LONGEST]}…").split("\n")))
     return text if "$" not in text or all(map(is_mathematics, text.splitlines())) else text.replace("$", r"\$")
 
@@ -165,10 +168,16 @@ def cut(text: str) -> str:
 def grid(
     rows: int, columns: int, width: float | None = None, height: float | None = None, **shared: Any
 ) -> tuple[Figure, np.ndarray]:
-    """A figure with axes [rows, columns], of so many inches in all; by default each as wide as a column of a paper. shared: sharex,
-    sharey of matplotlib.
+    """Return a figure and its axes [rows, columns].
 
-    It has none of pyplot's windows and notebook cells, in which nothing of a run's shall turn up, and which need the main thread.
+    It is not one of pyplot's: no window or notebook cell shows it, and any thread may make it.
+
+    Args:
+        rows: Rows of pictures.
+        columns: Columns of pictures.
+        width: Inches of the whole figure; by default a column of a paper for each picture.
+        height: Inches of the whole figure.
+        shared: Options of matplotlib's `subplots`, such as sharex.
     """
     figure = Figure(figsize=(width or WIDTH * columns, height or HEIGHT * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
@@ -255,7 +264,7 @@ def save(
 
 
 def _legend(figure: Any, handles: Mapping[str, Any], side: str, title: str) -> Legend:
-    """In rows as wide as the figure, to be read row by row."""
+    """Make a legend as wide as the figure, to be read row by row."""
     labels, width = {label: label for label in handles}, figure.get_figwidth()
     for columns in range(min(len(labels), int(2.4 * width)), 0, -1):
         order = [label for column in range(columns) for label in [*labels][column::columns]]
@@ -272,7 +281,7 @@ def _legend(figure: Any, handles: Mapping[str, Any], side: str, title: str) -> L
 
 
 def _fit(text: Any, inches: float) -> None:
-    """Break matplotlib's text into lines of no more than so many inches."""
+    """Break a text of matplotlib's into lines of at most this many inches."""
     words = cut(text.get_text())
     text.set_text(words)
     letters = len(words)

@@ -36,7 +36,7 @@ def serve(page: Callable[[], Page], stamp: Callable[[], str], port: int) -> None
                 self.wfile.write(text.encode(errors="backslashreplace"))
 
         def log_message(self, *_: object) -> None:
-            """Nothing, as there is a look every other second."""
+            """Log nothing, as the page asks every other second."""
 
     try:
         server = ThreadingHTTPServer((HOST, port), Handler)  # a browser may hold a connection that it does not use

@@ -73,7 +73,7 @@ class Page(NamedTuple):
         return path
 
     def _repr_html_(self) -> str:
-        """For notebooks: in a frame that can reach nothing outside of it."""
+        """Return the page in a frame that can reach nothing outside of it, for notebooks."""
         style = "width: 100%; height: 45em; border: 0"
         return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(self.html())}"></iframe>'
 

@@ -28,7 +28,7 @@ _CYCLE = re.compile(rf"\(?\s*{_LIST}(?:\s*\+\s*{_LIST})*\s*\)?")  # of lists; ol
 
 
 def read_style(path: Path) -> dict[str, Any]:
-    """Its settings. Raises UserError for a file that cannot be read, and for a line that is no setting of looks."""
+    """Return the settings of a style file. Raises UserError if it cannot be read, or a line is not a setting of looks."""
     settings, where = {}, ""
     try:
         for number, line in enumerate(read_text(path, LARGEST, links=True).splitlines(), 1):
@@ -43,7 +43,7 @@ def read_style(path: Path) -> dict[str, Any]:
 
 
 def _value(key: str, text: str) -> Any:
-    """What matplotlib makes of it. Raises ValueError and others where it is no setting of looks."""
+    """Return the value that matplotlib reads. Raises ValueError and others if it is not a setting of looks."""
     if not LOOKS.fullmatch(key) or (key in RUNS and text.lower() not in ("", "false", "none")):
         raise ValueError(f"{key} is not taken from a style file, which says how things look; delete the line")
     if key == "axes.prop_cycle" and not _CYCLE.fullmatch(text):
