@@ -402,14 +402,14 @@ def test_ctrl_c(times):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        api.run(TINY, pressed, output_dir="run", quiet=True)
+        api.run(TINY, on_eval=pressed, output_dir="run", quiet=True)
     run = api.load("run")
     assert list(run.metrics["round"]) == [0, 1]
     if times == 1:  # the checkpoint is of this round
         assert (run.status, run.summary["round"]) == ("interrupted", 1)
         run = api.run([*TINY, "resume=true"], pressed, output_dir="run", quiet=True, interrupt="return")
         assert (run.status, list(run.metrics["round"])) == ("finished", [0, 1, 2, 3, 4])
-        again = api.run(TINY, pressed, output_dir="again", quiet=True, interrupt="return")
+        again = api.run(TINY, on_eval=pressed, output_dir="again", quiet=True, interrupt="return")
         assert (again.status, again.summary["round"]) == ("interrupted", 1)
     with pytest.raises(api.UserError, match="interrupt=no: "):
         api.run(TINY, interrupt="no")
@@ -785,7 +785,7 @@ def test_the_best_after_a_kill_is_that_of_an_undisturbed_run(stop, rare):
             return row["round"] == round
 
         try:
-            stopped = api.run(BEST, ending, output_dir=f"run{round}", quiet=True)
+            stopped = api.run(BEST, on_eval=ending, output_dir=f"run{round}", quiet=True)
             best = max(stopped.metrics["test_accuracy"])
             assert stopped.best["test_accuracy"] == pytest.approx(best)
         except KeyboardInterrupt:

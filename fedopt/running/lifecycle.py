@@ -4,7 +4,7 @@ The loop is in `loop`, resuming in `resume`, checkpoints in `sinks`, failures in
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from fedopt.files.writing import yaml_text
 from fedopt.results import journal
 from fedopt.results.card import continued, facts, run_card
 from fedopt.results.checkpoint import Checkpoint
-from fedopt.results.folder import RunFolder, described
+from fedopt.results.folder import RunFolder
 from fedopt.results.identity import stamp
 from fedopt.results.metrics_file import MetricsFile
 from fedopt.running import resume, sinks
@@ -117,7 +117,7 @@ class Run:
         """Do the run to its end and return its status. Raises UserError, and OSError if the disk is full or gone."""
         entry = ranks.from_main(lambda: resume.enter(self.folder, self.config))
         if entry == "done":
-            ranks.from_main(self._draw_again)
+            ranks.from_main(lambda: sinks.draw_missing(self.folder, self.config["from"]))
             return "finished"
         loggers = sinks.loggers(self.config["logger"]) if self.main else []
         e, state, checkpoint, rows_size = self._set_up(entry)
@@ -173,7 +173,11 @@ class Run:
         (self.folder.path / "traceback.txt").unlink(missing_ok=True)
         self.folder.write_json("summary.json", {"status": "running"})
         how = f"{'resumed' if resuming else 'started'} with {torch.get_num_threads()} threads"
-        self.folder.log("; ".join(filter(None, [how, self._tuned(), e.original.remark, *e.original.notes])))
+        self.folder.log(
+            "; ".join(
+                filter(None, [how, tuned_words(self.folder, self.composed), e.original.remark, *e.original.notes])
+            )
+        )
 
     def _take_folder(self) -> None:
         """Lock the folder. If another run has begun there since `resume.enter`, take the next folder, unless the command names
@@ -214,19 +218,15 @@ class Run:
         bar = self.bar or opened.enter_context(closing(Bar(quiet=self.quiet)))
         if self.bar is None:
             algo = chosen.get("algo", type(e.algorithm).__name__)
-            bar.line(f"{algo} on {chosen.get('problem', type(problem).__name__)}; {self._tuned()}")
+            bar.line(
+                f"{algo} on {chosen.get('problem', type(problem).__name__)}; {tuned_words(self.folder, self.composed)}"
+            )
             bar.line("; ".join(filter(None, [e.federation.participation.described(problem.clients), problem.remark])))
             bar.line(f"in {self.folder.path}")
         for text in problem.notes:
             bar.note(text)
         prefix = f"{self.folder.path.name}: " * (self.jobs > 1)  # whose rows come between those of others
         return Display(bar, [metric.name for metric in e.problem.metrics], prefix)
-
-    def _tuned(self) -> str:
-        """Return which tuned values apply, in words: those with which the run began, since a command that resumes it need not
-        name them.
-        """
-        return str(self.folder.card().get("tuned", self.composed.tuned))
 
     def _summary(self, status: str, e: Experiment) -> None:
         ledger, progress = e.federation.ledger, self.progress
@@ -236,12 +236,9 @@ class Run:
         self.folder.write_json("summary.json", summary)
         self.folder.log(f"{status} after {counted(progress.round, 'round')}")
 
-    def _draw_again(self) -> None:
-        """Draw metrics.png for a finished run that was killed before it could."""
-        metrics = described(self.folder.path)
-        if not (self.folder.path / "metrics.png").exists() and metrics:
-            with (
-                suppress(KeyError, ValueError, UserError),
-                sinks.pictures(self.folder, metrics, self.config["from"], None),
-            ):
-                pass  # KeyError, ValueError: of somebody's own metrics.csv
+
+def tuned_words(folder: RunFolder, composed: Composed) -> str:
+    """Return which tuned values apply, in words: those with which the run began, since a command that resumes it need not name
+    them.
+    """
+    return str(folder.card().get("tuned", composed.tuned))

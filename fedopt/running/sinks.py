@@ -6,7 +6,7 @@ A sink is a function of a `Moment`. A sink that must be opened and closed is giv
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from threading import Event
@@ -22,7 +22,7 @@ from fedopt.federation.ledger import Ledger
 from fedopt.metrics import Metric
 from fedopt.problems.classes import Problem, named
 from fedopt.results.checkpoint import Checkpoint
-from fedopt.results.folder import RunFolder
+from fedopt.results.folder import RunFolder, described
 from fedopt.results.metrics_file import MetricsFile
 from fedopt.running.assemble import Experiment
 from fedopt.running.loop import Moment, Progress, Row
@@ -180,6 +180,15 @@ def pictures(folder: RunFolder, metrics: Sequence[Metric], source: str | None, b
         run.partition(folder.path / "partition.png", begun.splits["train"], begun.labels, begun.class_names)
     yield
     run.metrics(folder.path / "metrics.png", folder.metrics, metrics, _title(folder), source or "")
+
+
+def draw_missing(folder: RunFolder, source: str | None) -> None:
+    """Draw metrics.png for a finished run that was killed before it could. source: as in `pictures`."""
+    metrics = described(folder.path)
+    if metrics and not (folder.path / "metrics.png").exists():
+        # KeyError, ValueError: of somebody's own metrics.csv
+        with suppress(KeyError, ValueError, UserError), pictures(folder, metrics, source, None):
+            pass
 
 
 def _title(folder: RunFolder) -> str:

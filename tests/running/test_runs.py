@@ -268,7 +268,7 @@ def test_points_survive_a_kill_and_say_the_budget(monkeypatch, capsys, tmp_path)
     monkeypatch.setattr("fedopt.running.sinks.CHECKPOINT_SHARE", 0)
     words = "algo=fednest problem=quadratic_bilevel budget.rounds=23 eval.points=7"
     whole = api_run(words, output_dir=tmp_path / "whole", quiet=True)
-    api_run(words, lambda row: row["round"] >= 7, output_dir=tmp_path / "run", quiet=True)
+    api_run(words, on_eval=lambda row: row["round"] >= 7, output_dir=tmp_path / "run", quiet=True)
     again = api_run(words + " resume=true", output_dir=tmp_path / "run", quiet=True)
     assert again.metrics["round"].tolist() == whole.metrics["round"].tolist() == [0, 4, 7, 10, 14, 17, 20, 23]
     with pytest.raises(UserError, match=r"budget\.rounds=23, not 30"):
