@@ -336,7 +336,7 @@ def test_folders_of_ones_own(tmp_path):
 def test_on_eval_stops_and_the_run_goes_on():
     """With the rows of metrics.csv, without another round; the rows of both parts are those of an undisturbed run."""
     rows = []
-    stopped = api.run([*TINY, "eval.every=2"], lambda row: rows.append(row) or row["round"] == 2, quiet=True)
+    stopped = api.run([*TINY, "eval.every=2"], on_eval=lambda row: rows.append(row) or row["round"] == 2, quiet=True)
     assert (stopped.status, stopped.summary["round"]) == ("stopped", 2)
     pd.testing.assert_frame_equal(pd.DataFrame(rows), stopped.metrics, check_dtype=False)
     assert list(stopped.metrics["round"]) == [0, 2]
@@ -364,7 +364,9 @@ def test_a_run_whose_process_is_gone():
     summary = run.folder / "summary.json"
     summary.write_text('{"status": "running"}')
     assert run.status == "interrupted"
-    more = api.run([*TINY, "budget.rounds=5", "resume=true"], lambda _: said.append(run.status), output_dir=run.folder)
+    more = api.run(
+        [*TINY, "budget.rounds=5", "resume=true"], on_eval=lambda _: said.append(run.status), output_dir=run.folder
+    )
     assert set(said) == {"running"}
     assert more.status == "finished"
 
@@ -373,7 +375,7 @@ def test_mistakes_from_python():
     with pytest.raises(api.UserError, match="must be words"):
         api.run([1])
     with pytest.raises(api.UserError, match="on_eval=3: must be a function"):
-        api.run(TINY, 3)
+        api.run(TINY, on_eval=3)
     with pytest.raises(api.UserError, match="the list of runs is empty"):
         api.compare([])
     assert {"run", "load", "compare", "UserError"} <= {*dir(api)}
@@ -407,7 +409,7 @@ def test_ctrl_c(times):
     assert list(run.metrics["round"]) == [0, 1]
     if times == 1:  # the checkpoint is of this round
         assert (run.status, run.summary["round"]) == ("interrupted", 1)
-        run = api.run([*TINY, "resume=true"], pressed, output_dir="run", quiet=True, interrupt="return")
+        run = api.run([*TINY, "resume=true"], on_eval=pressed, output_dir="run", quiet=True, interrupt="return")
         assert (run.status, list(run.metrics["round"])) == ("finished", [0, 1, 2, 3, 4])
         again = api.run(TINY, on_eval=pressed, output_dir="again", quiet=True, interrupt="return")
         assert (again.status, again.summary["round"]) == ("interrupted", 1)
@@ -676,7 +678,7 @@ def test_values_of_a_run_that_ended_hard(tmp_path):
             raise KeyError("accuracy")
 
     with pytest.raises(KeyError, match="accuracy"):
-        api.run([*TINY, "budget.rounds=4", "eval.every=1"], fails, output_dir=tmp_path / "run", quiet=True)
+        api.run([*TINY, "budget.rounds=4", "eval.every=1"], on_eval=fails, output_dir=tmp_path / "run", quiet=True)
     run = api.load(tmp_path / "run")
     assert (run.status, run.summary["error"]) == ("failed", "KeyError: 'accuracy'")
     assert "failed: KeyError: 'accuracy'" in (run.folder / "log.txt").read_text()
