@@ -340,7 +340,7 @@ def test_on_eval_stops_and_the_run_goes_on():
     assert (stopped.status, stopped.summary["round"]) == ("stopped", 2)
     pd.testing.assert_frame_equal(pd.DataFrame(rows), stopped.metrics, check_dtype=False)
     assert list(stopped.metrics["round"]) == [0, 2]
-    more = api.run([*TINY, "eval.every=2", "resume=true"], rows.append, output_dir=stopped.folder, quiet=True)
+    more = api.run([*TINY, "eval.every=2", "resume=true"], on_eval=rows.append, output_dir=stopped.folder, quiet=True)
     assert [row["round"] for row in rows] == [0, 2, 4]
     whole = api.run([*TINY, "eval.every=2"], output_dir="whole", quiet=True)
     assert (more.status, stopped.status) == ("finished", "finished")
