@@ -1,5 +1,6 @@
-"""Find out whose mistake an exception is: the file and line of a user's code, the exception, and at most one hint. Imports no
-torch.
+"""Whose mistake an exception is: the file and line of a user's code, the exception, and at most one hint.
+
+It imports no torch.
 """
 
 import inspect

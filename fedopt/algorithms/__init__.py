@@ -1,4 +1,4 @@
-"""One paper, one file. What an algorithm is:"""
+"""One paper, one file: the method as its pseudocode, on flat vectors, ignorant of engine and device."""
 
 from typing import Any, ClassVar, Protocol
 

@@ -1,0 +1,1 @@
+"""The commands: parse words, print what comes back."""

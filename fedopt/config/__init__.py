@@ -1,0 +1,1 @@
+"""Files, overrides, composing, settings, schedules, tuned values."""

@@ -1,0 +1,1 @@
+"""The simulated network: round, exchange, client, oracles, draws, fence, ledger, engines."""

@@ -1,0 +1,1 @@
+"""Reading what somebody may have sent; writing a whole file or none."""

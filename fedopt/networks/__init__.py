@@ -1,0 +1,1 @@
+"""Networks as functions of one flat vector; your own nn.Module."""

@@ -1,0 +1,1 @@
+"""Published experiments: set-up, claims, figures, what is kept."""

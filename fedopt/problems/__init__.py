@@ -1,0 +1,1 @@
+"""One problem, one file; the classes of problems and the reductions between them."""

@@ -1,0 +1,1 @@
+"""What one run leaves: folder, metrics file, checkpoint, card, identity, trackers."""
