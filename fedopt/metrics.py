@@ -58,9 +58,14 @@ class Metric:
         return f"{self.label} ({self.unit})" if self.unit and self.unit not in self.label else self.label
 
     @property
+    def sign(self) -> int:
+        """The factor that makes lower values better: -1 if higher values are better, else 1."""
+        return -1 if self.better == "higher" else 1
+
+    @property
     def worst(self) -> float:
         """The value that no other is worse than."""
-        return -math.inf if self.better == "higher" else math.inf
+        return self.sign * math.inf
 
     def best(self, values: Iterable[float]) -> float:
         """Return the best of the values; nan if no value is finite, or the metric has no direction."""

@@ -23,6 +23,7 @@ from fedopt.console.say import say
 from fedopt.drawing import figures
 from fedopt.errors import UserError
 from fedopt.files.writing import write_atomically, yaml_text
+from fedopt.metrics import Metric
 from fedopt.results.folder import RunFolder
 
 COLUMNS, PANEL = 4, 2.4  # of the picture, and inches of each
@@ -75,7 +76,7 @@ def value_of(search: Search, trial: Trial) -> str:
     """Format a trial's value, the median of its runs; for a trial without a value return its status."""
     if not math.isfinite(trial.loss):
         return trial.status
-    return f"{search.sign * trial.loss:.5g}"
+    return f"{search.metric.sign * trial.loss:.5g}"
 
 
 def best_of(losses: Sequence[float]) -> list[float]:
@@ -111,32 +112,31 @@ def mark_trials(axis: Axes, at: npt.ArrayLike, losses: npt.ArrayLike, sign: int,
             axis.plot(places, heights, linestyle="none", label=kind, **MARKS[kind], **above)
 
 
-def draw_best(axis: Axes, trials: Mapping[str, Sequence[Trial]], search: Search) -> None:
-    """Draw the best of k trials, a line a name. search: one whose metric it is."""
+def draw_best(axis: Axes, trials: Mapping[str, Sequence[Trial]], metric: Metric) -> None:
+    """Draw the best of k trials, a line a name. trials: name -> trials in their order."""
     lines = {}
     for name, its in trials.items():
-        best = search.sign * np.array(best_of([trial.loss for trial in its]))
+        best = metric.sign * np.array(best_of([trial.loss for trial in its]))
         lines[name] = figures.Line(np.arange(1, len(best) + 1), np.where(np.isfinite(best), best, np.nan))
     figures.draw_lines(axis, lines)
-    figures.describe(axis, "trials", f"best {search.metric.title}")
+    figures.describe(axis, "trials", f"best {metric.title}")
 
 
 def draw(path: Path, searches: Sequence[Search]) -> None:
     """Draw the best of k trials, then each algorithm's trials by each key."""
     panels = [(search, key, values) for search in searches for key, values in search.ranges.items()]
-    columns, metric, sign = min(len(panels) + 1, COLUMNS), searches[0].metric, searches[0].sign
+    columns, metric, sign = min(len(panels) + 1, COLUMNS), searches[0].metric, searches[0].metric.sign
     names = {search.algo: display_name(search.algo, search.folders) for search in searches}
     finite = [sign * trial.loss for search in searches for trial in search.done if math.isfinite(trial.loss)]
     scale = "log" if figures.spans_decades(metric, np.array(finite)) else "linear"
     with figures.pictures([path], len(panels) + 1, columns, PANEL * columns) as (curve, *strips):
         firsts = {names[s.algo]: [trial for trial in s.done if trial.stage == STAGES[0]] for s in searches}
-        draw_best(curve, firsts, searches[0])
+        draw_best(curve, firsts, metric)
         curve.set_title("best of k trials")
         for axis, (search, key, values) in zip(strips, panels, strict=True):
             texts = [trial.point.get(key, search.defaults[key]).strip("'") for trial in search.done]
-            ends = [
-                *dict.fromkeys([*(str(end).strip("'") for end in values.ends), texts[0]])
-            ]  # the default may be another
+            # The default may be another value
+            ends = [*dict.fromkeys([*(str(end).strip("'") for end in values.ends), texts[0]])]
             if values.kind == "choice":
                 at = [float(ends.index(text)) for text in texts]
             else:  # the default may be no number of the axis

@@ -230,12 +230,12 @@ def _draw_trials(suite: Suite, task: Task, results: Sequence[Result], place: Pat
     with figures.pictures([place / f"{task.name}_trials.svg"], 2, 2, width, shared=shared) as (strip, curve):
         for j, search in enumerate(searches):
             losses = [trial.loss for trial in search.done]
-            mark_trials(strip, j + np.linspace(-0.25, 0.25, len(losses)), losses, search.sign)
-        draw_best(curve, {name: search.done for name, search in zip(names, searches, strict=True)}, searches[0])
+            mark_trials(strip, j + np.linspace(-0.25, 0.25, len(losses)), losses, search.metric.sign)
+        draw_best(curve, {name: search.done for name, search in zip(names, searches, strict=True)}, metric)
         figures.describe(strip, "", metric.title)
         curve.set_xticks(range(1, max(len(search.done) for search in searches) + 1, 3))
         strip.set_xticks(range(len(results)), names, rotation=20)
-        values = np.array([search.sign * trial.loss for search in searches for trial in search.done])
+        values = np.array([search.metric.sign * trial.loss for search in searches for trial in search.done])
         for axis in (strip, curve) if figures.spans_decades(metric, values) else ():
             axis.set_yscale("log")
             axis.set_ylim(bottom=max(axis.get_ylim()[0], 1e-10 * axis.get_ylim()[1]))  # ten decades at most

@@ -298,4 +298,4 @@ def _last(task: Task, run: Recorded | None, currency: str) -> float:
     if run is None:
         return math.inf
     value = [math.nan, *run.values(task.metric)[run.cost(currency) <= task.budget[currency]]][-1]
-    return math.inf if math.isnan(value) else -value if run.metric(task.metric).better == "higher" else value
+    return math.inf if math.isnan(value) else run.metric(task.metric).sign * value

@@ -128,11 +128,6 @@ class Search:
         return f"{self.algo} on {self.problem}"
 
     @property
-    def sign(self) -> int:
-        """Return what a loss is multiplied by to be a value of the metric."""
-        return -1 if self.metric.better == "higher" else 1
-
-    @property
     def problem(self) -> str:
         return next(word for word in self.words if key_of(word) == "problem").partition("=")[2]
 
@@ -243,8 +238,8 @@ class Search:
             if folder.status() in OVER:
                 ended(folder.path, self.x)
         values = [numbers_of(summary.get("final")).get(self.metric.name) for summary in summaries]
-        finished = [status == "finished" for status in statuses]
-        losses = [self._loss(value) if good else math.inf for value, good in zip(values, finished, strict=True)]
+        ends = zip(values, statuses, strict=True)
+        losses = [math.inf if v is None or how != "finished" else self.metric.sign * v for v, how in ends]
         return Trial(stage, number, point, values, statuses, float(np.median(losses)))
 
     def _begun(self, stage: str, number: int) -> Point | None:
@@ -267,9 +262,6 @@ class Search:
                 if trial.stage == stage:
                     study.add_trial(_optuna(ranges, trial.point or self.defaults, trial))
         write_atomically(self.folder / "journal.log", "".join(f"{json.dumps(line)}\n" for line in lines.logs).encode())
-
-    def _loss(self, value: float | None) -> float:
-        return math.inf if value is None else -value if self.metric.better == "higher" else value
 
     @property
     def _best_at_first(self) -> Trial:
