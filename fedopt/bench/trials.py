@@ -8,20 +8,17 @@ trials, and on any number of processes.
 import json
 import math
 import os
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
-from optuna.storages.journal import BaseJournalBackend
-from optuna.trial import create_trial
 
 from fedopt.analysis.runs import Recorded, read
 from fedopt.bench import SAMPLERS
+from fedopt.bench.parzen import journal, proposed
 from fedopt.bench.space import Point, Range, cube, words_of
 from fedopt.config.composed import compose
 from fedopt.config.files import flat
@@ -33,7 +30,6 @@ from fedopt.metrics import COSTS, Metric
 from fedopt.results.folder import OVER, RunFolder, numbers_of
 from fedopt.results.identity import stamp
 
-optuna.logging.set_verbosity(optuna.logging.WARNING)
 FIRST_SEED = 1_000_000  # of a search; smaller ones are for reports
 BATCH = 4  # trials that are chosen at once
 WARM_UP = 0.25  # share of the budget in which nothing is pruned
@@ -254,14 +250,11 @@ class Search:
     def write_journal(self) -> None:
         """Write the trials for Optuna's dashboard and its importances, a study a stage. Nothing here reads them."""
         self.folder.mkdir(exist_ok=True)
-        lines = _Lines()
-        storage = optuna.storages.JournalStorage(lines)
+        studies = {}
         for stage in dict.fromkeys(trial.stage for trial in self.done):
-            study, ranges = optuna.create_study(storage=storage, study_name=f"{self.algo} {stage}"), self._ranges(stage)
-            for trial in self.done:
-                if trial.stage == stage:
-                    study.add_trial(_optuna(ranges, trial.point or self.defaults, trial))
-        write_atomically(self.folder / "journal.log", "".join(f"{json.dumps(line)}\n" for line in lines.logs).encode())
+            trials = [(trial.point or self.defaults, trial) for trial in self.done if trial.stage == stage]
+            studies[f"{self.algo} {stage}"] = (self._ranges(stage), trials)
+        write_atomically(self.folder / "journal.log", journal(studies).encode())
 
     @property
     def _best_at_first(self) -> Trial:
@@ -285,7 +278,7 @@ class Search:
             all_points = [*cube(self.how.sampler, ranges, self.planned(stage) - shift, self._seed(stage, 0))]
             return points + all_points[begin : begin + wanted]
         before = [t for t in self.done if t.stage != stage or t.number < numbers.start]
-        return points + _asked(ranges, before, wanted, self._seed(stage, numbers.start), self.how.trials)
+        return points + proposed(ranges, before, wanted, self._seed(stage, numbers.start), self.how.trials)
 
     def _seed(self, stage: str, number: int) -> int:
         return int(np.random.SeedSequence([self.how.seed, STAGES.index(stage), number]).generate_state(1)[0])
@@ -334,53 +327,3 @@ def ended(path: Path, x: str) -> Recorded:
             f"{where}{first_line(error)}; delete {path}, and the command that ran it does it again"
         ) from None
     return run
-
-
-class _Lines(BaseJournalBackend):
-    """An Optuna journal in memory."""
-
-    def __init__(self) -> None:
-        self.logs: list[dict[str, Any]] = []
-
-    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
-        return self.logs[log_number_from:]
-
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        self.logs += logs
-
-
-def _distributions(ranges: Mapping[str, Range]) -> dict[str, optuna.distributions.BaseDistribution]:
-    distributions: dict[str, optuna.distributions.BaseDistribution] = {}
-    for key, values in ranges.items():
-        low, high = values.ends[0], values.ends[-1]
-        if values.kind == "choice":
-            distributions[key] = optuna.distributions.CategoricalDistribution(values.ends)
-        elif values.kind == "int":
-            distributions[key] = optuna.distributions.IntDistribution(*values.ends)
-        else:
-            distributions[key] = optuna.distributions.FloatDistribution(low, high, log=values.kind == "log")
-    return distributions
-
-
-def _optuna(ranges: Mapping[str, Range], point: Point, trial: Trial) -> optuna.trial.FrozenTrial:
-    """Return a trial as an Optuna trial, with those of its values that lie in their ranges."""
-    types: dict[str, Any] = {"choice": str, "int": int}
-    params = {key: types.get(ranges[key].kind, float)(text) for key, text in point.items() if ranges[key].holds(text)}
-    within = _distributions({key: ranges[key] for key in params})
-    ends = {"ended": trial.status, "values": trial.values}
-    return create_trial(params=params, distributions=within, value=trial.loss, user_attrs=ends)
-
-
-def _asked(ranges: Mapping[str, Range], before: Iterable[Trial], count: int, seed: int, trials: int) -> list[Point]:
-    """Return points that Optuna's tree-structured Parzen estimator proposes, from trials within the ranges."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        startup = max(2, min(10, trials // 3))
-        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=startup)
-    study = optuna.create_study(sampler=sampler)
-    for trial in before:
-        if {*trial.point} == {*ranges} and all(ranges[key].holds(text) for key, text in trial.point.items()):
-            study.add_trial(_optuna(ranges, trial.point, trial))
-    distributions = _distributions(ranges)
-    asked = (study.ask(distributions).params for _ in range(count))
-    return [{key: f"{v:.4g}" if isinstance(v, float) else str(v) for key, v in params.items()} for params in asked]
