@@ -25,7 +25,7 @@ _NAMES = {
     "federation.draws": ("Epochs", "Full", "Steps"),
     "federation.memory": ("Memory",),
     "federation.round": ("Federation", "Round"),
-    "metrics": ("Metric",),
+    "metrics": ("TEST_ACCURACY", "TEST_LOSS", "VAL_LOSS", "Metric"),
     "problems.classes": (
         "Bilevel",
         "Compositional",
@@ -40,7 +40,22 @@ _NAMES = {
         "TwoLevel",
     ),
     "problems.function": ("function",),
+    "problems.projections": ("ball", "box", "simplex"),
     "problems.supervised": ("Supervised",),
+    "toolbox": (
+        "Storm",
+        "Vectors",
+        "bilevel_maps",
+        "bilevel_start",
+        "chain",
+        "conjugate_gradients",
+        "descend",
+        "independent_maps",
+        "minimax_field",
+        "moved",
+        "neumann_sum",
+        "neumann_term",
+    ),
     "config.schedules": ("LocalWork", "Schedule"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

@@ -22,6 +22,9 @@ from fedopt.federation.draws import Steps as Steps
 from fedopt.federation.memory import Memory as Memory
 from fedopt.federation.round import Federation as Federation
 from fedopt.federation.round import Round as Round
+from fedopt.metrics import TEST_ACCURACY as TEST_ACCURACY
+from fedopt.metrics import TEST_LOSS as TEST_LOSS
+from fedopt.metrics import VAL_LOSS as VAL_LOSS
 from fedopt.metrics import Metric as Metric
 from fedopt.problems.classes import Bilevel as Bilevel
 from fedopt.problems.classes import Compositional as Compositional
@@ -35,9 +38,24 @@ from fedopt.problems.classes import Minimisation as Minimisation
 from fedopt.problems.classes import Problem as Problem
 from fedopt.problems.classes import TwoLevel as TwoLevel
 from fedopt.problems.function import function as function
+from fedopt.problems.projections import ball as ball
+from fedopt.problems.projections import box as box
+from fedopt.problems.projections import simplex as simplex
 from fedopt.problems.supervised import Supervised as Supervised
 from fedopt.running.assemble import Experiment as Experiment
 from fedopt.running.assemble import assemble as assemble
+from fedopt.toolbox import Storm as Storm
+from fedopt.toolbox import Vectors as Vectors
+from fedopt.toolbox import bilevel_maps as bilevel_maps
+from fedopt.toolbox import bilevel_start as bilevel_start
+from fedopt.toolbox import chain as chain
+from fedopt.toolbox import conjugate_gradients as conjugate_gradients
+from fedopt.toolbox import descend as descend
+from fedopt.toolbox import independent_maps as independent_maps
+from fedopt.toolbox import minimax_field as minimax_field
+from fedopt.toolbox import moved as moved
+from fedopt.toolbox import neumann_sum as neumann_sum
+from fedopt.toolbox import neumann_term as neumann_term
 
 PARENT: int
 __version__: str

@@ -18,14 +18,11 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.minimax_field import minimax_field
-from fedopt.algorithms.storm import Storm
-from fedopt.algorithms.vectors import Tensors, Vectors
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
-from fedopt.federation.inverse import neumann_sum
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Bilevel, Minimax, Problem
+from fedopt.toolbox import Storm, Tensors, Vectors, minimax_field, neumann_sum
 
 Matrix = Literal["diagonal", "norm"]
 Directions = Callable[[Client, Vectors, Any], Vectors]

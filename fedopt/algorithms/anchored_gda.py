@@ -19,9 +19,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 
-from fedopt.algorithms.directions import descend
-from fedopt.algorithms.minimax_field import minimax_field, parts
-from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
@@ -29,6 +26,7 @@ from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimax
 from fedopt.randomness import Purpose
+from fedopt.toolbox import Vectors, descend, minimax_field
 
 
 class State(NamedTuple):
@@ -93,7 +91,7 @@ class AnchoredGda:
             w, q, *stage = message
             u, anchor = w, None if exact or kept else w
             if exact or kept:
-                q = q - (parts(client.memory, w) if kept else minimax_field(client, w, client.sample("local")))
+                q = q - (w.parts(client.memory) if kept else minimax_field(client, w, client.sample("local")))
             for b in client.steps("local"):
                 plus = q + lam * (u - stage[0]) if stage else q
                 u = descend(

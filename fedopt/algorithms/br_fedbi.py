@@ -18,8 +18,6 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.directions import bilevel_maps, bilevel_start, descend
-from fedopt.algorithms.vectors import Tensors, Vectors
 from fedopt.config.schedules import Schedule
 from fedopt.errors import UserError
 from fedopt.federation.client import Client
@@ -27,6 +25,7 @@ from fedopt.federation.draws import Steps
 from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Bilevel
+from fedopt.toolbox import Tensors, Vectors, bilevel_maps, bilevel_start, descend
 
 
 class State(NamedTuple):

@@ -17,15 +17,13 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.directions import descend
-from fedopt.algorithms.minimax_field import minimax_field, moved, parts
-from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import Schedule, values
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimax
+from fedopt.toolbox import Vectors, descend, minimax_field
 
 
 class State(NamedTuple):
@@ -82,7 +80,7 @@ class Codasca:
         def local_steps(client: Client, message: tuple[Any, ...]) -> Any:
             w, c, x_s = message
             u, total = w, 0 * w
-            c_i = parts(client.memory, w) if c else c
+            c_i = w.parts(client.memory) if c else c
             for b in client.steps("local"):
                 G = minimax_field(client, u, b)
                 plus = c - c_i if c else 0 * G
@@ -91,7 +89,7 @@ class Codasca:
                 u, total = descend(client, u, G + plus, eta), total + G
             if not c:
                 return u
-            new = 1 / K * total if control == "gradients" else moved(c_i - c, u - w, (1 / eta[0] / K, 1 / eta[1] / K))
+            new = 1 / K * total if control == "gradients" else (c_i - c).moved(u - w, (1 / eta[0] / K, 1 / eta[1] / K))
             return (u, new - c_i), torch.cat(new)
 
         S, draws = fed.cohort(), Steps(K, self.B)

@@ -17,14 +17,12 @@ from typing import ClassVar, Literal, NamedTuple
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch.nn.functional import softshrink
 
-from fedopt.algorithms.directions import descend
-from fedopt.algorithms.minimax_field import minimax_field, moved
-from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimax
+from fedopt.toolbox import Vectors, descend, minimax_field
 
 
 class State(NamedTuple):
@@ -55,7 +53,7 @@ class LocalExtragradient:
 
         def local_steps(client: Client, u: Vectors) -> Vectors:
             for b1, b2 in client.steps("local"):
-                h = moved(u, minimax_field(client, u, b1), eta)  # not projected, as in the public code
+                h = u.moved(minimax_field(client, u, b1), eta)  # not projected, as in the public code
                 u = descend(client, u, minimax_field(client, h, b2), eta)
             return u
 
@@ -106,8 +104,8 @@ class FeDualEx:
             total = 0 * o
             for k, (b1, b2) in enumerate(client.steps("local")):
                 z = self._T(client, o, first + k)
-                z_h = self._T(client, moved(o, minimax_field(client, z, b1), eta), first + k + 1)
-                o, total = moved(o, minimax_field(client, z_h, b2), eta), total + z_h
+                z_h = self._T(client, o.moved(minimax_field(client, z, b1), eta), first + k + 1)
+                o, total = o.moved(minimax_field(client, z_h, b2), eta), total + z_h
             return (o, 1 / K * total) if theory else (o,)
 
         mean, *z_h = fed.exchange(local_steps, s.o, fed.cohort(), local=Steps(K, self.B, samples=2))

@@ -17,13 +17,12 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.storm import Averages, Storm, at_start, together
-from fedopt.algorithms.vectors import Tensors, Vectors
 from fedopt.config.schedules import Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimisation
+from fedopt.toolbox import Averages, Storm, Tensors, Vectors, at_start, together
 
 
 class State(NamedTuple):

@@ -18,12 +18,12 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.vectors import Tensors
 from fedopt.config.schedules import LocalWork, Schedule, values
 from fedopt.federation.client import Client
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimax
 from fedopt.randomness import Purpose
+from fedopt.toolbox import Tensors
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(gt=0, le=1)]

@@ -11,11 +11,11 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.vectors import Tensors
 from fedopt.config.schedules import LocalWork, Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimisation
+from fedopt.toolbox import Tensors
 
 
 class State(NamedTuple):

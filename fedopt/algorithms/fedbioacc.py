@@ -14,13 +14,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from fedopt.algorithms.directions import bilevel_start, descend, independent_maps
-from fedopt.algorithms.storm import Storm, points_first, rows
-from fedopt.algorithms.vectors import Tensors, Vectors
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Bilevel, LocalBilevel, Nested
+from fedopt.toolbox import Storm, Tensors, Vectors, bilevel_start, descend, independent_maps, points_first, rows
 
 
 class State(NamedTuple):

@@ -16,9 +16,6 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.chain import chain
-from fedopt.algorithms.directions import bilevel_maps, bilevel_start, descend
-from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import Schedule
 from fedopt.errors import UserError
 from fedopt.federation.client import Client
@@ -26,6 +23,7 @@ from fedopt.federation.draws import Steps
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Bilevel, Compositional
 from fedopt.randomness import Purpose
+from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, chain, descend
 
 
 class State(NamedTuple):

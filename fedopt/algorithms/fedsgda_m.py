@@ -15,14 +15,12 @@ from typing import Annotated, ClassVar, NamedTuple
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.minimax_field import minimax_field
-from fedopt.algorithms.storm import Averages, Storm, at_start, together
-from fedopt.algorithms.vectors import Tensors, Vectors
 from fedopt.config.schedules import Schedule, values
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimax
+from fedopt.toolbox import Averages, Storm, Tensors, Vectors, at_start, minimax_field, together
 
 Weight = Annotated[float, Field(ge=0, le=1)]
 

@@ -18,13 +18,11 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.directions import descend
-from fedopt.algorithms.minimax_field import minimax_field
-from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import LocalWork, Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimax
+from fedopt.toolbox import Vectors, descend, minimax_field
 
 
 class State(NamedTuple):

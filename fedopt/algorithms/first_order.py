@@ -16,11 +16,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from fedopt.algorithms.directions import bilevel_maps, bilevel_start
 from fedopt.algorithms.simfbo import SimFBO, State
-from fedopt.algorithms.vectors import Vectors
 from fedopt.federation.client import Client
 from fedopt.problems.classes import Bilevel
+from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,13 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.chain import chain
-from fedopt.algorithms.vectors import Tensors
 from fedopt.config.schedules import Constant, Schedule, values
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import LocalCompositional
+from fedopt.toolbox import Tensors, chain
 
 
 class State(NamedTuple):

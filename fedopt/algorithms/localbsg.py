@@ -20,8 +20,6 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.storm import Averages, Storm, together
-from fedopt.algorithms.vectors import Tensors, Vectors
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.inverse import neumann_sum, neumann_term
@@ -29,6 +27,7 @@ from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Bilevel
 from fedopt.randomness import Purpose
+from fedopt.toolbox import Averages, Storm, Tensors, Vectors, together
 
 
 class State(NamedTuple):

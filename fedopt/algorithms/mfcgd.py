@@ -22,7 +22,6 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.algorithms.adafbio import rebuilt
-from fedopt.algorithms.vectors import Tensors
 from fedopt.errors import UserError
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
@@ -30,6 +29,7 @@ from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import LocalCompositional
 from fedopt.problems.projections import ball
+from fedopt.toolbox import Tensors
 
 LARGEST = 200  # rows of a Jacobian: each is a derivative, and is kept for each client
 

@@ -19,13 +19,12 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.chain import chain
-from fedopt.algorithms.vectors import Tensors
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import LocalCompositional
+from fedopt.toolbox import Tensors, chain
 
 Estimates = tuple[Tensor, Tensors, Tensor]  # x, h, p
 

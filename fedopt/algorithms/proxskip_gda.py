@@ -16,8 +16,6 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.minimax_field import minimax_field, moved, parts
-from fedopt.algorithms.vectors import Vectors
 from fedopt.errors import UserError
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
@@ -25,6 +23,7 @@ from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Minimax
 from fedopt.randomness import Purpose
+from fedopt.toolbox import Vectors, minimax_field
 
 
 class State(NamedTuple):
@@ -65,11 +64,11 @@ class ProxSkipGda:
         skipped = (self.gamma_x / self.p, self.gamma_y / self.p)
 
         def iterations(client: Client, w: Vectors) -> tuple[Vectors, Tensor]:
-            a_i, w_i = parts(client.memory, w), w
+            a_i, w_i = w.parts(client.memory), w
             h_i = Vectors((w_v - a_v) / g for w_v, a_v, g in zip(w, a_i, skipped, strict=True))
             for b in client.steps("local"):
-                w_i = moved(w_i, minimax_field(client, w_i, b, plus=-1 * h_i), gamma)
-            a_i = moved(w_i, h_i, skipped)
+                w_i = w_i.moved(minimax_field(client, w_i, b, plus=-1 * h_i), gamma)
+            a_i = w_i.moved(h_i, skipped)
             return a_i, torch.cat(a_i)
 
         until_heads = int(fed.rng(Purpose.COIN).geometric(self.p))

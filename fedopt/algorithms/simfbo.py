@@ -18,14 +18,13 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.directions import bilevel_maps, bilevel_start, descend, independent_maps
-from fedopt.algorithms.vectors import Tensors, Vectors
 from fedopt.config.schedules import LocalWork, Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Bilevel, LocalBilevel
+from fedopt.toolbox import Tensors, Vectors, bilevel_maps, bilevel_start, descend, independent_maps
 
 
 class State(NamedTuple):

@@ -19,12 +19,12 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.vectors import Tensors, Vectors
 from fedopt.config.schedules import Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Bilevel
+from fedopt.toolbox import Tensors, Vectors
 
 
 class Penalised(NamedTuple):

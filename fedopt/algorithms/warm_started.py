@@ -19,14 +19,13 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from fedopt.algorithms.directions import bilevel_maps, bilevel_start, descend
-from fedopt.algorithms.vectors import Vectors
 from fedopt.config.schedules import Schedule
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
 from fedopt.problems.classes import Bilevel
+from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, descend
 
 
 @dataclass(frozen=True)

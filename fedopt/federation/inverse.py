@@ -9,7 +9,14 @@ Product = Callable[[Tensor, int], Tensor]  # H v from v; the n-th one asked for,
 
 
 def neumann_sum(product: Product, b: Tensor, N: int, l: float) -> Tensor:
-    """Return (1/l) sum_{n <= N} (I - H/l)^n b, which tends to H^-1 b as N grows [LocalBSG eq. 3.3]. It uses N products with H."""
+    """Return (1/l) sum_{n <= N} (I - H/l)^n b, which tends to H^-1 b as N grows [LocalBSG eq. 3.3].
+
+    Args:
+        product: ``product(v, n)``, the n-th product H v, n = 0, ..., N - 1.
+        b: The vector, ``[d]``.
+        N: The number of products.
+        l: A number that no eigenvalue of H exceeds.
+    """
     term = total = b / l
     for n in range(N):
         term = term - product(term, n) / l
@@ -18,7 +25,17 @@ def neumann_sum(product: Product, b: Tensor, N: int, l: float) -> Tensor:
 
 
 def neumann_term(product: Product, b: Tensor, N: int, l: float, chosen: int) -> Tensor:
-    """Return (N/l) (I - H/l)^chosen b [FedNest Alg. 3]. For `chosen` uniform in 0..N-1 its expectation is the sum of N terms."""
+    """Return (N/l) (I - H/l)^chosen b, one term of the series times N [FedNest Alg. 3].
+
+    Its expectation is the sum of N terms if ``chosen`` is uniform in 0, ..., N - 1.
+
+    Args:
+        product: As in `neumann_sum`.
+        b: The vector, ``[d]``.
+        N: The number of terms.
+        l: As in `neumann_sum`.
+        chosen: The number of products.
+    """
     term = b * (N / l)
     for n in range(chosen):
         term = term - product(term, n) / l
@@ -29,6 +46,11 @@ def conjugate_gradients(product: Product, b: Tensor, N: int) -> Tensor:
     """Return H^-1 b by N steps of conjugate gradients from 0, for one positive definite H.
 
     It stops moving if a step would divide by 0 or meets negative curvature.
+
+    Args:
+        product: As in `neumann_sum`, with the same H in all of them.
+        b: The vector, ``[d]``.
+        N: The number of steps, each with a product.
     """
     solution, residual = torch.zeros_like(b), b
     direction, square = b, b @ b

@@ -19,7 +19,13 @@ Term = Tensor | None  # of a sum, None for none
 
 
 def moved(point: Tensor, direction: Tensor, step: Step) -> Tensor:
-    """Return point - step * direction."""
+    """Return ``point - step * direction``.
+
+    Args:
+        point: A vector, ``[d]``.
+        direction: The direction, ``[d]``.
+        step: A number, or a client's own as a scalar tensor.
+    """
     return point - step.to(point.dtype) * direction if isinstance(step, Tensor) else point.sub(direction, alpha=step)
 
 

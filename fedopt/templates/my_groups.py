@@ -1,8 +1,7 @@
 from dataclasses import dataclass
 
 import torch
-from fedopt import Metric, Minimax
-from fedopt.problems.projections import simplex
+from fedopt import Metric, Minimax, simplex
 
 
 @dataclass(eq=False)

@@ -2,8 +2,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
 
-from fedopt import Bilevel, LocalWork, Schedule, Steps
-from fedopt.federation.inverse import neumann_sum
+from fedopt import Bilevel, LocalWork, Schedule, Steps, neumann_sum
 from torch import Tensor
 
 

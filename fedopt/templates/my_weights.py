@@ -2,8 +2,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from fedopt import Bilevel, Supervised, cross_entropy
-from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, VAL_LOSS
+from fedopt import TEST_ACCURACY, TEST_LOSS, VAL_LOSS, Bilevel, Supervised, cross_entropy
 
 
 @dataclass(eq=False)

@@ -19,7 +19,6 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fedopt.algorithms.vectors import Vectors
 from fedopt.config.build import build, build_target
 from fedopt.config.settings import Hardware
 from fedopt.data.ragged import Ragged
@@ -51,6 +50,7 @@ from fedopt.testing.harness import (
     tuned,
 )
 from fedopt.testing.recount import Tapped, Watching
+from fedopt.toolbox import Vectors
 
 PAIRS = held_pairs()
 UNEVEN = [a for a in names("algo") if getattr(class_at("algo", a), "uneven", None)]

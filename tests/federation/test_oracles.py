@@ -11,7 +11,6 @@ from support.derivatives import F64, central_differences, normal, quadratic, two
 from torch.autograd.functional import hessian, jacobian
 
 from fedopt.algorithms import fedmsa
-from fedopt.algorithms.directions import bilevel_maps
 from fedopt.algorithms.fedmsa import chain_maps
 from fedopt.errors import UserError
 from fedopt.federation import inverse
@@ -45,6 +44,7 @@ from fedopt.problems.reductions import (
 )
 from fedopt.problems.supervised import SupervisedBilevel
 from fedopt.testing.harness import pairs, small, steps
+from fedopt.toolbox import bilevel_maps
 
 pytestmark = pytest.mark.smoke
 

@@ -20,17 +20,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedopt.algorithms.vectors import Vectors
 from fedopt.federation.client import Client
 from fedopt.federation.draws import Steps
 from fedopt.federation.memory import Memory
 from fedopt.federation.round import Round
+from fedopt.toolbox.vectors import Vectors
 
 
 class Storm(NamedTuple):
-    """A method as its three functions in STORM's recursion.
+    """Recursive momentum of a method that is given by three functions [Cutkosky & Orabona 2019].
 
-    D(client, z, xi): the direction. move(client, z, d, t): the point after iteration t's step. c(t): the weights of d_{t+1}.
+    d_t = D(z_t; xi) + (1 - c)(d_{t-1} - D(z_{t-1}; xi)),   the same xi twice;   z_{t+1} = move(z_t, d_t)
+
+    Args:
+        D: ``D(client, z, xi)``, the directions at z on one sample.
+        move: ``move(client, z, d, t)``, the point after iteration t's step, t = 0, 1, ...
+        c: ``c(t)``, a weight for each variable, of the newest direction in d_{t+1}: 1 has no memory, 0 forgets nothing.
     """
 
     D: Callable[[Client, Vectors, Any], Vectors]
@@ -38,17 +43,34 @@ class Storm(NamedTuple):
     c: Callable[[int], Sequence[float]]
 
     def first(self, client: Client, z: Vectors, xis: Iterable[Any]) -> Vectors:
-        """Return d_0, the mean of D over the samples."""
+        """Return d_0, the mean of D over some samples."""
         new = [self.D(client, z, xi) for xi in xis]
         return Vectors(sum(part) / len(part) for part in zip(*new, strict=True))
 
     def estimate(self, client: Client, z: Vectors, z_prev: Vectors, d: Vectors, xi: Any, t: int) -> Vectors:
-        """Return d_t from d_{t-1}."""
+        """Return d_t.
+
+        Args:
+            client: The client.
+            z: The point z_t.
+            z_prev: The point z_{t-1}.
+            d: The estimate d_{t-1}.
+            xi: The sample of iteration t.
+            t: The iteration.
+        """
         D, D_prev = self.D(client, z, xi), self.D(client, z_prev, xi)
         return Vectors((1 - c) * part + new for c, part, new in zip(self.c(t - 1), d - D_prev, D, strict=False))
 
     def iterations(self, client: Client, z: Vectors, d: Vectors, xis: Iterable[Any], t: int) -> tuple[Vectors, Vectors]:
-        """Return (z_t, d_t) after one iteration for each sample."""
+        """Return (z, d) after one iteration for each sample.
+
+        Args:
+            client: The client.
+            z: The point before the first of them.
+            d: The estimate there.
+            xis: The samples.
+            t: The number of the first iteration.
+        """
         for t_now, xi in enumerate(xis, t):
             z_prev, z = z, self.move(client, z, d, t_now)
             d = self.estimate(client, z, z_prev, d, xi, t_now + 1)
@@ -92,7 +114,7 @@ def together(
     # its own: their averages are sent with the rest.
     def iterations(client: Client, message: tuple[Any, ...]) -> tuple[tuple[Vectors, Vectors], Tensor]:
         z, d, *averaged = message
-        z_prev = Vectors((averaged[0] if averaged else client.memory).split([len(part) for part in z]))
+        z_prev = z.parts(averaged[0] if averaged else client.memory)
         xis = samples(client)
         for t in range(first, first + p):
             if t == 0:

@@ -11,16 +11,23 @@ from typing import Any
 
 from torch import Tensor
 
-from fedopt.algorithms.vectors import Tensors
 from fedopt.federation.client import Client
+from fedopt.toolbox.vectors import Tensors
 
 
 def chain(
     client: Client, x: Tensor, xi: Sequence[Any], follow: Callable[[int, Tensor], Tensor]
 ) -> tuple[Tensors, Tensor]:
-    """Return (u^1, ..., u^K) and J r^1(x)' J r^2(u^1)' ... grad f(u^K), with u^k = follow(k - 1, r^k(u^(k-1))).
+    """Return estimates of the levels of a composition, and its gradient along them.
 
-    It counts as one gradient call and K Jacobian-vector products; no Jacobian is formed. xi: a sample for each level.
+    These are (u^1, ..., u^K) and J r^1(x)' J r^2(u^1)' ... grad f(u^K), with u^k = follow(k - 1, r^k(u^(k-1))). It counts as one
+    gradient call and K Jacobian-vector products; no Jacobian is formed.
+
+    Args:
+        client: The client, of a composition.
+        x: The point, ``[d]``.
+        xi: A sample for each level.
+        follow: ``follow(k, value)``, the estimate of level k = 0, 1, ... from its value at the estimate before.
     """
     u, products, last = [x], [], len(xi) - 1
     for k in range(last):

@@ -6,19 +6,23 @@ Where F = mean F_i is zero, (x, y) is stationary. A correction of local steps is
 
 from typing import Any
 
-from torch import Tensor
-
-from fedopt.algorithms.vectors import Vectors
 from fedopt.federation.client import Client
-
-Etas = tuple[float, float]  # steps of x and of y
+from fedopt.toolbox.vectors import Vectors
 
 
 def minimax_field(
     client: Client, w: Vectors, xi: Any, plus: Vectors | None = None, anchor: Vectors | None = None
 ) -> Vectors:
-    """Return F_i(w) - F_i(anchor) + plus on one sample; None leaves a term out. It counts as one gradient call, or two with an
-    anchor.
+    """Return F_i(w) - F_i(anchor) + plus on one sample, for F_i = (grad_x f_i, -grad_y f_i).
+
+    It counts as one gradient call, or two with an anchor.
+
+    Args:
+        client: The client, of a minimax problem.
+        w: The point (x, y).
+        xi: The sample.
+        plus: What is added, (x, y); None for nothing.
+        anchor: The point whose field is subtracted; None for no point.
     """
     x, y = w
     f_x, f_y = client.outer_gradients(x, y, xi)
@@ -26,13 +30,3 @@ def minimax_field(
     if anchor is not None:
         F = F - minimax_field(client, anchor, xi)
     return F if plus is None else F + plus
-
-
-def moved(w: Vectors, direction: Vectors, eta: Etas) -> Vectors:
-    """Return w - eta direction."""
-    return Vectors(v.sub(d, alpha=e) for v, d, e in zip(w, direction, eta, strict=True))
-
-
-def parts(row: Tensor, like: Vectors) -> Vectors:
-    """Split a row of a memory, [dx + dy], into the x and y that it was made of."""
-    return Vectors(row.split([v.numel() for v in like]))

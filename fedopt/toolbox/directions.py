@@ -12,24 +12,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedopt.algorithms.vectors import Vectors
 from fedopt.federation.client import Client
 from fedopt.problems.classes import Minimax, Nested
+from fedopt.toolbox.vectors import Vectors
 
 
 def bilevel_start(problem: Nested) -> Vectors:
-    """Return z = (x, y, 0), or (x, y) if grad_y f is zero at y*(x)."""
+    """Return the first variables of a single-loop bilevel method: (x, y, 0), or (x, y) if grad_y f is zero at y*(x).
+
+    Args:
+        problem: The problem, with its start.
+    """
     x, y = problem.start()
     return Vectors((x, y, torch.zeros_like(y)) if problem.indirect else (x, y))
 
 
 def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> Vectors:
-    """Return D at z on one sample, each part of the shape of its variable [FedMSA eq. 2, 10].
+    """Return the directions (Dx, Dy, Dv) at z = (x, y, v) on one sample, each of the shape of its variable.
 
-    Dx = grad_x f - grad^2_xy g v,  Dy = grad_y g,  Dv = (grad^2_yy g + damping I) v - grad_y f.
-    (FedMSA's eq. 10a prints grad_x f in Dv.)
+    Dx = grad_x f - grad^2_xy g v,  Dy = grad_y g,  Dv = (grad^2_yy g + damping I) v - grad_y f  [FedMSA eq. 2, 10, whose 10a
+    prints grad_x f in Dv]. It counts as two gradient calls and one product of each kind.
 
-    With z = (x, y), Dx is grad_x f. It counts as two gradient calls and one product of each kind.
+    Args:
+        client: The client, of a bilevel problem.
+        z: The point (x, y, v), or (x, y), for which Dx is grad_x f.
+        xi: The sample, of f and of g.
+        damping: What is added to the diagonal of the Hessian.
     """
     x, y, *v = z
     if not v:
@@ -51,9 +59,14 @@ def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> V
 
 
 def independent_maps(client: Client, z: Vectors, xis: Sequence[Any]) -> Vectors:
-    """Return D at z as `bilevel_maps` does, with a sample for each of Dx, Dy and Dv.
+    """Return the directions of `bilevel_maps`, with a sample for each of Dx, Dy and Dv.
 
     It counts as three gradient calls, one less if grad_x f is zero, and one product of each kind.
+
+    Args:
+        client: The client, of a bilevel problem.
+        z: The point (x, y, v), or (x, y).
+        xis: The three samples.
     """
     (x, y, *v), (xi_x, xi_y, xi_v) = z, xis
     d_x, d_y = client.outer_gradient_x(x, y, xi_x), client.inner_gradient(x, y, xi_y)
@@ -66,11 +79,16 @@ def independent_maps(client: Client, z: Vectors, xis: Sequence[Any]) -> Vectors:
 def descend(
     space: Client | Nested | Minimax, z: Vectors, D: Vectors, steps: Sequence[float], radius: float | None = None
 ) -> Vectors:
-    """Return z - steps D, with a step for each variable.
+    """Return z - steps D, with y projected onto Y, which is everything except in minimax problems.
 
-    Then y is projected onto Y, which is everything except in minimax problems, and v onto the ball of that radius.
+    Args:
+        space: What knows Y: the client, or on the server the problem.
+        z: The point (x, y) or (x, y, v).
+        D: The directions, of the same shapes.
+        steps: A step for each variable. Further ones are left out.
+        radius: The radius of the ball onto which v is projected; None leaves v as it is.
     """
-    x, y, *v = (part.sub(direction, alpha=step) for part, direction, step in zip(z, D, steps, strict=False))
+    x, y, *v = z.moved(D, steps)
     return Vectors((x, space.project(y), *(v_n if radius is None else in_ball(v_n, radius) for v_n in v)))
 
 
