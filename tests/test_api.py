@@ -1,6 +1,7 @@
 """Runs from Python: the command's folder, early stops, variables by name, networks that take raw images, the best evaluation."""
 
 import html
+import inspect
 import json
 import os
 import re
@@ -553,6 +554,13 @@ def test_folders_that_are_no_runs(tmp_path):
         run.model()
     with pytest.raises(api.UserError, match=r"metrics.csv: is not there"):
         _ = run.metrics
+
+
+@pytest.mark.parametrize("name", ["run", "sweep", "compare", "frame", "tune"])
+def test_all_arguments_but_the_first_are_given_by_name(name):
+    first, *others = inspect.signature(getattr(api, name)).parameters.values()
+    assert first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert all(other.kind >= inspect.Parameter.KEYWORD_ONLY for other in others)
 
 
 @pytest.mark.pictures

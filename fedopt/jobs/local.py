@@ -85,7 +85,7 @@ def _in_turn(jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
 def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
     context = multiprocessing.get_context("forkserver")
     # Imported once, not once a run: vmap takes the last
-    context.set_forkserver_preload(["fedopt.running.lifecycle", "fedopt.drawing.figures", "torch._dynamo"])
+    context.set_forkserver_preload(["fedopt.running.lifecycle", "fedopt.drawing.run", "torch._dynamo"])
     waiting, at_once = list(jobs), min(at_once, len(jobs))
     places = list(range(at_once))  # that are free
     # By the end of a pipe that the outcome comes from

@@ -37,7 +37,11 @@ X = "comm_rounds"
 
 
 def page(paths: Sequence[Path]) -> Page:
-    """All runs and results in folders; without a section if there are none. Raises UserError for a folder that is not there."""
+    """Return the page of all runs and results in folders; it has no section if there are none.
+
+    Raises:
+        UserError: A folder does not exist.
+    """
     shown: list[Section] = []
     problems: dict[tuple[str, ...], list[Recorded]] = {}
     taken: set[Path] = set()  # runs of experiments
@@ -62,7 +66,7 @@ def page(paths: Sequence[Path]) -> Page:
 
 
 def stamp(paths: Sequence[Path]) -> str:
-    """Another text whenever the page would be another."""
+    """Return a text that changes whenever the page would."""
     facts = set()
     for path in [*paths, *filter(None, map(_runs_of, _results(paths)))]:
         for file in (file for file in path.rglob("*") if file.name in WATCHED):
@@ -77,12 +81,12 @@ def _results(paths: Sequence[Path]) -> list[Path]:
 
 
 def _runs_of(results: Path) -> Path | None:
-    """The folder of the runs that a folder of results names."""
+    """Return the folder of the runs that a folder of results names; None if it does not exist."""
     return next((path for parent in results.resolve().parents if (path := parent / "runs").is_dir()), None)
 
 
 def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
-    """What came of an experiment, and its runs, which are added to those taken."""
+    """Return the sections of an experiment's results and of its runs, and add these runs to `taken`."""
     name = title = "/".join(folder.resolve().parts[-2:])
     with suppress(UserError):  # it is in somebody's own config folder
         published = load(name)
@@ -118,7 +122,7 @@ def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
 
 
 def _picture(file: Path) -> str:
-    """A data URI. Raises OSError, and UserError for what is no picture."""
+    """Return a picture as a data URI. Raises OSError, or UserError if the file is not a picture."""
     (kind, mark), content = PICTURES[file.name], read_bytes(file, LARGEST_PICTURE)
     if mark not in content[:1000]:
         raise UserError(f"{file}: is no picture")
