@@ -13,7 +13,8 @@ from pydantic.dataclasses import dataclass
 
 from fedopt.analysis.stats import half_width, moments
 from fedopt.analysis.tables import plus_minus
-from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable, parsed
+from fedopt.papers.measure import Measure, parsed
+from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 UNTESTED, UNMEASURED = "not tested", "not measured"

@@ -16,8 +16,9 @@ from fedopt.analysis.tables import beside_paper, print_table, write_table
 from fedopt.console.say import tell
 from fedopt.papers import claims
 from fedopt.papers.figure import curves, draw_curves, draw_points
-from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable
+from fedopt.papers.measure import Measure
 from fedopt.papers.published import Published, Task, tasks
+from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
 from fedopt.results.folder import ENDED, RunFolder
 
 SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds

@@ -14,7 +14,7 @@ from fedopt.analysis.runs import read
 from fedopt.errors import UserError
 from fedopt.federation.draws import Steps, draw
 from fedopt.papers import published
-from fedopt.papers.measure import SeedRuns
+from fedopt.papers.seed_runs import SeedRuns
 from fedopt.running.assemble import assemble
 from fedopt.testing.harness import composed, small, steps
 

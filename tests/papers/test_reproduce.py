@@ -30,7 +30,8 @@ from fedopt.errors import UserError
 from fedopt.papers import claims, published, report
 from fedopt.papers.figure import CURVES, curves, draw_curves, draw_points
 from fedopt.papers.kept import draw_again
-from fedopt.papers.measure import Measure, SeedRuns, Unmeasurable
+from fedopt.papers.measure import Measure
+from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
 from fedopt.results import identity
 from fedopt.results.folder import RunFolder
 

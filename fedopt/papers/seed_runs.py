@@ -1,0 +1,146 @@
+"""The words of measures: what a published experiment takes from the finished runs of one seed."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedopt.analysis.runs import Recorded
+from fedopt.errors import nearest
+from fedopt.metrics import COSTS, Metric
+
+if TYPE_CHECKING:
+    from fedopt.papers.measure import Measure
+
+
+class Unmeasurable(Exception):
+    """Raised when a measure has no value for a seed; it says why."""
+
+
+@dataclass(frozen=True)
+class SeedRuns:
+    """The finished runs of one seed. Its public methods are the words of measures, and all raise Unmeasurable.
+
+    A word's first argument is the label of a line; that of `fit` is a series. metric: a column of metrics.csv, by default the
+    first of the figure's y. A value that is not finite counts as the worst. x: the cost axis, by default the figure's.
+
+    runs: label -> run. x, metric: the defaults. points, point: as in `Published`.
+    """
+
+    runs: Mapping[str, Recorded]
+    x: str
+    metric: str
+    points: Mapping[str, Mapping[float, str]]
+    point: Mapping[str, "Measure"]
+
+    def final(self, label: str, metric: str = "") -> float:
+        """Return the last value."""
+        return float(self._values(label, metric)[-1])
+
+    def best(self, label: str, metric: str = "") -> float:
+        """Return the best value; nan if none is finite."""
+        return self._described(label, metric).best(map(float, self._values(label, metric)))
+
+    def at(self, label: str, where: float, metric: str = "", x: str = "") -> float:
+        """Return the value at the last evaluation up to x = where."""
+        return float(self._values(label, metric, where, x)[-1])
+
+    def first(
+        self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False, n: int = 1
+    ) -> float:
+        """Return the x at which the mean of the last n evaluations first reaches the target.
+
+        If it never does, it is inf, or with `or_end` the x at which the run ends. That end is less than the truth, so a claim
+        that the run is slow stays on the safe side.
+        """
+        reached, values = self._described(label, metric).reached, self._values(label, metric)
+        hits = [j >= n and reached(np.mean(values[j - n : j]), target) for j in range(1, len(values) + 1)]
+        return self._first(label, hits, x, or_end)
+
+    def smooth(self, label: str, n: int = 0, metric: str = "", until: float = math.inf) -> float:
+        """Return the mean of the last n evaluations up to x = until. By default n is a fifth of them, at least 3."""
+        return float(np.mean(self._last(label, n, metric, until)))
+
+    def noise(self, label: str, n: int, metric: str = "", until: float = math.inf) -> float:
+        """Return the standard deviation of the differences between the last n evaluations up to x = until."""
+        last = self._last(label, n, metric, until)
+        if len(last) < 3:
+            raise Unmeasurable(f"{label} has fewer than three evaluations to take differences of")
+        return float(np.std(np.diff(last), ddof=1))
+
+    def rate(self, label: str, start: float, end: float, metric: str = "") -> float:
+        """Return the slope of log10 of the value against x, by least squares over the evaluations from x = start to x = end."""
+        x, values = self._spent(label, ""), self._values(label, metric)
+        within = (start <= x) & (x <= end)
+        if np.count_nonzero(within) < 2:
+            raise Unmeasurable(f"{label} has fewer than two evaluations from {start:g} to {end:g}")
+        return float(np.polyfit(x[within], np.log10(values[within]), 1)[0])
+
+    def first_mean_square(
+        self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False
+    ) -> float:
+        """Return the x at which the mean of the squares so far is first at most the target; if it never is, the same as
+        `first`.
+        """
+        squares = self._values(label, metric) ** 2
+        hits = np.cumsum(squares) / np.arange(1, len(squares) + 1) <= target
+        return self._first(label, hits.tolist(), x, or_end)
+
+    def mean_square(self, label: str, n: int, metric: str = "") -> float:
+        """Return the mean of the squares of the last n evaluations."""
+        return float(np.mean(self._last(label, n, metric) ** 2))
+
+    def per_round(self, label: str, column: str) -> float:
+        """Return the last value of a column divided by the number of rounds."""
+        return self.final(label, column) / self.final(label, "round")
+
+    def diverged(self, label: str) -> float:
+        """Return 1 for a run that was stopped as diverged, else 0."""
+        return float(self._run(label).status == "diverged")
+
+    def setting(self, label: str, key: str) -> float:
+        """Return the number at a dotted key of the run's config, such as 'algo.p'."""
+        keys = self._run(label).keys
+        if key not in keys:
+            raise Unmeasurable(f"there is no {key}{nearest(key, list(keys))}")
+        return float(keys[key])
+
+    def fit(self, series: str) -> float:
+        """Return the slope of log y against log x over the points of a series."""
+        points = self.points[series].items()
+        y = [self.point[series].value(self, x=x, line=label) for x, label in points]
+        return float(np.polyfit(np.log([x for x, _ in points]), np.log(y), 1)[0])
+
+    def _first(self, label: str, hits: list[bool], x: str, or_end: bool) -> float:
+        spent = self._spent(label, x)
+        return float(spent[hits.index(True)] if any(hits) else spent[-1] if or_end else math.inf)
+
+    def _run(self, label: str) -> Recorded:
+        if label not in self.runs:
+            raise Unmeasurable(f"{label} has no run that ended")
+        return self.runs[label]
+
+    def _described(self, label: str, metric: str) -> Metric:
+        return self._run(label).metric(metric or self.metric)
+
+    def _values(self, label: str, metric: str, until: float = math.inf, x: str = "") -> np.ndarray:
+        """Return the values of a metric at the evaluations up to x = until. Raises Unmeasurable if there is no such evaluation."""
+        run, name = self._run(label), metric or self.metric
+        if name not in run.table:
+            raise Unmeasurable(f"{label} has no {name}{nearest(name, [*map(str, run.table)])}")
+        worst = run.metric(name).worst
+        values = np.nan_to_num(run.values(name), nan=worst, posinf=worst, neginf=worst)
+        if not len(values := values[self._spent(label, x) <= until]):
+            raise Unmeasurable(f"{label} has no evaluation up to {until:g}")
+        return values
+
+    def _last(self, label: str, n: int, metric: str, until: float = math.inf) -> np.ndarray:
+        values = self._values(label, metric, until)
+        return values[-(n or max(3, len(values) // 5)) :]
+
+    def _spent(self, label: str, x: str) -> np.ndarray:
+        if (x or self.x) not in COSTS:
+            raise Unmeasurable(f"x={x}: there are {', '.join(COSTS)}")
+        return self._run(label).cost(x or self.x)
