@@ -13,7 +13,7 @@ with suppress(FileNotFoundError):  # a working directory that was removed
         del sys.path[0]  # the working directory, where a file that was sent may lie
 
 from fedopt.console.interrupts import ending_at_once
-from fedopt.errors import short_spins
+from fedopt.machine import short_spins
 
 
 def main(module: str = "commands.run") -> None:

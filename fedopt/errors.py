@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T", int, float)
 PACKAGE, STANDARD = Path(__file__).parent, Path(sysconfig.get_path("stdlib"))
 MOST_NAMED, MOST_ALIKE = 30, 6  # options in a message, and those that it suggests
 MEANT = {  # names of other programs: what they mean here
@@ -66,20 +65,6 @@ def line_of(path: str, line: int | None) -> str:
     with suppress(OSError, ValueError):  # no working directory any more, another drive
         path = min(os.path.relpath(path), path, key=len)
     return f"{path}:{line}"
-
-
-def number_of(variable: str, default: T) -> T:
-    """Return the number in a variable of the environment, or the default. The default's type decides whether it must be whole.
-
-    Raises:
-        UserError: The variable is not a number, or is negative.
-    """
-    text = os.environ.get(variable, str(default))
-    with suppress(ValueError):
-        number = type(default)(text)
-        if number >= 0:
-            return number
-    raise UserError(f"{variable}={text}: this variable of the environment must be a number from 0 on")
 
 
 def first_line(error: BaseException) -> str:
@@ -153,25 +138,6 @@ def unknown(group: str, option: str, known: list[str]) -> str:
     if re.fullmatch(r"[\w/-]{1,99}", option) and (own := next(Path().glob(f"*/{group}/{option}.yaml"), None)):
         return f"{group}={option}: is in {own}, which is found with --config-dir {own.parts[0]}"
     return f"{group}={shown}: there is no such {group}{among(option, known)}"
-
-
-def cores() -> int:
-    """Return the number of CPU cores that this process may use; on macOS, which does not tell, all cores."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def short_spins() -> dict[str, str]:
-    """Return the environment variable that makes OpenMP's waiting threads spin less; {} if the user has set it.
-
-    torch reads it when it is loaded. Two runs at once slow each other 1.6-fold with it, and threefold without: see
-    `scripts/bench contention`.
-    """
-    return {"GOMP_SPINCOUNT": "3000"} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ) else {}
-
-
-def memory() -> int:
-    """Return the machine's memory in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def mistake(error: BaseException, words: Iterable[str] = ()) -> str:

@@ -56,3 +56,9 @@ def test_ranks_load_what_would_keep_a_group():
     """Imported after a group has begun, this module would keep the group, and threads of gloo's, after its end."""
     code = "import sys, fedopt.federation.ranks; sys.exit('torch.distributed.nn.functional' not in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, timeout=600).returncode == 0
+
+
+def test_templates_import_from_fedopt_alone():
+    for path in (PACKAGE / "templates").glob("*.py"):
+        imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        assert not [node.module for node in imports if str(node.module).startswith("fedopt.")], path.name

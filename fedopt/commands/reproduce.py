@@ -16,10 +16,11 @@ from fedopt.analysis.tables import write_table
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive, some_of
 from fedopt.console.say import say, show, show_columns, tell
 from fedopt.drawing.figures import FORMATS
-from fedopt.errors import UserError, cores
+from fedopt.errors import UserError
 from fedopt.files.writing import refuse_linked
 from fedopt.jobs.job import Job
 from fedopt.jobs.local import Launcher, run_all
+from fedopt.machine import cores
 from fedopt.papers.kept import claims_markdown, draw_again, judged_again, keep, rows_of
 from fedopt.papers.published import chosen, load, names, takes
 from fedopt.papers.report import Plan, report

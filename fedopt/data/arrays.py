@@ -10,7 +10,8 @@ import numpy as np
 
 from fedopt.data.labelled import SHOWN, LabelledData
 from fedopt.data.names import identifiers, numbered, one_number
-from fedopt.errors import UserError, first_line, memory, some
+from fedopt.errors import UserError, first_line, some
+from fedopt.machine import memory
 from fedopt.randomness import Purpose, keyed_rng
 
 Channels = Literal["first", "last"]

@@ -8,7 +8,8 @@ import torch
 from fedopt.data.labelled import DatasetSource, LabelledData
 from fedopt.data.partitioners import ByColumn, Partitioner, check_division
 from fedopt.data.ragged import Ragged, cut
-from fedopt.errors import UserError, memory
+from fedopt.errors import UserError
+from fedopt.machine import memory
 from fedopt.randomness import Part, Purpose, keyed_rng, keyed_rngs, untouched
 
 BYTES_AN_EXAMPLE = 100  # at least, while examples are divided and a problem is made

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
-from fedopt.errors import UserError, memory
+from fedopt.errors import UserError
 from fedopt.files.writing import write_whole
+from fedopt.machine import memory
 
 SHARE = (
     1 / 8

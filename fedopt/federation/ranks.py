@@ -20,7 +20,8 @@ import fedopt
 from fedopt.console import say as console
 from fedopt.console.interrupts import end_with
 from fedopt.console.say import note
-from fedopt.errors import UserError, first_line, number_of
+from fedopt.errors import UserError, first_line
+from fedopt.machine import number_of
 
 T = TypeVar("T")
 

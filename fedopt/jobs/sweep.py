@@ -31,10 +31,11 @@ from fedopt.config.words import key_of, parsed, quoted
 from fedopt.console.interrupts import ctrl_c_kept, end_with, ending_at_once
 from fedopt.console.say import note, say, tell
 from fedopt.console.texts import counted
-from fedopt.errors import UserError, cores, first_line
+from fedopt.errors import UserError, first_line
 from fedopt.files.writing import refuse_links
 from fedopt.jobs.job import Job, Outcome, optimised
 from fedopt.jobs.local import Launcher, Local, run_all
+from fedopt.machine import cores
 from fedopt.results.folder import RunFolder
 from fedopt.running.names import FIRST, named, run_name
 from fedopt.running.place import held, run_place, sweep_place

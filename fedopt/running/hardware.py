@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from fedopt.config.settings import Hardware
-from fedopt.errors import UserError, cores, number_of
+from fedopt.errors import UserError
+from fedopt.machine import cores, number_of
 from fedopt.running.launch import PLACE, RUN_ID
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS is not deterministic

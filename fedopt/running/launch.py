@@ -18,7 +18,8 @@ from fedopt.config.settings import Hardware
 from fedopt.console import say as console
 from fedopt.console.interrupts import ctrl_c_later, end_with, interruptible
 from fedopt.console.say import note
-from fedopt.errors import UserError, first_line, memory, mistake, number_of, short_spins
+from fedopt.errors import UserError, first_line, mistake
+from fedopt.machine import memory, number_of, short_spins
 from fedopt.results.folder import RunFolder
 
 POLL = 0.3  # seconds

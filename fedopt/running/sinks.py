@@ -17,8 +17,9 @@ import numpy as np
 from fedopt.config.build import build_target
 from fedopt.config.words import key_of
 from fedopt.console.say import note
-from fedopt.errors import UserError, first_line, number_of
+from fedopt.errors import UserError, first_line
 from fedopt.federation.ledger import Ledger
+from fedopt.machine import number_of
 from fedopt.metrics import Metric
 from fedopt.problems.classes import Problem, named
 from fedopt.results.checkpoint import Checkpoint

@@ -29,7 +29,8 @@ from fedopt.config.composed import compose
 from fedopt.config.words import quoted
 from fedopt.console.bar import Bar
 from fedopt.drawing import figures
-from fedopt.errors import UserError, cores
+from fedopt.errors import UserError
+from fedopt.machine import cores
 from fedopt.metrics import COSTS, Metric
 from fedopt.results.folder import RunFolder
 from fedopt.results.identity import stamp

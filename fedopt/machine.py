@@ -1,0 +1,42 @@
+"""What this machine allows: its cores, its memory, and numbers that the environment sets. Imports no torch."""
+
+import os
+from contextlib import suppress
+from typing import TypeVar
+
+from fedopt.errors import UserError
+
+T = TypeVar("T", int, float)
+
+
+def number_of(variable: str, default: T) -> T:
+    """Return the number in a variable of the environment, or the default. The default's type decides whether it must be whole.
+
+    Raises:
+        UserError: The variable is not a number, or is negative.
+    """
+    text = os.environ.get(variable, str(default))
+    with suppress(ValueError):
+        number = type(default)(text)
+        if number >= 0:
+            return number
+    raise UserError(f"{variable}={text}: this variable of the environment must be a number from 0 on")
+
+
+def cores() -> int:
+    """Return the number of CPU cores that this process may use; on macOS, which does not tell, all cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def short_spins() -> dict[str, str]:
+    """Return the environment variable that makes OpenMP's waiting threads spin less; {} if the user has set it.
+
+    torch reads it when it is loaded. Two runs at once slow each other 1.6-fold with it, and threefold without: see
+    `scripts/bench contention`.
+    """
+    return {"GOMP_SPINCOUNT": "3000"} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}.isdisjoint(os.environ) else {}
+
+
+def memory() -> int:
+    """Return the machine's memory in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
