@@ -93,8 +93,9 @@ class Result:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``: the status, the costs, the values of the metrics. While the run goes on, it has the
-        status only.
+        """The content of ``summary.json``: the status, the costs, the values of the metrics.
+
+        While the run goes on, it has the status only.
         """
         return self._folder.summary()
 
@@ -141,7 +142,7 @@ class Result:
         """
         network = self._trained[1]
         if network is None:
-            raise UserError(f"{self.folder}: this problem has no network; its solution is in variables")
+            raise UserError(f"{self.folder}: this problem has no network; use `variables` for its solution")
         return deepcopy(network)
 
     def draw(self, metric: str | None = None, x: str = "comm_rounds", label: str | None = None, **how: Any) -> "Axes":
@@ -165,7 +166,7 @@ class Result:
     @property
     def _folder(self) -> RunFolder:
         if not (self.folder / "config.yaml").is_file():
-            raise UserError(f"{self.folder}: there is no run in it; a run's folder has config.yaml")
+            raise UserError(f"{self.folder}: there is no run in it; give the folder that has the run's config.yaml")
         return RunFolder(self.folder)
 
     def _measured(self, name: str, value_of: "Callable[[Metric, pd.Series], float]") -> dict[str, float]:
@@ -187,7 +188,7 @@ class Result:
     def _trained(self) -> "tuple[dict[str, Tensor], nn.Module | None]":
         checkpoint = self._folder.checkpoint
         if not checkpoint.is_file():
-            raise UserError(f"{self.folder}: there is no checkpoint in it")
+            raise UserError(f"{self.folder}: there is no checkpoint in it; resume the run to write one")
         time = checkpoint.stat().st_mtime_ns
         if time not in self._read:
             self._read.clear()
@@ -236,9 +237,12 @@ def run(
     if interrupt not in ("raise", "return"):
         raise UserError(f"interrupt={interrupt}: must be raise or return")
     if on_eval is not None and not callable(on_eval):
-        raise UserError(f"on_eval={on_eval}: must be a function of a row")
+        raise UserError(f"on_eval={on_eval}: must be a function that takes a row")
     if isinstance(start, Result) and start.which == "best":
-        raise UserError(f"start: {start.folder} was loaded with which=best; a run begins at a last checkpoint")
+        raise UserError(
+            f"start: {start.folder} was loaded with which=best, and a run can only begin at the last "
+            f"checkpoint; load it without"
+        )
     places = {"output_dir": output_dir, "from": start}
     folders_of_runs = {key: _folder_of(given) for key, given in places.items() if given is not None}
     overrides = last_of_each([*_words(words), *words_of(values | folders_of_runs)])
@@ -251,7 +255,7 @@ def run(
             status, folder = execute(composed, lambda: place(composed, quiet), on_eval=on_eval, quiet=quiet)
     if status == "interrupted":
         rounds = counted(folder.summary()["round"], "round")
-        say(f"interrupted after {rounds}, in {folder.path}; resume=true goes on")
+        say(f"interrupted after {rounds}, in {folder.path}; resume it with resume=true")
         if interrupt == "raise":
             raise KeyboardInterrupt
     return Result(folder.path)
@@ -274,7 +278,8 @@ def sweep(
         words: As in `run`; or a list of dicts, configs to which the other values are added.
         jobs: How many runs go at once, each in a process of its own, which does not run your script again.
         output_dir: The folder of all runs.
-        folders, quiet: As in `run`.
+        folders: As in `run`.
+        quiet: As in `run`.
         values: As in `run`, but a list holds alternatives, ``seed=[0, 1, 2]``, and all combinations run. ``[[1, 2]]`` is the
             value ``[1, 2]``.
 
@@ -283,7 +288,7 @@ def sweep(
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     if not isinstance(jobs, int) or jobs < 1:
-        raise UserError(f"jobs={jobs}: must be a whole number from 1")
+        raise UserError(f"jobs={jobs}: must be a whole number, 1 or more")
     configs = [words] if isinstance(words, str | Mapping) or not all(isinstance(w, Mapping) for w in words) else words
     values |= {} if output_dir is None else {"output_dir": output_dir}
     given = [last_of_each([*_words(config, sweep=True), *words_of(values, sweep=True)]) for config in configs or [""]]
@@ -329,19 +334,20 @@ def compare(
     exclude: Sequence[str] = (),
     label: str | None = None,
 ) -> "Comparison":
-    """Return what ``fedopt-compare`` makes of runs: the DataFrames ``table`` and ``paired``, ``draw(PATH)`` and
-    ``write(FOLDER)``.
+    """Compare runs as ``fedopt-compare`` does.
+
+    Returns a comparison with the DataFrames ``table`` and ``paired``, and the methods ``draw(PATH)`` and ``write(FOLDER)``.
 
     Args:
-        runs: Runs, or folders that hold some.
-        metric: The metric's name. By default the problem's first one.
+        runs: Runs, or folders that hold some at any depth.
+        metric: The metric's name. None: the problem's first metric.
         x: The cost that runs are compared by, such as ``bytes``.
-        target: A value of the metric; the table then says what it cost to reach it.
-        group_by: A key, or a list of keys, whose values are compared. By default those that differ.
-        names: New names of groups by the old ones.
-        at: A cost; the values there are compared.
-        exclude: Groups to leave out.
-        label: The metric's label on axes.
+        target: A value of the metric: the table then says what it cost to reach it.
+        group_by: A key, or a list of keys, whose values are compared. None: all keys that differ.
+        names: New names of groups, by their old names.
+        at: A cost: values there are compared. None: last values.
+        exclude: Patterns of folders to leave out, such as ``*seed3*``.
+        label: The metric's name in tables and figures.
 
     Raises:
         UserError: There is nothing to compare.
@@ -378,7 +384,7 @@ def frame(runs: Sequence[Result | str | Path], *, exclude: Sequence[str] = ()) -
 
 def _folders_of(runs: Sequence[Result | str | Path]) -> list[Path]:
     if not runs:
-        raise UserError("no run to compare: the list of runs is empty")
+        raise UserError("there is no run to compare; give at least one")
     return [_folder_of(run) for run in runs]
 
 
@@ -393,12 +399,12 @@ def _words(words: Any, sweep: bool = False) -> list[str]:
         return words_of(words, sweep)
     if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
         raise UserError(
-            f"{words}: must be words as on the command line, key=value, in one text or in a list of texts, or a dict"
+            f"{words}: must be overrides as on the command line, KEY=VALUE, in one text or a list of texts, or a dict"
         )
     try:
         return [of_folder(word) for word in (shlex.split(words) if isinstance(words, str) else words)]
     except ValueError as error:
-        raise UserError(f"{words}: cannot be read as words ({first_line(error)})") from None
+        raise UserError(f"{words}: cannot be split into overrides ({first_line(error)}); close all quotes") from None
 
 
 @contextmanager

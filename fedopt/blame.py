@@ -11,12 +11,13 @@ from typing import Any
 from fedopt.errors import UserError, WrongFunction, first_line, is_own, line_of, nearest, too_large
 
 VMAP = "_functorch/vmap.py"  # of torch, which runs all clients at once
-ONE_BY_ONE = "; hardware.engine=one_by_one shows whether running clients one by one changes it"
+ONE_BY_ONE = "; try hardware.engine=one_by_one, which runs clients one by one"
 
 
 def blamed(error: Exception) -> UserError | None:
-    """Return a UserError that names the line of a user's code that failed, or that called what failed. None: no user's code
-    took part.
+    """Return a UserError that names the line of a user's code that failed, or that called what failed.
+
+    None: no user's code took part.
 
     A `WrongFunction` is named with the line that defines the function.
     """

@@ -20,8 +20,9 @@ MEANT = {  # names of other programs: what they mean here
 
 
 class UserError(Exception):
-    """A mistake that a user can mend. The command shows it as one line without a traceback: what is wrong, where, and what to
-    do.
+    """A mistake that a user can mend.
+
+    The command shows it as one line without a traceback: what is wrong, where, and what to do.
     """
 
 
@@ -50,7 +51,7 @@ def gives(function: Any, given: Any, wanted: str) -> WrongFunction:
     """
     what = f"a tensor of shape {list(given.shape)}" if hasattr(given, "shape") else f"a {type(given).__name__}"
     what = "None (is its return missing?)" if given is None else what
-    return WrongFunction(function, f"gives {what}; it must give {wanted}")
+    return WrongFunction(function, f"returns {what}; it must return {wanted}")
 
 
 def is_own(path: str) -> bool:
@@ -136,13 +137,14 @@ def unknown(group: str, option: str, known: list[str]) -> str:
     """
     shown = option if len(option) < 100 else f"{option[:60]}...{option[-20:]}"
     if re.fullmatch(r"[\w/-]{1,99}", option) and (own := next(Path().glob(f"*/{group}/{option}.yaml"), None)):
-        return f"{group}={option}: is in {own}, which is found with --config-dir {own.parts[0]}"
+        return f"{group}={option}: is in {own}; add --config-dir {own.parts[0]} so that it is found"
     return f"{group}={shown}: there is no such {group}{among(option, known)}"
 
 
 def mistake(error: BaseException, words: Iterable[str] = ()) -> str:
-    """Return the line to show for an exception if a user can mend its cause; empty for a bug. words: the arguments of the
-    command.
+    """Return the line to show for an exception if a user can mend its cause; empty for a bug.
+
+    words: the arguments of the command.
     """
     if isinstance(error, UserError):
         return str(error)
@@ -151,8 +153,11 @@ def mistake(error: BaseException, words: Iterable[str] = ()) -> str:
         largest = max(
             numbers, key=lambda word: abs(float(word.partition("=")[2])), default="a dimension or another number"
         )
-        return f"{largest}: is too large for the memory or the precision here ({first_line(error)})"
+        return (
+            f"{largest}: needs more memory than there is, or exceeds the range of numbers ({first_line(error)}); "
+            f"use a smaller value"
+        )
     if isinstance(error, OSError):
-        elsewhere = "choose another place: output_dir=DIR, or --output DIR or --out DIR of the sister commands"
-        return f"{error.filename or 'output'}: {error.strerror or error}; mend that, or {elsewhere}"
+        elsewhere = "choose another folder: output_dir=DIR, or the option --output DIR or --out DIR"
+        return f"{error.filename or 'output'}: {error.strerror or error}; mend this, or {elsewhere}"
     return ""

@@ -49,7 +49,8 @@ class Metric:
     def __post_init__(self) -> None:
         if self.better not in ("lower", "higher", "neither") or self.scale not in ("linear", "log"):
             raise UserError(
-                f"metric {self.name}: better is lower, higher or neither, scale linear or log, not {self.better}, {self.scale}"
+                f"metric {self.name}: better must be lower, higher or neither, and scale linear or log, not "
+                f"{self.better} and {self.scale}"
             )
 
     @property
@@ -92,7 +93,8 @@ class Metric:
         """
         if self.better == "neither":
             raise UserError(
-                f"{asked}: {self.name} is no goal: its problem says that neither more nor less of it is better"
+                f"{asked}: {self.name} cannot be a goal, since neither larger nor smaller values are better; choose "
+                f"another eval.metric"
             )
 
 

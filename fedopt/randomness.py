@@ -48,8 +48,9 @@ class Purpose(IntEnum):
 
 
 class Part(IntEnum):
-    """What a problem draws for itself; a part of the draw's key. Names of different families may share a number: no run has
-    both.
+    """What a problem draws for itself; a part of the draw's key.
+
+    Names of different families may share a number: no run has both.
     """
 
     DATA = 0  # of problems in closed form
@@ -79,9 +80,7 @@ def keyed_rng(
         number = purpose
     else:
         given = "" if purpose is None else purpose
-        raise UserError(
-            f'rng({given}): random numbers need a name, as in rng("noise"); each name gives numbers of its own'
-        )
+        raise UserError(f'rng({given}): give a name, as in rng("noise"); each name has its own random numbers')
     key = np.array([seed, number], dtype=np.uint64)
     counter = np.array([0, client, exchange, round], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(_Key(key), counter=counter))  # type: ignore[arg-type]
@@ -129,14 +128,14 @@ def untouched(function: Any, given: Any, instead: str = DRAWING) -> Iterator[Non
     for library, state in _shared_generators().items():
         if state != drawn[library]:
             raise WrongFunction(
-                function, f"draws random numbers from {library}, which do not follow the seed: {instead}"
+                function, f"draws random numbers from {library}, which do not follow the seed; {instead}"
             )
 
 
 class Writes(TorchFunctionMode):
-    """Inside, raise the error of a tensor that something writes over, even where that changes nothing now.
+    """A context that raises an error if one of some tensors is written to, even if the write changes no value.
 
-    A write to a view of a tensor, or to its `data`, is one to it.
+    A write to a view of such a tensor, or to its `data`, counts too. Each tensor comes with its error.
     """
 
     def __init__(self, errors: Iterable[tuple[Tensor, UserError]]):

@@ -29,7 +29,7 @@ Directions = Callable[[Client, Vectors, Any], Vectors]
 
 
 class State(NamedTuple):
-    """z, d: their means. a, b: [dim] where the matrix is diagonal, [1] where it is a multiple of I."""
+    """z, d: the clients' means of variables and momenta. a, b: [dim] if the matrix is diagonal, [1] if it is a multiple of I."""
 
     z: Vectors
     d: Vectors
@@ -39,14 +39,16 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Adaptive:
-    """What both have: gamma, lam: steps of x and y, in units of A^-1 and B^-1.
+    """What AdaFBiO and AdaFGDA share.
 
-    k, n: eta_t = k / (n + t)^(1/3), the share of its step that a variable goes; k is the papers' times M^(1/3), with M clients.
-    c1, c2: weights of the newest directions in w and v over eta_t^2.
-    q: iterations of a round, which ends with the averages.
-    r, rho: a = r a + (1 - r) w^2 and A = diag(sqrt(a) + rho), or with |w| a multiple of I; r = rho = 1: A = B = I.
-    A_of_x, A_of_y: the kinds of A and B.
-    B: examples of a sample; B1: of those of the first w and v; None for all that a client has.
+    gamma, lam: an iteration moves x by -eta_t gamma A^-1 w, and y by eta_t (project(y - lam B^-1 v) - y).
+    k, n: eta_t = k / (n + t)^(1/3), at most 1; k is the papers' times M^(1/3), with M clients.
+    c1, c2: the newest directions have the weights c1 eta_t^2 in w and c2 eta_t^2 in v, each at most 1.
+    q: the iterations of a round. Variables and momenta are averaged at its end.
+    r, rho: a becomes r a + (1 - r) w^2 and A = diag(sqrt(a) + rho). In the norm form a becomes r a + (1 - r) |w| and A = (a +
+        rho) I. With r = rho = 1, A = B = I.
+    A_of_x, A_of_y: the forms of A and B, diagonal or norm.
+    B, B1: the examples of each sample, and of the sample for the first w and v; None for all of a client's.
     """
 
     gamma: PositiveFloat
@@ -71,7 +73,9 @@ class Adaptive:
             ("c2 * eta_0^2", self.c2 * eta**2),
         ):
             if share > 1 + 1e-12:
-                raise ValueError(f"{name} must be at most 1, and is {share:g} with eta_0 = {eta:g}")
+                raise ValueError(
+                    f"{name} must be at most 1, not {share:g} (eta_0 = {eta:g}); make it smaller, or n larger"
+                )
 
     def eta(self, t: int) -> float:
         return self.k / (self.n + t) ** (1 / 3)
@@ -82,7 +86,11 @@ class Adaptive:
         return State(z, 0.0 * z, *(0.0 * (part if kind == "diagonal" else z[0][:1]) for kind, part in kinds))
 
     def adapted(self, s: State, fed: Round, D: Directions, samples: int | None = None) -> State:
-        """The state after a round. D: the directions on one sample, or on a list of so many samples."""
+        """Return the state after a round.
+
+        D: a function of a client, z and a sample that returns the directions. samples: None if D takes one sample, or the
+            length of the list of samples that it takes.
+        """
         start = fed.r * self.q
 
         def c(t: int) -> tuple[float, float]:
@@ -111,7 +119,10 @@ class Adaptive:
 
 
 def rebuilt(kind: Matrix, a: Tensor, w: Tensor, r: float, rho: float) -> tuple[Tensor, Tensor]:
-    """a and A after an exchange, from a before it and the mean w."""
+    """Return a after an exchange, and the matrix A it makes.
+
+    kind: diagonal or norm. a: its value before. w: the mean direction, [dim]. r, rho: as in `Adaptive`.
+    """
     if kind == "diagonal":
         a = r * a + (1 - r) * w**2
         return a, a.sqrt() + rho
@@ -121,7 +132,10 @@ def rebuilt(kind: Matrix, a: Tensor, w: Tensor, r: float, rho: float) -> tuple[T
 
 @dataclass(frozen=True)
 class AdaFBiO(Adaptive):
-    """theta, Q: step and products of the Neumann sum in the hypergradient."""
+    """AdaFBiO: adaptive bilevel steps along recursive momenta [Huang 2022]. Hyperparameters as in `Adaptive`, and:
+
+    theta, Q: the step and the number of Hessian products of the Neumann sum in the hypergradient.
+    """
 
     theta: PositiveFloat
     Q: NonNegativeInt
@@ -141,7 +155,7 @@ class AdaFBiO(Adaptive):
 
 @dataclass(frozen=True)
 class AdaFGDA(Adaptive):
-    """AdaFBiO with the two gradients of a minimax problem."""
+    """AdaFGDA: AdaFBiO with the two gradients of a minimax problem as directions [Huang et al. 2024]."""
 
     solves: ClassVar = (Minimax,)
 

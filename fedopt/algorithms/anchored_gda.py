@@ -30,7 +30,7 @@ from fedopt.toolbox import Vectors, descend, minimax_field
 
 
 class State(NamedTuple):
-    """w_r, w_{r-1}, q_{r-1}, and w_s."""
+    """The state (w_r, w_{r-1}, q_{r-1}, w_s)."""
 
     w: Vectors
     w_prev: Vectors
@@ -40,15 +40,17 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class AnchoredGda:
-    """eta_x, eta_y: the clients' steps; gamma_x, gamma_y: the server's on their mean change.
+    """Local descent-ascent whose drift a common anchor q corrects.
 
-    K, steps: local steps, K of them or, in each round, a geometric number with mean K, the same for all clients.
-    a: weight of the newest gradients in the anchor, from 1 on without those of earlier rounds.
-    anchor: S is everyone, S' or another cohort.
-    correction: local steps go along F_i(u; b) - F_i(w; b) + q on the same sample; or along F_i(u; b) - v_i + q with v_i kept, which
-        averages the noise of q out over the K steps, and saves a gradient in each.
-    B, B_anchor: examples of a local step and of the anchor, None for all that a client has.
-    lam, stage: local steps are drawn to w_s by lam (u - w_s), and a stage has so many rounds.
+    eta_x, eta_y: the clients' step sizes. gamma_x, gamma_y: the server's, along the clients' mean change.
+    K, steps: the local steps: K of them (fixed), or a random number of mean K (geometric), the same for all clients of a
+        round.
+    a: the weight of the newest gradients in the anchor; with 1 or more, those of earlier rounds are not used.
+    anchor: S is all clients (all), the cohort S' of the local steps (cohort), or a different cohort (another).
+    correction: sample: local steps go along F_i(u; b) - F_i(w; b) + q, both on the same sample. kept: along F_i(u; b) - v_i +
+        q, which averages the noise of q over the K steps and saves a gradient in each.
+    B, B_anchor: the examples of a local step and of the anchor; None for all of a client's.
+    lam, stage: local steps also go along lam (u - w_s); w_s is renewed every `stage` rounds.
     """
 
     eta_x: Schedule
@@ -69,7 +71,10 @@ class AnchoredGda:
 
     def __post_init__(self) -> None:
         if self.correction == "kept" and self.anchor == "another":
-            raise ValueError("correction=kept needs anchor=cohort or all: other clients have kept no gradient")
+            raise ValueError(
+                "correction=kept needs anchor=cohort or anchor=all, since the clients of another cohort "
+                "have not kept a gradient"
+            )
 
     def init(self, problem: Minimax) -> State:
         w = Vectors(problem.start())

@@ -120,7 +120,10 @@ class BRFedBi:
             return (in_order[(n - 1) // 2] + in_order[n // 2]) / 2
         if self.rule == "trimmed":
             if 2 * self.trim >= n:
-                raise UserError(f"algo.trim={self.trim}: of {n} answers nothing is left without so many at each end")
+                raise UserError(
+                    f"algo.trim={self.trim}: nothing is left of {n} answers after trimming {self.trim} at "
+                    f"each end; use a smaller number"
+                )
             return g.sort(dim=0).values[self.trim : n - self.trim].mean(dim=0)
         point = weights @ g / weights.sum()
         for _ in range(self.iterations):  # Weiszfeld's, smoothed as in RFA

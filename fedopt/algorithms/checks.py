@@ -24,7 +24,7 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
         if isinstance(leaf, Tensor | Memory) and leaf.dtype.is_floating_point and leaf.dtype != start[0].dtype:
             raise WrongFunction(
                 algorithm.init,
-                f"gives {name} of {leaf.dtype}, and hardware.dtype is {start[0].dtype}: torch.zeros_like(x) has that of x",
+                f"returns {name} of {leaf.dtype}, and hardware.dtype is {start[0].dtype}; torch.zeros_like(x) has the type of x",
             )
     if not isinstance(point, tuple) or not all(isinstance(v, Tensor) for v in point):
         raise gives(algorithm.output, point, "a tuple of tensors, such as (s.x,)")
@@ -43,19 +43,20 @@ def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -
         raise gives(algorithm.step, new, f"a {type(state).__name__} of the structure and the shapes that init gives it")
     for (name, was), now in zip(_named(state), leaves, strict=True):
         if not isinstance(now, Tensor | Memory | int | float):
-            raise gives(algorithm.step, now, f"tensors: a state must hold tensors and numbers alone, {name} too")
+            raise gives(algorithm.step, now, f"a tensor or number as {name}: a state holds nothing else")
         if _kind(was) != _kind(now):
             raise WrongFunction(
                 algorithm.step,
-                f"changes {name}: it was {_kind(was)} and becomes {_kind(now)}; a state must keep the structure and the "
+                f"changes {name} from {_kind(was)} to {_kind(now)}; a state must keep the structure and the "
                 "shapes that init gives it",
             )
     return new
 
 
 def _flat(value: Any) -> tuple[list[Any], Any]:
-    """Return the tensors, memories and numbers in a value, and its structure. A memory stays as it is: it may not fit as one
-    tensor.
+    """Return the tensors, memories and numbers in a value, and its structure.
+
+    A memory stays as it is: it may not fit as one tensor.
     """
     return tree_flatten(value, is_leaf=lambda part: isinstance(part, Memory))
 
@@ -68,4 +69,4 @@ def _named(state: Any) -> list[tuple[str, Any]]:
 def _kind(leaf: Any) -> str:
     if not isinstance(leaf, Tensor | Memory):
         return f"a {type(leaf).__name__}"
-    return f"{'a Memory ' * isinstance(leaf, Memory)}{list(leaf.shape)} of {leaf.dtype}"
+    return f"{'a Memory ' if isinstance(leaf, Memory) else ''}{list(leaf.shape)} of {leaf.dtype}"

@@ -27,7 +27,7 @@ from fedopt.toolbox import Vectors, descend, minimax_field
 
 
 class State(NamedTuple):
-    """w_mean: of the stage so far. memory: c_i of each client. c, memory: () in CODA+."""
+    """w_mean: the mean of w over the rounds of the stage so far. memory: c_i of each client. c and memory are () in CODA+."""
 
     w: Vectors
     x_s: Tensor
@@ -38,14 +38,17 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Codasca:
-    """eta_x, eta_y: the clients' steps in the first stage; gamma: the server's on their mean change, in x and in y.
+    """CODA+ and CODASCA: local descent-ascent in stages.
 
-    K: local steps; B: examples of a step, None for all that a client has.
-    stage, decay: the rounds of a stage, and what the steps are divided by from one to the next.
-    stage_point: x_s is the last x, or the mean of the x of the last stage's rounds.
-    restart: a stage starts at that point, of x and of y (the paper, from memory), or only draws to it (the authors' code).
-    lam: weight of the term lam (u_x - x_s).
-    control: no control variates (CODA+), or c_i is the mean of the local gradients G_k or, as in SCAFFOLD, comes from iterates.
+    eta_x, eta_y: the clients' step sizes in the first stage. gamma: the server's, along the clients' mean change of x and y.
+    K: the local steps. B: the examples of a step; None for all of a client's.
+    stage, decay: the rounds of a stage; eta_x and eta_y are divided by decay from one stage to the next.
+    stage_point: x_s is the last x (last), or the mean of x over the stage that ended (mean).
+    restart: whether a stage begins at that point of x and y (the paper, from memory), or is only drawn to it (the authors'
+        code).
+    lam: the weight of the term lam (u_x - x_s) in the steps of x.
+    control: none: without control variates, CODA+. gradients: c_i is the mean of the local gradients G_k. iterates: c_i is
+        computed from the change of u, as in SCAFFOLD.
     """
 
     eta_x: Schedule
@@ -64,7 +67,7 @@ class Codasca:
 
     def __post_init__(self) -> None:
         if self.control == "iterates" and 0 in values(self.eta_x) + values(self.eta_y):
-            raise ValueError("eta_x and eta_y must be greater than 0: with control=iterates, c_i is a change over eta")
+            raise ValueError("eta_x and eta_y must be greater than 0, since control=iterates divides by them")
 
     def init(self, problem: Minimax) -> State:
         w = Vectors(problem.start())

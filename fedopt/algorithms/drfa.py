@@ -32,7 +32,7 @@ from fedopt.toolbox import Tensors, moved
 
 
 class State(NamedTuple):
-    """mixture: lambda, a row of one number for each client."""
+    """mixture: lambda, as a memory of one number per client."""
 
     x: Tensor
     mixture: Memory
@@ -40,15 +40,19 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Drfa:
-    """eta, gamma_l: steps of x and of lambda; tau: local steps; B: examples of a batch, None for all that a client has.
+    """DRFA and AFL: federated learning that minimises the worst mixture of the clients' losses.
 
-    sampling: S is drawn by lambda, and means are plain, over the draws; or uniform, and client i's change has the weight
-        lambda_i M / |S|: their sum in a cohort is not 1, so that x diverges where clients are unlike; or normalised, uniform with
-        lambda_i over its sum in S. With everyone all have the weights lambda.
-    losses: of the kept points in a second exchange (DRFA), or of each client's last local batch, before the step on it (AFL).
-    k: local steps before a point is kept, at most tau; None: drawn uniformly in every round, from 1..tau, and from 0..tau-2 where
+    eta, gamma_l: the step sizes of x and of lambda. tau: the local steps. B: the examples of a batch; None for all of a
+        client's.
+    sampling: lambda: S is drawn by lambda, and means over the draws are plain. uniform: client i's change has the weight
+        lambda_i M / |S|; these do not sum to 1 in a cohort, so x diverges if clients differ much. normalised: the weight is
+        lambda_i over its sum in S. If all clients take part, the weights are lambda in the last two.
+    losses: kept: of the kept points, in a second exchange (DRFA). last: of each client's last local batch, before its step
+        (AFL).
+    k: the local steps before a point is kept, at most tau. None: drawn in each round from 1..tau, or from 0..tau-2 if
         kept=public.
-    kept: the mean of the kept points, weighted as the local steps are, or plain, as in the public code.
+    kept: whether the mean of the kept points is weighted as the local changes are (weighted), or plain as in the public code
+        (public).
     """
 
     eta: Schedule
@@ -64,11 +68,13 @@ class Drfa:
 
     def __post_init__(self) -> None:
         if self.k is not None and self.k > self.tau:
-            raise ValueError(f"k must be at most tau, {self.tau}, and is {self.k}")
+            raise ValueError(f"k must be at most tau, which is {self.tau}, not {self.k}")
         if self.kept == "public" and self.sampling == "lambda":
-            raise ValueError("kept=public does not go with sampling=lambda, whose means over draws are plain ones")
+            raise ValueError(
+                "kept=public cannot be combined with sampling=lambda, whose means are plain already; use kept=weighted"
+            )
         if self.k is None and self.kept == "public" and self.tau == 1:
-            raise ValueError("kept=public draws k from 0..tau-2: tau must be 2 or more, or k a number")
+            raise ValueError("kept=public draws k from 0..tau-2, so tau must be at least 2; or set k")
 
     def init(self, problem: Minimisation) -> State:
         (x,) = problem.start()
@@ -108,7 +114,7 @@ class Drfa:
         return (s.x,)
 
     def _cohort(self, mixture: Tensor, fed: Round) -> tuple[np.ndarray, Tensor]:
-        """S, and the weights of its clients' changes."""
+        """Return S, and the weights of its clients' changes, [|S|]. mixture: lambda, [M]."""
         if self.sampling == "lambda":
             S, shares = fed.drawn(mixture.double().cpu().numpy())
             return S, mixture.new_tensor(shares, dtype=torch.float64)
@@ -118,14 +124,17 @@ class Drfa:
         return S, weights / total
 
     def _k(self, fed: Round) -> int:
-        """The local steps before a point is kept: before the kth step, k = 1..tau-1, is after 0..tau-2 steps."""
+        """Return the number of local steps before a point is kept.
+
+        The public code keeps the point before step 1..tau-1, which is after 0..tau-2 steps.
+        """
         if self.k is not None or self.losses == "last":
             return self.k or 0
         first, end = (0, self.tau - 1) if self.kept == "public" else (1, self.tau + 1)
         return int(fed.rng(Purpose.ESTIMATOR).integers(first, end))
 
     def _losses(self, x: Tensor, fed: Round) -> tuple[np.ndarray, Tensor]:
-        """A cohort U, and the loss of each of its clients on one batch."""
+        """Draw a cohort U, and return it with the loss at x of each of its clients on one batch, [|U|]."""
 
         def loss(client: Client, x: Tensor) -> Tensor:
             return client.f(x, client.sample("xi"))

@@ -59,7 +59,7 @@ class EAiPOD:
 
     def __post_init__(self) -> None:
         if 0 in values(self.beta):
-            raise ValueError("beta must be greater than 0: the corrections are changes of y over beta")
+            raise ValueError("beta must be greater than 0, since the corrections are changes of y divided by beta")
 
     def init(self, problem: Bilevel) -> State:
         x, y = problem.start()

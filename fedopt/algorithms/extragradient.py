@@ -117,8 +117,9 @@ class FeDualEx:
         return s.z if self.iterate == "last" else s.mean
 
     def _T(self, at: Client | Minimax, o: Vectors, t: float) -> Vectors:
-        """Return T_t(o), with y projected onto the problem's constraint. It is exact without a constraint, or with lam = 0 and
-        no box.
+        """Return T_t(o), with y projected onto the problem's constraint.
+
+        It is exact without a constraint, or with lam = 0 and no box.
         """
         if self.lam:
             o = Vectors(softshrink(v, t * eta * self.lam) for v, eta in zip(o, (self.eta_x, self.eta_y), strict=True))

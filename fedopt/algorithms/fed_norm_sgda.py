@@ -106,10 +106,12 @@ class FedNormSgda:
 
     def __post_init__(self) -> None:
         if [] in (self.rho, self.mu, self.decay):
-            raise ValueError("rho, mu and decay need at least one entry")
+            raise ValueError("rho, mu and decay must each be a list with at least one entry")
         mu = max(self.mu) if isinstance(self.mu, list) else self.mu
         if max(values(self.eta_x) + values(self.eta_y)) * mu > 1:
-            raise ValueError("mu times eta_x and times eta_y must be at most 1: weights a_i would be negative")
+            raise ValueError(
+                "mu * eta_x and mu * eta_y must be at most 1, else weights a_i are negative; make mu smaller"
+            )
 
     def init(self, problem: Minimax) -> State:
         x, y = problem.start()

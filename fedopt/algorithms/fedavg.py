@@ -91,7 +91,7 @@ class FedOpt(FedAvg):
 
     def __post_init__(self) -> None:
         if self.momentum:
-            raise ValueError(f"momentum must be 0, not {self.momentum:g}: beta_1 has its place here")
+            raise ValueError(f"momentum must be 0, not {self.momentum:g}; use beta_1 here instead")
 
     def init(self, problem: Minimisation) -> State:
         (x,) = problem.start()

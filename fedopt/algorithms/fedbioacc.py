@@ -22,7 +22,10 @@ from fedopt.toolbox import Storm, Tensors, Vectors, bilevel_start, descend, inde
 
 
 class State(NamedTuple):
-    """z, m: the means of what is averaged. memory: z and m of each client, () where all of them are averaged."""
+    """z, m: the means of the variables that are averaged, and of their momenta.
+
+    memory: each client's z and m; () if all are averaged.
+    """
 
     z: Vectors
     m: Vectors
@@ -31,11 +34,13 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class FedBiOAcc:
-    """eta, gamma, tau: steps of x, y and u in units of alpha_t; c_x, c_y, c_u: weights of the newest directions over alpha_t^2.
+    """FedBiOAcc: bilevel steps along recursive momenta.
 
+    eta, gamma, tau: the steps of x, y and u are eta alpha_t, gamma alpha_t and tau alpha_t.
     delta, u0: alpha_t = delta / (u0 + t)^(1/3).
-    I: iterations of a round, which ends with the averages.
-    B: examples of a sample, of which each direction has its own; B1: of those of m_0; None for all that a client has.
+    c_x, c_y, c_u: the newest directions have the weights c_x alpha_t^2, c_y alpha_t^2 and c_u alpha_t^2, each at most 1.
+    I: the iterations of a round. Variables and momenta are averaged at its end.
+    B, B1: the examples of a sample, drawn for each direction; and of the samples for m_0. None for all of a client's.
     """
 
     eta: PositiveFloat
@@ -57,7 +62,9 @@ class FedBiOAcc:
         largest = self.alpha(0)
         for name, c in (("c_x", self.c_x), ("c_y", self.c_y), ("c_u", self.c_u)):
             if c * largest**2 > 1 + 1e-12:
-                raise ValueError(f"{name} * alpha_0^2 must be at most 1, and is {c:g} * {largest:g}^2")
+                raise ValueError(
+                    f"{name} * alpha_0^2 must be at most 1, not {c:g} * {largest:g}^2; make it or delta smaller"
+                )
 
     def alpha(self, t: int) -> float:
         return self.delta / (self.u0 + t) ** (1 / 3)
@@ -84,7 +91,7 @@ class FedBiOAcc:
 
 @dataclass(frozen=True)
 class FedBiOAccLocal(FedBiOAcc):
-    """FedBiOAcc where the lower level belongs to the client: y_i, u_i and their momenta never leave it."""
+    """FedBiOAcc for local lower levels: y_i, u_i and their momenta stay at the client."""
 
     solves: ClassVar[Any] = (LocalBilevel,)
     averaged: ClassVar = 1

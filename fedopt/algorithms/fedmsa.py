@@ -27,7 +27,7 @@ from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, chain, descend
 
 
 class State(NamedTuple):
-    """u_r, u_{r-1}, (h, q)_{r-1}, and u_drawn, a uniformly random one of the iterates so far."""
+    """The state (u_r, u_{r-1}, (h, q)_{r-1}, u_drawn). u_drawn is a uniformly random one of the iterates so far."""
 
     u: Vectors
     u_prev: Vectors
@@ -37,16 +37,17 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class FedMSA:
-    """alpha, beta: steps of x and of the z^n (one for all n, or a list of N); rho: momentum.
+    """FedMSA: all variables move together along momentum-corrected directions.
 
-    K: local steps, the most of them where clients are uneven. With K = 1 and even clients the server
-        takes the step, and there is one exchange.
-    B: examples of each sample; None for all that a client has.
-    anchor: who takes part in lines 5 to 8, all clients (the paper) or a cohort of its own, as it is
-        where the server takes the step.
-    warm_up: rounds at the start in which only Z moves, towards its solution at the first x; 0 in the paper.
-    damping: lambda in S_v = (grad^2_ww g + lambda I) v - grad_w f, 0 in the paper.
-    iterate: the output, the last iterate or the uniformly random one of the theorem.
+    alpha, beta: the step sizes of x and of the z^n (one for all n, or a list of N). rho: the momentum parameter.
+    K: the local steps, the most of them if clients are uneven. If K = 1 and clients are even, the server takes the step, and
+        a round has one exchange.
+    B: the examples of each sample; None for all of a client's.
+    anchor: who takes part in lines 5 to 8: all clients (the paper), or a cohort drawn for it. If the server takes the step,
+        always a cohort.
+    warm_up: the rounds at the start in which only Z moves, towards its solution at the first x; 0 in the paper.
+    damping: lambda in S_v = (grad^2_ww g + lambda I) v - grad_w f; 0 in the paper.
+    iterate: the output: the last iterate, or the uniformly random one of the theorem.
     """
 
     alpha: Schedule
@@ -69,7 +70,10 @@ class FedMSA:
             (x,) = problem.start()
             u = Vectors((x, *(x.new_zeros(d) for d in problem.dims[1:])))  # Z = 0
         if isinstance(self.beta, list) and len(self.beta) != len(u) - 1:
-            raise UserError(f"algo.beta: {len(self.beta)} step sizes, and this problem has {len(u) - 1} sequences z^n")
+            raise UserError(
+                f"algo.beta: is a list of {len(self.beta)}; give one number, or a list of {len(u) - 1}, "
+                f"one for each sequence z^n"
+            )
         return State(u, u, u, u)
 
     def step(self, s: State, problem: Bilevel | Compositional, fed: Round) -> State:
@@ -134,21 +138,25 @@ class FedMSA:
         return s.u if self.iterate == "last" else s.u_drawn
 
     def _step_sizes(self, r: int, N: int) -> tuple[float, ...]:
-        """The step sizes of x, z^1, ..., z^N in round r."""
+        """Return the step sizes of x, z^1, ..., z^N in round r."""
         betas = self.beta if isinstance(self.beta, list) else [self.beta] * N
         return (self.alpha(r) if r >= self.warm_up else 0.0, *(beta(r) for beta in betas))
 
     def _drawn(self, fed: Round, K: int) -> tuple[bool, int]:
-        """The draw of line 19, round by round: whether u_drawn is replaced, and by which of this round's iterates k = 1, ..., K."""
+        """Draw for line 19, round by round.
+
+        Return whether u_drawn is replaced, and by which of this round's iterates k = 1, ..., K.
+        """
         rng = fed.rng(Purpose.OUTPUT)
         return bool(rng.random() < K / (1 + fed.r * self.K)), int(rng.integers(1, K + 1))
 
 
 def chain_maps(client: Client, u: Vectors, xi: list[Any]) -> Vectors:
-    """(P, S^1, ..., S^N) of a composition at u = (x, z^1, ..., z^N) [eq. 3, 11]. One gradient call, N Jacobian-vector products.
+    """Return (P, S^1, ..., S^N) of a composition at u = (x, z^1, ..., z^N) [eq. 3, 11].
 
-    P = J f^0(x)' J f^1(z^1)' ... grad f^N(z^N),  S^n = z^n - f^{n-1}(z^{n-1}).
-    xi: a sample for each level, since the product of two levels of one sample is biased.
+    P = J f^0(x)' J f^1(z^1)' ... grad f^N(z^N),  S^n = z^n - f^{n-1}(z^{n-1}). It takes one gradient call and N
+    Jacobian-vector products.
+    xi: a sample for each level: with one sample for two levels their product would be biased.
     """
     s = list[Tensor]()
 
@@ -161,5 +169,5 @@ def chain_maps(client: Client, u: Vectors, xi: list[Any]) -> Vectors:
 
 
 def same(some: list[Any], others: list[Any]) -> bool:
-    """Whether they are the same samples."""
+    """Whether two lists hold the same sample objects."""
     return all(one is other for one, other in zip(some, others, strict=True))

@@ -39,20 +39,22 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class FedNest:
-    """alpha, beta: steps of x and y; T: inner rounds.
+    """FedNest and its variants.
 
-    tau_in, tau_out: local inner and outer work, in steps or in epochs, the most of it where clients are uneven.
-    N: terms of the Neumann series, or steps of conjugate gradients; 1/l: the Neumann step.
-    B: examples for an inner step; B_anchor: for q; B_out: for all that the outer part evaluates; None for all a client has.
-    inner, outer: svrg (FedInn, FedOut) or sgd (LFedInn, LFedOut); outer=server is svrg, whose only step, where tau_out is one, the
-        server takes without an exchange.
-    anchor: who computes q, the cohort or all clients.
-    inverse: randomised, one term of the series (the paper's); truncated, the sum of the first N + 1; cg, conjugate gradients, which
-        need one H in all products: so with cohorts=one and B_out=None.
-    cohorts: fresh, a new cohort of all clients (in Alg. 3: of S) for each exchange of FedIHGP, or one, S itself.
-    alternating: False is LFedNest-NonAlt: a client's inner steps, T times as many, then its outer steps on its own y_i, in one
-        exchange.
-    divided: steps alpha / tau_i and beta / tau_i for client i's tau_i local steps, as Theorem 3.1 has them.
+    alpha, beta: the step sizes of x and y. T: the inner rounds per round.
+    tau_in, tau_out: the local inner and outer work, in steps or epochs; the most of it if clients are uneven.
+    N: the terms of the Neumann series, or the steps of conjugate gradients. l: 1/l is the Neumann step.
+    B: the examples of an inner step. B_anchor: those for q. B_out: those of each sample in the outer part. None: all of a
+        client's.
+    inner, outer: svrg (FedInn, FedOut) or sgd (LFedInn, LFedOut). outer=server is svrg, but if tau_out is one step, the
+        server takes it without an exchange.
+    anchor: whether q comes from the cohort or from all clients.
+    inverse: randomised: one random term of the series (the paper). truncated: the sum of its first N + 1 terms. cg: conjugate
+        gradients, whose products must be with the same H: use cohorts=one and B_out=null.
+    cohorts: fresh: each exchange of FedIHGP has a new cohort drawn from all clients (in Alg. 3: from S). one: all have S.
+    alternating: false is LFedNest-NonAlt: in one exchange a client takes its inner steps, T times as many, then its outer
+        steps at its own y_i.
+    divided: whether client i's steps are alpha / tau_i and beta / tau_i for its tau_i local steps, as in Theorem 3.1.
     """
 
     alpha: Schedule
@@ -78,13 +80,13 @@ class FedNest:
 
     def __post_init__(self) -> None:
         if not self.alternating and (self.inner, self.outer) != ("sgd", "sgd"):
-            raise ValueError("alternating=false goes with inner=sgd and outer=sgd")
+            raise ValueError("alternating=false needs inner=sgd and outer=sgd")
 
     def init(self, problem: Bilevel) -> State:
         return State(*problem.start())
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
-        """Alg. 1."""
+        """Do one round of Alg. 1."""
         x, y = s
         if problem.nested and not self.alternating:
             return State(*self.lfednest_non_alt(x, y, problem, fed))
@@ -97,7 +99,7 @@ class FedNest:
         return s.x, s.y
 
     def fed_inn(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
-        """Alg. 4: y after local inner steps with SVRG."""
+        """Return y after local inner steps with SVRG [Alg. 4]."""
         beta = self.step_of("inner", self.beta(fed.r))
 
         def q_i(client: Client, message: Tensors) -> Tensor:
@@ -123,7 +125,7 @@ class FedNest:
         return fed.exchange(local_steps, (x, y, q), S, inner=fed.local(self.tau_in, self.B, split=problem.g_split))
 
     def lfed_inn(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
-        """Alg. 6: y after local inner steps with SGD."""
+        """Return y after local inner steps with SGD [Alg. 6]."""
         beta = self.step_of("inner", self.beta(fed.r))
 
         def local_steps(client: Client, message: Tensors) -> Tensor:
@@ -134,7 +136,7 @@ class FedNest:
         return fed.exchange(local_steps, (x, y), fed.cohort(), inner=inner)
 
     def fed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
-        """Alg. 2: x after local outer steps with SVRG."""
+        """Return x after local outer steps with SVRG [Alg. 2]."""
         S, alpha = fed.cohort(), self.alpha(fed.r)
         p = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
         h = fed.exchange(h_i, (x, y, *p), S, anchor=Steps(1, self.B_out))
@@ -144,7 +146,10 @@ class FedNest:
         return fed.exchange(svrg_steps(self.step_of("outer", alpha), problem), (x, y, h), S, outer=outer)
 
     def fed_ihgp(self, x: Tensor, y: Tensor, S: Any, problem: Bilevel, fed: Round) -> Tensor:
-        """Alg. 3: p. The clients send H_i p_{n-1}; the server takes p_n = p_{n-1} - mean H_i p_{n-1} / l (lines 13, 15)."""
+        """Return p [Alg. 3].
+
+        Clients send H_i p_{n-1}; the server takes p_n = p_{n-1} - mean H_i p_{n-1} / l (lines 13, 15). S: the cohort.
+        """
 
         def mean_product(p: Tensor, n: int) -> Tensor:
             return fed.exchange(product, (x, y, p), cohort(), zeta=Steps(1, self.B_out, split=problem.g_split))
@@ -156,9 +161,10 @@ class FedNest:
         return b if problem.identity else self.estimate(problem, fed)[1](mean_product, b)
 
     def lfed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
-        """Alg. 5: x after local outer steps with SGD, each client with its own Hessian.
+        """Return x after local outer steps with SGD, each client with its own Hessian [Alg. 5].
 
-        The listing prints grad_x f as its last factor, which is grad_y f. N' is drawn once a round, not for each client and step.
+        The listing prints grad_x f as its last factor, which should be grad_y f. N' is drawn once per round, not per client
+        and step.
         """
         alpha, (products, inverse) = self.step_of("outer", self.alpha(fed.r)), self.estimate(problem, fed)
 
@@ -171,7 +177,7 @@ class FedNest:
         return fed.exchange(local_steps, (x, y), fed.cohort(), outer=outer)
 
     def lfednest_non_alt(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensors:
-        """LFedNest-NonAlt [App. H.1]."""
+        """Return x and y after a round of LFedNest-NonAlt [App. H.1]."""
         alpha, beta = self.step_of("outer", self.alpha(fed.r)), self.step_of("inner", self.beta(fed.r))
         products, inverse = self.estimate(problem, fed)
 
@@ -189,7 +195,10 @@ class FedNest:
         return estimate(self.inverse, self.N, self.l, problem, fed)
 
     def step_of(self, work: str, step: float) -> Callable[[Client], float | Tensor]:
-        """A client's local step, for work drawn under that name."""
+        """Return a client's local step size, as a function of the client.
+
+        work: the name of its draws, inner or outer. step: alpha or beta.
+        """
         return lambda client: step / client.own_steps(work).clamp(min=1).double() if self.divided else step
 
 
@@ -209,19 +218,19 @@ def estimate(inverse: str, N: int, l: float, problem: Bilevel, fed: Round) -> tu
 
 
 def gradient(client: Client, message: Tensors) -> Tensor:
-    """grad_y f_i(x, y) [Alg. 3]."""
+    """Return grad_y f_i(x, y) [Alg. 3]. message: (x, y)."""
     x, y = message
     return client.outer_gradient_y(x, y, client.sample("xi"))
 
 
 def product(client: Client, message: Tensors) -> Tensor:
-    """H_i p [Alg. 3]."""
+    """Return H_i p [Alg. 3]. message: (x, y, p)."""
     x, y, p = message
     return client.inner_hessian(x, y, client.sample("zeta"))(p)
 
 
 def h_i(client: Client, message: Tensors) -> Tensor:
-    """The client's part of h [Alg. 2], for p if grad_y f is not zero."""
+    """Return the client's part of h [Alg. 2]. message: (x, y, p), without p if grad_y f is zero."""
     (x, y, *p), xi = message, client.sample("anchor")
     f_x = client.outer_gradient_x(x, y, xi)
     return f_x - client.cross_product(x, y, p[0], xi) if p else f_x
@@ -247,12 +256,15 @@ def svrg_steps(alpha: Callable[[Client], float | Tensor], problem: Bilevel) -> C
 
 
 def unless_late(client: Client, work: str, after: Tensor, before: Tensor) -> Tensor:
-    """The point after a first local step, or before it, of a client that takes none."""
+    """Return ``after``, the point after a client's first local step, or ``before`` if the client takes no step.
+
+    work: the name of its draws.
+    """
     return torch.where(client.own_steps(work) > 0, after, before)
 
 
 def sgd(client: Client, x: Tensor, y: Tensor, beta: float | Tensor) -> Tensor:
-    """y_i after local inner steps from y."""
+    """Run the client's inner SGD steps on g_i(x, .) from y, as many as the draws 'inner', and return y_i. beta: the step size."""
     client = client.hold(x)
 
     def step(y_i: Tensor, zeta: Any) -> Tensor:
@@ -262,7 +274,10 @@ def sgd(client: Client, x: Tensor, y: Tensor, beta: float | Tensor) -> Tensor:
 
 
 def hypergradient_descent(client: Client, x: Tensor, y: Tensor, alpha: float | Tensor, inverse: Inverse) -> Tensor:
-    """x_i after local outer steps from x."""
+    """Run the client's outer steps from x along its hypergradient at y, as many as the draws 'outer', and return x_i.
+
+    alpha: the step size. inverse: estimates H^-1 b; see `estimate`.
+    """
 
     def step(x_i: Tensor, xi: list[Any]) -> Tensor:
         return moved(x_i, client.hypergradient(x_i, y, xi, inverse), alpha)

@@ -49,7 +49,7 @@ class FedSGDAM:
 
     def __post_init__(self) -> None:
         if self.lam is not None and max(values(self.eta_y)) > 1:
-            raise ValueError("eta_y must be at most 1 with lam: it is the share of the way to P(y - lam v)")
+            raise ValueError("eta_y must be at most 1 if lam is set: it is the fraction of the way to P(y - lam v)")
 
     def init(self, problem: Minimax) -> Averages:
         return at_start(Vectors(problem.start()), problem.clients)
@@ -100,7 +100,9 @@ class MomentumLocalSGDA:
     def __post_init__(self) -> None:
         for name, beta in (("beta_x", self.beta_x), ("beta_y", self.beta_y)):
             if beta * self.alpha > 1:
-                raise ValueError(f"{name} * alpha must be at most 1, and is {beta:g} * {self.alpha:g}")
+                raise ValueError(
+                    f"{name} * alpha must be at most 1, not {beta:g} * {self.alpha:g}; make one of them smaller"
+                )
 
     def init(self, problem: Minimax) -> State:
         z = Vectors(problem.start())

@@ -24,8 +24,9 @@ from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start
 
 @dataclass(frozen=True)
 class FirstOrder(SimFBO):
-    """SimFBO without second derivatives. The keys of SimFBO mean the same; with estimator=penalty, eta_v and gamma_v are the
-    steps of s.
+    """SimFBO without second derivatives.
+
+    The keys of SimFBO mean the same; with estimator=penalty, eta_v and gamma_v are the steps of s.
 
     normalised: weighs clients as ShroFBO does.
     lam, growth, power: the penalty's coefficient in round r is lam + growth r^power.
@@ -42,7 +43,7 @@ class FirstOrder(SimFBO):
 
     def __post_init__(self) -> None:
         if self.estimator == "penalty" and self.radius is not None:
-            raise ValueError("radius goes with estimator=difference: with estimator=penalty there is no v")
+            raise ValueError("radius needs estimator=difference, since estimator=penalty has no v; use radius=null")
 
     def init(self, problem: Bilevel) -> State:
         x, y, *v = bilevel_start(problem)

@@ -30,6 +30,7 @@ from fedopt.toolbox import Tensors, chain
 
 class State(NamedTuple):
     """m: (m,), or () if each step makes a new one.
+
     u: the clients' mean u if they share it, else (). memory: each client's own u, [d_1 + ... + d_K], if they do not, else ().
     """
 
@@ -64,7 +65,7 @@ class LocalScgd:
     def __post_init__(self) -> None:
         for name, weights in (("alpha", values(self.alpha)), ("beta", values(self.beta))):
             if not 0 < min(weights) <= max(weights) <= 1:
-                raise ValueError(f"{name} must be above 0 and at most 1, as the weight of a mean")
+                raise ValueError(f"{name} must be greater than 0 and at most 1, since it is the weight of a mean")
 
     def init(self, problem: LocalCompositional) -> State:
         (x,) = problem.start()

@@ -31,8 +31,11 @@ from fedopt.toolbox import Averages, Storm, Tensors, Vectors, together
 
 
 class State(NamedTuple):
-    """z: the averages of (x_t, y_t, u_{t-1}, v_{t-1}). LocalBSGVRM also has (x_{t-1}, y_{t-1}), as previous: the averages, where
-    the cohort changes, and as memory: each client's own, where all take part; [dim x + dim y] each."""
+    """z: the averages of (x_t, y_t, u_{t-1}, v_{t-1}).
+
+    LocalBSGVRM also has (x_{t-1}, y_{t-1}), as previous: the averages, where the cohort changes, and as memory: each client's
+    own, where all take part; [dim x + dim y] each.
+    """
 
     z: Tensors
     previous: Any = ()
@@ -71,8 +74,9 @@ class Momentum:
     def estimates(
         self, client: Client, x: Tensor, y: Tensor, xi: list[Any], term: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return (D, G) on one client. term: the index, 0 to Q, of the one Neumann term that stands for all; None takes all of
-        them.
+        """Return (D, G) on one client.
+
+        term: the index, 0 to Q, of the one Neumann term that stands for all; None takes all of them.
         """
         inverse = partial(neumann_sum, N=self.Q, l=1 / self.theta)
         if term is not None:
@@ -94,7 +98,9 @@ class LocalBSGM(Momentum):
     def __post_init__(self) -> None:
         for name, weight in (("alpha", self.alpha), ("beta", self.beta)):
             if weight * self.eta >= 1:
-                raise ValueError(f"{name} * eta must be less than 1, and is {weight:g} * {self.eta:g}")
+                raise ValueError(
+                    f"{name} * eta must be less than 1, not {weight:g} * {self.eta:g}; make one of them smaller"
+                )
 
     def init(self, problem: Bilevel) -> State:
         return State(self.start(problem))
@@ -137,7 +143,10 @@ class LocalBSGVRM(Momentum):
         largest = self.eta if self.step_size == "constant" else 1 / max(self.L * self.p, 2 * self.rho1 * self.L_Phi)
         for name, weight in (("alpha", self.alpha), ("beta", self.beta)):
             if weight * largest**2 >= 1:
-                raise ValueError(f"{name} * eta_t^2 must be less than 1, and is up to {weight:g} * {largest:g}^2")
+                raise ValueError(
+                    f"{name} * eta_t^2 must be less than 1, not up to {weight:g} * {largest:g}^2; make "
+                    f"one of them smaller"
+                )
 
     def eta_t(self, t: int, K: int) -> float:
         """Return the step size of iteration t = 0, 1, ... with K clients; it never grows with t."""

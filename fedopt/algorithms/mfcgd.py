@@ -35,8 +35,11 @@ LARGEST = 200  # rows of a Jacobian: each is a derivative, and is kept for each 
 
 
 class State(NamedTuple):
-    """x, w: the means. a: ([d_0],), ([1],) in the norm form, () for none. memory: each client's h, U and v in one row; shared: (the
-    mean of the rows,), or ()."""
+    """x, w: the clients' means of x and w.
+
+    a: ([d_0],), ([1],) in the norm form, () for none. memory: each client's h, U and v in one row. shared: (the mean of the
+        rows,), or ().
+    """
 
     x: Tensor
     w: Tensor
@@ -80,7 +83,9 @@ class Mfcgd:
     def __post_init__(self) -> None:
         for name, c in (("c1", self.c1), ("c2", self.c2), ("c3", self.c3)):
             if c * self.eta(0) ** 2 > 1 + 1e-12:
-                raise ValueError(f"{name} * eta_0^2 must be at most 1, and is {c:g} * {self.eta(0):g}^2")
+                raise ValueError(
+                    f"{name} * eta_0^2 must be at most 1, not {c:g} * {self.eta(0):g}^2; make it or k smaller"
+                )
 
     def eta(self, t: int) -> float:
         """Return eta_t for t = 0, 1, ...; it falls with t."""
@@ -90,8 +95,9 @@ class Mfcgd:
         (x,) = problem.start()
         if len(problem.dims) != 2 or problem.dims[1] > LARGEST:
             raise UserError(
-                f"the algorithm needs two levels, and the whole Jacobian of the first, of at most {LARGEST} rows; this problem "
-                f"has levels of dimensions {', '.join(map(str, problem.dims))}"
+                f"this algorithm needs a problem of two levels, the first with at most {LARGEST} outputs, since it "
+                f"keeps their Jacobian; "
+                f"this problem's levels have dimensions {', '.join(map(str, problem.dims))}"
             )
         row = x.new_zeros(problem.dims[1] * (2 + len(x)))
         a = {"none": (), "diagonal": (0 * x,), "norm": (x.new_zeros(1),)}[self.adaptive]

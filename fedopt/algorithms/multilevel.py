@@ -62,7 +62,9 @@ class Multilevel:
     def __post_init__(self) -> None:
         for name, weight in (("alpha", self.alpha), ("rho", self.rho)):
             if weight * self.eta**2 > 1 + 1e-12:
-                raise ValueError(f"{name} * eta^2 must be at most 1, and is {weight:g} * {self.eta:g}^2")
+                raise ValueError(
+                    f"{name} * eta^2 must be at most 1, not {weight:g} * {self.eta:g}^2; make one of them smaller"
+                )
 
     def init(self, problem: LocalCompositional) -> State:
         (x,) = problem.start()

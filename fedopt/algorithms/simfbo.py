@@ -32,7 +32,7 @@ class State(NamedTuple):
 
 
 class LocalState(NamedTuple):
-    """memory: (y_i, u_i) of each client, [2 dy]."""
+    """The server's x, and in ``memory`` (y_i, u_i) of each client, [2 dy]."""
 
     x: Tensor
     memory: Memory
@@ -40,12 +40,14 @@ class LocalState(NamedTuple):
 
 @dataclass(frozen=True)
 class SimFBO:
-    """eta_x, eta_y, eta_v: the clients' steps; gamma_x, gamma_y, gamma_v: the server's.
+    """SimFBO, and ShroFBO with normalised=true.
 
-    tau: local work, in steps or in epochs; the most of it where clients are uneven.
-    B: examples of a local step's sample, one for all three directions; None for all that a client has.
-    radius: of the ball that the server projects v onto; None for no projection.
-    normalised: True is ShroFBO, whose clients send means of their directions: more local work is no more weight.
+    eta_x, eta_y, eta_v: the clients' step sizes. gamma_x, gamma_y, gamma_v: the server's.
+    tau: the local work, in steps or epochs; the most of it if clients are uneven.
+    B: the examples of a local step's sample, which all three directions share; None for all of a client's.
+    radius: of the ball onto which the server projects v; None for no projection.
+    normalised: whether clients send the mean of their directions instead of the sum, so that more local work has no more
+        weight.
     """
 
     eta_x: Schedule
@@ -89,7 +91,7 @@ class SimFBO:
         return State(descend(problem, s.z, Q, gammas, self.radius))
 
     def directions(self, client: Client, z: Vectors, xi: Any, r: int) -> Vectors:
-        """D at z on one sample, in round r."""
+        """Return the directions D at z on one sample, in round r."""
         return bilevel_maps(client, z, xi)
 
     def output(self, s: State) -> Tensors:
@@ -98,10 +100,11 @@ class SimFBO:
 
 @dataclass(frozen=True)
 class FedBiO:
-    """eta, gamma, tau: steps of x, y and u.
+    """FedBiO: x, y and u move together, and are averaged every I iterations.
 
-    I: iterations between averages. B: examples of a sample, of which each direction has its own; None for all that a client has.
-    radius: of the ball that a client projects its u onto after each iteration; None for no projection.
+    eta, gamma, tau: the step sizes of x, y and u. I: the iterations of a round.
+    B: the examples of a sample, drawn for each direction; None for all of a client's.
+    radius: of the ball onto which a client projects u after each iteration; None for no projection.
     """
 
     eta: Schedule
@@ -128,7 +131,7 @@ class FedBiO:
         return self.eta(r), self.gamma(r), self.tau(r)
 
     def iterations(self, client: Client, z: Vectors, steps: Sequence[float]) -> Vectors:
-        """z_i after I iterations of client i from z."""
+        """Return z_i after I iterations of the client from z. steps: the step sizes of x, y and u."""
         for xi in client.steps("xi"):
             z = descend(client, z, independent_maps(client, z, xi), steps, self.radius)
         return z
@@ -139,7 +142,7 @@ class FedBiO:
 
 @dataclass(frozen=True)
 class FedBiOLocal(FedBiO):
-    """FedBiO where the lower level belongs to each client: y_i and u_i stay there, and only x is averaged."""
+    """FedBiO for local lower levels: y_i and u_i stay at the client, and only x is averaged."""
 
     solves: ClassVar[Any] = (LocalBilevel,)
 

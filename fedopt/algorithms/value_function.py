@@ -36,13 +36,15 @@ class Penalised(NamedTuple):
 
 @dataclass(frozen=True)
 class F2SA:
-    """n steps of y and s, then one of x along grad_x f(x, y) + lam (grad_x g(x, y) - grad_x g(x, s)); then lam += delta.
+    """F2SA: n steps of y and s, then one of x along grad_x f(x, y) + lam (grad_x g(x, y) - grad_x g(x, s)); then lam += delta.
 
-    lam: its first value. At a constant lam the limit is off by O(1 / lam). B: examples of a sample, None for all that a client has.
+    eta_x, eta_y, eta_s: the step sizes. lam: its first value; with a constant lam the limit is off by O(1 / lam).
+    delta: the increase of lam in a round. n: the inner steps of a round. B: the examples of a sample; None for all of a
+        client's.
 
-    From memory of the paper, not compared: there the step of x falls with the power 5/7. By default it is 4/7 here, as in
-    benchmark_bilevel. That code, which was read, takes the gradients of f at s in place of y, and lets lam eta_y grow like t^(1/7),
-    so that it must diverge in the end.
+    From memory of the paper, not compared: there the step of x falls with the power 5/7. The default here is 4/7, as in
+        benchmark_bilevel. That code, which was read, takes the gradients of f at s instead of y, and lets lam eta_y grow like
+        t^(1/7), so it must diverge in the end.
     """
 
     eta_x: Schedule
@@ -93,12 +95,16 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class BOME:
-    """(x, y) -= steps (grad f + lam grad q), lam = max(phi - <grad f, grad q>, 0) / |grad q|^2, phi = eta |grad q|^2.
+    """BOME: (x, y) -= steps (grad f + lam grad q), with lam = max(phi - <grad f, grad q>, 0) / |grad q|^2 and phi = eta |grad
+        q|^2.
 
-    So the direction falls along q at least at the rate phi. The solution is no fixed point: there grad q = 0, and grad_y f moves y
-    off y*(x). B: None in the paper, which has no samples; the ratio in lam is biased on samples.
+    So q decreases along the direction at a rate of at least phi. The solution is not a fixed point: there grad q = 0, and
+    grad_y f moves y away from y*(x).
 
-    As read in benchmark_bilevel, with its phi of the gradient; the paper from memory, not compared.
+    eta_x, eta_y: the step sizes. eta: see phi. n: the steps from y to y_n. B: the examples of a sample, None for all of a
+        client's as in the paper, which has no samples; with samples the ratio in lam is biased.
+
+    As read in benchmark_bilevel, whose phi uses the gradient; the paper from memory, not compared.
     """
 
     eta_x: Schedule
@@ -133,7 +139,7 @@ class BOME:
         return Point(x - eta_x * d[0], problem.project(y - eta_y * d[1]))
 
     def penalty(self, f: Vectors, q: Vectors) -> Any:
-        """lam from the gradients of f and q, 0 where grad q is."""
+        """Return lam from the gradients of f and q in (x, y); 0 if grad q is 0."""
         square = sum((q_n @ q_n for q_n in q), 0 * q[0].sum())
         product = sum((f_n @ q_n for f_n, q_n in zip(f, q, strict=True)), 0 * square)
         lam = (self.eta * square - product).clamp(min=0) / square

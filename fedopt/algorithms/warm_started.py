@@ -30,7 +30,10 @@ from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, descend
 
 @dataclass(frozen=True)
 class WarmStarted:
-    """What all have: eta_x, eta_y, eta_v: steps of x, y and v; B: examples of a sample, None for all that a client has."""
+    """What all methods here share.
+
+    eta_x, eta_y, eta_v: the step sizes of x, y and v. B: the examples of a sample; None for all of a client's.
+    """
 
     eta_x: Schedule
     eta_y: Schedule
@@ -40,7 +43,7 @@ class WarmStarted:
     solves: ClassVar = (Bilevel,)
 
     def descended(self, z: Vectors, d: Vectors, problem: Bilevel, r: int) -> Vectors:
-        """z after a step of all variables at once."""
+        """Return z after one step of all variables along d, with the step sizes of round r."""
         return descend(problem, z, d, [eta(r) for eta in (self.eta_x, self.eta_y, self.eta_v)])
 
     def output(self, s: Any) -> Vectors:
@@ -48,25 +51,25 @@ class WarmStarted:
 
 
 def Dx(client: Client, z: Vectors, xi: Any) -> Tensor:
-    """[dx]. One gradient call and one cross product."""
+    """Return Dx at z on a sample, [dx]. It takes one gradient call and one cross product."""
     x, y, *v = z
     direct = client.outer_gradient_x(x, y, xi)
     return direct - client.cross_product(x, y, v[0], xi) if v else direct
 
 
 def Dy(client: Client, point: tuple[Tensor, Tensor]) -> Tensor:
-    """On a fresh sample, [dy]. One gradient call."""
+    """Return Dy on a new sample, [dy]. point: (x, y). It takes one gradient call."""
     return client.inner_gradient(*point, client.sample("xi"))
 
 
 def Dv(client: Client, z: Vectors) -> Tensor:
-    """On a fresh sample, [dy]. One gradient call and one Hessian-vector product."""
+    """Return Dv at z on a new sample, [dy]. It takes one gradient call and one Hessian-vector product."""
     (x, y, v), xi = z, client.sample("xi")
     return client.inner_hessian(x, y, xi)(v) - client.outer_gradient_y(x, y, xi)
 
 
 class Averaged(NamedTuple):
-    """z; d: the momentum of Dx; point: where Dx was last taken, (x_{t-1}, y_t, v_t) with order=code."""
+    """z: the variables. d: the momentum of Dx. point: where Dx was last taken, (x_{t-1}, y_t, v_t) if order=code."""
 
     z: Vectors
     d: Tensor
@@ -75,16 +78,16 @@ class Averaged(NamedTuple):
 
 @dataclass(frozen=True)
 class AlternatingSOBA(WarmStarted):
-    """One step of y, one of v and one of x.
+    """MA-SOBA and FSLA: one step of y, one of v and one of x in a round.
 
-    order: v moves at the new y, and x at the new y and v (code); or all move at the old point, x along the momentum so far, which
-        is 0 at first (paper). Then Dy, Dv and Dx are of one sample, and there is one exchange in place of three.
-    rho: weight of the newest Dx in the momentum of x; 1 is none. In MA-SOBA d = rho Dx + (1 - rho) d, with 1 - rho as its beta.
-    storm: whether the momentum is corrected by the change of Dx on the same sample, d = Dx + (1 - rho) (d - Dx at the last point),
-        as in FSLA, whose eta is rho.
+    order: code: v moves at the new y, and x at the new y and v. paper: all move at the old point, x along the momentum so
+        far, which is 0 at first; Dy, Dv and Dx then share a sample and one exchange instead of three.
+    rho: the weight of the newest Dx in the momentum d of x; 1 is no momentum. In MA-SOBA d = rho Dx + (1 - rho) d; its beta
+        is 1 - rho.
+    storm: whether d = Dx + (1 - rho) (d - Dx at the last point), both on the same sample, as in FSLA, whose eta is rho.
 
-    order=code as read in public code: MA-SOBA's in that of MingruiLiu-ML-Lab, FSLA's in benchmark_bilevel. The papers, and so
-    order=paper, from memory, not compared. With order=code the first d is Dx.
+    order=code was read in public code: MA-SOBA's of MingruiLiu-ML-Lab, FSLA's in benchmark_bilevel. The papers, and so
+    order=paper, are from memory, not compared. With order=code the first d is Dx.
     """
 
     rho: Schedule
@@ -93,9 +96,9 @@ class AlternatingSOBA(WarmStarted):
 
     def __post_init__(self) -> None:
         if self.rho(0) > 1:
-            raise ValueError(f"rho must be at most 1, and is {self.rho(0):g}")
+            raise ValueError(f"rho must be at most 1, not {self.rho(0):g}")
         if self.storm and self.order == "paper":
-            raise ValueError("storm=true goes with order=code")
+            raise ValueError("storm=true needs order=code")
 
     def init(self, problem: Bilevel) -> Averaged:
         z = bilevel_start(problem)
@@ -129,9 +132,10 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class AmIGO(WarmStarted):
-    """n steps of y, then n of v with one grad_y f, then one of x. n -> infinity is descent along the hypergradient.
+    """AmIGO: n steps of y, then n of v with the same grad_y f, then one of x. For n -> infinity it descends along the
+        hypergradient.
 
-    As read in benchmark_bilevel; the paper from memory, not compared. grad_x f is of the sample of grad_y f.
+    As read in benchmark_bilevel; the paper from memory, not compared. grad_x f and grad_y f share a sample.
     """
 
     n: PositiveInt
@@ -166,7 +170,7 @@ class AmIGO(WarmStarted):
 
 
 class Remembering(NamedTuple):
-    """memory: of each client its tables, that of g and that of f, one after the other."""
+    """z: the variables. memory: each client's tables, that of g and then that of f, flat."""
 
     z: Vectors
     memory: Memory
@@ -174,13 +178,13 @@ class Remembering(NamedTuple):
 
 @dataclass(frozen=True)
 class SABA(WarmStarted):
-    """All variables at once, with the SAGA estimates of grad_y g, grad^2_yy g v, grad^2_xy g v, and of grad_x f, grad_y f.
+    """SABA: all variables move together, along SAGA estimates of grad_y g, grad^2_yy g v, grad^2_xy g v, grad_x f and grad_y f.
 
-    B: the size of the fixed batches into which a client's examples of g, and those of f, are cut, in their order. A client keeps
-    the last value of each quantity on each of its batches, 0 at first.
+    B: the size of the fixed batches into which each client's examples of g, and of f, are cut in their order. A client keeps
+        the last value of each quantity on each of its batches, 0 at first.
 
-    As read in benchmark_bilevel, except for the batch: it is that of a uniformly random example here, so that a smaller last one
-    leaves no bias. The paper from memory, not compared.
+    As read in benchmark_bilevel, except for the batch: here it is that of a uniformly random example, so that a smaller last
+        batch leaves no bias. The paper from memory, not compared.
     """
 
     def init(self, problem: Bilevel) -> Remembering:
@@ -209,7 +213,7 @@ class SABA(WarmStarted):
         return Remembering(self.descended(s.z, d, problem, fed.r), memory)
 
     def _tables(self, problem: Bilevel) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Rows and columns of a client's tables of g and of f."""
+        """Return the shapes (rows, columns) of a client's tables of g and of f."""
         dx, dy = (len(v) for v in problem.start())
         columns = (dx + 2 * dy, dx + dy) if problem.indirect else (dy, dx)
         most = [problem.splits[split].sizes.max() for split in (problem.g_split, problem.f_split)]
@@ -222,10 +226,10 @@ def _entries(table: tuple[int, int]) -> int:
 
 
 def saga_(table: Tensor, new: Tensor, number: Tensor, share: Tensor) -> Tensor:
-    """The SAGA estimate, [d]; a batch's new value is written over the one in the table.
+    """Return the SAGA estimate, [d], and write the batch's new value into the table in place.
 
-    table: [batches + 1, d], a row for each batch, and in the last one the mean of the others. share: of the examples, that the
-    batch has; the weights of that mean.
+    table: [batches + 1, d], a row for each batch, and their mean as the last row. new: [d], the batch's new value. number:
+        the batch's index. share: the share of the examples that the batch has, its weight in the mean.
     """
     change, mean = new - table.gather(0, number.expand(1, len(new)))[0], table[-1]
     estimate, rows = change + mean, torch.stack([number, torch.full_like(number, len(table) - 1)])
@@ -234,7 +238,7 @@ def saga_(table: Tensor, new: Tensor, number: Tensor, share: Tensor) -> Tensor:
 
 
 class Recursive(NamedTuple):
-    """z; previous: z of the last iteration; d: the estimates of (Dx, Dy, Dv) there."""
+    """z: the variables. previous: z of the last iteration. d: the estimates of (Dx, Dy, Dv) at that point."""
 
     z: Vectors
     previous: Vectors
@@ -243,8 +247,11 @@ class Recursive(NamedTuple):
 
 @dataclass(frozen=True)
 class SRBA(WarmStarted):
-    """All variables at once. In every period-th round d is the mean on all data of all clients; between, d + D(z) - D(previous z),
-    both on one sample. As read in benchmark_bilevel; the paper from memory, not compared."""
+    """SRBA: all variables move together along recursive estimates d of the directions.
+
+    period: in every period-th round d is the mean over all data of all clients. In other rounds D(z) - D(previous z) is added
+        to it, both on one sample. As read in benchmark_bilevel; the paper from memory, not compared.
+    """
 
     period: PositiveInt
 

@@ -1,4 +1,4 @@
-"""The comparison of runs: groups of them, a table, paired tests and a picture. Nothing here imports torch."""
+"""The comparison of runs: groups, a table, paired tests and a picture. Imports no torch."""
 
 import math
 from collections import Counter
@@ -94,11 +94,11 @@ class Comparison:
 
     @property
     def described(self) -> Metric:
-        """Return what the metric says of itself."""
+        """The metric's description: its label, unit and direction."""
         return next(iter(self.groups.values()))[0].metric(self.metric)
 
     def explained(self, how: PlotStyle) -> str:
-        """Return what is drawn, in words for a caption."""
+        """Return a caption that says what is drawn. how: the options of the figure."""
         lines, problems = list(self.groups.values()), by_problem(self.groups).values()
         logs = {lines_of(groups, self.metric, log=how.logy).log for groups in problems}
         each_seed_once = all(len({run.keys.get("seed") for run in runs}) == len(runs) for runs in lines)
@@ -113,22 +113,22 @@ class Comparison:
 
         Args:
             paths: The files; their endings choose the formats.
-            ax: matplotlib's axes to draw on instead, in their style; no file is written then.
+            ax: matplotlib's axes to draw on instead, in their style. No file is written then.
             how_drawn: The fields of `PlotStyle`.
 
         Returns:
-            The points drawn, as a DataFrame; with `ax`, the axes.
+            The points drawn, as a DataFrame; with ``ax``, the axes.
 
         Raises:
-            UserError: A field, a limit, an ending or a size cannot be, or the style file is none.
+            UserError: A field, a limit, a file's ending, a size or the style file is not allowed.
         """
         how, count = build(PlotStyle, how_drawn), len(by_problem(self.groups))
         if unknown := [str(path) for path in paths if Path(path).suffix[1:] not in figures.FORMATS]:
-            raise UserError(f"{unknown[0]}: a picture's name ends in .{', .'.join(figures.FORMATS)}")
+            raise UserError(f"{unknown[0]}: the name of a picture must end in .{', .'.join(figures.FORMATS)}")
         if ax is not None:
             if count > 1:
-                each = f"ax: the runs are on {count} problems, which have a picture each"
-                raise UserError(f"{each}; compare those of one")
+                each = f"ax: the runs are on {count} problems, which need a picture each"
+                raise UserError(f"{each}; compare runs on one problem")
             ax.autoscale()  # earlier lines may have fixed the limits
             _draw_on([ax], self, how)
             ax.set_title(how.title or ax.get_title())
@@ -150,11 +150,16 @@ class Comparison:
         columns: Sequence[str] = (),
         decimals: int | None = None,
     ) -> list[Path]:
-        """Write the table and the tests into a folder, as compare.csv, .tex or .md and compare_tests; returns the paths.
+        """Write the table as compare.csv, .tex or .md, and the tests as compare_tests, into a folder. Return the paths.
 
-        formats: of csv, latex and markdown; columns: of runs, seeds, status, spent, final, best, to_target and reached, none for
-        the usual ones; decimals: of the metric, None for as many as its deviation has digits for, at most 15. The CSV has all
-        columns and digits. Raises UserError for others.
+        Args:
+            folder: The folder.
+            formats: Some of csv, latex and markdown. The CSV has all columns and digits.
+            columns: Some of runs, seeds, status, spent, final, best, to_target and reached. Empty: the usual ones.
+            decimals: Decimals of the metric, 0 to 15. None: by its standard deviation.
+
+        Raises:
+            UserError: A format, a column or the number of decimals is not allowed.
         """
         for given, allowed, name in ((formats, TABLES, "formats"), (columns, COLUMNS, "columns")):
             if wrong := [given] if isinstance(given, str) else [word for word in given if word not in allowed]:
@@ -175,12 +180,15 @@ class Comparison:
 
 
 def _draw_on(all_axes: Sequence[Axes], c: Comparison, how: PlotStyle) -> pd.DataFrame:
-    """Draw the picture of each problem on its axes, without a legend. Return the points drawn."""
+    """Draw the picture of each problem on its axes, without a legend. Return the points drawn.
+
+    all_axes: one for each problem. c: the comparison. how: the options of the figure.
+    """
     problems, legend, parts = by_problem(c.groups), legend_labels(c.groups), []
     drawn = [lines_of(groups, c.metric, "", how.logy, how.smooth, how.band) for groups in problems.values()]
     for axis, begins, limits in (("x", how.logx, how.xlim), ("y", any(of.log for of in drawn), how.ylim)):
         if begins and limits and limits[0] <= 0:
-            raise UserError(f"--{axis}lim: a logarithmic axis begins above 0; --no-log{axis} makes it linear")
+            raise UserError(f"--{axis}lim: a logarithmic axis must begin above 0; use --no-log{axis} for a linear one")
     for axes, problem, of in zip(all_axes, problems, drawn, strict=True):
         shown = {label: with_status(legend[label], c.groups[label]) for label in of.lines}
         slots = {shown[label]: c.slots.get(label, [*c.groups].index(label)) for label in of.lines}
@@ -246,7 +254,7 @@ def compared(
     by = default_keys(runs) if group_by is None else known_keys(group_by, runs)
     if several := [key for key in PROBLEM if key not in by and len({run.group([key]) for run in runs}) > 1]:
         more = " and ".join(several)
-        note(f"--group-by={','.join(by)}: the runs have more than one {more}, which are told apart too")
+        note(f"--group-by={','.join(by)}: the runs differ in {more}, by which they are grouped too")
         by = [*by, *several]
     members: dict[tuple[str, ...], list[Recorded]] = {}
     for run in sorted(runs, key=lambda run: [order(value) for value in run.group(by)]):

@@ -25,11 +25,11 @@ def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
     kept = [run for run in runs if metric in run.table]
     if not kept:
         known = [*dict.fromkeys(name for run in runs for name in run.metrics)]
-        raise UserError(f"--metric={metric}: no run has it{among(metric, known)}")
+        raise UserError(f"--metric={metric}: no run has this metric{among(metric, known)}")
     skipped: dict[str, list[str]] = {}
     for run in runs:
         if metric not in run.table:
-            skipped.setdefault(f"has no metric {metric}, but {', '.join(run.metrics)}", []).append(str(run.folder))
+            skipped.setdefault(f"has no metric {metric}, only {', '.join(run.metrics)}", []).append(str(run.folder))
     say_skipped(skipped)
     return kept
 
@@ -42,7 +42,7 @@ def default_keys(runs: Sequence[Recorded]) -> list[str]:
 def differing(runs: Sequence[Recorded]) -> list[str]:
     """Return the config groups whose chosen option differs, then every key that differs between runs of the same options.
 
-    A key that only some option has, or that goes with it, is not named besides the option.
+    A key that only some options have, or whose value follows from the option, is left out.
     """
     chosen = [key for key in CHOSEN if len({run.group([key]) for run in runs}) > 1]
     apart = len({run.group(chosen) for run in runs})
@@ -90,10 +90,10 @@ def _parts(by: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[str]
 
 
 def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
-    """Return the labels of groups as figures show them, with the names of methods in place of options.
+    """Return the labels of groups for figures, by label. They have names of methods in place of options.
 
-    Where one is long, tuned and untuned stand for all keys if they tell the groups apart as well. Else all leave out the keys
-    without which they still differ, the last ones first.
+    If a label is long, 'tuned' and 'untuned' replace all keys, provided that they tell the groups apart. Otherwise keys are
+    left out, the last first, as long as the labels differ.
     """
     parts = []
     for label, runs in groups.items():
@@ -116,8 +116,16 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
 def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequence[str]) -> dict[str, int]:
     """Return label -> place in the order of colours, for each group.
 
-    names: OLD=NEW, where OLD is a label or one of its parts. The place of a group is that of its name, even if other names have
-    no line: figures of fewer lines have the same colours. Raises UserError for what is no name.
+    The index follows the order of ``names``, also of names that match no group here. So figures with fewer lines keep the
+    colours.
+
+    Args:
+        by: The keys that tell groups apart.
+        groups: The values of each group, in the order of the keys.
+        names: New names, as OLD=NEW, where OLD is a label or a part of one.
+
+    Raises:
+        UserError: A name has no =, or two groups would have the same name.
     """
     parts, exact = _parts(by, _shortened(groups)), _parts(by, groups)
     labels = [", ".join(words) or (f"no {' or '.join(by)}" if by else ABSENT) for words in parts]
@@ -130,12 +138,12 @@ def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequenc
     places: dict[str, int] = {}
     for place, text in enumerate(names):
         if "=" not in text:
-            raise UserError(f"--names={text}: must be OLD=NEW with OLD one of {', '.join(shown)}")
+            raise UserError(f"--names={text}: must be OLD=NEW, where OLD is one of {', '.join(shown)}")
         if old := max((name for name in old_names if text.startswith(f"{name}=")), key=len, default=""):
             new_names[old_names[old]] = text[len(old) + 1 :]
             places.setdefault(old_names[old], place)
         else:
-            note(f"--names={text}: no line is called so; there are {'; '.join(shown)}")
+            note(f"--names={text}: no line has this name; there are {'; '.join(shown)}")
     shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
     slots: dict[str, int] = {}
     free = len(names)
@@ -146,6 +154,6 @@ def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequenc
             slot += len(OKABE_ITO)  # the same colour, other dashes
         renamed = new_names.get(label) or ", ".join(new_names.get(word, word) for word in words) or ABSENT
         if renamed in slots:
-            raise UserError("--names: two lines have the same name then")
+            raise UserError("--names: two lines would have the same name; give them different ones")
         slots[renamed] = slot
     return slots

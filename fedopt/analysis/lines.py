@@ -21,7 +21,11 @@ BANDS = {  # what is drawn around a mean, in words
 
 
 class Lines(NamedTuple):
-    """The lines of groups of runs, by label, and all values. log: of the y axis; share: whether values are percentages."""
+    """The lines of groups of runs in one picture.
+
+    lines: by label. values: all values of the runs. log: whether the y axis is logarithmic. share: whether values are
+        percentages.
+    """
 
     lines: dict[str, Line]
     values: np.ndarray
@@ -42,7 +46,11 @@ def lines_of(
     smooth: int = 1,
     band: str = "std",
 ) -> Lines:
-    """Return the lines of groups for one picture. log: None leaves it to the values; x, smooth, band: as in `line_of`."""
+    """Return the lines of groups for one picture.
+
+    groups: the runs of each group, by label. metric: a column of metrics.csv. log: whether the y axis is logarithmic; None:
+        if the values span decades. x, smooth, band: as in `line_of`.
+    """
     runs = [run for members in groups.values() for run in members]
     described, values = runs[0].metric(metric), np.concatenate([run.values(metric) for run in runs])
     log, share = spans_decades(described, values) if log is None else log, is_share(described.title, values)
@@ -53,18 +61,18 @@ def lines_of(
 def line_of(
     runs: Sequence[Recorded], metric: str, log: bool = False, smooth: int = 1, band: str = "std", x: str = ""
 ) -> Line:
-    """Return the mean of a metric over runs against what they spent, and the band around it.
+    """Return the mean of a metric over runs as a function of cost, with a band.
 
-    The line has the union of the runs' x, from where all runs have begun to where the first one ends, so that no run drops out of
-    the mean by ending. A run that is still going counts as far as it has got.
+    The line has a point at each x of any run, from where all runs have begun to where the first one ends, so that no run
+    drops out of the mean by ending. A run that is still going counts as far as it has got.
 
     Args:
         runs: The runs.
         metric: A column of metrics.csv.
-        log: Whether means are of the logarithm; values from 0 down are nan then.
-        smooth: An odd number of evaluations; each run has centred means over them first.
-        band: One of `BANDS`. The band of one run is the line.
-        x: What is spent; by default the runs' own x.
+        log: Whether to take means of the logarithm. Values of 0 or less are then nan.
+        smooth: An odd number; each run's values are first replaced by centred means over this many evaluations.
+        band: One of `BANDS`. With one run the band has no width.
+        x: The cost axis. Empty: the runs' own.
     """
     points = [_smoothed(run.cost(x), run.values(metric), smooth, log) for run in runs]
     costs = [cost for cost, _ in points]
@@ -77,7 +85,7 @@ def line_of(
 
 
 def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band: str = "std") -> Line:
-    """Return the line of the means of values [runs, points], which may be masked. log, band: as in `line_of`."""
+    """Return the line of means of values [runs, points], which may be masked. x: [points]. log, band: as in `line_of`."""
     if log:
         values = np.ma.array(np.log(np.where(values.data > 0, values.data, np.nan)), mask=values.mask)
     mean = values.mean(axis=0)
@@ -92,16 +100,19 @@ def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band:
 
 
 def median_line(x: np.ndarray, values: np.ndarray) -> Line:
-    """Return the median of values [runs, points], with a band that leaves out the two outermost runs."""
+    """Return the line of medians of values [runs, points], with a band from the second smallest to the second largest run. x:
+    [points].
+    """
     ordered = np.sort(values, axis=0)
     return Line(x, np.median(values, axis=0), ordered[1 % len(ordered)], ordered[-2 % len(ordered)])
 
 
 def _smoothed(cost: np.ndarray, values: np.ndarray, n: int, log: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the means of x and of the value over the n evaluations around each one; nan stays nan.
+    """Return the costs and the values after centred means over n evaluations; nan stays nan.
 
-    With `log`, means of values are geometric. The x is averaged too, so that a straight line stays one however evaluations are
-    spaced. Towards the ends the window has fewer evaluations, as many before as after: a line begins and ends where the run does.
+    With ``log``, means of values are geometric. Costs are averaged too, so that a straight line stays straight with uneven
+    spacing.
+    Near the ends the window shrinks on both sides: a line begins and ends where the run does.
     """
     if n == 1:
         return cost, values
@@ -115,33 +126,34 @@ def _smoothed(cost: np.ndarray, values: np.ndarray, n: int, log: bool) -> tuple[
 
 
 def thinned(points: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Return up to `most` rows at equal distances, with the first and the last."""
+    """Return up to ``most`` evenly spaced rows, including the first and the last."""
     return points.iloc[np.unique(np.linspace(0, len(points) - 1, most).round().astype(int))]
 
 
 def from_to(counts: Collection[int]) -> str:
-    """Return a text such as '3' or '2 to 5'."""
+    """Return a text such as '3' or '2 to 5' for the range of some numbers."""
     return " to ".join(map(str, dict.fromkeys([min(counts), max(counts)])))
 
 
 def explained(
     counts: Collection[int], logs: set[bool], member: str = "seed", smooth: int = 1, band: str = "std", x: str = ""
 ) -> str:
-    """Return what a line and a band are, in words for a caption.
+    """Return a caption that says what a line and a band are.
 
     Args:
         counts: The numbers of runs of the lines.
-        logs: Whether y axes are logarithmic.
-        member: What each run is called.
+        logs: Which kinds of y axes there are: True for logarithmic, False for linear.
+        member: What a run is called, such as seed.
         smooth: As in `line_of`.
         band: One of `BANDS`.
-        x: What is spent.
+        x: The cost axis.
     """
     several, log = max(counts) > 1, logs == {True}
     text = f"lines: {from_to(counts)} {member}"
     if several:
-        scale = " of the logarithm" if log else " (on logarithmic axes: of the logarithm)" * (True in logs)
-        text = f"lines: {'geometric ' * log}mean of {from_to(counts)} {member}s; bands: {BANDS[band]}{scale * (band != 'minmax')}"
+        of_log = " of the logarithm" if log else " (on logarithmic axes: of the logarithm)"
+        scale = of_log if True in logs and band != "minmax" else ""
+        text = f"lines: {'geometric ' if log else ''}mean of {from_to(counts)} {member}s; bands: {BANDS[band]}{scale}"
     if smooth > 1:
-        text += f"; values: {'geometric ' * log}means of {smooth} evaluations, centred"
+        text += f"; values: {'geometric ' if log else ''}means of {smooth} evaluations, centred"
     return f"{text}; x: {COSTS[x][2]}" if x in COSTS else text

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedopt.analysis.comparison import Comparison
 
 LINES = f"Lines: means over seeds, geometric if the y axis begins as a logarithmic one. Bands: {BANDS['std']}."
-SPENT = {x: label + " (bytes)" * (x == "bytes") for x, (_, label, _) in COSTS.items()}
+SPENT = {x: f"{label} (bytes)" if x == "bytes" else label for x, (_, label, _) in COSTS.items()}
 LARGEST_MAP = 2**24  # bytes of partition.csv
 Runs = Mapping[str, list[Recorded]]  # by group
 
@@ -69,7 +69,12 @@ def _drawn(c: "Comparison") -> tuple[dict[str, Any], dict[str, tuple[list[Table]
 
 
 def _curves(groups: Runs, y: str, x: str, log: bool) -> list[list[list[float | None]] | None]:
-    """Return x, mean, low and high of each group's line, with six digits; None if a run does not know what it spent."""
+    """Return x, mean, low and high of each group's line, with six digits.
+
+    None stands for a group with a run that lacks this cost.
+
+    groups: the runs of each group. y: the metric. x: the cost axis. log: whether the y axis is logarithmic.
+    """
     known = {label: runs for label, runs in groups.items() if runs and all(run.knows(x) for run in runs)}
     lines = lines_of(known, y, x, log).drawn if known else {}
     return [_points(lines[k][: 4 if len(runs) > 1 else 2]) if k in lines else None for k, runs in groups.items()]
@@ -86,7 +91,7 @@ def _view(c: "Comparison") -> tuple[list[Table], list[str]]:
     shown.columns = best.columns = pd.Index(["line", *shown.columns[1:]])
     ends = [np.array([run.until(c.at).values(c.metric)[-1] for run in runs]) for runs in c.groups.values()]
     log = spans_decades(c.described, np.concatenate(ends))
-    head = f"95 % t-interval of the {'geometric ' * log}mean of last values"
+    head = f"95 % t-interval of the {'geometric ' if log else ''}mean of last values"
     if max(map(len, ends)) > 1:
         shown[head], best[head] = [_interval(values, log) for values in ends], False
     with heard() as notes:
@@ -97,7 +102,10 @@ def _view(c: "Comparison") -> tuple[list[Table], list[str]]:
 
 
 def _interval(values: np.ndarray, log: bool) -> str:
-    """Return the t-interval of the mean of [n] values, or of their geometric mean."""
+    """Format the 95 % t-interval of the mean of [n] values; with ``log``, of their geometric mean.
+
+    Returns `ABSENT` for fewer than two values, or if one is not finite.
+    """
     if len(values) < 2 or not np.isfinite(values).all():
         return ABSENT
     _, _, low, high = mean_line(np.zeros(1), np.ma.array(values[:, None]), log, "ci")
@@ -145,5 +153,5 @@ def _counts(text: str) -> list[list[int]]:
     """Parse partition.csv: the examples of each class, a client a line. Raises ValueError."""
     rows = [[int(cell) for cell in line.split(",")] for line in text.splitlines()]
     if len({*map(len, rows)}) != 1 or min(map(min, rows)) < 0:
-        raise ValueError("is no table of counts")
+        raise ValueError("must be a table of counts, a client per line")
     return rows

@@ -1,4 +1,4 @@
-"""Runs as their folders have them. Nothing here imports torch."""
+"""Runs as they are read from their folders. Imports no torch."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -15,7 +15,7 @@ from fedopt.config.files import flat
 from fedopt.config.tuned import Tuned
 from fedopt.console.say import note
 from fedopt.console.texts import counted
-from fedopt.errors import UserError, first_line
+from fedopt.errors import UserError, first_line, some
 from fedopt.files.reading import BROKEN, REMEDY
 from fedopt.files.tables import read_table
 from fedopt.metrics import COSTS, Metric
@@ -32,14 +32,21 @@ NAMED = 3  # of the folders that are skipped for one reason
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run as its folder has it.
+    """A run as it is read from its folder.
 
-    keys: dotted config keys, values as text; the options that were chosen, or their classes in runs that do not say; as `data` the
-        first digits of the data set's digest, in runs that note it.
-    apart: the keys in which runs with other numbers differ, except the seed. digits: the same in runs of the same numbers.
-    metrics: by name. x: what is spent, of `COSTS`. table: metrics.csv. tuned: whether a tuned value took effect.
-    sources: hashes of each module of your own, several where it changed before the run went on.
-    elsewhere: the choices of model or data without which tuned values were found.
+    Args:
+        folder: The run's folder.
+        keys: The values of dotted config keys, as texts; of groups, the chosen options. ``data`` is the beginning of the
+            data's hash.
+        apart: The keys in which runs with different numbers differ, except the seed.
+        digits: A fingerprint that runs with the same numbers share.
+        metrics: The descriptions of the metrics, by name.
+        status: The status, such as finished.
+        x: The cost axis, a key of `COSTS`.
+        table: The rows of metrics.csv.
+        tuned: Whether a tuned value took effect.
+        sources: The hashes of each of the user's modules; several if it changed before the run was resumed.
+        elsewhere: The choices of model or data that differ from those the tuned values were found with.
     """
 
     folder: Path
@@ -63,17 +70,17 @@ class Recorded:
         return replace(self, metrics={**self.metrics, metric: replace(self.metric(metric), label=label)})
 
     def values(self, metric: str) -> np.ndarray:
-        """[rows], nan for whatever is not finite."""
+        """Return the values of a metric, [rows]; values that are not finite are nan."""
         values = self.table[metric].to_numpy(dtype=float)
         return np.where(np.isfinite(values), values, np.nan)
 
     def cost(self, x: str = "") -> np.ndarray:
-        """[rows] of what is spent, of the run's own x or of another."""
+        """Return what was spent at each row, [rows]. x: a key of `COSTS`; empty: the run's own x."""
         columns = (self.table[name].to_numpy(dtype=float) for name in COSTS[x or self.x][0])
         return np.sum([*columns], axis=0)
 
     def knows(self, x: str) -> bool:
-        """Return whether all rows say what was spent."""
+        """Whether all rows have the columns of this cost, with finite values."""
         return {*COSTS[x][0]} <= {*self.table} and bool(np.isfinite(self.cost(x)).all())
 
     def group(self, by: Sequence[str]) -> tuple[str, ...]:
@@ -99,7 +106,9 @@ class Recorded:
             return self
         reached = self.cost() <= cost
         if not reached.any():
-            raise UserError(f"--at={cost:g}: {self.folder} has its first evaluation at {self.cost()[0]:g}")
+            raise UserError(
+                f"--at={cost:g}: the first evaluation of {self.folder} is at {self.cost()[0]:g}; use a larger value"
+            )
         return replace(self, table=self.table[reached])
 
 
@@ -126,7 +135,7 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
     say_skipped(skipped)
     if not runs:
         where = ", ".join(map(str, paths))
-        raise UserError(f"no run to compare in {where}: a run's folder has config.yaml and metrics.csv")
+        raise UserError(f"no run to compare in {where}; give folders that hold config.yaml and metrics.csv of runs")
     return runs
 
 
@@ -167,10 +176,12 @@ def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
             same.append(run)
     counting = {run.folder for same in kept.values() for run in same}
     if copies := len(runs) - len(counting):
-        note(f"{copies} of {len(runs)} runs left out: others of the same config, seed and data count")
+        note(f"{copies} of {len(runs)} runs left out, since they repeat runs with the same config, seed and data")
     if unlike := next((same for same in kept.values() if len(same) > 1), []):
         where = ", ".join(str(run.folder) for run in unlike[:NAMED])
-        note(f"{where}: the same config, seed and data gave other rows, and all count; --exclude leaves runs out")
+        note(
+            f"{where}: the same config, seed and data gave different rows, and all are used; leave some out with --exclude"
+        )
     return [run for run in runs if run.folder in counting]
 
 
@@ -179,7 +190,7 @@ def _folders(paths: Sequence[Path], skipped: dict[str, list[str]]) -> Iterator[P
     folders: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
-            raise UserError(f"{path}: there is no such folder")
+            raise UserError(f"{path}: there is no such folder; give one that holds runs")
         marks = {"config.yaml", "metrics.csv", "summary.json"}
         inside = sorted({file.parent for file in path.rglob("*") if file.name in marks}, key=str)
         if not inside:
@@ -192,8 +203,7 @@ def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
     """Note which folders were skipped. skipped: why -> folders."""
     reasons = []
     for why, folders in skipped.items():
-        more = f" and {len(folders) - NAMED} more" * (len(folders) > NAMED)
-        reasons.append(f"{', '.join(folders[:NAMED])}{more} ({why})")
+        reasons.append(f"{some(folders, NAMED)} ({why})")
     if count := sum(map(len, skipped.values())):
         note(f"{counted(count, 'folder')} skipped: {'; '.join(reasons)}")
 
@@ -213,7 +223,7 @@ def read(folder: Path, x: str) -> Recorded:
     config, card = RunFolder(folder).config(), RunFolder(folder).card()
     metrics = {metric.name: metric for metric in card.get("metrics", ())}
     if not metrics:
-        raise UserError("run.json does not say what its metrics are")
+        raise UserError("run.json does not describe its metrics")
     table = read_table(folder / "metrics.csv", growing=True)
     if table.empty:
         raise UserError("metrics.csv has no rows")
@@ -221,7 +231,7 @@ def read(folder: Path, x: str) -> Recorded:
         table[name] = pd.to_numeric(table[name], errors="coerce")
     columns = COSTS[x][0]
     if lacking := [name for name in ("round", *columns) if name not in table]:
-        raise UserError(f"metrics.csv has no column {lacking[0]}")
+        raise UserError(f"metrics.csv lacks the column {lacking[0]}")
     same = {key: value for key, value in config.items() if key != "eval"}  # when one looks is no property of a method
     apart = [key for key in _keys(identity(same)) if key != "seed"]
     apart.sort(key=lambda key: key.startswith("budget."))  # last in labels and tables
@@ -246,7 +256,7 @@ def read(folder: Path, x: str) -> Recorded:
         " ".join(tuned.beside),
     )
     if not np.isfinite(run.cost()).all():
-        raise UserError(f"metrics.csv has rows without {' or '.join(columns)}")
+        raise UserError(f"metrics.csv has rows without a number for {' or '.join(columns)}")
     return run
 
 

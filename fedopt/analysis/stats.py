@@ -1,4 +1,4 @@
-"""Statistics of runs: means with deviations, t-intervals, paired tests, corrections, resampling, profiles.
+"""Statistics of runs: means with deviations, t-intervals, paired tests, corrections, resampling, performance profiles.
 
 scipy takes half a second to import; each function that needs it imports it.
 """
@@ -21,9 +21,10 @@ Numbers = TypeVar("Numbers", float, np.ndarray)
 
 
 def moments(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of [n] values and their standard deviation, with n - 1.
+    """Return the mean of [n] values and their standard deviation (with n - 1).
 
-    The mean of no values is nan. So is the deviation of fewer than two values, or if the mean is infinite.
+    The mean of no values is nan. The deviation of fewer than two values is nan, and so is that of values with an infinite
+    mean.
     """
     series = pd.Series(values, dtype=float)
     if len(series) > 1 and series.nunique(dropna=False) == 1 and math.isfinite(series[0]):  # without a sum's rounding
@@ -33,18 +34,24 @@ def moments(values: Sequence[float]) -> tuple[float, float]:
 
 
 def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Numbers:
-    """Return half the width of the two-sided t-interval of a mean of n values with this standard deviation."""
+    """Return half the width of the two-sided t-interval of a mean.
+
+    std: the standard deviation. n: the number of values. level: the confidence, such as 0.95.
+    """
     from scipy.special import stdtrit
 
     return stdtrit(np.maximum(n - 1, 1), (1 + level) / 2) * std / np.sqrt(n)
 
 
 def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame:
-    """Return paired t-tests of the groups' last values over the seeds that both have, a row a pair on the same problem.
+    """Return paired t-tests of the groups' last values over the seeds that both groups have, one row per pair on the same
+    problem.
 
-    A row has the mean difference, a two-sided p-value (nan if all seeds differ by the same) and Holm's correction over all pairs.
-    If values span decades, it has the ratio of geometric means, tested by the logarithms. A seed's runs in a group are one mean.
-    A problem with more than `MOST_TESTED` groups is not tested; a note says so.
+    A row has the mean difference, the two-sided p-value (nan if all seeds differ by the same), and Holm's correction over all
+    pairs. If values span decades, it has the ratio of geometric means, and logarithms are tested. Several runs of a seed in a
+    group are averaged. A problem with more than `MOST_TESTED` groups is not tested; a note says so.
+
+    groups: the runs of each group, by label. metric: a column of metrics.csv.
     """
     labelled = [(label, run) for label, runs in groups.items() for run in runs]
     values = [(label, run.keys.get("seed", ABSENT), run.values(metric)[-1]) for label, run in labelled]
@@ -57,7 +64,7 @@ def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame
     rows = []
     for problem, labels in by_problem(groups).items():
         if len(labels) > MOST_TESTED:
-            note(f"{problem[0]}: {len(labels)} groups are more than the {MOST_TESTED} of which each pair is tested")
+            note(f"{problem[0]}: {len(labels)} groups are too many to test each pair; compare at most {MOST_TESTED}")
             continue
         for one, other in combinations(labels, 2):
             apart = (seeds[one] - seeds[other]).dropna().to_numpy()
@@ -70,7 +77,9 @@ def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame
                     p = float(ttest_1samp(apart, 0).pvalue)
                 rows.append((pair, np.exp(mean) if log else mean, len(apart), p))
                 if len(apart) < seeds[[one, other]].notna().sum().max():
-                    note(f"{pair}: tested on the {len(apart)} seeds that both have; the table has all seeds of each")
+                    note(
+                        f"{pair}: tested on the {len(apart)} seeds that both have, while the table uses all seeds of each"
+                    )
     what = "ratio" if log else "difference"
     title = described.title if log else described.title.replace("(%)", "(percentage points)")
     table = pd.DataFrame(rows, columns=["pair", f"{what} of {title}", "seeds", "p"])
@@ -78,7 +87,7 @@ def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Return [n] p-values after Holm's step-down correction [Holm 1979]; nan stays nan and does not count."""
+    """Return Holm-adjusted p-values, [n] [Holm 1979]. nan stays nan and does not count as a test."""
     order, n = np.argsort(p)[: np.isfinite(p).sum()], np.isfinite(p).sum()
     adjusted = np.full(len(p), np.nan)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(n, 0, -1)), 1)
@@ -86,7 +95,9 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def sign_flip(differences: np.ndarray) -> float:
-    """Return the exact two-sided p-value of a paired sign-flip test that [n] differences have mean zero."""
+    """Return the exact two-sided p-value of a paired sign-flip test that the mean of [n] differences is zero; 1 for fewer than
+    two.
+    """
     from scipy.stats import permutation_test
 
     if len(differences) < 2:
@@ -96,10 +107,10 @@ def sign_flip(differences: np.ndarray) -> float:
 
 
 def resampled(strata: Sequence[np.ndarray], samples: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield the indices of each sample of a bootstrap, which draws within each stratum with replacement.
+    """Yield the indices of each bootstrap sample. Indices are drawn with replacement within each stratum.
 
     Args:
-        strata: The indices in each stratum.
+        strata: The indices of each stratum.
         samples: The number of samples.
         seed: The seed of the draws.
     """
@@ -109,10 +120,12 @@ def resampled(strata: Sequence[np.ndarray], samples: int, seed: int) -> Iterator
 
 
 def profile(hits: pd.DataFrame) -> pd.DataFrame:
-    """Return the performance profile of methods [Dolan and Moré 2002]: a column a method, a row a ratio.
+    """Return the performance profiles of methods [Dolan and Moré 2002]: a column per method, a row per ratio.
 
-    A cell is the share of (task, target) on which the method's median cost is at most the ratio times the least one in `hits`.
-    It changes with the methods in `hits`. Tasks that a method does not take part in do not count for it.
+    A cell is the fraction of (task, target) on which the method's median cost is at most the ratio times the lowest cost in
+    ``hits``. It therefore depends on which methods are in ``hits``. Tasks that a method did not run do not count for it.
+
+    hits: with the columns task, target, method, cost.
     """
     medians = hits.pivot_table(index=["task", "target"], columns="method", values="cost", aggfunc="median")
     reached = medians[np.isfinite(medians.min(axis=1))]

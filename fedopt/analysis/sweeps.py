@@ -1,4 +1,4 @@
-"""The jobs of a sweep, and its table: one row per run."""
+"""The table of a sweep, one row per run."""
 
 import json
 from collections import Counter
@@ -138,5 +138,7 @@ def differences(runs: Sequence[Composed], swept: Container[str]) -> str:
         for (problem, key), values in names.items()
         if len(values) > 1 and key not in swept
     ]
-    remedy = ". preset=none leaves tuned values out for all" * any(line.startswith("tuned values") for line in lines)
-    return f"the runs differ in what is not swept: {'. '.join(lines)}{remedy}" if lines else ""
+    remedy = (
+        ". preset=none leaves tuned values out for all" if any(key.startswith("tuned values") for key in lines) else ""
+    )
+    return f"the runs also differ in what is not swept: {'. '.join(lines)}{remedy}" if lines else ""

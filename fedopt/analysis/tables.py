@@ -1,4 +1,4 @@
-"""Tables for people: on the terminal, as CSV, LaTeX and Markdown."""
+"""Tables for people: on the terminal, and as CSV, LaTeX and Markdown."""
 
 import math
 import re
@@ -86,14 +86,17 @@ def rounded(value: object) -> object:
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write the table as CSV, all of it or nothing."""
+    """Write a table as CSV, completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     cells = table.astype(object).map(rounded).map(lambda cell: csv_cell(cell) if isinstance(cell, str) else cell)
     write_atomically(path, cells.rename(columns=csv_cell).to_csv(index=False).encode())
 
 
 def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | None = None) -> None:
-    """Print a table of texts; where its numbers do not fit beside each other, a row is a paragraph. right: columns of numbers."""
+    """Print a table of texts. If its numbers do not fit side by side, each row is printed as a paragraph.
+
+    right: the columns of numbers, aligned right. caption: below the table.
+    """
     console, shown = Console(width=columns()), Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, caption=caption)
     shown.padding, shown.caption_justify = (0, 1, 0, 0), "left"
     heads = [printable(str(name)) for name in table]
@@ -127,7 +130,7 @@ def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
     style = table.style.hide(axis="index").format(_typeset).format_index(_typeset, axis="columns")
     if bold is not None:
         style = style.apply(lambda _: bold.replace({True: "textbf:--rwrap", False: ""}), axis=None)
-    return style.to_latex(hrules=True, column_format="l" + "r" * (table.shape[1] - 1))
+    return style.to_latex(hrules=True, column_format=f"l{'r' * (table.shape[1] - 1)}")
 
 
 def _typeset(cell: object) -> str:

@@ -1,4 +1,4 @@
-"""What makes a comparison unequal, in words: each function yields one line for a thing to know."""
+"""What makes a comparison unequal, in words. Each function yields one line per finding."""
 
 import math
 from collections import Counter
@@ -22,17 +22,24 @@ Groups = Mapping[str, Sequence[Recorded]]  # by label
 
 
 def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) -> Iterator[str]:
-    """by: the keys that tell the groups apart. at: the x up to which the comparison goes, None for all."""
+    """Yield lines on everything that makes a comparison of groups unequal.
+
+    Args:
+        by: The keys that tell the groups apart.
+        groups: The runs of each group, by label.
+        metric: The metric that is compared.
+        at: The cost up to which the comparison goes. None: last values.
+    """
     runs = [run for members in groups.values() for run in members]
     pooled = list(dict.fromkeys(key for members in groups.values() for key in differing(members)))
     if pooled:
         again = ",".join([*by, *pooled])
-        yield f"runs that differ in {', '.join(pooled)} count as one group; --group-by {again} tells them apart"
+        yield f"runs that differ in {', '.join(pooled)} are in one group; use --group-by {again} to separate them"
     if others := [key for key in _besides(by, groups) if key not in pooled]:
         yield f"the groups differ in {', '.join(others)} as well"
     unfinished = {label: members for label, members in groups.items() if any(r.status not in OVER for r in members)}
     if labels := [with_status(label, members) for label, members in unfinished.items()]:
-        yield f"not finished: {'; '.join(labels)}: the table has their values so far; --exclude leaves runs out"
+        yield f"not finished: {'; '.join(labels)}: the table has their values so far; leave them out with --exclude"
     yield from _spends(by, groups, runs[0].x, at)
     if runs[0].x != "seconds":  # which are never the same
         yield from _intervals(groups, runs[0].x)
@@ -40,7 +47,7 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
         counts = Counter(_ends_worse(run, metric) for run in members)
         for how, number in counts.items():
             if how:
-                yield f"{label}: {number} of {len(members)} runs end with {how}: are the steps too long?"
+                yield f"{label}: {number} of {len(members)} runs end with {how}; try smaller steps"
         if not any(counts):
             yield from _above_best(label, members, metric)
     yield from _versions(runs)
@@ -52,7 +59,7 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
 def _besides(by: Sequence[str], groups: Groups) -> list[str]:
     """Return the keys in which groups of one problem differ, besides those that tell them apart.
 
-    An option brings its own keys with it. The budget and when to evaluate come with tuned values; other lines speak of these.
+    Keys that an option brings with it are left out, and the budget and times of evaluation, on which other lines report.
     """
     brings = {"seed", "eval", "budget", "from", *by, *({"algo"} if {"algo", "problem"} & {*by} else ())}
     keys: dict[str, None] = {}
@@ -75,7 +82,10 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
     if at is None:
         for label in [label for label, costs in ends.items() if len(set(costs)) > 1 and x != "seconds"]:
             least, most = amount(x, min(ends[label])), amount(x, max(ends[label]))
-            yield f"runs of {label} end between {least} and {most}; its line ends with the first, the table has last values"
+            yield (
+                f"runs of {label} end between {least} and {most}; its line ends where the first ends, and the table "
+                f"has last values"
+            )
         if any(key.partition(".")[0] == "budget" for key in by):
             return
     elif early := [label for label, members in groups.items() if min(run.cost()[-1] for run in members) * UNEQUAL < at]:
@@ -85,9 +95,9 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
         spent = {label: float(np.mean(ends[label])) for label in labels}
         if pair := _apart(spent, UNEQUAL):
             least, most = (f"{label} ends at {amount(x, spent[label])}" for label in pair)
-            again = f"--x {x} --at {spent[pair[0]]:.6g} compares at equal spends"
-            hint = again if at is None else "a smaller eval.every brings them closer"
-            yield f"unequal spends on {problem[0]}: {least}, {most}; {hint}"
+            again = f"compare at equal costs with --x {x} --at {spent[pair[0]]:.6g}"
+            hint = again if at is None else "use a smaller eval.every"
+            yield f"unequal costs on {problem[0]}: {least}, {most}; {hint}"
 
 
 def _intervals(groups: Groups, x: str) -> Iterator[str]:
@@ -97,7 +107,7 @@ def _intervals(groups: Groups, x: str) -> Iterator[str]:
         every = {label: float(np.median(costs)) for label, costs in gaps.items() if costs}
         if pair := _apart(every, SPARSE):
             often, rarely = (f"{label} is evaluated every {amount(x, every[label])}" for label in pair)
-            yield f"{rarely}, {often}: best values, and what a target took, are as coarse; eval.every makes them alike"
+            yield f"{rarely}, {often}: best values and costs to a target are as coarse; set eval.every to make them alike"
 
 
 def _apart(amounts: Mapping[str, float], ratio: float) -> tuple[str, str] | None:
@@ -129,7 +139,7 @@ def _above_best(label: str, members: Sequence[Recorded], metric: str) -> Iterato
         if far := [(last / best, last, best, seed) for seed, last, best in ends if best > 0 and last > ABOVE * best]:
             _, last, best, seed = max(far)
             where = f" on seed {seed}" if seed else ""
-            yield f"{label}: {name} ends{where} at {last:.4g}, above twice its best, {best:.4g}: smaller steps may keep it there"
+            yield f"{label}: {name} ends{where} at {last:.4g}, more than twice its best, {best:.4g}; try smaller steps"
             return
 
 
@@ -141,7 +151,7 @@ def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
             versions.setdefault(module, set()).update(digests)
     for module, several in versions.items():
         if len(several) > 1:
-            yield f"the runs are of {len(several)} versions of {module}: delete the older ones to run them anew"
+            yield f"the runs were made by {len(several)} versions of {module}; delete the older ones and run them again"
 
 
 def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
@@ -157,9 +167,12 @@ def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
         algos = {algo: yes for (where, algo), yes in tuned.items() if where == problem}
         some, none = (", ".join(algo for algo in algos if algos[algo] is yes) for yes in (True, False))
         if some and none:
-            yield f"{problem}: {some} ran with tuned values, {none} without: budgets and step sizes may be unequal"
+            yield (
+                f"{problem}: {some} ran with tuned values, {none} without, so that budgets and step sizes may be "
+                f"unequal; preset=none runs all without"
+            )
     for words, names in elsewhere.items():
-        yield f"the tuned values of {', '.join(names)} are for runs without {words}: they may be far from the best here"
+        yield f"the tuned values of {', '.join(names)} were found without {words}, and may be far from the best here; tune again"
 
 
 def _batches(groups: Groups) -> Iterator[str]:
@@ -171,7 +184,7 @@ def _batches(groups: Groups) -> Iterator[str]:
                 sizes.setdefault("all" if size == "null" else size, []).append(label)
         if len(sizes) > 1:
             each = "; ".join(f"{size} ({', '.join(sizes[size])})" for size in sorted(sizes, key=order))
-            yield f"unlike batch sizes on {problem[0]}: {each}; {BATCH}=N makes them alike"
+            yield f"different batch sizes on {problem[0]}: {each}; set {BATCH}=N for all"
 
 
 def with_status(label: str, runs: Sequence[Recorded]) -> str:

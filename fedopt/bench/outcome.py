@@ -1,4 +1,4 @@
-"""What a search leaves: a table of its trials, pictures, and tuned values with where they come from."""
+"""The results of a search: a table of its trials, pictures, and tuned values with their source."""
 
 import math
 import re
@@ -123,7 +123,7 @@ def draw_best(axis: Axes, trials: Mapping[str, Sequence[Trial]], metric: Metric)
 
 
 def draw(path: Path, searches: Sequence[Search]) -> None:
-    """Draw the best of k trials, then each algorithm's trials by each key."""
+    """Draw the best of k trials, and a picture for each algorithm and key with all its trials."""
     panels = [(search, key, values) for search in searches for key, values in search.ranges.items()]
     columns, metric, sign = min(len(panels) + 1, COLUMNS), searches[0].metric, searches[0].metric.sign
     names = {search.algo: display_name(search.algo, search.folders) for search in searches}

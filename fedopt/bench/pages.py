@@ -1,4 +1,4 @@
-"""What the benchmark shows: hits, scores and claims in each currency, as tables, as pictures and as pages."""
+"""The results of the benchmark: hits, scores and claims by each cost, as tables, pictures and pages."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
@@ -77,7 +77,7 @@ def _of_currencies(hits: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _fill(name: str, path: Path, **values: Any) -> None:
-    """Write a page by its template."""
+    """Write a page from a template. name: of the template. path: the page. values: what the template needs."""
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"cell": markdown_cell, "code": _code}
     template = environment.from_string(files("fedopt.bench").joinpath(f"{name}.md.jinja").read_text(encoding="utf-8"))
@@ -163,12 +163,12 @@ def _reached(costs: pd.Series) -> str:
 
 
 def draw_goals(place: Path, reported: pd.DataFrame, boards: Mapping[str, str], folders: Folders = ()) -> None:
-    """Draw solved.svg and profile.svg, a row a board and a column a currency.
+    """Draw solved.svg and profile.svg, with a row per board and a column per cost.
 
     Args:
         place: The folder of the pictures.
         reported: The hits of reports.
-        boards: task -> board.
+        boards: The board of each task.
         folders: Config folders besides fedopt's.
     """
     methods = [*dict.fromkeys(reported["method"])]
@@ -188,12 +188,12 @@ def draw_goals(place: Path, reported: pd.DataFrame, boards: Mapping[str, str], f
 
 
 def _by_currencies(path: Path, count: int) -> Any:
-    """Return the axes of a picture with a column a currency."""
+    """Return a context with the axes of ``count`` pictures, with a column per cost; it writes them to ``path``."""
     return figures.pictures([path], count, len(CURRENCIES), 2.6 * len(CURRENCIES))
 
 
 def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path) -> None:
-    """Draw the metric against what was spent, a panel a currency."""
+    """Draw the metric of a task as a function of the budget that was used, with a panel per cost."""
     metric = results[0].search.metric
     title = f"{metric.title}, over that at the start" if task.relative else metric.title
     with _by_currencies(place / f"{task.name}.svg", len(CURRENCIES)) as axes:
@@ -216,14 +216,17 @@ def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path)
 
 
 def _at_shares(run: Recorded, task: Task, currency: str) -> np.ndarray:
-    """Return the last value when each of `SHARES` was spent, the worst if it is not finite; relative ones to the first."""
+    """Return the metric's last value when each of `SHARES` of the budget was used, [shares].
+
+    Values that are not finite become the worst value. If the task is relative, values are divided by the first one.
+    """
     values = run.values(task.metric) / (run.values(task.metric)[0] if task.relative else 1.0)
     places = np.searchsorted(run.cost(currency) / task.budget[currency], SHARES, side="right") - 1
     return np.nan_to_num(values[places], nan=run.metric(task.metric).worst)
 
 
 def _draw_trials(suite: Suite, task: Task, results: Sequence[Result], place: Path) -> None:
-    """Draw the last value of each trial, a column a method, and the best of k trials."""
+    """Draw the last value of each trial, with a column per method, and the best of k trials."""
     searches, metric = [result.search for result in results], results[0].search.metric
     names = [display_name(search.algo, suite.folders) for search in searches]
     shared, width = {"width_ratios": [2, 1]}, 2.6 * len(CURRENCIES)

@@ -21,10 +21,10 @@ class Tuning:
     """What `tune` returns.
 
     Args:
-        best: The words of the best trial, by algorithm.
-        trials: One row a trial.
-        winners: One row an algorithm.
-        folder: It has all runs, and ``tuned/<algorithm>.yaml``. As a config folder it makes the values apply.
+        best: The overrides of the best trial, by algorithm.
+        trials: One row per trial.
+        winners: One row per algorithm.
+        folder: The folder with all runs and ``tuned/<algorithm>.yaml``. Used as a config folder, it makes the values apply.
     """
 
     best: dict[str, list[str]]
@@ -48,16 +48,17 @@ def tune(
     prune: bool = True,
     again: bool = True,
 ) -> Tuning:
-    """Search for values of each method, with the same trials, seeds and budget for all. The same call goes on where it was
-    stopped.
+    """Search for good values of each method, as ``fedopt-tune`` does. The same call resumes a stopped search.
+
+    All methods have the same trials, seeds and budget.
 
     Args:
-        words: As of ``fedopt-tune``, a list or one text with the quotes of a shell: ``algo=NAME,... problem=NAME``, other
+        words: The command's arguments, a list or one text with a shell's quotes: ``algo=NAME,... problem=NAME``, other
             settings, and ranges such as ``algo.eta=log(0.001,1)``.
         output_dir: The folder of the search.
-        metric: Its name. By default the problem's first on validation data, else its first.
-        budget: The budget of each run, such as ``comm_rounds=300``.
-        jobs: How many runs go on at a time.
+        metric: The metric to optimise. None: the problem's first on validation data, else its first.
+        budget: The budget of each run, such as ``comm_rounds=300``; needed for several methods.
+        jobs: How many runs go at once.
         folders: Your config folders.
         trials: How many points are tried for each method, besides its defaults.
         seeds: How many runs a trial has; their median counts.
@@ -67,7 +68,7 @@ def tune(
         again: Whether a search goes on around a best value at the edge of its range, with half as many trials.
 
     Raises:
-        UserError: There is a mistake. A method none of whose trials has a value is no mistake; it is in ``trials`` only.
+        UserError: There is a mistake. A method without a trial that has a value is not one; it is then in ``trials`` only.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     given = shlex.split(words) if isinstance(words, str) else [*words]

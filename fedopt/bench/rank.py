@@ -36,7 +36,9 @@ def solved(hits: pd.DataFrame) -> pd.DataFrame:
 def worth(cost: pd.Series) -> pd.Series:
     """Return what each hit adds to a score: the share of log budget, from 1 % to all of it, beyond its cost; 0 for a miss.
 
-    The mean over hits is the area under the curve of `solved` on log budget.
+    The mean over hits is the area under the curve of `solved` as a function of the logarithm of the budget.
+
+    cost: of each hit, as a fraction of the budget; infinite for a miss.
     """
     return 1 - (np.log(cost / BUDGETS[0]) / math.log(BUDGETS[-1] / BUDGETS[0])).clip(0, 1)
 
@@ -75,10 +77,10 @@ def scores(hits: pd.DataFrame, samples: int = SAMPLES, seed: int = 0) -> pd.Data
 
 
 def log_ratios(hits: pd.DataFrame, task: str, one: str, other: str) -> np.ndarray:
-    """[seeds], log of what `one` spent over what `other` spent, mean over the targets that either reached on some seed; 0 without
-    such a target, empty without hits. Negative where `one` is cheaper.
+    """Return log(cost of ``one`` / cost of ``other``) on each seed, [seeds]; negative if ``one`` is cheaper.
 
-    A miss counts as the whole budget, which understates what it would take.
+    It is the mean over the targets that either method reached on some seed; 0 without such a target, empty without hits. A
+    miss counts as the full budget, which understates its cost.
     """
     on = hits[(hits["task"] == task) & hits["method"].isin((one, other))]
     table = on.pivot_table(index=["seed", "target"], columns="method", values="cost")

@@ -1,4 +1,4 @@
-"""Where a search looks: ranges of keys. A command gives them, else the role of a key does, which stands beside it in conf/algo."""
+"""The search space: ranges of keys. A command gives them, or the comment beside a key in conf/algo says what it is tuned as."""
 
 import math
 import re
@@ -96,9 +96,9 @@ def read_range(word: str) -> tuple[str, Range] | None:
     try:
         low, high = map(int if kind == "int" else float, parts)
     except ValueError:
-        raise UserError(f"{word}: {kind} takes two numbers, such as {kind}(1,10)") from None
+        raise UserError(f"{word}: {kind} needs two numbers, such as {kind}(1,10)") from None
     if not (math.isfinite(low) and math.isfinite(high) and low < high) or (kind == "log" and low <= 0):
-        raise UserError(f"{word}: the first end must be less than the second{', and above 0' * (kind == 'log')}")
+        raise UserError(f"{word}: the first end must be less than the second{', and above 0' if kind == 'log' else ''}")
     return key, Range(kind, (low, high))  # type: ignore[arg-type]
 
 
@@ -146,7 +146,10 @@ def _by_role(key: str, role: str, value: Any) -> Range:
         return pair[1]
     if role == "step":
         if not (isinstance(value, int | float) and value > 0):
-            raise UserError(f"{key}={value}: is tuned as a step, around its default, which must be a number above 0")
+            raise UserError(
+                f"{key}={value}: a step is tuned around its default, which must be a number above 0; give "
+                f"one, or a range"
+            )
         ratio = 10 ** (DECADES / 2)
         return Range("log", (float(f"{float(value) / ratio:.2g}"), float(f"{float(value) * ratio:.2g}")))
     if role == "momentum":
@@ -159,7 +162,7 @@ def _by_role(key: str, role: str, value: Any) -> Range:
         _, _, unit = str(value).partition(" ")
         return Range("choice", tuple(f"'{n} {unit}'" if unit else str(n) for n in ((1, 5) if unit else (1, 5, 20))))
     raise UserError(
-        f"{key}: is tuned as a {role}; there are step, momentum, penalty, probability and number of local steps"
+        f"{key}: its comment says 'tuned as a {role}'; use step, momentum, penalty, probability or number of local steps"
     )
 
 
@@ -169,7 +172,9 @@ def _by_role(key: str, role: str, value: Any) -> Range:
 def cube(sampler: str, ranges: Mapping[str, Range], count: int, seed: int) -> Iterator[Point]:
     """Yield points that depend on no trial's outcome: a scrambled Sobol sequence, a grid, or random ones.
 
-    Methods with as many ranges get the same shares of them, in the order of their keys.
+    Methods with equally many ranges get points at the same fractions of them, in the order of their keys.
+
+    sampler: sobol, grid or random. ranges: of each key. count: how many points. seed: of the points.
     """
     if sampler == "grid":
         yield from grid(ranges, count)
@@ -194,7 +199,10 @@ def grid(ranges: Mapping[str, Range], count: int) -> Iterator[Point]:
     levels = int((count / choices) ** (1 / len(numbers)) + 1e-9) if numbers else 1
     if levels < 1 or choices > count or (numbers and levels < 2):
         least = choices * 2 ** len(numbers)
-        raise UserError(f"--trials {count}: a grid over {', '.join(ranges)} has {least} points or more")
+        raise UserError(
+            f"--trials {count}: a grid over {', '.join(ranges)} has at least {least} points; use --trials "
+            f"{least} or more, or fewer ranges"
+        )
 
     def texts(values: Range) -> list[str]:
         if values.kind == "choice":

@@ -1,6 +1,6 @@
-"""The benchmark: tasks with rules that were fixed before the results; the trials and reports of each method on them.
+"""The benchmark: tasks whose rules were fixed before the results, and the trials and reports of each method on them.
 
-A task is a file conf/bench/<name>.yaml. Methods are tuned with the same Sobol trials, then reported on other seeds.
+A task is a file conf/bench/<name>.yaml. Methods are tuned with the same Sobol trials, and then reported on other seeds.
 """
 
 import json
@@ -98,12 +98,16 @@ def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False
     for task in chosen:
         for name in (task.name, task.board, *task.methods, *task.refuses):  # files and folders have these names
             if not re.fullmatch(r"\w[\w -]{0,60}", name):
-                raise UserError(f"bench.{task.name}: {name!r} is no name; letters, digits, blanks, _ and - make one")
+                raise UserError(
+                    f"bench.{task.name}: {name!r} cannot be a name; use letters, digits, blanks, _ and - only"
+                )
         if {*task.budget} != {*CURRENCIES}:
-            raise UserError(f"bench.{task.name}: its budget has {', '.join(CURRENCIES)}")
+            raise UserError(f"bench.{task.name}: its budget must have {', '.join(CURRENCIES)}")
         for claim in task.claims:
             if not ({claim.one, claim.other} <= {*task.methods} and {*claim.by} <= {*CURRENCIES}):
-                raise UserError(f"bench.{task.name}: a claim is on two of its methods, by {', '.join(CURRENCIES)}")
+                raise UserError(
+                    f"bench.{task.name}: a claim must be about two of its methods, by one of {', '.join(CURRENCIES)}"
+                )
     return [task for task in chosen if task.smoke or names or not smoke]
 
 
@@ -195,8 +199,8 @@ class Suite:
     def _result(self, task: Task, search: Search) -> Result:
         trials = [trial for trial in search.done if trial.stage == STAGES[0]]
         if len(trials) < search.planned(STAGES[0]):
-            lacks = f"{search.algo} has {len(trials)} of {search.planned(STAGES[0])} trials in {self.out}"
-            raise UserError(f"{task.name}: {lacks}; fedopt-bench run {task.name} does them")
+            lacks = f"{search.algo} has only {len(trials)} of {search.planned(STAGES[0])} trials in {self.out}"
+            raise UserError(f"{task.name}: {lacks}; do them with fedopt-bench run {task.name}")
         runs = {t.number: [rows(search.place(t.stage, t.number, seed)) for seed in search.seeds] for t in trials}
         best = {c: min(trials, key=lambda trial: _order(task, trial, runs[trial.number], c)) for c in CURRENCIES}
         return Result(search, best)
@@ -234,7 +238,9 @@ class Suite:
             for currency in CURRENCIES:
                 for report in self.reports(task, result, currency):
                     if not RunFolder(report.folder).settled:
-                        raise UserError(f"{report.folder}: has not ended; fedopt-bench run {task.name} goes on")
+                        raise UserError(
+                            f"{report.folder}: this run has not ended; resume it with fedopt-bench run {task.name}"
+                        )
                     row: dict[str, Any] = {"task": task.name, "kind": report.kind, "currency": currency}
                     row |= {"method": result.search.algo}
                     row |= {"trial": report.trial, "seed": report.seed}
@@ -244,15 +250,19 @@ class Suite:
 
     def _searches(self, task: Task, methods: Sequence[str]) -> list[Search]:
         if not task.targets or not all(task.budget.values()):
-            raise UserError(f"bench.{task.name}: has no targets and budgets yet; scripts/bench_targets measures them")
+            raise UserError(
+                f"bench.{task.name}: has no targets and budgets yet; measure them with scripts/bench_targets"
+            )
         limits = [f"budget.{currency}={limit:g}" for currency, limit in task.budget.items()]
         words = [*task.words, *limits, "budget.until=last", f"eval.points={POINTS}"]
         how = How(self.trials, self.tuning, "sobol", prune=False, again=False)
         folder = self.out / task.name
         begun, now = folder / "task.json", json.loads(json.dumps(asdict(task)))
         if others := [key for key, value in read_json(begun, {}, others=Any).items() if value != now.get(key)]:
-            what = f"the runs here are of another {', '.join(others)} than bench/{task.name}.yaml has now"
-            raise UserError(f"{begun}: {what}: put it back, or choose another --out")
+            what = (
+                f"the runs here began with different values of {', '.join(others)} than bench/{task.name}.yaml has now"
+            )
+            raise UserError(f"{begun}: {what}; restore the file, or choose another --out")
         return planned_searches([f"algo={','.join(methods)}", *words], self.folders, task.metric, None, how, folder)
 
 
@@ -284,8 +294,11 @@ def reached(task: Task, recorded: Recorded | None, currency: str) -> list[float]
 def _order(
     task: Task, trial: Trial, runs: Sequence[Recorded | None], currency: str
 ) -> tuple[bool, float, float, float]:
-    """What the best trial has least of: divergence, targets missed, the cost of the hardest one reached, and the metric when the
-    budget is spent; medians over seeds, so that of two seeds both have to reach a target."""
+    """Return a key by which trials are sorted, best first.
+
+    It has: divergence, the number of missed targets, the cost of the hardest target that was reached, and the metric at the
+        end of the budget. These are medians over seeds; with two seeds, both must reach a target.
+    """
     medians = np.median([reached(task, run, currency) for run in runs], axis=0)
     finite = medians[np.isfinite(medians)]
     hardest = float(finite[-1]) if len(finite) else math.inf
@@ -294,7 +307,9 @@ def _order(
 
 
 def _last(task: Task, run: Recorded | None, currency: str) -> float:
-    """Return the metric when the budget was spent, lower is better; infinity if no evaluation is within the budget."""
+    """Return the metric at the end of the budget, as a number of which lower is better; infinity if no evaluation is within the
+    budget.
+    """
     if run is None:
         return math.inf
     value = [math.nan, *run.values(task.metric)[run.cost(currency) <= task.budget[currency]]][-1]

@@ -1,8 +1,8 @@
-"""Search for values: the same number of trials, seeds and budget for every method, on seeds that no report uses.
+"""Searches: the same number of trials, seeds and budget for every method, on seeds that no report uses.
 
-A trial is a point: values of keys. Its runs, one a seed, are jobs as of a sweep, and their folders are all that a search goes on
-from. Trials come in batches of which each is a function of those before: killed at any moment, the same command ends with the same
-trials, and on any number of processes.
+A trial is a point, the values of some keys. It has a run on each seed, a job as in a sweep; a search keeps nothing besides
+the runs' folders. Trials are chosen in batches, and each batch is a function of the earlier ones. So a search that is killed
+at any moment ends with the same trials, on any number of processes.
 """
 
 import json
@@ -60,16 +60,17 @@ class How:
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
             meant = nearest(self.sampler, [*SAMPLERS])
-            raise UserError(f"sampler={self.sampler}: there are {', '.join(SAMPLERS)}{meant}")
+            raise UserError(f"sampler={self.sampler}: must be one of {', '.join(SAMPLERS)}{meant}")
         if self.trials < 1 or self.seeds < 1:
-            raise UserError(f"trials={self.trials}, seeds={self.seeds}: both are 1 or more")
+            raise UserError(f"trials={self.trials}, seeds={self.seeds}: both must be at least 1")
 
 
 @dataclass(frozen=True)
 class Worse:
-    """A function of a row of metrics.csv: whether its metric is worse than a limit that rises with what was spent.
+    """A function of a row of metrics.csv that tells whether its metric is worse than the limit at its cost.
 
-    spent, limits: [n], from where on a limit holds.
+    columns: the columns that add up to the cost. spent: [n], ascending costs. limits: [n], the limit from each of these costs
+        on.
     """
 
     metric: Metric
@@ -100,10 +101,20 @@ class Trial:
 
 @dataclass(eq=False)
 class Search:
-    """The trials of one algorithm.
+    """The search for values of one algorithm.
 
-    words: of the command, without ranges and algo; ranges: of the first stage; x: the cost of the budget, as of `COSTS`.
-    folder: of this algorithm's trials.
+    Args:
+        algo: The algorithm.
+        words: The overrides of all runs, without ranges and algo.
+        folders: Config folders besides fedopt's.
+        ranges: The ranges of the first stage, by key.
+        metric: The metric that is optimised.
+        x: The cost that the budget limits, a key of `COSTS`.
+        how: The options.
+        folder: The folder of the trials.
+
+    Attributes:
+        done: The trials that have ended, in order.
     """
 
     algo: str
@@ -227,7 +238,7 @@ class Search:
             return None  # a search whose defaults are refused cannot begin
         if point is None:
             where = folders[0].path.parent
-            raise UserError(f"{where}: the run.json in it is damaged, or of another search; delete this folder")
+            raise UserError(f"{where}: its run.json is damaged, or belongs to another search; delete this folder")
         summaries = [folder.summary() for folder in folders]
         statuses = [summary["status"] for summary in summaries]
         for folder in folders:
@@ -248,7 +259,7 @@ class Search:
         return point if all(math.isfinite(self.ranges[key].share(text)) for key, text in point.items()) else None
 
     def write_journal(self) -> None:
-        """Write the trials for Optuna's dashboard and its importances, a study a stage. Nothing here reads them."""
+        """Write the trials for Optuna's dashboard and importances, a study per stage. fedopt does not read them."""
         self.folder.mkdir(exist_ok=True)
         studies = {}
         for stage in dict.fromkeys(trial.stage for trial in self.done):
@@ -320,10 +331,8 @@ def ended(path: Path, x: str) -> Recorded:
             counted_rows(folder, metadata)
         last = {name: run.table[name].iloc[-1] for name in run.table}
         if {"round": summary.get("round"), **numbers_of(summary.get("final"))}.items() - last.items():
-            raise UserError("metrics.csv does not end as summary.json says")
+            raise UserError("metrics.csv does not end as summary.json records")
     except (OSError, ValueError, UserError) as error:
         where = "" if str(path) in str(error) else f"{path}: "
-        raise UserError(
-            f"{where}{first_line(error)}; delete {path}, and the command that ran it does it again"
-        ) from None
+        raise UserError(f"{where}{first_line(error)}; delete {path} and repeat the command") from None
     return run

@@ -1,4 +1,4 @@
-"""From the words of a command to searches, and all their trials under one scheduler."""
+"""From the arguments of a command to searches, and all their trials under one scheduler."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,23 +52,24 @@ def planned_searches(
         raise UserError("a search needs algo=NAME,... and one problem=NAME")
     if taken := [word for word in words if key_of(word) in ("seed", "output_dir", "resume", "from")]:
         raise UserError(
-            f"{taken[0]}: a search has its own seeds, from {FIRST_SEED} on, which no report shall use, and its own folders"
+            f"{taken[0]}: leave this out; a search has its own folders, and its own seeds from {FIRST_SEED} on, which "
+            f"no report may use"
         )
     fixed += [f"budget.{budget}"] if budget else []
     fixed += [] if any(key_of(word).startswith("eval.") for word in fixed) else [f"eval.points={POINTS}"]
     if len({*named[-1].split(",")}) > 1 and not any(key_of(word).startswith("budget.") for word in fixed):
-        raise UserError(
-            "--budget is needed: methods are compared by what the same budget gives, such as comm_rounds=300"
-        )
+        raise UserError("--budget is missing; give one for all methods, such as --budget comm_rounds=300")
     if odd := [key for key in ranges if "." not in key or key.partition(".")[0] not in NODES]:
-        raise UserError(f"{odd[0]}: is not searched; keys of {', '.join(NODES)} are, such as algo.eta")
+        raise UserError(f"{odd[0]}: cannot be searched; give ranges to keys of {', '.join(NODES)}, such as algo.eta")
     algos = dict.fromkeys(named[-1].split(","))
     searches = [_search(algo, fixed, tuple(folders), ranges, metric, how, folder) for algo in algos]
     refuse_other_search(searches, folder)
     for search in searches:
         search.update()
     if unused := [key for key in ranges if not any(key in search.ranges for search in searches)]:
-        raise UserError(f"{unused[0]}: no algorithm of this search has this key")
+        raise UserError(
+            f"{unused[0]}: no algorithm of this search has this key; correct or remove it; correct or remove it"
+        )
     return searches
 
 
@@ -91,9 +92,11 @@ def _search(
         by_role = default_ranges(composed)
         ranges = {key: r for key, r in by_role.items() if key not in set_by_words}
         if not ranges:
-            set_all = f"the command sets all that is tuned, {', '.join(by_role)}: leave one out"
-            why = set_all if by_role else f"no key of it says what it is tuned as: {example(composed)}"
-            raise UserError(f"{algo}: {why}; or give a range, such as 'algo.eta=log(0.001,1)'")
+            set_all = f"the command sets every key that is tuned, {', '.join(by_role)}; leave one out"
+            why = (
+                set_all if by_role else f"the comment of none of its keys says what it is tuned as; {example(composed)}"
+            )
+            raise UserError(f"{algo}: {why}, or give a range, such as 'algo.eta=log(0.001,1)'")
     metrics = assemble(composed).problem.metrics
     goals = [one for one in metrics if one.better != "neither"]
     goals.sort(key=lambda one: not one.name.startswith("val_"))  # what was held out, where the problem has it
@@ -152,7 +155,9 @@ def refuse_unfinished(jobs: Sequence[Job], bad: Mapping[Job, Outcome]) -> None:
     """Raise Unfinished if runs did not come to an end. bad: as `run_all` returns it."""
     if lost := [job for job in jobs if not RunFolder(job.folder).settled]:
         first = f"{lost[0].folder}: {bad[lost[0]].text}"
-        raise Unfinished(f"{counted(len(lost), 'run')} did not end: the same command goes on; {first}")
+        raise Unfinished(
+            f"{counted(len(lost), 'run')} did not end; repeat the command to resume them. The first: {first}"
+        )
 
 
 def _check(jobs: Iterable[Job]) -> None:
@@ -162,7 +167,7 @@ def _check(jobs: Iterable[Job]) -> None:
             if RunFolder(job.folder).status() in OVER:
                 job.check()
     if notes:
-        note(notes[0] + f" ({len(notes)} runs of this search are)" * (len(notes) > 1))
+        note(f"{notes[0]} ({len(notes)} runs of this search)" if len(notes) > 1 else notes[0])
 
 
 def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, Any]:
@@ -175,8 +180,8 @@ def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, A
         now, then = {"words": [*search.words], "ranges": ranges, "how": how}, before.get(search.algo, {})
         if then and now != then | {"how": _longer(then.get("how"), how)}:
             name = next(key for key in now if then.get(key) != now[key])
-            other = f"{folder}: holds a search of {search.algo} with other {name}"
-            raise UserError(f"{other}; --out DIR takes another folder")
+            other = f"{folder}: holds a search of {search.algo} with different {name}"
+            raise UserError(f"{other}; choose another folder with --out DIR")
         before[search.algo] = now
     return before
 

@@ -35,10 +35,9 @@ class Parser(argparse.ArgumentParser):
         return parsed, others
 
     def error(self, message: str) -> NoReturn:
-        settings = "; settings are words without dashes, such as algo=fedavg" * (
-            self.prog == "fedopt" and message.startswith("unrecognized")
-        )
-        raise UserError(f"{message}{settings}; {self.prog} --help lists the options")
+        if self.prog == "fedopt" and message.startswith("unrecognized"):
+            message += "; write settings without dashes, such as algo=fedavg"
+        raise UserError(f"{message}; {self.prog} --help lists the options")
 
 
 def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
@@ -49,7 +48,7 @@ def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
         for name in names:
             if name not in choices:
                 near = nearest(name, list(choices))
-                raise argparse.ArgumentTypeError(f"{name}: there are {', '.join(choices)}{near}")
+                raise argparse.ArgumentTypeError(f"{name}: must be one of {', '.join(choices)}{near}")
         return names
 
     return read
@@ -59,24 +58,25 @@ def number(text: str) -> float:
     """Read a finite number. A type for argparse."""
     value = float(text)
     if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+        raise argparse.ArgumentTypeError(f"{text} must be a finite number")
     return value
 
 
 def positive(text: str, least: int = 1) -> int:
     """Read a whole number from ``least`` to 2^62 - 1. A type for argparse."""
     if not (text.isdecimal() and least <= int(text) < 2**62):
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} on, below 2^62")
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number, at least {least} and less than 2^62")
     return int(text)
 
 
 def minutes(text: str) -> int:
-    """Read a time as Slurm writes it, [days-]hours:minutes:seconds, or minutes. Return minutes, rounded up. A type for
-    argparse.
+    """Read a time as Slurm writes it, [days-]hours:minutes:seconds, or minutes.
+
+    Return minutes, rounded up. A type for argparse.
     """
     if not re.fullmatch(r"\d{1,6}|(\d{1,3}-)?\d{1,3}:\d\d:\d\d", text):
         raise argparse.ArgumentTypeError(
-            f"{text} is no time: hours:minutes:seconds, days-hours:minutes:seconds, or minutes"
+            f"{text} must be a time: hours:minutes:seconds, days-hours:minutes:seconds, or minutes"
         )
     days, _, clock = text.rpartition("-")
     hours, least, seconds = map(int, clock.split(":") if ":" in clock else ("0", clock, "0"))
@@ -108,7 +108,7 @@ def launcher_of(given: argparse.Namespace) -> "Launcher":
 
         return Queue(given.launcher, **options)
     if options:
-        raise UserError(f"{', '.join(f'--{key}' for key in options)}: goes with --launcher slurm")
+        raise UserError(f"{', '.join(f'--{key}' for key in options)}: needs --launcher slurm")
     from fedopt.jobs.local import Local
 
     return Local(given.jobs)

@@ -28,7 +28,7 @@ def main() -> None:
 def _main() -> int:
     given = _arguments()
     if find_spec("optuna") is None:
-        raise UserError("fedopt-bench needs Optuna: pip install 'fedopt[tune]'")
+        raise UserError("fedopt-bench needs Optuna; pip install 'fedopt[tune]'")
     os.environ.setdefault("FEDOPT_PICTURES", "0")  # of each run, which nobody looks at here
     from fedopt.bench.pages import write
     from fedopt.bench.suite import Suite, tasks
@@ -52,14 +52,14 @@ def _main() -> int:
             for number, (task, methods) in enumerate(wanted if given.command != "rank" else (), 1):
                 missing = sum(suite.missing(*one) for one in wanted[number - 1 :])
                 seconds = (time.monotonic() - began) * missing / max(first - missing, 1)
-                left = f"; about {timedelta(seconds=round(seconds))} left for all" * (missing < first)
+                left = f"; about {timedelta(seconds=round(seconds))} left for all" if missing < first else ""
                 show(f"task {number} of {len(chosen)}: {task.name}, {', '.join(methods)}{left}")
                 suite.run(task, methods, launcher)
     except KeyboardInterrupt:
         say(launcher.stopped)
         return 130
     if not chosen:
-        raise UserError(f"{out}: there is no task in it; fedopt-bench run does them")
+        raise UserError(f"{out}: there is no task in it to rank; do some with fedopt-bench run")
     write(suite, chosen, pages := given.pages or out / "pages")
     show(f"results: {pages}/index.md, a page a task, and tables as CSV and LaTeX; the runs are in {out}")
     return 0
@@ -71,7 +71,7 @@ def _check_contract(method: str, folders: list[str]) -> None:
     method: its name. folders: config folders besides fedopt's.
     """
     if find_spec("pytest") is None:
-        raise UserError("enter: the contract of algorithms needs pytest: pip install 'fedopt[testing]'")
+        raise UserError("enter: testing the contract of algorithms needs pytest; pip install 'fedopt[testing]'")
     place = file_of("algo", method, folders).parents[1].absolute()
     # What is imported here is imported there, and no other file of the working directory is; nor are its settings of pytest read
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
@@ -82,11 +82,13 @@ def _check_contract(method: str, folders: list[str]) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     if broken := next((line for line in said if line.startswith("FAILED")), None):
-        raise UserError(f"enter: {method} breaks the contract of algorithms: {broken.partition('::')[2]}")
+        raise UserError(
+            f"enter: {method} breaks the contract of algorithms; mend it first: {broken.partition('::')[2]}"
+        )
     # What calls os._exit(0) has passed nothing
     if done.returncode or not re.match(r"\d+ passed", said[-1] if said else ""):
         last = said[-1].removeprefix("ERROR: ") if said else f"Python ended with code {done.returncode}"
-        raise UserError(f"enter: the contract of {method} cannot be tried: {last}")
+        raise UserError(f"enter: the contract of {method} cannot be tested ({last}); mend this first")
     show(f"{method} keeps the contract of algorithms")
 
 

@@ -141,7 +141,7 @@ def show_list(arguments: list[str]) -> None:
     topic = {**names, **{name: name for name in OTHER_TOPICS}}.get(given.topic)
     if topic is None:
         near = nearest(given.topic, topics)
-        raise UserError(f"fedopt list {given.topic}: there is no such topic{near}; there are {', '.join(topics)}")
+        raise UserError(f"fedopt list {given.topic}: there is no such topic{near}; choose one of {', '.join(topics)}")
     if topic == "commands":
         show_columns(COMMANDS)
     elif topic == "keys":

@@ -18,7 +18,7 @@ from fedopt.commands.answer import Parser
 from fedopt.config.files import flat
 from fedopt.console.say import columns, note, show
 from fedopt.console.texts import counted, printable
-from fedopt.errors import UserError, nearest
+from fedopt.errors import UserError, nearest, some
 from fedopt.jobs.slurm import queued
 from fedopt.results.folder import OVER, TEXTS, RunFolder, numbers_of
 
@@ -44,12 +44,12 @@ def ls(arguments: list[str]) -> None:
     rows = list(_rows(paths or ["outputs"])) if paths or Path("outputs").is_dir() else []
     _add_queued(rows, paths or ["outputs"])
     if broken := [str(row["folder"]) for row in rows if row["status"] is None]:
-        note(f"{counted(len(broken), 'folder')} skipped, whose summary.json cannot be read: {', '.join(broken[:3])}")
+        note(f"skipped {counted(len(broken), 'folder')} whose summary.json cannot be read: {some(broken, 3)}")
     rows = runs = [row for row in rows if row["status"] is not None]
     for key in filter(None, [given.sort, *(word.partition("=")[0] for word in filters)]):
         names = [*COLUMNS, *dict.fromkeys(name for row in runs if key not in COLUMNS for name in _config(row))]
         if key not in names:
-            raise UserError(f"{key}: no run has such a column or key{nearest(key, names)}")
+            raise UserError(f"{key}: none of these runs has such a column or config key{nearest(key, names)}")
     for key, _, wanted in (word.partition("=") for word in filters):
         rows = [row for row in rows if any(_fits(_value(row, key), value) for value in wanted.split(","))]
     rows.sort(key=lambda row: _order(_value(row, given.sort or "folder")), reverse=given.reverse)
@@ -63,7 +63,7 @@ def _rows(paths: Sequence[str]) -> Iterator[dict[str, Any]]:
     seen = set()
     for path in paths:
         if not os.path.isdir(path):
-            raise UserError(f"{path}: there is no such folder")
+            raise UserError(f"{path}: there is no such folder; give one that holds runs")
         for place, _, files in os.walk(path):
             if {*files} & {*TEXTS[:4]} and (real := os.path.realpath(place)) not in seen:
                 seen.add(real)
@@ -169,9 +169,10 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
 def _last_line(rows: Sequence[dict[str, Any]], runs: int, paths: Sequence[str], filters: Sequence[str]) -> str:
     if not rows:
         begin = "" if runs else "; fedopt algo=fedmsa problem=mco begins one"
-        return f"no run{' with ' * bool(filters)}{' '.join(filters)} in {', '.join(paths)}, which has {runs}{begin}"
+        wanted = f" with {' '.join(filters)}" if filters else ""
+        return f"no run{wanted} in {', '.join(paths)}, which has {runs}{begin}"
     counts = Counter(row["status"] for row in rows)
     line = f"{counted(len(rows), 'run')}: {', '.join(f'{number} {status}' for status, number in counts.items())}"
-    line += f"\nto compare: fedopt-compare {shlex.join(paths)}" * (len(rows) > 1)
+    line += f"\nto compare: fedopt-compare {shlex.join(paths)}" if len(rows) > 1 else ""
     stopped = next((row["folder"] for row in rows if row["status"] == "interrupted"), None)
     return line + (f"\nto go on: fedopt resume=true {shlex.quote(f'output_dir={stopped}')}" if stopped else "")

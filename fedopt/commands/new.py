@@ -41,7 +41,9 @@ def new(arguments: list[str]) -> None:
     kind, name = given.kind, given.name
     if (kind, given.problems) not in EXAMPLES:
         classes = ", ".join(problems for begun, problems in EXAMPLES if begun == kind)
-        raise UserError(f"--class {given.problems}: there is a skeleton of {kind} for {classes}")
+        raise UserError(
+            f"--class {given.problems}: there is no template of {kind} for this class; choose one of {classes}"
+        )
     example, command = EXAMPLES[kind, given.problems]
     found = project.project()
     conf = (found or project.Project()).config_dir
@@ -68,8 +70,9 @@ def new(arguments: list[str]) -> None:
 
 
 def trust(arguments: list[str]) -> None:
-    """Let commands in the working directory import its Python files: `fedopt trust`. Raises UserError if that cannot be
-    recorded.
+    """Let commands in the working directory import its Python files: `fedopt trust`.
+
+    Raises UserError if that cannot be recorded.
     """
     Parser(prog="fedopt trust", description="Let commands in this folder import its Python files.").parse_args(
         arguments
@@ -99,13 +102,15 @@ def _write_all(texts: dict[Path, str]) -> None:
 
 def _check(kind: str, name: str, files: dict[Path, str]) -> None:
     if not (name.isidentifier() and name.isascii() and name == name.lower()) or iskeyword(name):
-        raise UserError(f"{name}: a name has small letters, digits and _, and begins with a letter, such as my_{kind}")
+        raise UserError(
+            f"{name}: a name must have small letters, digits and _ only, and begin with a letter, such as my_{kind}"
+        )
     if taken := [str(path) for path in files if path.exists()]:
-        raise UserError(f"{taken[0]} is there already, and is not overwritten: choose another name")
+        raise UserError(f"{taken[0]} exists already, and is not overwritten; choose another name")
     if name in options(kind):
-        raise UserError(f"{name}: fedopt has {kind}={name}: choose another name")
+        raise UserError(f"{name}: fedopt has {kind}={name} already; choose another name")
     if name in sys.stdlib_module_names or find_spec(name):
-        raise UserError(f"{name}: a module of Python of this name is installed: choose another name")
+        raise UserError(f"{name}: a Python module of this name is installed; choose another name")
 
 
 def _camel(name: str) -> str:

@@ -23,7 +23,10 @@ def report(given: argparse.Namespace) -> None:
         serve(lambda: page(given.paths), lambda: stamp(given.paths), given.port)
         return
     if not first.sections:
-        raise UserError(f"{', '.join(map(str, given.paths))}: no run is in it, nor what fedopt-reproduce writes")
+        raise UserError(
+            f"{', '.join(map(str, given.paths))}: there are neither runs nor results of fedopt-reproduce "
+            f"in it; give a folder that holds some"
+        )
     for line in first.notes:
         note(line)
     show(f"results: {first.write(given.out)}")

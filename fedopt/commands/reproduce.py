@@ -49,7 +49,7 @@ def _main() -> int:
             draw_again(name, given.folders, given.keep / name)
         return 0
     if not given.names:
-        raise UserError("which experiment? fedopt-reproduce --list shows them")
+        raise UserError("no experiment is named; choose from fedopt-reproduce --list")
     launcher = launcher_of(given)
     lock = RunFolder(given.output)
     lock.open()
@@ -145,7 +145,7 @@ def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
     tasks = {plan.runs / task.folder: task for plan in plans for task in plan.tasks}
     waiting = {folder: task for folder, task in tasks.items() if RunFolder(folder).status() not in ENDED}
     if there := len(tasks) - len(waiting):
-        show(f"{there} of {len(tasks)} runs are there already")
+        show(f"{there} of {len(tasks)} runs have been done already")
     todo = [Job(folder, task.composed, f"{task.line}  seed {task.seed}") for folder, task in waiting.items()]
     return {job.folder: outcome.text for job, outcome in run_all(todo, launcher).items()}
 
@@ -175,7 +175,7 @@ def show_list(known: Sequence[str], folders: Sequence[Path], output: Path) -> No
         needed = len(published.lines) * published.seeds
         state = "done" if ended == needed else f"{ended}/{needed} runs" if listed.exists() else ""
         minutes, _, on_gpu = takes(name, published, folders).partition(" ")
-        row = f"  {name}", f"{minutes:>3} min{', GPU' * bool(on_gpu)}", state, published.title
+        row = f"  {name}", f"{minutes:>3} min{', GPU' if on_gpu else ''}", state, published.title
         papers.setdefault(published.paper, []).append(row)
     for paper, rows in papers.items():
         show(f"{paper}:")
@@ -185,8 +185,9 @@ def show_list(known: Sequence[str], folders: Sequence[Path], output: Path) -> No
 
 
 def claims_table(wanted: Sequence[str], folders: Sequence[Path], results: Path) -> str:
-    """Judge the claims of all experiments that have been run again. Return them as Markdown, with the names of the other
-    experiments.
+    """Judge the claims of all experiments that have been run again.
+
+    Return them as Markdown, with the names of the other experiments.
 
     Args:
         wanted: The names of the experiments.

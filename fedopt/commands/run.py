@@ -24,6 +24,7 @@ from fedopt.config.settings import Budget, Settings
 from fedopt.config.words import last_of_each, of_folder
 from fedopt.console.interrupts import ending_at_once
 from fedopt.console.say import folded, show
+from fedopt.console.texts import counted
 from fedopt.errors import UserError
 from fedopt.files.writing import yaml_text
 from fedopt.results.folder import RunFolder, numbers_of
@@ -57,7 +58,7 @@ def _dispatch(arguments: list[str]) -> int:
     given = parser.parse_intermixed_args(arguments)
     given.overrides = last_of_each(map(of_folder, given.overrides))
     if (given.jobs > 1 or given.launcher) and not given.multirun:
-        raise UserError(f"--{'launcher' if given.launcher else 'jobs'} goes with -m, a sweep")
+        raise UserError(f"--{'launcher' if given.launcher else 'jobs'} needs -m, which makes it a sweep")
     if given.schema:
         from fedopt.commands.schema import schema
 
@@ -83,7 +84,7 @@ def _dispatch(arguments: list[str]) -> int:
 def _complete(words: list[str]) -> None:
     """Print a shell's completion script (`-sc install=bash`), or what COMP_LINE may be completed to (`-sc query=bash`)."""
     if len(words) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|zsh|fish)", words[0]):
-        raise UserError("-sc: goes with install, uninstall or query =bash, zsh or fish, such as install=bash")
+        raise UserError("-sc: needs install, uninstall or query, =bash, =zsh or =fish, such as install=bash")
     if words[0].startswith("query"):
         from fedopt.commands.help import completions
 
@@ -112,8 +113,10 @@ def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
     final = numbers_of(summary.get("final")).items()  # below 0 with what it is, where the name does not say so
     shown = (f"{k} {v:.5g}{labels.get(k, '') if v < 0 and k not in labels.get(k, k) else ''}" for k, v in final)
     values = "  ".join(shown)
-    rounds = f"{summary.get('round')} round{'s' * (summary.get('round') != 1)}"
-    line = f"{status} after {rounds}{_limit(settings.budget, summary)} ({summary.get('seconds')} s)"
+    line = (
+        f"{status} after {counted(summary.get('round', 0), 'round')}{_limit(settings.budget, summary)} "
+        f"({summary.get('seconds')} s)"
+    )
     lines = [line + (f": {values}" if values else "")]
     if settings.eval.target is not None:
         reached = numbers_of(summary.get("to_target"))

@@ -21,7 +21,7 @@ def main() -> None:
 def _main() -> int:
     given = _arguments()
     if find_spec("optuna") is None:
-        raise UserError("fedopt-tune needs Optuna: pip install 'fedopt[tune]'")
+        raise UserError("fedopt-tune needs Optuna; pip install 'fedopt[tune]'")
     from fedopt.analysis.tables import print_table
     from fedopt.bench.outcome import run_words, value_of, winners, with_values, write, write_tuned
     from fedopt.bench.space import words_of

@@ -43,8 +43,9 @@ def build(cls: type[T], node: Any, where: str = "") -> T:
 
 
 def build_target(node: dict[str, Any], where: str) -> Any:
-    """Return an object of the class that the node's `_target_` names, as `build` does. Raises UserError as `target` and `build`
-    do.
+    """Return an object of the class that the node's `_target_` names, as `build` does.
+
+    Raises UserError as `target` and `build` do.
     """
     return build(*target(node, where), where)
 
@@ -76,7 +77,7 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
     Raises UserError if the class cannot be imported, is not a dataclass, or lacks a method that the group needs.
     """
     if "_target_" not in node:
-        raise UserError(f"{where}._target_: is missing, the class to build")
+        raise UserError(f"{where}._target_: is missing; give the dotted path of a class")
     word = f"{where}._target_={node['_target_']}"
     cls = imported(node["_target_"], word)
     defined = {name for base in getattr(cls, "__mro__", ()) for name in vars(base)}
@@ -86,7 +87,7 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
     if lacking or undecorated or not hasattr(cls, "__dataclass_fields__"):
         why = f"does not define {', '.join(lacking)}" if lacking else "is not a dataclass"
         if "solves" in lacking:
-            why += "; solves: ClassVar = (Minimisation,) says which classes of problems it is for"
+            why += "; write solves: ClassVar = (Minimisation,), the classes of problems that it is for"
         raise UserError(f"{word}: {cls.__name__} {why}")
     return cls, {key: value for key, value in node.items() if not key.startswith("_")}
 
@@ -103,7 +104,10 @@ def imported(path: Any, word: str) -> Any:
     """
     module, _, name = str(path).rpartition(".")
     if "__main__" in module.split("."):
-        raise UserError(f"{word} cannot be imported: it is a program, which importing it would run")
+        raise UserError(
+            f"{word} cannot be imported: __main__ is a program, which an import would run; put the class "
+            f"into another module"
+        )
     try:
         source = import_module(module)
         if hasattr(source, name):
@@ -111,8 +115,8 @@ def imported(path: Any, word: str) -> Any:
     except (Exception, SystemExit) as error:
         top = module.partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and error.name == top:
-            why = f"there is no module {top}, installed or in a folder of PYTHONPATH: where {top}.py lies here and you trust it, "
-            why += "`fedopt trust` has it found from now on"
+            why = f"there is no module {top}, neither installed nor on PYTHONPATH; if {top}.py is in this folder and you trust it, "
+            why += "run `fedopt trust` once"
         else:
             frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
             why = "".join(f"{line_of(frame.filename, frame.lineno)}: " for frame in frames[-1:])
@@ -135,7 +139,7 @@ def checked(cls: Any, node: Any, where: str, *given: str) -> Any:
         if any(one["type"] in OF_KEYS and len(one["loc"]) == 1 for one in errors):
             owner = "" if cls.__module__.startswith("fedopt.") else f" the fields of {cls.__module__}.{cls.__name__},"
             if owner or "did you mean" not in text:
-                text += f"; the keys are{owner} {', '.join(fields) or 'none'}"
+                text += f"; the keys are{owner} {', '.join(fields) or '(none)'}"
         raise UserError(text) from None
     _refuse_odd_numbers(node, values, where)
     return values
@@ -148,7 +152,7 @@ def typed(cls: Any, *given: str) -> TypeAdapter[Any]:
 
 @cache
 def _keys_of(cls: Any, *given: str) -> Any:
-    """Return a TypedDict with the fields of a dataclass that have keys. given: fields that have none."""
+    """Return a TypedDict with the fields of a dataclass that have keys. given: the fields that have none."""
     hints = get_type_hints(cls, include_extras=True)
     fields = [f for f in dataclasses.fields(cls) if f.init and f.name not in given]
     keys = {f.name: hints[f.name] if f.default is dataclasses.MISSING else NotRequired[hints[f.name]] for f in fields}
@@ -209,7 +213,7 @@ def _message(error: Any, node: Any, where: str, fields: list[str]) -> str:
         kind = f"={value['kind']}" if "kind" in value else ""
         return f"{key}.kind{kind}: must be {error['ctx'].get('expected_tags', 'given')}"
     if error["type"] == "dataclass_type":
-        return f"{key}={value}: is set by its keys, {key}.KEY=VALUE"
+        return f"{key}={value}: cannot be set as a whole; set its keys, {key}.KEY=VALUE"
     words = WORDS.get(error["type"])
     text = words.format(**error.get("ctx", {})) if words else error["msg"].removeprefix("Value error, ")
     text = text[0].lower() + text[1:]

@@ -107,7 +107,7 @@ def recorded(
     for word in parsed(words):
         key = word.key_or_group
         if word.is_add() or word.is_delete() or OmegaConf.select(config, key, default=config) is config:
-            raise UserError(f"{key}: the run that goes on has no such key{nearest(key, [*flat(nodes)])}")
+            raise UserError(f"{key}: the run to be resumed has no such key{nearest(key, [*flat(nodes)])}")
         put(config, key, word.value())
     composed = Composed(plain(config), chosen or {}, tuple(words), tuned=tuned or Tuned())
     _ = composed.settings  # which are checked now
@@ -124,11 +124,12 @@ def _literal(node: Any) -> Any:
 
 
 def checked_settings(nodes: Mapping[str, Any]) -> Settings:
-    """Return the typed parts of a config. Raises UserError for an unknown key, a wrong value, and an algorithm that does not
-    fit the problem.
+    """Return the typed parts of a config.
+
+    Raises UserError for an unknown key, a wrong value, and an algorithm that does not fit the problem.
     """
     if missing := next((key for key, value in flat(nodes).items() if value == MISSING), ""):
-        raise UserError(f"{missing}: a value must be given")
+        raise UserError(f"{missing}: is missing; give a value")
     settings = build(Settings, nodes)
     refuse_misfit(*(str(nodes[group].get("_target_")) for group in ("algo", "problem")))
     return settings

@@ -43,18 +43,19 @@ def explain(error: Exception, words: Sequence[str], keys: Mapping[str, str]) -> 
             return unknown("experiment", missing.partition("/")[2], options("experiment"))
         group, _, option = missing.rpartition("/")
         plugin = next((name for begins, name in PLUGINS.items() if option.startswith(begins)), "")
-        return unknown(group, option, sorted(error.options or [])) + f"; pip install {plugin} adds it" * bool(plugin)
+        installing = f"; pip install {plugin} adds it" if plugin else ""
+        return unknown(group, option, sorted(error.options or [])) + installing
     text = " ".join(str(error).split())
     key = getattr(error, "full_key", "") if isinstance(error, ConfigAttributeError | ConfigKeyError) else ""
     if key or (overridden := re.search(r"Could not override '([^']+)'", text)):
         return _unknown_key(str(key or overridden[1]), words, keys)  # type: ignore[index]
-    return text.partition(" full_key:")[0][:300] or "a value of a config cannot be read: are its ${...} closed?"
+    return text.partition(" full_key:")[0][:300] or "a value of a config cannot be read; close every ${...}"
 
 
 def _unknown_key(key: str, words: Sequence[str], keys: Mapping[str, str]) -> str:
     """Return the message for a key that the config does not have. words, keys: as in `explain`."""
     if key in GROUPS:
-        return f"{key}: neither the algorithm's nor the problem's file names one; +{key}=NAME adds one"
+        return f"{key}: this problem uses no {key}; +{key}=NAME adds one"
     choices = [word for word in words if key_of(word) in ("algo", "problem")]
     explained = f"fedopt --help {' '.join(choices or ['algo=NAME', 'problem=NAME'])} explains them"
     typed = next((name for name in map(key_of, words) if name.startswith(f"{key}.")), key)  # Hydra names the first part

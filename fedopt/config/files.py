@@ -106,8 +106,9 @@ def _content(path: Path, *version: int) -> dict[str, Any]:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a YAML file. fedopt's own files may be links, which installers make; links in other folders are
-    refused.
+    """Return the text of a YAML file.
+
+    fedopt's own files may be links, which installers make; links in other folders are refused.
     """
     return config_text(path, links=path.is_relative_to(CONF))
 

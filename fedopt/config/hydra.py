@@ -24,8 +24,9 @@ TURN = RLock()  # Hydra's state and torch's modes belong to the process: runs in
 def chosen_files(
     words: tuple[str, ...], folders: tuple[str, ...], state: tuple[Hashable, ...]
 ) -> tuple[DictConfig, dict[str, str], dict[str, Any]]:
-    """Let Hydra merge the files that a command chooses. Return the config, the option of each group, and the node of an
-    experiment.
+    """Let Hydra merge the files that a command chooses.
+
+    Return the config, the option of each group, and the node of an experiment.
 
     words: the overrides that choose files. folders: config folders besides fedopt's. state: the files' times and sizes, so
         that the cache notices a changed file. Raises UserError for files that cannot be read or that configure Hydra.
@@ -35,11 +36,19 @@ def chosen_files(
     except (HydraException, OmegaConfBaseException, MemoryError):
         raise
     except RecursionError:
-        raise UserError(f"{', '.join(folders)}: files there name each other in their defaults without end") from None
+        raise UserError(
+            f"{', '.join(folders)}: files there refer to each other in their defaults without end; remove "
+            f"one of these references"
+        ) from None
     except Exception as error:  # a file that is no YAML, a defaults list of numbers, a word like =1
-        raise UserError(f"the config cannot be read: {' '.join(str(error).split()) or first_line(error)}") from None
+        raise UserError(
+            f"the config cannot be read ({' '.join(str(error).split()) or first_line(error)}); mend the "
+            f"file or the override"
+        ) from None
     if folders and _set_up(config) != _set_up_by_us():
-        raise UserError(f"{', '.join(folders)}: a file there sets up Hydra, which could run code")
+        raise UserError(
+            f"{', '.join(folders)}: a file there configures Hydra, which could run code; remove every mention of hydra"
+        )
     with open_dict(config):
         choices, experiment = config.pop("hydra").runtime.choices, config.pop("experiment", None)
     published: Any = OmegaConf.to_container(experiment) if isinstance(experiment, DictConfig) else {}

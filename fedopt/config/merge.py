@@ -52,7 +52,9 @@ def merged(
     overrides = dict(zip(words, parsed(words), strict=True))
     for word, override in overrides.items():
         if override.is_sweep_override():
-            raise UserError(f"{word}: several values are a sweep, with -m, or a list, in square brackets")
+            raise UserError(
+                f"{word}: several values need -m, which makes it a sweep; a list is written in square brackets"
+            )
     roots = [CONF, *map(Path, folders)]
     groups = {key for key in map(key_of, words) if key != "preset" and any((root / key).is_dir() for root in roots)}
     sets_value = re.compile(r"\w+(\.\w+)*=")  # of a word that neither adds nor removes
@@ -69,13 +71,13 @@ def merged(
     for word, override in setting.items():
         key, value = override.key_or_group, override.value()
         if "." not in key and isinstance(config.get(key), DictConfig) and not isinstance(value, dict):
-            raise UserError(f"{word}: is set by its keys, {key}.KEY=VALUE")
+            raise UserError(f"{word}: cannot be set as a whole; set its keys, {key}.KEY=VALUE")
         try:
             put(config, key, value)
         except (ConfigAttributeError, ConfigKeyError):
             raise
         except (OmegaConfBaseException, TypeError, ValueError):
-            raise UserError(f"{word}: this key holds no such value") from None
+            raise UserError(f"{word}: this key cannot hold such a value; fedopt --help shows its type") from None
     limits = {
         o.key_or_group
         for o in setting.values()
@@ -136,15 +138,19 @@ def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Ov
 
 
 def check_choices(words: Iterable[str], folders: Folders = ()) -> None:
-    """Raise UserError if an override chooses an option that its config group does not have. Hydra would follow '..' out of the
-    group.
+    """Raise UserError if an override chooses an option that its config group does not have.
+
+    Hydra would follow '..' out of the group.
     """
     for word in words:
         group, _, name = word.lstrip("+").partition("=")
         names = options(group, folders) if re.fullmatch(r"\w+", group) else []
         if names and name and "," not in name and name.strip("'\"") not in names:
             if other := next((kind for kind in GROUPS if group in GROUPS and name in options(kind, folders)), ""):
-                raise UserError(f"{group}={name}: {name} is chosen with {other}={name}; there are {', '.join(names)}")
+                raise UserError(
+                    f"{group}={name}: {name} is an option of {other}: use {other}={name}, or {group}= with "
+                    f"one of {', '.join(names)}"
+                )
             raise UserError(unknown(group, name, names))
 
 
@@ -173,6 +179,8 @@ def plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
             refuse_expanding(nodes)
             nodes = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key}: {first_line(error)}") from None
+        raise UserError(
+            f"{error.full_key}: its reference cannot be resolved ({first_line(error)}); name an existing key"
+        ) from None
     assert isinstance(nodes, dict)
     return {str(key): value for key, value in nodes.items()}

@@ -50,15 +50,18 @@ def project() -> Project | None:
         found = build(Project, tomllib.loads(read_text(Path(NAME), MOST_OF_A_CONFIG)), NAME)
         folders = [os.path.realpath(place) for place in (found.config_dir, found.python_path or ".")]
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{NAME}: cannot be read ({first_line(error)})") from None
+        raise UserError(
+            f"{NAME}: cannot be read ({first_line(error)}); mend it, or remove it and run `fedopt trust`"
+        ) from None
     if outside := [place for place in folders if not Path(place).is_relative_to(os.path.realpath("."))]:
-        raise UserError(f"{NAME}: {outside[0]} is not in this folder; --config-dir and PYTHONPATH may name any")
+        raise UserError(f"{NAME}: {outside[0]} is not in this folder; name it with --config-dir or PYTHONPATH instead")
     return found
 
 
 def with_project(folders: str | Path | Folders = ()) -> list[str]:
-    """Return the config folders of a command, after the project's own. Make the project's Python files importable if it is
-    trusted.
+    """Return the config folders of a command, after the project's own.
+
+    Make the project's Python files importable if it is trusted.
 
     Processes that this one starts can import them too.
 
@@ -77,8 +80,8 @@ def with_project(folders: str | Path | Folders = ()) -> list[str]:
             sys.path.insert(0, place)
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")]))
         else:
-            what = f"asks to import Python files from {found.python_path!r}, which are programs"
-            _say_once(f"{NAME} here {what}: if you trust whoever wrote them, `fedopt trust` allows it")
+            what = f"wants Python files to be imported from {found.python_path!r}, and they are programs"
+            _say_once(f"{NAME} in this folder {what}; if you trust their author, run `fedopt trust`")
     there = os.path.isdir(found.config_dir) and os.path.realpath(found.config_dir) not in map(os.path.realpath, given)
     return [found.config_dir, *given] if there else given
 
@@ -100,7 +103,7 @@ def trust() -> str:
         UserError: There is no `fedopt.toml` with a python_path, or the list cannot be written, or others may write to it.
     """
     if (found := project()) is None or not found.python_path:
-        raise UserError(f"{NAME}: is not here, or has no python_path; `fedopt new` begins one")
+        raise UserError(f"{NAME}: is missing in this folder, or has no python_path; `fedopt new` writes one")
     path = _list()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -108,10 +111,10 @@ def trust() -> str:
         with path.open("a", encoding="utf-8") as file:
             file.write(f"{_mark()} {os.getcwd()!r}\n")
     except OSError as error:
-        why = f"cannot be written ({error.strerror}); a command with PYTHONPATH=. before it needs no list"
+        why = f"cannot be written ({error.strerror}); put PYTHONPATH=. before a command instead"
         raise UserError(f"{path}: {why}") from None
     if not trusted():
-        raise UserError(f"{path}: others may write there, so that it counts as empty; chmod go-w {path}")
+        raise UserError(f"{path}: does not count, since others may write to it; run chmod go-w {path}")
     return f"commands in this folder import Python files from {found.python_path!r} from now on: {path} has it"
 
 
@@ -121,7 +124,7 @@ def _list() -> Path:
     folder = given if os.path.isabs(given) else os.path.expanduser("~/.config")
     if not os.path.isabs(folder):
         raise UserError(
-            "there is no home folder for the list of trusted folders; XDG_CONFIG_HOME may name another place"
+            "there is no home folder for the list of trusted folders; set XDG_CONFIG_HOME to another folder"
         )
     return Path(folder, "fedopt", "projects")
 

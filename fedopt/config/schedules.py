@@ -1,9 +1,10 @@
-"""Step sizes as functions of the round: a number, or one of the schedules below, in any `algo.*` key that is a step size.
-Local work likewise, in steps or in epochs, in `algo.tau`.
+"""Step sizes and local work as functions of the round.
 
-algo.alpha=0.05
-'algo.alpha={kind: inverse_power, initial: 0.1, power: 0.5}'
-algo.tau=5, 'algo.tau=5 epochs', 'algo.tau={kind: growing, tau: 20}'
+An `algo.*` key that is a step size takes a number, or one of the schedules below. `algo.tau` takes local work, in steps or
+epochs.
+
+algo.alpha=0.05 'algo.alpha={kind: inverse_power, initial: 0.1, power: 0.5}' algo.tau=5, 'algo.tau=5 epochs', 'algo.tau={kind:
+growing, tau: 20}'
 """
 
 import re
@@ -27,6 +28,7 @@ class Constant:
     kind: Literal["constant"] = "constant"
 
     def __call__(self, r: int) -> float:
+        """Return the step size in round r = 0, 1, ...."""
         return self.value
 
 
@@ -40,6 +42,7 @@ class InversePower:
     kind: Literal["inverse_power"] = "inverse_power"
 
     def __call__(self, r: int) -> float:
+        """Return the step size in round r = 0, 1, ...."""
         return self.initial / (1 + r / self.delay) ** self.power
 
 
@@ -52,6 +55,7 @@ class Exponential:
     kind: Literal["exponential"] = "exponential"
 
     def __call__(self, r: int) -> float:
+        """Return the step size in round r = 0, 1, ...."""
         return self.initial * self.decay**r
 
 
@@ -66,10 +70,11 @@ class Piecewise:
     @model_validator(mode="after")
     def _check(self) -> "Piecewise":
         if len(self.values) != len(self.boundaries) + 1 or sorted(set(self.boundaries)) != self.boundaries:
-            raise ValueError("piecewise needs increasing boundaries and one value more than boundaries")
+            raise ValueError("a piecewise schedule needs increasing boundaries, and one value more than boundaries")
         return self
 
     def __call__(self, r: int) -> float:
+        """Return the step size in round r = 0, 1, ...."""
         return self.values[sum(r >= boundary for boundary in self.boundaries)]
 
 
@@ -80,7 +85,9 @@ def _number_is_constant(value: object) -> object:
         return {"kind": "constant", "value": float(value)}
     except ValueError:
         example = "{kind: inverse_power, initial: 0.1, power: 0.5}"
-        raise ValueError(f"must be a number, or a schedule such as {example}; --help algo=NAME has all") from None
+        raise ValueError(
+            f"must be a number, or a schedule such as {example}; fedopt --help algo=NAME lists all schedules"
+        ) from None
 
 
 StepSize = Constant | InversePower | Exponential | Piecewise
@@ -91,16 +98,18 @@ Schedule = Annotated[
 
 
 def values(schedule: StepSize) -> list[float]:
-    """Return all values of a piecewise schedule; of others the first one. No later value is larger, and none is 0 unless the
-    first is.
+    """Return all values of a piecewise schedule; of others the first one.
+
+    No later value is larger, and none is 0 unless the first is.
     """
     return schedule.values if isinstance(schedule, Piecewise) else [schedule(0)]
 
 
 @dataclass(frozen=True, config=_config)
 class Fixed:
-    """The same local work in every round and for every client: ``value`` steps or epochs. 0.5 epochs are the first half of a
-    pass.
+    """The same local work in every round and for every client: ``value`` steps or epochs.
+
+    0.5 epochs are the first half of a pass.
     """
 
     value: Annotated[int | float, Field(gt=0, le=MOST_STEPS)]
@@ -114,6 +123,7 @@ class Fixed:
         return self
 
     def __call__(self, r: int, clients: int) -> int | float:
+        """Return the steps or epochs in round r, for all clients alike."""
         return self.value
 
 
@@ -132,6 +142,7 @@ class Growing:
     unit: Literal["steps"] = "steps"
 
     def __call__(self, r: int, clients: int) -> int | np.ndarray:
+        """Return the steps in round r: one number for all clients, or [clients] if tau is a list."""
         steps = np.ceil(np.resize(self.tau, clients) * (r + 1) ** self.power).clip(max=MOST_STEPS).astype(np.int64)
         return steps if isinstance(self.tau, list) else int(steps[0])
 

@@ -31,8 +31,9 @@ def refuse_hydra(words: Iterable[str], allowed: tuple[str, ...] = ()) -> None:
         calls = "._" in key or "_target_" in word or "custom_search_space" in word
         if key.partition("@")[0].split("/")[0].split(".")[0] == "hydra" and (calls or not key.startswith(allowed)):
             raise UserError(
-                f"{key}: is not for users; with -m, hydra/launcher and hydra.launcher.KEY choose how jobs run, hydra/sweeper and "
-                "hydra.sweeper.KEY which ones"
+                f"{key}: cannot be set here; with -m, set hydra/launcher and hydra.launcher.KEY for how jobs run, and "
+                f"hydra/sweeper and "
+                "hydra.sweeper.KEY for which ones"
             )
 
 
@@ -45,10 +46,10 @@ def check_folders(folders: Iterable[str | Path]) -> tuple[Hashable, ...]:
     files: list[Hashable] = []
     for folder in map(Path, folders):
         if not folder.is_dir():
-            raise UserError(f"--config-dir={folder}: there is no such folder")
+            raise UserError(f"--config-dir={folder}: there is no such folder; give an existing one")
         for path in folder.rglob("*"):
             if path.is_dir() and path.is_symlink():
-                raise UserError(f"{path}: is a link; put the folder itself there")
+                raise UserError(f"{path}: is a link, which is not followed; put the folder itself there")
             if path.suffix in (".yaml", ".yml") and not path.is_dir():
                 state = path.stat()
                 _check_file(path, path.relative_to(folder), state.st_mtime_ns, state.st_size)
@@ -64,7 +65,7 @@ def _check_file(path: Path, inside: Path, *state: int) -> None:
     """
     group = inside.parts[0]
     if group != "tuned" and (CONF / inside).exists():
-        raise UserError(f"{path}: fedopt has a file of this name, which counts instead; choose another name")
+        raise UserError(f"{path}: would have no effect, since fedopt has a file of this name; choose another name")
     text, node = "", None
     # As Hydra reads it; what it cannot read it does not obey either, and says so where it is chosen
     with suppress(OSError, ValueError, AssertionError, RecursionError, yaml.YAMLError):
@@ -72,32 +73,32 @@ def _check_file(path: Path, inside: Path, *state: int) -> None:
         node = yaml.load(text, get_yaml_loader())
     content = node if isinstance(node, dict) else {}
     if calls := re.search(r"\$\{[^}]*[:$][^}]*", str(content)):
-        only = "in a file a value may refer to another key alone, as ${seed}"
+        only = "in a file, a value may only refer to another key, such as ${seed}"
         raise UserError(f"{path}: {calls[0]}}} would read the environment or run a resolver; {only}")
     header = "".join(line for line in text.splitlines() if "@package" in line)
     defaults = str(content.get("defaults"))
     if "hydra" in inside.parts[:-1] or "hydra" in f"{[*content]} {defaults} {header}":
-        raise UserError(f"{path}: sets up Hydra, which could run code; remove all that names hydra from it")
+        raise UserError(f"{path}: configures Hydra, which could run code; remove every mention of hydra from it")
     if ".." in defaults:
         raise UserError(f"{path}: its defaults leave the folder; put the file that they name into it")
     whole = group == "experiment" or (group in GROUPS and isinstance(content.get(group), dict))
     if whole and content and not header:
         raise UserError(
-            f"{path}: is the first line missing? The file must begin with the line '# @package _global_', since its keys are "
-            "those of the whole config"
+            f"{path}: must begin with the line '# @package _global_', since its keys are those of the whole config; add this line"
         )
 
 
 def refuse_outside(output_dir: str, folders: Iterable[str | Path]) -> None:
     """Raise UserError if a file of these config folders sets an output_dir outside outputs/."""
     if not (Path.cwd() / output_dir).resolve().is_relative_to(Path("outputs").resolve()):
-        where, how = ", ".join(map(str, folders)), f"output_dir={output_dir} in the command does it all the same"
-        raise UserError(f"{where}: a file there sets output_dir={output_dir}, which is not in outputs; {how}")
+        where, how = ", ".join(map(str, folders)), f"if you want that, give output_dir={output_dir} in the command"
+        raise UserError(f"{where}: a file there sets output_dir={output_dir}, which is outside outputs/; {how}")
 
 
 def refuse_expanding(nodes: Any) -> None:
-    """Raise UserError if references such as ${seed} expand to more than a config may hold. nodes: the config before they are
-    replaced.
+    """Raise UserError if references such as ${seed} expand to more than a config may hold.
+
+    nodes: the config before they are replaced.
     """
     values, sizes = dict(_all(nodes, "")), dict[str, float]()
 
@@ -115,7 +116,10 @@ def refuse_expanding(nodes: Any) -> None:
         return sizes[key]
 
     if large := [key or "a config" for key in values if size(key) > MOST_REFERRED * (1 if key else 10)]:
-        raise UserError(f"{large[-1]}: refers to itself, or to what stands for more than {MOST_REFERRED:,} characters")
+        raise UserError(
+            f"{large[-1]}: its references have no end, or expand to more than {MOST_REFERRED:,} "
+            f"characters; shorten them"
+        )
 
 
 def _all(node: Any, key: str) -> Iterable[tuple[str, Any]]:
@@ -126,8 +130,9 @@ def _all(node: Any, key: str) -> Iterable[tuple[str, Any]]:
 
 
 def _referred(key: str, reference: str) -> str:
-    """Return the key that a reference at ``key`` means. A leading dot stands for the node that the key is in, two for the node
-    above.
+    """Return the key that a reference at ``key`` means.
+
+    A leading dot stands for the node that the key is in, two for the node above.
     """
     dots = len(reference) - len(reference.lstrip("."))
     base = key.split(".")[:-dots] if dots else []

@@ -90,7 +90,7 @@ class Evaluation:
     @model_validator(mode="after")
     def _target_of_metric(self) -> "Evaluation":
         if self.metric is None and self.target is not None:
-            raise ValueError("eval.target goes with eval.metric: set both, or eval.target=null")
+            raise ValueError("eval.target needs eval.metric; set both, or eval.target=null")
         return self
 
 
@@ -121,9 +121,9 @@ class Participation:
     @model_validator(mode="after")
     def _one_kind(self) -> "Participation":
         if self.work == "once" and self.least is None:
-            raise ValueError("work=once draws from least, which is not set")
+            raise ValueError("work=once needs least, from which it draws; set participation.least")
         if self.least is not None and isinstance(self.work, list):
-            raise ValueError("give least or work, and set the other to null")
+            raise ValueError("least and work cannot be combined; set one of them to null")
         return self
 
     def described(self, clients: int) -> str:
@@ -165,7 +165,7 @@ class Hardware:
     @model_validator(mode="after")
     def _single_precision(self) -> "Hardware":
         if self.autocast and self.dtype != "float32":
-            raise ValueError(f"autocast={self.autocast} goes with dtype=float32")
+            raise ValueError(f"autocast={self.autocast} needs dtype=float32")
         return self
 
 
@@ -198,5 +198,5 @@ class Settings:
     @model_validator(mode="after")
     def _best_by_metric(self) -> "Settings":
         if self.keep == "best" and self.eval.metric is None:
-            raise ValueError("keep=best: goes by eval.metric, which is not set; name one of the problem's metrics")
+            raise ValueError("keep=best: needs eval.metric, which is not set; set it to one of the problem's metrics")
         return self

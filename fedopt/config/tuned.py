@@ -1,5 +1,6 @@
-"""Tuned values, from conf/tuned/<algorithm>.yaml. The file has a node for each problem; its values apply unless the command
-sets others.
+"""Tuned values, from conf/tuned/<algorithm>.yaml.
+
+The file has a node for each problem; its values apply unless the command sets others.
 
 A node holds keys of the parts in `NODES`, and `source`, which says how they were found. `like: NAME` at the top of a file
 takes over the nodes of another file. An algorithm without a node for a problem uses that of the algorithm its file builds on.
@@ -69,14 +70,14 @@ def nodes(file: str, folders: Folders = ()) -> dict[str, dict[str, Any]]:
         try:
             read = content(path)
         except (OSError, ValueError, yaml.YAMLError) as error:
-            raise UserError(f"{path}: cannot be read: {first_line(error)}") from None
+            raise UserError(f"{path}: cannot be read ({first_line(error)}); mend it, or use preset=none") from None
         if "like" in read:
             if read["like"] == file:
-                raise UserError(f"{path}: like: names the file itself")
+                raise UserError(f"{path}: like: names this file itself; name another one")
             by_problem |= nodes(str(read.pop("like")), folders)
         for problem, node in read.items():
             if not isinstance(node, dict) or not {*node} <= {*NODES, "source"}:
-                raise UserError(f"{path}: {problem}: has the keys {', '.join(NODES)} and source")
+                raise UserError(f"{path}: {problem}: has other keys than {', '.join(NODES)} and source; remove them")
             before = by_problem.get(str(problem), {})
             parts = {part: {**before.get(part, {}), **(node.get(part) or {})} for part in NODES}
             by_problem[str(problem)] = {part: parts[part] for part in parts if part in {*before, *node}}
@@ -84,8 +85,9 @@ def nodes(file: str, folders: Folders = ()) -> dict[str, dict[str, Any]]:
 
 
 def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tuple[str, dict[str, Any]]:
-    """Return the name of the tuned values that apply, and the values by dotted key. Keys that an experiment's file sets are
-    left out.
+    """Return the name of the tuned values that apply, and the values by dotted key.
+
+    Keys that an experiment's file sets are left out.
 
     Args:
         wanted: The key ``preset``.
@@ -118,8 +120,9 @@ def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tu
 
 
 def keeps_defaults(name: str, folders: Folders = ()) -> bool:
-    """Whether these tuned values are the algorithm's defaults, because a search found nothing better. name:
-    <algorithm>/<problem>.
+    """Whether these tuned values are the algorithm's defaults, because a search found nothing better.
+
+    name: <algorithm>/<problem>.
     """
     file, _, problem = name.partition("/")
     return nodes(file, folders)[problem].get("algo") == {}

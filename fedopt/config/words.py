@@ -23,10 +23,10 @@ def parsed(words: Iterable[str]) -> list[Override]:
     try:
         return OverridesParser.create().parse_overrides(list(words))
     except OverrideParseException as error:
-        needed = "write key=value, with quotes around values that hold blanks, commas or braces"
-        raise UserError(f"{error.override}: not an override; {needed}") from None
+        needed = "write KEY=VALUE, with quotes around a value that holds blanks, commas or braces"
+        raise UserError(f"{error.override}: cannot be read as an override; {needed}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"a value cannot be read: {first_line(error)}") from None
+        raise UserError(f"a value cannot be read ({first_line(error)}); it is too long or too deep") from None
 
 
 def key_of(override: str) -> str:
@@ -35,8 +35,9 @@ def key_of(override: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text as the value of an override, quoted if needed, so that it means exactly this text. Interpolations still
-    work.
+    """Return a text as the value of an override, quoted if needed, so that it means exactly this text.
+
+    Interpolations still work.
     """
     if re.fullmatch(r"[\w./-]+", text, re.ASCII) and not _means_more(text):
         return text
@@ -68,7 +69,7 @@ def words_of(values: Mapping[str, Any], sweep: bool = False) -> list[str]:
             words += words_of({f"{key}.{name}": inner for name, inner in value.items()}, sweep)
         elif sweep and isinstance(value, list):
             if not value:
-                raise UserError(f"{key}=[]: has no value")
+                raise UserError(f"{key}=[]: has no alternatives; give at least one")
             words.append(f"{key}=" + ",".join(_written(key, one) for one in value))
         else:
             words.append(f"{key}={_written(key, value)}")

@@ -1,5 +1,8 @@
-"""Progress. A terminal, and a cell of a notebook, has one line: a bar, the percentage, the time left, and texts as they fit.
-Elsewhere there is no bar."""
+"""Progress.
+
+A terminal, and a cell of a notebook, has one line: a bar, the percentage, the time left, and texts as they fit. Elsewhere
+there is no bar.
+"""
 
 import math
 import sys
@@ -93,8 +96,9 @@ class Bar:
             self.jobs, self.done, self._began = jobs, done, None
 
     def next(self, skipped: bool = False) -> str:
-        """Count the present job as ended. skipped: it had ended before, and tells nothing about time. Returns the same as
-        `move`.
+        """Count the present job as ended.
+
+        skipped: it had ended before, and tells nothing about time. Returns the same as `move`.
         """
         self.done += 1
         if skipped:

@@ -28,13 +28,13 @@ def printable(text: str) -> str:
 
 def counted(number: int, what: str) -> str:
     """Format a number with its noun: 1 run, 2 runs."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def csv_cell(text: str) -> str:
     """Return a text for a CSV file. What a spreadsheet would take as a formula gets a quote in front."""
     risky = text[:1] in ("=", "@", "\t", "\r", "+", "-") and not _NUMBER.fullmatch(text)
-    return "'" * risky + printable(text)
+    return f"'{printable(text)}" if risky else printable(text)
 
 
 def markdown_cell(text: str) -> str:
@@ -55,8 +55,11 @@ def latex_cell(text: str) -> str:
 
 
 def is_mathematics(text: str) -> bool:
-    """Whether matplotlib takes a line, with what is between two $ as formulas. It knows no command that reads or writes, and does
-    not look into \\text. One that is long or deep would keep it for ever, or end it."""
+    """Whether matplotlib takes a line, with what is between two $ as formulas.
+
+    It knows no command that reads or writes, and does not look into \\text. One that is long or deep would keep it for ever,
+    or end it.
+    """
     from matplotlib.mathtext import MathTextParser
 
     deepest = max(accumulate((c == "{") - (c == "}") for c in text), default=0)

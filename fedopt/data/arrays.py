@@ -178,11 +178,10 @@ def with_owners(
 
 
 def _classes_told(y: np.ndarray, y_test: np.ndarray, names: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Return notes on classes without training examples, and on class names that are one number written twice, such as 7 and
-    007.
+    """Return notes on classes without training examples, and on class names that are one number in two spellings (7, 007).
 
+    Raises UserError if all training examples are of one class.
     y, y_test: [n] classes of training and test examples. names: the names of the classes, or empty. path: for the message.
-        Raises UserError if all training examples are of one class.
     """
     counts = [np.bincount(labels, minlength=max(y.max(), y_test.max()) + 1) for labels in (y, y_test)]
     of = lambda wanted: [names[c] if names else str(c) for c in np.flatnonzero(wanted)]  # noqa: E731

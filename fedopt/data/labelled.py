@@ -51,8 +51,9 @@ class LabelledData:
         return self.x_train.dtype == np.int64
 
     def without_validation(self) -> "LabelledData":
-        """Return the data without the training examples that are kept for validation. Without such marks, return the data
-        unchanged.
+        """Return the data without the training examples that are kept for validation.
+
+        Without such marks, return the data unchanged.
         """
         if self.validates is None:
             return self

@@ -84,8 +84,9 @@ def _labels(labels: Labels, partitioner: object) -> np.ndarray:
 
 
 def _by_owner(owner: np.ndarray, sizes: np.ndarray) -> Parts:
-    """Return the indices of each client's examples, ascending. owner: [count], the client of each; sizes: [M], examples of each
-    client.
+    """Return the indices of each client's examples, ascending.
+
+    owner: [count], the client of each; sizes: [M], examples of each client.
     """
     return cut(np.argsort(owner, kind="stable"), sizes)
 
@@ -132,8 +133,9 @@ class Centralized:
 
 @dataclass(frozen=True, config=_config)
 class ByColumn:
-    """The data's own partition: a column of the data, or a file, names the client of each example. Clients are sorted by name
-    or number.
+    """The data's own partition: a column of the data, or a file, names the client of each example.
+
+    Clients are sorted by name or number.
 
     Args:
         clients: The number of clients, to check. None: any.

@@ -36,8 +36,9 @@ class Ragged:
         return (self[i] for i in range(len(self)))
 
     def example_weights(self, weights: np.ndarray) -> np.ndarray:
-        """Return p_i / n_i for each entry of `rows`. A sum over examples with these weights is the weighted mean of the
-        clients' means.
+        """Return p_i / n_i for each entry of `rows`.
+
+        A sum over examples with these weights is the weighted mean of the clients' means.
 
         weights: [M], the weight p_i of each client.
         """

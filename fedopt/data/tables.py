@@ -31,8 +31,9 @@ _POINTS, _COMMAS = re.compile(r"\d\.\d"), re.compile(r"(?m)(^|;)\s*[-+]?\d+,\d+\
 
 @dataclass(frozen=True, config=_config)
 class Csv:
-    """A table as text, also compressed (.gz), with the column names in its first line. Columns without another role are
-    features.
+    """A table as text, also compressed (.gz), with the column names in its first line.
+
+    Columns without another role are features.
 
     Features must be numbers. Whatever is guessed (the separator, say) is told in the data's notes.
 

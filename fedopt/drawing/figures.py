@@ -1,4 +1,4 @@
-"""Figures: their style, their axes, lines with bands on them, and how they are written. Knows no runs."""
+"""Figures: their style, axes, lines with bands, and how they are written. It knows no runs."""
 
 import logging
 import textwrap
@@ -61,10 +61,10 @@ def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
 
 
 def scale_y(axis: plt.Axes, metric: Metric, values: np.ndarray) -> None:
-    """Give the y axis a logarithmic scale where the values span decades.
+    """Make the y axis logarithmic if the values span decades.
 
-    Where small ones are below 0, as of a loss less that of a point near the minimiser, it is linear up to their size, and
-    logarithmic from there on.
+    If some are slightly negative, such as a loss minus its minimum, the axis is linear up to their size and logarithmic
+    beyond.
     """
     below = -min(values[np.isfinite(values)], default=0)
     if below > 0 and spans_decades(metric, np.append(values[values > below], below)):
@@ -85,7 +85,7 @@ def spans_decades(metric: Metric, values: np.ndarray) -> bool:
 
 
 def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
-    """Label the axes. x: of `COSTS`, or a label."""
+    """Label the axes. x: a key of `COSTS`, or a label. y: a label. title: above the picture."""
     axis.set_xlabel(COSTS[x][1] if x in COSTS else cut(x))
     axis.set_ylabel(cut(y))
     if x == "bytes":
@@ -118,7 +118,7 @@ def look(j: int) -> dict[str, Any]:
 
 
 class Line(NamedTuple):
-    """A line and the band around it, each [points]; a line without a band has no low and high."""
+    """A line and the band around it, each [points]. A line without a band has None as low and high."""
 
     x: np.ndarray
     mean: np.ndarray
@@ -126,20 +126,20 @@ class Line(NamedTuple):
     high: np.ndarray | None = None
 
     def clipped(self) -> "Line":
-        """Return the line with its band cut to the percentages from 0 to 100."""
+        """Return the line with its band cut to 0 to 100, for percentages."""
         return self._replace(low=np.clip(self.low, 0, 100), high=np.clip(self.high, 0, 100))  # type: ignore[arg-type]
 
 
 def draw_lines(
     axis: plt.Axes, lines: Mapping[str, Line], slots: Mapping[str, int] = MappingProxyType({}), bars: bool = False
 ) -> None:
-    """Draw lines with their bands. Their marks stand at different places, so that lines on each other show.
+    """Draw lines with their bands. Their markers are at different places, so that lines that coincide can be seen.
 
     Args:
         axis: The axes.
-        lines: label -> line.
-        slots: label -> place in the order of colours; by default the place in `lines`.
-        bars: Whether lines of up to `FEW` points have bars beside those of other lines instead of bands.
+        lines: The lines by label.
+        slots: The index of each label in the order of colours. By default its place in ``lines``.
+        bars: Whether lines of up to `FEW` points have bars, side by side, instead of bands.
     """
     size, several = 0.75 * plt.rcParams["lines.markersize"], len(lines) + len(axis.lines) > 1
     for j, (label, (x, mean, low, high)) in enumerate(lines.items()):
@@ -200,15 +200,15 @@ def pictures(
     Args:
         paths: The files.
         count: The number of pictures.
-        columns: How many stand beside each other; by default up to three, and two of four.
-        width: Inches of the whole figure; by default a column of a paper for each picture.
-        height: Inches of the whole figure.
+        columns: How many are side by side. None: up to three, and two of four.
+        width: Inches of the whole figure. None: a column of a paper for each picture.
+        height: Inches of the whole figure. None: by the number of rows.
         settings: matplotlib's settings besides `STYLE`.
         shared: As in `grid`.
         written: As in `save`: title, note, place, grows.
 
     Raises:
-        UserError: Nothing is left for the axes.
+        UserError: The figure is too small for its axes.
     """
     columns = columns or (2 if count == 4 else min(count, 3))
     with styled(settings):
@@ -222,9 +222,18 @@ def pictures(
 def save(
     figure: Figure, *paths: Path, title: str = "", note: str = "", place: str = "above", grows: bool = True
 ) -> None:
-    """Write the figure with its title, one legend in which a label stands once, and a note below. place: of `LEGENDS`.
+    """Write a figure with its title, one legend without repeated labels, and a note below.
 
-    grows: by the heights of these, so that the axes keep theirs. Raises UserError where nothing is left for the axes.
+    Args:
+        figure: The figure.
+        paths: The files.
+        title: Above the pictures.
+        note: Below the pictures.
+        place: Where the legend stands, one of `LEGENDS`.
+        grows: Whether the figure grows by the heights of these, so that the axes keep theirs.
+
+    Raises:
+        UserError: The figure is too small for its axes.
     """
     width, height = figure.get_size_inches()
     cells: Any = figure.axes[0].get_gridspec()
@@ -254,8 +263,8 @@ def save(
             figure.draw_without_rendering()
         except UserWarning:
             size = f"{width:g} x {figure.get_figheight():.3g} inches"
-            why = f"the axes have no room in a figure of {size}"
-            raise UserError(f"{why}; a larger one or a smaller font gives them some") from None
+            why = f"a figure of {size} leaves no room for the axes"
+            raise UserError(f"{why}; make it larger, or the font smaller") from None
         for path in paths:
             picture = BytesIO()
             figure.savefig(picture, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)

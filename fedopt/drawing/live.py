@@ -1,4 +1,4 @@
-"""A page that is served on this machine only, and made anew when what it shows has changed."""
+"""A page that is served on this machine only, and made again when what it shows has changed."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +14,13 @@ HOST = "127.0.0.1"
 def serve(page: Callable[[], Page], stamp: Callable[[], str], port: int) -> None:
     """Serve a page on this machine until Ctrl-C.
 
-    stamp: returns a different text whenever the page has changed. Raises UserError if the port is taken.
+    Args:
+        page: Makes the page.
+        stamp: Returns a text that changes whenever the page would.
+        port: The port; 0 takes a free one.
+
+    Raises:
+        UserError: The port is taken.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -41,7 +47,7 @@ def serve(page: Callable[[], Page], stamp: Callable[[], str], port: int) -> None
     try:
         server = ThreadingHTTPServer((HOST, port), Handler)  # a browser may hold a connection that it does not use
     except OSError as error:
-        raise UserError(f"--port {port}: {error.strerror}; --port 0 takes one that is free") from None
+        raise UserError(f"--port {port}: {error.strerror}; use --port 0 for a free one") from None
     hosts = {f"{host}:{server.server_port}" for host in (HOST, "localhost")}
     show(f"live: http://{HOST}:{server.server_port}/ until Ctrl-C")
     with server:

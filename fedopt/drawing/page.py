@@ -20,7 +20,10 @@ from fedopt.files.writing import write_atomically
 
 
 class Table(NamedTuple):
-    """cells: texts; bold: which of them are; open: whether the page shows them before somebody asks."""
+    """A table of texts.
+
+    title: its heading. cells: the texts. bold: [rows, columns], which cells are bold. open: whether it is unfolded at first.
+    """
 
     title: str
     cells: pd.DataFrame
@@ -29,11 +32,13 @@ class Table(NamedTuple):
 
 
 class Section(NamedTuple):
-    """facts: paragraphs; picture: a data URI; views: tables and notes of each y axis, by its name; tables: of all of them.
+    """A section of a page.
 
-    chart: labels of axes by name (xs, ys); which y begin logarithmic (logs); a number to reach for some y (targets); of each line
-    its name, label, colour and dash (lines); curves[y][x][line]: x, mean, low and high, or the first two without a band, or None.
-    maps: heat maps by label: their clients, classes and counts [clients, classes].
+    title: its heading. facts: paragraphs. picture: a data URI, or empty.
+    chart: the names of axes (xs, ys), which y axes are logarithmic at first (logs), values to reach (targets), and the lines
+        (name, label, colour, dash). curves[y][x][line] is [x, mean, low, high], or [x, mean] without a band, or None.
+    views: the tables and notes of each y axis. tables: tables that belong to all of them.
+    maps: heat maps by label, each with clients, classes and counts [clients, classes].
     """
 
     title: str
@@ -46,14 +51,17 @@ class Section(NamedTuple):
 
 
 class Page(NamedTuple):
-    """title, notes: of all sections."""
+    """An HTML page. title: of the page. sections: in order. notes: a list above the sections."""
 
     title: str
     sections: Sequence[Section]
     notes: Sequence[str] = ()
 
     def html(self, stamp: str = "") -> str:
-        """stamp: of a page that is served and refreshes itself (`fedopt.drawing.live`). Raises UserError without plotly."""
+        """Return the page as HTML. Raises UserError without plotly.
+
+        stamp: the text by which a served page notices changes (`fedopt.drawing.live`); empty for a page in a file.
+        """
         from jinja2 import Environment
 
         template = Environment(autoescape=True, finalize=_printable).from_string(_file("page.html"))
@@ -63,7 +71,7 @@ class Page(NamedTuple):
         return template.render(parts, made=made, data=_packed(json.dumps(data)))
 
     def write(self, path: str | Path) -> Path:
-        """Returns the path. Raises UserError for a folder, and OSError."""
+        """Write the page to a file and return its path. Raises UserError if the path is a folder, and OSError."""
         path = Path(path)
         if path.is_dir():
             raise UserError(f"{path}: is a folder; name a file, such as {path / 'report.html'}")
@@ -97,5 +105,5 @@ def _plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise UserError("a page of results needs plotly: pip install 'fedopt[report]'") from None
+        raise UserError("a page of results needs plotly; pip install 'fedopt[report]'") from None
     return _packed(get_plotlyjs())

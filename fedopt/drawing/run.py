@@ -1,4 +1,4 @@
-"""The pictures in a run's folder: how the data are divided, and its metrics."""
+"""The pictures in a run's folder: the partition of the data, and the metrics."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +23,9 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
 
     Args:
         path: The file.
-        split: The rows of each client.
-        labels: [rows], the class of each row.
-        class_names: The names of the classes; by default their numbers.
+        split: The indices of each client's examples.
+        labels: The class of each example, by index.
+        class_names: The names of the classes. Empty: their indices.
     """
     every = -(-len(split) // COLUMNS)
     clients = np.arange(0, len(split), every)
@@ -53,8 +53,8 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
             if len(classes) <= BARS:
                 axes.set_yticks(range(len(classes)), classes)
-        where = ", whose name stands in run.json" * (len(split.names) > NAMES)
-        axes.set_xlabel(f"client{where}{f', one of {every:,} shown' * (every > 1)}")
+        where = ", whose name stands in run.json" if len(split.names) > NAMES else ""
+        axes.set_xlabel(f"client{where}{f', one of {every:,} shown' if every > 1 else ''}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if 0 < len(split.names) <= NAMES:
             names = list(map(_short, split.names))
@@ -70,9 +70,9 @@ def metrics(path: Path, csv: Path, metrics: Sequence[Metric], title: str = "", s
     Args:
         path: The file.
         csv: The run's metrics.csv.
-        metrics: What its columns say of themselves.
+        metrics: The descriptions of its metrics.
         title: Which run it is.
-        source: The run at whose end it began, from where the rounds count.
+        source: The run at whose checkpoint this one began, or empty. Rounds count from there.
     """
     table = read_table(csv)
     goes_on = f"goes on from {source} after {table['round'].iloc[0]} rounds" if source else ""

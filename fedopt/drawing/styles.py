@@ -1,6 +1,6 @@
-"""How a figure looks: `PlotStyle`, and a matplotlib style file.
+"""The look of a figure: `PlotStyle`, and matplotlib style files.
 
-Somebody may have sent the file: it says how things look, and nothing in it reads, runs or takes long.
+Somebody may have sent the file: only settings of looks are taken, none that reads, runs or takes long.
 """
 
 import re
@@ -34,7 +34,7 @@ def read_style(path: Path) -> dict[str, Any]:
         for number, line in enumerate(read_text(path, LARGEST, links=True).splitlines(), 1):
             where = f", line {number}"
             if not (pair := _LINE.fullmatch(line.strip())):
-                raise ValueError("is no 'KEY: VALUE' of matplotlib")
+                raise ValueError("must be 'KEY: VALUE', a setting of matplotlib")
             if key := pair[1]:
                 settings[key] = _value(key, pair[2].strip().strip('"'))
     except (OSError, KeyError, TypeError, ValueError, SyntaxError) as error:
@@ -45,7 +45,7 @@ def read_style(path: Path) -> dict[str, Any]:
 def _value(key: str, text: str) -> Any:
     """Return the value that matplotlib reads. Raises ValueError and others if it is not a setting of looks."""
     if not LOOKS.fullmatch(key) or (key in RUNS and text.lower() not in ("", "false", "none")):
-        raise ValueError(f"{key} is not taken from a style file, which says how things look; delete the line")
+        raise ValueError(f"{key} is not a setting of looks, which alone are taken from a style file; delete the line")
     if key == "axes.prop_cycle" and not _CYCLE.fullmatch(text):
         raise ValueError(f"{key}: must be cycler('color', ['#0072B2', ...])")
     settings: Any = RcParams({key: text})
@@ -53,19 +53,19 @@ def _value(key: str, text: str) -> Any:
     parts = [] if "color" in key else [value] if is_scalar_or_string(value) else [*value]
     sizes = [part for part in parts if isinstance(part, int | float) and (part or len(parts) > 1)]
     if any(isinstance(part, list | tuple) for part in parts) or not all(0.01 <= abs(size) <= MOST for size in sizes):
-        raise ValueError(f"{key}: {text} is not taken from a style file; names, and numbers from 0.01 to {MOST}, are")
+        raise ValueError(f"{key}: {text} is not allowed in a style file; use names, and numbers from 0.01 to {MOST}")
     return value
 
 
 def odd(number: int) -> int:
     if number < 1 or number % 2 == 0:
-        raise ValueError(f"{number} is not an odd number, such as 1, 3, 5, with as many before as after")
+        raise ValueError(f"{number} must be an odd number, such as 1, 3 or 5")
     return number
 
 
 def _rising(limits: tuple[float, float]) -> tuple[float, float]:
     if not limits[0] < limits[1]:
-        raise ValueError("the lower end comes first")
+        raise ValueError("must have the lower end first")
     return limits
 
 
@@ -78,18 +78,19 @@ Points = Annotated[float, Field(ge=4, le=60)]
 class PlotStyle:
     """How a comparison is drawn.
 
-    smooth: A value is the centred mean of this odd number of evaluations.
-    xlim, ylim: The ends of the axes.
-    logx: Whether the x axis is logarithmic; it then leaves out what has x = 0.
-    logy: Whether the y axis is logarithmic; None leaves it to the values.
-    title: Stands above the picture.
-    legend: Where the legend stands.
-    caption: Whether the picture says below what is drawn.
-    band: What is drawn around a mean (`fedopt.analysis.lines.BANDS`).
-    width, height: Inches of the whole figure.
-    font: The size of letters, in points.
-    style: A matplotlib style file.
-    slides: Whether the figure is for slides, 16:9 with large letters.
+    Args:
+        smooth: An odd number; values are replaced by centred means over this many evaluations.
+        xlim, ylim: The ends of the axes. None: by the values.
+        logx: Whether the x axis is logarithmic. It then leaves out points with x = 0.
+        logy: Whether the y axis is logarithmic. None: if the values span decades.
+        title: Above the picture.
+        legend: Where the legend stands.
+        caption: Whether a text below says what is drawn.
+        band: What is drawn around a mean, one of `fedopt.analysis.lines.BANDS`.
+        width, height: Inches of the whole figure. None: a column of a paper.
+        font: The size of letters, in points. None: the style's.
+        style: A matplotlib style file. None: none.
+        slides: Whether the figure is for slides: 16:9, with large letters.
     """
 
     smooth: Annotated[int, AfterValidator(odd)] = 1
@@ -109,6 +110,6 @@ class PlotStyle:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return matplotlib's settings. Raises UserError if the style file cannot be used."""
+        """The settings of matplotlib. Raises UserError if the style file cannot be used."""
         settings = {**(SLIDES if self.slides else {}), **(read_style(self.style) if self.style else {})}
         return settings | ({"font.size": self.font} if self.font else {})

@@ -66,7 +66,7 @@ class Client(Oracles):
     def _given(self, name: str) -> Any:
         if self._share.get(name) is None:
             raise UserError(
-                f"client.{name}: this exchange has none; fed.exchange(..., {name}=...) gives clients theirs"
+                f"client.{name}: this exchange does not give clients any; add fed.exchange(..., {name}=...)"
             )
         return self._share[name]
 
@@ -86,8 +86,7 @@ class Client(Oracles):
         return next(self.steps(name))
 
     def batch(self, name: str, split: str) -> tuple[Tensor, Tensor]:
-        """Return the index of the batch that a sample of ``Steps(1, B, fixed=True)`` is, and the batch's share of the client's
-        examples.
+        """Return which fixed batch a sample is, for draws ``Steps(1, B, fixed=True)``, and its share of the client's examples.
 
         Args:
             name: The name of the draws.
@@ -128,7 +127,7 @@ class Client(Oracles):
             taken = (self._of_step(name, k), *(schedule(k) for schedule in schedules))
             new = step(tree_map(_detached, carry) if finished else carry, *taken)
             if k == skip and not _carried_on(carry, new):
-                raise gives(step, new, "what the next step begins with, as it is given it as its first argument")
+                raise gives(step, new, "what the next step is to begin with, of the form of its own first argument")
             if finished:
                 active = self._share["steps"][name] > k
                 carry = tree_map(lambda a, b, active=active: torch.where(active, a, b), new, carry)
@@ -161,7 +160,10 @@ class Client(Oracles):
         Raises UserError if there are no draws of that name.
         """
         if name not in self._steps:
-            raise UserError(f"a client asks for {name!r}; the exchange draws {', '.join(self._steps) or 'nothing'}")
+            raise UserError(
+                f"a client asks for the draws {name!r}, and the exchange has "
+                f"{', '.join(self._steps) or 'none'}; add fed.exchange(..., {name}=Steps(...))"
+            )
         return self._steps[name]
 
     def _of_step(self, name: str, k: int) -> Any:
@@ -169,8 +171,9 @@ class Client(Oracles):
         return self._sample(name, k) if n is None else [self._sample(name, k * n + j) for j in range(n)]
 
     def _sample(self, name: str, k: int) -> Any:
-        """Return the k-th sample, k = 0, 1, ..., of the draws called ``name``. With full local batches all samples are the same
-        object, unless the problem is random.
+        """Return the k-th sample, k = 0, 1, ..., of the draws called ``name``.
+
+        With full local batches all samples are the same object, unless the problem is random.
         """
         k = k if self._share["positions"][name] or self._problem.random else 0
         samples = self._samples.get(name, {})

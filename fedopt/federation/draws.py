@@ -47,7 +47,7 @@ class Steps:
 
     def __post_init__(self) -> None:
         if self.B is not None and self.B < 1:
-            raise UserError(f"B={self.B}: a sample has 1 example or more, or all that a client has where B is null")
+            raise UserError(f"B={self.B}: must be at least 1, or null for all of a client's examples")
 
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
         """Return the number of local steps of each of these clients."""
@@ -90,8 +90,9 @@ class Epochs:
         return np.ceil(steps).astype(np.int64)
 
     def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces:
-        """Return the next ``count`` samples, as positions among a client's n examples. What they leave of a pass is kept in
-        ``left``.
+        """Return the next ``count`` samples, as positions among a client's n examples.
+
+        What they leave of a pass is kept in ``left``.
         """
         while len(left) < count:
             order = rng.permutation(n)

@@ -55,8 +55,9 @@ class OneByOne:
     """Computes one client after the other, without vmap."""
 
     def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
-        """Cut a list of clients into stacks. clients: their places in the cohort. steps: the local steps of each, in falling
-        order.
+        """Cut a list of clients into stacks.
+
+        clients: their places in the cohort. steps: the local steps of each, in falling order.
         """
         return list(clients[:, None])
 
@@ -67,8 +68,9 @@ class OneByOne:
 
 
 class Vectorised:
-    """Computes stacks of clients at once under torch.func.vmap. stack: the clients in a stack; None chooses as many as fit the
-    cache.
+    """Computes stacks of clients at once under torch.func.vmap.
+
+    stack: the clients in a stack; None chooses as many as fit the cache.
     """
 
     def __init__(self, stack: int | None = None):
@@ -109,7 +111,10 @@ def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Eng
     Raises UserError if `vectorised` is asked for and the problem cannot be vectorised.
     """
     if engine == "vectorised" and problem.alone:
-        raise UserError(f"hardware.engine=vectorised: {problem.alone}; hardware.engine=one_by_one needs no vmap")
+        raise UserError(
+            f"hardware.engine=vectorised: torch.vmap cannot run this problem ({problem.alone}); use "
+            f"hardware.engine=one_by_one"
+        )
     if engine == "one_by_one" or (engine == "auto" and not vectorising_wins(problem, cohort)):
         return OneByOne()
     return Vectorised(stack)

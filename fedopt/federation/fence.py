@@ -33,11 +33,15 @@ def check(client_fn: Callable[..., Any], message: Any = ()) -> None:
         if carries(value, set()):
             function = getattr(client_fn, "__name__", "of the exchange")
             raise UserError(
-                f"the client function {function} carries the server's data in its variable {name}: send them in the message; a "
-                "client's own data, draws and memory come with its first argument"
+                f"the client function {function} uses the server's data through the variable {name}; send them in the "
+                f"message. A client's own "
+                "data, draws and memory come with its first argument"
             )
     if any(not isinstance(leaf, torch.Tensor) and carries(leaf, set()) for leaf in tree_leaves(message)):
-        raise UserError("a message is tensors, or (nested) tuples of them: what objects hold would not be counted")
+        raise UserError(
+            "a message must be a tensor or (nested) tuples of tensors, since the bytes of other objects "
+            "would not be counted"
+        )
 
 
 def variables(function: Any) -> Iterator[tuple[str, Any]]:
@@ -70,8 +74,9 @@ def _globals(code: CodeType) -> tuple[str, ...]:
 
 
 def carries(value: Any, seen: set[int]) -> bool:
-    """Tell whether a value is, or holds, a tensor, an array or a random generator. seen: ids of objects that were looked at
-    before.
+    """Tell whether a value is, or holds, a tensor, an array or a random generator.
+
+    seen: ids of objects that were looked at before.
     """
     kind: Any = type(value)
     known = _verdict(kind)

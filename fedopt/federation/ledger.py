@@ -14,8 +14,9 @@ from fedopt.federation.derivatives import Calls
 
 
 def size_in_bytes(message: object) -> int:
-    """Return the bytes of all tensors in a (nested) message. Python numbers cost nothing: they are hyperparameters, known to
-    all.
+    """Return the bytes of all tensors in a (nested) message.
+
+    Python numbers cost nothing: they are hyperparameters, known to all.
     """
     return sum(t.numel() * t.element_size() for t in tree_leaves(message) if isinstance(t, Tensor))
 

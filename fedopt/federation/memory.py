@@ -69,8 +69,9 @@ class Memory:
         self._check(clients)
         if other := {row.shape for row in rows} - {self.shape[1:]}:
             raise UserError(
-                f"rows of shape {list(other.pop())} for a Memory whose rows have {list(self.shape[1:])}: it has one for each "
-                "client, such as Memory(x.new_zeros(problem.clients, len(x)))"
+                f"a Memory's rows have shape {list(self.shape[1:])}, and the new ones {list(other.pop())}; make it "
+                f"with a row for each client, "
+                "such as Memory(x.new_zeros(problem.clients, len(x)))"
             )
         new = copy(self)
         new._groups = list(self._groups)
@@ -85,7 +86,10 @@ class Memory:
     def _check(self, clients: np.ndarray) -> None:
         last = np.max(clients, initial=-1)
         if last >= len(self):
-            raise UserError(f"client {last} has no row in a Memory of {len(self)}: every client has one, from 0 on")
+            raise UserError(
+                f"client {last} has no row in a Memory of {len(self)} rows; make it with a row for each "
+                f"client, problem.clients in all"
+            )
 
     def changed(self, since: "Memory") -> np.ndarray:
         """Return the clients whose rows differ from those of an earlier memory."""
@@ -115,8 +119,8 @@ class _RowFile:
             self._file.seek(number * self.like.nbytes)
             write_whole(self._file.fileno(), row.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         except OSError as error:
-            why = f"{error.strerror}, and what clients keep does not fit into the memory"
-            raise UserError(f"{gettempdir()}: {why}; TMPDIR=FOLDER says where else it goes") from None
+            why = f"{error.strerror}, and what clients keep does not fit into memory"
+            raise UserError(f"{gettempdir()}: {why}; set TMPDIR to a folder with more space") from None
         return number
 
     def __del__(self) -> None:

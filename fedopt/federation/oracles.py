@@ -125,8 +125,9 @@ class Oracles(Derivatives):
 
     @for_problems(Nested, Minimax)
     def outer_gradients(self, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
-        """Return (grad_x f, grad_y f) at (x, y) of a bilevel or minimax problem, from one graph. It counts as one gradient
-        call.
+        """Return (grad_x f, grad_y f) at (x, y) of a bilevel or minimax problem, from one graph.
+
+        It counts as one gradient call.
         """
         return self._both_gradients(self.f, x, y, sample)
 
@@ -232,8 +233,8 @@ class Oracles(Derivatives):
         if isinstance(self._problem, classes):
             return
         kind, wanted = class_of(self._problem), ", ".join(class_name(c) for c in CLASSES if issubclass(c, classes))
-        names = ", ".join(f"client.{name}" for name in offered(type(self), kind)) or "none of its own"
+        names = ", ".join(f"client.{name}" for name in offered(type(self), kind)) or "no special oracles"
         raise UserError(
-            f"client.{oracle} is for {wanted} problems, and {type(getattr(self._problem, 'original', self._problem)).__name__} is "
+            f"client.{oracle} needs a {wanted} problem, and {type(getattr(self._problem, 'original', self._problem)).__name__} is "
             f"{class_name(kind)} here, which offers {names}"
         )

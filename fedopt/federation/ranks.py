@@ -20,7 +20,7 @@ import fedopt
 from fedopt.console import say as console
 from fedopt.console.interrupts import end_with
 from fedopt.console.say import note
-from fedopt.errors import UserError, first_line
+from fedopt.errors import UserError, first_line, some
 from fedopt.machine import number_of
 
 T = TypeVar("T")
@@ -48,7 +48,9 @@ def start() -> None:
         _left = end_with(lambda: os.getppid() == fedopt.PARENT)
     elif "MASTER_ADDR" in os.environ:
         console.speaks = True  # nobody may have started rank 0
-        note(f"WORLD_SIZE={size}: waits for the other processes at {os.environ['MASTER_ADDR']}; unset it to run alone")
+        note(
+            f"WORLD_SIZE={size}: waiting for the other processes at {os.environ['MASTER_ADDR']}; unset WORLD_SIZE to run alone"
+        )
         console.speaks = number_of("RANK", 0) == 0
     _first = None
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -80,13 +82,16 @@ def _reaching_others() -> Iterator[None]:
     try:
         yield
     except ValueError as error:  # what torchrun sets is missing
-        raise UserError(f"the other processes cannot be found: {first_line(error)}") from error
+        raise UserError(
+            f"the other processes cannot be reached ({first_line(error)}); check MASTER_ADDR and "
+            f"MASTER_PORT, or unset WORLD_SIZE to run alone"
+        ) from error
     except RuntimeError as error:
         if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
             raise  # memory, or what a GPU reports late
         raise UserError(
-            "another process of the run ended or cannot be reached; nothing that was recorded is lost: the same command with "
-            "resume=true goes on"
+            "another process of the run ended or cannot be reached; resume with the same command and resume=true, nothing that was "
+            "recorded is lost"
         ) from error
 
 
@@ -151,9 +156,8 @@ def refuse_different(facts: Mapping[str, Any]) -> None:
         if len(values := dict.fromkeys(of_rank.get(key, "none") for of_rank in gathered)) > 1:
             told.append(f"{key} ({', '.join(values)})")
     if told:
-        more = f" and {len(told) - MOST_TOLD} more" * (len(told) > MOST_TOLD)
         raise UserError(
-            f"the processes of this run differ in {', '.join(told[:MOST_TOLD])}{more}; all need the same words, data and versions"
+            f"the processes of this run differ in {some(told, MOST_TOLD)}; start all with the same arguments, data and versions"
         )
 
 

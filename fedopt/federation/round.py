@@ -81,11 +81,11 @@ class Round:
 
         Args:
             name: What is drawn, a word of your own.
-            exchange: The number of an exchange of this round.
-            client: The number of the client; None for the server.
+            exchange: The index of an exchange of this round.
+            client: The index of the client. None: the draws are the server's.
 
         Raises:
-            UserError: There is no name.
+            UserError: The name is missing.
         """
         who = 0 if client is None else client + isinstance(name, str)  # 0 is the server in streams with a user's name
         return keyed_rng(self._federation.seed, name, self.r + 1, exchange, who)
@@ -204,7 +204,7 @@ class Round:
         """
         if not isinstance(self.problem, Hierarchical):
             raise UserError(
-                f"fed.server_gradient is for hierarchical problems, and {type(self.problem).__name__} is none"
+                f"fed.server_gradient needs a hierarchical problem, and {type(self.problem).__name__} is not one"
             )
         xi = self.problem.server_sample(self.rng(Purpose.SERVER), B)
         return Oracles(self.problem).grad(self.problem.f1, x, xi)
@@ -243,7 +243,11 @@ class Round:
         """
         fence.check(client_fn, message)
         if not isinstance(memory, Memory | None):
-            raise WrongFunction(client_fn, "has an exchange whose memory= is no fedopt.Memory, of [clients, d]")
+            raise WrongFunction(
+                client_fn,
+                "is exchanged with a memory= that is not a fedopt.Memory; make one, "
+                "Memory(x.new_zeros(problem.clients, d))",
+            )
         before, calls, rows = versions(message), Calls(), list[Tensor]()
         if weights is None:
             weights = self.problem.weights[cohort]
@@ -261,7 +265,7 @@ class Round:
         self._bill(cohort, message if own is None else (message, own[0]), answers.one, Calls() if idle else calls)
         self._refuse_hidden(client_fn, calls)
         if before != versions(message):
-            raise WrongFunction(client_fn, "writes over its message: write x = x - 1 in place of x -= 1")
+            raise WrongFunction(client_fn, "writes over its message; write x = x - 1 in place of x -= 1")
         mean = answers.mean(self.problem.start()[0], combine)
         return mean if memory is None else (mean, remembered(memory, cohort, mine, rows, idle))
 
@@ -306,5 +310,7 @@ class Round:
     def _refuse_hidden(self, client_fn: ClientFn, calls: Calls) -> None:
         """Raise UserError where clients took what their method says it does without, or left an answer beside the exchange."""
         if self._federation.first_order and isinstance(self.problem, Nested) and calls.hvp + calls.jvp:
-            raise WrongFunction(client_fn, "takes second derivatives, and its algorithm says first_order = True")
+            raise WrongFunction(
+                client_fn, "takes second derivatives, and its algorithm says first_order = True; remove one of them"
+            )
         fence.check(client_fn)  # again: a client may have put its answer where only the server looks

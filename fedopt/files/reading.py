@@ -23,7 +23,7 @@ MOST_OF_A_CONFIG = 2**17  # bytes of a YAML file
 MOST_VALUES, DEEPEST = 20_000, 50  # in it, with those that aliases stand for; nodes in each other
 MOST_DIGITS = 300  # of a number in it
 BROKEN = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError, yaml.YAMLError, UserError)
-REMEDY = "put a good copy there, or remove it"
+REMEDY = "replace it with a good copy, or remove it"
 LEAVES = (str, bool, int, float, type(None))  # the types of a config's values, besides lists and dicts of them
 
 
@@ -61,7 +61,7 @@ def opened(path: Path, links: bool = False) -> Iterator[BinaryIO]:
         raise
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UserError(f"{path}: is no regular file")
+            raise UserError(f"{path}: must be a regular file, not a folder, pipe or device")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             yield file
     finally:
@@ -82,7 +82,7 @@ def read_bytes(path: Path, most: int | None = None, links: bool = False) -> byte
     with opened(path, links) as file:
         content = file.read(-1 if most is None else most + 1)
     if most is not None and len(content) > most:
-        raise UserError(f"{path}: is too large, with more than {most:,} bytes")
+        raise UserError(f"{path}: is too large; such a file may have at most {most:,} bytes")
     return content
 
 
@@ -113,9 +113,11 @@ def decoded(content: bytes, path: Path, encoding: str | None = None) -> str:
     try:
         text = content.decode(encoding or ("utf-16" if marked else "utf-8"))
     except UnicodeError:
-        raise UserError(f"{path}: is no text in {encoding or 'UTF-8'}") from None
+        raise UserError(f"{path}: is not text in {encoding or 'UTF-8'}; save it in this encoding") from None
     if "\0" in text:
-        raise UserError(f"{path}: is no text in {encoding or 'UTF-8'}: it has zero bytes")
+        raise UserError(
+            f"{path}: is not text in {encoding or 'UTF-8'}, since it has zero bytes; save it in this encoding"
+        )
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -139,7 +141,7 @@ def read_as(path: Path, parse: Callable[[str], T], most: int = LARGEST, remedy: 
     try:
         return parse(read_text(path, most))
     except FileNotFoundError:
-        raise UserError(f"{path}: is not there (any more)") from None
+        raise UserError(f"{path}: there is no such file (any more); put it back, or choose another folder") from None
     except BROKEN as error:
         why = first_line(error).removeprefix(f"{path}: ")
         raise UserError(f"{path}: cannot be read ({why}); {remedy}") from None
@@ -162,7 +164,7 @@ def plain_yaml(text: str) -> str:
     """
     with suppress(yaml.YAMLError, RecursionError):  # whoever reads it says what is wrong
         if (root := yaml.compose(text, Loader)) is not None and _values_in(root, {}) > MOST_VALUES:
-            raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
+            raise ValueError(f"its aliases expand to more than {MOST_VALUES:,} values")
     return text
 
 
@@ -181,13 +183,13 @@ def _values_in(node: yaml.Node, counted: dict[int, float]) -> float:
         )
         where = f"line {node.start_mark.line + 1}: "
         if len({*keys}) < len(keys):
-            raise ValueError(f"{where}the key {max(keys, key=keys.count)} stands twice")
+            raise ValueError(f"{where}the key {max(keys, key=keys.count)} occurs twice")
         if node.tag.endswith((":int", ":float")):
             if len(node.value) > MOST_DIGITS:
                 raise ValueError(f"{where}a number has {len(node.value):,} digits")
             if _OF_YAML_1_1.fullmatch(node.value):
                 raise ValueError(
-                    f"{where}{node.value} is no plain number; write it in tens, or '{node.value}' for a text"
+                    f"{where}{node.value} is not a plain decimal number; write one, or '{node.value}' for a text"
                 )
         parts = (part for item in inner for part in (item if isinstance(item, tuple) else (item,)))
         counted[id(node)] = 1 + sum(_values_in(part, counted) for part in parts)
@@ -203,19 +205,19 @@ def read_config(path: Path) -> dict[str, Any]:
 
     def parse(text: str) -> dict[str, Any]:
         config = yaml.load(plain_yaml(text), Loader)
-        if odd := _odd(config) if isinstance(config, dict) else "it holds no config":
+        if odd := _odd(config) if isinstance(config, dict) else "it does not hold a config":
             raise ValueError(odd)
         return config
 
-    return read_as(path, parse, MOST_OF_A_CONFIG, "put a good copy there, or choose another output_dir")
+    return read_as(path, parse, MOST_OF_A_CONFIG, "replace it with a good copy, or choose another output_dir")
 
 
 def _odd(node: Any, depth: int = 0) -> str:
     """Return what a node holds that no config may hold, in words; empty if it is fine. depth: how deep the node lies."""
     if depth > DEEPEST:
-        return f"more than {DEEPEST} nodes are in each other"
+        return f"its nodes are nested more than {DEEPEST} deep"
     if isinstance(node, dict):
-        keys = next((f"the key {key} is no text" for key in node if not isinstance(key, str)), "")
+        keys = next((f"the key {key} is not a text" for key in node if not isinstance(key, str)), "")
         return keys or next(filter(None, (_odd(value, depth + 1) for value in node.values())), "")
     if isinstance(node, list):
         return next(filter(None, (_odd(value, depth + 1) for value in node)), "")

@@ -43,7 +43,7 @@ def read_table(
         # Of the text: pandas would take a ~ in a path for the home folder
         table = pd.read_csv(StringIO(text), low_memory=False, **how)
         if lacking := [name for name in columns if name not in table]:
-            raise ValueError(f"it has no column {lacking[0]}")
+            raise ValueError(f"it lacks the column {lacking[0]}")
         if not table.index.equals(pd.RangeIndex(len(table))):  # pandas takes the first cells for names of rows
             raise ValueError("its rows have more cells than its first line has names")
         return table

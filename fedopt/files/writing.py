@@ -23,8 +23,9 @@ _Dumper.add_implicit_resolver(*POWERS)
 
 
 def yaml_text(node: Any, width: int = 80) -> str:
-    """Return a node of dicts, lists, texts and numbers as YAML text, which `read_config` reads back. width: characters of a
-    line.
+    """Return a node of dicts, lists, texts and numbers as YAML text, which `read_config` reads back.
+
+    width: characters of a line.
     """
     return yaml.dump(node, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
 
@@ -54,20 +55,27 @@ def write_whole(file: int, content: bytes) -> None:
 
 
 def refuse_inner_links(folder: Path) -> None:
-    """Raise UserError if a folder holds, at any depth, a link or something other than a file or folder. Writing there could go
-    elsewhere.
+    """Raise UserError if a folder holds, at any depth, a link or something other than a file or folder.
+
+    Writing there could go elsewhere.
     """
     for inside, folders, files in os.walk(folder):
         for path in (Path(inside, name) for name in (*folders, *files)):
             if path.is_symlink() or not (path.is_dir() or path.is_file()):
-                raise UserError(f"{path}: is a link or no plain file; remove it, or choose another folder")
+                raise UserError(
+                    f"{path}: is a link, or not a regular file, so that writing could go elsewhere; remove "
+                    f"it, or choose another folder"
+                )
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
     """Raise UserError if one of these paths is a link or not a regular file: writing to it would write elsewhere too."""
     for file in paths:
         if file.is_symlink() or (file.exists() and not (file.is_file() and file.stat().st_nlink == 1)):
-            raise UserError(f"{file}: is a link or no plain file, and is not written to; choose another output_dir")
+            raise UserError(
+                f"{file}: is a link, or not a regular file, so that writing would go elsewhere; choose "
+                f"another output_dir"
+            )
 
 
 def refuse_linked(folder: Path, root: Path) -> None:
@@ -76,4 +84,4 @@ def refuse_linked(folder: Path, root: Path) -> None:
         if place == root:
             return
         if place.is_symlink():
-            raise UserError(f"{place}: is a link, and is not written through; put the folder itself there")
+            raise UserError(f"{place}: is a link, so that writing would go elsewhere; put the folder itself there")

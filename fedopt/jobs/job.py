@@ -36,8 +36,9 @@ class Job:
         return RunFolder(self.folder).status() in ENDED
 
     def check(self) -> None:
-        """Raise UserError if the run that ended in the folder had other values or data. Note which of your modules have changed
-        since.
+        """Raise UserError if the run that ended in the folder had other values or data.
+
+        Note which of your modules have changed since.
         """
         with ending_at_once():
             from fedopt.results.card import say_changed
@@ -49,8 +50,9 @@ class Job:
         say_changed(folder, self.composed.nodes, done=True)
 
     def do(self, processes: int, bar: Bar | None = None) -> Outcome:
-        """Do the run to its end, resuming it if it has begun. A run that has ended is only checked. Failures are printed and
-        recorded.
+        """Do the run to its end, resuming it if it has begun.
+
+        A run that has ended is only checked. Failures are printed and recorded.
 
         Args:
             processes: How many processes share the machine.

@@ -39,7 +39,7 @@ class Local:
     """Does jobs on this machine, up to ``at_once`` at a time. stopped: the line to print after Ctrl-C."""
 
     at_once: int = 1
-    stopped: str = "stopped; the same command goes on from here"
+    stopped: str = "stopped; the same command resumes it"
 
     def __call__(self, jobs: Sequence[Job], bar: Bar) -> Iterator[Done]:
         return _in_turn(jobs, bar) if self.at_once <= 1 else _in_processes(jobs, self.at_once)
@@ -110,7 +110,9 @@ def _in_processes(jobs: Sequence[Job], at_once: int) -> Iterator[Done]:
                     process.join()
                 except EOFError:  # it was killed
                     process.join()
-                    outcome = Outcome("failed", f"its process ended with code {process.exitcode}")
+                    outcome = Outcome(
+                        "failed", f"its process ended with code {process.exitcode}; the same command resumes it"
+                    )
                 yield job, outcome, time.monotonic() - began
     finally:
         for process, *_ in running.values():

@@ -61,8 +61,9 @@ class Work:
     at_once: int
 
     def __call__(self) -> tuple[str, str]:
-        """Do the run and return the status and text of its outcome. If the time limit is near, stop after the round and be
-        queued again.
+        """Do the run and return the status and text of its outcome.
+
+        If the time limit is near, stop after the round and be queued again.
         """
         from submitit import JobEnvironment
 
@@ -78,7 +79,9 @@ class Work:
         try:
             composed = compose(self.words, self.folders)
             if digits(composed.nodes) != self.digits:
-                raise UserError("its config files have changed since it was queued; the same command queues it again")
+                raise UserError(
+                    "its config files have changed since it was queued; repeat the command to queue it again"
+                )
             outcome = Job(Path(self.folder), composed, "").do(self.at_once)
         except UserError as error:
             outcome = Outcome("refused", str(error))
@@ -124,12 +127,13 @@ class Queued(NamedTuple):
                     pass  # is no pipe
                 return Outcome(*self.job.result())
             except Exception:  # of submitit, or what else half a pickle raises
-                log = f"job {self.job.job_id} ended without a result; its log is {self.job.paths.stderr}"
+                log = f"job {self.job.job_id} ended without a result; see its log, {self.job.paths.stderr}"
                 return Outcome("failed", log)
 
     def forget(self) -> None:
-        """Take an ended job out of the list of those that wait. If all runs of its submission have ended, remove the folder
-        with the logs.
+        """Take an ended job out of the list of those that wait.
+
+        If all runs of its submission have ended, remove the folder with the logs.
         """
         paths = self.job.paths
         with suppress(OSError):  # another command was faster
@@ -187,7 +191,7 @@ class Queue:
         ids = " ".join(dict.fromkeys(entry.job.job_id.partition("_")[0] for entry in self.going.values()))
         ends = f"{'scancel' if self.kind == 'slurm' else 'kill'} {ids} ends them"
         left = f"{counted(len(self.going), 'run')} stay in the queue; the same command watches them, {ends}"
-        return f"stopped; {left}" if self.going else "stopped; the same command goes on from here"
+        return f"stopped; {left}" if self.going else "stopped; the same command resumes it"
 
     def _submit(self, todo: list[Job]) -> None:
         """Take jobs off the list, as many as there is room for, and queue them."""
@@ -229,15 +233,16 @@ def _place() -> Path:
 
 
 def queue_folder() -> Path:
-    """Return the folder of the queue, made for this user alone, since what lies there is executed. Raises UserError if others
-    may write.
+    """Return the folder of the queue, made for this user alone, since what lies there is executed.
+
+    Raises UserError if others may write.
     """
     folder = _place()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise UserError(
-            f"{folder}: others may write here, and what lies here is run; name another folder as FEDOPT_QUEUE"
+            f"{folder}: other users may write here, and its files are executed; set FEDOPT_QUEUE to another folder"
         )
     return folder
 
@@ -257,7 +262,9 @@ def queued() -> list[Queued]:
                 entries.append(Queued(folder, job))
             except (LookupError, ValueError):
                 if pickled.exists():  # else another command has seen its end
-                    note(f"{listed}: does not say what job {number} runs, which is not watched; remove its folder")
+                    note(
+                        f"{listed}: does not say what job {number} runs, so that this job is not watched; remove this folder"
+                    )
     waiting = [entry for entry in entries if entry.waits]  # all are there: Slurm is asked once
     for entry in entries:
         if entry not in waiting:

@@ -68,8 +68,9 @@ class Sweep:
     places: dict[tuple[str, ...], Path]
 
     def job(self, words: tuple[str, ...]) -> Job:
-        """Return the job of a combination. A combination that Hydra's sweeper chooses is composed now. Raises UserError as
-        `compose` does.
+        """Return the job of a combination.
+
+        A combination that Hydra's sweeper chooses is composed now. Raises UserError as `compose` does.
         """
         composed = self.composed.get(words) or compose(words, self.folders)
         place = self.places.get(words) or self.place(composed, {})
@@ -83,8 +84,9 @@ class Sweep:
 
 
 def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> int:
-    """Do all combinations of a command, and report them. Return the exit code: 1 if a run failed or was refused, 130 after
-    Ctrl-C.
+    """Do all combinations of a command, and report them.
+
+    Return the exit code: 1 if a run failed or was refused, 130 after Ctrl-C.
 
     Args:
         words: The overrides of the command.
@@ -94,7 +96,10 @@ def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> i
     words = [re.sub(r"^\+*hydra\.sweep\.dir=", "output_dir=", word) for word in words]
     refuse_hydra(words, LAUNCHED)
     if (by_hydra := any(word.startswith("hydra") for word in words)) and not isinstance(launcher, Local):
-        raise UserError("--launcher: goes without hydra/launcher and hydra/sweeper, which do the runs themselves")
+        raise UserError(
+            "--launcher cannot be combined with hydra/launcher or hydra/sweeper, which start the runs "
+            "themselves; remove one of them"
+        )
     planned = plan(words, folders)
     bad: dict[Job, Outcome] = {}
     refused = False
@@ -138,7 +143,7 @@ def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once
     }
     lost = [f"{job.folder}: {why}" for job, (_, why) in bad.items() if job not in failed]
     if lost:
-        raise UserError(f"{len(lost)} of {len(jobs)} runs could not be done; {lost[0]}")
+        raise UserError(f"{len(lost)} of {len(jobs)} runs could not be done; the first is {lost[0]}")
     return [*jobs]
 
 
@@ -160,7 +165,7 @@ def _head(planned: Sweep) -> list[str]:
         crowd = [] if clients is None else [one.settings.participation.described(clients)]
         data[", ".join([*crowd, *[one.chosen["dataset"]] * ("dataset" in one.parts)])] = None
     what = "; ".join(f"{', '.join(some)} on {problem}" for problem, some in methods.items())
-    over = f" over {', '.join(keys)}" * bool(keys)
+    over = f" over {', '.join(keys)}" if keys else ""
     head = f"{what}: {counted(len(planned.composed), 'run')}{over}"
     return [*filter(None, [head, "; ".join(tuned), "; ".join(data)]), f"in {planned.folder}"]
 
@@ -192,7 +197,9 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
             check_parts(one)
     places = {one.settings.output_dir for one in composed.values()}
     if len(places) > 1:
-        raise UserError(f"output_dir={','.join(map(str, places))}: a sweep has one, with a folder for each run in it")
+        raise UserError(
+            f"output_dir={','.join(map(str, places))}: a sweep needs a single one, in which each run gets a folder"
+        )
     keys = {key_of(word) for word in swept}
     if warning := differences(list(composed.values()), keys):
         note(warning)
@@ -226,7 +233,7 @@ def _by_hydra(planned: Sweep) -> bool:
     except MissingConfigException as error:
         raise UserError(explain(error, planned.words, {})) from None
     except (ValueError, TypeError, ImportError, HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"hydra/launcher or hydra/sweeper: {first_line(error)}") from error
+        raise UserError(f"hydra/launcher or hydra/sweeper cannot be used: {first_line(error)}") from error
     return any(job.return_value is None for batch in batches for job in batch)
 
 
@@ -304,7 +311,9 @@ def _combinations(given: list[list[str]], by_sweeper: bool) -> Iterable[tuple[st
     longest = max(map(len, given), default=1)
     runs = longest * all(given) if by_sweeper else prod(map(len, given))
     if runs not in range(1, MOST_RUNS + 1):
-        raise UserError(f"this sweep has {'no run' if not runs else f'more than {MOST_RUNS:,} runs'}")
+        raise UserError(
+            f"this sweep has {f'more than {MOST_RUNS:,} runs; give fewer' if runs else 'no run; give'} values"
+        )
     each = zip(*(islice(cycle(words), longest) for words in given), strict=True)
     return each if by_sweeper and given else product(*given)
 
@@ -317,6 +326,6 @@ def _alternatives(override: Override) -> list[str]:
         assert isinstance(interval, IntervalSweep)
         return [f"{override.key_or_group}={end}" for end in (interval.start, interval.end)]
     if isinstance(override.value(), Glob):
-        raise UserError(f"{override.input_line}: glob is not read; give the values, with commas between them")
+        raise UserError(f"{override.input_line}: glob is not supported; list the values, separated by commas")
     values = islice(override.sweep_string_iterator(), MOST_RUNS + 1)
     return [f"{override.key_or_group}={value}" for value in values]

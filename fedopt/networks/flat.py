@@ -148,8 +148,9 @@ class FlatModel:
         key: Tensor | None = None,
         anchor: Tensor | None = None,
     ) -> Tensor:
-        """Take one gradient step in place: flat - eta (gradient - gradient at the anchor + plus). Return ``flat``. For a
-        `dense` model.
+        """Take one gradient step in place: flat - eta (gradient - gradient at the anchor + plus).
+
+        Return ``flat``. For a `dense` model.
 
         The matrix products add to the weights, and no gradient is formed. Under vmap the clients of a stack step together.
 

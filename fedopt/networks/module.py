@@ -13,8 +13,9 @@ from fedopt.networks.flat import FlatModel
 
 
 class FlatModule(FlatModel):
-    """A user's module as a function of one flat vector of its trainable parameters. Parameters with requires_grad=False are
-    constants.
+    """A user's module as a function of one flat vector of its trainable parameters.
+
+    Parameters with requires_grad=False are constants.
 
     With a key, which determines dropout masks, it runs in training mode, else in evaluation mode. One module object serves
     both: a copy would use the original's parameters in functions that are bound to it.

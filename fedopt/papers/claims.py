@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from fedopt.analysis.stats import half_width, moments
 from fedopt.analysis.tables import plus_minus
+from fedopt.console.texts import counted
 from fedopt.papers.measure import Measure, parsed
 from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
 
@@ -61,9 +62,9 @@ class Claim:
         if [self.at_least, self.at_most, self.within, self.equals].count(None) != 3:
             raise ValueError("give one of at_least, at_most, within, equals")
         if self.of and self.within is None:
-            raise ValueError("of goes with within")
+            raise ValueError("of needs within")
         if self.here and self.here.count("{}") != 1:
-            raise ValueError("here has {} once, for the value")
+            raise ValueError("here must have {} once, for the value")
         return self
 
     @property
@@ -89,7 +90,7 @@ class Claim:
         if n > 1:
             half = half_width(std, n, LEVEL)
         if not math.isfinite(half) or -half <= margin < half:
-            return f"{UNDECIDED} with {n} seed{'s' * (n != 1)}"
+            return f"{UNDECIDED} with {counted(n, 'seed')}"
         return HOLDS if margin >= half else FAILS
 
 
@@ -110,7 +111,7 @@ def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
                 notes.setdefault("not a number", []).append(str(seed))
         except Unmeasurable as error:
             notes.setdefault(str(error), []).append(str(seed))
-    note = "; ".join(f"{text} (seed{'s' * (len(its) > 1)} {', '.join(its)})" for text, its in notes.items())
+    note = "; ".join(f"{text} (seed{'s' if len(its) > 1 else ''} {', '.join(its)})" for text, its in notes.items())
     mean, std = moments(list(values.values()))
     if math.isinf(mean):  # no deviation if all values are on one side of the bound
         std = 0.0 if len({claim.margin(value) >= 0 for value in values.values()}) == 1 else math.inf
@@ -140,7 +141,7 @@ def sentence(row: Mapping[str, Any]) -> str:
     """Format the line that is printed for a row of claims.csv."""
     if row["holds"] == UNMEASURED:
         return f"{UNMEASURED:<24}{row['says']}: {row['note'] or 'no run of it'}"
-    count = seeds_of(row, f" seed{'s' * (row['seeds'] != 1)}")
+    count = seeds_of(row, " seed" if row["seeds"] == 1 else " seeds")
     text = f"{row['holds']:<24}{row['says']}: {plus_minus(row['mean'], row['std'])} ({count}), asked {row['bound']}"
     text += f", paper {row['paper']}" if row["paper"] else ""
     text += f" [{row['note']}]" if row["note"] else ""

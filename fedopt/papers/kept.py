@@ -1,4 +1,4 @@
-"""What is kept of an experiment without its runs: its figure, its curves, and the claims with the values of each seed."""
+"""What is kept of an experiment without its runs: its figure, its curves, and its claims with the values of each seed."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -60,13 +60,14 @@ def draw_again(name: str, folders: Sequence[Path], folder: Path) -> None:
     if "line" in table:
         draw, columns = draw_curves, {*CURVES, published.x, "mean"}
     if lacking := ", ".join(sorted(columns - {*table})):
-        raise UserError(f"{folder / 'curves.csv'}: has no column {lacking}; run the experiment again")
+        raise UserError(f"{folder / 'curves.csv'}: lacks the columns {lacking}; run the experiment again")
     draw([folder / FIGURE], published, table)
 
 
 def _kept(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return up to `POINTS` points of each line and metric, with the first and the last. A table of points is returned
-    unchanged.
+    """Return up to `POINTS` points of each line and metric, with the first and the last.
+
+    A table of points is returned unchanged.
     """
     if "line" not in curves:
         return curves

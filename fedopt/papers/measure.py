@@ -77,15 +77,16 @@ class Measure:
 
     @classmethod
     def parse(cls, text: str, *names: str) -> "Measure":
-        """Parse an expression. names: which of `line` and `x` may stand in it. Raises UserError if no run could give it a
-        value.
+        """Parse an expression.
+
+        names: which of `line` and `x` may stand in it. Raises UserError if no run could give it a value.
         """
         try:
             tree = ast.parse(text.strip(), mode="eval").body
             return cls(text, tree, _words(tree, names))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             why = getattr(error, "msg", None) or "it has too many terms, or odd characters"
-            raise UserError(f"{text[:200]!r} is no expression: {why}") from None
+            raise UserError(f"{text[:200]!r} cannot be read as an expression: {why}") from None
 
     def lines(self, points: Mapping[str, Mapping[float, str]]) -> list[str]:
         """Return the labels of the lines in it, each once. points: of the experiment, whose lines a `fit` of a series needs."""
@@ -183,7 +184,9 @@ def _words(tree: ast.expr, names: Sequence[str]) -> list[Word]:
                 words.append(_word(node, names))
                 nodes += [arg for arg in words[-1].arguments.values() if not isinstance(arg, ast.Constant)]
             case _:
-                raise UserError(f"{ast.unparse(node)[:100]}: is no number; it may have + - * / ** and comparisons")
+                raise UserError(
+                    f"{ast.unparse(node)[:100]}: is not a number; use numbers, words, + - * / ** and comparisons only"
+                )
     return words
 
 

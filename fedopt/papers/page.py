@@ -125,5 +125,5 @@ def _picture(file: Path) -> str:
     """Return a picture as a data URI. Raises OSError, or UserError if the file is not a picture."""
     (kind, mark), content = PICTURES[file.name], read_bytes(file, LARGEST_PICTURE)
     if mark not in content[:1000]:
-        raise UserError(f"{file}: is no picture")
+        raise UserError(f"{file}: must be a picture; run the experiment again")
     return f"data:{kind};base64,{b64encode(content).decode()}"

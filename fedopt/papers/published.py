@@ -105,7 +105,7 @@ class Published:
     @model_validator(mode="after")
     def _points_are_measured(self) -> "Published":
         if set(self.points) != set(self.point):
-            raise ValueError("points and point go together")
+            raise ValueError("points and point must have the same series")
         return self
 
     def check_labels(self) -> None:
@@ -166,7 +166,7 @@ def load(name: str, folders: Sequence[Path] = ()) -> Published:
     with _naming(f"experiment/{name}.yaml"):
         node = compose([f"experiment={name}"], folders).experiment
         if not node:
-            raise UserError("has no node experiment")
+            raise UserError("must have a node experiment")
         if "experiment" in node:
             raise UserError("must begin with the line '# @package _global_'")
         published = build(Published, filled(node), "experiment")
@@ -201,7 +201,7 @@ def tasks(
             continue
         with _naming(f"experiment/{name}.yaml: line '{line}'"):
             if taken := [word for word in words if key_of(word) in OF_THE_COMMAND]:
-                raise UserError(f"{taken[0]}: a line does not say this; fedopt-reproduce does")
+                raise UserError(f"{taken[0]}: must not be set by a line; fedopt-reproduce sets it")
             composed = compose([f"experiment={name}", *words, *further], folders)
         module = {group: composed.nodes[group]["_target_"].split(".")[-2] for group in ("algo", "problem")}
         for seed in range(first, first + seeds):

@@ -48,7 +48,7 @@ class Where:
     def read(cls, node: Any) -> "Where":
         """Read the node `where`. Raises UserError for an unknown key or an impossible value."""
         if not isinstance(node, dict):
-            raise UserError("where: must give values to names")
+            raise UserError("where: must be a mapping from names to values")
         axes: dict[str, list[str]] = {}
         functions: dict[str, tuple[list[str], Any]] = {}
         for key in sorted(node, key=lambda key: "(" in str(key)):  # axes, then what depends on them
@@ -67,8 +67,9 @@ class Where:
         return cls(axes, functions)
 
     def only(self, chosen: Any) -> "Where":
-        """Return this with fewer values of some axes. chosen: axis -> one value or a list; or a list of axes, which keep all
-        values.
+        """Return this with fewer values of some axes.
+
+        chosen: axis -> one value or a list; or a list of axes, which keep all values.
 
         Raises UserError for an unknown axis or value.
         """
@@ -122,7 +123,10 @@ class Where:
         for axis in depends:
             value, *others = self.axes[axis]
             if others:
-                raise UserError(f"{{{name}}}: {axis} may be {', '.join(self.axes[axis])} here")
+                raise UserError(
+                    f"{{{name}}}: {axis} has several values here ({', '.join(self.axes[axis])}); use it "
+                    f"where it has one"
+                )
             if value not in values:
                 raise UserError(f"{{{name}}}: has no value for {axis} = {value}")
             values = values[value]
@@ -188,8 +192,9 @@ def _texts(values: Any, where: str) -> list[str]:
 
 
 def _by_value(node: Any, depends: Sequence[str], axes: Mapping[str, list[str]], where: str) -> Any:
-    """Return nested mappings from the values of the axes. In a node, a list is in the order of an axis, and None is an empty
-    text.
+    """Return nested mappings from the values of the axes.
+
+    In a node, a list is in the order of an axis, and None is an empty text.
     """
     if depends:
         axis, *rest = depends

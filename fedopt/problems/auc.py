@@ -68,7 +68,10 @@ class Auc(SupervisedMinimax):
         data = super().load()
         y_train, y_test = ((y == self.positive).astype(np.int64) for y in (data.y_train, data.y_test))
         if len(np.unique(y_train)) < 2:
-            raise UserError(f"problem.positive={self.positive}: the training set has none of that class, or no others")
+            raise UserError(
+                f"problem.positive={self.positive}: the training set must have examples of this class and "
+                f"of others; choose another class"
+            )
         name = data.class_names[self.positive] if data.class_names else f"class {self.positive}"
         return replace(data, y_train=y_train, y_test=y_test, class_names=("others", name))
 

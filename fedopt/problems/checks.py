@@ -26,7 +26,9 @@ def check(problem: Problem) -> None:
     that do not follow the seed, and for a network whose buffers change: clients that are run one by one would share them.
     """
     if "train" not in getattr(problem, "splits", ()):
-        raise WrongFunction(type(problem), "has no splits: self.splits = self.world.split(EXAMPLES) in __post_init__")
+        raise WrongFunction(
+            type(problem), "has no splits; write self.splits = self.world.split(EXAMPLES) in __post_init__"
+        )
     if isinstance(problem, Nested):
         _check_splits(problem)
     name, start = type(problem).__name__, _start(problem)
@@ -35,7 +37,7 @@ def check(problem: Problem) -> None:
     with untouched(problem.sample, weighted):
         sample = problem.sample(0, weighted)
     if arrays := [leaf for leaf in tree_leaves(sample) if isinstance(leaf, np.ndarray)]:
-        raise gives(problem.sample, arrays[0], "tensors: self.world.tensor(array) makes them")
+        raise gives(problem.sample, arrays[0], "tensors, such as self.world.tensor(array)")
     if problem.random:
         sample = problem.keyed(sample, torch.zeros((), dtype=torch.int64, device=start[0].device))
     networks = {key: value for key, value in vars(problem).items() if isinstance(value, nn.Module)}
@@ -56,15 +58,15 @@ def check(problem: Problem) -> None:
                 _gradient(function, arguments)
     if modal and not modal[0].module.training:  # after the last one, which is g or f
         raise WrongFunction(
-            function, "calls its network without *batch.keys, so it would be trained in evaluation mode"
+            function, "calls its network without *batch.keys, so that dropout would be off in training; pass them on"
         )
     if isinstance(problem, Nested) and not problem.direct:
         gradient = _gradient(problem.f, (*start, sample))
         if gradient is not None and gradient.any():
-            raise WrongFunction(problem.f, "depends on x, and the class says direct = False: take out one of them")
+            raise WrongFunction(problem.f, "depends on x, and the class says direct = False; remove one of them")
     for key, of, part, was in before:
         if not torch.equal(part, was):
-            why = f"its {of} changes when it is used, and clients would share it"
+            why = f"its {of} changes when it is called, and all clients would share it"
             raise UserError(f"{name}.{key}: {why}; use nn.GroupNorm in place of BatchNorm")
 
 
@@ -77,9 +79,14 @@ def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> di
     values, names = problem.evaluate(*point), [metric.name for metric in problem.metrics]
     if not isinstance(values, dict) or set(values) != set(names):
         given = values if isinstance(values, dict) else [str(values)]
-        raise WrongFunction(original.evaluate, f"gives {', '.join(given)}, and its metrics are {', '.join(names)}")
+        raise WrongFunction(
+            original.evaluate,
+            f"returns {', '.join(given)}, and the class declares the metrics {', '.join(names)}; make them equal",
+        )
     if several := [name for name, value in values.items() if np.ndim(value) != 0]:
-        raise WrongFunction(original.evaluate, f"gives more than one number as {several[0]}")
+        raise WrongFunction(
+            original.evaluate, f"returns more than one number as {several[0]}; it must return one float for each metric"
+        )
     return {name: float(values[name]) for name in names}
 
 
@@ -89,7 +96,7 @@ def _start(problem: Problem) -> tuple[Tensor, ...]:
     count = 2 if isinstance(problem, Nested | Minimax) else 1
     tensors = isinstance(start, tuple) and all(isinstance(v, Tensor) for v in start)
     if tensors and (shaped := [v for v in start if v.ndim != 1]):
-        raise gives(problem.start, shaped[0], "flat vectors: v.flatten() is one, and v.view(shape) undoes it in f")
+        raise gives(problem.start, shaped[0], "flat vectors, such as v.flatten(), which v.view(shape) undoes in f")
     if not tensors or len(start) != count:
         raise gives(problem.start, start, "(x, y), two vectors" if count == 2 else "(x,), a tuple of one vector")
     for vector in start:
@@ -102,8 +109,8 @@ def _check_splits(problem: Nested) -> None:
     for function, split in (("f", problem.f_split), ("g", problem.g_split)):
         if split not in problem.splits:
             names = ", ".join(problem.splits)
-            why = f"takes {function} on the split {split}, and self.splits has {names}"
-            raise WrongFunction(type(problem), f"{why}: set {function}_split to one of them, or add the split")
+            why = f"evaluates {function} on the split {split}, and self.splits has {names}"
+            raise WrongFunction(type(problem), f"{why}; set {function}_split to one of them, or add the split")
 
 
 def _gradient(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Tensor | None:
@@ -118,7 +125,10 @@ def _gradient(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Tenso
         try:
             return torch.autograd.grad(value, points, allow_unused=True)[0] if value.requires_grad else None
         except RuntimeError as error:
-            raise WrongFunction(function, f"has no derivative: {first_line(error)}") from error
+            raise WrongFunction(
+                function,
+                f"cannot be differentiated ({first_line(error)}); write it with torch's functions on its arguments",
+            ) from error
 
 
 def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator[Call]:
@@ -139,5 +149,5 @@ def _calls(problem: Problem, start: tuple[Tensor, ...], sample: Any) -> Iterator
 
 def _check_type(function: Callable[..., Any], found: Tensor, dtype: torch.dtype) -> None:
     if found.dtype != dtype:
-        remedy = "self.world.tensor(array) makes tensors of that type, torch.zeros_like(x) has that of x"
-        raise WrongFunction(function, f"gives {found.dtype}, and hardware.dtype is {dtype}: {remedy}")
+        remedy = "make tensors by self.world.tensor(array) or torch.zeros_like(x)"
+        raise WrongFunction(function, f"returns {found.dtype}, and hardware.dtype is {dtype}; {remedy}")

@@ -123,8 +123,9 @@ class Problem(_InWorld, ABC):
         return None
 
     def network(self, *point: Tensor) -> nn.Module | None:
-        """Return the network with the parameters of a point; None if there is no network. It takes examples as the data set has
-        them.
+        """Return the network with the parameters of a point; None if there is no network.
+
+        It takes examples as the data set has them.
         """
         return None
 

@@ -53,8 +53,9 @@ class Classification(Supervised, Minimisation):
         return self.net.descend(x, *sample["train"][:3], eta, plus, anchor=anchor)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. personal_accuracy, worst_personal_accuracy: of x on the clients' own test examples, if they have
-        some.
+        """Return the metrics.
+
+        personal_accuracy, worst_personal_accuracy: of x on the clients' own test examples, if they have some.
         """
         (x,) = point
         logits = partial(self.net, x)

@@ -50,8 +50,9 @@ class FairClassification(SupervisedMinimax):
         return simplex(y)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. train_loss is sum_c y_c F_c(x); test_accuracy covers all test examples, worst_accuracy their
-        worst class.
+        """Return the metrics.
+
+        train_loss is sum_c y_c F_c(x); test_accuracy covers all test examples, worst_accuracy their worst class.
         """
         x, y = point[:2]
 

@@ -7,7 +7,9 @@ from typing import Any
 
 
 class function:
-    """A function of a problem that owns its faster forms, as a ``property`` owns its setter::
+    """A function of a problem that owns its faster forms, as a ``property`` owns its setter.
+
+    It is a decorator::
 
         @function
         def f(self, x, sample): ...  # f_i(x): all that is needed
@@ -35,7 +37,7 @@ class function:
             update_wrapper(self, value)
 
     def __call__(self, *arguments: Any) -> Any:
-        """The value, of a problem and its arguments; of `@function(where=...)`, the function that it decorates."""
+        """Return the value; as `@function(where=...)`, take the function that it decorates."""
         return function(arguments[0], self._where) if self._value is None else self._value(*arguments)
 
     def __get__(self, problem: Any, owner: type) -> Any:
@@ -62,6 +64,7 @@ class written_for:
         self._functions = functions
 
     def __call__(self, method: Callable[..., Any]) -> "written_for":
+        """Take the method; used as a decorator."""
         self._method = method
         return self
 

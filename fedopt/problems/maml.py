@@ -90,8 +90,9 @@ class _Sinusoids(Problem):
 
 @dataclass(eq=False)
 class Maml(_Sinusoids, LocalBilevel):
-    """Meta-learning as a bilevel problem. Client i has one curve: y_i*(x) = x - a grad L_i(x) on its training points, and
-    f_i(y) = L_i(y) on its validation points.
+    """Meta-learning as a bilevel problem.
+
+    Client i has one curve: y_i*(x) = x - a grad L_i(x) on its training points, and f_i(y) = L_i(y) on its validation points.
 
     g_i(x, y) = 1/2 |y - (x - a grad L_i(x))|^2, whose Hessian in y is the identity.
     points: over all clients; half of each client's are for training.

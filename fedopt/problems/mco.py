@@ -96,8 +96,9 @@ class Mco(Compositional):
         return value, pull
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. The suboptimality may be negative: x* is the solution without noise in b, not quite the
-        minimiser.
+        """Return the metrics.
+
+        The suboptimality may be negative: x* is the solution without noise in b, not quite the minimiser.
         """
         x = point[0]
         objective = self._objective(x)

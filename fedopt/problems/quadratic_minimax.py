@@ -45,7 +45,9 @@ class QuadraticMinimax(Quadratic, Minimax):
         dx, dy, family = self.dx, self.dy, self.families()
         self.splits = self.world.split(self.examples)
         if self.mismatch is not None and len(self.mismatch) != self.clients:
-            raise UserError(f"problem.mismatch={self.mismatch}: must have an entry for each of {self.clients} clients")
+            raise UserError(
+                f"problem.mismatch={self.mismatch}: must be a list with an entry for each of the {self.clients} clients"
+            )
         terms = Sample(
             A=family(spd, dx, self.conditioning),
             B=family(gaussian, dx, dy),

@@ -162,5 +162,6 @@ def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
             return reduction(problem)
     kinds, kind = sorted(covered(solves)), name(class_of(problem))
     raise UserError(
-        f"the algorithm solves {', '.join(kinds)} problems, and {type(problem).__name__} is {kind}{other_solution(kinds, [kind])}"
+        f"the algorithm solves {', '.join(kinds)} problems, and {type(problem).__name__} is {kind}; choose another one of them"
+        f"{other_solution(kinds, [kind])}"
     )

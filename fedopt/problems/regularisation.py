@@ -54,7 +54,10 @@ class Regularisation(Labelled, Bilevel):
     def __post_init__(self) -> None:
         data = self._made() if self.world.dataset is None else self.world.load(validation=True)
         if data.tokens:
-            raise UserError("problem=regularisation is about features, and dataset.tokens=true has none")
+            raise UserError(
+                "problem=regularisation weights features, and token ids are none; use "
+                "dataset.tokens=false, or another problem"
+            )
         self.divide(data, held_out=self.validation)
         self.outputs = 1 if self.classes == 2 else self.classes
         features, rng = self.train.x.shape[1], self.world.rng(Part.DATA)

@@ -43,7 +43,10 @@ class RobustNn(SupervisedMinimax):
         super().__post_init__()
         (x,) = self._start
         if not self.train.x.is_floating_point():
-            raise UserError("problem=robust_nn perturbs pixels or features, and dataset.tokens=true has neither")
+            raise UserError(
+                "problem=robust_nn perturbs pixels or features, and token ids are neither; use "
+                "dataset.tokens=false, or another problem"
+            )
         self._start = (x, x.new_zeros(int(np.prod(self.train.shape))))
         robust = (ROBUST_ACCURACY,) if self.ascent else ()
         self.metrics = (TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, PERTURBED_ACCURACY, *robust)

@@ -65,20 +65,21 @@ class Labelled(Problem):
         counts = {"training": self.splits["train"].sizes.sum(), "test": len(data.y_test)}
         if "val" in self.splits:
             counts["validation"] = self.splits["val"].sizes.sum()
-        features = f" of {len(data.feature_names)} features" * bool(data.feature_names)
+        features = f" of {len(data.feature_names)} features" if data.feature_names else ""
         some = 0 < len(data.class_names) <= MOST_NAMED
         classes = f"; classes {', '.join(data.class_names)}" if some else ""
         return f"{', '.join(f'{count:,} {name}' for name, count in counts.items())} examples{features}{classes}"
 
     def start(self) -> tuple[Tensor, ...]:
+        """Return the variables at the start."""
         return self._start
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
+        """Return a minibatch of each split, by name."""
         return {split: self.train.batch(*of_split, self.training_keys) for split, of_split in rows.items()}
 
     def class_shares(self, split: str) -> np.ndarray:
-        """Return the mean over clients, by weight, of each class's share of their examples in a split, [C]; 1 for a class
-        without examples.
+        """Return the weighted mean over clients of each class's share in a split, [C]; 1 for an absent class.
 
         It differs from the class's share of all examples if clients differ in size: an example weighs p_i / n_i.
         """
@@ -146,13 +147,18 @@ class Supervised(Labelled):
 
     def _network(self, examples: Examples, data: LabelledData, dropout: float) -> FlatModel:
         if dropout and self.model != "mlp":
-            raise UserError(f"problem.dropout={dropout}: is for problem.model=mlp; your own network has its nn.Dropout")
+            raise UserError(
+                f"problem.dropout={dropout} needs problem.model=mlp; in a network of your own, use nn.Dropout"
+            )
         common = (examples.shape, data.classes, self.world.seed, self.world.autocast)
         if isinstance(self.model, dict) or "." in self.model:
             some = np.linspace(0, len(examples) - 1, min(len(examples), SHOWN)).astype(int)
             return modules.build(self.model, examples.x[some], *common)
         if data.tokens:
-            raise UserError(f"problem.model={self.model}: takes no token ids; use a network of yours, PACKAGE.CLASS")
+            raise UserError(
+                f"problem.model={self.model}: cannot take token ids; use a network of your own, "
+                f"problem.model=PACKAGE.CLASS"
+            )
         return models.build(self.model, self.widths, *common, dropout)
 
     def set_up_shared(
@@ -176,7 +182,7 @@ class Supervised(Labelled):
         n = len(data.y_train)
         for key, fraction, count in (("test", test, len(data.y_test)), ("server", server, round(server * n))):
             if fraction and not count:
-                raise UserError(f"problem.{key}={fraction}: is less than one example")
+                raise UserError(f"problem.{key}={fraction}: is less than one example; use a larger fraction")
         order = world.rng(Part.SERVER).permutation(n)
         at_server, at_clients = (np.sort(rows) for rows in np.split(order, [round(server * n)]))
         self.set_up(data, at_clients, own_test)
@@ -184,7 +190,9 @@ class Supervised(Labelled):
         self._own = self.splits.get("val")
         self.splits = {"train": self.splits["train"]}
         if pretrain and not len(self._server):
-            raise UserError(f"problem.pretrain={pretrain}: the server has no examples; problem.server gives it some")
+            raise UserError(
+                f"problem.pretrain={pretrain}: the server has no examples; set problem.server to a fraction of the data"
+            )
         self._start = (self._pretrained(pretrain, pretrain_step),)
 
     def server_batch(self, rng: np.random.Generator, size: int | None) -> Batch:
@@ -214,6 +222,7 @@ class Supervised(Labelled):
         return x
 
     def keyed(self, sample: Any, key: Tensor) -> Any:
+        """Return the sample with a key, which determines dropout masks."""
         return {split: batch._replace(keys=(key,)) for split, batch in sample.items()}
 
     def parameters(self, *point: Tensor) -> Tensor:
@@ -221,6 +230,7 @@ class Supervised(Labelled):
         return point[0]
 
     def network(self, *point: Tensor) -> nn.Module:
+        """Return the network with the parameters of a point. It normalises its examples itself."""
         trained = self.net.trained(self.parameters(*point))
         return Normalised(trained.cpu(), self.train.normalisation, self.train.shape)
 
@@ -263,13 +273,12 @@ class SupervisedMinimax(Supervised, Minimax):
 
 @dataclass(eq=False)
 class SupervisedBilevel(Supervised, Bilevel):
-    """Bilevel problems about a network: f is a cross-entropy on validation examples, g that of parameters y on training
-        examples.
+    """Bilevel problems about a network: f is a validation loss, g the training loss of parameters y.
 
-    validation: the fraction of its examples that a client validates on, unless the data say which.
-    ridge: the l2 penalty ridge/2 |y|^2 of g, 0 in the papers.
+    validation: the fraction of a client's examples that it validates on, unless the data say which.
+    ridge: the l2 penalty ridge/2 |y|^2 of g; 0 in the papers.
     norms: the factor of a second penalty of g, the sum of the norms (not squared) of the weight matrices and biases in y.
-    dropout: as in `models.build`. Both are 0 in the papers; the public code of FedNest has 0.05 and 0.5.
+    dropout: as in `models.build`. norms and dropout are 0 in the papers; the public code of FedNest has 0.05 and 0.5.
     """
 
     validation: Fraction
@@ -287,6 +296,7 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     @function(where=lambda problem: problem.inner_net.dense)
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
+        """Return the penalised training loss of y, the parameters, given x."""
         batch, tuning = self.inner(x, sample["train"])
         loss = cross_entropy(tuned(self.inner_net(y, batch.x, *batch.keys), tuning), batch)
         if self.ridge:
@@ -297,6 +307,7 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     @g.gradient
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
+        """Return grad_y g."""
         batch, tuning = self.inner(x, sample["train"])
         return self._penalised(y, self.inner_net.gradient(y, *batch[:3], tuning, *batch.keys))
 
@@ -304,6 +315,7 @@ class SupervisedBilevel(Supervised, Bilevel):
     def g(
         self, x: Tensor, y: Tensor, sample: Batches, beta: float, plus: Tensor | None, anchor: Tensor | None
     ) -> Tensor:
+        """Return y after one step on g, written over it. plus, anchor: as in `FlatModel.descend`."""
         batch, tuning = self.inner(x, sample["train"])
         if anchor is not None and (less := self._penalised(anchor, None)) is not None:
             plus = -less if plus is None else plus - less

@@ -76,8 +76,9 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None
 
 
 def continued(folder: RunFolder, round: int, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the card of a run that resumes, with a new stretch. Note it if numbers may differ because code or versions
-    changed.
+    """Return the card of a run that resumes, with a new stretch.
+
+    Note it if numbers may differ because code or versions changed.
 
     Args:
         folder: The run's folder.
@@ -92,7 +93,7 @@ def continued(folder: RunFolder, round: int, config: Mapping[str, Any]) -> dict[
     before, now = ({**(of.get("versions") or {}), "commit": of.get("commit")} for of in (last, here))
     if changed := [name for name in (*NUMERICAL, "commit") if before.get(name) != now[name]]:
         what = ", ".join(f"{name} {now[name]}, not {before.get(name)}" for name in changed)
-        note(f"{folder.path}: goes on with {what}; numbers may differ in the last digits")
+        note(f"{folder.path}: resumed with {what}; numbers may differ in the last digits")
     later = card.get("later_sources", {})  # of code that changed before the run went on
     later = {name: sorted({*later.get(name, ()), digest}) for name, digest in sources(config).items()}
     return {**card, "later_sources": later, "stretches": [*stretches, {"round": round, **here}]}
@@ -116,10 +117,8 @@ def say_changed(folder: RunFolder, config: Mapping[str, Any], done: bool) -> Non
     if not begun:
         return  # nothing is imported for a run without code of yours
     if modules := ", ".join(name for name, digest in sources(config).items() if digest != begun.get(name, digest)):
-        what = (
-            f"is a run from before {modules} changed" if done else f"goes on with another {modules} than it began with"
-        )
-        note(f"{folder.path}: {what}; delete the folder to run it anew")
+        what = f"was done before {modules} changed" if done else f"resumes with {modules} changed since it began"
+        note(f"{folder.path}: {what}; delete the folder to run it again from the start")
 
 
 def division(problem: Problem) -> str:

@@ -61,7 +61,7 @@ class Checkpoint:
         """
         tensors = _tensors(state)
         if _shapes(tensors) != _shapes(_tensors(self._initial)):
-            raise UserError("the algorithm's state must keep the structure and the shapes that init gives it")
+            raise UserError("the algorithm's step must return a state of the structure and shapes that init returns")
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             return False
         metadata = dict(progress)
@@ -91,8 +91,8 @@ class Checkpoint:
         there, here = _shapes(tensors, "state."), _shapes(_tensors(self._initial))
         if differing := [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]:
             name = differing[0]
-            shapes = f"{there.get(name, 'absent')}, and here {here.get(name, 'absent')}"
-            raise UserError(f"{self.path}: is of another algorithm, or other options: {name} is {shapes}")
+            shapes = f"{there.get(name, 'absent')} there, and {here.get(name, 'absent')} here"
+            raise UserError(f"{self.path}: comes from a different algorithm or different options: {name} is {shapes}")
         try:
             memories = iter(self._journal.restore(progress["memory"]) if _memories(self._initial) else [])
             leaves, structure = _flat(self._initial)
@@ -116,7 +116,7 @@ def read(path: Path) -> Stored:
     try:
         tensors = load(read_bytes(path))
         if not torch.equal(tensors.pop("hash"), _hash(tensors)):
-            raise ValueError("its hash is that of other numbers")
+            raise ValueError("its hash does not fit its content")
         progress = dict(json.loads(bytes(tensors["progress"].tolist())))
         if "memory" in progress:
             counted(path.parent, progress["memory"])
@@ -131,7 +131,9 @@ def refuse_foreign(path: Path, metadata: Mapping[str, Any], run: str) -> None:
     path: the file. metadata: its progress. run: the fingerprint of the expected run, from `identity.stamp`.
     """
     if metadata.get("run") != run:
-        raise UserError(f"{path}: belongs to a run with other values; put this run's back, or delete it to start over")
+        raise UserError(
+            f"{path}: belongs to a different run; put this run's checkpoint back, or delete it to start over"
+        )
 
 
 def _flat(state: Any) -> tuple[dict[str, Any], Any]:
@@ -148,14 +150,18 @@ def _memories(state: Any) -> list[Memory]:
 
 
 def _tensors(state: Any) -> dict[str, Tensor]:
-    """Return the leaves of a state as tensors, by name, without memories. Raises UserError for other types than tensors and
-    numbers.
+    """Return the leaves of a state as tensors, by name, without memories.
+
+    Raises UserError for other types than tensors and numbers.
     """
     leaves = {name: leaf for name, leaf in _flat(state)[0].items() if not isinstance(leaf, Memory)}
     try:
         return {name: torch.as_tensor(leaf).detach() for name, leaf in leaves.items()}
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"the algorithm's state must hold only tensors and numbers ({first_line(error)})") from None
+        raise UserError(
+            f"the algorithm's state must hold only tensors and numbers ({first_line(error)}); change what "
+            f"init and step return"
+        ) from None
 
 
 def _shapes(tensors: Mapping[str, Tensor], begin: str = "") -> dict[str, list[int]]:
@@ -169,7 +175,7 @@ def _as(stored: Tensor, like: Any) -> Any:
 
 def _unreadable(path: Path, error: Exception) -> UserError:
     why = f"it lacks {error}" if isinstance(error, KeyError) else first_line(error)
-    return UserError(f"{path}: the checkpoint cannot be read ({why})")
+    return UserError(f"{path}: this checkpoint cannot be read ({why})")
 
 
 def _hash(tensors: Mapping[str, Tensor]) -> Tensor:

@@ -94,7 +94,7 @@ class RunFolder:
             except Timeout:  # those who ask `alive` share it for a moment, and are waited for
                 if self.alive:
                     raise UserError(
-                        f"{self.path}: another run is writing here; choose another output_dir or wait"
+                        f"{self.path}: another run is writing here; wait for it, or choose another output_dir"
                     ) from None
         for left in self.path.glob(f"*{PART}"):  # by a process that was killed
             left.unlink(missing_ok=True)
@@ -109,8 +109,9 @@ class RunFolder:
 
     @property
     def alive(self) -> bool:
-        """Whether a process holds the lock, this one included. Asking shares the lock for a moment, in which no process can
-        take it.
+        """Whether a process holds the lock, this one included.
+
+        Asking shares the lock for a moment, in which no process can take it.
         """
         try:
             lock = os.open(self.path / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -76,10 +76,13 @@ def refuse_other_data(folder: Path, before: Mapping[str, Any], now: Mapping[str,
         now: The hashes of the present data.
     """
     if missing := [key for key in now if key not in before]:
-        raise UserError(f"{folder}: the run has not noted its {missing[0]}; begin anew in another output_dir")
+        raise UserError(
+            f"{folder}: this older run has no record of its {missing[0]}, so that it cannot be compared; "
+            f"begin again in another output_dir"
+        )
     if any(before[key] != value for key, value in now.items()):
-        why = "the run began with other data, or another division of them"
-        raise UserError(f"{folder}: {why}; bring these back, or begin anew in another output_dir")
+        why = "the run began with different data, or a different partition"
+        raise UserError(f"{folder}: {why}; restore them, or begin again in another output_dir")
 
 
 def refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -93,5 +96,5 @@ def refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             begun, wanted = ("null" if values.get(key) is None else values[key] for values in (old, new))
-            other = f"another output_dir, or from={folder} to begin at its checkpoint"
-            raise UserError(f"the run in {folder} was begun with {key}={begun}, not {wanted}: give {begun}, or {other}")
+            other = f"choose another output_dir, or begin at its checkpoint with from={folder}"
+            raise UserError(f"the run in {folder} was begun with {key}={begun}, not {wanted}; give {begun}, or {other}")

@@ -89,7 +89,7 @@ class Journal:
                 or clients.max() >= len(memory)
                 or len(raw) != len(clients) * like.numel() * like.element_size()
             ):
-                raise ValueError("the memory of other clients, or of another model")
+                raise ValueError("the memory has other clients, or rows of another length")
             # Rows without entries, of a problem without y, leave no bytes
             rows = torch.frombuffer(bytearray(raw), dtype=like.dtype) if raw else like.new_empty(0)
             self._counted[number] = memory.replaced(clients, rows.view(len(clients), like.numel()).to(like.device))
@@ -108,7 +108,7 @@ def counted(folder: Path, entry: Mapping[str, Any]) -> Any:
                 for start in range(0, size, BLOCK):
                     running.update(file.read(min(BLOCK, size - start)))
     if not there or running.hexdigest() != entry["hash"]:
-        raise UserError(f"{path}: its rows are not those that the checkpoint counts")
+        raise UserError(f"{path}: was changed or removed after the checkpoint was written")
     return running
 
 
@@ -144,5 +144,5 @@ def _read(path: Path, size: int) -> Iterator[tuple[int, np.ndarray, bytes]]:
 def _exactly(file: BinaryIO, count: int, size: int) -> bytes:
     """Read ``count`` bytes. Raises ValueError if that goes beyond the first ``size`` bytes of the file."""
     if not 0 <= count <= size - file.tell():
-        raise ValueError("a record of the clients' memory goes beyond its end")
+        raise ValueError("the clients' memory ends within a record")
     return file.read(count)

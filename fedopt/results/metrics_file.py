@@ -42,7 +42,8 @@ class MetricsFile:
             self.columns = list(row)
             self._write(",".join(self.columns))
         if self.columns != list(row):
-            raise UserError(f"{self.path}: has the columns {', '.join(self.columns)}, and this run {', '.join(row)}")
+            lacking = f"has the columns {', '.join(self.columns)}, and this run has {', '.join(row)}"
+            raise UserError(f"{self.path}: {lacking}; choose another output_dir")
         values = [row[column] for column in self.columns]
         self._write(",".join(f"{value:.10g}" if isinstance(value, float) else str(value) for value in values))
 
@@ -68,7 +69,10 @@ class MetricsFile:
         ours, there = os.fstat(self._file.fileno()), self.path.stat() if self.path.exists() else None
         same = there is not None and os.path.samestat(ours, there) and there.st_size == self.written
         if not same or rows_hash(self.path, self.written) != self.hash:
-            raise UserError(f"{self.path}: another program replaced or changed it while the run was writing")
+            raise UserError(
+                f"{self.path}: another program changed or replaced this file during the run; begin again "
+                f"in another output_dir"
+            )
 
     @property
     def hash(self) -> str:
@@ -80,7 +84,8 @@ class MetricsFile:
 
 
 def rows_hash(path: Path, size: int) -> str:
-    """Return the hash of the first ``size`` bytes of a file; of no bytes if it is shorter. Raises OSError and UserError as
-    `opened` does.
+    """Return the hash of the first ``size`` bytes of a file; of no bytes if it is shorter.
+
+    Raises OSError and UserError as `opened` does.
     """
     return hashlib.sha256(read_start(path, size)).hexdigest()

@@ -28,8 +28,9 @@ ENDS = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"} 
 class Tracker(Protocol):
     @property
     def log(self) -> Callable[[Mapping[str, float], int], object]:
-        """A function that logs the metrics of an evaluation, given by name, at a number of rounds. They are on disk when it
-        returns.
+        """A function that logs the metrics of an evaluation, given by name, at a number of rounds.
+
+        They are on disk when it returns.
         """
 
     @property
@@ -49,8 +50,9 @@ class TensorBoard:
         _library("torch.utils.tensorboard")
 
     def start(self, folder: Path, first: int) -> Tracker:
-        """Begin tracking. folder: the run's. first: the first round to be logged; earlier records from that round on are
-        dropped.
+        """Begin tracking.
+
+        folder: the run's. first: the first round to be logged; earlier records from that round on are dropped.
         """
         path = _inside(folder, "tensorboard")
         writer = _library("torch.utils.tensorboard").SummaryWriter(str(path), purge_step=first)
@@ -82,13 +84,14 @@ class WandB:
         _library("wandb")
 
     def start(self, folder: Path, first: int) -> Tracker:
-        """Begin tracking; as in `TensorBoard`. Metrics are plotted over rounds. Those after the last checkpoint are logged
-        again.
+        """Begin tracking; as in `TensorBoard`.
+
+        Metrics are plotted over rounds. Those after the last checkpoint are logged again.
         """
         _inside(folder, "wandb")
         wandb, mode = _library("wandb"), self.mode or os.environ.get("WANDB_MODE", "offline")
         if mode == "online" and not wandb.login(prompt=False):
-            raise UserError("logger=wandb: nobody is logged in; wandb login, or logger.wandb.mode=offline")
+            raise UserError("logger=wandb: nobody is logged in; run wandb login, or set logger.wandb.mode=offline")
         run = wandb.init(
             project=self.project,
             name=folder.name,
@@ -154,12 +157,12 @@ def _library(module: str) -> Any:
         return import_module(module)
     except ImportError:
         name = module.partition("torch.utils.")[2] or module
-        raise UserError(f"logger={name}: not installed; pip install 'fedopt[{name}]'") from None
+        raise UserError(f"logger={name}: the library is not installed; pip install 'fedopt[{name}]'") from None
 
 
 def _inside(folder: Path, name: str) -> Path:
     if (path := folder / name).is_symlink():
-        raise UserError(f"{path}: is a link, and is not written to; choose another output_dir")
+        raise UserError(f"{path}: is a link, so that writing would go elsewhere; choose another output_dir")
     return path
 
 

@@ -104,7 +104,10 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     if clients is None:
         check_participation(participation, algorithm, original.clients)
     if not (known := {metric.name: metric for metric in getattr(original, "metrics", ())}):
-        raise UserError(f"{type(original).__name__} does not say what evaluate measures: metrics = (Metric(...),)")
+        raise UserError(
+            f"{type(original).__name__} does not declare its metrics; write metrics = (Metric(...),) for "
+            f"what evaluate returns"
+        )
     check(original)
     problem = reduce(original, algorithm.solves)
     if (wanted := evaluation.metric) is not None and wanted not in known:
@@ -113,10 +116,13 @@ def assemble(composed: Composed, jobs: int = 1) -> Experiment:
         known[wanted].check_goal(f"eval.target={evaluation.target:g}")
     if wanted is not None and settings.keep == "best":
         known[wanted].check_goal("keep=best")
-    machine.refuse_changed("a file of yours that this run uses")
+    machine.refuse_changed("your own code that this run uses")
     engine = engines.choose(hardware.engine, hardware.stack, problem, participation.cohort or problem.clients)
     if hardware.engine == "auto" and problem.alone:
-        original.notes = [*original.notes, f"clients run one by one, and not at once: {problem.alone}"]
+        original.notes = [
+            *original.notes,
+            f"clients run one by one, since torch.vmap cannot run this problem ({problem.alone})",
+        ]
     federation = Federation(
         problem, engine, settings.seed, participation, first_order=getattr(algorithm, "first_order", False)
     )
@@ -162,22 +168,31 @@ def check_participation(participation: Participation, algorithm: Algorithm, clie
     keys = (keys,) if isinstance(keys, str) else keys
     for key in keys:
         if not hasattr(algorithm, key):
-            raise WrongFunction(type(algorithm), f"has uneven = {key!r}, and no field {key}")
+            raise WrongFunction(
+                type(algorithm), f"says uneven = {key!r}, and has no field {key}; name the field of its local work"
+            )
     if who.cohort is not None and who.cohort > clients:
-        raise UserError(f"participation.cohort={who.cohort}: must be at most partitioner.clients={clients}")
+        raise UserError(f"participation.cohort={who.cohort}: must be at most the number of clients, {clients}")
     if who.stragglers and not round(who.stragglers * clients):
-        raise UserError(f"participation.stragglers={who.stragglers}: is no client of {clients}, to the nearest number")
+        raise UserError(
+            f"participation.stragglers={who.stragglers}: rounds to no client of {clients}; use 0, or a larger fraction"
+        )
     if isinstance(who.work, list) and len(who.work) != clients:
-        raise UserError(f"participation.work={who.work}: must have an entry for each of the {clients} clients")
+        raise UserError(
+            f"participation.work={who.work}: must be a list with an entry for each of the {clients} clients"
+        )
     if who.uneven and not keys:
         uneven = next(name for name in ("least", "work", "stragglers") if getattr(who, name))
-        raise UserError(f"participation.{uneven}: {type(algorithm).__name__} has no uneven local work")
+        raise UserError(
+            f"participation.{uneven}: {type(algorithm).__name__} cannot have uneven local work; leave this key out"
+        )
     if isinstance(who.work, list) and len(keys) > 1:
         several = " and ".join(f"algo.{key}" for key in keys)
-        raise UserError(f"participation.work={who.work}: {several} would be the same; participation.least draws both")
+        why = f"this algorithm has {len(keys)} amounts of local work, {several}, and a list can set only one"
+        raise UserError(f"participation.work={who.work}: {why}; use participation.least instead")
     for key in keys:
         local = getattr(algorithm, key)
         most = int(np.min(local(0, clients) if callable(local) else local))
         if who.least is not None and who.least > most:
             unit = getattr(local, "unit", "steps")
-            raise UserError(f"participation.least={who.least}: must be at most algo.{key}, {most} {unit}")
+            raise UserError(f"participation.least={who.least}: must be at most algo.{key}, which is {most} {unit}")

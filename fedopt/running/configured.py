@@ -42,9 +42,9 @@ def _going_on(words: Sequence[str]) -> Composed | None:
         begun, wanted = chosen.get(group), given[group].value()
         if begun and not given[group].is_sweep_override() and begun != wanted:
             why = f"the run in it was begun with {group}={begun}, not {wanted}"
-            raise UserError(f"{folder.path}: {why}; another output_dir begins a new one")
+            raise UserError(f"{folder.path}: {why}; choose another output_dir to begin a new run")
     if there:
         return None if {*given} & {*GROUPS} else recorded(folder.config(), words, chosen, card.get("tuned"))
     if not {*given} & {"algo", "problem", "experiment"}:
-        raise UserError(f"{folder.path}: there is no run in it to go on with; algo= and problem= begin one")
+        raise UserError(f"{folder.path}: there is no run in it to resume; begin one with algo=NAME problem=NAME")
     return None

@@ -27,7 +27,7 @@ def mistakes_named(callback: Callback) -> Iterator[None]:
         if ranks.count() > 1:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, before all is written and said
         if isinstance(error, SystemExit):
-            raise UserError(f"something called sys.exit({error.code}), which ends no run") from error
+            raise UserError(f"something called sys.exit({error.code}) during the run; remove the call") from error
         if error is not callback.error and (mistake := blamed(error)):
             raise mistake from error
         raise
@@ -43,12 +43,14 @@ def recorded(run: "Run") -> Iterator[None]:
         if not run.writing:  # one refused at the door leaves no trace in another's folder
             raise
         if not path.is_dir():
-            raise UserError(f"{path}: another program moved or removed this folder during the run") from error
+            raise UserError(
+                f"{path}: another program moved or removed this folder during the run; begin the run again"
+            ) from error
         record_failure(run.folder, error, run.composed, run.untouched and not isinstance(error, OSError))
         if not isinstance(error, OSError):
             raise
         why = f"{error.filename or path}: {error.strerror or error}"
-        raise UserError(f"{why}; nothing that was recorded is lost: mend it, then resume=true") from error
+        raise UserError(f"{why}; mend this, then use resume=true: nothing that was recorded is lost") from error
 
 
 def record_failure(folder: RunFolder, error: Exception, composed: Composed, vacate: bool = False) -> str:

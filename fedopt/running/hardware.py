@@ -78,11 +78,15 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
     device = torch.device(hardware.device)
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise UserError("hardware.device=cuda: this torch sees no GPU; use hardware=cpu or a CUDA build of torch")
+            raise UserError(
+                "hardware.device=cuda: torch finds no GPU; use hardware=cpu, or install a CUDA build of torch"
+            )
         count = torch.cuda.device_count()
         index = device.index if device.index is not None else _in_turn(count)
         if index >= count:
-            raise UserError(f"hardware.device=cuda:{index}: there are {count} GPUs, counted from 0")
+            raise UserError(
+                f"hardware.device=cuda:{index}: this machine has {count} GPUs; use a smaller index, counted from 0"
+            )
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     processes = jobs * max(1, number_of("LOCAL_WORLD_SIZE", 1))
@@ -106,12 +110,15 @@ def configure(hardware: Hardware, jobs: int = 1) -> torch.device:
 def refuse_changed(who: str) -> None:
     """Raise UserError if one of torch's or NumPy's modes differs from what `configure` has set. who: what may have changed it."""
     if changed := [name for get, _, name, value in MODES if get() != value]:
-        raise UserError(f"{who} sets {changed[0]} for all of the process, which a run does not follow: leave it out")
+        raise UserError(
+            f"{who} sets {changed[0]} for the whole process, which would change the run's numbers; remove this"
+        )
 
 
 def _in_turn(count: int) -> int:
-    """Return the index of this process's GPU. Ranks of a run, and runs at once of a sweep, use different GPUs in turn. count:
-    of GPUs.
+    """Return the index of this process's GPU. Ranks of a run, and runs at once of a sweep, use different GPUs in turn.
+
+    count: of GPUs.
     """
     ranks = number_of("LOCAL_WORLD_SIZE", 1)
     return (number_of(PLACE, 0) * ranks + number_of("LOCAL_RANK", 0)) % max(count, ranks)

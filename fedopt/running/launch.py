@@ -37,13 +37,15 @@ def asked_processes(hardware: Hardware) -> int:
         return 1
     if hardware.processes != "all":
         if hardware.processes * LEAST_MEMORY > memory():
-            room = f"{memory() / 2**30:.0f} GB, which {memory() // LEAST_MEMORY} take"
-            raise UserError(f"hardware.processes={hardware.processes}: this machine has {room}")
+            room = f"the {memory() / 2**30:.0f} GB of memory here suffice for at most {memory() // LEAST_MEMORY}"
+            raise UserError(f"hardware.processes={hardware.processes}: {room}; use fewer")
         return hardware.processes
     import torch
 
     if hardware.device == "cpu" or not torch.cuda.is_available():
-        raise UserError("hardware.processes=all: is one a GPU, and there is none; give a number, or hardware=cuda")
+        raise UserError(
+            "hardware.processes=all: means one per GPU, and none is used; give a number, or use hardware=cuda"
+        )
     return torch.cuda.device_count()
 
 
@@ -72,7 +74,7 @@ def launched(run: Callable[[], Any], folder: RunFolder, processes: int) -> str:
                         failures.append((UserError if key == "mistake" else RuntimeError)(value))
                 for rank, pid in pids.items():
                     if _stopped(pid):
-                        others = f"the others wait for it; kill -CONT {pid} lets it go on"
+                        others = f"the other processes wait for it; kill -CONT {pid} continues it"
                         note(f"{folder.path}: process {rank} of {processes} is stopped, and {others}")
                 if requested.is_set():
                     ends = ends or signal.SIGTERM
@@ -92,7 +94,7 @@ def launched(run: Callable[[], Any], folder: RunFolder, processes: int) -> str:
         if failure.exitcode >= 0 and failures:
             raise failures[0] from None
         how = failure.signal_name() if failure.exitcode < 0 else f"code {failure.exitcode}"
-        lost = "nothing that was recorded is lost: the same command with resume=true goes on"
+        lost = "resume with the same command and resume=true, nothing that was recorded is lost"
         raise UserError(f"process {rank} of {processes} of the run ended with {how}; {lost}") from None
     return str(folder.summary().get("status"))
 
@@ -148,8 +150,9 @@ def _stopped(pid: int) -> bool:
 
 @contextmanager
 def program_hidden() -> Iterator[None]:
-    """Hide the user's script during the context: a process that is started would run it again. So scripts need no `__main__`
-    guard.
+    """Hide the user's script during the context: a process that is started would run it again.
+
+    So scripts need no `__main__` guard.
     """
     program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     os.environ.update(spins := short_spins())

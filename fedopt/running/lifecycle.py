@@ -62,9 +62,7 @@ def execute(
     """
     if (processes := asked_processes(composed.settings.hardware)) > 1:
         if on_eval is not None:
-            raise UserError(
-                f"on_eval: is not called from the processes of hardware.processes={processes}; leave one out"
-            )
+            raise UserError(f"on_eval: cannot be combined with hardware.processes={processes}; leave out one of them")
         folder = RunFolder(locate())
         run_there = partial(execute, composed, partial(Path, folder.path), jobs, quiet=quiet or bar is not None)
         return launched(run_there, folder, processes), folder
@@ -161,7 +159,7 @@ class Run:
         if not self.folder.held:
             self._take_folder()
             if self.config["resume"] and not self.quiet:
-                note(f"resume=true: there is no run in {self.folder.path} yet, so one begins")
+                note(f"resume=true: there is no run in {self.folder.path} yet, so that one begins")
         self.writing = True
         self.folder.write_text("config.yaml", yaml_text(self.config))
         if not resuming:
@@ -180,8 +178,9 @@ class Run:
         )
 
     def _take_folder(self) -> None:
-        """Lock the folder. If another run has begun there since `resume.enter`, take the next folder, unless the command names
-        this one.
+        """Lock the folder.
+
+        If another run has begun there since `resume.enter`, take the next folder, unless the command names this one.
         """
         try:
             self.folder.open()
@@ -225,7 +224,7 @@ class Run:
             bar.line(f"in {self.folder.path}")
         for text in problem.notes:
             bar.note(text)
-        prefix = f"{self.folder.path.name}: " * (self.jobs > 1)  # whose rows come between those of others
+        prefix = f"{self.folder.path.name}: " if self.jobs > 1 else ""  # its lines come between those of other runs
         return Display(bar, [metric.name for metric in e.problem.metrics], prefix)
 
     def _summary(self, status: str, e: Experiment) -> None:

@@ -72,8 +72,9 @@ def begin(e: Experiment) -> tuple[Any, Progress]:
 def loop(
     e: Experiment, state: Any, progress: Progress, interrupted: Callable[[], bool] = lambda: False
 ) -> Iterator[Moment]:
-    """Run from a state until the budget is spent, the run diverges, or any rank is interrupted. Yield a `Moment` for each
-    round.
+    """Run from a state until the budget is spent, the run diverges, or any rank is interrupted.
+
+    Yield a `Moment` for each round.
 
     The rows of a run are `[moment.row for moment in loop(e, *begin(e)) if moment.row]`. ``progress`` and the ledger of
     e.federation change in place; they belong to the moment that was yielded last.

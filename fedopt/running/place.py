@@ -46,11 +46,11 @@ def held(path: Path, composed: Composed) -> Path | None:
 
 
 def sweep_place(path: Path, shared: Iterable[str], swept: Collection[str]) -> Path:
-    """Return the folder of a sweep: the one whose runs were given the same words, else the first that is free.
+    """Return the folder of a sweep: the one whose runs have the same overrides, else the first that is free.
 
     Args:
         path: Where the sweep's name puts it.
-        shared: The words of all its runs.
+        shared: The overrides that all its runs have.
         swept: The keys whose values differ.
     """
     wanted = {word for word in shared if key_of(word) not in FIRST}
@@ -63,7 +63,7 @@ def sweep_place(path: Path, shared: Iterable[str], swept: Collection[str]) -> Pa
 
 
 def _holds(folder: RunFolder, composed: Composed) -> bool:
-    """Return whether the run in a folder was asked for in the same words, or has the same values."""
+    """Return whether the run in a folder was asked for by the same overrides, or has the same values."""
     given, asked = (
         {word for word in words if key_of(word) not in PLACED}
         for words in (folder.card().get("overrides", ["?"]), composed.words)
@@ -100,6 +100,6 @@ def place(composed: Composed, quiet: bool = False) -> Path:
         return begun
     if before and not quiet and RunFolder(before).status() == "finished" and _holds(RunFolder(before), composed):
         note(
-            f"the same run has finished in {before}; this one begins anew in {path}, and resume=true keeps to that one"
+            f"the same run has finished in {before}; a new one begins in {path}. With resume=true the finished one is kept"
         )
     return path

@@ -38,15 +38,19 @@ def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | No
     variables = named(e.problem, e.algorithm.output(state))
     if best:
         if not checkpoint.best:
-            raise UserError(f"{path}: has no best variables; a run keeps them with keep=best")
+            raise UserError(
+                f"{path}: the variables at the best evaluation were not kept; run it with keep=best, or "
+                f"load the last ones"
+            )
         variables = {name: checkpoint.best[name] for name in variables if name in checkpoint.best}
     variables = {name: value.detach().cpu().clone() for name, value in variables.items()}
     return variables, e.problem.network(*variables.values())
 
 
 def _dataset(folder: Path, config: dict[str, Any]) -> Any:
-    """Return the data set's node. Relative paths that do not exist here are taken as relative to the directory where the run
-    began.
+    """Return the data set's node.
+
+    Relative paths that do not exist here are taken as relative to the directory where the run began.
     """
     node, begun = config.get("dataset"), RunFolder(folder).card().get("directory")
     if not isinstance(node, dict) or not begun:

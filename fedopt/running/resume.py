@@ -20,7 +20,7 @@ from fedopt.running.loop import Progress, share_spent
 
 # A run begins anew, at its checkpoint, there with another budget, or not at all
 Entry = Literal["anew", "resume", "longer", "done"]
-START_OVER = "put back a good copy, or delete checkpoint.safetensors to start this run over with resume=true"
+START_OVER = "restore a good copy, or delete checkpoint.safetensors to start this run over with resume=true"
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
     refuse_other(folder.path, numbers(folder.config()), numbers(config))
     if not os.path.lexists(folder.checkpoint):
         if folder.metrics.exists():
-            note(f"{folder.path}: there is no checkpoint, so the run starts over")
+            note(f"{folder.path}: there is no checkpoint, so that the run starts over")
         return "anew"
     with advising(START_OVER):
         _, metadata = read(folder.checkpoint)
@@ -67,16 +67,16 @@ def counted_rows(folder: RunFolder, metadata: Mapping[str, Any]) -> int:
     """Return how many bytes of metrics.csv a checkpoint refers to. Raises UserError if these bytes have changed."""
     size = metadata.get("rows_size")
     if not isinstance(size, int) or rows_hash(folder.metrics, size) != metadata.get("rows"):
-        raise UserError(f"{folder.metrics}: its rows are not those that the checkpoint counts")
+        raise UserError(f"{folder.metrics}: its rows were changed after the checkpoint was written")
     return size
 
 
 def refuse_used(folder: RunFolder) -> None:
     """Raise UserError: the folder holds a run, or somebody's files with the names of a run's."""
     if not os.path.lexists(folder.path / "config.yaml"):
-        raise UserError(f"output_dir={folder.path} holds files of the names of a run's: choose another one")
-    ways = "resume=true goes on with it, another output_dir starts anew"
-    raise UserError(f"output_dir={folder.path} holds a run already ({folder.status()}): {ways}")
+        raise UserError(f"output_dir={folder.path}: holds files with the names of a run's files; choose another folder")
+    ways = "resume it with resume=true, or choose another output_dir"
+    raise UserError(f"output_dir={folder.path}: holds a run already ({folder.status()}); {ways}")
 
 
 def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: bool) -> tuple[Any, Progress, int]:
@@ -92,7 +92,9 @@ def restored(folder: RunFolder, checkpoint: Checkpoint, e: Experiment, longer: b
         state, metadata = checkpoint.restore(e.federation.ledger, stored)
     progress = progress_of(metadata)
     if longer and share_spent(e, progress) > 1:
-        raise UserError(f"budget: the run in {folder.path} is past it, after {progress.round} rounds")
+        raise UserError(
+            f"budget: the run in {folder.path} has used more already, in {progress.round} rounds; give a larger one"
+        )
     return state, progress, metadata["rows_size"]
 
 
@@ -104,19 +106,24 @@ def taken_from(source: Path, algo: Mapping[str, Any], initial: Any, e: Experimen
     """
     folder = RunFolder(source)
     if not folder.checkpoint.is_file():
-        raise UserError(f"from={source}: there is no run with a checkpoint in it")
+        raise UserError(f"from={source}: there is no run with a checkpoint in this folder; give the folder of one")
     node = folder.config().get("algo")
     theirs = node.get("_target_") if isinstance(node, dict) else None
     if theirs != algo["_target_"]:
         before, here = (str(path).rpartition(".")[2] for path in (theirs or "no algorithm", algo["_target_"]))
-        why = f"it is a run of {before}, whose state does not fit {here}"
-        raise UserError(f"from={source}: {why}; algo= and problem= are given again, since from takes over no values")
-    with advising(f"from={source} needs its algorithm's options, model and number of clients"):
+        why = f"this run's algorithm is {before}, whose state does not fit {here}"
+        raise UserError(
+            f"from={source}: {why}; give its algo= and problem= again, since from does not take over values"
+        )
+    with advising(f"from={source} needs the same options of the algorithm, model and number of clients as that run"):
         state, metadata = Checkpoint(folder.checkpoint, initial).restore(e.federation.ledger)
     there = progress_of(metadata)
     progress = Progress(round=there.round, seconds=there.seconds)
     if share_spent(e, progress) >= 1:
-        raise UserError(f"budget: from={source} has spent it in {progress.round} rounds; its rounds and bytes count on")
+        raise UserError(
+            f"budget: the run at from={source} has used it in {progress.round} rounds, which count here "
+            f"too; give a larger one"
+        )
     return state, progress
 
 
@@ -126,4 +133,4 @@ def progress_of(metadata: Mapping[str, Any]) -> Progress:
         values = {name: value for name, value in metadata.items() if name in Progress.__dataclass_fields__}
         return TypeAdapter(Progress).validate_python(values)
     except ValueError as error:
-        raise UserError(f"the checkpoint notes no possible progress: {' '.join(str(error).split())}") from None
+        raise UserError(f"the checkpoint's progress is not valid ({' '.join(str(error).split())})") from None

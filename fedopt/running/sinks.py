@@ -82,8 +82,9 @@ def loggers(node: Mapping[str, Any]) -> list[Any]:
 
 @contextmanager
 def tracker(logger: Any, folder: RunFolder, first: int) -> Iterator[Sink]:
-    """Return a context with a sink that logs rows. If the tracker fails, the run continues without it, except for a UserError
-    at its start.
+    """Return a context with a sink that logs rows.
+
+    If the tracker fails, the run continues without it, except for a UserError at its start.
 
     logger: one of `loggers`. folder: the run's. first: the first round whose row is new.
     """
@@ -97,7 +98,7 @@ def tracker(logger: Any, folder: RunFolder, first: int) -> Iterator[Sink]:
             if isinstance(error, UserError) and call == logger.start:
                 raise
             failed = True
-            note(line := f"{type(logger).__name__}: {first_line(error)}; the run goes on without it")
+            note(line := f"{type(logger).__name__}: {first_line(error)}; the run continues without this tracker")
             folder.log(line)
 
     writer = attempt(logger.start, folder.path, first)
@@ -109,8 +110,9 @@ def tracker(logger: Any, folder: RunFolder, first: int) -> Iterator[Sink]:
 
 @dataclass
 class Keeper:
-    """A sink that writes checkpoints. It must come after the sinks that take rows: a checkpoint refers only to rows they all
-    have.
+    """A sink that writes checkpoints.
+
+    It must come after the sinks that take rows: a checkpoint refers only to rows they all have.
 
     Args:
         e: The objects of the run.

@@ -111,8 +111,9 @@ def composed(*words: str) -> Composed:
 
 @cache
 def fields(group: str, name: str) -> dict[str, Any]:
-    """Return the values that an option's file and those it builds on set in its group, by field. Composing all would take
-    half a minute.
+    """Return the values that an option's file and those it builds on set in its group, by field.
+
+    Composing all would take half a minute.
     """
     found: dict[str, Any] = {}
     for option in chain(group, name, FOLDERS[1:]):
@@ -125,8 +126,9 @@ def fields(group: str, name: str) -> dict[str, Any]:
 
 
 def structure(algo: str) -> tuple[Any, ...]:
-    """Return what decides which code of an algorithm runs: its class, its choices, and which numbers are zero. Batch sizes do
-    not count.
+    """Return what decides which code of an algorithm runs: its class, its choices, and which numbers are zero.
+
+    Batch sizes do not count.
     """
 
     def kind(value: Any) -> Any:
@@ -182,8 +184,9 @@ def with_variants() -> frozenset[tuple[str, str]]:
 
 @cache
 def in_turn(checks: Callable[[str, str], list[tuple[str, ...]]]) -> dict[str, list[Any]]:
-    """Distribute the cases of the tests. Return the parameters of each test: an algorithm, a problem, and a setting if it has
-    several.
+    """Distribute the cases of the tests.
+
+    Return the parameters of each test: an algorithm, a problem, and a setting if it has several.
 
     By default each usual pair has one check, in turn. `FULL` more checks of each pair and each variant are marked full, also in
     turn, and all others slow. Your own files have all checks.

@@ -14,8 +14,9 @@ from fedopt.federation.engines import OneByOne
 
 
 class Tap(torch.autograd.Function):
-    """The identity function. It appends 'back' to ``events`` for each gradient that passes back, 'second' for each derivative
-    of such a one.
+    """The identity function.
+
+    It appends 'back' to ``events`` for each gradient that passes back, 'second' for each derivative of such a one.
     """
 
     @staticmethod

@@ -284,8 +284,9 @@ def weighted(rows: np.ndarray, like: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def with_v(problem: Problem, solution: Any) -> Any:
-    """Return the solution (x, y, v) of a bilevel problem whose solution leaves out v. It needs grad^2_yy g = I and equal
-    clients.
+    """Return the solution (x, y, v) of a bilevel problem whose solution leaves out v.
+
+    It needs grad^2_yy g = I and equal clients.
     """
     if not (isinstance(problem, classes.Bilevel) and problem.identity):
         return solution

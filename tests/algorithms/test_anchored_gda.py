@@ -162,7 +162,7 @@ def test_a_kept_gradient_lets_the_error_fall_with_the_local_steps():
 
 
 def test_a_gradient_is_kept_by_those_who_computed_it():
-    with pytest.raises(Exception, match="correction=kept needs anchor=cohort or all"):
+    with pytest.raises(Exception, match="correction=kept needs anchor=cohort"):
         algorithm("sagda", anchor="another")
 
 

@@ -95,5 +95,5 @@ def test_second_derivatives_are_refused(monkeypatch):
 
 
 def test_a_penalty_has_no_v_to_project():
-    with pytest.raises(UserError, match="radius goes with estimator=difference"):
+    with pytest.raises(UserError, match=r"radius.*estimator=difference"):
         quadratic("algo.radius=1")

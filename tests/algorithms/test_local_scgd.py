@@ -136,7 +136,7 @@ def test_one_client(algo, at):
 @pytest.mark.parametrize("key", ["alpha", "beta"])
 def test_weights_of_means(key):
     for value in (0, 1.5, "{kind: piecewise, values: [0.5, 2], boundaries: [3]}"):
-        with pytest.raises(UserError, match=f"{key} must be above 0 and at most 1"):
+        with pytest.raises(UserError, match=f"{key} must be greater than 0 and at most 1"):
             experiment("local_scgd", f"algo.{key}={value}")
 
 

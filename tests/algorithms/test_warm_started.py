@@ -265,7 +265,7 @@ def test_a_weight_beyond_one_is_refused():
 
 
 def test_storm_goes_with_the_codes_order():
-    with pytest.raises(UserError, match="storm=true goes with order=code"):
+    with pytest.raises(UserError, match="storm=true needs order=code"):
         on_quadratic("fsla", "algo.order=paper")
 
 

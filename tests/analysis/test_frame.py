@@ -23,6 +23,6 @@ def test_a_row_an_evaluation(tmp_path):
 
 
 def test_nothing_to_read(tmp_path):
-    for runs, why in (([], "the list of runs is empty"), ([tmp_path], "no run to compare"), ([1], "must be a run")):
+    for runs, why in (([], "there is no run to compare"), ([tmp_path], "no run to compare"), ([1], "must be a run")):
         with pytest.raises(UserError, match=why):
             fedopt.frame(runs)

@@ -200,8 +200,8 @@ def test_screens_of_list(monkeypatch, capsys):
     assert (
         screens[60]
         == """\
-cpu   One cpu device a process, which share the clients
-cuda  One cuda device a process, which share the clients
+cpu   CPU; several processes share the clients
+cuda  GPU; several processes share the clients
 """
     )
 
@@ -312,7 +312,7 @@ def test_completion_of_no_shell(words, monkeypatch, capsys):
     result = fedopt(monkeypatch, capsys, "-sc", *words)
     assert (result.code, result.err) == (
         2,
-        "fedopt: -sc: goes with install, uninstall or query =bash, zsh or fish, such as install=bash\n",
+        "fedopt: -sc: needs install, uninstall or query, =bash, =zsh or =fish, such as install=bash\n",
     )
 
 

@@ -19,7 +19,8 @@ from fedopt.errors import UserError
 RUN = ["problem=quadratic_minimisation", "budget.rounds=1", "hardware.threads=1"]
 MINE = ["algo=mine", *RUN]
 ASKS = (
-    "note: fedopt.toml here asks to import Python files from '.', which are programs: if you trust whoever wrote them, "
+    "note: fedopt.toml in this folder wants Python files to be imported from '.', and they are programs; if you trust their "
+    "author, "
 )
 
 
@@ -78,9 +79,9 @@ def test_what_was_sent_runs_nothing(monkeypatch, capsys, listed):
     monkeypatch.chdir("../sent")
     result = fedopt(monkeypatch, capsys, *MINE)
     asks, refused = result.err.splitlines()
-    assert (result.code, asks) == (2, f"{ASKS}`fedopt trust` allows it")
+    assert (result.code, asks) == (2, f"{ASKS}run `fedopt trust`")
     assert refused.startswith("fedopt: algo._target_=mine.Mine cannot be imported: there is no module mine, ")
-    assert refused.endswith("`fedopt trust` has it found from now on")
+    assert refused.endswith("run `fedopt trust` once")
     assert "mine" in fedopt(monkeypatch, capsys, "list", "algo").out
     with pytest.raises(library.UserError, match="fedopt trust"):
         library.run(MINE)
@@ -125,7 +126,7 @@ def test_what_ends_the_trust(change, monkeypatch, capsys, listed):
     assert not trusted()
     with_project()
     assert sys.path == before
-    assert "`fedopt trust` allows it" in capsys.readouterr().err
+    assert "`fedopt trust`" in capsys.readouterr().err
     with_project()
     assert capsys.readouterr().err == ""  # once is enough
 
@@ -153,7 +154,7 @@ def test_a_folder_that_is_reached_by_a_link_is_itself(monkeypatch, capsys, liste
         ("config_dir", "fedopt.toml: cannot be read ("),
         ("a = " + "[" * 10_000, "fedopt.toml: cannot be read ("),
         ('python_path = "a\\u0000"', "fedopt.toml: cannot be read ("),
-        ('python_path = ".."', "is not in this folder; --config-dir and PYTHONPATH may name any"),
+        ('python_path = ".."', "is not in this folder"),
         ('config_dir = "/"', "fedopt.toml: / is not in this folder"),
         ('python_path = "out"', "is not in this folder"),
     ],
@@ -167,7 +168,7 @@ def test_broken_files_are_one_line(text, said, monkeypatch, capsys, listed):
 
 def test_a_pipe_is_no_file(monkeypatch, capsys, listed):
     os.mkfifo(NAME)
-    one_line(fedopt(monkeypatch, capsys, *RUN, "algo=fedavg"), "fedopt.toml: is no regular file")
+    one_line(fedopt(monkeypatch, capsys, *RUN, "algo=fedavg"), "fedopt.toml: must be a regular file")
 
 
 @pytest.mark.parametrize("place", ["/proc/none", "file", ""])
@@ -181,7 +182,7 @@ def test_a_home_that_cannot_be_written(place, monkeypatch, capsys, listed):
     assert (result.code, result.err.count("\n")) == (0, 1)
     assert "cannot be written" in result.err or "no home folder" in result.err
     assert not Path("relative").exists()
-    one_line(fedopt(monkeypatch, capsys, "trust"), "PYTHONPATH=." if place else "XDG_CONFIG_HOME may name")
+    one_line(fedopt(monkeypatch, capsys, "trust"), "PYTHONPATH=." if place else "XDG_CONFIG_HOME")
     monkeypatch.syspath_prepend(Path.cwd())
     assert fedopt(monkeypatch, capsys, *MINE).code == 0
 
@@ -190,7 +191,7 @@ def test_trust_begins_a_project(monkeypatch, capsys, listed):
     """Where Python files are there already."""
     Path("elsewhere.py").write_text("")
     result = fedopt(monkeypatch, capsys, "algo=fedavg", *RUN, "algo._target_=elsewhere.Mine")
-    one_line(result, "`fedopt trust` has it found from now on")
+    one_line(result, "run `fedopt trust` once")
     assert fedopt(monkeypatch, capsys, "trust").code == 0
     result = fedopt(monkeypatch, capsys, "algo=fedavg", *RUN, "algo._target_=elsewhere.Mine")
     one_line(result, "elsewhere has no Mine")

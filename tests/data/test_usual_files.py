@@ -68,7 +68,7 @@ def test_options_say_how_a_table_is_written(tmp_path):
     path = table(tmp_path / "t.txt", separator="|", decimal=",", names="größe,dose,label", encoding="cp1252")
     data = Csv(str(path), "label", separator="|", decimal=",", encoding="cp1252").load()
     assert (features(data), data.notes, data.feature_names) == (WANTED, (), ("größe", "dose"))
-    with pytest.raises(UserError, match="is no text in ascii"):
+    with pytest.raises(UserError, match="is not text in ascii"):
         Csv(str(path), "label", encoding="ascii").load()
     with pytest.raises(UserError, match="unknown encoding"):
         Csv(str(path), "label", encoding="nope").load()
@@ -165,7 +165,7 @@ def test_libsvm(name, tmp_path):
         ("1.5 1:2\n2 1:1\n", "has fractions such as 1.5"),
         ("1 1:x\n-1 1:1\n", "line 1: could not convert"),
         ("1 1:1_0\n-1 1:1\n", "line.*1.*form"),
-        ("1 1:2\n\0\n", "is no text in UTF-8: it has zero bytes"),
+        ("1 1:2\n\0\n", "is not text in UTF-8, since it has zero bytes"),
         ("", "has no lines"),
         ("1 9999999999:1\n-1 1:1\n", "GB of memory"),
     ],
@@ -454,7 +454,7 @@ def test_files_that_cannot_be_read(end, tmp_path):
         with pytest.raises(UserError, match="cannot be read"):
             read(tmp_path / f"d.{end}.gz")
     os.mkfifo(tmp_path / f"pipe.{end}")
-    with pytest.raises(UserError, match="is no regular file"):
+    with pytest.raises(UserError, match="must be a regular file"):
         read(tmp_path / f"pipe.{end}")
 
 

@@ -222,9 +222,9 @@ def test_notes(command, tmp_path):
     record(tmp_path / "runs" / "b", range(20), algo=FEDAVG)
     _, path, _, err = command(tmp_path / "runs")
     text = path.read_text()
-    assert "<li>unequal spends on Mco:" in text
+    assert "<li>unequal costs on Mco:" in text
     assert "<li>1 of 3 runs left out" in text
-    assert err == "note: 1 of 3 runs left out: others of the same config, seed and data count\n"
+    assert err == "note: 1 of 3 runs left out, since they repeat runs with the same config, seed and data\n"
 
 
 @pytest.mark.full
@@ -350,8 +350,8 @@ def test_mistakes(runs, command, monkeypatch, tmp_path):
     (tmp_path / "empty").mkdir()
     for words, said in (
         ([tmp_path / "nothing"], "nothing: there is no such folder"),
-        ([tmp_path / "empty"], "no run is in it"),
-        ([tmp_path / "runs", "--port", "x"], "--port: x is not a whole number"),
+        ([tmp_path / "empty"], "there are neither runs"),
+        ([tmp_path / "runs", "--port", "x"], "--port: x must be a whole number"),
     ):
         code, path, _, err = command(*words)
         assert (code, said in err, err.count("\n"), path.exists()) == (2, True, 1, False)
@@ -366,7 +366,7 @@ def test_mistakes(runs, command, monkeypatch, tmp_path):
 def test_a_port_that_is_taken(served, command, tmp_path):
     port = served[0].rstrip("/").rpartition(":")[2]
     code, _, _, err = command(tmp_path / "runs", "--live", "--port", port)
-    assert (code, err) == (2, f"fedopt: --port {port}: Address already in use; --port 0 takes one that is free\n")
+    assert (code, err) == (2, f"fedopt: --port {port}: Address already in use; use --port 0 for a free one\n")
 
 
 def test_long_labels_say_what_tells_lines_apart(tmp_path):

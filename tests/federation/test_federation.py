@@ -417,9 +417,9 @@ def test_another_name_than_those_of_the_exchange(problem):
     """Is answered with those that there are."""
     fed, x = Federation(problem, OneByOne(), 0).at(0), torch.zeros(1, dtype=torch.float64)
     for asks in (lambda client, x: x * client.own_steps("lokal"), lambda client, x: client.scan("lokal", torch.add, x)):
-        with pytest.raises(UserError, match=r"'lokal'; the exchange draws local, outer"):
+        with pytest.raises(UserError, match=r"'lokal'.*exchange.*local, outer"):
             fed.exchange(asks, x, np.arange(2), local=Steps(1, 2), outer=Full())
-    with pytest.raises(UserError, match=r"'xi'; the exchange draws nothing"):
+    with pytest.raises(UserError, match=r"'xi'.*exchange"):
         fed.exchange(lambda client, x: client.sample("xi"), x, np.arange(2))
 
 
@@ -491,7 +491,7 @@ def test_fence_refuses_what_was_not_sent(problem, variable, client_fn):
 def test_fence_refuses_what_is_hidden_in_a_message(problem, message):
     """It would cost nothing."""
     fed = Federation(problem, OneByOne(), 0)
-    with pytest.raises(UserError, match="a message is tensors"):
+    with pytest.raises(UserError, match=r"message.*tensors"):
         fed.at(0).exchange(lambda client, message: torch.zeros(1), message, np.arange(2))
 
 

@@ -69,5 +69,5 @@ def test_a_full_disk(little, monkeypatch, capsys, tmp_path):
         full.setattr(memories, "TemporaryFile", lambda **_: FileIO("/dev/full", "r+"))
         result = fedopt(monkeypatch, capsys, *words)
         assert result.err.count("fedopt: ") == 1
-        one_line(result._replace(err=result.err[result.err.index("fedopt: ") :]), "No space left", "TMPDIR=FOLDER")
+        one_line(result._replace(err=result.err[result.err.index("fedopt: ") :]), "No space left", "set TMPDIR")
     assert fedopt(monkeypatch, capsys, *words, "resume=true").code == 0

@@ -139,7 +139,7 @@ def test_refused_runs_and_other_data_are_not_pooled(tmp_path, capsys):
     out = capsys.readouterr().out
     assert re.search(r"aaaaaaaa +2 +1\.50 ± 0\.71", out)
     assert re.search(r"bbbbbbbb +1 +3", out)
-    assert sweeps.report(tmp_path, {tmp_path / "seed0": "other values", tmp_path / "seed1": "other values"}) == 0
+    assert sweeps.report(tmp_path, {tmp_path / "seed0": "other", tmp_path / "seed1": "other"}) == 0
     out = capsys.readouterr().out
     assert re.search(r"3 +2 refused, 1 finished +3", out)
     assert "3 runs: 2 refused, 1 finished" in out

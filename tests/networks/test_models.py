@@ -444,7 +444,7 @@ def test_hidden_units_of_mlp_are_dropped():
     assert not torch.equal(dropped[0] > 0, (dropped * (calm[:1] > 0))[1] > 0)
     torch.testing.assert_close(net(net.initial, x, torch.tensor(3)), head(of_head, dropped))
     torch.testing.assert_close(net(net.initial, x), head(of_head, calm))
-    with pytest.raises(UserError, match=r"problem.dropout=0.5: .*problem.model=mlp"):
+    with pytest.raises(UserError, match=r"problem\.dropout=0\.5.*problem\.model=mlp"):
         small("fednest", "hyper_representation", "problem.model=linear", "problem.dropout=0.5")
 
 
@@ -504,7 +504,7 @@ def test_dropout_is_drawn_anew_in_every_step(monkeypatch):
 def test_a_network_that_vmap_cannot_run():
     e = small("fedavg", "classification", "problem.model=support.networks.Branch")
     assert isinstance(e.federation.engine, OneByOne)
-    assert e.original.notes[-1].startswith("clients run one by one, and not at once: vmap")
+    assert e.original.notes[-1].startswith("clients run one by one, since torch.vmap cannot run this problem (vmap")
     steps(e, 1)
     with pytest.raises(UserError, match=r"hardware.engine=vectorised: .*hardware.engine=one_by_one"):
         small("fedavg", "classification", "problem.model=support.networks.Branch", "hardware.engine=vectorised")
@@ -622,7 +622,7 @@ def test_a_problem_that_forgets_the_mode(name, monkeypatch):
     forgets = lambda self, x, sample: cross_entropy(self.net(x, sample["train"].x), sample["train"])  # noqa: E731
     monkeypatch.setattr(type(small(*words).original), "f", forgets)
     with pytest.raises(
-        UserError, match=r"calls its network without \*batch.keys, so it would be trained in evaluation mode"
+        UserError, match=r"calls.*network without \*batch\.keys, so.*would"
     ):
         small(*words)
     small(*words[:2], "problem.model=support.networks.Normed")

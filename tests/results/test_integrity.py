@@ -165,7 +165,7 @@ def test_a_checkpoint_that_is_gone(ended):
     (folder / "checkpoint.safetensors").unlink()
     result = again("budget.rounds=4")
     assert result.code == 0
-    assert "there is no checkpoint, so the run starts over" in result.err
+    assert "run starts over" in result.err
 
 
 def test_rows_that_are_gone(ended):
@@ -197,7 +197,7 @@ def test_a_checkpoint_of_another_run(other, ended, monkeypatch, capsys, tmp_path
     assert fedopt(monkeypatch, capsys, *TINY, other, f"output_dir={tmp_path / 'other'}").code == 0
     shutil.copy(tmp_path / "other" / "checkpoint.safetensors", folder)
     before = contents(folder)
-    refused(again(), "checkpoint.safetensors", "another" if "dtype" in other else "other values")
+    refused(again(), "checkpoint.safetensors", "another" if "dtype" in other else "other")
     assert contents(folder) == before
 
 
@@ -219,7 +219,7 @@ def test_a_budget_that_is_behind(ended):
     """The folder's config says what its rows are of."""
     folder, again = ended
     before = contents(folder)
-    refused(again("budget.rounds=2"), "budget", "after 4 rounds")
+    refused(again("budget.rounds=2"), "budget", "4 rounds")
     assert contents(folder) == before
 
 

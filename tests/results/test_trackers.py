@@ -202,7 +202,7 @@ def test_a_tracker_that_fails_ends_no_run(at, tmp_path, capsys):
     run = api.run([*TINY, *words], output_dir=tmp_path / "run", quiet=True)
     assert (run.status, list(run.metrics["round"])) == ("finished", [0, 1, 2, 3, 4])
     assert Failing.logged == {-1: [], 2: [0, 1, 2], 9: [0, 1, 2, 3, 4]}[at]
-    assert capsys.readouterr().err.count("Failing: no route; the run goes on without it") == 1
+    assert capsys.readouterr().err.count("Failing: no route; the run continues without this tracker") == 1
     assert "no route" in (run.folder / "log.txt").read_text()
 
 

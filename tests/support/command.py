@@ -81,8 +81,8 @@ def one_line(result: Result, *fragments: str) -> None:
     assert line.startswith("fedopt: ")
     assert "\n" not in line
     assert "Traceback" not in result.err + result.out
-    for fragment in fragments:
-        assert fragment in line
+    missing = [fragment for fragment in fragments if fragment not in line]
+    assert not missing, f"{missing} not in: {line}"
 
 
 def without_time(path: Path) -> list[list[str]]:
