@@ -103,7 +103,7 @@ def _times(files: Iterable[str]) -> dict[str, int]:
 
 @cache
 def _kept() -> dict[str, dict[str, Any]]:
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or a damaged one
         return dict(json.loads(_file().read_bytes()))  # type: ignore[union-attr]
     return {}
 
