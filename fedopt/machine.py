@@ -20,7 +20,7 @@ def number_of(variable: str, default: T) -> T:
         number = type(default)(text)
         if number >= 0:
             return number
-    raise UserError(f"{variable}={text}: this variable of the environment must be a number from 0 on")
+    raise UserError(f"{variable}={text}: this environment variable must be a number, 0 or more")
 
 
 def cores() -> int:

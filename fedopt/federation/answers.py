@@ -76,7 +76,7 @@ def checked_answer(client_fn: ClientFn, pairs: bool, client: Client, message: An
         raise gives(client_fn, answer, "(answer, new row of its memory) in an exchange with memory=")
     for leaf in tree_leaves(answer):
         if not isinstance(leaf, Tensor):
-            raise gives(client_fn, leaf, "tensors, or tuples of them, as every client function")
+            raise gives(client_fn, leaf, "a tensor, or a tuple of tensors")
     return answer
 
 
