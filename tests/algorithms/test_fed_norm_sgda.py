@@ -418,7 +418,10 @@ def test_dropout():
         (["participation.work=once"], ["work=once needs least"]),
         (["participation.least=2", "participation.work=twice"], ["participation.work=twice", "'once'"]),
         (["algo=localbsgm", "participation.least=2"], ["LocalBSGM", "uneven"]),
-        (["algo=fednest", "participation.least=2"], ["participation.least=2", "at most algo.tau_out, which is 1 steps"]),
+        (
+            ["algo=fednest", "participation.least=2"],
+            ["participation.least=2", "at most algo.tau_out, which is 1 steps"],
+        ),
         (["algo=fednest", "participation.work=[1,2]"], ["participation.work=[1, 2]", "algo.tau_in and algo.tau_out"]),
         (["algo=fedmsa", "participation.least=9"], ["participation.least=9", "at most algo.K, which is 5 steps"]),
         (["participation.dropout=1"], ["participation.dropout=1", "less than 1"]),

@@ -14,6 +14,7 @@ from support.command import PAIR, ROOT, fedopt, one_line
 
 from fedopt.config.composed import compose, merge
 from fedopt.config.files import CONF, content, display_name, flat, options
+from fedopt.config.fits import that_fit
 from fedopt.config.settings import Participation
 from fedopt.config.tuned import tuned_names
 from fedopt.errors import UserError
@@ -210,7 +211,8 @@ def test_one_client_takes_part_alone():
 
 
 def test_checks_import_no_torch(tmp_path):
-    """Mistakes at the top level, in a preset's name and in a pair are answered before torch is imported."""
+    """Mistakes at the top level, in a preset's name and in a pair are answered before torch is imported, once it is known what
+    classes say."""
     code = """
 import sys
 from fedopt.commands import run as cli
@@ -225,6 +227,7 @@ for words in ["resume=maybe"], ["+nonsense=1"], ["seed=abc"], ["output_dir=[1]"]
 assert "torch" not in sys.modules
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    that_fit("algo", that_fit("problem", []))
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["fedopt"] * 7
