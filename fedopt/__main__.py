@@ -12,7 +12,7 @@ with suppress(FileNotFoundError):  # a working directory that was removed
     if sys.path[0] in ("", os.getcwd()) and Path(__file__).parents[1] != Path.cwd():
         del sys.path[0]  # the working directory, where a file that was sent may lie
 
-from fedopt.console.interrupts import ending_at_once
+from fedopt.console import ending_at_once
 from fedopt.machine import short_spins
 
 

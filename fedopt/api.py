@@ -13,14 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedopt.config.hydra import TURN
-from fedopt.config.project import with_project
-from fedopt.config.words import last_of_each, of_folder, words_of
-from fedopt.console.interrupts import ctrl_c_kept
+from fedopt.config import TURN, last_of_each, of_folder, with_project, words_of
+from fedopt.console import counted, ctrl_c_kept, html_text
 from fedopt.console.say import say
-from fedopt.console.texts import counted, html_text
 from fedopt.errors import UserError, first_line, mistake
-from fedopt.results.folder import RunFolder, described, numbers_of
+from fedopt.results import RunFolder, described, numbers_of
 from fedopt.running.configured import configured
 from fedopt.running.place import place
 
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch import Tensor, nn
 
-    from fedopt.analysis.comparison import Comparison
+    from fedopt.analysis import Comparison
     from fedopt.metrics import Metric
 
 Which = Literal["last", "best"]
@@ -106,7 +103,7 @@ class Result:
         Raises:
             UserError: There is no such file yet, or it cannot be read.
         """
-        from fedopt.files.tables import read_table
+        from fedopt.files import read_table
 
         return read_table(self._folder.metrics, growing=True)
 
@@ -248,8 +245,7 @@ def run(
     overrides = last_of_each([*_words(words), *words_of(values | folders_of_runs)])
     with TURN, _mistakes_said(overrides):
         composed = configured(overrides, with_project(folders))
-        from fedopt.running.hardware import restored
-        from fedopt.running.lifecycle import execute
+        from fedopt.running import execute, restored
 
         with restored():
             status, folder = execute(composed, lambda: place(composed, quiet), on_eval=on_eval, quiet=quiet)
@@ -297,9 +293,9 @@ def sweep(
             stack.enter_context(redirect(nowhere))
         stack.enter_context(TURN)
         stack.enter_context(_mistakes_said())
-        from fedopt.jobs.sweep import sweep_all
-        from fedopt.running.hardware import restored
-        from fedopt.running.lifecycle import execute as _  # before `ending_at_once`, which would end a notebook  # noqa: F401
+        from fedopt.jobs import sweep_all
+        from fedopt.running import execute as _  # before `ending_at_once`, which would end a notebook  # noqa: F401
+        from fedopt.running import restored
 
         stack.enter_context(restored())
         return [Result(path) for path in sweep_all(given, with_project(folders), jobs)]
@@ -352,7 +348,7 @@ def compare(
     Raises:
         UserError: There is nothing to compare.
     """
-    from fedopt.analysis.comparison import compared
+    from fedopt.analysis import compared
 
     folders = _folders_of(runs)
     renamed = [f"{old}={new}" for old, new in (names or {}).items()]
@@ -375,8 +371,8 @@ def frame(runs: Sequence[Result | str | Path], *, exclude: Sequence[str] = ()) -
     Raises:
         UserError: There is no run that can be read.
     """
+    from fedopt.analysis import usable
     from fedopt.analysis.frame import frame
-    from fedopt.analysis.runs import usable
 
     with _mistakes_said():
         return frame(usable(_folders_of(runs), "round", exclude))

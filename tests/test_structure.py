@@ -62,3 +62,31 @@ def test_templates_import_from_fedopt_alone():
     for path in (PACKAGE / "templates").glob("*.py"):
         imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
         assert not [node.module for node in imports if str(node.module).startswith("fedopt.")], path.name
+
+
+def test_rooms_are_entered_by_their_faces():
+    """What a room takes of another one stands in the other's `__init__.pyi`, or is a file, or what a file of that name is for.
+
+    A face names nothing that nobody takes.
+    """
+    faces = {stub.parent.name: _names(stub) for stub in PACKAGE.glob("*/__init__.pyi")}
+    wrong, taken = [], {(module.split(".")[1], name) for module, name in _imports(PACKAGE / "__init__.pyi")}
+    for file in PACKAGE.rglob("*.py"):
+        for module, name in _imports(file):
+            _, room, *rest = module.split(".")
+            if room in faces and room != file.relative_to(PACKAGE).parts[0]:
+                taken.add((room, name))
+                wrong += [f"{file}: {module}, {name}"] * (rest not in ([], [name]))
+    assert not wrong
+    assert not {(room, name) for room, names in faces.items() for name in names} - taken
+
+
+def _imports(file):
+    """The module and the name of each import from a room."""
+    nodes = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom))
+    rooms = (node for node in nodes if str(node.module).startswith("fedopt."))
+    return [(node.module, alias.name) for node in rooms for alias in node.names]
+
+
+def _names(stub):
+    return [name for _, name in _imports(stub)]

@@ -4,8 +4,8 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Problem
+from fedopt.federation import Round
+from fedopt.problems import Problem
 
 
 class Algorithm(Protocol):

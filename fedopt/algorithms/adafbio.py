@@ -18,10 +18,8 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Bilevel, Minimax, Problem
+from fedopt.federation import Client, Round, Steps
+from fedopt.problems import Bilevel, Minimax, Problem
 from fedopt.toolbox import Storm, Tensors, Vectors, minimax_field, neumann_sum
 
 Matrix = Literal["diagonal", "norm"]

@@ -19,12 +19,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 
-from fedopt.config.schedules import Schedule
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Minimax
+from fedopt.config import Schedule
+from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.problems import Minimax
 from fedopt.randomness import Purpose
 from fedopt.toolbox import Vectors, descend, minimax_field
 

@@ -18,13 +18,10 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import Schedule
+from fedopt.config import Schedule
 from fedopt.errors import UserError
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Bilevel
+from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.problems import Bilevel
 from fedopt.toolbox import Tensors, Vectors, bilevel_maps, bilevel_start, descend
 
 

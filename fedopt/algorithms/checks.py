@@ -7,9 +7,8 @@ from torch.utils._pytree import tree_flatten
 
 from fedopt.algorithms import Algorithm
 from fedopt.errors import WrongFunction, gives
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Problem
+from fedopt.federation import Memory, Round
+from fedopt.problems import Problem
 from fedopt.randomness import untouched
 
 

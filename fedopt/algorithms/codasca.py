@@ -17,12 +17,9 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import Schedule, values
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Minimax
+from fedopt.config import Schedule, values
+from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.problems import Minimax
 from fedopt.toolbox import Vectors, descend, minimax_field
 
 

@@ -20,13 +20,9 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import Schedule
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Minimisation
-from fedopt.problems.projections import simplex
+from fedopt.config import Schedule
+from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.problems import Minimisation, simplex
 from fedopt.randomness import Purpose
 from fedopt.toolbox import Tensors, moved
 

@@ -17,12 +17,9 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.algorithms.fednest import estimate, gradient, h_i, product, svrg_steps
-from fedopt.config.schedules import Fixed, LocalWork, Schedule, values
-from fedopt.federation.client import Client, ClientFn
-from fedopt.federation.draws import Steps
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Bilevel
+from fedopt.config import Fixed, LocalWork, Schedule, values
+from fedopt.federation import Client, ClientFn, Memory, Round, Steps
+from fedopt.problems import Bilevel
 from fedopt.toolbox import Tensors, moved
 
 

@@ -17,11 +17,9 @@ from typing import ClassVar, Literal, NamedTuple
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch.nn.functional import softshrink
 
-from fedopt.config.schedules import Schedule
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Minimax
+from fedopt.config import Schedule
+from fedopt.federation import Client, Round, Steps
+from fedopt.problems import Minimax
 from fedopt.toolbox import Vectors, descend, minimax_field
 
 

@@ -17,11 +17,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import Schedule
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Minimisation
+from fedopt.config import Schedule
+from fedopt.federation import Client, Round, Steps
+from fedopt.problems import Minimisation
 from fedopt.toolbox import Averages, Storm, Tensors, Vectors, at_start, together
 
 

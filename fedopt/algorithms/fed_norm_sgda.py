@@ -18,10 +18,9 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import LocalWork, Schedule, values
-from fedopt.federation.client import Client
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Minimax
+from fedopt.config import LocalWork, Schedule, values
+from fedopt.federation import Client, Round
+from fedopt.problems import Minimax
 from fedopt.randomness import Purpose
 from fedopt.toolbox import Tensors
 

@@ -11,10 +11,9 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import LocalWork, Schedule
-from fedopt.federation.client import Client
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Minimisation
+from fedopt.config import LocalWork, Schedule
+from fedopt.federation import Client, Round
+from fedopt.problems import Minimisation
 from fedopt.toolbox import Tensors
 
 

@@ -6,10 +6,9 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import LocalWork, Schedule
-from fedopt.federation.client import Client
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Minimax
+from fedopt.config import LocalWork, Schedule
+from fedopt.federation import Client, Round
+from fedopt.problems import Minimax
 
 
 class State(NamedTuple):

@@ -14,10 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Bilevel, LocalBilevel, Nested
+from fedopt.federation import Client, Round, Steps
+from fedopt.problems import Bilevel, LocalBilevel, Nested
 from fedopt.toolbox import Storm, Tensors, Vectors, bilevel_start, descend, independent_maps, points_first, rows
 
 

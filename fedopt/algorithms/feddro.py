@@ -16,12 +16,9 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import Schedule
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems.classes import KnownOuter
+from fedopt.config import Schedule
+from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.problems import KnownOuter
 from fedopt.toolbox import Tensors, chain
 
 

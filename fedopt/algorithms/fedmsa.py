@@ -16,12 +16,10 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import Schedule
+from fedopt.config import Schedule
 from fedopt.errors import UserError
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Bilevel, Compositional
+from fedopt.federation import Client, Round, Steps
+from fedopt.problems import Bilevel, Compositional
 from fedopt.randomness import Purpose
 from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, chain, descend
 

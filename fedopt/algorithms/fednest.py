@@ -22,12 +22,9 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import Fixed, LocalWork, Schedule
-from fedopt.federation.client import Client, ClientFn
-from fedopt.federation.draws import Steps
-from fedopt.federation.inverse import Inverse, conjugate_gradients, neumann_sum, neumann_term
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Bilevel
+from fedopt.config import Fixed, LocalWork, Schedule
+from fedopt.federation import Client, ClientFn, Inverse, Round, Steps, conjugate_gradients, neumann_sum, neumann_term
+from fedopt.problems import Bilevel
 from fedopt.randomness import Purpose
 from fedopt.toolbox import Tensors, moved
 

@@ -15,11 +15,9 @@ from typing import Annotated, ClassVar, NamedTuple
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import Schedule, values
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Minimax
+from fedopt.config import Schedule, values
+from fedopt.federation import Client, Round, Steps
+from fedopt.problems import Minimax
 from fedopt.toolbox import Averages, Storm, Tensors, Vectors, at_start, minimax_field, together
 
 Weight = Annotated[float, Field(ge=0, le=1)]

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from fedopt.algorithms.simfbo import SimFBO, State
-from fedopt.federation.client import Client
-from fedopt.problems.classes import Bilevel
+from fedopt.federation import Client
+from fedopt.problems import Bilevel
 from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start
 
 

@@ -19,12 +19,9 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import Constant, Schedule, values
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems.classes import LocalCompositional
+from fedopt.config import Constant, Schedule, values
+from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.problems import LocalCompositional
 from fedopt.toolbox import Tensors, chain
 
 

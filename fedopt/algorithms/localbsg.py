@@ -20,12 +20,8 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.inverse import neumann_sum, neumann_term
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Bilevel
+from fedopt.federation import Client, Memory, Round, Steps, neumann_sum, neumann_term
+from fedopt.problems import Bilevel
 from fedopt.randomness import Purpose
 from fedopt.toolbox import Averages, Storm, Tensors, Vectors, together
 

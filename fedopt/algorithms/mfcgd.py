@@ -23,12 +23,8 @@ from torch import Tensor
 
 from fedopt.algorithms.adafbio import rebuilt
 from fedopt.errors import UserError
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems.classes import LocalCompositional
-from fedopt.problems.projections import ball
+from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.problems import LocalCompositional, ball
 from fedopt.toolbox import Tensors
 
 LARGEST = 200  # rows of a Jacobian: each is a derivative, and is kept for each client

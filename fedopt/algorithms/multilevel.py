@@ -19,11 +19,8 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems.classes import LocalCompositional
+from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.problems import LocalCompositional
 from fedopt.toolbox import Tensors, chain
 
 Estimates = tuple[Tensor, Tensors, Tensor]  # x, h, p

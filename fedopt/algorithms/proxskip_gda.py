@@ -17,11 +17,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fedopt.errors import UserError
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Minimax
+from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.problems import Minimax
 from fedopt.randomness import Purpose
 from fedopt.toolbox import Vectors, minimax_field
 

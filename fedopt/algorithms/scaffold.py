@@ -12,11 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import LocalWork, Schedule, values
-from fedopt.federation.client import Client
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Minimisation
+from fedopt.config import LocalWork, Schedule, values
+from fedopt.federation import Client, Memory, Round
+from fedopt.problems import Minimisation
 
 
 class State(NamedTuple):

@@ -18,12 +18,9 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import LocalWork, Schedule
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Bilevel, LocalBilevel
+from fedopt.config import LocalWork, Schedule
+from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.problems import Bilevel, LocalBilevel
 from fedopt.toolbox import Tensors, Vectors, bilevel_maps, bilevel_start, descend, independent_maps
 
 

@@ -19,12 +19,9 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import Schedule
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Bilevel
+from fedopt.config import Schedule
+from fedopt.federation import Client, Memory, Round, Steps
+from fedopt.problems import Bilevel
 from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start, descend
 
 

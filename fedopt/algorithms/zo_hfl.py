@@ -15,11 +15,9 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.config.schedules import LocalWork, Schedule
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.round import Round
-from fedopt.problems.classes import Hierarchical
+from fedopt.config import LocalWork, Schedule
+from fedopt.federation import Client, Round, Steps
+from fedopt.problems import Hierarchical
 from fedopt.randomness import Purpose
 
 

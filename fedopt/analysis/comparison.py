@@ -18,14 +18,11 @@ from fedopt.analysis.stats import moments, tests
 from fedopt.analysis.summary import COLUMNS, shown_table, tests_shown, write_shown
 from fedopt.analysis.unequal import unequal, with_status
 from fedopt.config.build import build
-from fedopt.console.say import note
-from fedopt.console.texts import html_text
-from fedopt.drawing import figures
-from fedopt.drawing.page import Page
-from fedopt.drawing.styles import PlotStyle
+from fedopt.console import html_text, note
+from fedopt.drawing import Page, PlotStyle, figures
 from fedopt.errors import UserError
 from fedopt.metrics import COSTS, Metric
-from fedopt.results.folder import OVER
+from fedopt.results import OVER
 
 TABLES = ("csv", "latex", "markdown")
 

@@ -7,9 +7,9 @@ from itertools import chain
 import numpy as np
 
 from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, Recorded, say_skipped
-from fedopt.config.files import display_name
-from fedopt.console.say import note
-from fedopt.drawing.figures import OKABE_ITO
+from fedopt.config import display_name
+from fedopt.console import note
+from fedopt.drawing import OKABE_ITO
 from fedopt.errors import UserError, among, nearest
 
 LONG = 60  # characters of a label in a legend

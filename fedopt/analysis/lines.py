@@ -8,9 +8,9 @@ import pandas as pd
 
 from fedopt.analysis.runs import Recorded
 from fedopt.analysis.stats import half_width
-from fedopt.drawing.figures import Line, is_share, spans_decades
+from fedopt.drawing import Line, is_share, spans_decades
 from fedopt.metrics import COSTS
-from fedopt.results.folder import OVER
+from fedopt.results import OVER
 
 BANDS = {  # what is drawn around a mean, in words
     "std": "± one standard deviation",

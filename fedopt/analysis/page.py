@@ -13,13 +13,11 @@ from fedopt.analysis.lines import BANDS, lines_of, mean_line
 from fedopt.analysis.runs import ABSENT, CHOSEN, DATA, Recorded, by_problem, noting
 from fedopt.analysis.summary import shown_table, tests_shown
 from fedopt.analysis.unequal import unequal, with_status
-from fedopt.console.say import heard
-from fedopt.console.texts import printable
-from fedopt.drawing.figures import look, spans_decades, styled
-from fedopt.drawing.page import Section, Table
-from fedopt.files.reading import read_as
+from fedopt.console import heard, printable
+from fedopt.drawing import Section, Table, look, spans_decades, styled
+from fedopt.files import read_as
 from fedopt.metrics import COSTS
-from fedopt.results.folder import RunFolder
+from fedopt.results import RunFolder
 
 if TYPE_CHECKING:
     from fedopt.analysis.comparison import Comparison

@@ -11,16 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedopt.config.files import flat
-from fedopt.config.tuned import Tuned
-from fedopt.console.say import note
-from fedopt.console.texts import counted
+from fedopt.config import Tuned, flat
+from fedopt.console import counted, note
 from fedopt.errors import UserError, first_line, some
-from fedopt.files.reading import BROKEN, REMEDY
-from fedopt.files.tables import read_table
+from fedopt.files import BROKEN, REMEDY, read_table
 from fedopt.metrics import COSTS, Metric
-from fedopt.results.folder import OVER, RunFolder
-from fedopt.results.identity import digits, identity
+from fedopt.results import OVER, RunFolder, digits
+from fedopt.results.identity import identity
 
 CHOSEN = ("algo", "problem", "dataset", "partitioner")  # config groups that stand for the option chosen from them
 PROBLEM = ("problem", "dataset")

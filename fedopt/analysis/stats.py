@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from fedopt.analysis.runs import ABSENT, Recorded, by_problem
-from fedopt.console.say import note
-from fedopt.drawing.figures import spans_decades
+from fedopt.console import note
+from fedopt.drawing import spans_decades
 
 MOST_TESTED = 6  # groups of a problem of which each pair is tested
 RATIOS = np.geomspace(1, 16, 97)  # to the best, of a profile

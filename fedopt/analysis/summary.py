@@ -14,7 +14,7 @@ from fedopt.analysis.runs import ABSENT
 from fedopt.analysis.tables import alike, in_bytes, latex, markdown, plus_minus, unit_of_bytes, write_table
 from fedopt.analysis.unequal import amount
 from fedopt.errors import UserError
-from fedopt.files.writing import write_atomically
+from fedopt.files import write_atomically
 from fedopt.metrics import COSTS
 
 if TYPE_CHECKING:

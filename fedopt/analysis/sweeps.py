@@ -11,12 +11,10 @@ import pandas as pd
 
 from fedopt.analysis.stats import moments
 from fedopt.analysis.tables import plus_minus, print_table, write_table
-from fedopt.config.composed import Composed
-from fedopt.config.files import GROUPS, flat
-from fedopt.console.say import tell
-from fedopt.console.texts import counted
+from fedopt.config import GROUPS, Composed, flat
+from fedopt.console import counted, tell
 from fedopt.errors import UserError
-from fedopt.results.folder import RunFolder, described, numbers_of
+from fedopt.results import RunFolder, described, numbers_of
 
 MOST_SHOWN = 50  # rows of the table that is printed
 

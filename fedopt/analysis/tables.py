@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedopt.console.say import columns, show
-from fedopt.console.texts import csv_cell, latex_cell, markdown_cell, printable
-from fedopt.files.writing import write_atomically
+from fedopt.console import columns, csv_cell, latex_cell, markdown_cell, printable, show
+from fedopt.files import write_atomically
 
 LEAST = 18  # characters of a column of texts, which is folded to no less
 BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}

@@ -10,7 +10,7 @@ from fedopt.analysis.groups import differing, order
 from fedopt.analysis.runs import DATA, Recorded, by_problem
 from fedopt.analysis.tables import in_bytes, plus_minus
 from fedopt.metrics import COSTS
-from fedopt.results.folder import OVER
+from fedopt.results import OVER
 
 UNEQUAL = 1.1  # spends whose ratio is larger are named
 SPARSE = 2  # and intervals of evaluations whose ratio is larger

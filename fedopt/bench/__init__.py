@@ -1,3 +1,7 @@
 """Search for values (ranges, trials, what is kept of them), and the benchmark: tasks, reports, ranks, pages."""
 
+from fedopt.lazy import face
+
 SAMPLERS = ("tpe", "sobol", "random", "grid")  # of trials; here, since their libraries take long to import
+
+__getattr__, __dir__, __all__ = face(__name__, __file__)

@@ -12,19 +12,16 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from fedopt.analysis.tables import write_table
+from fedopt.analysis import write_table
 from fedopt.bench.space import words_of
 from fedopt.bench.trials import FIRST_SEED, STAGES, Search, Trial
-from fedopt.config.composed import compose
-from fedopt.config.files import content, display_name
-from fedopt.config.tuned import tuned_values
-from fedopt.config.words import key_of, parsed
+from fedopt.config import compose, content, display_name, key_of, parsed, tuned_values
 from fedopt.console.say import say
 from fedopt.drawing import figures
 from fedopt.errors import UserError
-from fedopt.files.writing import write_atomically, yaml_text
+from fedopt.files import write_atomically, yaml_text
 from fedopt.metrics import Metric
-from fedopt.results.folder import RunFolder
+from fedopt.results import RunFolder
 
 COLUMNS, PANEL = 4, 2.4  # of the picture, and inches of each
 ENDS = {"diverged": "diverged", "pruned": "stopped"}  # column -> status of runs
@@ -223,7 +220,7 @@ def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:
     node[path[-1]] = value
 
 
-def write(searches: Sequence[Search], folder: Path) -> list[Path]:
+def write_searches(searches: Sequence[Search], folder: Path) -> list[Path]:
     """Write the table, the picture and the tuned values of searches that have a value; return the files."""
     trials, picture = folder / "trials.csv", folder / "tune.png"
     write_table(trials, table(searches))

@@ -10,20 +10,16 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment
 
-from fedopt.analysis.lines import median_line
-from fedopt.analysis.runs import Recorded
-from fedopt.analysis.stats import profile
-from fedopt.analysis.tables import latex, markdown, print_table, write_table
+from fedopt.analysis import Recorded, latex, markdown, median_line, print_table, profile, write_table
 from fedopt.bench.outcome import draw_best, mark_trials
 from fedopt.bench.rank import BUDGETS, pairs, scores, solved, worth
 from fedopt.bench.space import words_of
 from fedopt.bench.suite import CURRENCIES, Result, Suite, Task, rows, tasks
 from fedopt.bench.trials import FIRST_SEED, STAGES
-from fedopt.config.files import Folders, certainty, display_name
-from fedopt.console.texts import markdown_cell, printable
+from fedopt.config import Folders, certainty, display_name
+from fedopt.console import markdown_cell, printable
 from fedopt.drawing import figures
-from fedopt.files.reading import read_json
-from fedopt.files.writing import write_atomically
+from fedopt.files import read_json, write_atomically
 
 SHARES = BUDGETS[::4]  # at which curves of a metric are drawn
 NAMES = {"comm_rounds": "communication rounds", "bytes": "bytes", "oracle_calls": "oracle calls"}
@@ -31,7 +27,7 @@ CARD = {"commit": str | None, "versions": dict[str, Any], "machine": dict[str, A
 DIGITS = {"score": 3, "ratio": 3, "p": 4, "further": 3, "p (Holm)": 4}
 
 
-def write(suite: Suite, chosen: Sequence[Task], place: Path) -> None:
+def write_pages(suite: Suite, chosen: Sequence[Task], place: Path) -> None:
     """Rank the methods on these tasks; print the tables, and write pages, CSV, LaTeX and pictures.
 
     Args:

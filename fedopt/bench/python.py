@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedopt.bench.outcome import table, winners, with_values, write
+from fedopt.bench.outcome import table, winners, with_values, write_searches
 from fedopt.bench.space import words_of
 from fedopt.bench.trials import How
 from fedopt.bench.tune import planned_searches, search_all
-from fedopt.config.hydra import TURN
-from fedopt.config.project import with_project
-from fedopt.jobs.local import Local
+from fedopt.config import TURN, with_project
+from fedopt.jobs import Local
 
 
 @dataclass(frozen=True)
@@ -74,13 +73,13 @@ def tune(
     given = shlex.split(words) if isinstance(words, str) else [*words]
     folder, how = Path(output_dir).absolute(), How(trials, seeds, sampler, seed, prune, again)
     with TURN:
-        from fedopt.running.hardware import restored  # which imports torch
+        from fedopt.running import restored  # which imports torch
 
         with restored():
             searches = planned_searches(given, with_project(folders), metric, budget, how, folder)
             search_all(searches, folder, Local(jobs))
     good = with_values(searches)
     if good:
-        write(good, folder)
+        write_searches(good, folder)
     best = {search.algo: words_of(search.best.point) for search in good}
     return Tuning(best, table(searches), winners(good), folder)

@@ -13,7 +13,7 @@ import pandas as pd
 from scipy.stats import binomtest, norm
 from scipy.stats import t as student
 
-from fedopt.analysis.stats import holm, resampled, sign_flip
+from fedopt.analysis import holm, resampled, sign_flip
 
 BUDGETS = np.geomspace(0.01, 1.0, 201)  # the shares of the budget at which the share solved is asked for
 BAND = 0.9  # of a bootstrap

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.stats import qmc
 
-from fedopt.config.composed import Composed
-from fedopt.config.files import ROLE, Folders, chain, comments, file_of, flat
+from fedopt.config import ROLE, Composed, Folders, chain, comments, file_of, flat
 from fedopt.errors import UserError
 
 Kind = Literal["log", "uniform", "int", "choice"]

@@ -15,19 +15,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedopt.analysis.runs import Recorded
+from fedopt.analysis import Recorded
 from fedopt.bench.trials import STAGES, How, Search, Trial, ended
 from fedopt.bench.tune import planned_searches, refuse_unfinished, search_all
+from fedopt.config import CONF, compose, content, key_of, options, quoted
 from fedopt.config.build import build
-from fedopt.config.composed import compose
-from fedopt.config.files import CONF, content, options
-from fedopt.config.words import key_of, quoted
-from fedopt.console.say import note
+from fedopt.console import note
 from fedopt.errors import UserError, unknown
-from fedopt.files.reading import read_json
-from fedopt.jobs.job import Job
-from fedopt.jobs.local import Launcher, run_all
-from fedopt.results.folder import OVER, RunFolder
+from fedopt.files import read_json
+from fedopt.jobs import Job, Launcher, run_all
+from fedopt.results import OVER, RunFolder
 
 CURRENCIES = ("comm_rounds", "bytes", "oracle_calls")
 POINTS = 40  # evaluations of a run between a hundredth and all of each budget

@@ -16,19 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from fedopt.analysis.runs import Recorded, read
+from fedopt.analysis import Recorded, read
 from fedopt.bench import SAMPLERS
 from fedopt.bench.parzen import journal, proposed
 from fedopt.bench.space import Point, Range, cube, words_of
-from fedopt.config.composed import compose
-from fedopt.config.files import flat
-from fedopt.config.words import key_of
+from fedopt.config import compose, flat, key_of
 from fedopt.errors import UserError, first_line, nearest
-from fedopt.files.writing import write_atomically
-from fedopt.jobs.job import Job
+from fedopt.files import write_atomically
+from fedopt.jobs import Job
 from fedopt.metrics import COSTS, Metric
-from fedopt.results.folder import OVER, RunFolder, numbers_of
-from fedopt.results.identity import stamp
+from fedopt.results import OVER, RunFolder, numbers_of, stamp
 
 FIRST_SEED = 1_000_000  # of a search; smaller ones are for reports
 BATCH = 4  # trials that are chosen at once
@@ -320,7 +317,7 @@ def ended(path: Path, x: str) -> Recorded:
         UserError: A file is damaged or gone.
     """
     from fedopt.results import checkpoint  # which imports torch
-    from fedopt.running.resume import counted_rows
+    from fedopt.running import counted_rows
 
     folder = RunFolder(path)
     try:

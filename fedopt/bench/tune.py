@@ -9,20 +9,12 @@ from typing import Any
 
 from fedopt.bench.space import Range, default_ranges, example, read_range
 from fedopt.bench.trials import FIRST_SEED, STAGES, How, Search
-from fedopt.config.composed import compose
-from fedopt.config.files import flat
-from fedopt.config.merge import refuse_mistyped
-from fedopt.config.tuned import NODES
-from fedopt.config.words import key_of
-from fedopt.console.bar import Bar
-from fedopt.console.say import heard, note
-from fedopt.console.texts import counted
+from fedopt.config import NODES, compose, flat, key_of, refuse_mistyped
+from fedopt.console import Bar, counted, heard, note
 from fedopt.errors import Unfinished, UserError, among
-from fedopt.files.reading import read_json
-from fedopt.files.writing import refuse_inner_links
-from fedopt.jobs.job import Job, Outcome
-from fedopt.jobs.local import Launcher, run_all
-from fedopt.results.folder import OVER, RunFolder
+from fedopt.files import read_json, refuse_inner_links
+from fedopt.jobs import Job, Launcher, Outcome, run_all
+from fedopt.results import OVER, RunFolder
 
 POINTS = 40  # evaluations of a run, unless the command says when
 COLUMN = {"rounds": "round"}  # of metrics.csv, for limits that have another name

@@ -10,14 +10,14 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import fedopt
-from fedopt.config.project import with_project
+from fedopt.config import with_project
+from fedopt.console import ctrl_c_kept
 from fedopt.console import say as console
-from fedopt.console.interrupts import ctrl_c_kept
 from fedopt.console.say import say
 from fedopt.errors import Unfinished, UserError, first_line, mistake, nearest
 
 if TYPE_CHECKING:
-    from fedopt.jobs.local import Launcher
+    from fedopt.jobs import Launcher
 
 
 class Parser(argparse.ArgumentParser):
@@ -104,12 +104,12 @@ def launcher_of(given: argparse.Namespace) -> "Launcher":
     keys = {"partition": "partition", "time": "minutes", "gpus": "gpus", "cpus": "cpus", "at_most": "at_most"}
     options = {key: value for name, key in keys.items() if (value := getattr(given, name)) is not None}
     if given.launcher:
-        from fedopt.jobs.slurm import Queue
+        from fedopt.jobs import Queue
 
         return Queue(given.launcher, **options)
     if options:
         raise UserError(f"{', '.join(f'--{key}' for key in options)}: needs --launcher slurm")
-    from fedopt.jobs.local import Local
+    from fedopt.jobs import Local
 
     return Local(given.jobs)
 

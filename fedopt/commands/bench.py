@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
-from fedopt.config.files import CONF, file_of, options
-from fedopt.console.interrupts import ctrl_c_kept
-from fedopt.console.say import say, show
+from fedopt.config import CONF, file_of, options
+from fedopt.console import ctrl_c_kept, show
+from fedopt.console.say import say
 from fedopt.errors import UserError, unknown
 
 SMOKE = (3, 1, 3, 0)  # trials, seeds of each, seeds of a report and further ones, of the smallest form
@@ -30,8 +30,7 @@ def _main() -> int:
     if find_spec("optuna") is None:
         raise UserError("fedopt-bench needs Optuna; pip install 'fedopt[tune]'")
     os.environ.setdefault("FEDOPT_PICTURES", "0")  # of each run, which nobody looks at here
-    from fedopt.bench.pages import write
-    from fedopt.bench.suite import Suite, tasks
+    from fedopt.bench import Suite, tasks, write_pages
 
     launcher = launcher_of(given)
     out = given.out / ("smoke" if given.smoke else "full")
@@ -60,7 +59,7 @@ def _main() -> int:
         return 130
     if not chosen:
         raise UserError(f"{out}: there is no task in it to rank; do some with fedopt-bench run")
-    write(suite, chosen, pages := given.pages or out / "pages")
+    write_pages(suite, chosen, pages := given.pages or out / "pages")
     show(f"results: {pages}/index.md, a page a task, and tables as CSV and LaTeX; the runs are in {out}")
     return 0
 

@@ -7,16 +7,11 @@ import argparse
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from fedopt.analysis.comparison import TABLES, compared
-from fedopt.analysis.lines import BANDS
-from fedopt.analysis.summary import COLUMNS, shown_table, tests_shown
-from fedopt.analysis.tables import print_table, write_table
-from fedopt.analysis.unequal import amount
+from fedopt.analysis import BANDS, COLUMNS, TABLES, amount, compared, print_table, shown_table, tests_shown, write_table
 from fedopt.commands.answer import Parser, answer, number, some_of
 from fedopt.config.build import build
-from fedopt.console.say import tell
-from fedopt.drawing.figures import FORMATS, LEGENDS, STYLE, WIDTH
-from fedopt.drawing.styles import PlotStyle
+from fedopt.console import tell
+from fedopt.drawing import FORMATS, LEGENDS, STYLE, WIDTH, PlotStyle
 from fedopt.metrics import COSTS
 
 

@@ -13,25 +13,28 @@ from rich.table import Table
 from rich.text import Text
 
 from fedopt.commands.answer import Parser
-from fedopt.config.classes import PROBLEM, SETTINGS, about, about_all
-from fedopt.config.composed import merge
-from fedopt.config.files import (
+from fedopt.config import (
     GROUPS,
+    PROBLEM,
     ROLE,
+    SETTINGS,
     Folders,
+    about,
+    about_all,
     certainty,
     chain,
+    check_folders,
     class_path,
+    extra_folders,
+    key_of,
     meanings,
+    merge,
     options,
     title,
+    tuned_names,
+    with_project,
 )
-from fedopt.config.project import with_project
-from fedopt.config.sent import check_folders
-from fedopt.config.tuned import tuned_names
-from fedopt.config.words import extra_folders, key_of
-from fedopt.console.say import columns, show, show_columns
-from fedopt.console.texts import printable
+from fedopt.console import columns, printable, show, show_columns
 from fedopt.errors import UserError, nearest
 
 # Of a value, where no class says more

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from fedopt.commands.answer import Parser
-from fedopt.config.files import flat
-from fedopt.console.say import columns, note, show
-from fedopt.console.texts import counted, printable
+from fedopt.config import flat
+from fedopt.console import columns, counted, note, printable, show
 from fedopt.errors import UserError, nearest, some
-from fedopt.jobs.slurm import queued
-from fedopt.results.folder import OVER, TEXTS, RunFolder, numbers_of
+from fedopt.jobs import queued
+from fedopt.results import OVER, TEXTS, RunFolder, numbers_of
 
 NUMBERS = ("seed", "value", "time", "size")  # flush right
 UNITS: dict[str, dict[str, float]] = {  # of what a unit counts, the largest first

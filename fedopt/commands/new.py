@@ -9,9 +9,8 @@ from keyword import iskeyword
 from pathlib import Path
 
 from fedopt.commands.answer import Parser
-from fedopt.config import project
-from fedopt.config.files import options
-from fedopt.console.say import note, show
+from fedopt.config import options, project
+from fedopt.console import note, show
 from fedopt.errors import UserError
 
 TEMPLATES = Path(__file__).parents[1] / "templates"

@@ -5,10 +5,11 @@ from functools import partial
 from pathlib import Path
 
 from fedopt.commands.answer import Parser, answer, positive
-from fedopt.console.say import note, show
-from fedopt.drawing.live import serve
+from fedopt.console import note, show
+from fedopt.drawing import serve
 from fedopt.errors import UserError
-from fedopt.papers.page import page, stamp
+from fedopt.papers import stamp
+from fedopt.papers.page import page
 
 
 def main() -> None:

@@ -12,19 +12,18 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedopt.analysis.tables import write_table
+from fedopt.analysis import write_table
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive, some_of
-from fedopt.console.say import say, show, show_columns, tell
-from fedopt.drawing.figures import FORMATS
+from fedopt.console import show, show_columns, tell
+from fedopt.console.say import say
+from fedopt.drawing import FORMATS
 from fedopt.errors import UserError
-from fedopt.files.writing import refuse_linked
-from fedopt.jobs.job import Job
-from fedopt.jobs.local import Launcher, run_all
+from fedopt.files import refuse_linked
+from fedopt.jobs import Job, Launcher, run_all
 from fedopt.machine import cores
-from fedopt.papers.kept import claims_markdown, draw_again, judged_again, keep, rows_of
-from fedopt.papers.published import chosen, load, names, takes
-from fedopt.papers.report import Plan, report
-from fedopt.results.folder import ENDED, RunFolder
+from fedopt.papers import Plan, chosen, claims_markdown, draw_again, judged_again, keep, load, names, rows_of, takes
+from fedopt.papers.report import report
+from fedopt.results import ENDED, RunFolder
 
 RUNS = "runs"  # the folder of all runs, in the output folder
 MOST_SEEDS = 10  # of the lines of a claim that is undecided

@@ -16,18 +16,11 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
-from fedopt.config.build import INTERFACES
-from fedopt.config.composed import Composed
-from fedopt.config.files import CONF
-from fedopt.config.project import TYPED
-from fedopt.config.settings import Budget, Settings
-from fedopt.config.words import last_of_each, of_folder
-from fedopt.console.interrupts import ending_at_once
-from fedopt.console.say import folded, show
-from fedopt.console.texts import counted
+from fedopt.config import CONF, INTERFACES, TYPED, Budget, Composed, Settings, last_of_each, of_folder
+from fedopt.console import counted, ending_at_once, folded, show
 from fedopt.errors import UserError
-from fedopt.files.writing import yaml_text
-from fedopt.results.folder import RunFolder, numbers_of
+from fedopt.files import yaml_text
+from fedopt.results import RunFolder, numbers_of
 from fedopt.running.configured import configured
 from fedopt.running.place import place
 
@@ -98,8 +91,8 @@ def _complete(words: list[str]) -> None:
 
 def _single(composed: Composed) -> int:
     with ending_at_once():
-        from fedopt.federation.ranks import rank
-        from fedopt.running.lifecycle import execute
+        from fedopt.federation import rank
+        from fedopt.running import execute
 
     status, folder = execute(composed, lambda: place(composed))
     if rank() == 0:

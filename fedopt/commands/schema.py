@@ -5,11 +5,19 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedopt.config.build import INTERFACES, target, typed
-from fedopt.config.files import class_path, options
-from fedopt.config.settings import Budget, Evaluation, Hardware, Participation, Settings
-from fedopt.papers.claims import Claim
-from fedopt.papers.published import Published
+from fedopt.config import (
+    INTERFACES,
+    Budget,
+    Evaluation,
+    Hardware,
+    Participation,
+    Settings,
+    class_path,
+    options,
+    target,
+    typed,
+)
+from fedopt.papers import Claim, Published
 
 FOR_NAMES = {"type": "string", "pattern": "[{]"}  # ${key}, or {name} of `where`, in place of a number
 PARTIAL = [cls.__name__ for cls in (Settings, Budget, Evaluation, Hardware, Participation)]

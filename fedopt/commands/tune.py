@@ -6,10 +6,9 @@ from pathlib import Path
 
 from fedopt.bench import SAMPLERS
 from fedopt.commands.answer import Parser, add_launcher, answer, launcher_of, positive
-from fedopt.config.files import CONF
-from fedopt.config.words import key_of, quoted
-from fedopt.console.interrupts import ctrl_c_kept
-from fedopt.console.say import say, show
+from fedopt.config import CONF, key_of, quoted
+from fedopt.console import ctrl_c_kept, show
+from fedopt.console.say import say
 from fedopt.errors import UserError
 
 
@@ -22,11 +21,19 @@ def _main() -> int:
     given = _arguments()
     if find_spec("optuna") is None:
         raise UserError("fedopt-tune needs Optuna; pip install 'fedopt[tune]'")
-    from fedopt.analysis.tables import print_table
-    from fedopt.bench.outcome import run_words, value_of, winners, with_values, write, write_tuned
-    from fedopt.bench.space import words_of
-    from fedopt.bench.trials import How
-    from fedopt.bench.tune import planned_searches, search_all
+    from fedopt.analysis import print_table
+    from fedopt.bench import (
+        How,
+        planned_searches,
+        run_words,
+        search_all,
+        value_of,
+        winners,
+        with_values,
+        words_of,
+        write_searches,
+        write_tuned,
+    )
 
     how = How(given.trials, given.seeds, given.sampler, given.seed, given.prune and not given.launcher, given.again)
     launcher = launcher_of(given)
@@ -47,7 +54,7 @@ def _main() -> int:
         return 130
     if not (good := with_values(searches)):
         return 1
-    written = write(good, folder)
+    written = write_searches(good, folder)
     print_table(winners(good), right=["trials", "diverged", "pruned"])
     written += [write_tuned(search, CONF) for search in good if given.keep]
     show(*(f"wrote {path}" for path in written))

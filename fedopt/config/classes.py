@@ -17,7 +17,7 @@ from typing import Any
 
 from fedopt.config.build import imported, typed
 from fedopt.config.settings import Settings
-from fedopt.files.writing import write_atomically
+from fedopt.files import write_atomically
 
 SETTINGS, PROBLEM = "fedopt.config.settings.Settings", "fedopt.problems.classes.Problem"
 NAMES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true | false", "null": "null"}

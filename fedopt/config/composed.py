@@ -10,7 +10,7 @@ from omegaconf import MISSING, OmegaConf
 from fedopt.config.build import build, build_target, builder
 from fedopt.config.files import Folders, flat
 from fedopt.config.fits import refuse_misfit
-from fedopt.config.merge import explained, merged, plain, put
+from fedopt.config.merging import explained, merged, plain, put
 from fedopt.config.settings import Settings
 from fedopt.config.tuned import Tuned
 from fedopt.config.words import key_of, literal, parsed, quoted

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from fedopt.files.reading import Loader, config_text
+from fedopt.files import Loader, config_text
 
 _inside, _beside = Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf"
 CONF = _inside if _inside.is_dir() else _beside  # in a wheel, in a checkout

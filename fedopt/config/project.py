@@ -15,9 +15,9 @@ from secrets import token_hex
 
 from fedopt.config.build import build
 from fedopt.config.files import Folders
-from fedopt.console.say import note
+from fedopt.console import note
 from fedopt.errors import UserError, first_line
-from fedopt.files.reading import MOST_OF_A_CONFIG, read_text
+from fedopt.files import MOST_OF_A_CONFIG, read_text
 
 NAME = "fedopt.toml"
 TEXT = """# Commands in this folder find your configs and your Python files here

@@ -13,7 +13,7 @@ from omegaconf._utils import get_yaml_loader
 
 from fedopt.config.files import CONF, GROUPS
 from fedopt.errors import UserError
-from fedopt.files.reading import config_text
+from fedopt.files import config_text
 
 MOST_REFERRED = 10_000  # that a key's references may stand for; those of all keys for ten times as many
 _REFERENCE = re.compile(r"\$\{([^{}:]+)\}")

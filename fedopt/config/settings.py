@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, StrictBo
 from pydantic.dataclasses import dataclass
 
 from fedopt.config.build import STRICT
-from fedopt.console.texts import counted
+from fedopt.console import counted
 
 
 @dataclass(frozen=True, config=STRICT)

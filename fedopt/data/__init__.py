@@ -1,1 +1,5 @@
 """Data sets, splits, partitioners."""
+
+from fedopt.lazy import face
+
+__getattr__, __dir__, __all__ = face(__name__, __file__)

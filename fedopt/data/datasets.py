@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from fedopt.data.arrays import KEYS, Channels, checked, read_npz
 from fedopt.data.labelled import LabelledData, Pixels
 from fedopt.errors import UserError, first_line
-from fedopt.files.reading import expanded
+from fedopt.files import expanded
 
 _config = ConfigDict(extra="forbid")
 SHIPPED = Path(__file__).parent  # the folder of the data that come with fedopt
@@ -66,7 +66,7 @@ class Torchvision:
         return replace(read_npz(path) if path.suffix else self._torchvision(path), pixels=self.pixels)
 
     def _torchvision(self, path: Path) -> LabelledData:
-        from fedopt.networks.torchvision_import import torchvision
+        from fedopt.networks import torchvision
 
         cls = {"fashion_mnist": torchvision.datasets.FashionMNIST, "cifar10": torchvision.datasets.CIFAR10}[self.name]
         before, found = socket.getdefaulttimeout(), path.exists()

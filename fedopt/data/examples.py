@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedopt.data.labelled import LabelledData
 from fedopt.data.world import World
-from fedopt.networks.flat import Tuning
+from fedopt.networks import Tuning
 
 PIECE = 2**22  # numbers that are normalised at once
 Logits = Callable[[Tensor], Tensor]  # [B, classes] of images [B, features]

@@ -14,7 +14,7 @@ from fedopt.data.labelled import LabelledData, Pixels
 from fedopt.data.names import identifiers
 from fedopt.data.tables import Fraction
 from fedopt.errors import UserError, first_line
-from fedopt.files.reading import expanded
+from fedopt.files import expanded
 
 _config = ConfigDict(extra="forbid")
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # of pillow, which knows others that start programs

@@ -14,7 +14,7 @@ from fedopt.data.arrays import checked, divided, parted, refuse_larger
 from fedopt.data.labelled import LabelledData, Pixels
 from fedopt.data.tables import Fraction, unpacked
 from fedopt.errors import UserError, first_line
-from fedopt.files.reading import decoded, expanded
+from fedopt.files import decoded, expanded
 
 _config = ConfigDict(extra="forbid")
 FORM = '{"users": [USER, ...], "num_samples": [N, ...], "user_data": {USER: {"x": [...], "y": [...]}, ...}}'

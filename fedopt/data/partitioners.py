@@ -19,7 +19,7 @@ from fedopt.data.labelled import LabelledData
 from fedopt.data.names import LONGEST, spelt
 from fedopt.data.ragged import cut
 from fedopt.errors import UserError, first_line
-from fedopt.files.reading import expanded, read_text
+from fedopt.files import expanded, read_text
 
 _config = ConfigDict(extra="forbid")
 Labels = np.ndarray | None  # the class of each example, [count]

@@ -16,7 +16,7 @@ from fedopt.data.labelled import LabelledData, Pixels
 from fedopt.data.names import numbered
 from fedopt.data.tables import Fraction, unpacked
 from fedopt.errors import UserError, first_line
-from fedopt.files.reading import decoded, expanded, lines_of
+from fedopt.files import decoded, expanded, lines_of
 
 _config = ConfigDict(extra="forbid")
 _LINE = re.compile(r"([^\s:,]+)((?:\s+\d{1,18}:[!-9;-^`-~]+)*)\s*(?:#.*)?", re.ASCII)

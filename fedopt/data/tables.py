@@ -20,7 +20,7 @@ from fedopt.data.arrays import VALIDATES, checked, divided, parted, refuse_large
 from fedopt.data.labelled import LabelledData, Pixels
 from fedopt.data.names import identifiers, numbered, spelt
 from fedopt.errors import UserError, first_line, nearest, some
-from fedopt.files.reading import decoded, expanded, lines_of, opened
+from fedopt.files import decoded, expanded, lines_of, opened
 
 _config = ConfigDict(extra="forbid")
 Fraction = Annotated[float, Field(gt=0, lt=1)]

@@ -1,1 +1,5 @@
 """Figures, their styles, the page of results and how it is served. Knows nothing of runs."""
+
+from fedopt.lazy import face
+
+__getattr__, __dir__, __all__ = face(__name__, __file__)

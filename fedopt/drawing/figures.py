@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from fedopt.console.texts import LONGEST, is_mathematics, printable
+from fedopt.console import LONGEST, is_mathematics, printable
 from fedopt.errors import UserError
-from fedopt.files.writing import write_atomically
+from fedopt.files import write_atomically
 from fedopt.metrics import COSTS, Metric
 
 OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]  # without yellow

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from fedopt.console.say import show
+from fedopt.console import show
 from fedopt.drawing.page import Page
 from fedopt.errors import UserError, first_line
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 import fedopt
-from fedopt.console.texts import printable
+from fedopt.console import printable
 from fedopt.errors import UserError
-from fedopt.files.writing import write_atomically
+from fedopt.files import write_atomically
 
 
 class Table(NamedTuple):

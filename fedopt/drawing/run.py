@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from fedopt.console.texts import printable
-from fedopt.data.ragged import Ragged
+from fedopt.console import printable
+from fedopt.data import Ragged
 from fedopt.drawing.figures import OKABE_ITO, WIDTH, Line, describe, draw_lines, is_share, pictures, scale_y, within
-from fedopt.files.tables import read_table
+from fedopt.files import read_table
 from fedopt.metrics import Metric
 
 NOMINAL, HATCHES = [*OKABE_ITO[:6], "#F0E442", "#999999"], ("", "/////", ".....")  # of classes, in this order

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from fedopt.drawing.figures import SLIDES
 from fedopt.errors import UserError, first_line
-from fedopt.files.reading import read_text
+from fedopt.files import read_text
 
 LARGEST, MOST = 2**16, 600  # bytes of a file; a number in it, such as dots per inch
 LOOKS = re.compile(

@@ -13,7 +13,7 @@ from fedopt.errors import UserError, gives
 from fedopt.federation.derivatives import Calls
 from fedopt.federation.draws import Drawn, Weighted
 from fedopt.federation.oracles import Oracles, for_problems
-from fedopt.problems.classes import Hierarchical, Minimax, Nested, Problem
+from fedopt.problems import Hierarchical, Minimax, Nested, Problem
 
 SMALL, AT_ONCE = 8, 256  # a stack fetches several batches of fewer than SMALL examples in one go, which saves overhead
 

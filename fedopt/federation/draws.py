@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedopt.data.ragged import Ragged
+from fedopt.data import Ragged
 from fedopt.errors import UserError
 
 Weighted = tuple[Tensor, Tensor]  # numbers of examples, or positions among a client's own, and their weights

@@ -11,7 +11,7 @@ from fedopt.errors import UserError
 from fedopt.federation.client import Client, ClientFn
 from fedopt.federation.derivatives import Calls
 from fedopt.federation.draws import Drawn, Weighted
-from fedopt.problems.classes import Problem
+from fedopt.problems import Problem
 
 # Messages in a stack: bounds memory; larger stacks gain nothing more (scripts/bench stacks)
 STACK_BYTES = 64 * 2**20

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from fedopt.errors import UserError
-from fedopt.files.writing import write_whole
+from fedopt.files import write_whole
 from fedopt.machine import memory
 
 SHARE = (

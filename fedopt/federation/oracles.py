@@ -10,8 +10,8 @@ from torch import Tensor
 from fedopt.errors import UserError
 from fedopt.federation.derivatives import Calls, Derivatives
 from fedopt.federation.inverse import Inverse
-from fedopt.problems.classes import CLASSES, Composition, Hierarchical, Minimax, Minimisation, Nested, Problem, class_of
-from fedopt.problems.classes import name as class_name
+from fedopt.problems import CLASSES, Composition, Hierarchical, Minimax, Minimisation, Nested, Problem, class_of
+from fedopt.problems import name as class_name
 
 Oracle = TypeVar("Oracle", bound=Callable[..., Any])
 Step = float | Tensor  # a number, or each client's own

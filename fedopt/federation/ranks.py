@@ -17,9 +17,8 @@ import torch.distributed.nn.functional
 from torch import Tensor
 
 import fedopt
+from fedopt.console import end_with, note
 from fedopt.console import say as console
-from fedopt.console.interrupts import end_with
-from fedopt.console.say import note
 from fedopt.errors import UserError, first_line, some
 from fedopt.machine import number_of
 

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedopt.config.schedules import Work
-from fedopt.config.settings import Participation
+from fedopt.config import Participation, Work
 from fedopt.errors import UserError, WrongFunction
 from fedopt.federation import fence, ranks
 from fedopt.federation.answers import Answers, checked_answer, remembered, versions
@@ -22,7 +21,7 @@ from fedopt.federation.engines import Engine, Stack
 from fedopt.federation.ledger import Ledger, size_in_bytes
 from fedopt.federation.memory import Memory
 from fedopt.federation.oracles import Oracles
-from fedopt.problems.classes import Hierarchical, Nested, Problem
+from fedopt.problems import Hierarchical, Nested, Problem
 from fedopt.randomness import Purpose, keyed_rng
 
 Draws = Mapping[str, Steps | Epochs]

@@ -1,1 +1,5 @@
 """Many runs: sweeps, one job of many, processes on this machine, a cluster's queue."""
+
+from fedopt.lazy import face
+
+__getattr__, __dir__, __all__ = face(__name__, __file__)

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedopt.config.composed import Composed
-from fedopt.console.bar import Bar
-from fedopt.console.interrupts import ending_at_once
+from fedopt.config import Composed
+from fedopt.console import Bar, ending_at_once
 from fedopt.console.say import say
 from fedopt.errors import UserError
-from fedopt.files.writing import refuse_linked
-from fedopt.results.folder import ENDED, RunFolder, described, numbers_of
-from fedopt.results.identity import identity, refuse_other
+from fedopt.files import refuse_linked
+from fedopt.results import ENDED, RunFolder, described, numbers_of, refuse_other
+from fedopt.results.identity import identity
 
 
 class Outcome(NamedTuple):
@@ -41,8 +40,8 @@ class Job:
         Note which of your modules have changed since.
         """
         with ending_at_once():
-            from fedopt.results.card import say_changed
-            from fedopt.running.assemble import refuse_changed_data
+            from fedopt.results import say_changed
+            from fedopt.running import refuse_changed_data
 
         folder = RunFolder(self.folder)
         refuse_other(self.folder, identity(folder.config()), identity(self.composed.nodes))
@@ -59,8 +58,7 @@ class Job:
             bar: The bar that shows progress. None: a bar of its own.
         """
         with ending_at_once():
-            from fedopt.running.failure import record_failure
-            from fedopt.running.lifecycle import execute
+            from fedopt.running import execute, record_failure
 
         try:
             refuse_linked(self.folder, self.folder.parent)

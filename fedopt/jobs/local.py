@@ -13,11 +13,10 @@ from multiprocessing import connection
 from threading import current_thread, main_thread
 from typing import Any, Protocol
 
-from fedopt.console.bar import Bar
-from fedopt.console.interrupts import end_with
+from fedopt.console import Bar, end_with
 from fedopt.jobs.job import Job, Outcome
-from fedopt.results.folder import ENDED
-from fedopt.running.launch import PLACE, program_hidden
+from fedopt.results import ENDED
+from fedopt.running import PLACE, program_hidden
 
 Done = tuple[Job, Outcome, float | None]  # seconds, None if it had ended before
 

@@ -22,18 +22,13 @@ from typing import Any, Literal, NamedTuple
 
 from filelock import FileLock
 
-from fedopt.config.composed import compose
-from fedopt.console.bar import Bar
-from fedopt.console.interrupts import ctrl_c_later
-from fedopt.console.say import note
-from fedopt.console.texts import counted
+from fedopt.config import compose
+from fedopt.console import Bar, counted, ctrl_c_later, note
 from fedopt.errors import UserError, first_line
-from fedopt.files.reading import opened, read_json
-from fedopt.files.writing import refuse_links
+from fedopt.files import opened, read_json, refuse_links
 from fedopt.jobs.job import Job, Outcome, outcome_in
 from fedopt.jobs.local import Done
-from fedopt.results.folder import ENDED, RunFolder
-from fedopt.results.identity import digits
+from fedopt.results import ENDED, RunFolder, digits
 
 LARGEST_ARRAY = 1000  # jobs; Slurm's own limit is 1001 where its MaxArraySize is not set
 TIMES = 100  # that a job may reach its time limit

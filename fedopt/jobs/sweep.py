@@ -20,25 +20,18 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedopt.analysis.sweeps import differences, report
-from fedopt.config.composed import Composed, compose
+from fedopt.analysis import differences, report
+from fedopt.config import CONF, Composed, check_choices, compose, key_of, parsed, quoted, refuse_hydra, search_path
 from fedopt.config.explain import explain
-from fedopt.config.files import CONF
-from fedopt.config.hydra import search_path
-from fedopt.config.merge import check_choices
-from fedopt.config.sent import refuse_hydra
-from fedopt.config.words import key_of, parsed, quoted
-from fedopt.console.interrupts import ctrl_c_kept, end_with, ending_at_once
-from fedopt.console.say import note, say, tell
-from fedopt.console.texts import counted
+from fedopt.console import counted, ctrl_c_kept, end_with, ending_at_once, note, tell
+from fedopt.console.say import say
 from fedopt.errors import UserError, first_line
-from fedopt.files.writing import refuse_links
+from fedopt.files import refuse_links
 from fedopt.jobs.job import Job, Outcome, optimised
 from fedopt.jobs.local import Launcher, Local, run_all
 from fedopt.machine import cores
-from fedopt.results.folder import RunFolder
-from fedopt.running.names import FIRST, named, run_name
-from fedopt.running.place import held, run_place, sweep_place
+from fedopt.results import RunFolder
+from fedopt.running import FIRST, held, named, run_name, run_place, sweep_place
 
 MOST_RUNS = 10_000  # of a sweep: all are composed before the first begins
 # How the keys begin that set up a sweep by one of Hydra's launchers or sweepers
@@ -191,7 +184,7 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
         with _in_combination(combination, swept):
             composed[combination] = compose(combination, folders)
     with ending_at_once():
-        from fedopt.running.assemble import check_parts
+        from fedopt.running import check_parts
     for combination, one in composed.items():
         with _in_combination(combination, swept):
             check_parts(one)

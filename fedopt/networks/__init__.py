@@ -1,1 +1,5 @@
 """Networks as functions of one flat vector; your own nn.Module."""
+
+from fedopt.lazy import face
+
+__getattr__, __dir__, __all__ = face(__name__, __file__)

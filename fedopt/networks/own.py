@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from fedopt.config.build import imported
+from fedopt.config import imported
 from fedopt.errors import UserError
 from fedopt.networks.module import FlatModule
 from fedopt.networks.trial import mistakes_of, remarks, why_alone

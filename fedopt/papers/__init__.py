@@ -1,1 +1,5 @@
 """Published experiments: set-up, claims, figures, what is kept."""
+
+from fedopt.lazy import face
+
+__getattr__, __dir__, __all__ = face(__name__, __file__)

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, model_validator
 from pydantic.dataclasses import dataclass
 
-from fedopt.analysis.stats import half_width, moments
-from fedopt.analysis.tables import plus_minus
-from fedopt.console.texts import counted
+from fedopt.analysis import half_width, moments, plus_minus
+from fedopt.console import counted
 from fedopt.papers.measure import Measure, parsed
 from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
 

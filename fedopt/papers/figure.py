@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from fedopt.analysis.lines import explained, lines_of, mean_line
-from fedopt.analysis.runs import Recorded
-from fedopt.drawing.figures import FEW, Line, describe, draw_lines, is_share, look, pictures, within
+from fedopt.analysis import Recorded, explained, lines_of, mean_line
+from fedopt.drawing import FEW, Line, describe, draw_lines, is_share, look, pictures, within
 from fedopt.papers.measure import Mark
 from fedopt.papers.published import Published
 

@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedopt.analysis.lines import thinned
-from fedopt.analysis.tables import markdown, plus_minus, write_table
+from fedopt.analysis import markdown, plus_minus, thinned, write_table
 from fedopt.errors import UserError
-from fedopt.files.reading import read_bytes
-from fedopt.files.tables import read_table
-from fedopt.files.writing import write_atomically
+from fedopt.files import read_bytes, read_table, write_atomically
 from fedopt.papers import claims
 from fedopt.papers.figure import CURVES, draw_curves, draw_points
 from fedopt.papers.published import load, tasks

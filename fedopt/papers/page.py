@@ -11,20 +11,28 @@ from typing import Any
 
 import pandas as pd
 
-from fedopt.analysis.comparison import Comparison, compared
-from fedopt.analysis.groups import default_keys, first_metric
-from fedopt.analysis.page import sections
-from fedopt.analysis.runs import ABSENT, NO_RUN, Recorded, gathered, noting, read
-from fedopt.analysis.tables import beside_paper
-from fedopt.console.say import heard, note
-from fedopt.drawing.page import Page, Section, Table
+from fedopt.analysis import (
+    ABSENT,
+    NO_RUN,
+    Comparison,
+    Recorded,
+    beside_paper,
+    compared,
+    default_keys,
+    first_metric,
+    gathered,
+    noting,
+    read,
+    sections,
+)
+from fedopt.console import heard, note
+from fedopt.drawing import Page, Section, Table
 from fedopt.errors import UserError
-from fedopt.files.reading import BROKEN, read_bytes
-from fedopt.files.tables import read_table
+from fedopt.files import BROKEN, read_bytes, read_table
 from fedopt.papers.claims import COLUMNS
 from fedopt.papers.kept import LARGEST, REMEDY, claims_shown, rows_of
 from fedopt.papers.published import load
-from fedopt.results.folder import RunFolder
+from fedopt.results import RunFolder
 
 RESULTS = {"claims.csv", "runs.csv"}  # one of them is in each folder of results of a published experiment
 WATCHED = RESULTS | {"metrics.csv", "summary.json", "run.json", "table.csv", "figure.png", "figure.svg"}

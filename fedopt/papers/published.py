@@ -10,15 +10,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationInfo, model_validator
 from pydantic.dataclasses import dataclass
 
+from fedopt.config import Composed, compose, key_of, options
 from fedopt.config.build import build
-from fedopt.config.composed import Composed, compose
-from fedopt.config.files import options
-from fedopt.config.words import key_of
 from fedopt.errors import UserError, nearest
 from fedopt.papers.claims import Claim, Kind
 from fedopt.papers.measure import Measure, parsed
 from fedopt.papers.where import filled
-from fedopt.results.identity import digits
+from fedopt.results import digits
 
 TEXTS = str | list[str]
 Splits = BeforeValidator(lambda value: value.split() if isinstance(value, str) else value, json_schema_input_type=TEXTS)

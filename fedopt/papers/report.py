@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedopt.analysis import Recorded, beside_paper, moments, noting, print_table, read, write_table
 from fedopt.analysis.frame import frame
-from fedopt.analysis.runs import Recorded, noting, read
-from fedopt.analysis.stats import moments
-from fedopt.analysis.tables import beside_paper, print_table, write_table
-from fedopt.console.say import tell
+from fedopt.console import tell
 from fedopt.papers import claims
 from fedopt.papers.figure import curves, draw_curves, draw_points
 from fedopt.papers.measure import Measure
 from fedopt.papers.published import Published, Task, tasks
 from fedopt.papers.seed_runs import SeedRuns, Unmeasurable
-from fedopt.results.folder import ENDED, RunFolder
+from fedopt.results import ENDED, RunFolder
 
 SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedopt.analysis.runs import Recorded
+from fedopt.analysis import Recorded
 from fedopt.errors import nearest
 from fedopt.metrics import COSTS, Metric
 

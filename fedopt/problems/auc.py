@@ -20,8 +20,7 @@ import torch
 from pydantic import NonNegativeInt
 from torch import Tensor
 
-from fedopt.data.examples import Batch, Batches
-from fedopt.data.labelled import LabelledData
+from fedopt.data import Batch, Batches, LabelledData
 from fedopt.errors import UserError
 from fedopt.metrics import OBJECTIVE, Metric
 from fedopt.problems.supervised import SupervisedMinimax

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fedopt.errors import UserError, WrongFunction, first_line, gives
-from fedopt.networks.module import FlatModule
+from fedopt.networks import FlatModule
 from fedopt.problems.classes import Composition, Hierarchical, Minimax, Minimisation, Nested, Problem
 from fedopt.randomness import WRITES, Writes, untouched
 

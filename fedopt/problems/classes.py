@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedopt.data.ragged import Ragged
-from fedopt.data.world import World
+from fedopt.data import Ragged, World
 from fedopt.metrics import Metric
 
 Rows = Mapping[str, tuple[Tensor, Tensor]]  # by split: numbers of examples [B], and their weights [B]

@@ -6,7 +6,7 @@ from functools import partial
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from fedopt.data.examples import Batches, cross_entropy
+from fedopt.data import Batches, cross_entropy
 from fedopt.metrics import PERSONAL_ACCURACY, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_PERSONAL_ACCURACY
 from fedopt.problems.classes import Minimisation, Weighting
 from fedopt.problems.function import function

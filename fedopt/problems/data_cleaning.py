@@ -17,9 +17,9 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from fedopt.data.examples import Batch, Batches, cross_entropy
+from fedopt.data import Batch, Batches, cross_entropy
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, VAL_LOSS, Metric
-from fedopt.networks.flat import Tuning
+from fedopt.networks import Tuning
 from fedopt.problems.classes import Weighting
 from fedopt.problems.supervised import Share, SupervisedBilevel
 from fedopt.randomness import Part

@@ -11,7 +11,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from fedopt.data.examples import Batch, Batches, cross_entropy, losses
+from fedopt.data import Batch, Batches, cross_entropy, losses
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, Metric
 from fedopt.problems.projections import simplex
 from fedopt.problems.supervised import SupervisedMinimax

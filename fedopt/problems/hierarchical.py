@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data.examples import Batch, cross_entropy
+from fedopt.data import Batch, cross_entropy
 from fedopt.metrics import OBJECTIVE, PERSONAL_ACCURACY, TEST_ACCURACY, TEST_LOSS, WORST_PERSONAL_ACCURACY, Metric
 from fedopt.problems import classes
 from fedopt.problems.classes import Rows, Weighting

@@ -6,8 +6,8 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from fedopt.data.examples import Batch, Batches, cross_entropy
-from fedopt.networks.flat import Tuning
+from fedopt.data import Batch, Batches, cross_entropy
+from fedopt.networks import Tuning
 from fedopt.problems.classes import Rows
 from fedopt.problems.function import written_for
 from fedopt.problems.supervised import SupervisedBilevel

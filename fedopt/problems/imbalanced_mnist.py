@@ -13,8 +13,8 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fedopt.data.examples import Batch, Batches, cross_entropy, tuned
-from fedopt.networks.flat import Tuning
+from fedopt.data import Batch, Batches, cross_entropy, tuned
+from fedopt.networks import Tuning
 from fedopt.problems.supervised import SupervisedBilevel
 
 

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedopt.networks.dropout import GOLDEN, mixed
+from fedopt.networks import GOLDEN, mixed
 
 BITS = 24  # of a number, so that float32 holds them
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedopt.config.fits import other_solution
+from fedopt.config import other_solution
 from fedopt.errors import UserError
 from fedopt.problems.classes import (
     CLASSES,

@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fedopt.data.examples import Batches, cross_entropy
-from fedopt.data.labelled import LabelledData
+from fedopt.data import Batches, LabelledData, cross_entropy
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, VAL_LOSS, Metric
 from fedopt.problems.classes import Bilevel, Weighting

@@ -17,7 +17,7 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fedopt.data.examples import Batches, cross_entropy
+from fedopt.data import Batches, cross_entropy
 from fedopt.metrics import OBJECTIVE, TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, WORST_LOSS
 from fedopt.problems.classes import KnownOuter, LocalCompositional
 from fedopt.problems.supervised import Supervised

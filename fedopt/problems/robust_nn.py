@@ -13,7 +13,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from fedopt.data.examples import Batches, cross_entropy
+from fedopt.data import Batches, cross_entropy
 from fedopt.errors import UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, Metric
 from fedopt.problems.projections import Norm, ball

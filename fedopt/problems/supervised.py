@@ -12,14 +12,12 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from fedopt.data.examples import Batch, Batches, Examples, Logits, cross_entropy, losses, tuned
-from fedopt.data.labelled import LabelledData
+from fedopt.data import Batch, Batches, Examples, LabelledData, Logits, cross_entropy, losses, tuned
 from fedopt.errors import MOST_NAMED, UserError
 from fedopt.metrics import TEST_ACCURACY, TEST_LOSS, TRAIN_LOSS, VAL_LOSS
+from fedopt.networks import FlatModel, FlatModule, Normalised, Tuning
 from fedopt.networks import flat as models
 from fedopt.networks import own as modules
-from fedopt.networks.flat import FlatModel, Normalised, Tuning
-from fedopt.networks.module import FlatModule
 from fedopt.problems.classes import Bilevel, Minimax, Problem, Rows, Weighting
 from fedopt.problems.function import function
 from fedopt.randomness import Part

@@ -19,13 +19,11 @@ import numpy as np
 import torch
 
 import fedopt
-from fedopt.config.build import imported
-from fedopt.config.composed import Composed
-from fedopt.config.files import flat
-from fedopt.console.say import note
+from fedopt.config import Composed, flat, imported
+from fedopt.console import note
 from fedopt.errors import UserError, is_own
-from fedopt.files.reading import read_json
-from fedopt.problems.classes import Problem
+from fedopt.files import read_json
+from fedopt.problems import Problem
 from fedopt.results.folder import RunFolder
 from fedopt.results.identity import identity
 

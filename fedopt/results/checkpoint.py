@@ -18,10 +18,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
 from fedopt.errors import UserError, first_line
-from fedopt.federation.ledger import Ledger
-from fedopt.federation.memory import Memory
-from fedopt.files.reading import read_bytes
-from fedopt.files.writing import write_atomically
+from fedopt.federation import Ledger, Memory
+from fedopt.files import read_bytes, write_atomically
 from fedopt.results.journal import Journal, counted
 
 # What reading a damaged file may raise

@@ -15,11 +15,10 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from fedopt.config.tuned import Tuned
-from fedopt.console.texts import printable
+from fedopt.config import Tuned
+from fedopt.console import printable
 from fedopt.errors import UserError
-from fedopt.files.reading import read_config, read_json
-from fedopt.files.writing import PART, refuse_links, write_atomically
+from fedopt.files import PART, read_config, read_json, refuse_links, write_atomically
 from fedopt.metrics import Metric
 
 TEXTS = ("config.yaml", "run.json", "metrics.csv", "summary.json", "log.txt", "traceback.txt")

@@ -7,9 +7,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from fedopt.config.classes import about
-from fedopt.config.files import flat
-from fedopt.config.settings import Budget, Evaluation
+from fedopt.config import Budget, Evaluation, about, flat
 from fedopt.errors import UserError
 
 PLACE = ("output_dir", "resume", "logger", "keep", "preset")  # where a run goes, how it starts, and what it leaves

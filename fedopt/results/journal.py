@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from fedopt.errors import UserError
-from fedopt.federation.memory import Memory
-from fedopt.files.reading import opened
-from fedopt.files.writing import write_whole
+from fedopt.federation import Memory
+from fedopt.files import opened, write_whole
 
 NAMES = ("memory.0", "memory.1")  # in turn: what is counted stays there until a checkpoint counts the other
 SPARE = 2**20  # bytes that may lie idle in a small journal

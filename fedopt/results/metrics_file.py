@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedopt.errors import UserError
-from fedopt.files.reading import read_start
-from fedopt.files.writing import write_whole
+from fedopt.files import read_start, write_whole
 
 
 class MetricsFile:

@@ -15,9 +15,9 @@ from uuid import uuid4
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from fedopt.config.files import flat
+from fedopt.config import flat
 from fedopt.errors import UserError
-from fedopt.files.reading import read_json
+from fedopt.files import read_json
 from fedopt.results.folder import RunFolder
 
 STRICT = ConfigDict(extra="forbid")

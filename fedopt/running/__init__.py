@@ -1,1 +1,5 @@
 """One run: from config to objects, the loop, its life cycle, who takes its rows, hardware."""
+
+from fedopt.lazy import face
+
+__getattr__, __dir__, __all__ = face(__name__, __file__)

@@ -11,19 +11,13 @@ import numpy as np
 import torch
 
 from fedopt.algorithms import Algorithm
-from fedopt.config.build import build_target
-from fedopt.config.composed import Composed
-from fedopt.config.settings import Budget, Evaluation, Participation
-from fedopt.data.world import World
+from fedopt.config import Budget, Composed, Evaluation, Participation, build_target
+from fedopt.data import World
 from fedopt.errors import UserError, WrongFunction, among
-from fedopt.federation import engines
-from fedopt.federation.round import Federation
-from fedopt.files.reading import expanded
-from fedopt.problems.checks import check
-from fedopt.problems.classes import Problem
-from fedopt.problems.reductions import reduce
-from fedopt.results.card import division
-from fedopt.results.identity import refuse_other_data
+from fedopt.federation import Federation, engines
+from fedopt.files import expanded
+from fedopt.problems import Problem, check, reduce
+from fedopt.results import division, refuse_other_data
 from fedopt.running import hardware as machine
 
 

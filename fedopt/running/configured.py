@@ -4,11 +4,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedopt.config.composed import Composed, compose, recorded
-from fedopt.config.files import GROUPS, Folders
-from fedopt.config.words import key_of, parsed
+from fedopt.config import GROUPS, Composed, Folders, compose, key_of, parsed, recorded
 from fedopt.errors import UserError
-from fedopt.results.folder import RunFolder
+from fedopt.results import RunFolder
 
 
 def configured(words: Sequence[str], folders: Folders = ()) -> Composed:

@@ -7,8 +7,7 @@ from threading import Timer
 
 from rich.console import Console
 
-from fedopt.console.bar import Bar
-from fedopt.console.say import note
+from fedopt.console import Bar, note
 from fedopt.running.loop import Moment
 
 SHOWN = 4  # metrics, of those that a problem names first

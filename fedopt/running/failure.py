@@ -7,11 +7,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from fedopt.blame import blamed
-from fedopt.config.composed import Composed
+from fedopt.config import Composed
 from fedopt.errors import UserError, first_line, of_machine
 from fedopt.federation import ranks
-from fedopt.results.card import how
-from fedopt.results.folder import RunFolder
+from fedopt.results import RunFolder, how
 from fedopt.running.sinks import Callback
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedopt.config.settings import Hardware
+from fedopt.config import Hardware
 from fedopt.errors import UserError
 from fedopt.machine import cores, number_of
 from fedopt.running.launch import PLACE, RUN_ID

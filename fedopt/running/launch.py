@@ -14,13 +14,12 @@ from threading import Event
 from types import ModuleType
 from typing import Any
 
-from fedopt.config.settings import Hardware
+from fedopt.config import Hardware
+from fedopt.console import ctrl_c_later, end_with, interruptible, note
 from fedopt.console import say as console
-from fedopt.console.interrupts import ctrl_c_later, end_with, interruptible
-from fedopt.console.say import note
 from fedopt.errors import UserError, first_line, mistake
 from fedopt.machine import memory, number_of, short_spins
-from fedopt.results.folder import RunFolder
+from fedopt.results import RunFolder
 
 POLL = 0.3  # seconds
 LEAST_MEMORY = 2**28  # bytes of a process: torch alone

@@ -13,21 +13,13 @@ from typing import Any
 
 import torch
 
-from fedopt.config.composed import Composed
+from fedopt.config import Composed
+from fedopt.console import Bar, counted, interruptible, note
 from fedopt.console import say as console
-from fedopt.console.bar import Bar
-from fedopt.console.interrupts import interruptible
-from fedopt.console.say import note
-from fedopt.console.texts import counted
 from fedopt.errors import UserError
 from fedopt.federation import ranks
-from fedopt.files.writing import yaml_text
-from fedopt.results import journal
-from fedopt.results.card import continued, facts, run_card
-from fedopt.results.checkpoint import Checkpoint
-from fedopt.results.folder import RunFolder
-from fedopt.results.identity import stamp
-from fedopt.results.metrics_file import MetricsFile
+from fedopt.files import yaml_text
+from fedopt.results import Checkpoint, MetricsFile, RunFolder, continued, facts, journal, run_card, stamp
 from fedopt.running import resume, sinks
 from fedopt.running.assemble import Experiment, assemble
 from fedopt.running.display import Display, announced

@@ -10,7 +10,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt
 
 from fedopt.algorithms.checks import first_state, first_step
 from fedopt.federation import ranks
-from fedopt.problems.checks import measured
+from fedopt.problems import measured
 from fedopt.running.assemble import Experiment
 from fedopt.running.clock import clock
 

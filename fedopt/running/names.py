@@ -6,9 +6,7 @@ They leave out much. Which run a folder holds is asked of what is recorded in it
 import re
 from collections.abc import Collection, Iterable
 
-from fedopt.config.composed import Composed
-from fedopt.config.files import GROUPS
-from fedopt.config.words import key_of
+from fedopt.config import GROUPS, Composed, key_of
 
 LONGEST, LONGEST_VALUE = 80, 24  # characters of a folder's name, and of one value in it
 PLACED = ("output_dir", "resume")  # the keys that say where a run goes or how it starts, and do not name its folder

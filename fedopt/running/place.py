@@ -6,12 +6,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fedopt.config.composed import Composed
-from fedopt.config.files import flat
-from fedopt.config.words import key_of
-from fedopt.console.say import note
+from fedopt.config import Composed, flat, key_of
+from fedopt.console import note
 from fedopt.errors import UserError
-from fedopt.results.folder import RunFolder
+from fedopt.results import RunFolder
 from fedopt.running.names import FIRST, PLACED, named
 
 

@@ -5,13 +5,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedopt.config.composed import recorded
+from fedopt.config import recorded
 from fedopt.errors import UserError
-from fedopt.files.reading import expanded
-from fedopt.problems.classes import named
-from fedopt.results.checkpoint import Checkpoint, refuse_foreign
-from fedopt.results.folder import RunFolder
-from fedopt.results.identity import refuse_other_data, stamp
+from fedopt.files import expanded
+from fedopt.problems import named
+from fedopt.results import Checkpoint, RunFolder, refuse_foreign, refuse_other_data, stamp
 from fedopt.running.assemble import assemble
 from fedopt.running.hardware import restored
 

@@ -8,13 +8,20 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from fedopt.console.say import note
+from fedopt.console import note
 from fedopt.errors import UserError
-from fedopt.results.card import say_changed
-from fedopt.results.checkpoint import Checkpoint, read, refuse_foreign
-from fedopt.results.folder import RunFolder
-from fedopt.results.identity import numbers, refuse_other, refuse_other_data, stamp
-from fedopt.results.metrics_file import rows_hash
+from fedopt.results import (
+    Checkpoint,
+    RunFolder,
+    numbers,
+    read,
+    refuse_foreign,
+    refuse_other,
+    refuse_other_data,
+    rows_hash,
+    say_changed,
+    stamp,
+)
 from fedopt.running.assemble import Experiment, refuse_changed_data
 from fedopt.running.loop import Progress, share_spent
 

@@ -14,17 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from fedopt.config.build import build_target
-from fedopt.config.words import key_of
-from fedopt.console.say import note
+from fedopt.config import build_target, key_of
+from fedopt.console import note
 from fedopt.errors import UserError, first_line
-from fedopt.federation.ledger import Ledger
+from fedopt.federation import Ledger
 from fedopt.machine import number_of
 from fedopt.metrics import Metric
-from fedopt.problems.classes import Problem, named
-from fedopt.results.checkpoint import Checkpoint
-from fedopt.results.folder import RunFolder, described
-from fedopt.results.metrics_file import MetricsFile
+from fedopt.problems import Problem, named
+from fedopt.results import Checkpoint, MetricsFile, RunFolder, described
 from fedopt.running.assemble import Experiment
 from fedopt.running.loop import Moment, Progress, Row
 

@@ -11,16 +11,25 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fedopt.config.build import imported
-from fedopt.config.composed import Composed, compose, merge
-from fedopt.config.files import CONF, chain, class_path, content, file_of, values_of
-from fedopt.config.project import with_project
-from fedopt.config.words import last_of_each
+from fedopt.config import (
+    CONF,
+    Composed,
+    chain,
+    class_path,
+    compose,
+    content,
+    file_of,
+    imported,
+    last_of_each,
+    merge,
+    values_of,
+    with_project,
+)
 from fedopt.errors import UserError
-from fedopt.problems.classes import Problem, class_of
-from fedopt.problems.classes import name as class_name
-from fedopt.problems.reductions import covered
-from fedopt.running.assemble import Experiment, assemble
+from fedopt.problems import Problem, class_of, covered
+from fedopt.problems import name as class_name
+from fedopt.running import Experiment
+from fedopt.running.assemble import assemble
 
 PAIR = ["algo=fedmsa", "problem=mco"]
 # A config folder of yours, which the contract is then about: FEDOPT_CONTRACT_CONF=DIR pytest --pyargs fedopt.testing

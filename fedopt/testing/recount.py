@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fedopt.federation.engines import OneByOne
+from fedopt.federation import OneByOne
 
 
 class Tap(torch.autograd.Function):

@@ -19,17 +19,13 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fedopt.config.build import build, build_target
-from fedopt.config.settings import Hardware
-from fedopt.data.ragged import Ragged
-from fedopt.federation.engines import OneByOne, Vectorised
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
-from fedopt.problems import classes
-from fedopt.problems.classes import Problem
-from fedopt.results.checkpoint import Checkpoint
-from fedopt.running import sinks
-from fedopt.running.assemble import Experiment
+from fedopt.config import Hardware, build_target
+from fedopt.config.build import build
+from fedopt.data import Ragged
+from fedopt.federation import Memory, OneByOne, Round, Vectorised
+from fedopt.problems import Problem, classes
+from fedopt.results import Checkpoint
+from fedopt.running import Experiment, sinks
 from fedopt.testing.harness import (
     APPROXIMATE,
     YOURS,

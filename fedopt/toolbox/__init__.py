@@ -1,7 +1,6 @@
 """What methods share: several vectors as one, directions of nested problems and steps along them, recursive momentum."""
 
-from fedopt.federation.inverse import conjugate_gradients, neumann_sum, neumann_term
-from fedopt.federation.oracles import moved
+from fedopt.federation import conjugate_gradients, moved, neumann_sum, neumann_term
 from fedopt.toolbox.composition import chain
 from fedopt.toolbox.directions import bilevel_maps, bilevel_start, descend, independent_maps
 from fedopt.toolbox.minimax import minimax_field

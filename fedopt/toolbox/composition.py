@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedopt.federation.client import Client
+from fedopt.federation import Client
 from fedopt.toolbox.vectors import Tensors
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedopt.federation.client import Client
-from fedopt.problems.classes import Minimax, Nested
+from fedopt.federation import Client
+from fedopt.problems import Minimax, Nested
 from fedopt.toolbox.vectors import Vectors
 
 

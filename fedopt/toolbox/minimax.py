@@ -6,7 +6,7 @@ Where F = mean F_i is zero, (x, y) is stationary. A correction of local steps is
 
 from typing import Any
 
-from fedopt.federation.client import Client
+from fedopt.federation import Client
 from fedopt.toolbox.vectors import Vectors
 
 

@@ -20,10 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedopt.federation.client import Client
-from fedopt.federation.draws import Steps
-from fedopt.federation.memory import Memory
-from fedopt.federation.round import Round
+from fedopt.federation import Client, Memory, Round, Steps
 from fedopt.toolbox.vectors import Vectors
 
 

@@ -1204,9 +1204,9 @@ def test_mutants_fail_claims():
 def test_mutants_can_be_made(name, tmp_path):
     """The text that a mutant changes is in the method once, and what stands there instead can be read."""
     mutant = SCRIPT["MUTANTS"][name]
-    copy = shutil.copytree(ROOT / "fedopt" / "algorithms", tmp_path / "algorithms") / f"{mutant.file}.py"
-    SCRIPT["mutate"](mutant, tmp_path)
+    copy = shutil.copytree(ROOT / "fedopt", tmp_path / "fedopt") / f"{mutant.file}.py"
+    SCRIPT["mutate"](mutant, tmp_path / "fedopt")
     compile(copy.read_text(), str(copy), "exec")
     assert mutant.experiment in published.names()
     with pytest.raises(SystemExit, match="0 times, not once"):
-        SCRIPT["mutate"](mutant._replace(right="nowhere"), tmp_path)
+        SCRIPT["mutate"](mutant._replace(right="nowhere"), tmp_path / "fedopt")

@@ -1,0 +1,15 @@
+from fedopt.bench.outcome import run_words as run_words
+from fedopt.bench.outcome import value_of as value_of
+from fedopt.bench.outcome import winners as winners
+from fedopt.bench.outcome import with_values as with_values
+from fedopt.bench.outcome import write_searches as write_searches
+from fedopt.bench.outcome import write_tuned as write_tuned
+from fedopt.bench.pages import write_pages as write_pages
+from fedopt.bench.space import words_of as words_of
+from fedopt.bench.suite import Suite as Suite
+from fedopt.bench.suite import tasks as tasks
+from fedopt.bench.trials import How as How
+from fedopt.bench.tune import planned_searches as planned_searches
+from fedopt.bench.tune import search_all as search_all
+
+SAMPLERS: tuple[str, ...]

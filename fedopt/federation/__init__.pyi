@@ -1,0 +1,15 @@
+from fedopt.federation.client import Client as Client
+from fedopt.federation.client import ClientFn as ClientFn
+from fedopt.federation.draws import Steps as Steps
+from fedopt.federation.engines import OneByOne as OneByOne
+from fedopt.federation.engines import Vectorised as Vectorised
+from fedopt.federation.inverse import Inverse as Inverse
+from fedopt.federation.inverse import conjugate_gradients as conjugate_gradients
+from fedopt.federation.inverse import neumann_sum as neumann_sum
+from fedopt.federation.inverse import neumann_term as neumann_term
+from fedopt.federation.ledger import Ledger as Ledger
+from fedopt.federation.memory import Memory as Memory
+from fedopt.federation.oracles import moved as moved
+from fedopt.federation.ranks import rank as rank
+from fedopt.federation.round import Federation as Federation
+from fedopt.federation.round import Round as Round
