@@ -377,7 +377,7 @@ def test_mistakes_from_python():
         api.run([1])
     with pytest.raises(api.UserError, match="on_eval=3: must be a function"):
         api.run(TINY, on_eval=3)
-    with pytest.raises(api.UserError, match="the list of runs is empty"):
+    with pytest.raises(api.UserError, match="no run to compare"):
         api.compare([])
     assert {"run", "load", "compare", "UserError"} <= {*dir(api)}
 

@@ -156,7 +156,7 @@ def test_a_penalty_takes_the_place_of_the_ball():
 
 
 def test_a_run_without_a_penalty_is_the_run_that_it_was():
-    before = {"problem": {"eps": 6.0, "norm": "l2"}}
+    before = {"problem": {"_target_": "fedopt.problems.robust_nn.RobustNn", "eps": 6.0, "norm": "l2"}}
     assert digits(before) == digits({"problem": {**before["problem"], "penalty": None}})
     assert digits(before) != digits({"problem": {**before["problem"], "penalty": 0.001}})
 
