@@ -84,10 +84,10 @@ class Adaptive:
         return State(z, 0.0 * z, *(0.0 * (part if kind == "diagonal" else z[0][:1]) for kind, part in kinds))
 
     def adapted(self, s: State, fed: Round, D: Directions, samples: int | None = None) -> State:
-        """Return the state after a round.
+        """Return the state after a round of iterations and one exchange.
 
-        D: a function of a client, z and a sample that returns the directions. samples: None if D takes one sample, or the
-            length of the list of samples that it takes.
+        D: D(client, z, xi), the directions at z on one sample, or on a list of samples.
+        samples: the length of that list; None if D takes one sample.
         """
         start = fed.r * self.q
 
@@ -117,8 +117,9 @@ class Adaptive:
 
 
 def rebuilt(kind: Matrix, a: Tensor, w: Tensor, r: float, rho: float) -> tuple[Tensor, Tensor]:
-    """Return a after an exchange, and the matrix A it makes.
+    """Return a after an exchange, and the diagonal of A that it makes.
 
+    Both are [dim] for kind diagonal, and one number, [1], for norm.
     kind: diagonal or norm. a: its value before. w: the mean direction, [dim]. r, rho: as in `Adaptive`.
     """
     if kind == "diagonal":

@@ -27,7 +27,9 @@ from fedopt.toolbox import Vectors, descend, minimax_field
 
 
 class State(NamedTuple):
-    """The state (w_r, w_{r-1}, q_{r-1}, w_s)."""
+    """The state (w_r, w_{r-1}, q_{r-1}, w_s): the points after this round and the last one, the last anchor, and the stage's
+    point.
+    """
 
     w: Vectors
     w_prev: Vectors

@@ -26,7 +26,9 @@ from fedopt.toolbox import Tensors, Vectors, bilevel_maps, bilevel_start, descen
 
 
 class State(NamedTuple):
-    """memory: what each client sent last, with PAGE also the z that it was for, and 1 once it has sent; () if nothing is kept."""
+    """memory: the g_i that each client sent last, and with PAGE also the z that it was for, and 1 once it has sent. It is () if
+    clients keep nothing.
+    """
 
     z: Vectors
     memory: Any

@@ -13,7 +13,11 @@ from fedopt.randomness import untouched
 
 
 def first_state(algorithm: Algorithm, problem: Problem) -> Any:
-    """Return what `init` gives. Raises UserError if it is not a state, or `output` does not give a point of the problem."""
+    """Return what `init` gives.
+
+    Raises UserError if it is not a NamedTuple, has tensors of a wrong dtype, or if `output` does not give a point of the
+    problem.
+    """
     with untouched(algorithm.init, ()):
         state = algorithm.init(problem)
     if not hasattr(state, "_fields"):
@@ -34,7 +38,10 @@ def first_state(algorithm: Algorithm, problem: Problem) -> Any:
 
 
 def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -> Any:
-    """Return what `step` gives. Raises UserError if it is not a state like the one before, or that one was overwritten."""
+    """Return the state that `step` gives.
+
+    Raises UserError if it has other fields, shapes or dtypes than the state before, or if `step` wrote over that state.
+    """
     with untouched(algorithm.step, [leaf for _, leaf in _named(state) if isinstance(leaf, Tensor)]):
         new = algorithm.step(state, problem, fed)
     leaves, structure = _flat(new)
@@ -61,7 +68,7 @@ def _flat(value: Any) -> tuple[list[Any], Any]:
 
 
 def _named(state: Any) -> list[tuple[str, Any]]:
-    """Return the tensors, memories and numbers of a state, each with the name of its field."""
+    """Return the tensors, memories and numbers of a state, each with the name of its field, such as s.x."""
     return [(f"s.{name}", leaf) for name in state._fields for leaf in _flat(getattr(state, name))[0]]
 
 

@@ -24,7 +24,10 @@ from fedopt.toolbox import Vectors, descend, minimax_field
 
 
 class State(NamedTuple):
-    """w_mean: the mean of w over the rounds of the stage so far. memory: c_i of each client. c and memory are () in CODA+."""
+    """x_s: the stage's point. w_mean: the mean of w over the rounds of the stage so far.
+
+    c: the server's control variate. memory: c_i of each client, flat. Both are () in CODA+.
+    """
 
     w: Vectors
     x_s: Tensor

@@ -110,7 +110,10 @@ class Drfa:
         return (s.x,)
 
     def _cohort(self, mixture: Tensor, fed: Round) -> tuple[np.ndarray, Tensor]:
-        """Return S, and the weights of its clients' changes, [|S|]. mixture: lambda, [M]."""
+        """Return S, and the weights of its clients' changes, [|S|]. mixture: lambda, [M].
+
+        A client that was drawn several times is in S once, with that much more weight.
+        """
         if self.sampling == "lambda":
             S, shares = fed.drawn(mixture.double().cpu().numpy())
             return S, mixture.new_tensor(shares, dtype=torch.float64)
@@ -120,7 +123,7 @@ class Drfa:
         return S, weights / total
 
     def _k(self, fed: Round) -> int:
-        """Return the number of local steps before a point is kept.
+        """Return the number of local steps before a point is kept; 0 with losses=last, which keeps none.
 
         The public code keeps the point before step 1..tau-1, which is after 0..tau-2 steps.
         """

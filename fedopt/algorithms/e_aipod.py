@@ -33,11 +33,14 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class EAiPOD:
-    """alpha, beta: steps of x and y. S: inner steps of a round; p: the probability of a mean after each.
+    """E-AiPOD: corrected inner steps with means at random times, then an outer step.
 
-    B: examples of an inner step; B_out: for all that the outer part evaluates; None for all that a client has.
-    tau_out, N, l, inverse: of the outer part, as in FedNest; where tau_out is one step, the server takes it.
-    own_head: True lets the outer part take each client's own y_i, as the authors' code does, in place of ybar.
+    alpha, beta: the step sizes of x and y.
+    S, p: the inner steps of a round, and the probability that the y_i are averaged after each of them.
+    B: the examples of an inner step. B_out: those of each sample in the outer part. None: all of a client's.
+    tau_out: the local outer work. If it is one step, the server takes it.
+    N, l, inverse: as in `FedNest`, for the outer part.
+    own_head: whether the outer part takes each client's own y_i (the authors' code), or ybar.
     """
 
     alpha: Schedule
@@ -69,7 +72,10 @@ class EAiPOD:
         due, untold = 0, False  # steps since that mean, and whether it is to be heard of
 
         def caught_up(client: Client, message: tuple[Tensor, Tensors]) -> Tensors:
-            """Return y_i after the inner steps that are due, and the client's row."""
+            """Take the inner steps that are due on a client. Return y_i, and the new row of its memory.
+
+            message: (x, (ybar,)), or (x, ()) if ybar is not needed.
+            """
             (x, ybar), y_i, c_i = message, client.memory[:dy], client.memory[dy:]
             if untold:
                 c_i, y_i = c_i + share * (ybar[0] - y_i), ybar[0]
@@ -83,7 +89,10 @@ class EAiPOD:
             return y_i, torch.cat([y_i, c_i])
 
         def at_head(client_fn: ClientFn) -> ClientFn:
-            """Return a client function of FedNest's outer part for clients that catch up first. With own_head they take y_i."""
+            """Return a client function that takes the inner steps that are due, and then calls client_fn.
+
+            client_fn: of FedNest's outer part. It gets ybar for y, or y_i with own_head.
+            """
 
             def answer(client: Client, message: Any) -> tuple[Any, Tensor]:
                 x, ybar, *others = message
@@ -100,7 +109,7 @@ class EAiPOD:
             return fed.exchange(at_head(product), (x, head(), p), S, memory=memory, zeta=zeta)[0]
 
         def head() -> Tensors:
-            """Return ybar, or nothing if all clients take y_i and have caught up."""
+            """Return what is sent of ybar: (ybar,), or () if all clients take y_i and no steps are due."""
             return (ybar,) if due or untold or not own_head else ()
 
         for coin in fed.rng("coins").random(self.S if problem.nested else 0) < self.p:

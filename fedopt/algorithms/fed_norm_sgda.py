@@ -49,11 +49,15 @@ class Solver(NamedTuple):
 
     @property
     def is_sgd(self) -> bool:
-        """Whether this is plain SGD, whose sums take a quarter of the operations."""
+        """Tell whether this is plain SGD, whose sums take a quarter of the operations."""
         return all(isinstance(value, float) for value in self) and tuple(self) == (0, 0, 1)
 
     def step(self, so_far: "Sums", grad: Any, k: int, eta: Any) -> "Sums":
-        """Add one gradient to the sums. The gradient of step k = 0, 1, ... has the size eta decay^k, and the proximal part eta."""
+        """Return the sums with one more gradient.
+
+        grad: the gradient of local step k = 0, 1, ..., whose step size is eta decay^k. eta: the step size without decay, as
+            in the proximal part.
+        """
         if self.is_sgd:
             return Sums(so_far.G + grad, grad, so_far.norm + 1, so_far.m)
         keep, rate = 1 - eta * self.mu, self.decay**k  # the proximal term draws x_i back to where it began

@@ -23,7 +23,7 @@ from fedopt.toolbox import Tensors, chain
 
 
 class State(NamedTuple):
-    """memory: the point of each client's last y_i, [M, d]."""
+    """ybar: the estimate of mean_i g_i(x). memory: the point of each client's last y_i, [M, d]."""
 
     x: Tensor
     ybar: Tensor
@@ -34,8 +34,8 @@ class State(NamedTuple):
 class FedDro:
     """FedDRO: local steps on a composition, with a shared estimate of its inner value.
 
-    eta: the step size. beta: how far ybar moves to the newest value of g, besides its change.
-    I: the local steps. B: the examples of each sample; None for all of a client's.
+    eta: the step size. beta: the newest g has the weight beta in ybar, besides the change of g since the step before.
+    I: the local steps of a round. B: the examples of each sample; None for all of a client's.
     """
 
     eta: Schedule

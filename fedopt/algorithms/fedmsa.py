@@ -141,9 +141,9 @@ class FedMSA:
         return (self.alpha(r) if r >= self.warm_up else 0.0, *(beta(r) for beta in betas))
 
     def _drawn(self, fed: Round, K: int) -> tuple[bool, int]:
-        """Draw for line 19, round by round.
+        """Draw, as line 19 does but round by round.
 
-        Return whether u_drawn is replaced, and by which of this round's iterates k = 1, ..., K.
+        Return whether this round replaces u_drawn, and the index k = 1, ..., K of the iterate that does.
         """
         rng = fed.rng(Purpose.OUTPUT)
         return bool(rng.random() < K / (1 + fed.r * self.K)), int(rng.integers(1, K + 1))
@@ -167,5 +167,5 @@ def chain_maps(client: Client, u: Vectors, xi: list[Any]) -> Vectors:
 
 
 def same(some: list[Any], others: list[Any]) -> bool:
-    """Whether two lists hold the same sample objects."""
+    """Tell whether two lists hold the same sample objects."""
     return all(one is other for one, other in zip(some, others, strict=True))

@@ -26,9 +26,9 @@ from fedopt.toolbox import Tensors, chain
 
 
 class State(NamedTuple):
-    """m: (m,), or () if each step makes a new one.
+    """m: (m,), or () with beta = 1 and order=estimate_first, where each step makes a new one.
 
-    u: the clients' mean u if they share it, else (). memory: each client's own u, [d_1 + ... + d_K], if they do not, else ().
+    u: the clients' mean u with share_u, else (). memory: each client's own u, [d_1 + ... + d_K], without share_u, else ().
     """
 
     x: Tensor
@@ -39,13 +39,14 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalScgd:
-    """eta: the step size; alpha, beta: weights of the newest estimates in u and in m; beta = 1 is no momentum.
+    """Local-SCGD and Local-SCGDM: local steps on a client's own composition.
 
-    I: local steps; B: examples of each sample, None for all that a client has.
+    eta: the step size. alpha, beta: the weights of the newest estimates in u and in m; there is no momentum with beta = 1.
+    I: the local steps. B: the examples of each sample; None for all of a client's.
     share_u: whether u is averaged with x and m, or each client keeps its own.
-    at: whether the gradient is taken at the new u, or at the u before this step's estimate.
-    order: whether a step first estimates u and m and then moves x, or first moves x; then the first round has the estimates at the
-        start alone.
+    at: whether the gradient is taken at the new u (new), or at the u before this step (old).
+    order: whether a step first estimates u and m and then moves x (estimate_first), or first moves x (step_first). With
+        step_first the first round only makes the estimates at the start.
     """
 
     eta: Schedule
@@ -102,7 +103,12 @@ class LocalScgd:
 
 
 def estimated(client: Client, x: Tensor, u: Tensors, xi: list[Any], a: float, old: bool) -> tuple[Tensors, Tensor]:
-    """Return u^k = (1 - a) u^k + a r^k, and the gradient at these, or at the old ones."""
+    """Return the new u, and the gradient of the composition along it.
+
+    The new u^k is (1 - a) u^k + a r^k(u^(k-1)). It counts as one gradient call and K Jacobian-vector products.
+    u: (u^1, ..., u^K). xi: a sample for each level. a: the weight of the newest values.
+    old: whether u^(k-1) and the gradient are of the old u instead of the new one.
+    """
     new = list[Tensor]()
 
     def follow(k: int, r: Tensor) -> Tensor:

@@ -31,10 +31,10 @@ LARGEST = 200  # rows of a Jacobian: each is a derivative, and is kept for each 
 
 
 class State(NamedTuple):
-    """x, w: the clients' means of x and w.
+    """x, w: the clients' means of x and of the momentum w.
 
-    a: ([d_0],), ([1],) in the norm form, () for none. memory: each client's h, U and v in one row. shared: (the mean of the
-        rows,), or ().
+    a: (a,) with a [d_0], or [1] in the norm form; () with adaptive=none.
+    memory: each client's h, U and v in one row. shared: (the mean of the rows,) with share, else ().
     """
 
     x: Tensor

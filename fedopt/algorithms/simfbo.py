@@ -29,7 +29,7 @@ class State(NamedTuple):
 
 
 class LocalState(NamedTuple):
-    """The server's x, and in ``memory`` (y_i, u_i) of each client, [2 dy]."""
+    """x: the server's. memory: (y_i, u_i) of each client, [2 dy]."""
 
     x: Tensor
     memory: Memory
@@ -128,7 +128,10 @@ class FedBiO:
         return self.eta(r), self.gamma(r), self.tau(r)
 
     def iterations(self, client: Client, z: Vectors, steps: Sequence[float]) -> Vectors:
-        """Return z_i after I iterations of the client from z. steps: the step sizes of x, y and u."""
+        """Return z_i after one iteration from z for each of the draws, I in all.
+
+        steps: the step sizes of x, y and u.
+        """
         for xi in client.steps("xi"):
             z = descend(client, z, independent_maps(client, z, xi), steps, self.radius)
         return z

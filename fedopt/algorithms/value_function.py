@@ -34,15 +34,15 @@ class Penalised(NamedTuple):
 
 @dataclass(frozen=True)
 class F2SA:
-    """F2SA: n steps of y and s, then one of x along grad_x f(x, y) + lam (grad_x g(x, y) - grad_x g(x, s)); then lam += delta.
+    """F2SA: n steps of y and s, then one of x, along grad_x f(x, y) + lam (grad_x g(x, y) - grad_x g(x, s)).
 
-    eta_x, eta_y, eta_s: the step sizes. lam: its first value; with a constant lam the limit is off by O(1 / lam).
-    delta: the increase of lam in a round. n: the inner steps of a round. B: the examples of a sample; None for all of a
-        client's.
+    eta_x, eta_y, eta_s: the step sizes.
+    lam, delta: the first lam, and its increase in each round. With a constant lam the limit is off by O(1 / lam).
+    n: the inner steps of a round. B: the examples of a sample; None for all of a client's.
 
-    From memory of the paper, not compared: there the step of x falls with the power 5/7. The default here is 4/7, as in
-        benchmark_bilevel. That code, which was read, takes the gradients of f at s instead of y, and lets lam eta_y grow like
-        t^(1/7), so it must diverge in the end.
+    The paper is from memory, not compared. Its step of x falls with the power 5/7; the default here is 4/7, as in
+    benchmark_bilevel. That code, which was read, takes the gradients of f at s instead of y, and lets lam eta_y grow like
+    t^(1/7). So it must diverge in the end.
     """
 
     eta_x: Schedule
@@ -93,16 +93,16 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class BOME:
-    """BOME: (x, y) -= steps (grad f + lam grad q), with lam = max(phi - <grad f, grad q>, 0) / |grad q|^2 and phi = eta |grad
-        q|^2.
+    """BOME: the step (x, y) -= steps (grad f + lam grad q), after n steps from y to y_n.
 
-    So q decreases along the direction at a rate of at least phi. The solution is not a fixed point: there grad q = 0, and
-    grad_y f moves y away from y*(x).
+    With lam = max(phi - <grad f, grad q>, 0) / |grad q|^2 and phi = eta |grad q|^2, q falls at a rate of at least phi. The
+    solution is not a fixed point: there grad q = 0, and grad_y f moves y away from y*(x).
 
-    eta_x, eta_y: the step sizes. eta: see phi. n: the steps from y to y_n. B: the examples of a sample, None for all of a
-        client's as in the paper, which has no samples; with samples the ratio in lam is biased.
+    eta_x, eta_y: the step sizes. eta: the factor in phi. n: the steps from y to y_n.
+    B: the examples of a sample; None for all of a client's, as in the paper, which has no samples. With samples the ratio in
+        lam is biased.
 
-    As read in benchmark_bilevel, whose phi uses the gradient; the paper from memory, not compared.
+    It was read in benchmark_bilevel, whose phi uses the gradient. The paper is from memory, not compared.
     """
 
     eta_x: Schedule

@@ -48,7 +48,7 @@ class WarmStarted:
 
 
 def Dx(client: Client, z: Vectors, xi: Any) -> Tensor:
-    """Return Dx at z on a sample, [dx]. It takes one gradient call and one cross product."""
+    """Return Dx at z on a sample, [dx]. It takes one gradient call, and one cross product if z has v."""
     x, y, *v = z
     direct = client.outer_gradient_x(x, y, xi)
     return direct - client.cross_product(x, y, v[0], xi) if v else direct
@@ -66,7 +66,9 @@ def Dv(client: Client, z: Vectors) -> Tensor:
 
 
 class Averaged(NamedTuple):
-    """z: the variables. d: the momentum of Dx. point: where Dx was last taken, (x_{t-1}, y_t, v_t) if order=code."""
+    """z: the variables. d: the momentum of Dx, [dx]. point: where Dx was last taken; with order=code that is (x_{t-1}, y_t,
+    v_t).
+    """
 
     z: Vectors
     d: Tensor
@@ -77,14 +79,15 @@ class Averaged(NamedTuple):
 class AlternatingSOBA(WarmStarted):
     """MA-SOBA and FSLA: one step of y, one of v and one of x in a round.
 
-    order: code: v moves at the new y, and x at the new y and v. paper: all move at the old point, x along the momentum so
-        far, which is 0 at first; Dy, Dv and Dx then share a sample and one exchange instead of three.
-    rho: the weight of the newest Dx in the momentum d of x; 1 is no momentum. In MA-SOBA d = rho Dx + (1 - rho) d; its beta
-        is 1 - rho.
-    storm: whether d = Dx + (1 - rho) (d - Dx at the last point), both on the same sample, as in FSLA, whose eta is rho.
+    order: code: v moves at the new y, and x at the new y and v; the first d is Dx. paper: all move at the old point, x along
+        the momentum so far, which is 0 at first; Dy, Dv and Dx then share a sample and one exchange instead of three.
+    rho: the weight of the newest Dx in the momentum, d = rho Dx + (1 - rho) d. There is no momentum with rho = 1. MA-SOBA's
+        beta is 1 - rho.
+    storm: whether d = Dx + (1 - rho) (d - Dx at the last point), both on the same sample, as in FSLA, whose eta is rho. It
+        needs order=code.
 
     order=code was read in public code: MA-SOBA's of MingruiLiu-ML-Lab, FSLA's in benchmark_bilevel. The papers, and so
-    order=paper, are from memory, not compared. With order=code the first d is Dx.
+    order=paper, are from memory, not compared.
     """
 
     rho: Schedule
@@ -129,10 +132,11 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class AmIGO(WarmStarted):
-    """AmIGO: n steps of y, then n of v with the same grad_y f, then one of x. For n -> infinity it descends along the
-        hypergradient.
+    """AmIGO: n steps of y, then n of v with the same grad_y f, then one of x.
 
-    As read in benchmark_bilevel; the paper from memory, not compared. grad_x f and grad_y f share a sample.
+    With n -> infinity it descends along the hypergradient. grad_x f and grad_y f share a sample.
+
+    It was read in benchmark_bilevel. The paper is from memory, not compared.
     """
 
     n: PositiveInt
@@ -180,8 +184,8 @@ class SABA(WarmStarted):
     B: the size of the fixed batches into which each client's examples of g, and of f, are cut in their order. A client keeps
         the last value of each quantity on each of its batches, 0 at first.
 
-    As read in benchmark_bilevel, except for the batch: here it is that of a uniformly random example, so that a smaller last
-        batch leaves no bias. The paper from memory, not compared.
+    It was read in benchmark_bilevel, except for the choice of the batch. Here it is that of a uniformly random example, so
+    that a smaller last batch leaves no bias. The paper is from memory, not compared.
     """
 
     def init(self, problem: Bilevel) -> Remembering:
@@ -244,10 +248,12 @@ class Recursive(NamedTuple):
 
 @dataclass(frozen=True)
 class SRBA(WarmStarted):
-    """SRBA: all variables move together along recursive estimates d of the directions.
+    """SRBA: all variables move together along recursive estimates d of the directions D.
 
-    period: in every period-th round d is the mean over all data of all clients. In other rounds D(z) - D(previous z) is added
-        to it, both on one sample. As read in benchmark_bilevel; the paper from memory, not compared.
+    period: in every period-th round d is the mean of D over all data of all clients. In other rounds D(z) - D(previous z) is
+        added to it, both on one sample.
+
+    It was read in benchmark_bilevel. The paper is from memory, not compared.
     """
 
     period: PositiveInt

@@ -20,7 +20,7 @@ class Answers:
     """The answers of an exchange: their weighted sum in double precision, or all of them, one row each.
 
     Args:
-        weights: ``[cohort]``.
+        weights: ``[cohort]``, used as they are.
         idle: Whether this rank has no client of the cohort, so that no answer counts.
         apart: Whether each answer is kept, for a server that does not take their mean.
     """
@@ -32,7 +32,10 @@ class Answers:
         self.structure: Any = None
 
     def take(self, of_stack: Any, members: np.ndarray) -> None:
-        """Add the answers ``[stack, ...]`` of the clients at these places in the cohort."""
+        """Add the answers of a stack of clients.
+
+        of_stack: tensors ``[stack, ...]``. members: the clients' places in the cohort.
+        """
         leaves, self.structure = tree_flatten(of_stack)
         if not self.sums:
             rows = (len(self.weights),) if self.apart else ()
@@ -50,7 +53,11 @@ class Answers:
                     total.add_(answer, alpha=weight)
 
     def mean(self, like: Tensor, combine: Callable[[Any, Tensor], Any] | None) -> Any:
-        """Return the mean over all ranks, or what ``combine`` makes of the answers. Whole numbers become numbers as ``like``."""
+        """Return the weighted sum of the answers of all ranks, or what ``combine`` makes of them, in the answers' dtypes.
+
+        like: gives its dtype to answers of whole numbers, since their mean is not whole.
+        combine: as in `Round.exchange`; None for the sum.
+        """
         dtypes = [one.dtype if one.is_floating_point() else like.dtype for one in self.one]
         sums = ranks.total(self.sums)
         if combine is not None:
@@ -60,7 +67,10 @@ class Answers:
 
 
 def remembered(memory: Memory, cohort: np.ndarray, mine: np.ndarray, rows: list[Tensor], idle: bool) -> Memory:
-    """Return the memory with the new rows of the cohort's clients, those of other ranks too."""
+    """Return the memory with the new rows of the cohort's clients, those of other ranks too.
+
+    mine, rows: the places in the cohort that this rank computed, and their new rows. idle: whether its rows do not count.
+    """
     if ranks.count() == 1:
         return memory.replaced(cohort[mine], rows)
     of_all = rows[0].new_zeros(len(cohort), *rows[0].shape)
@@ -70,7 +80,10 @@ def remembered(memory: Memory, cohort: np.ndarray, mine: np.ndarray, rows: list[
 
 
 def checked_answer(client_fn: ClientFn, pairs: bool, client: Client, message: Any) -> Any:
-    """Return what a client sends back. Raises UserError if it is anything but tensors, or no pair if `pairs` are asked for."""
+    """Call a client function, and return what the client sends back.
+
+    pairs: whether it must return (answer, new row). Raises UserError if it does not, or returns anything but tensors.
+    """
     answer = client_fn(client, message)
     if pairs and not (isinstance(answer, tuple) and len(answer) == 2):
         raise gives(client_fn, answer, "(answer, new row of its memory) in an exchange with memory=")
@@ -81,5 +94,5 @@ def checked_answer(client_fn: ClientFn, pairs: bool, client: Client, message: An
 
 
 def versions(message: Any) -> list[int]:
-    """Of each tensor of a message, how often it was written over so far."""
+    """Return how often each tensor of a message was written over so far."""
     return [leaf._version for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]

@@ -47,10 +47,10 @@ class Client(Oracles):
 
     @property
     def memory(self) -> Any:
-        """This client's row of the algorithm's memory. A client function may write over it.
+        """This client's row of the memory, ``[d]``. A client function may write over it.
 
         Raises:
-            UserError: The exchange has no memory.
+            UserError: The exchange has no memory; its ``memory=`` is missing.
         """
         return self._given("memory")
 
@@ -71,25 +71,36 @@ class Client(Oracles):
         return self._share[name]
 
     def entry(self, values: Any) -> Any:
-        """Return client i's value of a hyperparameter: values[i mod len(values)] of a list, or the number itself."""
+        """Return client i's value of a hyperparameter: of a list the entry i mod its length, as a scalar tensor.
+
+        A number stands for all clients, and is returned as it is.
+        """
         if not isinstance(values, Sequence):
             return values
         like = self._problem.start()[0]
         return torch.tensor(values, device=like.device, dtype=like.dtype)[self.index % len(values)]
 
     def own_steps(self, name: str) -> Tensor:
-        """Return this client's number of local steps in the draws called ``name``, a scalar tensor."""
+        """Return this client's number of local steps in the draws called ``name``, as a scalar tensor.
+
+        Raises UserError if there are no draws of that name.
+        """
         return self._share["steps"].get(name, torch.tensor(self._taken(name)[-1]))
 
     def sample(self, name: str) -> Any:
-        """Return the first sample of the draws called ``name``. It serves draws of one sample."""
+        """Return the sample of the first step of the draws called ``name``, or the list of its samples.
+
+        It serves draws of one step. Raises UserError if there are no draws of that name.
+        """
         return next(self.steps(name))
 
     def batch(self, name: str, split: str) -> tuple[Tensor, Tensor]:
-        """Return which fixed batch a sample is, for draws ``Steps(1, B, fixed=True)``, and its share of the client's examples.
+        """Return the index of the client's fixed batch that was drawn, and the batch's share of the client's examples.
+
+        Both are scalar tensors. The index is 0 and the share 1 if every sample is all examples.
 
         Args:
-            name: The name of the draws.
+            name: The name of the draws, which must be ``Steps(1, B, fixed=True)``.
             split: The split that the batch belongs to.
         """
         positions, (_, weight) = self._stretch(name, 0)[1], self._share["whole"][split]
@@ -101,7 +112,8 @@ class Client(Oracles):
     def steps(self, name: str) -> Iterator[Any]:
         """Yield the sample of each local step, or the list of its samples if the draws have several a step.
 
-        It serves algorithms in which all clients take equally many steps; `scan` serves the others too.
+        It serves only algorithms in which all clients take equally many steps; `scan` serves the others too. Raises UserError
+        if there are no draws of that name.
         """
         return (self._of_step(name, k) for k in range(self._taken(name)[-1]))
 
@@ -111,14 +123,17 @@ class Client(Oracles):
         """Run the client's local steps, and return the last carry.
 
         Each step is ``carry = step(carry, sample, *(schedule(k) for schedule in schedules))``, with k = skip, skip + 1, ... A
-        client with fewer steps than the others keeps its last carry.
+        client with fewer steps than the others keeps its last carry. One without steps returns the first carry.
 
         Args:
             name: The name of the draws.
-            step: The step. It takes a sample, or a list of samples where the draws say how many.
-            carry: The first carry.
-            schedules: Functions of the number of the step, such as step sizes.
+            step: The function of one step. It takes a sample, or a list of samples if the draws have several a step.
+            carry: The first carry: a tensor, or a (nested) tuple of tensors. Every step returns the same structure.
+            schedules: Functions of the step's index k, such as step sizes.
             skip: The number of steps that are left out at the beginning.
+
+        Raises:
+            UserError: There are no draws of that name, or a step returns another structure, or None.
         """
         everyone, steps = self._counted, self._taken(name)
         for k in range(skip, steps[-1]):
@@ -138,14 +153,18 @@ class Client(Oracles):
 
     @for_problems(Nested, Minimax, Hierarchical)
     def project(self, *point: Any) -> Any:
-        """Project a point onto the problem's constraint set."""
+        """Project a point onto the problem's constraint set, and return the projected variable.
+
+        point: the arguments of the problem's ``project``: y, or (x, y, sample) in a hierarchical problem.
+        """
         return self._problem.project(*point)
 
     def hold(self, x: Tensor) -> "Client":
-        """Return this client with x fixed. What all samples share at this x is computed once; derivatives in x are lost.
+        """Return this client with x fixed: what all samples share at this x is computed once. Derivatives in x are lost.
 
         A problem opts in by ``hold(x, sample)``, which computes what depends on x alone; its functions then take that in
-        place of a sample. It also defines ``pick(held, rows)``, which selects examples from what ``hold`` returned.
+        place of a sample. It also defines ``pick(held, rows)``, which selects examples from what ``hold`` returned. For other
+        problems this returns the client itself.
         """
         if (hold := getattr(self._problem, "hold", None)) is None:
             return self
@@ -155,7 +174,7 @@ class Client(Oracles):
         return held
 
     def _taken(self, name: str) -> list[int]:
-        """Return the number of steps that each client of the stack takes with the draws called ``name``.
+        """Return the number of steps that each client of the stack takes in the draws called ``name``, in rising order.
 
         Raises UserError if there are no draws of that name.
         """
@@ -193,7 +212,7 @@ class Client(Oracles):
         return self._problem.keyed(sample, self._share["key"] + (draws << 32) + k)
 
     def _fetch(self, name: str, k: int) -> dict[int, Any]:
-        """Fetch several samples from the k-th on at once, and return them by their index."""
+        """Return samples from the k-th on by their index: one, or several if they are small and clients are stacked."""
         first, positions = self._stretch(name, k)
         if not positions and self._held is not None:
             return {k: self._held}

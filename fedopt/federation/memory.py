@@ -24,15 +24,15 @@ class Memory:
     """A row for each client, ``[M, d]``. It is a value, as tensors are.
 
     `replaced` returns a new memory that shares all unchanged rows with this one. So a round costs what its cohort does, and
-    clients that never took part share one row. If all rows would take more than an eighth of the memory, replaced ones lie in
-    a temporary file.
+    clients that never took part share one row. If all rows would take more than an eighth of the machine's or GPU's memory,
+    replaced ones lie in a temporary file.
 
     Args:
-        rows: ``[M, d]``, or M vectors.
+        rows: ``[M, d]``, or a vector ``[d]`` for each client.
     """
 
     def __init__(self, rows: Sequence[Tensor] | Tensor):
-        """rows: [d] for each client, or [M, d]."""
+        """Keep the rows as they are, not copied. rows: [d] for each client, or [M, d]."""
         self._like = first = rows[0]
         self.shape, self.dtype = (len(rows), *first.shape), first.dtype
         self._groups: list[list[Tensor | _Row]] = [[*rows[k : k + GROUP]] for k in range(0, len(rows), GROUP)]
@@ -43,28 +43,31 @@ class Memory:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of one row."""
+        """The bytes of one client's row."""
         return self._like.nbytes
 
     def rows(self, clients: np.ndarray) -> Tensor:
-        """Return the rows of these clients, ``[clients, d]``.
+        """Return the rows of these clients, ``[n, d]``.
+
+        Args:
+            clients: The indices of n clients.
 
         Raises:
-            UserError: A client has no row.
+            UserError: A client has no row: its index is M or more.
         """
         self._check(clients)
         rows = (self._groups[i // GROUP][i % GROUP] for i in np.asarray(clients).tolist())
         return torch.stack([row if isinstance(row, Tensor) else row.read() for row in rows])
 
     def replaced(self, clients: np.ndarray, rows: Sequence[Tensor] | Tensor) -> "Memory":
-        """Return a memory with new rows for these clients.
+        """Return a memory with new rows for these clients; this one stays as it is.
 
         Args:
             clients: The indices of the clients.
-            rows: A vector ``[d]`` each, or ``[clients, d]``.
+            rows: A vector ``[d]`` for each of them, or ``[clients, d]``.
 
         Raises:
-            UserError: A client has no row, or its new row has a different shape; or the disk is full.
+            UserError: A client has no row, a new row has a different shape, or the disk is full.
         """
         self._check(clients)
         if other := {row.shape for row in rows} - {self.shape[1:]}:
@@ -92,26 +95,29 @@ class Memory:
             )
 
     def changed(self, since: "Memory") -> np.ndarray:
-        """Return the clients whose rows differ from those of an earlier memory."""
+        """Return the indices of clients whose rows were replaced since an earlier memory of the same clients."""
         groups = enumerate(zip(self._groups, since._groups, strict=True))
         others = ((GROUP * k, zip(now, before, strict=True)) for k, (now, before) in groups if now is not before)
         clients = [first + place for first, rows in others for place, (a, b) in enumerate(rows) if a is not b]
         return np.array(clients, dtype=np.int64)
 
     def tensor(self) -> Tensor:
-        """Return all rows, ``[M, d]``."""
+        """Return all rows, ``[M, d]``, as one new tensor."""
         return self.rows(np.arange(len(self)))
 
 
 class _RowFile:
-    """A temporary file of rows in the folder TMPDIR. It has no name there, and so vanishes with the process."""
+    """A temporary file of rows in the folder TMPDIR. It has no name there, so it vanishes with the process.
+
+    like: a row, for the shape, dtype and device of all.
+    """
 
     def __init__(self, like: Tensor):
         self.like, self.free, self._rows = like, list[int](), 0
         self._file = TemporaryFile(buffering=0)  # noqa: SIM115, open as long as rows are
 
     def write(self, row: Tensor) -> int:
-        """Write a row, and return its index in the file."""
+        """Write a row, and return its index in the file. Raises UserError if the disk is full."""
         if not self.free:
             self.free, self._rows = [self._rows], self._rows + 1
         number = self.free.pop()
@@ -132,7 +138,7 @@ class _RowFile:
 
 
 class _Row:
-    """A row in a file. Its place becomes free when the last memory that has this row is gone."""
+    """A row in a file. Its place in the file becomes free when no memory has the row any more."""
 
     __slots__ = ("_file", "_number")
 
@@ -148,7 +154,7 @@ class _Row:
 
 
 def _memory(device: torch.device) -> int:
-    """Return the bytes of memory of a device."""
+    """Return the total memory of a GPU, or of the machine, in bytes."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory()
 
 

@@ -31,7 +31,7 @@ Draws = Mapping[str, Steps | Epochs]
 class Federation:
     """M clients and a server.
 
-    Where ``torch.distributed`` runs, the clients of an exchange are shared out over the ranks; every rank holds the same server.
+    With several ranks (``torch.distributed``), each computes some clients of every exchange, and all hold the same server.
 
     Args:
         problem: The problem.
@@ -51,17 +51,19 @@ class Federation:
         self.ledger = Ledger(self.problem.clients)
 
     def at(self, r: int) -> "Round":
-        """Return round r = 0, 1, ...: the r-th step of the server. Its draws depend on the seed and on r alone."""
+        """Return round r = 0, 1, ... Its draws depend on the seed and on r alone."""
         return Round(self, r)
 
 
 @final
 class Round:
-    """The r-th step of the server. Its draws are the same whenever it is made again.
+    """A round of the server: its clients, its draws and its exchanges.
+
+    Made again for the same r, it draws the same numbers.
 
     Args:
         federation: The clients and the server.
-        r: The number of the round, from 0.
+        r: The index of the round, from 0.
     """
 
     def __init__(self, federation: Federation, r: int):
@@ -76,11 +78,11 @@ class Round:
     ) -> np.random.Generator:
         """Return a generator for the server's draws of this round, or for draws that the server makes for a client.
 
-        The same arguments give the same numbers.
+        The same arguments give a generator of the same numbers: use a different name for each kind of draw.
 
         Args:
             name: What is drawn, a word of your own.
-            exchange: The index of an exchange of this round.
+            exchange: An index that tells draws of one name apart, such as that of an exchange of this round.
             client: The index of the client. None: the draws are the server's.
 
         Raises:
@@ -90,23 +92,23 @@ class Round:
         return keyed_rng(self._federation.seed, name, self.r + 1, exchange, who)
 
     def everyone(self) -> np.ndarray:
-        """Return the numbers of all clients."""
+        """Return the indices of all clients, ``[M]``."""
         return np.arange(self.problem.clients)
 
     @property
     def cohort_size(self) -> int:
-        """The number of clients of a cohort that nobody drops out of."""
+        """The number of clients in a cohort before any drop out."""
         return self.participation.cohort or self.problem.clients
 
     @property
     def complete(self) -> bool:
-        """Whether `cohort` is all clients in every round."""
+        """Whether every cohort is all clients: ``participation`` has no smaller cohort and no dropout."""
         return self.cohort_size == self.problem.clients and not self.participation.dropout
 
     def cohort(self) -> np.ndarray:
-        """Return the clients that take part, by a new draw at each call.
+        """Return the sorted indices of clients that take part. Each call draws a new cohort.
 
-        They are `cohort_size` many, uniformly without replacement, less those that drop out, but at least one.
+        `cohort_size` clients are drawn uniformly without replacement. Some of them may drop out, but never all.
         """
         if self.complete:
             return self.everyone()
@@ -115,13 +117,13 @@ class Round:
         return self._present(chosen, number)
 
     def drawn(self, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the clients that take part, by `cohort_size` draws with replacement, and their shares of the draws.
+        """Return the indices of clients that take part, each once, and their shares of the draws, with the sum 1.
 
-        Where the cohort is everyone, nothing is drawn, and the shares are the probabilities. The shares of those who do not
-        drop out have the sum 1.
+        There are `cohort_size` draws with replacement. If `cohort_size` is M, nothing is drawn: clients of probability 0 are
+        left out, and the shares are the probabilities. Clients that drop out are left out, too, but at least one stays.
 
         Args:
-            probabilities: ``[M]``, with the sum 1.
+            probabilities: ``[M]``. They are divided by their sum.
         """
         shares, number = probabilities / probabilities.sum(), next(self._cohorts)
         if self.cohort_size < len(shares):
@@ -130,7 +132,7 @@ class Round:
         return present, shares[present] / shares[present].sum()
 
     def _present(self, chosen: np.ndarray, number: int) -> np.ndarray:
-        """Those of a cohort that do not drop out, at least one."""
+        """Return the clients of a cohort that do not drop out, at least one. number: the cohort's index in this round."""
         dropout = self.participation.dropout
         if not dropout:
             return chosen
@@ -148,16 +150,16 @@ class Round:
         replace: bool = False,
         times: int = 1,
     ) -> Steps | Epochs:
-        """Return the draws for local work, as uneven as participation makes it.
+        """Return the draws for local work, in steps or epochs as ``work`` says, as uneven as participation makes it.
 
         Args:
-            work: A number of steps or epochs, or one that grows with the rounds.
+            work: The number of steps or epochs, which may depend on the round.
             B: As in `Steps`.
             samples: As in `Steps`.
             split: As in `Steps`.
-            over: As in `Epochs`.
-            replace: As in `Steps`.
-            times: How many times over the work is done.
+            over: As in `Epochs`, and only for epochs.
+            replace: As in `Steps`, and only for steps.
+            times: A factor of the work.
         """
         most = times * work(self.r, self.problem.clients)
         uneven = self.participation.uneven
@@ -169,12 +171,13 @@ class Round:
     def work(self, most: float | np.ndarray, clients: np.ndarray | None = None) -> float | np.ndarray:
         """Return the local steps, or epochs, that clients make in this round.
 
-        Uneven clients have their entry of ``participation.work``, or a draw from ``participation.least`` to ``most``. With
-        ``work=once`` the draw comes from the same random numbers in all rounds. Stragglers have 0.
+        It is ``most`` itself if clients are even, else one number for each client. Uneven clients have their entry of
+        ``participation.work``, or a draw from ``participation.least`` to ``most``. With ``work=once`` the draw comes from the
+        same random numbers in all rounds. Stragglers have 0.
 
         Args:
-            most: What the algorithm asks for, one number or ``[M]``. It is the answer where clients are even.
-            clients: Their numbers. None: all.
+            most: What the algorithm asks for, one number or ``[M]``.
+            clients: The indices of the clients. None: all.
         """
         who, M = self.participation, self.problem.clients
         if not who.uneven:
@@ -191,15 +194,18 @@ class Round:
         return work
 
     def _keys(self, exchange: int, clients: np.ndarray) -> Tensor:
-        """Of the random numbers that the problem's functions draw on each of these clients in an exchange, [n]."""
+        """Return a key for each of these clients, [n], from which the problem's functions draw in this exchange."""
         return torch.tensor([self.rng(Purpose.NOISE, exchange, int(i)).integers(2**62) for i in clients])
 
     def server_gradient(self, x: Tensor, B: int | None) -> Tensor:
-        """Return ``grad f1(x)`` of a hierarchical problem, ``[d]``.
+        """Return ``grad f1(x)`` of a hierarchical problem, ``[d]``. It is not counted as an oracle call.
 
         Args:
             x: The point, ``[d]``.
             B: The number of the server's examples, drawn with replacement. None: all.
+
+        Raises:
+            UserError: The problem is not hierarchical.
         """
         if not isinstance(self.problem, Hierarchical):
             raise UserError(
@@ -226,19 +232,22 @@ class Round:
 
         Args:
             client_fn: ``client_fn(client, message)``, what one client computes and sends back.
-            message: What the server sends to every client of the cohort.
-            cohort: The numbers of the clients.
-            weights: ``[cohort]``, of the answers in the mean, used as they are. By default the problem's weights of the cohort,
-                divided by their sum.
-            memory: A row for each client, seen as `Client.memory`. ``client_fn`` then returns (answer, new row), and this returns
-                (mean, new memory).
+            message: What the server sends to every client of the cohort. Clients must not write over it.
+            cohort: The indices of the clients, each once.
+            weights: ``[cohort]``, the weights of the answers in the mean, used as they are. None: the problem's weights of
+                the cohort, divided by their sum.
+            memory: A row for each client, seen as `Client.memory`. ``client_fn`` then returns (answer, new row), and this
+                returns (mean, new memory).
             own: ``[cohort, ...]``, a part of the message for each client alone, seen as `Client.own`.
-            combine: What the server makes of the answers in place of their mean, such as a median. It gets every tensor of an
-                answer with all clients' in a row, ``[cohort, ...]`` in double precision, and the weights, ``[cohort]``.
+            combine: ``combine(answers, weights)``, what the server takes in place of the mean, such as a median. Each tensor
+                of ``answers`` has a leading dimension ``[cohort]``, in double precision. It returns the structure of one
+                answer.
             draws: Which of their examples the clients use, by the name under which they ask for them.
 
         Raises:
-            UserError: ``client_fn`` carries data of the server's that are not in the message.
+            UserError: ``client_fn`` uses data of the server's that are not in the message, writes over the message, or
+                returns anything but tensors. Or ``memory`` is not a `Memory`, or second derivatives are taken that
+                ``first_order`` refuses.
         """
         fence.check(client_fn, message)
         if not isinstance(memory, Memory | None):
@@ -269,10 +278,10 @@ class Round:
         return mean if memory is None else (mean, remembered(memory, cohort, mine, rows, idle))
 
     def _mine(self, cohort: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Return the places in the cohort that this rank computes, the steps of each, and whether it has none.
+        """Return which clients of the cohort this rank computes, the total steps of each, and whether the rank has none.
 
-        Clients with most steps come first, since stacks of equally busy clients waste the least. A rank without clients computes
-        one that does not count, for the shapes.
+        Clients are given by their places in the cohort, those with most steps first, since stacks of equally busy clients
+        waste the least. A rank without clients computes one that does not count, for the shapes of the answers.
         """
         steps = sum((wanted.steps_of(self.problem.splits, cohort) for wanted in draws.values()), 0 * cohort)
         busy = np.lexsort((self.problem.sizes()[cohort], steps))[::-1]
@@ -291,7 +300,11 @@ class Round:
         own: Tensor | None,
         draws: Draws,
     ) -> Iterator[tuple[np.ndarray, Stack]]:
-        """Yield the clients that are computed at once: their places in the cohort, and what each has, draws and is sent alone."""
+        """Yield the stacks of clients that are computed at once.
+
+        Each is the clients' places in the cohort, and their data, draws, memory and keys. mine, steps: as `_mine` returns
+        them.
+        """
         problem, exchange = self.problem, next(self._exchanges)
         rng_of, like = partial(self.rng, Purpose.SAMPLES, exchange), problem.start()[0]
         for members in self._federation.engine.stacks(mine, steps, size_in_bytes(message)):
@@ -302,12 +315,18 @@ class Round:
             yield members, Stack(clients, *draw(draws, problem.splits, clients, rng_of, like), of_memory, of_own, keys)
 
     def _bill(self, cohort: np.ndarray, sent: Any, answer: Any, calls: Calls) -> None:
-        """Bill one communication round: what each client of the cohort gets and sends back, and the clients' calls."""
+        """Bill one communication round: the bytes that each client of the cohort gets and sends back, and the clients' calls.
+
+        sent, answer: of one client.
+        """
         self._federation.ledger.bill(cohort, size_in_bytes(sent), size_in_bytes(answer))
         self._federation.ledger.count(calls)
 
     def _refuse_hidden(self, client_fn: ClientFn, calls: Calls) -> None:
-        """Raise UserError where clients took what their method says it does without, or left an answer beside the exchange."""
+        """Raise UserError if clients did what their method may not.
+
+        That is, if they took second derivatives in a first-order method, or left an answer where only the server looks.
+        """
         if self._federation.first_order and isinstance(self.problem, Nested) and calls.hvp + calls.jvp:
             raise WrongFunction(
                 client_fn, "takes second derivatives, and its algorithm says first_order = True; remove one of them"

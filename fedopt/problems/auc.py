@@ -31,7 +31,7 @@ TEST_AUC = Metric("test_auc", "test AUC", better="higher")
 def area(scores: np.ndarray, positive: np.ndarray) -> float:
     """Return the area under the ROC curve: the share of pairs (positive, negative) in which the positive example scores higher.
 
-    A tie counts one half; without pairs it is nan.
+    A tie counts one half. Without pairs it is nan. positive: of bool, like scores [n].
     """
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
@@ -45,7 +45,7 @@ class Auc(SupervisedMinimax):
 
     x: (w, a, b), the parameters of a network of two outputs, and two numbers. y: (alpha).
 
-    positive: the class that is told from all others. form: one of the two forms above.
+    positive: the index of the class that is told from all others. form: square or margin, as above.
     """
 
     positive: NonNegativeInt
@@ -62,7 +62,7 @@ class Auc(SupervisedMinimax):
     def load(self) -> LabelledData:
         """Return the data with the class 0 for negative and 1 for positive examples.
 
-        Raises UserError if the training set lacks one of them.
+        Raises UserError if the training set lacks positive or negative examples.
         """
         data = super().load()
         y_train, y_test = ((y == self.positive).astype(np.int64) for y in (data.y_train, data.y_test))
@@ -75,7 +75,7 @@ class Auc(SupervisedMinimax):
         return replace(data, y_train=y_train, y_test=y_test, class_names=("others", name))
 
     def scores(self, w: Tensor, inputs: Tensor, *keys: Tensor) -> Tensor:
-        """Return the scores of examples, [B]."""
+        """Return the scores of examples, [B], from 0 to 1. keys: as in a batch."""
         return torch.softmax(self.net(w, inputs, *keys), 1)[:, 1]
 
     def f(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
@@ -84,7 +84,10 @@ class Auc(SupervisedMinimax):
         return self._value(squares, gap, y[0])
 
     def _of_examples(self, x: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return two terms for each example, [B] each, whose means are the two squares, and p s; - less (1-p) s; +."""
+        """Return two terms for each example, [B] each.
+
+        Their means are (1-p) E[(s-a)^2; +] + p E[(s-b)^2; -], and p E[s; -] - (1-p) E[s; +].
+        """
         a, b, p = x[-2], x[-1], self.p
         s, positive = self.scores(x[:-2], batch.x, *batch.keys), batch.y == 1
         squares = torch.where(positive, (1 - p) * (s - a) ** 2, p * (s - b) ** 2)

@@ -20,10 +20,11 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 
 
 def check(problem: Problem) -> None:
-    """Tries a problem's functions on two examples of its first client.
+    """Try a problem's functions on two examples of its first client.
 
-    Raises UserError for one that does not give a tensor of its shape and type, that writes over what it is given or draws numbers
-    that do not follow the seed, and for a network whose buffers change: clients that are run one by one would share them.
+    Raises UserError if a function returns anything but a tensor of its shape and dtype, writes over its arguments, has no
+    gradient, or draws numbers that do not follow the seed. Also if splits are missing, or if a network's buffers change:
+    clients that are run one by one would share them.
     """
     if "train" not in getattr(problem, "splits", ()):
         raise WrongFunction(
@@ -71,10 +72,10 @@ def check(problem: Problem) -> None:
 
 
 def measured(problem: Problem, original: Problem, point: Sequence[Tensor]) -> dict[str, float]:
-    """The values of the metrics at a point of a problem, in the order in which `metrics` names them.
+    """Return the values of the metrics at a point of a problem, in the order of its ``metrics``.
 
-    original: the problem before any reduction, whose `evaluate` is named in messages. Raises UserError where it does not give one
-    number for each metric.
+    original: the problem before any reduction, whose `evaluate` is named in messages. Raises UserError if `evaluate` does not
+        return one number for each metric, and no others.
     """
     values, names = problem.evaluate(*point), [metric.name for metric in problem.metrics]
     if not isinstance(values, dict) or set(values) != set(names):
@@ -105,7 +106,7 @@ def _start(problem: Problem) -> tuple[Tensor, ...]:
 
 
 def _check_splits(problem: Nested) -> None:
-    """Raises UserError where there are no examples that f or g are taken on."""
+    """Raise UserError if the problem lacks the split whose examples f or g use."""
     for function, split in (("f", problem.f_split), ("g", problem.g_split)):
         if split not in problem.splits:
             names = ", ".join(problem.splits)
@@ -114,9 +115,10 @@ def _check_splits(problem: Nested) -> None:
 
 
 def _gradient(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Tensor | None:
-    """In the first argument, of the sum of what a function gives; None where it does not depend on it.
+    """Return the gradient, in the first argument, of the sum of a function's entries; None if the function does not depend on
+    it.
 
-    Raises WrongFunction where torch has none, such as where a tensor that it needs is written over.
+    Raises UserError if torch cannot differentiate it, for instance since a tensor that it needs was written over.
     """
     *points, sample = arguments
     with torch.enable_grad():

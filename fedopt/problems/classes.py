@@ -23,31 +23,30 @@ Weighting = Literal["samples", "uniform"]
 
 @dataclass(eq=False)
 class _InWorld:
-    """A dataclass that is built in a world. world: the data and their partition, the seed, the device and the dtype."""
+    """A dataclass that is built in a world. world: the data, their partition, the seed, the device and the dtype."""
 
     world: World
 
 
 class Problem(_InWorld, ABC):
-    """What every class of problems has.
+    """A problem: what one client computes on a sample of its own data, on flat vectors.
 
     Attributes:
-        splits: Which examples are whose, by the name of the split: ``train``, and ``val`` where the problem has an outer
-            objective on other examples. All have the same number of clients.
-        weighting: How much clients count in the objective: by their numbers of training examples, or uniformly, which is the
-            default.
+        splits: Who has which examples, by the name of the split. All problems have ``train``; those with an outer objective
+            on other examples also have ``val``. All have the same number of clients.
+        weighting: How much clients count in the objective: by their numbers of training examples (samples), or equally
+            (uniform, the default).
         per_client: Arrays that have a row for each client, by name.
-        variables: The names of what an algorithm gives as its point, in that order. An algorithm may have fewer.
+        variables: The names of the vectors of an algorithm's point, in that order. An algorithm may have fewer.
         metrics: What `evaluate` measures. Comparisons take the first one unless another is named.
-        labels: The class of each training example; None where there are no classes.
-        class_names: The names of the classes, where they have some.
-        feature_names: The names of the features, where they have some.
-        remark: The examples as they are used, for the head of a run; empty for none.
-        notes: What else a user should know of the data.
+        labels: The class of each training example; None if there are no classes.
+        class_names: The names of the classes; empty if they have none.
+        feature_names: The names of the features; empty if they have none.
+        remark: The number and kind of the examples, for the head of a run; empty for none.
+        notes: What else a user should know of the data, a line each.
         convolutional: Whether its functions are mostly convolutions.
-        random: Whether its functions draw random numbers, as dropout does. Each sample then gets a key that they are functions
-            of.
-        alone: Why ``vmap`` cannot run its functions, so that clients are run one by one; empty where it can.
+        random: Whether its functions draw random numbers, as dropout does. Each sample then gets a key that determines them.
+        alone: Why ``vmap`` cannot run its functions, so that clients are run one by one; empty if it can.
     """
 
     splits: Mapping[str, Ragged]
@@ -75,17 +74,14 @@ class Problem(_InWorld, ABC):
 
     @property
     def weights(self) -> np.ndarray:
-        """The weights ``p_i`` of the clients in the objective, ``[M]``, with sum 1.
-
-        Every method minimises, and `evaluate` measures, the mean over clients with these weights.
-        """
+        """The weights ``p_i`` of the clients in the objective, ``[M]``, with the sum 1. `evaluate` uses the same."""
         n = self.sizes() if getattr(self, "weighting", "uniform") == "samples" else np.ones(self.clients)
         return n / n.sum()
 
     def pooled(self, split: str = "train") -> tuple[Tensor, Tensor]:
-        """Return the row indices of all clients' examples of a split, and their weights in the objective.
+        """Return the row indices of all clients' examples of a split, and their weights in the objective, with the sum 1.
 
-        `sample` takes them in place of one client's.
+        `sample` takes the two in place of one client's.
         """
         rows = self.splits[split]
         weights = self.world.tensor(rows.example_weights(self.weights))
@@ -106,7 +102,10 @@ class Problem(_InWorld, ABC):
         """
 
     def keyed(self, sample: Any, key: Tensor) -> Any:
-        """Return the sample with a key, an integer, for the random numbers that its functions draw."""
+        """Return the sample with a key, an integer tensor, which determines the random numbers that its functions draw.
+
+        A problem with ``random = True`` must define it.
+        """
         raise NotImplementedError(f"{type(self).__name__} is random and does not say how a sample gets its key")
 
     @abstractmethod
@@ -122,15 +121,12 @@ class Problem(_InWorld, ABC):
         return None
 
     def network(self, *point: Tensor) -> nn.Module | None:
-        """Return the network with the parameters of a point; None if there is no network.
-
-        It takes examples as the data set has them.
-        """
+        """Return the network with the parameters of a point, for raw examples of the data set; None if there is no network."""
         return None
 
 
 def named(problem: Problem, point: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the variables at a point by their names."""
+    """Return the variables at a point by their names. Vectors that have no name are left out."""
     return dict(zip(problem.variables, point, strict=False))
 
 
@@ -148,7 +144,7 @@ class Conditional(Minimisation):
     ``f`` is ``f_xi`` at the mean of ``r`` over samples ``eta``.
 
     Attributes:
-        inner: The number of samples eta of each example xi, which makes ``f`` biased. None: the exact expectation.
+        inner: The number of samples eta of each example xi. A finite number makes ``f`` biased. None: the exact expectation.
     """
 
     inner: int | None
@@ -172,9 +168,9 @@ class Nested(Problem):
 
     @property
     def shares_examples(self) -> bool:
-        """Whether f and g of one sample use the same examples.
+        """Whether f and g of one sample use the same examples, and both enter the hypergradient.
 
-        A product of their derivatives is then biased, unless it takes two samples.
+        A product of their derivatives is then biased, unless each is taken on a sample of its own.
         """
         return self.indirect and self.f_split == self.g_split
 
@@ -197,7 +193,7 @@ class Nested(Problem):
     def project(self, y: Tensor) -> Tensor:
         """Return the point of Y nearest to y.
 
-        Y is everything unless ``indirect`` is False, since ``y*(x)`` must be differentiable.
+        Y must be the whole space unless ``indirect`` is False, since ``y*(x)`` must be differentiable.
         """
         return y
 
@@ -205,16 +201,16 @@ class Nested(Problem):
 class Bilevel(Nested):
     """Bilevel problems whose lower level belongs to all clients.
 
-    ``min_x sum_i p_i f_i(x, y*(x))`` with ``y*(x) = argmin_{y in Y} sum_i p_i g_i(x, y)``. What is known of the parts of the
-    hypergradient, ``grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f``, saves work.
+    ``min_x sum_i p_i f_i(x, y*(x))`` with ``y*(x) = argmin_{y in Y} sum_i p_i g_i(x, y)``. The attributes say what is known
+    of the hypergradient, ``grad_x f - grad^2_xy g [grad^2_yy g]^-1 grad_y f``; that saves work.
 
     Attributes:
-        direct: False where ``grad_x f`` is zero.
-        indirect: False where ``grad_y f`` is zero at the lower level's solution.
-        identity: True where ``grad^2_yy g`` is the identity.
-        nested: False where there is no y.
-        f_split: The examples that f is taken on.
-        g_split: The examples that g is taken on.
+        direct: False if ``grad_x f`` is zero.
+        indirect: False if ``grad_y f`` is zero at ``y*(x)``.
+        identity: True if ``grad^2_yy g`` is the identity.
+        nested: False if there is no y.
+        f_split: The split whose examples f uses.
+        g_split: The split whose examples g uses.
     """
 
     variables: Sequence[str] = ("x", "y", "v")  # v: [grad^2_yy g]^-1 grad_y f, where an algorithm has it as a variable
@@ -223,8 +219,8 @@ class Bilevel(Nested):
 class LocalBilevel(Nested):
     """Bilevel problems in which each client has a lower level of its own.
 
-    ``min_x sum_i p_i f_i(x, y_i*(x))`` with ``y_i*(x) = argmin_y g_i(x, y)``. `start` gives x and one y for all clients;
-    `evaluate` and `solution` are of x. The attributes are those of `Bilevel`.
+    ``min_x sum_i p_i f_i(x, y_i*(x))`` with ``y_i*(x) = argmin_y g_i(x, y)``. `start` gives x and one y for all clients.
+    `evaluate` takes x alone, and `solution` returns it alone. The attributes are those of `Bilevel`.
     """
 
 
@@ -252,20 +248,20 @@ class Composition(Problem):
 
     @abstractmethod
     def level(self, n: int, z: Tensor, sample: Any) -> Tensor:
-        """Return ``f_i^n(z)``."""
+        """Return ``f_i^n(z)``, ``[d_{n+1}]``, or a scalar for the last level. n counts from 0."""
 
 
 class Compositional(Composition):
     """Compositions of means over all clients, ``min_x F^N o ... o F^0 (x)`` with ``F^n = sum_i p_i f_i^n``.
 
     Attributes:
-        dims: The dimensions ``(d_0, ..., d_N)`` of what the levels take: ``f^n`` maps ``d_n`` to ``d_{n+1}``, and ``f^N`` to a
-            scalar.
+        dims: The dimensions ``(d_0, ..., d_N)`` of the levels' inputs: ``f^n`` maps ``d_n`` to ``d_{n+1}``, and ``f^N`` maps
+            to a scalar.
     """
 
     @property
     def variables(self) -> Sequence[str]:  # type: ignore[override]
-        """The names x, and z1, z2, ... for what the levels but the last one give."""
+        """The names x, z1, z2, ...: x, and the values of all levels but the last one."""
         return ("x", *(f"z{n}" for n in range(1, len(self.dims))))
 
 
@@ -288,7 +284,8 @@ class LocalCompositional(Composition):
 class Hierarchical(Problem):
     """A server's objective, and lower levels that each client has for itself.
 
-    ``min_x f1(x) + sum_i p_i f2(x, y_i(x))`` with ``y_i(x) = argmin_{y in Y_i(x)} h_i(x, y)``.
+    ``min_x f1(x) + sum_i p_i f2_i(x, y_i(x))`` with ``y_i(x) = argmin_{y in Y_i(x)} h_i(x, y)``. All variables have the
+    dimension of x.
     """
 
     @abstractmethod
@@ -302,15 +299,15 @@ class Hierarchical(Problem):
 
     @abstractmethod
     def f1(self, x: Tensor, sample: Any) -> Tensor:
-        """Return the server's own objective, on the server's data."""
+        """Return ``f1(x)``, a scalar, on the server's examples. sample: as `server_sample` returns it."""
 
     @abstractmethod
     def f2(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        """Return the client's part of the outer objective."""
+        """Return ``f2_i(x, y)``, the client's part of the outer objective, a scalar."""
 
     @abstractmethod
     def h(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        """Return the client's own inner objective."""
+        """Return ``h_i(x, y)``, the client's own inner objective, a scalar."""
 
     def project(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """Return the points of ``Y_i(x)`` nearest to y, for P points: x and y are ``[P, d]``."""
@@ -338,6 +335,6 @@ def name(cls: type[Problem]) -> str:
 
 
 def class_of(problem: type[Problem] | Problem) -> type[Problem]:
-    """Return the class that a problem belongs to."""
+    """Return the class in `CLASSES` that a problem belongs to, the most special one."""
     kind = problem if isinstance(problem, type) else type(problem)
     return next(c for c in kind.__mro__ if c in CLASSES)

@@ -7,28 +7,27 @@ from typing import Any
 
 
 class function:
-    """A function of a problem that owns its faster forms, as a ``property`` owns its setter.
+    """A function of a problem, and faster forms of its derivatives, which belong to it as a setter to its ``property``.
 
     It is a decorator::
 
-        @function
-        def f(self, x, sample): ...  # f_i(x): all that is needed
+        @function def f(self, x, sample): ...  # f_i(x): all that is needed
 
-        @f.gradient
-        def f(self, x, sample): ...  # grad f_i(x), faster than automatic differentiation
+        @f.gradient def f(self, x, sample): ...  # grad f_i(x), faster than automatic differentiation
 
-    The value is ``problem.f(x, sample)``, and the gradient ``problem.f.gradient(x, sample)``, in the last variable of the point.
-    With ``@function(where=condition)`` problems have the forms only where ``condition(problem)`` is true.
+    The value is ``problem.f(x, sample)``, and the gradient ``problem.f.gradient(x, sample)``, in the last variable of the
+    point. With ``@function(where=condition)`` only problems for which ``condition(problem)`` is true have the forms. A
+    subclass that overrides the function drops its forms.
 
     Attributes:
         gradient: The gradient, ``[d]``, of the same arguments.
-        gradients: The gradients at several points at once, ``[P, d]``. Each variable is ``[P, d]`` too.
+        gradients: The gradients at P points at once, ``[P, d]``. Each variable is ``[P, d]`` too.
         both: The gradients in the last two variables, as a pair.
-        hessian: The product ``grad^2_yy v``, ``[dy]``, with y the last variable, of the variables, v and the sample.
-        cross: The product ``grad^2_xy v``, ``[dx]``, with x and y the last two variables, of the same arguments.
-        pullback: The value, and the map ``v -> v'J`` with the Jacobian in the last variable, of the same arguments.
-        step: The point ``x - eta (gradient - gradient at the anchor + plus)``, ``[d]``, written over x, of the same arguments and
-            ``(eta, plus, anchor)``. plus and anchor are ``[d]``, or None for no such term.
+        hessian: The product ``grad^2_yy v``, ``[dy]``, with y the last variable. Arguments: the variables, v and the sample.
+        cross: The product ``grad^2_xy v``, ``[dx]``, with x and y the last two variables. Arguments: as for ``hessian``.
+        pullback: The value, and the map ``v -> v'J`` with the Jacobian in the last variable.
+        step: The point ``x - eta (gradient - gradient at the anchor + plus)``, ``[d]``, written over x, the last variable.
+            Arguments: the same, then ``(eta, plus, anchor)``. plus and anchor are ``[d]``, or None for no such term.
     """
 
     def __init__(self, value: Any = None, where: Callable[[Any], bool] = lambda problem: True, **forms: Any):
@@ -37,7 +36,7 @@ class function:
             update_wrapper(self, value)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return the value; as `@function(where=...)`, take the function that it decorates."""
+        """Return the function's value. With ``@function(where=...)``, instead decorate the function that is given."""
         return function(arguments[0], self._where) if self._value is None else self._value(*arguments)
 
     def __get__(self, problem: Any, owner: type) -> Any:
@@ -58,13 +57,16 @@ class function:
 
 
 class written_for:
-    """A method that goes with some functions of a class: a subclass that overrides one of them has no such method."""
+    """A decorator for a method that fits only some functions of its class.
+
+    In a subclass that overrides one of these functions, the method is missing: AttributeError.
+    """
 
     def __init__(self, *functions: Any):
         self._functions = functions
 
     def __call__(self, method: Callable[..., Any]) -> "written_for":
-        """Take the method; used as a decorator."""
+        """Decorate the method."""
         self._method = method
         return self
 

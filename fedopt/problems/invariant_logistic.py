@@ -25,7 +25,9 @@ ERROR = Metric("error", "wrong labels on the clients' examples", "%")
 
 
 class Sample(NamedTuple):
-    """a: [B, d]; b: [B], -1 or 1; weight: [B], sums to one; keys: of the inner samples, or none."""
+    """a: [B, d]. b: [B], -1 or 1. weight: [B], with the sum 1. keys: (the key of the inner samples,), or () for their
+    expectation.
+    """
 
     a: Tensor
     b: Tensor
@@ -35,10 +37,12 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False)
 class InvariantLogistic(Conditional):
-    """d: dimension of x and a; examples: (a, b), over all clients; sigma: deviation of eta from a.
+    """Logistic regression on disturbed features, a conditional problem; the module's docstring has the formulas.
 
-    inner: eta for each (a, b) of a sample, drawn anew each time; None: their expectation.
-    lam, gamma: weight and scale of the penalty, which is not convex.
+    d: the dimension of x and a. examples: the number of pairs (a, b) over all clients.
+    sigma: the standard deviation of eta around a.
+    inner: the number of eta for each (a, b) of a sample, drawn anew each time; None: their expectation.
+    lam, gamma: the weight and the scale of the penalty, which is not convex.
     """
 
     d: PositiveInt
@@ -76,7 +80,7 @@ class InvariantLogistic(Conditional):
         return weight @ F.softplus(-b * (a @ x)) + self.lam * torch.sum(squares / (1 + squares))
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Of the exact objective."""
+        """Return the metrics of the exact objective, with the expectation over eta."""
         everything = self.sample(0, {"train": self.pooled()})
         gradient, objective = torch.func.grad_and_value(self.f)(point[0], everything)
         wrong = (everything.a @ point[0]).sign() != everything.b

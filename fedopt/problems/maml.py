@@ -39,8 +39,8 @@ class Curve(NamedTuple):
 class _Sinusoids(Problem):
     """What both MAML problems share.
 
-    widths: the hidden layers of the network. a: the step of the adaptation. new_tasks: the number of curves that no client
-        has, which the metrics are about.
+    widths: the widths of the network's hidden layers. a: the step size of the adaptation.
+    new_tasks: the number of curves that no client has, on which the metrics are measured.
     """
 
     widths: list[PositiveInt]
@@ -72,11 +72,13 @@ class _Sinusoids(Problem):
         return points.weight @ (self.net(w, points.t[:, None])[:, 0] - points.target) ** 2
 
     def adapted(self, x: Tensor, points: Curve) -> Tensor:
-        """Return x - a grad L(x)."""
+        """Return x - a grad L(x), x after one step on the points of a curve."""
         return x - self.a * torch.func.grad(self.loss)(x, points)
 
     def after(self, x: Tensor, support: Curve, query: Curve) -> Tensor:
-        """Return L of several curves, [curves], after adaptation on the support, measured on the query."""
+        """Return the loss of each curve after adaptation, [curves]. support: the points of the adaptation. query: those of the
+        loss.
+        """
         one = lambda support, query: self.loss(self.adapted(x, support), query)  # noqa: E731
         return torch.func.vmap(one)(support, query)
 
@@ -95,7 +97,7 @@ class Maml(_Sinusoids, LocalBilevel):
     Client i has one curve: y_i*(x) = x - a grad L_i(x) on its training points, and f_i(y) = L_i(y) on its validation points.
 
     g_i(x, y) = 1/2 |y - (x - a grad L_i(x))|^2, whose Hessian in y is the identity.
-    points: over all clients; half of each client's are for training.
+    points: the number of points over all clients; half of each client's are for training.
     """
 
     points: Annotated[int, Field(ge=2)]
@@ -137,7 +139,10 @@ class Maml(_Sinusoids, LocalBilevel):
 
 
 class Curves(NamedTuple):
-    """A sample of curves. amplitude, phase, weight: [B]; the weights sum to 1. keys: of the inner samples, or None."""
+    """A sample of curves. amplitude, phase, weight: [B]; the weights sum to 1.
+
+    keys: (the key of the inner samples,), or () if curves are adapted on all points.
+    """
 
     amplitude: Tensor
     phase: Tensor

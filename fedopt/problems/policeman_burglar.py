@@ -27,11 +27,13 @@ DUALITY_GAP = Metric("duality_gap", "duality gap", scale="log", bounds=True)
 
 @dataclass(eq=False)
 class PolicemanBurglar(Minimax):
-    """A matrix game. x: the logits of the policeman's probabilities, y: the burglar's probabilities, [houses] each.
+    """A matrix game. x: the logits of the policeman's probabilities. y: the burglar's probabilities. Both are [houses].
 
     At the start all houses are equally likely for the policeman, and the burglar is at the first house.
 
-    examples: reports of the wealth of all houses, over all clients. theta: how near the policeman must be.
+    examples: the number of reports of the wealth of all houses, over all clients.
+    theta: the policeman catches the burglar with probability e^(-theta distance). A larger theta means that he must be
+        nearer.
     """
 
     houses: PositiveInt
@@ -52,7 +54,7 @@ class PolicemanBurglar(Minimax):
         return x, (torch.arange(self.houses, device=x.device) == 0).to(x)
 
     def sample(self, client: int | Tensor, rows: Rows) -> Tensor:
-        """Return the mean of the client's reports, [houses]."""
+        """Return the weighted mean of the reports in the sample, [houses]."""
         index, weight = rows["train"]
         return weight @ self._wealth[index]
 

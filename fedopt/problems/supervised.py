@@ -30,20 +30,21 @@ SHOWN = 256  # examples that a network of a user's may be tried on
 
 
 class Labelled(Problem):
-    """Problems about labelled examples. `divide` sets what they share; each sets `_start` itself.
+    """Problems about labelled examples. `divide` sets what they share; each problem sets `_start` itself.
 
-    training_keys: the `keys` of batches for training. A network of a user is in training mode where a batch has one, even if it
-        drops nothing.
+    training_keys: the `keys` of training batches, () for none. A user's own network is in training mode for a batch that has
+        one, even if it drops nothing.
     """
 
     _start: tuple[Tensor, ...]
     training_keys: tuple[Tensor, ...] = ()
 
     def divide(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
-        """Divide the training examples `rows` (None: all) among the clients, and set `train`, `labels`, `classes`, `splits`.
+        """Divide the training examples among the clients, and set `train`, `labels`, `classes`, `splits`.
 
-        held_out: the fraction of its examples that each client holds out for the split `val`; the data may say which ones
-            are.
+        rows: the indices of the examples; None for all.
+        held_out: the fraction of its examples that each client holds out for the split `val`, unless the data say which.
+            None: no such split.
         """
         world = self.world
         x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
@@ -55,11 +56,11 @@ class Labelled(Problem):
         self.remark = self._remark(data)
 
     def subset(self, data: LabelledData, examples: int | None) -> np.ndarray:
-        """Return at most `examples` rows of the training set, drawn at random; None returns all."""
+        """Return the sorted indices of `examples` training examples, drawn at random; of all if there are fewer, or for None."""
         return np.sort(self.world.rng(Part.SUBSET).permutation(len(data.y_train))[:examples])
 
     def _remark(self, data: LabelledData) -> str:
-        """Format how many examples there are, and of which classes."""
+        """Format how many examples there are, of how many features, and of which classes."""
         counts = {"training": self.splits["train"].sizes.sum(), "test": len(data.y_test)}
         if "val" in self.splits:
             counts["validation"] = self.splits["val"].sizes.sum()
@@ -73,7 +74,7 @@ class Labelled(Problem):
         return self._start
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        """Return a minibatch of each split, by name."""
+        """Return a minibatch of each split in `rows`, by the split's name."""
         return {split: self.train.batch(*of_split, self.training_keys) for split, of_split in rows.items()}
 
     def class_shares(self, split: str) -> np.ndarray:
@@ -110,8 +111,9 @@ class Supervised(Labelled):
 
     Args:
         world: The data, their partition, and the device.
-        model: A name of ``networks.models.build``, or a module of your own.
-        widths: The widths of hidden layers.
+        model: A name that ``networks.flat.build`` knows, or your own module: ``PACKAGE.CLASS``, or a mapping with
+            ``_target_``.
+        widths: The widths of the hidden layers of an mlp.
     """
 
     model: str | dict[str, Any]
@@ -124,9 +126,12 @@ class Supervised(Labelled):
 
         Args:
             data: The data set.
-            rows: The training examples to use. None: all.
-            held_out: The fraction of each client's examples for validation. None: no such split.
-            dropout: The probability of dropout.
+            rows: The indices of the training examples to use. None: all.
+            held_out: The fraction of each client's examples for validation. None: no such split, unless the data say one.
+            dropout: The probability of dropout, for an mlp only.
+
+        Raises:
+            UserError: The network cannot have dropout, or cannot take token ids.
         """
         self.divide(data, rows, held_out)
         self.net = self._network(self.train, data, dropout)
@@ -137,7 +142,7 @@ class Supervised(Labelled):
             self.training_keys = (torch.zeros((), dtype=torch.int64, device=self.world.device),)
 
     def _notes(self, data: LabelledData) -> list[str]:
-        """Return notes on what was taken for what, and on parts of the data that are not used."""
+        """Return notes on what was guessed about the data and the network, and on parts of the data that are not used."""
         unused = f"{data.left_out:,} examples for validation are not used" if data.left_out else ""
         no_owner = data.owners is not None and not self.splits["train"].names
         owners = "whose each row is goes unused, which partitioner=by_column divides by" if no_owner else ""
@@ -169,10 +174,10 @@ class Supervised(Labelled):
             server: The fraction of the others that the server has.
             own_test: The fraction of each client's examples that it keeps for tests. None: none.
             pretrain: How many steps of SGD the server takes on its examples, from the initial parameters to the start.
-            pretrain_step: The size of these steps.
+            pretrain_step: The step size of these steps.
 
         Raises:
-            UserError: A fraction is less than one example.
+            UserError: A fraction is less than one example, or the server shall pretrain and has no examples.
         """
         world, data = self.world, self.world.load()
         if test is not None:
@@ -194,7 +199,7 @@ class Supervised(Labelled):
         self._start = (self._pretrained(pretrain, pretrain_step),)
 
     def server_batch(self, rng: np.random.Generator, size: int | None) -> Batch:
-        """Return some of the server's examples.
+        """Return a batch of the server's examples, with equal weights.
 
         Args:
             rng: The generator to draw with.
@@ -207,7 +212,7 @@ class Supervised(Labelled):
         return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
 
     def _pretrained(self, steps: int, size: float) -> Tensor:
-        """Return the initial parameters after `steps` steps of SGD of size `size` on the server's examples, [dim]."""
+        """Return the start after `steps` steps of SGD on batches of the server's examples, [dim]. size: the step size."""
         (x,), rng = self._start, self.world.rng(Part.PRETRAINING)
         for _ in range(steps):
             batch = self.server_batch(rng, PRETRAIN_BATCH)
@@ -228,18 +233,19 @@ class Supervised(Labelled):
         return point[0]
 
     def network(self, *point: Tensor) -> nn.Module:
-        """Return the network with the parameters of a point. It normalises its examples itself."""
+        """Return the network with the parameters of a point, on the CPU. It takes raw examples and normalises them itself."""
         trained = self.net.trained(self.parameters(*point))
         return Normalised(trained.cpu(), self.train.normalisation, self.train.shape)
 
     def own_metrics(self, w: Tensor) -> dict[str, float]:
-        """Return the mean over clients of the accuracy of each one's model on its own test examples, and the worst client's.
+        """Return the mean accuracy, in percent, of the clients' models on their own test examples, and that of the worst
+        client.
 
         Args:
             w: The models' parameters, ``[M, d]``.
 
         Returns:
-            The values by the name of the metric; empty where clients keep no test examples.
+            Metric -> value; empty if clients keep no test examples.
         """
         if self._own is None:
             return {}
@@ -274,9 +280,10 @@ class SupervisedBilevel(Supervised, Bilevel):
     """Bilevel problems about a network: f is a validation loss, g the training loss of parameters y.
 
     validation: the fraction of a client's examples that it validates on, unless the data say which.
-    ridge: the l2 penalty ridge/2 |y|^2 of g; 0 in the papers.
-    norms: the factor of a second penalty of g, the sum of the norms (not squared) of the weight matrices and biases in y.
-    dropout: as in `models.build`. norms and dropout are 0 in the papers; the public code of FedNest has 0.05 and 0.5.
+    ridge: the factor of the penalty ridge/2 |y|^2 in g; 0 in the papers.
+    norms: the factor of a second penalty in g, the sum of the norms (not squared) of the weight matrices and biases in y.
+    dropout: the probability of dropout in the network. norms and dropout are 0 in the papers; the public code of FedNest has
+        0.05 and 0.5.
     """
 
     validation: Fraction
@@ -290,7 +297,7 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     @abstractmethod
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
-        """Return what the network of y takes of a batch, and the scale and shift of its logits; None for none."""
+        """Return the batch that the network of y takes at x, and the scale and shift of its logits, or None for these."""
 
     @function(where=lambda problem: problem.inner_net.dense)
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:
@@ -321,7 +328,7 @@ class SupervisedBilevel(Supervised, Bilevel):
         return self.inner_net.descend(y, *batch[:3], beta, plus, tuning, key, anchor)
 
     def _penalised(self, y: Tensor, plus: Tensor | None) -> Tensor | None:
-        """Return the sum of a vector and the gradient of g's penalties; None stands for zero."""
+        """Return plus with the gradient of g's penalties at y added; None stands for zero, in plus and in the result."""
         if self.ridge:
             plus = self.ridge * y if plus is None else plus.add(y, alpha=self.ridge)
         if self.norms:

@@ -10,7 +10,7 @@ PRECISE = ["hardware.dtype=float64", "hardware.threads=1"]
 
 
 def run(*overrides, rounds=30):
-    """The problem's first metric before and after, and the last point."""
+    """Run fedopt; return the problem's first metric before and after, and the last point."""
     e = assemble(compose([*CHOSEN.split(), *PRECISE, *overrides], [Path(__file__).parent / "myconf"]))
     metric, state = e.problem.metrics[0], e.algorithm.init(e.problem)
     before = e.problem.evaluate(*e.algorithm.output(state))[metric.name]
