@@ -84,7 +84,7 @@ class Result:
     def status(self) -> str | None:
         """The status of the run: running, finished, diverged, failed, stopped (by ``on_eval``), or interrupted.
 
-        A run is interrupted by a signal, or if its process is gone.
+        A run is interrupted by a signal, or if its process is gone. None: ``summary.json`` is missing or broken.
         """
         return self._folder.seen()
 
@@ -98,7 +98,7 @@ class Result:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """The rows of ``metrics.csv`` so far, one per evaluation.
+        """The rows of ``metrics.csv`` so far, one per evaluation. A row that is just being written is left out.
 
         Raises:
             UserError: There is no such file yet, or it cannot be read.
@@ -114,7 +114,10 @@ class Result:
 
     @property
     def best(self) -> dict[str, float]:
-        """The best value of each metric so far, by name. Different metrics may be best at different evaluations."""
+        """The best value of each metric so far, by name. Different metrics may be best at different evaluations.
+
+        Metrics for which neither direction is better, and those without a finite value, are left out.
+        """
         return self._measured("best", lambda metric, values: metric.best(values))
 
     @property
@@ -185,7 +188,10 @@ class Result:
     def _trained(self) -> "tuple[dict[str, Tensor], nn.Module | None]":
         checkpoint = self._folder.checkpoint
         if not checkpoint.is_file():
-            raise UserError(f"{self.folder}: there is no checkpoint in it; resume the run to write one")
+            raise UserError(
+                f"{self.folder}: there is no checkpoint in it; repeat the run's command with resume=true, "
+                "which starts the run over"
+            )
         time = checkpoint.stat().st_mtime_ns
         if time not in self._read:
             self._read.clear()
@@ -238,7 +244,7 @@ def run(
     if isinstance(start, Result) and start.which == "best":
         raise UserError(
             f"start: {start.folder} was loaded with which=best, and a run can only begin at the last "
-            f"checkpoint; load it without"
+            f"checkpoint; load it without which=best"
         )
     places = {"output_dir": output_dir, "from": start}
     folders_of_runs = {key: _folder_of(given) for key, given in places.items() if given is not None}

@@ -17,9 +17,9 @@ ONE_BY_ONE = "; try hardware.engine=one_by_one, which runs clients one by one"
 def blamed(error: Exception) -> UserError | None:
     """Return a UserError that names the line of a user's code that failed, or that called what failed.
 
-    None: no user's code took part.
-
     A `WrongFunction` is named with the line that defines the function.
+
+    Return None if no user's code took part, or if memory did not suffice.
     """
     if too_large(error):
         return None

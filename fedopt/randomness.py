@@ -87,7 +87,10 @@ def keyed_rng(
 
 
 def keyed_rngs(seed: int, purpose: Purpose, clients: Iterable[int]) -> Iterator[np.random.Generator]:
-    """Yield what `keyed_rng` returns for each of these clients, four times as fast: it is one generator, set again each time."""
+    """Yield what `keyed_rng` returns for each of these clients, four times as fast.
+
+    It is one generator, set again each time: draw from it before you take the next.
+    """
     rng = keyed_rng(seed, purpose)
     state: Any = rng.bit_generator.state
     for client in clients:
@@ -118,8 +121,12 @@ def normal(rng: np.random.Generator, *shape: int, dtype: torch.dtype = torch.flo
 
 @contextmanager
 def untouched(function: Any, given: Any, instead: str = DRAWING) -> Iterator[None]:
-    """Raises WrongFunction where a call of a user's function writes over a tensor of what it is given, or draws from a generator
-    that the whole program shares: those of torch, `numpy.random` and `random`. instead: what to draw from."""
+    """Raise WrongFunction if a user's function, called in the context, changes what it is given or draws from a shared
+    generator.
+
+    These are the generators of torch, `numpy.random` and `random`, which the whole program shares.
+    function: the user's. given: its arguments, whose tensors are watched. instead: what to draw from, for the message.
+    """
     tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
     before, drawn = [tensor._version for tensor in tensors], _shared_generators()
     yield

@@ -56,6 +56,9 @@ def builder(node: dict[str, Any], where: str, *given: str) -> Callable[..., Any]
     Args:
         node, where: As in `build`.
         given: The fields that have no key; the returned function takes them as keyword arguments.
+
+    Raises:
+        UserError: As in `target` and `build`; later also if the class itself raises ValueError.
     """
     cls, keys = target(node, where)
     return partial(_made, cls, checked(cls, keys, where, *given), where)
@@ -74,7 +77,8 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
     """Return the class that the node's `_target_` names, and the node's other keys, without those that begin with an
     underscore.
 
-    Raises UserError if the class cannot be imported, is not a dataclass, or lacks a method that the group needs.
+    where: the node's dotted key, which begins with its config group. Raises UserError if `_target_` is missing or cannot be
+        imported, or if the class is not a dataclass or lacks a method that the group needs.
     """
     if "_target_" not in node:
         raise UserError(f"{where}._target_: is missing; give the dotted path of a class")
@@ -85,7 +89,7 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
     body = vars(cls) if isinstance(cls, type) else {}
     undecorated = "__dataclass_fields__" not in body and body.get("__annotations__")
     if lacking or undecorated or not hasattr(cls, "__dataclass_fields__"):
-        why = f"does not define {', '.join(lacking)}" if lacking else "is not a dataclass"
+        why = f"does not define {', '.join(lacking)}" if lacking else "is not a dataclass; write @dataclass above it"
         if "solves" in lacking:
             why += "; write solves: ClassVar = (Minimisation,), the classes of problems that it is for"
         raise UserError(f"{word}: {cls.__name__} {why}")

@@ -32,14 +32,15 @@ def about(path: str) -> dict[str, Any]:
         path: The class, as a `_target_` names it.
 
     Returns:
-        `fields`: types in words, by dotted key. `fits`: the classes of problems that an algorithm solves, that a problem is of, or
-        for `PROBLEM` all. `before`: for fields that older runs lack, the value with which a run does what those did.
+        `fields`: the types in words, by dotted key. `fits`: for an algorithm the classes of problems that it solves; for a
+        problem the classes that it belongs to; for `PROBLEM` all classes. `before`: fields that older runs lack, each with
+        the value that does what those runs did. `files`: the files it was read from, with their times.
     """
     return about_all([path])[path]
 
 
 def about_all(paths: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return `about` of several classes, which are kept together."""
+    """Return what `about` returns for several classes, by path. The user's cache is read and written once."""
     known, answers, new = _kept(), {}, False
     for path in paths:
         key = path if path.startswith("fedopt.") else f"{path} in {os.pathsep.join(sys.path)}"
@@ -97,7 +98,7 @@ def _in_words(node: dict[str, Any]) -> str:
 
 
 def _times(files: Iterable[str]) -> dict[str, int]:
-    """Return when each file was last written."""
+    """Return when each of the files that exist was last written, in nanoseconds."""
     return {file: os.stat(file).st_mtime_ns for file in files if os.path.exists(file)}
 
 

@@ -23,7 +23,7 @@ Folders = Iterable[str | Path]  # config folders besides fedopt's
 
 
 def options(group: str, folders: Folders = ()) -> list[str]:
-    """Return the names of the options of a config group, sorted.
+    """Return the names of the options of a config group, sorted. An option in a subfolder is FOLDER/NAME.
 
     Args:
         group: Such as ``algo``.
@@ -51,7 +51,7 @@ def chain(group: str, option: str, folders: Folders = ()) -> list[str]:
 
 
 def title(group: str, option: str, folders: Folders = ()) -> str:
-    """Return the first comment at the head of an option's file."""
+    """Return the first comment at the head of an option's file; empty if there is none."""
     return (_head(group, option, folders) or [""])[0]
 
 
@@ -123,7 +123,10 @@ def flat(node: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def meanings(chosen: Mapping[str, str], folders: Folders = ()) -> dict[str, str]:
-    """Return the comments beside the keys of a config, by dotted key, from the options that are chosen from its groups."""
+    """Return the comments beside the keys of a config, by dotted key, from the options that are chosen from its groups.
+
+    chosen: the option of each group; that of experiment is passed over. folders: config folders besides fedopt's.
+    """
     said = comments(CONF / "config.yaml")
     for group in (group for group in GROUPS if group in chosen and group != "experiment"):
         for option in chain(group, chosen[group], folders):

@@ -26,7 +26,7 @@ def chosen_files(
 ) -> tuple[DictConfig, dict[str, str], dict[str, Any]]:
     """Let Hydra merge the files that a command chooses.
 
-    Return the config, the option of each group, and the node of an experiment.
+    Return the config, the option of each group, and the node of an experiment, {} without one.
 
     words: the overrides that choose files. folders: config folders besides fedopt's. state: the files' times and sizes, so
         that the cache notices a changed file. Raises UserError for files that cannot be read or that configure Hydra.

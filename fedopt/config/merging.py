@@ -111,7 +111,9 @@ def put(config: DictConfig, key: str, value: Any, force_add: bool = False) -> No
 def _add_tuned(config: DictConfig, chosen: Mapping[str, str], overrides: list[Override], folders: Folders) -> Tuned:
     """Put the tuned values of the chosen algorithm and problem into the config, and return which apply.
 
-    Keys that the command adds or removes keep the command's value.
+    Keys that the command adds or removes stay as they are. Keys that it sets are overwritten; the caller sets them again.
+    Tuned keys of the problem, the data set and so on are left out if the chosen option lacks them; those of `algo`, `budget`,
+    `eval` and `participation` never are.
     config: changed in place. chosen: the option of each group. overrides: of the command. folders: config folders besides
         fedopt's.
     """
@@ -155,7 +157,11 @@ def check_choices(words: Iterable[str], folders: Folders = ()) -> None:
 
 
 def keys_of(words: Iterable[str], folders: Folders = ()) -> dict[str, str]:
-    """Return the config groups and the dotted keys of the config that the chosen options make, with the comments beside them."""
+    """Return the config groups and the dotted keys of the config that the chosen options make, with the comments beside them.
+
+    If the options cannot be composed, return the groups alone, without comments.
+    words: the overrides of a command; only those that choose an option count. folders: config folders besides fedopt's.
+    """
     choices = tuple(word for word in words if key_of(word) in GROUPS and not set(word) & set(", ()[]{}"))
     try:
         composed, chosen, *_ = merged(choices, tuple(map(str, folders)))

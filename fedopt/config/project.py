@@ -59,11 +59,10 @@ def project() -> Project | None:
 
 
 def with_project(folders: str | Path | Folders = ()) -> list[str]:
-    """Return the config folders of a command, after the project's own.
+    """Return the config folders of a command, after the project's own if that exists.
 
-    Make the project's Python files importable if it is trusted.
-
-    Processes that this one starts can import them too.
+    Make the project's Python files importable, also for processes that this one starts, if the project is trusted. Otherwise
+    a note says how to trust it.
 
     Args:
         folders: The config folders that the command names.

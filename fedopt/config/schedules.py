@@ -98,9 +98,9 @@ Schedule = Annotated[
 
 
 def values(schedule: StepSize) -> list[float]:
-    """Return all values of a piecewise schedule; of others the first one.
+    """Return all values of a piecewise schedule; of another schedule its first value.
 
-    No later value is larger, and none is 0 unless the first is.
+    These suffice for a check: no later value is larger, and none is 0 unless the first is.
     """
     return schedule.values if isinstance(schedule, Piecewise) else [schedule(0)]
 

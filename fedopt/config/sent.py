@@ -24,16 +24,15 @@ def refuse_hydra(words: Iterable[str], allowed: tuple[str, ...] = ()) -> None:
 
     Args:
         words: The overrides.
-        allowed: Beginnings of keys that are allowed.
+        allowed: Beginnings of keys that are allowed, unless they name something to call.
     """
     for word in words:
         key = word.lstrip("+~").partition("=")[0]
         calls = "._" in key or "_target_" in word or "custom_search_space" in word
         if key.partition("@")[0].split("/")[0].split(".")[0] == "hydra" and (calls or not key.startswith(allowed)):
             raise UserError(
-                f"{key}: cannot be set here; with -m, set hydra/launcher and hydra.launcher.KEY for how jobs run, and "
-                f"hydra/sweeper and "
-                "hydra.sweeper.KEY for which ones"
+                f"{key}: is a setting of Hydra that cannot be set here; remove it. With -m, hydra/launcher, hydra/sweeper "
+                "and their keys can be set, except _target_"
             )
 
 

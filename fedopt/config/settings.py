@@ -50,8 +50,8 @@ class Budget:
     def parts(self, points: int, **used: float) -> int:
         """Return how many of ``points`` equal parts of the budget are spent.
 
-        With ``until=last``, the parts are equal in the logarithm of each limit from a hundredth of it on, and those of all
-        limits add up.
+        With ``until=last``, each limit has ``points`` parts, and the spent parts of all limits are added. The parts are equal
+        in the logarithm of what is used, from a hundredth of the limit on.
 
         Args:
             points: The number of parts.
@@ -107,8 +107,7 @@ class Participation:
         least: Each client's local steps (or epochs) in a round are drawn uniformly from this number to the algorithm's. None:
             all clients do the algorithm's number.
         work: A list: the fixed local steps or epochs of each client. ``once``: the draw from ``least`` is the same in all
-            rounds. None:
-            drawn in each round.
+            rounds. None: it is drawn anew in each round.
         stragglers: The fraction of clients, drawn in each round, that are idle: they take no local step, but answer.
     """
 

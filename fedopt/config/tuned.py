@@ -60,8 +60,9 @@ def tuned_names(folders: Folders = ()) -> list[str]:
 
 
 def nodes(file: str, folders: Folders = ()) -> dict[str, dict[str, Any]]:
-    """Return the nodes of a file of tuned values, by problem. A user's folder wins over fedopt's.
+    """Return the nodes of a file of tuned values: problem -> part -> key -> value. A missing file gives {}.
 
+    A key in a later folder wins; fedopt's folder is the first. With `like`, the nodes of that other file come first.
     file: the algorithm. folders: config folders besides fedopt's. Raises UserError for a file that cannot be read or has
         other keys.
     """
@@ -85,9 +86,9 @@ def nodes(file: str, folders: Folders = ()) -> dict[str, dict[str, Any]]:
 
 
 def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tuple[str, dict[str, Any]]:
-    """Return the name of the tuned values that apply, and the values by dotted key.
+    """Return the name of the tuned values that apply, and the values by dotted key; ("", {}) if none apply.
 
-    Keys that an experiment's file sets are left out.
+    Keys that an experiment's file sets are left out, and those that the file of a variant sets.
 
     Args:
         wanted: The key ``preset``.

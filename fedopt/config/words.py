@@ -26,7 +26,9 @@ def parsed(words: Iterable[str]) -> list[Override]:
         needed = "write KEY=VALUE, with quotes around a value that holds blanks, commas or braces"
         raise UserError(f"{error.override}: cannot be read as an override; {needed}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"a value cannot be read ({first_line(error)}); it is too long or too deep") from None
+        raise UserError(
+            f"a value cannot be read ({first_line(error)}); it is too long or nested too deep: shorten it"
+        ) from None
 
 
 def key_of(override: str) -> str:
@@ -37,7 +39,7 @@ def key_of(override: str) -> str:
 def quoted(text: str) -> str:
     """Return a text as the value of an override, quoted if needed, so that it means exactly this text.
 
-    Interpolations still work.
+    A reference such as ${seed} in it is still replaced by the value.
     """
     if re.fullmatch(r"[\w./-]+", text, re.ASCII) and not _means_more(text):
         return text
@@ -111,7 +113,7 @@ def of_folder(word: str) -> str:
 
 
 def last_of_each(words: Iterable[str]) -> list[str]:
-    """Return the overrides without those whose key a later one sets again."""
+    """Return the overrides without those whose key a later one sets again. A + before a key does not make it a different key."""
     return list({word.partition("=")[0].lstrip("+"): word for word in words}.values())
 
 

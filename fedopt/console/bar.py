@@ -31,9 +31,10 @@ def _cell() -> Any:
 
 
 class Bar:
-    """Shows the progress of one or several jobs. A share is of the present job, from 0 to 1.
+    """Shows the progress of one or several jobs. A share is a fraction from 0 to 1.
 
-    quiet: show nothing. stream: where lines go, by default stderr. live: whether there is a moving bar.
+    jobs: how many there are. quiet: show nothing. stream: where lines go, by default stderr; in a notebook stdout. live:
+        whether there is a moving bar.
     """
 
     def __init__(self, jobs: int = 1, quiet: bool = False, stream: TextIO | None = None):
@@ -78,7 +79,7 @@ class Bar:
         return left
 
     def _show(self, share: float, text: str) -> None:
-        """Show the progress in the notebook's cell, but not more often than is pleasant to read."""
+        """Show the progress in the notebook's cell, if there is one, but not more often than is pleasant to read."""
         now = time.monotonic()
         if self._cell and (share == 1 or now > self._shown + REFRESH):
             text, self._shown = f"{share:4.0%} {text}", now
@@ -106,7 +107,7 @@ class Bar:
         return self.move(0)
 
     def _left(self, share: float) -> str:
-        """Format the time to the end at the speed so far; empty below one second."""
+        """Format the time to the end at the speed so far; empty if it is unknown or below a second. share: done of all jobs."""
         self._began = self._began or (time.monotonic(), share)
         began, before = self._began
         if not before < share < 1:

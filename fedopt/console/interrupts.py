@@ -38,9 +38,10 @@ def ending_at_once() -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_kept() -> Iterator[None]:
-    """Raise KeyboardInterrupt if Ctrl-C came and an error took its place. OmegaConf's cleaning up fails when it is interrupted.
+    """Raise KeyboardInterrupt if Ctrl-C came and another exception took its place. OmegaConf's cleaning up fails when it is
+    interrupted.
 
-    A full disk at the end of the program is reported by its own message.
+    An OSError passes unchanged: a full disk at the end of the program has its own message.
     """
     try:
         yield
@@ -65,7 +66,7 @@ def ctrl_c_later() -> Iterator[None]:
 
 @contextmanager
 def interruptible(requested: Event) -> Iterator[None]:
-    """Set the event at the first Ctrl-C or SIGTERM, and stop at once at the second.
+    """Set the event at the first Ctrl-C or SIGTERM, and raise KeyboardInterrupt at the second.
 
     Only the main thread gets them; in any other thread nothing changes.
     """

@@ -66,10 +66,9 @@ def tell(*texts: str) -> None:
 
 
 def folded(line: str, stream: IO[str] | None = None) -> str:
-    """Return a printable line, folded between words to the width of a terminal. A word that is longer, such as a path, stays
-    whole.
+    """Make a line printable, and fold it between words to the terminal's width. Later lines are indented.
 
-    stream: by default stdout.
+    A longer word, such as a path, stays whole. If the stream is not a terminal, nothing is folded. stream: by default stdout.
     """
     stream, line = stream or sys.stdout, printable(line)
     if not stream.isatty():

@@ -32,7 +32,7 @@ def counted(number: int, what: str) -> str:
 
 
 def csv_cell(text: str) -> str:
-    """Return a text for a CSV file. What a spreadsheet would take as a formula gets a quote in front."""
+    """Return a text for a CSV file. What a spreadsheet would take as a formula gets a ' in front."""
     risky = text[:1] in ("=", "@", "\t", "\r", "+", "-") and not _NUMBER.fullmatch(text)
     return f"'{printable(text)}" if risky else printable(text)
 
@@ -55,10 +55,10 @@ def latex_cell(text: str) -> str:
 
 
 def is_mathematics(text: str) -> bool:
-    """Whether matplotlib takes a line, with what is between two $ as formulas.
+    r"""Whether matplotlib can draw a line in which what is between two $ is a formula.
 
-    It knows no command that reads or writes, and does not look into \\text. One that is long or deep would keep it for ever,
-    or end it.
+    A long or deeply nested line is refused unread, since it could keep the parser for ever or end the process. None of the
+    parser's commands reads or writes files. What is inside \text is not checked.
     """
     from matplotlib.mathtext import MathTextParser
 

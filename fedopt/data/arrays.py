@@ -164,6 +164,9 @@ def with_owners(
         data: The data. Owners that they have already are replaced.
         where: Where the names stand, for messages.
         owners, owners_test: [n] names or numbers for the training and the test examples; None for either without.
+
+    Raises:
+        UserError: `identifiers` refuses a name.
     """
     given = [names for names in (owners, owners_test) if names is not None]
     if not given:

@@ -57,7 +57,7 @@ class Torchvision:
         return str(npz if npz.exists() else npz.with_name(DOWNLOADED[self.name][0]))
 
     def load(self) -> LabelledData:
-        """Return the data, downloading them if the data folder lacks them.
+        """Return the data. Fashion-MNIST and CIFAR-10 are downloaded if the data folder lacks them.
 
         Raises:
             UserError: The files are broken, or the download fails.

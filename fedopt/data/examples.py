@@ -45,7 +45,7 @@ def tuned(logits: Tensor, tuning: Tuning) -> Tensor:
 
 
 def losses(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the cross-entropy of each example, [B]."""
+    """Return the cross-entropy of each example, [B], without the batch's weights."""
     return F.cross_entropy(logits, batch.y, reduction="none")
 
 
@@ -62,7 +62,10 @@ def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = No
 
 
 class Examples:
-    """Labelled examples on the device. x is [n, features], normalised by the training set's statistics, or token ids; y is [n]."""
+    """Labelled examples on the device. x is [n, features], normalised by the training set's statistics, or token ids; y is [n].
+
+    Made from x and y, the training or the test examples of ``data``. world: says on which device and in which type.
+    """
 
     normalisation: (
         tuple[np.ndarray, np.ndarray] | None

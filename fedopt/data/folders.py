@@ -28,8 +28,11 @@ class Folder:
     """Images in one folder per class; classes are sorted by name.
 
     Images have one channel if all are grey, else three, and one more if some are transparent. Images of more than 8 bits keep
-    their values. If the folder holds `train` and one of `test`, `val` and `valid` (any capitals), the folders of classes are
-    in these. Without a folder `test`, the fraction `test` of the images is drawn for testing.
+    their values.
+
+    The folders of classes may lie in folders `train`, and `test` or `val` or both. `training`, `testing`, `valid` and
+    `validation` are names for these too, in any capitals. The images in `val` are for validation. Without a folder for
+    testing, the fraction `test` of all images, those in `val` included, is drawn for it.
 
     Args:
         path: The folder.

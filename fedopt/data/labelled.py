@@ -134,6 +134,8 @@ class LabelledData:
     def redivided(self, test: float, rng: np.random.Generator) -> "LabelledData":
         """Pool all examples and divide them at random into new training and test examples.
 
+        The data must have no marks for validation: `without_validation` comes first.
+
         Args:
             test: The fraction for testing.
             rng: The generator of the draw.

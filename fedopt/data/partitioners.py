@@ -93,7 +93,7 @@ def _by_owner(owner: np.ndarray, sizes: np.ndarray) -> Parts:
 
 @dataclass(frozen=True, config=_config)
 class Iid:
-    """A uniformly random partition into parts of equal size."""
+    """A uniformly random partition into parts whose sizes differ by at most one."""
 
     clients: PositiveInt
 
@@ -169,7 +169,9 @@ class ByColumn:
             text = read_text(path, LONGEST * (train + test), links=True)
         except (OSError, UserError) as error:
             why = first_line(error).removeprefix(f"{path}: ")
-            raise UserError(f"partitioner.file={path}: cannot be read: {why}") from None
+            raise UserError(
+                f"partitioner.file={path}: cannot be read ({why}); give a text file with a client's name on each line"
+            ) from None
         names = [spelt(name) for name in text.removesuffix("\n").split("\n")]
         if len(names) not in (train, train + test) or "" in names:
             has = f"has {len(names) - names.count('')} names"
@@ -222,7 +224,7 @@ class Dirichlet:
 
     Args:
         clients: The number of clients.
-        alpha: The concentration: small values give each client few classes; infinity is iid.
+        alpha: The concentration: small values give each client few classes; large ones approach an iid partition.
         min_size: The least number of examples of a client. Smaller clients get random examples of the largest ones.
     """
 

@@ -17,6 +17,11 @@ class Ragged:
     Args:
         lists: The indices of each client.
         names: The clients' names if the data have them, else empty.
+
+    Attributes:
+        rows: The indices of all clients, one client after another.
+        sizes: ``[M]``, the number of examples of each client.
+        offsets: ``[M]``, where each client begins in ``rows``.
     """
 
     def __init__(self, lists: Sequence[np.ndarray], names: Sequence[str] = ()):

@@ -84,7 +84,8 @@ def _lines(path: Path) -> list[np.ndarray]:
             hint = "with scikit-learn, write it by dump_svmlight_file(..., zero_based=False)"
             raise UserError(f"{where}: has the index 0, and indices must begin at 1; {hint}")
         if len({*own}) < len(own):
-            raise UserError(f"{where}: has an index twice, and must have each once: {line[:60]}")
+            twice = max(own, key=own.count)
+            raise UserError(f"{where}: has the index {twice} more than once; keep one entry of it")
         try:
             values.extend(float(value) for _, value in pairs)
         except ValueError as error:

@@ -154,7 +154,11 @@ class Csv:
             return decoded(content, path, "latin-1"), ["the text is read as Latin-1, since it is not valid UTF-8"]
 
     def _given(self, table: pd.DataFrame, path: Path) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of the rows to train on and to test on, as the column `split` says."""
+        """Return the indices of all rows that do not say test in the column `split`, and of those that do.
+
+        Rows that say val are among the first. path: for the message. Raises UserError for other values than train, val and
+        test.
+        """
         split = table[self.split].map(spelt)
         if other := sorted({*split} - {"train", "val", "test"}):
             raise UserError(

@@ -66,7 +66,7 @@ class World:
         return torch.from_numpy(array).to(self.device, self.dtype)
 
     def load(self, validation: bool = False) -> LabelledData:
-        """Read the data set.
+        """Read the data set, and add its hash to ``read``.
 
         Args:
             validation: Whether to include training examples that the data set keeps for validation.

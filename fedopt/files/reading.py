@@ -156,7 +156,7 @@ def config_text(path: Path, links: bool = False) -> str:
 
 
 def plain_yaml(text: str) -> str:
-    """Return a YAML text unchanged, after checking it.
+    """Return a YAML text unchanged, after checking it. A text that is not YAML passes: whoever parses it says what is wrong.
 
     Raises:
         ValueError: A key occurs twice, a number has a form that only YAML 1.1 reads as one, or very many digits, or aliases
@@ -164,7 +164,7 @@ def plain_yaml(text: str) -> str:
     """
     with suppress(yaml.YAMLError, RecursionError):  # whoever reads it says what is wrong
         if (root := yaml.compose(text, Loader)) is not None and _values_in(root, {}) > MOST_VALUES:
-            raise ValueError(f"its aliases expand to more than {MOST_VALUES:,} values")
+            raise ValueError(f"its aliases expand to more than {MOST_VALUES:,} values; use fewer aliases")
     return text
 
 
@@ -183,10 +183,10 @@ def _values_in(node: yaml.Node, counted: dict[int, float]) -> float:
         )
         where = f"line {node.start_mark.line + 1}: "
         if len({*keys}) < len(keys):
-            raise ValueError(f"{where}the key {max(keys, key=keys.count)} occurs twice")
+            raise ValueError(f"{where}the key {max(keys, key=keys.count)} occurs twice; keep one")
         if node.tag.endswith((":int", ":float")):
             if len(node.value) > MOST_DIGITS:
-                raise ValueError(f"{where}a number has {len(node.value):,} digits")
+                raise ValueError(f"{where}a number has {len(node.value):,} digits; write it shorter, such as 1e300")
             if _OF_YAML_1_1.fullmatch(node.value):
                 raise ValueError(
                     f"{where}{node.value} is not a plain decimal number; write one, or '{node.value}' for a text"

@@ -25,7 +25,8 @@ def read_table(
     Args:
         path: The file.
         columns: Names that it must have.
-        growing: Whether it may still be written to: an incomplete last line is then left out.
+        growing: Whether it may still be written to. An incomplete last line is then left out, and a file without a complete
+            line gives an empty table.
         most: The largest number of bytes.
         remedy: What to do if it is broken, for the message.
         how: Further arguments of `pandas.read_csv`.

@@ -69,7 +69,9 @@ def refuse_inner_links(folder: Path) -> None:
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
-    """Raise UserError if one of these paths is a link or not a regular file: writing to it would write elsewhere too."""
+    """Raise UserError if one of these paths is a symbolic or hard link, or not a regular file: writing to it would write
+    elsewhere too.
+    """
     for file in paths:
         if file.is_symlink() or (file.exists() and not (file.is_file() and file.stat().st_nlink == 1)):
             raise UserError(

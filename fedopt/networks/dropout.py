@@ -18,8 +18,8 @@ class Dropout(TorchFunctionMode):
     """A context, `with Dropout(key):`, in which torch's dropout draws masks that the key determines, also under vmap.
 
     It covers `F.dropout`, `F.dropout1d` to `F.dropout3d`, `F.scaled_dot_product_attention`, and the modules that call them.
-    The first dimension must be the batch; padding a batch does not change the masks of its other examples. drawn: how many
-    masks were drawn.
+    The first dimension must be the batch; padding a batch does not change the masks of its other examples.
+    key: an int64 scalar. drawn: how many masks were drawn.
     """
 
     def __init__(self, key: Tensor):

@@ -28,7 +28,7 @@ def build(
     seed: int,
     autocast: torch.dtype | None = None,
 ) -> FlatModule:
-    """Return the module that `problem.model` names.
+    """Build the user's network that `problem.model` names, and try it on examples.
 
     Args:
         model: A dotted path, or a mapping with the path as `_target_` and keyword arguments.

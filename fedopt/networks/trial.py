@@ -27,7 +27,7 @@ SHOWN = 5  # parameters in a message
 
 @contextmanager
 def mistakes_of(what: str) -> Iterator[None]:
-    """Turn any exception raised inside the context into a UserError that begins with ``what``."""
+    """Turn any exception raised inside the context into a UserError that begins with ``what``. A UserError passes unchanged."""
     try:
         yield
     except UserError:
@@ -37,7 +37,7 @@ def mistakes_of(what: str) -> Iterator[None]:
 
 
 def remarks(net: FlatModule, x: Tensor, classes: int, key: str) -> list[str]:
-    """Try a network, set ``net.random`` to whether it has dropout, and return remarks for the user.
+    """Try a network, and return remarks for the user. Set its attributes ``random`` and ``modal`` to what the trial shows.
 
     Args:
         net: The network.
@@ -100,10 +100,10 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
 
 
 def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
-    """Return remarks on parameters that are not trained, or not used in evaluation. Its arguments are those of `remarks`.
+    """Return remarks on parameters that are not trained, or not used in evaluation. Set ``net.modal``.
 
-    Raises UserError if the module uses copies of its parameters that were made in __init__, or caches what it computed from
-    them.
+    Its arguments are those of `remarks`. Raises UserError if the module uses copies of its parameters that were made in
+    __init__, or caches what it computed from them, or if no gradient reaches its parameters.
     """
     noise = torch.randn(2, net.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     flat = net.initial.float() * (1 + 0.1 * noise[0]) + 0.01 * noise[1]  # where none is zero, which hides others

@@ -134,7 +134,10 @@ class RunFolder:
 
     @property
     def used(self) -> bool:
-        """Whether a run has begun here, or the folder holds somebody's files that a run would overwrite."""
+        """Whether a run has begun here, or the folder holds somebody's files that a run would overwrite.
+
+        What a run leaves that failed before it began does not count.
+        """
         there = {name for name in FILES if os.path.lexists(self.path / name)} - {".lock"}
         if not there - LEFT_OVER:  # a run that failed before it began leaves no more
             return bool(there) and self.summary().get("status") != "failed"
@@ -146,12 +149,15 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def status(self) -> str | None:
-        """Return the recorded status of the run in this folder, None without a run."""
+        """Return the recorded status of the run in this folder; None without a run, or if summary.json is missing or broken."""
         return self.summary().get("status") if self.used else None
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is left to do: the run ended, or failed because of its method or values, not because of the machine."""
+        """Whether nothing is left to do: the run ended, on_eval stopped it, or it failed because of its method or values.
+
+        A run that failed because of the machine, such as a full disk, is not settled.
+        """
         summary = self.summary()
         return summary.get("status") in OVER or (summary.get("status") == "failed" and not summary.get("machine"))
 

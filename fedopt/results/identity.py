@@ -66,7 +66,7 @@ def stamp(config: dict[str, Any]) -> dict[str, str]:
 
 
 def refuse_other_data(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError if a run began with different data, or with a different partition among clients.
+    """Raise UserError if a run began with different data or a different partition among clients, or has noted no hash of them.
 
     Args:
         folder: The run's folder, for the message.

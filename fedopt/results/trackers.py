@@ -28,7 +28,7 @@ ENDS = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"} 
 class Tracker(Protocol):
     @property
     def log(self) -> Callable[[Mapping[str, float], int], object]:
-        """A function that logs the metrics of an evaluation, given by name, at a number of rounds.
+        """A function of the metrics of an evaluation, by name, and the number of rounds done, which logs them.
 
         They are on disk when it returns.
         """
@@ -74,7 +74,7 @@ class WandB:
         mode: online, offline or disabled. None: WANDB_MODE, else offline.
 
     Raises:
-        UserError: wandb is not installed, or mode is online and nobody is logged in.
+        UserError: wandb is not installed; or, in `start`, mode is online and nobody is logged in.
     """
 
     project: str = "fedopt"
@@ -86,7 +86,7 @@ class WandB:
     def start(self, folder: Path, first: int) -> Tracker:
         """Begin tracking; as in `TensorBoard`.
 
-        Metrics are plotted over rounds. Those after the last checkpoint are logged again.
+        Metrics are plotted over rounds. A run that resumes logs those after its last checkpoint again.
         """
         _inside(folder, "wandb")
         wandb, mode = _library("wandb"), self.mode or os.environ.get("WANDB_MODE", "offline")

@@ -54,7 +54,10 @@ class Experiment:
 
 
 def check_parts(composed: Composed) -> None:
-    """Check what can be checked without data. Raises UserError for values that the algorithm, partitioner or data set refuses."""
+    """Check what can be checked without data. Raises UserError for values that the algorithm, partitioner or data set refuses.
+
+    Other exceptions, of a user's own code, are ignored here: the run names their line.
+    """
     try:
         participation_of(composed)
     except UserError:

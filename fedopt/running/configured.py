@@ -10,22 +10,25 @@ from fedopt.results import RunFolder
 
 
 def configured(words: Sequence[str], folders: Folders = ()) -> Composed:
-    """Return the config of a command; if it only goes on with a run, the config of that run.
+    """Return the config of a command. If it only resumes a run, return the recorded config with the command's other values.
 
     Args:
         words: The command's overrides.
         folders: Your config folders.
 
     Raises:
-        UserError: The config is wrong, or the folder holds no run to go on with.
+        UserError: The config is wrong, or the folder holds no run to resume.
     """
     return _going_on(words) or compose(words, folders)
 
 
 def _going_on(words: Sequence[str]) -> Composed | None:
-    """Return the config of the run in DIR, with the values of the other words, for `resume=true output_dir=DIR`.
+    """Return the recorded config of the run in DIR, with the values of the other words, for `resume=true output_dir=DIR`.
 
-    Returns None if the words choose an algorithm or a problem and DIR holds no run, or if they do not ask to go on.
+    Return None if the words do not ask to resume, or choose an option of a group, or if DIR holds no run yet.
+
+    Raises UserError if DIR holds a run of a different algorithm or problem. It does so too if there is no run in DIR, and the
+    words choose neither an algorithm nor a problem nor an experiment.
     """
     if not {"output_dir", "resume"} <= {key_of(word) for word in words}:
         return None

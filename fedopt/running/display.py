@@ -34,7 +34,7 @@ def announced(what: str, quiet: bool = False) -> Iterator[None]:
 
 
 class Display:
-    """A sink that shows progress. A run of several at once shows no plain lines.
+    """A sink that shows progress. Plain lines are shown only without a moving bar, and for a single job.
 
     bar: the progress bar. metrics: the names of the problem's metrics, of which the first are shown. prefix: begins each
         plain line.

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def mistakes_named(callback: Callback) -> Iterator[None]:
-    """Turn exceptions of a user's code into a UserError that names the line. What the callback itself raised passes unchanged."""
+    """Turn exceptions of a user's code into a UserError that names the line, and sys.exit into a UserError.
+
+    What the callback itself raised passes unchanged, and so do other exceptions, which are bugs.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:

@@ -49,10 +49,12 @@ def asked_processes(hardware: Hardware) -> int:
 
 
 def launched(run: Callable[[], Any], folder: RunFolder, processes: int) -> str:
-    """Call `run` in several processes, which do the run of the folder together. Returns its status.
+    """Call `run` in several processes, which do the run of the folder together. Return its status.
 
-    run: can be pickled. Raises UserError and RuntimeError for what a process fails with, also if one was killed;
-    KeyboardInterrupt after a second Ctrl-C, and after one before the run began.
+    run: a function without arguments that can be pickled. folder: the run's. processes: how many.
+
+    Raises UserError for a mistake in one of them, or if one was killed, and RuntimeError for a bug. Raises KeyboardInterrupt
+    after a second Ctrl-C, and after one before the run began.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 

@@ -38,13 +38,14 @@ def execute(
 ) -> tuple[str, RunFolder]:
     """Do a run, or resume it, in the folder that ``locate`` gives. Return its status and its folder.
 
-    A run that fails after it began leaves its traceback in the folder. Of several ranks, the first that fails reports.
+    The status is finished, diverged, stopped (by on_eval) or interrupted. A run that fails raises; if it had begun, it leaves
+    its traceback in the folder. Of several ranks, the first that fails reports.
 
     Args:
         composed: The config.
         locate: Returns the folder. It is called again if another run takes that folder first.
         jobs: How many runs share the machine.
-        on_eval: Called with each row of metrics.csv. If it returns true, the run stops as after Ctrl-C.
+        on_eval: Called with each row of metrics.csv. If it returns true, the run stops. It needs hardware.processes=1.
         quiet: Whether no progress is shown.
         bar: The bar of several jobs, of which this run is one. None: a bar of its own.
 
@@ -191,9 +192,10 @@ class Run:
     def _sinks(
         self, opened: ExitStack, e: Experiment, checkpoint: Checkpoint, rows_size: int | None, loggers: list[Any]
     ) -> list[sinks.Sink]:
-        """Return what takes each moment of the run, in this order. ``opened`` closes them, the pictures last.
+        """Return the sinks of the run: each moment goes to all of them, in this order. Set `keeper`, the last of them.
 
-        rows_size: the bytes of metrics.csv to keep, None for a run that begins. loggers: what builds the trackers.
+        opened: closes them, the pictures last. e: the objects of the run. checkpoint: what the keeper writes to. rows_size:
+            the bytes of metrics.csv to keep, None for a run that begins. loggers: what builds the trackers.
         """
         begun, new = (e.original, 0) if rows_size is None else (None, self.progress.round + 1)
         opened.enter_context(sinks.pictures(self.folder, e.problem.metrics, self.config["from"], begun))

@@ -74,7 +74,7 @@ def loop(
 ) -> Iterator[Moment]:
     """Run from a state until the budget is spent, the run diverges, or any rank is interrupted.
 
-    Yield a `Moment` for each round.
+    Yield a `Moment` at the start and after each round. The last one of an interrupted run has no status.
 
     The rows of a run are `[moment.row for moment in loop(e, *begin(e)) if moment.row]`. ``progress`` and the ledger of
     e.federation change in place; they belong to the moment that was yielded last.

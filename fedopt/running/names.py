@@ -14,7 +14,7 @@ FIRST = ("algo", "problem", "seed", *PLACED)  # those that the other words in a 
 
 
 def named(words: Iterable[str], first: Iterable[str] = ()) -> str:
-    """Return a folder's name that overrides give in any order.
+    """Return a folder's name made of overrides; their order does not matter.
 
     Args:
         words: The overrides. Those that make the name too long are left out.

@@ -25,7 +25,8 @@ def run_place(path: Path, composed: Composed, taken: MutableMapping[str, Compose
     Args:
         path: Where the run's name puts it.
         composed: The run's config.
-        taken: The folders that runs of this command will have, in lower case. The returned one is added.
+        taken: The folders of this command's runs so far, in lower case, each with the run's config. The returned one is
+            added.
     """
     for place in _numbered(path):
         other, folder = taken.get(str(place).casefold()), RunFolder(place)
@@ -79,7 +80,8 @@ def _values(config: Mapping[str, Any]) -> dict[str, Any]:
 def place(composed: Composed, quiet: bool = False) -> Path:
     """Return output_dir, else a folder named by the overrides; a further run with the same overrides gets the next number.
 
-    A note says so if the same run has finished, unless `quiet`.
+    With resume=true, return the last of these folders that holds this run, if there is one. A note says so if the same run
+    has finished and a new one begins, unless `quiet`.
     """
     if composed.settings.output_dir:
         return Path(composed.settings.output_dir)

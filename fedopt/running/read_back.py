@@ -37,8 +37,8 @@ def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | No
     if best:
         if not checkpoint.best:
             raise UserError(
-                f"{path}: the variables at the best evaluation were not kept; run it with keep=best, or "
-                f"load the last ones"
+                f"{path}: the variables at the best evaluation were not kept; run it again with "
+                f"keep=best, or load it without which=best"
             )
         variables = {name: checkpoint.best[name] for name in variables if name in checkpoint.best}
     variables = {name: value.detach().cpu().clone() for name, value in variables.items()}

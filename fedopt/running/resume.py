@@ -40,9 +40,13 @@ def advising(advice: str) -> Iterator[None]:
 
 
 def enter(folder: RunFolder, config: dict[str, Any]) -> Entry:
-    """Return how a run with this config begins in a folder. A folder that holds a run is locked.
+    """Return how a run with this config begins in a folder. With resume=true, a folder that holds a run is locked.
 
-    Raises UserError if the folder's run has other values, or its files were changed.
+    anew: from the first round. resume: at the checkpoint. longer: there too, with a different budget. done: the run has
+        finished, and nothing is left to do.
+
+    Raises UserError if the folder holds a run and resume is false, if that run has other values, or if its files were
+    changed.
     """
     if not folder.used:
         return "anew"

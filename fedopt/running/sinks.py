@@ -143,7 +143,7 @@ class Keeper:
             self._next = done + max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (done - started))
 
     def end(self, moment: Moment) -> None:
-        """Write a checkpoint of the last state; for a run that diverged, of the last state before that."""
+        """Write a checkpoint of the last state; for a run that diverged, of its last evaluation before that."""
         if moment.status != "diverged":
             self._store(*self._content(moment.state))
         elif self._good is not None:  # else the one on disk is it

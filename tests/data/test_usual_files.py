@@ -161,7 +161,7 @@ def test_libsvm(name, tmp_path):
         ("1 1:2\n2,3 1:2\n", "line.*2.*form 'label index:value.*label.*2,3 1:2"),
         ("1 1:2\n1 2\n", "line.*2.*form"),
         ("1 0:2\n-1 1:1\n", "line.*1.*index 0.*1"),
-        ("1 1:2\n-1 1:1 2:1 1:3\n", "line.*2.*index twice"),
+        ("1 1:2\n-1 1:1 2:1 1:3\n", "line.*2.*index 1 more than once"),
         ("1.5 1:2\n2 1:1\n", "has fractions such as 1.5"),
         ("1 1:x\n-1 1:1\n", "line 1: could not convert"),
         ("1 1:1_0\n-1 1:1\n", "line.*1.*form"),
