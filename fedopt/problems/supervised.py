@@ -212,7 +212,10 @@ class Supervised(Labelled):
         return batch._replace(keys=(torch.tensor(rng.integers(2**62), device=x.device),)) if self.random else batch
 
     def _pretrained(self, steps: int, size: float) -> Tensor:
-        """Return the start after `steps` steps of SGD on batches of the server's examples, [dim]. size: the step size."""
+        """Return the start after `steps` steps of SGD on batches of the server's examples, [dim].
+
+        size: the step size.
+        """
         (x,), rng = self._start, self.world.rng(Part.PRETRAINING)
         for _ in range(steps):
             batch = self.server_batch(rng, PRETRAIN_BATCH)
@@ -238,8 +241,7 @@ class Supervised(Labelled):
         return Normalised(trained.cpu(), self.train.normalisation, self.train.shape)
 
     def own_metrics(self, w: Tensor) -> dict[str, float]:
-        """Return the mean accuracy, in percent, of the clients' models on their own test examples, and that of the worst
-        client.
+        """Return the mean accuracy of the clients' models on their own test examples, and the worst client's, in percent.
 
         Args:
             w: The models' parameters, ``[M, d]``.
