@@ -85,7 +85,11 @@ class Comparison:
 
     @cached_property
     def paired(self) -> pd.DataFrame:
-        """Return paired tests of the groups over their seeds (`fedopt.analysis.stats.tests`)."""
+        """Return paired tests of the groups over their seeds, as `fedopt.analysis.stats.tests` does.
+
+        Raises:
+            UserError: A run begins after `at`.
+        """
         groups = {label: [run.until(self.at) for run in runs] for label, runs in self.groups.items()}
         return tests(groups, self.metric)
 
@@ -227,19 +231,19 @@ def compared(
     """Group runs by what differs between them, and say on stderr what makes the comparison unequal.
 
     Args:
-        paths: Folders that hold runs.
-        metric: The metric; by default the first that the first run's problem names.
+        paths: Folders that hold runs, at any depth.
+        metric: The metric; by default the first one that a run has.
         x: What is spent, one of `COSTS`.
         target: As in `Comparison`.
         group_by: Keys with commas between; by default those that differ.
-        names: 'OLD=NEW' for labels or their parts.
+        names: New names of lines, as 'OLD=NEW', where OLD is a label or a part of one.
         at: As in `Comparison`.
         exclude: As in `usable`.
         label: A new label for the metric, with its unit.
         runs: Runs that were read already, in place of `paths`.
 
     Raises:
-        UserError: There is no run to compare, or an argument fits none.
+        UserError: There is no run to compare, or no run has the metric, a key or a row up to `at`; or a name is not allowed.
     """
     if x not in COSTS:
         raise UserError(f"x={x}: must be one of {', '.join(COSTS)}")
@@ -267,9 +271,12 @@ def compared(
 
 
 def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None) -> dict[str, Any]:
-    """Return the row of compare.csv for a group.
+    """Return the row of compare.csv for a group, without its keys and label.
 
-    Standard deviations are over runs, with n - 1. A final value that is not finite makes the mean nan.
+    Standard deviations are over runs, with n - 1. A final value that is not finite makes the mean nan. The cost of the target
+    is the mean over the runs that reach it.
+
+    target: None: the row says nothing of a target.
     """
     described, statuses = runs[0].metric(metric), Counter(run.status for run in runs)
     row = {

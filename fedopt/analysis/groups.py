@@ -16,7 +16,7 @@ LONG = 60  # characters of a label in a legend
 
 
 def first_metric(runs: Sequence[Recorded]) -> str:
-    """Return the first metric that the first run's problem names, and that the run has; empty where no run has any."""
+    """Return the first metric of the first run that has one of its problem's metrics as a column; empty if no run has."""
     return next((name for run in runs for name in run.metrics if name in run.table), "")
 
 
@@ -75,7 +75,10 @@ def order(value: str) -> tuple[float, str]:
 
 
 def _shortened(groups: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """Return the values of the groups, with four digits if these tell the values of a key apart as well."""
+    """Return the values of each group, with long decimals rounded to four significant digits.
+
+    The values of a key stay as they are if rounding would make two of them equal.
+    """
     columns = []
     for values in zip(*groups, strict=True):
         short = [f"{float(v):.4g}" if re.fullmatch(r"-?\d+\.\d{4,}(e[-+]?\d+)?", v) else v for v in values]
@@ -116,8 +119,8 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
 def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequence[str]) -> dict[str, int]:
     """Return label -> place in the order of colours, for each group.
 
-    The index follows the order of ``names``, also of names that match no group here. So figures with fewer lines keep the
-    colours.
+    A group's place is that of its name in ``names``, where names that match no group count too. So figures with fewer lines
+    keep the colours. A note tells of such names.
 
     Args:
         by: The keys that tell groups apart.
@@ -154,6 +157,6 @@ def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequenc
             slot += len(OKABE_ITO)  # the same colour, other dashes
         renamed = new_names.get(label) or ", ".join(new_names.get(word, word) for word in words) or ABSENT
         if renamed in slots:
-            raise UserError("--names: two lines would have the same name; give them different ones")
+            raise UserError(f"--names: two lines would have the name {renamed}; give them different ones")
         slots[renamed] = slot
     return slots

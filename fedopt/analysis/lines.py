@@ -100,8 +100,11 @@ def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band:
 
 
 def median_line(x: np.ndarray, values: np.ndarray) -> Line:
-    """Return the line of medians of values [runs, points], with a band from the second smallest to the second largest run. x:
-    [points].
+    """Return the line of medians of values [runs, points], with a band from the second smallest to the second largest run.
+
+    With one run the band has no width; with two it lies between them.
+
+    x: [points].
     """
     ordered = np.sort(values, axis=0)
     return Line(x, np.median(values, axis=0), ordered[1 % len(ordered)], ordered[-2 % len(ordered)])
@@ -141,12 +144,12 @@ def explained(
     """Return a caption that says what a line and a band are.
 
     Args:
-        counts: The numbers of runs of the lines.
+        counts: The number of runs of each line.
         logs: Which kinds of y axes there are: True for logarithmic, False for linear.
         member: What a run is called, such as seed.
         smooth: As in `line_of`.
         band: One of `BANDS`.
-        x: The cost axis.
+        x: The cost axis. Empty: the caption leaves it out.
     """
     several, log = max(counts) > 1, logs == {True}
     text = f"lines: {from_to(counts)} {member}"

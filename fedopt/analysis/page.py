@@ -67,9 +67,9 @@ def _drawn(c: "Comparison") -> tuple[dict[str, Any], dict[str, tuple[list[Table]
 
 
 def _curves(groups: Runs, y: str, x: str, log: bool) -> list[list[list[float | None]] | None]:
-    """Return x, mean, low and high of each group's line, with six digits.
+    """Return the points of each group's line, with six digits: [x, mean, low, high], or [x, mean] for a single run.
 
-    None stands for a group with a run that lacks this cost.
+    None stands for a group without runs, or with a run that lacks this cost. A value that is not finite is None.
 
     groups: the runs of each group. y: the metric. x: the cost axis. log: whether the y axis is logarithmic.
     """
@@ -133,7 +133,10 @@ def _table_of_runs(groups: Runs) -> Table:
 
 
 def _maps(groups: Runs) -> dict[str, Any]:
-    """Return the heat map of each partition of the data, labelled by the first run that has it."""
+    """Return label -> heat map for each different partition of the data, labelled by the first run that has it.
+
+    A heat map has the names of clients and classes, and counts [clients, classes]. A broken partition.csv gives a note.
+    """
     maps: dict[str, Any] = {}
     for label, run in ((label, run) for label, members in groups.items() for run in members):
         path = run.folder / "partition.csv"
@@ -148,7 +151,10 @@ def _maps(groups: Runs) -> dict[str, Any]:
 
 
 def _counts(text: str) -> list[list[int]]:
-    """Parse partition.csv: the examples of each class, a client a line. Raises ValueError."""
+    """Parse partition.csv: the number of examples of each class, a client a line.
+
+    Raises ValueError if lines differ in length, or a cell is not a whole number from 0.
+    """
     rows = [[int(cell) for cell in line.split(",")] for line in text.splitlines()]
     if len({*map(len, rows)}) != 1 or min(map(min, rows)) < 0:
         raise ValueError("must be a table of counts, a client per line")

@@ -35,7 +35,7 @@ class Recorded:
         folder: The run's folder.
         keys: The values of dotted config keys, as texts; of groups, the chosen options. ``data`` is the beginning of the
             data's hash.
-        apart: The keys in which runs with different numbers differ, except the seed.
+        apart: The config keys that the numbers in metrics.csv depend on, without the seed and `eval`; those of `budget` last.
         digits: A fingerprint that runs with the same numbers share.
         metrics: The descriptions of the metrics, by name.
         status: The status, such as finished.
@@ -43,7 +43,7 @@ class Recorded:
         table: The rows of metrics.csv.
         tuned: Whether a tuned value took effect.
         sources: The hashes of each of the user's modules; several if it changed before the run was resumed.
-        elsewhere: The choices of model or data that differ from those the tuned values were found with.
+        elsewhere: The overrides of model or data that the tuned values were found without; empty if there are none.
     """
 
     folder: Path
@@ -59,7 +59,7 @@ class Recorded:
     elsewhere: str = ""
 
     def metric(self, name: str) -> Metric:
-        """Return what a column says of itself. For a column that is no metric, lower is better."""
+        """Return the description of a column of metrics.csv. For a column that is not a metric, lower is better."""
         return self.metrics.get(name, Metric(name, name))
 
     def called(self, metric: str, label: str) -> "Recorded":
@@ -126,7 +126,7 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
         exclude: Shell patterns. A run is left out if one matches its path, or the name of a folder in it.
 
     Raises:
-        UserError: No run is left.
+        UserError: A path does not exist, or no run is left.
     """
     runs, skipped = gathered(paths, x, exclude)
     say_skipped(skipped)
@@ -137,7 +137,10 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
 
 
 def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tuple[list[Recorded], dict[str, list[str]]]:
-    """Return the runs as `usable` does, and why -> folders for what is left out. No run is no error here."""
+    """Return the runs as `usable` does, and why -> folders for what is left out. There may be no runs.
+
+    Raises UserError for a missing path.
+    """
     skipped: dict[str, list[str]] = {}
     runs = []
     folders = list(_folders(paths, skipped))
@@ -164,7 +167,11 @@ def noting(path: Path) -> Iterator[None]:
 
 
 def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
-    """Keep the longest of runs with the same config, seed and data, and those that have other rows and did not fail."""
+    """Return the runs without copies, in their order. Notes tell of copies and of unlike runs.
+
+    Of runs with the same config, seed and data, the longest is kept. Others are kept too if they did not fail and their rows
+    differ from those of the runs kept.
+    """
     kept: dict[tuple[str, ...], list[Recorded]] = {}
     longest_last = sorted(runs, key=lambda run: (run.status in OVER, len(run.table)))
     for run in longest_last[::-1]:
@@ -183,7 +190,10 @@ def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
 
 
 def _folders(paths: Sequence[Path], skipped: dict[str, list[str]]) -> Iterator[Path]:
-    """Yield all run folders at any depth, each once."""
+    """Yield all run folders at any depth, each once.
+
+    paths: where to look. skipped: why -> folders; paths without a run are added to it. Raises UserError for a missing path.
+    """
     folders: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
@@ -258,7 +268,11 @@ def read(folder: Path, x: str) -> Recorded:
 
 
 def _keys(config: dict[str, Any]) -> dict[str, str]:
-    """Return the values as texts. A node's `_target_` stands for the node, by its last part; other keys with an underscore go."""
+    """Return the values of a flat config as texts, by dotted key.
+
+    A node's `_target_` is returned under the node's key, without its module. Other keys that begin with an underscore are
+    left out.
+    """
     return {
         key.removesuffix("._target_"): _text(value).rpartition(".")[2] if key.endswith("._target_") else _text(value)
         for key, value in config.items()
@@ -267,7 +281,7 @@ def _keys(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as YAML writes it; 1 and 1.0 are the same text."""
+    """Return a value as a text: a string as it is, others as JSON. 1 and 1.0 give the same text."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, str) else str(value) if type(value) is int else json.dumps(value)

@@ -44,12 +44,12 @@ def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Number
 
 
 def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame:
-    """Return paired t-tests of the groups' last values over the seeds that both groups have, one row per pair on the same
-    problem.
+    """Return paired t-tests of the groups' last values, one row per pair of groups on the same problem.
 
-    A row has the mean difference, the two-sided p-value (nan if all seeds differ by the same), and Holm's correction over all
-    pairs. If values span decades, it has the ratio of geometric means, and logarithms are tested. Several runs of a seed in a
-    group are averaged. A problem with more than `MOST_TESTED` groups is not tested; a note says so.
+    A test is over the seeds that both groups have with finite values; a pair with fewer than two has no row. A row has the
+    mean difference, the two-sided p-value (nan if all seeds differ by the same), and Holm's correction over all pairs. If
+    values span decades, it has the ratio of geometric means, and logarithms are tested. Several runs of a seed in a group are
+    averaged. A problem with more than `MOST_TESTED` groups is not tested; a note says so.
 
     groups: the runs of each group, by label. metric: a column of metrics.csv.
     """

@@ -25,7 +25,11 @@ COLUMNS = ("runs", "seeds", "status", "spent", "final", "best", "to_target", "re
 
 
 class Measured(NamedTuple):
-    """A column of means and deviations. column: its name in the CSV; show: formats a pair of them."""
+    """A column of means and deviations.
+
+    head: its name in the shown table. column: its name in the CSV. show: formats (mean, std) as a text. better: lower, higher
+        or neither.
+    """
 
     head: str
     column: str
@@ -95,7 +99,12 @@ def shown_table(
 
 
 def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, higher: bool) -> list[bool]:
-    """Return whether each value is the best of its problem, or looks equal to it with the digits that are shown."""
+    """Return whether each value is the best of its problem, or looks equal to it with the digits that are shown.
+
+    The only value of a problem, and a nan, give False.
+
+    show: formats (mean, std) as a text. problems: the problem of each value. higher: whether higher is better.
+    """
     tops = mean.groupby(problems).transform("max" if higher else "min")
     several = problems.map(Counter(problems)) > 1
     return [
@@ -105,7 +114,7 @@ def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, highe
 
 
 def tests_shown(tested: pd.DataFrame) -> pd.DataFrame:
-    """Return the tests as texts."""
+    """Return the table of `fedopt.analysis.stats.tests` as texts."""
     texts = tested.map(lambda v: ABSENT if v != v else alike([v], 3)[0] if isinstance(v, float) else str(v))
     apart = tested.columns[1]
     return texts.assign(**{apart: alike(tested[apart].tolist(), 3)})

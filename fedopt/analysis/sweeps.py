@@ -22,7 +22,8 @@ MOST_SHOWN = 50  # rows of the table that is printed
 def report(folder: Path, refused: Mapping[Path, str] | None = None) -> int:
     """Write sweep.csv, print what came out, and return the exit code, 1 if a run failed.
 
-    sweep.csv has a row a run folder: all keys that one of the runs was given, status, final and best metrics, what the target took.
+    sweep.csv has a row for each run folder: every key that a run was given, status, costs, final and best metrics, and what
+    it cost to reach the target.
 
     Args:
         folder: The folder of the sweep.
@@ -71,7 +72,10 @@ def report(folder: Path, refused: Mapping[Path, str] | None = None) -> int:
 
 
 def _best_of(folder: Path, rows: Sequence[dict[str, Any]], metrics: Sequence[str]) -> str:
-    """Return a line on the run with the best last value; empty if the runs have several metrics or the metric has no direction."""
+    """Return a line on the finished run with the best last value.
+
+    It is empty if fewer than two runs have finished, if they have several metrics, or if the metric has no direction.
+    """
     if len(set(metrics)) != 1:
         return ""
     column = f"final_{metrics[0]}"
@@ -85,7 +89,10 @@ def _best_of(folder: Path, rows: Sequence[dict[str, Any]], metrics: Sequence[str
 
 
 def finals_of(rows: Sequence[dict[str, Any]], metrics: Sequence[str], swept: Sequence[str]) -> pd.DataFrame:
-    """Return a table of texts: mean and deviation of last values over seeds, a row a combination of the other swept keys.
+    """Return a table of texts: mean and deviation of last values over seeds, a row for each combination of the other swept
+    keys.
+
+    It is empty if no row has a metric. With one metric its name stands in the head, else in a column.
 
     Args:
         rows: The rows of sweep.csv.

@@ -46,7 +46,10 @@ def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
 
 
 def beside_paper(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return a table.csv as texts in the paper's layout: measured values, with the paper's numbers in brackets."""
+    """Return a table.csv as texts in the paper's layout: measured values, with the paper's numbers in brackets.
+
+    cells: a row for each cell, with row, column, mean, std, seeds (0: not measured) and paper (nan: no number).
+    """
     measured = cells.apply(lambda cell: plus_minus(cell["mean"], cell["std"]) if cell["seeds"] else "-", axis=1)
     paper = ["" if pd.isna(number) else f" ({number:g})" for number in cells["paper"]]
     shown = cells.assign(text=measured + paper).pivot(index="row", columns="column", values="text")
@@ -68,7 +71,7 @@ def unit_of_bytes(means: Sequence[float]) -> str:
 
 
 def alike(values: Sequence[float], digits: int) -> list[str]:
-    """Round to `digits` significant digits, then align decimals if no number needs more than two."""
+    """Return values as texts with `digits` significant digits, all with the same decimals if none needs more than two."""
     texts = [f"{value:#.{digits}g}".rstrip(".") for value in values]
     plain = [text for text in texts if re.fullmatch(r"-?\d+(\.\d+)?", text)]
     decimals = max((len(text.partition(".")[2]) for text in plain), default=0)
@@ -78,14 +81,17 @@ def alike(values: Sequence[float], digits: int) -> list[str]:
 
 
 def rounded(value: object) -> object:
-    """Return a float as text with seven digits, or all digits for large counts; return other values unchanged."""
+    """Return a float as text with seven significant digits, or rounded to a whole number from 1e6 to 1e15.
+
+    Return nan and other values unchanged.
+    """
     if not isinstance(value, float) or math.isnan(value):
         return value
     return f"{value:.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:.7g}"
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write a table as CSV, completely or not at all."""
+    """Write a table as CSV, completely or not at all. Floats are `rounded`; a missing folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     cells = table.astype(object).map(rounded).map(lambda cell: csv_cell(cell) if isinstance(cell, str) else cell)
     write_atomically(path, cells.rename(columns=csv_cell).to_csv(index=False).encode())

@@ -117,7 +117,10 @@ def _apart(amounts: Mapping[str, float], ratio: float) -> tuple[str, str] | None
 
 
 def _ends_worse(run: Recorded, metric: str) -> str:
-    """Return in what a run ends worse than it began: the metric, or a loss many times over; empty if in nothing."""
+    """Return in what a run ends worse than it began, in words; empty if in nothing, or if it has no row of round 0.
+
+    It looks at the metric, and at whether a loss is more than `MANY` times its first value.
+    """
     if run.table["round"].iloc[0] != 0:
         return ""
     first, last = run.values(metric)[[0, -1]]
@@ -195,6 +198,6 @@ def with_status(label: str, runs: Sequence[Recorded]) -> str:
 
 
 def amount(x: str, mean: float, std: float = math.nan) -> str:
-    """Format an amount of what is spent, with its unit."""
+    """Format an amount of what is spent, with its unit. x: a key of `COSTS`. std: nan leaves it out."""
     what = COSTS[x][1].removesuffix("s") if mean == 1 and math.isnan(std) else COSTS[x][1]
     return in_bytes(mean, std) if x == "bytes" else f"{plus_minus(mean, std)} {what}"

@@ -58,7 +58,11 @@ def with_values(searches: Sequence[Search]) -> list[Search]:
 
 
 def winners(searches: Sequence[Search]) -> pd.DataFrame:
-    """Return a row an algorithm: the metric's best value, the defaults' value, and how many trials ended how."""
+    """Return a row an algorithm: the metric's best value, the defaults' value, how many trials ended how, and the keys at an
+        edge.
+
+    Raises UserError if a search has no value.
+    """
     rows = []
     for search in searches:
         values = {search.metric.name: value_of(search, search.best), "default": value_of(search, search.done[0])}
@@ -120,7 +124,10 @@ def draw_best(axis: Axes, trials: Mapping[str, Sequence[Trial]], metric: Metric)
 
 
 def draw(path: Path, searches: Sequence[Search]) -> None:
-    """Draw the best of k trials, and a picture for each algorithm and key with all its trials."""
+    """Draw the best of k trials, and a picture for each algorithm and key with all its trials.
+
+    searches: on one metric; each has a value, else UserError is raised.
+    """
     panels = [(search, key, values) for search in searches for key, values in search.ranges.items()]
     columns, metric, sign = min(len(panels) + 1, COLUMNS), searches[0].metric, searches[0].metric.sign
     names = {search.algo: display_name(search.algo, search.folders) for search in searches}
@@ -178,7 +185,7 @@ def source(search: Search) -> str:
 def write_tuned(search: Search, folder: Path) -> Path:
     """Write the best values into FOLDER/tuned/<algorithm>.yaml, under the problem, and return the path.
 
-    Other problems in the file stay unchanged.
+    Other problems in the file stay unchanged. Raises UserError if the search has no value.
     """
     problem, path = search.problem, folder / "tuned" / f"{search.algo}.yaml"
     before = content(path).get(problem, {}) if path.exists() else {}
@@ -199,9 +206,10 @@ def write_tuned(search: Search, folder: Path) -> Path:
 
 
 def _other_preset(search: Search) -> dict[str, Any]:
-    """Return key -> value for what `preset` in the search's words brought.
+    """Return the values with which the search ran for keys that tuned values set, by dotted key.
 
-    If the preset left tuned values out, their keys have the defaults.
+    They are of interest if the words have a `preset`; else the result is empty. If the preset left tuned values out, they are
+    the defaults. Budgets and times of evaluation are left out.
     """
     if "preset" not in map(key_of, search.words):
         return {}
@@ -221,7 +229,10 @@ def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def write_searches(searches: Sequence[Search], folder: Path) -> list[Path]:
-    """Write the table, the picture and the tuned values of searches that have a value; return the files."""
+    """Write trials.csv, tune.png and tuned/<algorithm>.yaml into a folder; return their paths.
+
+    Every search must have a value, else UserError is raised.
+    """
     trials, picture = folder / "trials.csv", folder / "tune.png"
     write_table(trials, table(searches))
     draw(picture, searches)

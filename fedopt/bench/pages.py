@@ -104,7 +104,10 @@ def _ranked(table: pd.DataFrame, currency: str, folders: Folders) -> pd.DataFram
 
 
 def _firsts(hits: pd.DataFrame) -> str:
-    """Return a table as Markdown: the best method of each task in each currency, with defaults and with tuned values."""
+    """Return a table as Markdown: the best method of each task in each currency.
+
+    A cell is 'a → b' if a is best with defaults, and b with tuned values.
+    """
     worths, by = hits.assign(worth=worth(hits["cost"])), ["task", "currency", "kind"]
     table = worths.pivot_table(index=by, columns="method", values="worth", sort=False)
     best = table.eq(table.max(axis=1), axis=0) & (table > 0)

@@ -64,7 +64,11 @@ def _frozen(ranges: Mapping[str, Range], point: Point, trial: "Trial") -> optuna
 
 
 def proposed(ranges: Mapping[str, Range], before: "Iterable[Trial]", count: int, seed: int, trials: int) -> list[Point]:
-    """Return points that Optuna's tree-structured Parzen estimator proposes, from trials within the ranges."""
+    """Return points that Optuna's tree-structured Parzen estimator proposes, from trials within the ranges.
+
+    ranges: key -> range. before: the trials so far. count: how many points. seed: the seed of the proposals. trials: the
+        number of trials of the search; until a third of them are known (at least 2, at most 10), points are random.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         startup = max(2, min(10, trials // 3))

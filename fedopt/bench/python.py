@@ -66,8 +66,12 @@ def tune(
         prune: Whether runs stop early that are worse than half of those before.
         again: Whether a search goes on around a best value at the edge of its range, with half as many trials.
 
+    Returns:
+        The best values and all trials. A method none of whose trials has a value is in ``trials`` only.
+
     Raises:
-        UserError: There is a mistake. A method without a trial that has a value is not one; it is then in ``trials`` only.
+        UserError: There is a mistake in the arguments, or the folder holds another search.
+        Unfinished: Runs did not come to an end.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     given = shlex.split(words) if isinstance(words, str) else [*words]

@@ -22,7 +22,7 @@ LEVEL = 0.05  # of p after Holm's correction: with ten seeds the least p is 0.00
 
 
 def solved(hits: pd.DataFrame) -> pd.DataFrame:
-    """Return the share of (task, target, seed) that each method has reached within each of `BUDGETS`, a column a method.
+    """Return the share of (task, target, seed) that each method has reached, a row for each of `BUDGETS`, a column a method.
 
     A column depends on no other method.
     """
@@ -46,8 +46,9 @@ def worth(cost: pd.Series) -> pd.Series:
 def scores(hits: pd.DataFrame, samples: int = SAMPLES, seed: int = 0) -> pd.DataFrame:
     """Return a row a method, the best first.
 
-    score: the mean `worth`, which no other method changes. low, high: the ends of its band. tasks: their number. rank: only for a
-    method that takes part in all tasks. rank holds: the share of samples in which it has this rank.
+    score: the mean `worth`, which no other method changes. low, high: the ends of its bootstrap band, of confidence `BAND`.
+    tasks: the number of tasks that it takes part in. rank: missing unless it takes part in all.
+    rank holds: the share of samples in which it has this rank.
 
     Args:
         hits: The hits of a board in one currency.

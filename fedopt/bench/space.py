@@ -66,11 +66,13 @@ class Range:
         return 0 <= self.share(text) <= 1
 
     def at_edge(self, text: str) -> bool:
-        """Return whether a value lies within a tenth of an end, so that better values may lie beyond it."""
+        """Return whether a value of a log or uniform range lies within a tenth of an end, so that better values may lie beyond
+        it.
+        """
         return self.kind in ("log", "uniform") and not EDGE <= self.share(text) <= 1 - EDGE
 
     def around(self, text: str) -> "Range":
-        """Return a range of the same width with the value in the middle."""
+        """Return a log or uniform range of the same width with the value in the middle."""
         low, high = self.ends
         moved = self.share(text) - 0.5
         if self.kind == "log":
@@ -81,8 +83,10 @@ class Range:
 def read_range(word: str) -> tuple[str, Range] | None:
     """Return the key and the range in a word of a command; None if the word gives one value.
 
+    Values with commas between are a choice.
+
     Raises:
-        UserError: The ends of the range cannot be.
+        UserError: The ends of the range are not two rising numbers, or a log range does not begin above 0.
     """
     key, _, text = word.partition("=")
     match = _RANGE.fullmatch(text.strip())
@@ -112,7 +116,10 @@ def words_of(point: Point) -> list[str]:
 
 
 def default_ranges(composed: Composed) -> dict[str, Range]:
-    """Return key -> range for the algorithm's keys that have a role, around the config's values."""
+    """Return key -> range for the algorithm's keys that have a role, around the config's values.
+
+    Of a schedule, it is the initial value. Keys with a list or null are left out.
+    """
     values, ranges = flat(composed.nodes), dict[str, Range]()
     for key, role in roles(composed.chosen["algo"], composed.folders).items():
         name = key if key in values else f"{key}.initial"  # of a schedule
@@ -173,7 +180,8 @@ def cube(sampler: str, ranges: Mapping[str, Range], count: int, seed: int) -> It
 
     Methods with equally many ranges get points at the same fractions of them, in the order of their keys.
 
-    sampler: sobol, grid or random. ranges: of each key. count: how many points. seed: of the points.
+    sampler: sobol, grid or random. ranges: key -> range. count: how many points; a grid may have fewer. seed: the seed of the
+        points, which a grid does not use.
     """
     if sampler == "grid":
         yield from grid(ranges, count)

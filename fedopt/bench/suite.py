@@ -176,7 +176,11 @@ class Suite:
         return max(needed - len([*(self.out / task.name).rglob("summary.json")]), 0)
 
     def run(self, task: Task, methods: Sequence[str], launcher: Launcher) -> None:
-        """Do the missing runs of a task: the trials of these methods, then the reports of the best ones. Raises UserError."""
+        """Do the missing runs of a task: the trials of these methods, then the reports of the best ones.
+
+        Raises UserError if the task changed, or the defaults of a method cannot be run; Unfinished if runs did not come to an
+        end.
+        """
         searches = self._searches(task, methods)
         (self.out / task.name).mkdir(parents=True, exist_ok=True)
         RunFolder(self.out / task.name).write_json("task.json", {key: asdict(task)[key] for key in FIXED})
@@ -190,7 +194,7 @@ class Suite:
         refuse_unfinished(jobs, run_all(jobs, launcher))
 
     def results(self, task: Task) -> list[Result]:
-        """Return the result of each method. Raises UserError if one has not been tried."""
+        """Return the result of each method. Raises UserError if one lacks trials, or the task changed."""
         return [self._result(task, search) for search in self._searches(task, self.methods(task))]
 
     def _result(self, task: Task, search: Search) -> Result:
@@ -203,7 +207,7 @@ class Suite:
         return Result(search, best)
 
     def reports(self, task: Task, result: Result, currency: str = "") -> list[Report]:
-        """Return the runs that a method is judged by, in one currency or in all of them."""
+        """Return the runs that a method is judged by. currency: the one to judge by; empty: all of them."""
         search, seeds = result.search, range(self.seeds)
         claimed = any(search.algo in (claim.one, claim.other) for claim in task.claims)
         groups = [self._tried(search, "default", 0)]
@@ -272,7 +276,7 @@ def rows(folder: Path) -> Recorded | None:
 def reached(task: Task, recorded: Recorded | None, currency: str) -> list[float]:
     """Return the share of the budget that a run had spent when it reached each target; infinity if it did not.
 
-    A target counts as reached if the next evaluation is there too; its cost is that of this next one.
+    A target counts as reached if two evaluations in a row reach it; its cost is that of the second. No run reaches none.
     """
     if recorded is None:
         return [math.inf] * len(task.targets)
@@ -293,8 +297,9 @@ def _order(
 ) -> tuple[bool, float, float, float]:
     """Return a key by which trials are sorted, best first.
 
-    It has: divergence, the number of missed targets, the cost of the hardest target that was reached, and the metric at the
-        end of the budget. These are medians over seeds; with two seeds, both must reach a target.
+    Its parts: whether the trial has no value, the number of missed targets, the cost of the hardest target that was reached,
+        and the metric at the end of the budget. The last three are medians over seeds; with two seeds, both must reach a
+        target.
     """
     medians = np.median([reached(task, run, currency) for run in runs], axis=0)
     finite = medians[np.isfinite(medians)]

@@ -82,7 +82,12 @@ class Worse:
 
 @dataclass(frozen=True)
 class Trial:
-    """A point and its outcome. values, statuses: one a seed; loss: the median value, with its sign changed if higher is better."""
+    """A point and its outcome.
+
+    stage: one of `STAGES`. number: its place in the stage, from 0. point: empty for the defaults.
+    values, statuses: one for each seed; a run without a last value has None.
+    loss: the median value, with its sign changed if higher is better. A run that has not finished counts as infinite.
+    """
 
     stage: str
     number: int
@@ -141,7 +146,7 @@ class Search:
 
     @cached_property
     def defaults(self) -> dict[str, str]:
-        """Return key -> the value of the first trial, as words of a command write it."""
+        """Return key -> its value in the first trial, which runs with the algorithm's own values, as a command writes it."""
         values = flat(compose(self.command({}), self.folders).nodes)
         return {key: v if isinstance(v := values[key], str) else json.dumps(v) for key in self.ranges}
 
@@ -169,7 +174,10 @@ class Search:
         return self.folder / f"{stage}{number:03d}" / f"seed{seed}"
 
     def planned(self, stage: str) -> int:
-        """Return the number of trials of a stage; the first stage includes the defaults."""
+        """Return the number of trials of a stage; the first stage includes the defaults.
+
+        The second stage has 0 unless the best value of the first lies at an edge and `how.again` is set.
+        """
         if stage == STAGES[0]:
             is_grid = self.how.sampler == "grid"  # which may have fewer points
             return 1 + (len([*cube("grid", self.ranges, self.how.trials, 0)]) if is_grid else self.how.trials)
@@ -182,7 +190,10 @@ class Search:
         return self.how.seeds * sum(map(self.planned, STAGES[: STAGES.index(stage) + 1]))
 
     def batch(self, stage: str) -> "list[tuple[int, Point]]":
-        """Return numbers and points of the next batch of trials, without those that are recorded already."""
+        """Return (number, point) of each trial in the next batch, without those that are recorded already.
+
+        It is empty if the stage is complete.
+        """
         there, planned = [trial for trial in self.done if trial.stage == stage], self.planned(stage)
         size = BATCH if self.how.sampler == "tpe" or self.how.prune else planned  # else no trial depends on another
         first = len(there) - len(there) % size if planned else 0
@@ -227,7 +238,10 @@ class Search:
                 self.done.append(trial)
 
     def _ended(self, stage: str, number: int) -> Trial | None:
-        """Return a trial as its folders record it; None while runs of it are still to be done."""
+        """Return a trial as its folders record it; None while runs of it are still to be done.
+
+        Raises UserError if a file is damaged, or belongs to another search.
+        """
         folders = [RunFolder(self.place(stage, number, seed)) for seed in self.seeds]
         point = self._begun(stage, number)
         refused = number == 0 and stage == STAGES[0] and any(folder.status() is None for folder in folders)
@@ -247,7 +261,10 @@ class Search:
         return Trial(stage, number, point, values, statuses, float(np.median(losses)))
 
     def _begun(self, stage: str, number: int) -> Point | None:
-        """Return the point of a trial, from the overrides of its first run; None if they are not of this search."""
+        """Return the point of a trial, from the overrides of its first run. The trial of the defaults has the point {}.
+
+        None: the trial has not begun, or belongs to another search.
+        """
         words = RunFolder(self.place(stage, number, FIRST_SEED)).card().get("overrides", ())
         if number == 0 and stage == STAGES[0]:
             return {} if words else None
@@ -292,9 +309,10 @@ class Search:
         return int(np.random.SeedSequence([self.how.seed, STAGES.index(stage), number]).generate_state(1)[0])
 
     def _limit(self, stage: str, j: int) -> Worse | None:
-        """Return when a run with the j-th seed is pruned: if it is worse than the median of earlier batches at equal spends.
+        """Return the function that stops a run with the j-th seed.
 
-        Return None if nothing is pruned, or fewer than `BEFORE` trials have finished.
+        It does so if the run is worse than the median of the trials in earlier batches at the same cost. Return None if
+        nothing is pruned, or fewer than `BEFORE` trials have finished.
         """
         full = len([t for t in self.done if t.stage == stage]) // BATCH * BATCH
         earlier = [t for t in self.done if (t.stage != stage or t.number < full) and t.statuses[j] == "finished"]

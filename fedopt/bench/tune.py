@@ -26,10 +26,10 @@ def planned_searches(
     """Return the search of each algorithm that the words name, checked as far as possible before a run.
 
     Args:
-        words: As of a sweep: `algo=` with commas between several, one problem, and ranges.
+        words: The overrides: `algo=` with commas between several, one problem, settings and ranges.
         folders: The user's config folders.
-        metric: What is searched for; by default the problem's first metric on validation data, else its first.
-        budget: KEY=VALUE of the config node `budget`.
+        metric: What is optimised; by default the problem's first metric on validation data, else its first.
+        budget: KEY=VALUE of the config node `budget`. None: as the words or the config have it.
         how: How the searches go.
         folder: The folder of all trials.
 
@@ -59,9 +59,7 @@ def planned_searches(
     for search in searches:
         search.update()
     if unused := [key for key in ranges if not any(key in search.ranges for search in searches)]:
-        raise UserError(
-            f"{unused[0]}: no algorithm of this search has this key; correct or remove it; correct or remove it"
-        )
+        raise UserError(f"{unused[0]}: no algorithm of this search has this key; correct or remove it")
     return searches
 
 
@@ -104,15 +102,15 @@ def _search(
 
 
 def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> None:
-    """Do all trials that are missing. The same call goes on where it was stopped.
+    """Do all trials that are missing. The same call resumes a stopped search.
 
     Args:
-        searches: The searches.
+        searches: The searches, whose `done` grows.
         folder: The folder of all trials.
         launcher: What does the runs.
 
     Raises:
-        UserError: The folder holds another search.
+        UserError: The folder holds another search, is in use or is damaged; or the defaults of a method cannot be run.
         Unfinished: Runs did not come to an end.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
@@ -163,7 +161,11 @@ def _check(jobs: Iterable[Job]) -> None:
 
 
 def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, Any]:
-    """Return the content of search.json. Raises UserError if the file there is of another search."""
+    """Return what search.json should hold: its content, with these searches added.
+
+    Raises UserError if it holds a search of one of the algorithms with different words, ranges or options. More trials are
+    allowed.
+    """
     path = folder / "search.json"
     before = read_json(path, {}, others=dict[str, Any])
     for search in searches:
@@ -172,16 +174,16 @@ def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, A
         now, then = {"words": [*search.words], "ranges": ranges, "how": how}, before.get(search.algo, {})
         if then and now != then | {"how": _longer(then.get("how"), how)}:
             name = next(key for key in now if then.get(key) != now[key])
-            other = f"{folder}: holds a search of {search.algo} with different {name}"
+            other = f"{folder}: holds a search of {search.algo} with different {'options' if name == 'how' else name}"
             raise UserError(f"{other}; choose another folder with --out DIR")
         before[search.algo] = now
     return before
 
 
 def _longer(before: Any, how: dict[str, Any]) -> Any:
-    """Return how a search went before, with the new number of trials if it is larger and they include the earlier ones.
+    """Return the options of the search before, with the new number of trials if it is larger.
 
-    Those of a grid do not.
+    A grid keeps its number, as more trials would be other points.
     """
     trials = before.get("trials") if isinstance(before, dict) else None
     more = isinstance(trials, int) and how["trials"] > trials and how["sampler"] != "grid"

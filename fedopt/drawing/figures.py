@@ -85,7 +85,7 @@ def spans_decades(metric: Metric, values: np.ndarray) -> bool:
 
 
 def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
-    """Label the axes. x: a key of `COSTS`, or a label. y: a label. title: above the picture."""
+    """Label the axes, and set their ticks and grid. x: a key of `COSTS`, or a label. y: a label. title: above the picture."""
     axis.set_xlabel(COSTS[x][1] if x in COSTS else cut(x))
     axis.set_ylabel(cut(y))
     if x == "bytes":
@@ -160,7 +160,10 @@ def draw_lines(
 
 
 def cut(text: str) -> str:
-    """Return a text as a picture shows it: cut if it is too long, with escapes for what is not printed, and plain dollar signs."""
+    """Return a text for a picture: cut if it is too long, with escapes for what is not printed.
+
+    If matplotlib can draw every line, what is between two $ is drawn as a formula. Else each $ is shown as it is.
+    """
     text = "\n".join(map(printable, (text if len(text) <= LONGEST else f"{text[:LONGEST]}…").split("\n")))
     return text if "$" not in text or all(map(is_mathematics, text.splitlines())) else text.replace("$", r"\$")
 
@@ -198,7 +201,7 @@ def pictures(
     """Yield the axes of a figure to draw on, row by row; then write the figure.
 
     Args:
-        paths: The files.
+        paths: The files; their endings choose the formats.
         count: The number of pictures.
         columns: How many are side by side. None: up to three, and two of four.
         width: Inches of the whole figure. None: a column of a paper for each picture.
@@ -225,12 +228,12 @@ def save(
     """Write a figure with its title, one legend without repeated labels, and a note below.
 
     Args:
-        figure: The figure.
-        paths: The files.
+        figure: The figure; its texts are broken into lines in place.
+        paths: The files; their endings choose the formats. Missing folders are made.
         title: Above the pictures.
         note: Below the pictures.
-        place: Where the legend stands, one of `LEGENDS`.
-        grows: Whether the figure grows by the heights of these, so that the axes keep theirs.
+        place: Where the legend stands, one of `LEGENDS`; inside is in the first picture.
+        grows: Whether the figure grows by the heights of title, legend and note, so that the axes keep theirs.
 
     Raises:
         UserError: The figure is too small for its axes.
@@ -273,7 +276,10 @@ def save(
 
 
 def _legend(figure: Any, handles: Mapping[str, Any], side: str, title: str) -> Legend:
-    """Make a legend as wide as the figure, to be read row by row."""
+    """Make a legend as wide as the figure at most, to be read row by row.
+
+    handles: by label. side: upper or lower. title: the legend's.
+    """
     labels, width = {label: label for label in handles}, figure.get_figwidth()
     for columns in range(min(len(labels), int(2.4 * width)), 0, -1):
         order = [label for column in range(columns) for label in [*labels][column::columns]]
@@ -290,7 +296,7 @@ def _legend(figure: Any, handles: Mapping[str, Any], side: str, title: str) -> L
 
 
 def _fit(text: Any, inches: float) -> None:
-    """Break a text of matplotlib's into lines of at most this many inches."""
+    """Break a matplotlib text, in place, into lines of at most this many inches."""
     words = cut(text.get_text())
     text.set_text(words)
     letters = len(words)

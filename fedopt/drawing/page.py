@@ -51,14 +51,14 @@ class Section(NamedTuple):
 
 
 class Page(NamedTuple):
-    """An HTML page. title: of the page. sections: in order. notes: a list above the sections."""
+    """An HTML page. title: the page's title. sections: its sections, in order. notes: a list above the sections."""
 
     title: str
     sections: Sequence[Section]
     notes: Sequence[str] = ()
 
     def html(self, stamp: str = "") -> str:
-        """Return the page as HTML. Raises UserError without plotly.
+        """Return the page as HTML. Raises UserError if plotly is not installed.
 
         stamp: the text by which a served page notices changes (`fedopt.drawing.live`); empty for a page in a file.
         """
@@ -71,7 +71,10 @@ class Page(NamedTuple):
         return template.render(parts, made=made, data=_packed(json.dumps(data)))
 
     def write(self, path: str | Path) -> Path:
-        """Write the page to a file and return its path. Raises UserError if the path is a folder, and OSError."""
+        """Write the page to a file and return its path. Missing folders are made.
+
+        Raises UserError if the path is a folder or plotly is not installed, and OSError if the file cannot be written.
+        """
         path = Path(path)
         if path.is_dir():
             raise UserError(f"{path}: is a folder; name a file, such as {path / 'report.html'}")
@@ -96,7 +99,7 @@ def _file(name: str) -> str:
 
 
 def _packed(text: str) -> str:
-    """Compress a text into letters without a meaning in HTML."""
+    """Compress a text with gzip into Base64, which needs no escapes in HTML."""
     return b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 

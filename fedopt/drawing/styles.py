@@ -83,13 +83,13 @@ class PlotStyle:
         xlim, ylim: The ends of the axes. None: by the values.
         logx: Whether the x axis is logarithmic. It then leaves out points with x = 0.
         logy: Whether the y axis is logarithmic. None: if the values span decades.
-        title: Above the picture.
+        title: The text above the picture.
         legend: Where the legend stands.
         caption: Whether a text below says what is drawn.
         band: What is drawn around a mean, one of `fedopt.analysis.lines.BANDS`.
-        width, height: Inches of the whole figure. None: a column of a paper.
-        font: The size of letters, in points. None: the style's.
-        style: A matplotlib style file. None: none.
+        width, height: Inches of the whole figure, 1 to 20. None: as wide as a column of a paper for each picture.
+        font: The size of letters, 4 to 60 points. None: the style's.
+        style: A matplotlib style file. None: fedopt's own style.
         slides: Whether the figure is for slides: 16:9, with large letters.
     """
 

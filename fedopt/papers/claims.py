@@ -33,6 +33,7 @@ class Claim:
     says: the claim in words.
     measure: the expression, or min, max or sum with a list of expressions, as {min: [...]}.
     paper: what the paper shows, in words; for a band with its half width, such as '91.5 (read to ± 0.5)'.
+    at_least, at_most, within, equals: the bound; a claim has exactly one of them.
     within: the largest distance of the mean from `of`, half the width of a band.
     exact: whether the measure has the same value for all seeds by construction, so that one seed decides.
     why: one sentence on what makes the difference, shown if the claim does not hold.
@@ -59,9 +60,9 @@ class Claim:
     @model_validator(mode="after")
     def _one_bound(self) -> "Claim":
         if [self.at_least, self.at_most, self.within, self.equals].count(None) != 3:
-            raise ValueError("give one of at_least, at_most, within, equals")
+            raise ValueError("must have exactly one of at_least, at_most, within, equals")
         if self.of and self.within is None:
-            raise ValueError("of needs within")
+            raise ValueError("of: is the middle of a band; give within too, or remove it")
         if self.here and self.here.count("{}") != 1:
             raise ValueError("here must have {} once, for the value")
         return self
@@ -74,7 +75,7 @@ class Claim:
         return next(f"{sign} {value:g}" for sign, value in bounds.items() if value is not None)
 
     def margin(self, value: float) -> float:
-        """Return how far inside the bound the value is, negative if outside; infinity for `equals`."""
+        """Return how far inside the bound the value is, negative if outside. For `equals` it is plus or minus infinity."""
         if self.equals is not None:
             return math.inf if math.isclose(value, self.equals, rel_tol=EXACT, abs_tol=EXACT) else -math.inf
         if self.within is not None:
@@ -82,7 +83,10 @@ class Claim:
         return value - self.at_least if self.at_least is not None else self.at_most - value  # type: ignore[operator]
 
     def verdict(self, mean: float, std: float, n: int) -> str:
-        """Decide the claim from the mean and the standard deviation of the measure over n seeds."""
+        """Return the verdict from the mean and the standard deviation of the measure over n seeds.
+
+        A nan as mean gives `UNMEASURED`. One seed leaves the claim undecided, unless it is `exact`.
+        """
         if math.isnan(mean):
             return UNMEASURED
         margin, half = self.margin(mean), 0.0 if self.exact else math.inf

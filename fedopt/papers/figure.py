@@ -24,7 +24,8 @@ LOGARITHMIC = {"auto": None, "linear": False, "log": True}
 def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.DataFrame:
     """Return the points of all lines, in the columns `CURVES`, then the figure's x, mean, low and high.
 
-    title: of the metric; scale: of its axes; seeds: their number; diverged: whether a run did.
+    Of `CURVES`, title is the metric's, scale that of the y axis, seeds the number of runs, and diverged whether one did. A
+    line whose runs lack the metric has no points.
 
     lines: label -> its runs.
     """
@@ -124,7 +125,8 @@ def _note(published: Published, table: pd.DataFrame) -> str:
 def _names(panel: str, labels: Sequence[str]) -> dict[str, str]:
     """Return label -> the line's name in its panel.
 
-    The name leaves out what all labels have in common: what of it the panel's title says, or, if that is nothing, all of it.
+    A label has parts with commas between. The name leaves out the parts that all labels share; if the panel's title has some
+    of these, only those.
     """
     parts = {label: label.split(", ") for label in labels}
     shared = set.intersection(*map(set, parts.values())) if panel and len(parts) > 1 else set()
@@ -191,6 +193,10 @@ def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame
 
 
 def _decades(published: Published, part: pd.DataFrame) -> dict[str, bool]:
-    """Return whether the axes x and y are logarithmic."""
+    """Return whether the axes x and y are logarithmic: as the scale says, or for auto, if the values are positive and span a
+        decade.
+
+    part: the points in a panel.
+    """
     decades = {name: part[name].min() > 0 and part[name].max() >= 10 * part[name].min() for name in "xy"}
     return {name: published.scale == "log" or (published.scale == "auto" and decades[name]) for name in "xy"}

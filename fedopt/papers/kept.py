@@ -30,7 +30,10 @@ def keep(name: str, folders: Sequence[Path], folder: Path, into: Path) -> None:
 
     The figure.csv of points against a setting is copied unchanged. Files of an earlier copy are replaced.
 
-    name: of the experiment. folders: of configs. folder: of the results. into: of the copy.
+    name: the experiment's name. folders: config folders besides fedopt's. folder: where the results are. into: where the copy
+        goes.
+
+    Raises UserError if the experiment or a table is broken.
     """
     into.mkdir(parents=True, exist_ok=True)
     for file in (*COPIED, "curves.csv", FIGURE):
@@ -46,7 +49,11 @@ def keep(name: str, folders: Sequence[Path], folder: Path, into: Path) -> None:
 
 
 def draw_again(name: str, folders: Sequence[Path], folder: Path) -> None:
-    """Draw the figure of the results kept in a folder, with the experiment's present titles, panels and claims.
+    """Draw figure.svg in a folder of kept results, with the experiment's present titles, panels and claims.
+
+    It does nothing if the folder has no curves.csv.
+
+    name: the experiment's name. folders: config folders besides fedopt's. folder: where the results are.
 
     Raises UserError if the experiment or a table is broken.
     """
@@ -62,9 +69,9 @@ def draw_again(name: str, folders: Sequence[Path], folder: Path) -> None:
 
 
 def _kept(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return up to `POINTS` points of each line and metric, with the first and the last.
+    """Return up to `POINTS` points of each line and metric, with the first and the last, and values of five digits.
 
-    A table of points is returned unchanged.
+    A table of points against a setting is returned unchanged.
     """
     if "line" not in curves:
         return curves
@@ -79,7 +86,8 @@ def judged_again(name: str, folders: Sequence[Path], folder: Path) -> list[dict[
 
     A claim whose measure or runs changed since then counts as not measured.
 
-    folders: of configs. folder: of the results, with claims.csv and runs.csv.
+    name: the experiment's name. folders: config folders besides fedopt's. folder: has claims.csv and runs.csv; without them,
+        nothing counts as measured.
 
     Raises UserError if the experiment or a table is broken.
     """

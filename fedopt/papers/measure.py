@@ -58,7 +58,7 @@ class Word(NamedTuple):
 class Mark(NamedTuple):
     """A number of the paper's for a line and a metric.
 
-    x, y: pairs (from, to); x is empty if the number does not belong to one x.
+    label: the line's. x, y: pairs (from, to); x is empty if the number does not belong to one x.
     """
 
     label: str
@@ -89,12 +89,18 @@ class Measure:
             raise UserError(f"{text[:200]!r} cannot be read as an expression: {why}") from None
 
     def lines(self, points: Mapping[str, Mapping[float, str]]) -> list[str]:
-        """Return the labels of the lines in it, each once. points: of the experiment, whose lines a `fit` of a series needs."""
+        """Return the labels of the lines in the measure, each once.
+
+        points: the experiment's, as in `Published`; the lines of a `fit` are those of its series.
+        """
         labels = ([*points[word.label].values()] if word.name == "fit" else [word.label] for word in self.words)
         return list(dict.fromkeys(chain.from_iterable(labels)))
 
     def value(self, runs: SeedRuns, **names: str | float) -> float:
-        """Return its value on the runs of one seed. names: the values of `line` and `x`. Raises Unmeasurable if it has none."""
+        """Return the measure's value on the runs of one seed. Raises Unmeasurable if it has none.
+
+        names: the values of `line` and `x`, if the measure uses them.
+        """
         functions = {name: getattr(runs, name) for name in WORDS} | FUNCTIONS
         evaluator = SimpleEval(operators=OPERATORS, functions=functions, names=names)
         try:
@@ -104,7 +110,7 @@ class Measure:
             raise Unmeasurable(str(error)) from None
 
     def mark(self, paper: str, metric: str, x: str) -> Mark | None:
-        """Return the paper's number on the axes of a figure of metric against x; None if it does not belong there.
+        """Return the paper's number as a mark on a figure of metric against x; None if it does not belong there.
 
         It belongs there if the measure is a word in `ON_AXES` of one line, or such a word minus the paper's number.
 
@@ -132,7 +138,9 @@ class Measure:
         return Mark(label, metric, (), numbers)
 
     def slope(self, paper: str) -> tuple[str, float] | None:
-        """Return the series and the slope that the paper has for it if the measure is `fit` of a series, else None."""
+        """Return (series, the paper's slope) if the measure is just the `fit` of a series and the paper's text is a number,
+        else None.
+        """
         numbers = numbers_in(paper)
         is_fit = isinstance(self.tree, ast.Call) and ast.unparse(self.tree.func) == "fit"
         return (self.words[0].label, numbers[0]) if is_fit and numbers else None
@@ -160,7 +168,11 @@ def parsed(*names: str) -> PlainValidator:
 
 
 def numbers_in(paper: str) -> tuple[float, float] | None:
-    """Read (from, to) out of a text; one number gives it twice. Returns None if the text is not a number, such as 'above'."""
+    """Read (from, to) out of a text such as '3 to 4'; one number gives it twice.
+
+    'about' or 'almost' before it and a remark in brackets after it are allowed. Returns None for any other text, such as
+    'above'.
+    """
     match = _NUMBERS.fullmatch(paper.strip())
     return (float(match[1]), float(match[2] or match[1])) if match else None
 

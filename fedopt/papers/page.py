@@ -89,7 +89,7 @@ def _results(paths: Sequence[Path]) -> list[Path]:
 
 
 def _runs_of(results: Path) -> Path | None:
-    """Return the folder of the runs that a folder of results names; None if it does not exist."""
+    """Return the first folder named `runs` beside a folder of results, or beside one that it lies in; None if there is none."""
     return next((path for parent in results.resolve().parents if (path := parent / "runs").is_dir()), None)
 
 

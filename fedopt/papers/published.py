@@ -61,9 +61,9 @@ class Published:
     x: the cost axis. until: the x at which the picture ends; runs may go on.
     y: columns of metrics.csv, one picture for each. A measure that names no metric takes the first.
     y_from: the lower end of the y axis. transform: a function of the values that is drawn.
-    scale: of the axes; auto is logarithmic if values span decades.
-    panels: title -> labels or series of points; each panel is a row of pictures. x_label, y_label: of all panels, or by panel
-        title.
+    scale: the scale of the y axis, and of x for points; auto is logarithmic if values span decades.
+    panels: title -> labels or series of points; each panel is a row of pictures. x_label, y_label: one for all panels, or
+        panel title -> label.
     constants: name -> a number of the published figure that no run gives, drawn as a dotted line.
 
     points: series -> {x: label}, drawn as one picture of `point` against x instead of curves.
@@ -107,7 +107,7 @@ class Published:
         return self
 
     def check_labels(self) -> None:
-        """Raise UserError for a label that is not a line's, or not a series' in `fit`."""
+        """Raise UserError for a label that is not one of `lines`, or, in a `fit`, not one of the series of `points`."""
         cells = [label for row in self.table.values() for label, _ in row.values()]
         points = [label for series in self.points.values() for label in series.values()]
         panels = [label for label in chain(*self.panels.values()) if label not in self.points]
@@ -191,7 +191,7 @@ def tasks(
 ) -> list[Task]:
     """Return the runs of the lines (None: all of them), for `seeds` seeds from `first` on.
 
-    further: overrides that win over a line's. Raises UserError if an override does not fit.
+    name: the experiment's. further: overrides that win over a line's. Raises UserError if an override does not fit.
     """
     needed = []
     for line, words in published.lines.items():

@@ -26,7 +26,8 @@ SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds
 class Plan:
     """An experiment as one command runs it: the runs that it needs, and where its results go.
 
-    name: <paper>/<name>. folders: config folders besides fedopt's. words: overrides that win over those of lines.
+    name: <paper>/<name>. published: the experiment. folders: config folders besides fedopt's.
+    words: overrides that win over those of lines.
     runs: the folder of all runs. results: the folder of its results.
     most_seeds: the largest number of seeds for lines of undecided claims; 0 adds none.
     with_claims: whether claims are judged. first: the first seed. tasks: the runs that it needs so far.
@@ -55,7 +56,10 @@ class Plan:
         return len(new)
 
     def add_undecided(self) -> int:
-        """Add seeds to the lines of undecided claims if all runs of these lines were short; return the number of new runs."""
+        """Add seeds, up to `most_seeds`, to the lines of undecided claims; return the number of new runs.
+
+        It leaves out a claim if no run of its lines has ended, or if one took `SHORT` seconds or more.
+        """
         if not self.most_seeds:
             return 0
         seeds, lines = self.ended(), []
@@ -68,7 +72,7 @@ class Plan:
         return self.add(self.most_seeds, lines)
 
     def ended(self) -> dict[int, SeedRuns]:
-        """Return seed -> its finished runs, for all seeds of the tasks."""
+        """Return seed -> its ended runs, for all seeds of the tasks. A run that cannot be read is left out with a note."""
         ended: dict[int, dict[str, Recorded]] = {task.seed: {} for task in self.tasks}
         for task in self.tasks:
             if RunFolder(folder := self.runs / task.folder).status() in ENDED:
@@ -81,8 +85,10 @@ class Plan:
 def report(plan: Plan, formats: Sequence[str]) -> None:
     """Write the results of a plan, and print its table and its claims.
 
-    It writes figure.csv; table.csv, or the figure in these formats; curves.csv if curves are drawn; claims.csv if
-    `with_claims`.
+    It writes figure.csv always, and claims.csv if `with_claims`. An experiment with a table gets table.csv, one with points
+    the figure. One without either gets the figure and curves.csv. Without values there is no figure.
+
+    formats: of the figure, such as png.
     """
     published, seeds = plan.published, plan.ended()
     pictures = [plan.results / f"figure.{name}" for name in formats]

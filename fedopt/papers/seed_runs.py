@@ -60,7 +60,7 @@ class SeedRuns:
         return self._first(label, hits, x, or_end)
 
     def smooth(self, label: str, n: int = 0, metric: str = "", until: float = math.inf) -> float:
-        """Return the mean of the last n evaluations up to x = until. By default n is a fifth of them, at least 3."""
+        """Return the mean of the last n evaluations up to x = until. If n is 0, it is a fifth of them, at least 3."""
         return float(np.mean(self._last(label, n, metric, until)))
 
     def noise(self, label: str, n: int, metric: str = "", until: float = math.inf) -> float:
@@ -89,11 +89,11 @@ class SeedRuns:
         return self._first(label, hits.tolist(), x, or_end)
 
     def mean_square(self, label: str, n: int, metric: str = "") -> float:
-        """Return the mean of the squares of the last n evaluations."""
+        """Return the mean of the squares of the last n evaluations. If n is 0, it is a fifth of them, at least 3."""
         return float(np.mean(self._last(label, n, metric) ** 2))
 
     def per_round(self, label: str, column: str) -> float:
-        """Return the last value of a column divided by the number of rounds."""
+        """Return the last value of a column divided by the last round."""
         return self.final(label, column) / self.final(label, "round")
 
     def diverged(self, label: str) -> float:
@@ -142,5 +142,5 @@ class SeedRuns:
 
     def _spent(self, label: str, x: str) -> np.ndarray:
         if (x or self.x) not in COSTS:
-            raise Unmeasurable(f"x={x}: there are {', '.join(COSTS)}")
+            raise Unmeasurable(f"x={x}: must be one of {', '.join(COSTS)}")
         return self._run(label).cost(x or self.x)

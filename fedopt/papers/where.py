@@ -57,7 +57,7 @@ class Where:
                 raise UserError(f"where.{key}: must be a name, or a name with its axes, name(axis, axis)")
             name, depends = match[1], match[2].split(",") if match[2] else []
             if name in functions:
-                raise UserError(f"where.{name}: is given twice")
+                raise UserError(f"where.{name}: is given twice, with different axes; remove one")
             if depends:
                 depends = [_axis(axis.strip(), axes, f"where.{name}") for axis in depends]
                 functions[name] = depends, _by_value(node[key], depends, axes, f"where.{name}")
@@ -76,7 +76,11 @@ class Where:
         if isinstance(chosen, list):
             chosen = {axis: self.axes[_axis(axis, self.axes, "for")] for axis in chosen}
         if not isinstance(chosen, dict):
-            raise UserError(f"for={chosen}: must be a list of axes, or map axes to some of their values")
+            some = next(iter(self.axes), "name")
+            raise UserError(
+                f"for={chosen}: must be a list of names from where, such as [{some}], or a mapping from these names to "
+                f"some of their values"
+            )
         narrowed = dict(self.axes)
         for axis, values in chosen.items():
             every = self.axes[_axis(axis, self.axes, "for")]
@@ -86,20 +90,28 @@ class Where:
         return replace(self, axes=narrowed)
 
     def each(self, names: Sequence[str]) -> Iterator["Where"]:
-        """Yield one `Where` for each combination of values of the axes that the names are, or depend on."""
+        """Yield one `Where` for each combination of values of some axes: those among the names, and those that other names
+        depend on.
+        """
         depends = {axis for name in names for axis in self._function(name)[0]}
         varied = [axis for axis in self.axes if axis in depends]
         for values in product(*([[value] for value in self.axes[axis]] for axis in varied)):
             yield replace(self, axes={**self.axes, **dict(zip(varied, values, strict=True))})
 
     def keyed(self, node: Mapping[Any, Any]) -> Iterator[tuple[str, Any, "Where"]]:
-        """Yield each key that the node's keys stand for, with its value as written and the `Where` there."""
+        """Yield each key that the node's keys stand for, with its value as written and the `Where` there.
+
+        Raises UserError if two of these keys are the same.
+        """
         seen = set()
         for key, value in node.items():
             for here in self.each(_names_in(key)):
                 text = here.text(str(key))
                 if text in seen:
-                    raise UserError(f"{text}: is given twice")
+                    raise UserError(
+                        f"{key}: gives the key {text} twice, once its names have values; remove one, or add a name to the "
+                        f"key that tells them apart"
+                    )
                 seen.add(text)
                 yield text, value, here
 
@@ -192,9 +204,10 @@ def _texts(values: Any, where: str) -> list[str]:
 
 
 def _by_value(node: Any, depends: Sequence[str], axes: Mapping[str, list[str]], where: str) -> Any:
-    """Return nested mappings from the values of the axes.
+    """Return the values of a name as nested mappings from the values of the axes that it depends on.
 
-    In a node, a list is in the order of an axis, and None is an empty text.
+    node: as in the file. A list has one item for each value of the axis, in order. None stands for an empty text.
+    depends: the axes, outermost first. where: the name, for messages. Raises UserError if the node does not fit the axes.
     """
     if depends:
         axis, *rest = depends
