@@ -78,7 +78,7 @@ def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
     underscore.
 
     where: the node's dotted key, which begins with its config group. Raises UserError if `_target_` is missing or cannot be
-        imported, or if the class is not a dataclass or lacks a method that the group needs.
+        imported. It does so too if the class is not a dataclass, or lacks a method that the group needs.
     """
     if "_target_" not in node:
         raise UserError(f"{where}._target_: is missing; give the dotted path of a class")

@@ -69,8 +69,8 @@ def compose(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
         folders: Your config folders.
 
     Raises:
-        UserError: A mistake that can be found before data are read, such as an unknown key, a wrong type or an algorithm that
-            does not fit the problem.
+        UserError: A mistake that can be found before data are read. Examples are an unknown key, a wrong type, or an
+            algorithm that does not fit the problem.
     """
     composed = merge(words, folders)
     _ = composed.settings  # which are checked now

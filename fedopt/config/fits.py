@@ -29,9 +29,9 @@ def refuse_misfit(algo: str, problem: str) -> None:
 
 
 def choice(lacking: Sequence[str], chosen: Mapping[str, str], folders: Folders) -> str:
-    """Return a hint on what to choose from the first group that a command lacks: what fits the option of the other group, if
-        that is set.
+    """Return a hint on what to choose from the first group that a command lacks.
 
+    If the other group is set, the hint names fedopt's options that fit it.
     lacking: algo, problem or both. chosen: the option of each group. folders: config folders besides fedopt's.
     """
     group, *others = lacking
@@ -43,8 +43,7 @@ def choice(lacking: Sequence[str], chosen: Mapping[str, str], folders: Folders) 
 
 
 def other_solution(solves: Collection[str], kind: Collection[str]) -> str:
-    """Return why the algorithm is refused if the two differ only in what is local to a client, or in what everyone knows; else
-    empty.
+    """Return why the algorithm is refused, if the two differ only in what is local to a client or what everyone knows; else "".
 
     solves: the classes of problems that the algorithm solves. kind: the classes of the problem.
     """

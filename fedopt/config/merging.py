@@ -53,7 +53,7 @@ def merged(
     for word, override in overrides.items():
         if override.is_sweep_override():
             raise UserError(
-                f"{word}: several values need -m, which makes it a sweep; a list is written in square brackets"
+                f"{word}: several values are a sweep, which needs -m; add -m, or write a list in square brackets"
             )
     roots = [CONF, *map(Path, folders)]
     groups = {key for key in map(key_of, words) if key != "preset" and any((root / key).is_dir() for root in roots)}

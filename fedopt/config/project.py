@@ -113,7 +113,7 @@ def trust() -> str:
         why = f"cannot be written ({error.strerror}); put PYTHONPATH=. before a command instead"
         raise UserError(f"{path}: {why}") from None
     if not trusted():
-        raise UserError(f"{path}: does not count, since others may write to it; run chmod go-w {path}")
+        raise UserError(f"{path}: this list is ignored, since others may write to it; run chmod go-w {path}")
     return f"commands in this folder import Python files from {found.python_path!r} from now on: {path} has it"
 
 

@@ -3,8 +3,11 @@
 An `algo.*` key that is a step size takes a number, or one of the schedules below. `algo.tau` takes local work, in steps or
 epochs.
 
-algo.alpha=0.05 'algo.alpha={kind: inverse_power, initial: 0.1, power: 0.5}' algo.tau=5, 'algo.tau=5 epochs', 'algo.tau={kind:
-growing, tau: 20}'
+    algo.alpha=0.05
+    'algo.alpha={kind: inverse_power, initial: 0.1, power: 0.5}'
+    algo.tau=5
+    'algo.tau=5 epochs'
+    'algo.tau={kind: growing, tau: 20}'
 """
 
 import re

@@ -79,7 +79,7 @@ def _check_file(path: Path, inside: Path, *state: int) -> None:
     if "hydra" in inside.parts[:-1] or "hydra" in f"{[*content]} {defaults} {header}":
         raise UserError(f"{path}: configures Hydra, which could run code; remove every mention of hydra from it")
     if ".." in defaults:
-        raise UserError(f"{path}: its defaults leave the folder; put the file that they name into it")
+        raise UserError(f"{path}: its defaults leave this config folder by ..; put the file that they name into it")
     whole = group == "experiment" or (group in GROUPS and isinstance(content.get(group), dict))
     if whole and content and not header:
         raise UserError(

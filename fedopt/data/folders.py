@@ -128,8 +128,7 @@ def _splits(folder: Path) -> dict[str, Path]:
     if others := [path.name for path in inner if path not in splits.values()]:
         raise UserError(
             f"{folder}: has the folders {', '.join(path.name for path in splits.values())} of splits, and also "
-            f"{others[0]}; move that "
-            "elsewhere"
+            f"the folder {others[0]}; move {others[0]} elsewhere"
         )
     return splits
 

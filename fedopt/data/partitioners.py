@@ -191,7 +191,7 @@ class ByColumn:
         names, owner, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         if self.clients not in (None, len(names)):
             raise UserError(
-                f"partitioner.clients={self.clients}: the data have {len(names)} clients; use null, or this number"
+                f"partitioner.clients={self.clients}: the data have {len(names)} clients; use null, or {len(names)}"
             )
         if sizes.min() < least:
             few = f"client {names[sizes.argmin()]} has {sizes.min()} examples, and each client needs at least {least}"

@@ -118,9 +118,8 @@ class Csv:
                     hint = "put quotes around cells with commas, or set dataset.separator and dataset.decimal"
                     raise UserError(f"{path}: {why}; {hint}")
         except (csv.Error, StopIteration) as error:
-            raise UserError(
-                f"{path}: must be a CSV that begins with a line of column names ({first_line(error)})"
-            ) from None
+            why = "it is empty" if isinstance(error, StopIteration) else first_line(error)
+            raise UserError(f"{path}: must be a CSV that begins with a line of column names ({why})") from None
         if self.decimal is None and separator == ";" and _POINTS.search(text) is None and _COMMAS.search(text):
             decimal = ","
             notes.append("numbers are read with decimal commas")

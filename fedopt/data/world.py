@@ -47,7 +47,9 @@ class World:
             UserError: The partitioner takes the number from a data set.
         """
         if (clients := getattr(self.partitioner, "clients", None)) is None:
-            raise UserError("this problem makes its own data; use partitioner=iid partitioner.clients=N")
+            raise UserError(
+                "this problem makes its own data, and so needs a number of clients; use partitioner=iid partitioner.clients=N"
+            )
         return clients
 
     def rng(self, name: Part | str | None = None) -> np.random.Generator:

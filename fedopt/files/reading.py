@@ -159,8 +159,8 @@ def plain_yaml(text: str) -> str:
     """Return a YAML text unchanged, after checking it. A text that is not YAML passes: whoever parses it says what is wrong.
 
     Raises:
-        ValueError: A key occurs twice, a number has a form that only YAML 1.1 reads as one, or very many digits, or aliases
-            expand to more values than a config may hold.
+        ValueError: A key occurs twice. Or a number has very many digits, or a form that only YAML 1.1 reads as one. Or
+            aliases expand to more values than a config may hold.
     """
     with suppress(yaml.YAMLError, RecursionError):  # whoever reads it says what is wrong
         if (root := yaml.compose(text, Loader)) is not None and _values_in(root, {}) > MOST_VALUES:

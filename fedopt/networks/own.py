@@ -1,7 +1,7 @@
 """Your own networks: any torch.nn.Module as a function of one flat parameter vector.
 
-A config that somebody sent runs no code: it may only name a subclass of nn.Module, or a function annotated to return one, and
-    give it numbers. A text could name a file or an address, so it is allowed only if the parameter's annotation lists it.
+A config that somebody sent must run no other code. So it may only name a subclass of nn.Module, or a function annotated to
+return one, and give it numbers. A text could name a file or an address, so that the parameter's annotation must list it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

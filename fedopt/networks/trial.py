@@ -56,9 +56,10 @@ def remarks(net: FlatModule, x: Tensor, classes: int, key: str) -> list[str]:
 def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, bool]:
     """Tell whether the module has dropout, and whether its outputs are probabilities.
 
-    probe: the module. x: two examples. classes: their number of classes. key: for messages. Raises UserError if the outputs
-        are not logits, if parameters or buffers change, if an example's output depends on the others, and for randomness
-        other than dropout.
+    probe: the module. x: two examples. classes: their number of classes. key: for messages.
+
+    Raises UserError if the outputs are not logits, if parameters or buffers change, or if an example's output depends on the
+    others. It does so too for randomness other than dropout.
     """
     parameters = dict(probe.named_parameters())
     before = {name: value.clone() for name, value in (parameters | dict(probe.named_buffers())).items()}
@@ -102,8 +103,8 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
 def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
     """Return remarks on parameters that are not trained, or not used in evaluation. Set ``net.modal``.
 
-    Its arguments are those of `remarks`. Raises UserError if the module uses copies of its parameters that were made in
-    __init__, or caches what it computed from them, or if no gradient reaches its parameters.
+    Its arguments are those of `remarks`. Raises UserError if no gradient reaches the parameters. It does so too if the module
+    uses copies of them that were made in __init__, or caches what it computed from them.
     """
     noise = torch.randn(2, net.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     flat = net.initial.float() * (1 + 0.1 * noise[0]) + 0.01 * noise[1]  # where none is zero, which hides others

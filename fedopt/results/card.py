@@ -41,13 +41,13 @@ def how(composed: Composed) -> dict[str, Any]:
 def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None]) -> dict[str, Any]:
     """Return the card of a run that begins.
 
-    It has what was asked for, the names of metrics, clients, classes and features, hashes of the data and of your modules,
-    versions, machine, and the commit if the code is a git checkout.
+    It has what was asked for, the names of metrics, clients, classes and features, and hashes of the data and of your
+    modules. It also has the versions, the machine, and the commit if the code is a git checkout.
 
     Args:
         composed: The config.
         problem: The problem.
-        data: The hashes of its data.
+        data: The hashes of its data, from `Experiment.data`.
     """
     names = {
         "clients": problem.splits["train"].names,
@@ -115,7 +115,11 @@ def say_changed(folder: RunFolder, config: Mapping[str, Any], done: bool) -> Non
     if not begun:
         return  # nothing is imported for a run without code of yours
     if modules := ", ".join(name for name, digest in sources(config).items() if digest != begun.get(name, digest)):
-        what = f"was done before {modules} changed" if done else f"resumes with {modules} changed since it began"
+        what = (
+            f"this run was done before {modules} changed"
+            if done
+            else f"this run resumes with {modules} changed since it began"
+        )
         note(f"{folder.path}: {what}; delete the folder to run it again from the start")
 
 

@@ -1,8 +1,14 @@
 """The folder of a run, which explains itself.
 
-config.yaml       the resolved config             run.json         command, overrides, versions, machine, commit metrics.csv
-one row per evaluation          summary.json     status, final and best values checkpoint.safetensors, memory.0 or memory.1
-log.txt partition.csv, partition.png, metrics.png         traceback.txt    if the run failed
+config.yaml               the resolved config
+run.json                  command, overrides, versions, machine, commit
+metrics.csv               one row per evaluation
+summary.json              status, final and best values
+checkpoint.safetensors    what resuming needs, with memory.0 or memory.1
+log.txt                   what happened, with times
+partition.csv, .png       the examples of each client, by class
+metrics.png               the metrics over communication rounds
+traceback.txt             if the run failed
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""The config of a command, which may go on with the run in a folder."""
+"""The config of a command, which may resume the run in a folder."""
 
 import os
 from collections.abc import Sequence

@@ -143,8 +143,8 @@ def restored() -> Iterator[None]:
 def _keep_freed_memory() -> None:
     """Let glibc reuse freed memory instead of returning it to the system.
 
-    Vectors of a stack of clients are megabytes, and a new page costs more than the arithmetic on it (half the time of a
-    FedMSA round on imbalanced MNIST).
+    Vectors of a stack of clients are megabytes, and a new page costs more than the arithmetic on it. That is half the time of
+    a FedMSA round on imbalanced MNIST.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library: slower, nothing else

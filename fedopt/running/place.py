@@ -100,6 +100,6 @@ def place(composed: Composed, quiet: bool = False) -> Path:
         return begun
     if before and not quiet and RunFolder(before).status() == "finished" and _holds(RunFolder(before), composed):
         note(
-            f"the same run has finished in {before}; a new one begins in {path}. With resume=true the finished one is kept"
+            f"the same run has finished in {before}; a new one begins in {path}; resume=true would keep the finished one"
         )
     return path

@@ -215,7 +215,7 @@ def test_what_is_no_split_and_no_class(tmp_path):
         Folder(str(tmp_path / "single")).load()
     for split in ("train", "test", "other"):
         images(tmp_path / "three" / split, "ants", "bees")
-    with pytest.raises(UserError, match="and also other"):
+    with pytest.raises(UserError, match="and also the folder other"):
         Folder(str(tmp_path / "three")).load()
 
 

@@ -78,7 +78,7 @@ def test_folder_explains_itself(monkeypatch, capsys, tmp_path):
     again = fedopt(monkeypatch, capsys, *TINY, "seed=3")  # the same again gets a folder of its own, and says so
     assert again.code == 0
     assert f"{folder.name}; a new one begins in" in again.err
-    assert f"{folder.name}-2. With resume=true the finished one is kept" in again.err
+    assert f"{folder.name}-2; resume=true would keep the finished one" in again.err
     assert without_time(folder).equals(without_time(folder.with_name(folder.name + "-2")))
     assert "finished" in fedopt(monkeypatch, capsys, *TINY, "seed=3", "resume=true").out
 
