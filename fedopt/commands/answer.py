@@ -28,7 +28,10 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--version", action="version", version=f"{self.prog.split()[0]} {fedopt.__version__}")
 
     def parse_known_args(self, *given: Any, **options: Any) -> Any:
-        """Parse arguments. All of argparse's ways go through here, some of them twice."""
+        """Parse arguments, and add the project's folder to those of --config-dir.
+
+        It is here because argparse's other methods call this one. Some call it twice; the folder is added once.
+        """
         parsed, others = super().parse_known_args(*given, **options)
         if hasattr(parsed, "folders"):
             parsed.folders = with_project(parsed.folders)
@@ -87,15 +90,15 @@ def add_launcher(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where the runs of a sweep or an experiment are done. `launcher_of` reads them."""
     add = parser.add_argument_group("runs in the queue of a cluster").add_argument
     add("--launcher", choices=["slurm", "local-executor"], help="slurm; local-executor tries it out on this machine")
-    add("--partition", metavar="NAME", help="of Slurm (default: Slurm's own)")
+    add("--partition", metavar="NAME", help="Slurm's partition (default: Slurm's own)")
     add(
         "--time",
         type=minutes,
         metavar="H:MM:SS",
-        help="limit of a job, which goes on in another one (default: 1:00:00)",
+        help="time limit of a job; a longer run resumes in a new job (default: 1:00:00)",
     )
-    add("--gpus", type=positive, metavar="N", help="of each run (default: none)")
-    add("--cpus", type=positive, metavar="N", help="of each run (default: Slurm's own)")
+    add("--gpus", type=positive, metavar="N", help="GPUs of each run (default: none)")
+    add("--cpus", type=positive, metavar="N", help="CPU cores of each run (default: Slurm's own)")
     add("--at-most", type=positive, metavar="N", help="runs at once (default: 50)")
 
 
@@ -117,12 +120,12 @@ def launcher_of(given: argparse.Namespace) -> "Launcher":
 def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> None:
     """Do a command's work, and exit if its code is not 0. Mistakes are answered in one line.
 
-    The exit code is what the work returns; 2 for a user's mistake, 130 for Ctrl-C, and 1 for a bug. With HYDRA_FULL_ERROR=1
-    exceptions are raised instead.
+    The exit code is what the work returns; 2 for a user's mistake, 1 for runs that did not end and for a bug, 130 for Ctrl-C,
+    and 141 if the output's reader is gone. With HYDRA_FULL_ERROR=1 exceptions are raised instead.
 
     Args:
         work: Returns the exit code, or None for 0.
-        arguments: The command's, for messages.
+        arguments: The command's arguments, for messages.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

@@ -67,7 +67,7 @@ def _main() -> int:
 def _check_contract(method: str, folders: list[str]) -> None:
     """Test a method against the contract of algorithms. Raises UserError if it fails, or cannot be tested.
 
-    method: its name. folders: config folders besides fedopt's.
+    method: the algorithm's name. folders: config folders besides fedopt's.
     """
     if find_spec("pytest") is None:
         raise UserError("enter: testing the contract of algorithms needs pytest; pip install 'fedopt[testing]'")
@@ -102,15 +102,15 @@ def _arguments() -> argparse.Namespace:
     entering = "check a method's contract, give it the same trials, rank it with the others"
     enter = commands.add_parser("enter", help=entering)
     for command in (run, rank):
-        command.add_argument("tasks", nargs="*", metavar="TASK", help="of conf/bench (default: all)")
+        command.add_argument("tasks", nargs="*", metavar="TASK", help="a task of conf/bench (default: all)")
     enter.add_argument("method", metavar="ALGORITHM", help="such as one of your own, in --config-dir")
-    enter.add_argument("tasks", nargs="*", metavar="TASK", help="of conf/bench (default: all)")
+    enter.add_argument("tasks", nargs="*", metavar="TASK", help="a task of conf/bench (default: all)")
     for command in (run, rank, enter):
         add = command.add_argument
         add("--smoke", action="store_true", help="the smallest form: 3 trials, 3 seeds, three tasks")
         add("--jobs", "-j", type=positive, default=1, metavar="J", help="runs at a time (default: 1)")
         add_launcher(command)
-        out = "where all goes (default: outputs/bench)"
+        out = "the folder of runs and results (default: outputs/bench)"
         add("--out", type=Path, default=Path("outputs/bench"), metavar="DIR", help=out)
         pages = "where pages and tables go (default: pages, in the folder of the runs)"
         add("--pages", type=Path, metavar="DIR", help=pages)

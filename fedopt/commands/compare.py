@@ -21,7 +21,10 @@ def main() -> None:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Compare runs as the options say: write the files, and print the tables. Raises UserError if there is no run to compare."""
+    """Compare runs as the options say: write the files, and print the tables.
+
+    Raises UserError if there is no run to compare, or an option does not fit the runs.
+    """
     look = build(PlotStyle, {field.name: getattr(arguments, field.name) for field in fields(PlotStyle)})
     wanted = (arguments.metric, arguments.x, arguments.target, arguments.group_by, arguments.names)
     comparison = compared(arguments.paths, *wanted, arguments.at, arguments.exclude, arguments.label)
@@ -64,17 +67,17 @@ def _arguments() -> argparse.Namespace:
     formats, tables = (f"{', '.join(names)} (default: {names[0]})" for names in (FORMATS, TABLES))
     add("--format", type=some_of(FORMATS), default=[FORMATS[0]], metavar="NAME,...", help=formats)
     add("--table", type=some_of(TABLES), default=[TABLES[0]], metavar="NAME,...", help=tables)
-    columns = f"of the tables other than CSV: {', '.join(COLUMNS)} (default: all with values, except spent)"
+    columns = f"columns of the tables other than CSV: {', '.join(COLUMNS)} (default: all with values, except spent)"
     add("--columns", type=some_of(COLUMNS), default=[], metavar="NAME,...", help=columns)
-    digits = "of the metric in the tables other than CSV, 0 to 15 (default: by its deviation)"
+    digits = "decimals of the metric in the tables other than CSV, 0 to 15 (default: by its deviation)"
     add("--decimals", type=int, choices=range(16), metavar="N", help=digits)
     add("--smooth", type=int, default=1, metavar="N", help="draw means of N evaluations, centred; N is odd")
     bands = "standard deviation, standard error, 95%% t-interval, or extremes"
     add("--band", choices=[*BANDS], default="std", help=bands)
     add("--legend", choices=LEGENDS, default="above", help="where the legend is (default: above)")
     add("--caption", action=argparse.BooleanOptionalAction, default=True, help="say below the picture what is drawn")
-    add("--width", type=number, metavar="INCHES", help=f"of the picture (default: {WIDTH}, a column of a paper)")
-    add("--height", type=number, metavar="INCHES", help="of all of the picture (default: by what is in it)")
+    add("--width", type=number, metavar="INCHES", help=f"width of the picture (default: {WIDTH}, a column of a paper)")
+    add("--height", type=number, metavar="INCHES", help="height of the whole picture (default: by what is in it)")
     add("--font", type=number, metavar="POINTS", help=f"the size of letters (default: {STYLE['font.size']})")
     add("--style", type=Path, metavar="FILE", help="a matplotlib style file")
     add("--slides", action="store_true", help="a picture for slides: 16:9, with large letters and thick lines")
@@ -83,7 +86,7 @@ def _arguments() -> argparse.Namespace:
     add("--logx", action=argparse.BooleanOptionalAction, default=False, help="a logarithmic x axis")
     logy = "a logarithmic y axis (default: where values span decades)"
     add("--logy", action=argparse.BooleanOptionalAction, help=logy)
-    add("--title", default="", help="above the picture")
+    add("--title", default="", help="the text above the picture")
     add("--out", type=Path, default=Path(), metavar="DIR", help="where the files go (default: here)")
     return parser.parse_args()
 

@@ -90,7 +90,11 @@ EVERY = ""  # the part of the keys that every run has, beside the groups
 
 
 class Key(NamedTuple):
-    """What help says of a key. default, tuned: the values in YAML, ``tuned`` empty without one. type, meaning: in words."""
+    """What help says of a key.
+
+    default: its value without tuned values, as YAML. tuned: the tuned value, as YAML; empty without one. type, meaning: in
+        words.
+    """
 
     default: str
     tuned: str
@@ -188,7 +192,7 @@ def show_help(words: list[str], folders: list[str]) -> None:
 
 
 def show_keys(words: list[str], folders: list[str]) -> None:
-    """Print the keys of what a command chooses: of its groups; of the whole run if it has an algorithm and a problem.
+    """Print the keys of the groups that a command chooses, or of the whole run if it has an algorithm and a problem.
 
     words: the overrides; without any, the keys of every run are printed. folders: config folders besides fedopt's.
     """
@@ -268,7 +272,7 @@ def _shown(value: Any) -> str:
 
 
 def completions(line: str) -> list[str]:
-    """Return what the last word of a command line can be completed to: a group, a key, an option, or one of a few values."""
+    """Return the completions of the last word of a command line: groups, keys, options, or the few values that a key may have."""
     *before, word = [*line.split(), ""] if line.endswith(" ") else line.split()
     folders = with_project(extra_folders(before))
     try:

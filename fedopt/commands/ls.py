@@ -31,7 +31,10 @@ LEFT_OUT = ("size", "time", "seed", "problem", "algo")  # in this order on narro
 
 
 def ls(arguments: list[str]) -> None:
-    """Print the table, and how to resume. Raises UserError for a folder, a column or a key that does not exist."""
+    """Print the table of runs, and how to resume the interrupted ones.
+
+    Raises UserError for a folder, a column or a key that does not exist.
+    """
     parser = Parser(prog="fedopt ls", description="The runs in folders, at any depth.")
     what = "a folder (default: outputs), or KEY=VALUE,... of a column or a config key: only the runs that fit, such as algo=fed*"
     parser.add_argument("words", nargs="*", metavar="WORD", help=what)
@@ -58,7 +61,10 @@ def ls(arguments: list[str]) -> None:
 
 
 def _rows(paths: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield what to show of each run in folders, once. Links are not followed. A status of None means that it cannot be read."""
+    """Yield a row for each run in folders, once: what `_row` reads. Links are not followed.
+
+    A status of None means that summary.json cannot be read. Raises UserError for a missing folder.
+    """
     seen = set()
     for path in paths:
         if not os.path.isdir(path):
@@ -70,7 +76,10 @@ def _rows(paths: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _add_queued(rows: list[dict[str, Any]], paths: Sequence[str]) -> None:
-    """Add the runs that wait in the queue of a cluster, and mark those that are in the table already."""
+    """Add rows, in place, for the runs below these paths that wait in a cluster's queue.
+
+    A run that has a row is marked as queued there, unless it is running or over.
+    """
     there = {row["folder"].resolve(): row for row in rows}
     for folder in (entry.folder.resolve() for entry in queued()):
         row = there.get(folder)
@@ -104,7 +113,10 @@ def _row(path: Path, files: Sequence[str]) -> dict[str, Any]:
 
 
 def _config(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a run by the keys of its config, and its chosen options. Reads config.yaml once."""
+    """Return a run's chosen options by group, and its config's values by dotted key; only the options if config.yaml is broken.
+
+    The first call keeps the result in the row, under config. row: as `_row` returns it.
+    """
     if "config" not in row:
         row["config"] = dict(row["chosen"])
         with suppress(UserError):  # it cannot be read
@@ -117,7 +129,7 @@ def _value(row: dict[str, Any], key: str) -> Any:
 
 
 def _fits(value: Any, wanted: str) -> bool:
-    """Whether a value equals the wanted one as a number, or matches it as a shell pattern."""
+    """Return whether a value equals the wanted one as a number, or matches it as a shell pattern."""
     with suppress(ValueError, TypeError):
         if not isinstance(value, bool):
             return float(value) == float(wanted)

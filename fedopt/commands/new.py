@@ -27,10 +27,11 @@ TESTED = EXAMPLES["algo", "minimisation"][1]  # in test_own.py
 
 
 def new(arguments: list[str]) -> None:
-    """Write NAME.py, myconf/<algo or problem>/NAME.yaml and test_NAME.py into the working directory, and say how to run them.
+    """Write NAME.py, <config folder>/<algo or problem>/NAME.yaml and test_NAME.py into the working directory; say how to run
+    them.
 
-    A folder without fedopt.toml gets one and is trusted. Nothing is overwritten. Raises UserError for a name that cannot be
-    used.
+    The config folder is myconf, or what fedopt.toml says. A folder without fedopt.toml gets one and is trusted. Nothing is
+    overwritten. Raises UserError for a name or class that cannot be used.
     """
     parser = Parser(prog="fedopt new")
     parser.add_argument("kind", choices=["algo", "problem"], help="what to begin")
@@ -69,7 +70,7 @@ def new(arguments: list[str]) -> None:
 
 
 def trust(arguments: list[str]) -> None:
-    """Let commands in the working directory import its Python files: `fedopt trust`.
+    """Let commands in the working directory import its Python files: `fedopt trust`. A missing fedopt.toml is written.
 
     Raises UserError if that cannot be recorded.
     """

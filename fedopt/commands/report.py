@@ -18,7 +18,7 @@ def main() -> None:
 
 
 def report(given: argparse.Namespace) -> None:
-    """Write the page, or serve it. Raises UserError if there is nothing to show."""
+    """Write the page, or serve it. Raises UserError if there is nothing to show in a written page, or a folder does not exist."""
     first = page(given.paths)
     if given.live:
         serve(lambda: page(given.paths), lambda: stamp(given.paths), given.port)
@@ -40,5 +40,5 @@ def _arguments() -> argparse.Namespace:
     add("paths", nargs="+", type=Path, metavar="PATH", help=what)
     add("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
     add("--live", action="store_true", help="serve the page on this machine and refresh it; writes no file")
-    add("--port", type=partial(positive, least=0), default=8765, metavar="N", help="of --live (default: 8765)")
+    add("--port", type=partial(positive, least=0), default=8765, metavar="N", help="the port of --live (default: 8765)")
     return parser.parse_args()

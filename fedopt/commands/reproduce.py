@@ -71,11 +71,16 @@ def _arguments() -> argparse.Namespace:
     add("--claims", action="store_true", help="run nothing: judge again what was measured, and show it as Markdown")
     small = "keep the figure, its curves and the claims in DIR/<paper>/<name>; --claims judges and draws again what is kept there"
     add("--keep", type=Path, metavar="DIR", help=small)
-    add("--seeds", type=positive, metavar="N", help="how many of each line (default: what the experiment says)")
+    add(
+        "--seeds",
+        type=positive,
+        metavar="N",
+        help="the number of seeds of each line (default: what the experiment says)",
+    )
     first = "the first seed, such as one on which nothing was chosen (default: 0); results go to DIR/seeds_from_N"
     add("--first-seed", dest="first", type=partial(positive, least=0), default=0, metavar="N", help=first)
     add("--quick", action="store_true", help="a few rounds and one seed, to see that everything runs")
-    formats = f"of the figure, beside png: {', '.join(FORMATS)}"
+    formats = f"formats of the figure besides png: {', '.join(FORMATS)}"
     add("--format", type=some_of(FORMATS), default=[], metavar="NAME,...", help=formats)
     add("--jobs", type=positive, default=cores(), metavar="J", help="runs at a time (default: one a core)")
     add_launcher(parser)
@@ -92,7 +97,10 @@ def _arguments() -> argparse.Namespace:
 
 
 def _plan(name: str, given: argparse.Namespace) -> Plan:
-    """Return the plan of an experiment: which runs it needs, and where. Raises UserError if its file is broken."""
+    """Return the plan of an experiment: which runs it needs, and where they and the results go.
+
+    name: the experiment's. given: the command's options. Raises UserError if its file is broken.
+    """
     published, words = load(name, given.folders), [f"hardware={given.hardware}"] if given.hardware else []
     results, seeds = given.results / name, given.seeds or published.seeds
     if given.first:
@@ -137,7 +145,9 @@ def reproduce(plans: Sequence[Plan], launcher: Launcher, formats: Sequence[str],
 
 
 def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
-    """Write runs.csv of each plan, and do the runs that have not ended. Return why runs failed, by folder."""
+    """Write runs.csv of each plan, and do the runs that have not ended. Return folder -> why, for runs that failed or were
+    refused.
+    """
     for plan in plans:
         table = pd.DataFrame([{"line": task.line, "seed": task.seed, "run": task.folder} for task in plan.tasks])
         write_table(plan.results / "runs.csv", table)
@@ -153,15 +163,15 @@ def _run(plans: Sequence[Plan], launcher: Launcher) -> dict[Path, str]:
 
 
 def show_list(known: Sequence[str], folders: Sequence[Path], output: Path) -> None:
-    """Print the experiments by paper, and how many of the runs of each have ended.
+    """Print the experiments by paper, with their minutes, and how many of the runs of each have ended.
 
     Args:
         known: The names of the experiments.
         folders: Config folders besides fedopt's.
-        output: The folder of all results.
+        output: The folder of all results and runs.
 
     Raises:
-        UserError: An experiment's file is broken.
+        UserError: An experiment's file or runs.csv is broken.
     """
     papers: dict[str, list[tuple[str, ...]]] = {}
     for name in known:
@@ -184,14 +194,17 @@ def show_list(known: Sequence[str], folders: Sequence[Path], output: Path) -> No
 
 
 def claims_table(wanted: Sequence[str], folders: Sequence[Path], results: Path) -> str:
-    """Judge the claims of all experiments that have been run again.
+    """Judge again the claims of the experiments that have results, and write their claims.csv.
 
-    Return them as Markdown, with the names of the other experiments.
+    Return all claims as Markdown, with the names of the experiments without results.
 
     Args:
         wanted: The names of the experiments.
         folders: Config folders besides fedopt's.
         results: The folder of all results.
+
+    Raises:
+        UserError: An experiment or a table is broken.
     """
     rows, absent = [], []
     for name in wanted:

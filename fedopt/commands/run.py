@@ -121,12 +121,17 @@ def _last_line(status: str, folder: RunFolder, settings: Settings) -> str:
         modules = f"PYTHONPATH={shlex.quote(TYPED)} " if TYPED else ""  # where your own are
         lines.append(f"to go on: {modules}fedopt resume=true {shlex.quote(f'output_dir={folder.path}')}")
     if status == "diverged":
-        lines.append(f"to go on from the last good state: from='{folder.path}', another output_dir and smaller steps")
+        lines.append(
+            f"to go on from the last good state: repeat the command with from='{folder.path}', a new output_dir and smaller steps"
+        )
     return "\n".join(lines)
 
 
 def _limit(budget: Budget, summary: Mapping[str, Any]) -> str:
-    """Return which limit of the budget ended the run, in words; empty if there is only one limit."""
+    """Return which limits of the budget ended the run, in words.
+
+    It is empty if there is only one limit, or if the run has not finished.
+    """
     calls = sum(summary.get(f"{kind}_calls") or 0 for kind in ("grad", "hvp", "jvp"))
     spent = {**summary, "rounds": summary.get("round"), "oracle_calls": calls}
     reached = [f"budget.{key}={limit}" for key, limit in budget.limits.items() if (spent.get(key) or 0) >= limit]

@@ -69,7 +69,7 @@ def _classes(group: str, folders: list[str]) -> list[type]:
 
 
 def _relaxed(node: Any) -> Any:
-    """Return a schema without defaults, in which a text such as ${key} is allowed in place of a number."""
+    """Return a schema without defaults, in which a text with { may stand in place of a number or a truth value, such as ${key}."""
     if isinstance(node, list):
         return [_relaxed(part) for part in node]
     if not isinstance(node, dict):

@@ -76,12 +76,22 @@ def _arguments() -> argparse.Namespace:
     ranges = "log(LOW,HIGH), uniform(LOW,HIGH), int(LOW,HIGH), choice(A,B)"
     words = f"algo=NAME,... problem=NAME, other settings, and ranges such as 'algo.eta=log(0.001,1)': {ranges}"
     add("words", nargs="+", metavar="WORD", help=f"{words} (default: by the roles of the algorithm's keys)")
-    add("--metric", help="what is searched for (default: the problem's first on validation data, else its first)")
-    add("--budget", metavar="KEY=VALUE", help="of each run, such as comm_rounds=300; needed for several methods")
-    add("--trials", type=positive, default=30, metavar="N", help="of each method, besides its defaults (default: 30)")
+    add("--metric", help="the metric to optimise (default: the problem's first on validation data, else its first)")
+    add(
+        "--budget",
+        metavar="KEY=VALUE",
+        help="the budget of each run, such as comm_rounds=300; needed for several methods",
+    )
+    add(
+        "--trials",
+        type=positive,
+        default=30,
+        metavar="N",
+        help="trials of each method, besides its defaults (default: 30)",
+    )
     add("--seeds", type=positive, default=2, metavar="N", help="runs of a trial, whose median counts (default: 2)")
     add("--sampler", choices=SAMPLERS, default="tpe", help="how trials are chosen (default: tpe)")
-    first = "of the choice of trials (default: 0)"
+    first = "the seed of the choice of trials (default: 0)"
     add("--seed", type=lambda text: positive(text, least=0), default=0, metavar="N", help=first)
     prune = "stop runs early that are worse than half of those before (not in a queue)"
     add("--prune", action=argparse.BooleanOptionalAction, default=True, help=prune)
@@ -89,7 +99,12 @@ def _arguments() -> argparse.Namespace:
     add("--again", action=argparse.BooleanOptionalAction, default=True, help=again)
     add("--jobs", "-j", type=positive, default=1, metavar="J", help="runs at a time (default: 1)")
     add_launcher(parser)
-    add("--out", type=Path, metavar="DIR", help="where all goes (default: outputs/tune/<algorithms>_<problem>)")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="the folder of runs and results (default: outputs/tune/<algorithms>_<problem>)",
+    )
     add("--keep", action="store_true", help="put the values into conf/tuned of this checkout too")
     add("--config-dir", dest="folders", action="append", default=[], metavar="DIR", help="your config folder")
     return parser.parse_intermixed_args()

@@ -15,7 +15,11 @@ from fedopt.results.identity import identity
 
 
 class Outcome(NamedTuple):
-    """How a job ended. status: the run's status, or 'refused'. text: the last values of its metrics, or what went wrong."""
+    """How a job ended.
+
+    status: the run's status, or 'refused' if nothing was done and its folder stays as it is.
+    text: the last values of its metrics, or what went wrong.
+    """
 
     status: str
     text: str
@@ -23,7 +27,10 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A run to be done in a folder. title: what its line of progress says. on_eval: as in `running.lifecycle.execute`."""
+    """A run to be done in a folder.
+
+    composed: its config. title: what its line of progress says. on_eval: as in `running.lifecycle.execute`.
+    """
 
     folder: Path
     composed: Composed
@@ -35,9 +42,9 @@ class Job:
         return RunFolder(self.folder).status() in ENDED
 
     def check(self) -> None:
-        """Raise UserError if the run that ended in the folder had other values or data.
+        """Raise UserError if the run in the folder, which has ended, had other values or data than this job.
 
-        Note which of your modules have changed since.
+        A note tells which of your modules have changed since.
         """
         with ending_at_once():
             from fedopt.results import say_changed
@@ -49,13 +56,17 @@ class Job:
         say_changed(folder, self.composed.nodes, done=True)
 
     def do(self, processes: int, bar: Bar | None = None) -> Outcome:
-        """Do the run to its end, resuming it if it has begun.
+        """Do the run to its end, resuming it if it has begun. Return how it ended.
 
-        A run that has ended is only checked. Failures are printed and recorded.
+        A run that has ended is only checked. Mistakes and failures are printed and returned, and failures recorded in the
+        folder.
 
         Args:
             processes: How many processes share the machine.
             bar: The bar that shows progress. None: a bar of its own.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed before the first round, or twice. Else the status is 'interrupted'.
         """
         with ending_at_once():
             from fedopt.running import execute, record_failure
@@ -93,7 +104,9 @@ def outcome_in(folder: RunFolder) -> Outcome:
 def optimised(folder: RunFolder, wanted: str | None) -> float | None:
     """Return what Hydra's sweepers optimise: the last value of a metric, or the worst possible value for a run that diverged.
 
-    folder: the run's. wanted: the metric's name; None: the problem's first one. Returns None if the run has no value.
+    Return None if the run has not ended, or has no such value.
+
+    folder: the run's. wanted: the metric's name; None: the problem's first one.
     """
     summary = folder.summary()
     metric = next((m for m in described(folder.path) if wanted in (m.name, None)), None)

@@ -22,7 +22,7 @@ Done = tuple[Job, Outcome, float | None]  # seconds, None if it had ended before
 
 
 class Launcher(Protocol):
-    """The interface of what does jobs: calling it does them and yields the outcome of each.
+    """What does jobs. Calling it with jobs and a progress bar does them, and yields each with its outcome when it has ended.
 
     stopped: the line to print after Ctrl-C.
     """
@@ -45,15 +45,18 @@ class Local:
 
 
 def run_all(jobs: Sequence[Job], launcher: Launcher, shared: Bar | None = None) -> dict[Job, Outcome]:
-    """Do jobs under one progress bar, and print a line for each that ends. Return the outcomes of those that did not end well.
+    """Do jobs under one progress bar, and print a line for each that ends.
+
+    Return the outcomes of the jobs that neither finished nor diverged, such as those that failed or were refused.
 
     Args:
-        jobs: The jobs.
-        launcher: What does them.
+        jobs: The jobs. Those that have ended are only checked.
+        launcher: What does the others.
         shared: A bar of these and other jobs, which stays open. None: a bar of their own.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C or SIGTERM, when all runs on this machine have written a checkpoint.
+        UserError: The launcher cannot queue the jobs.
     """
     ended, waiting = ([job for job in jobs if job.ended is wanted] for wanted in (True, False))
     bar = shared or Bar(len(jobs), stream=sys.stdout)

@@ -58,7 +58,7 @@ class Work:
     def __call__(self) -> tuple[str, str]:
         """Do the run and return the status and text of its outcome.
 
-        If the time limit is near, stop after the round and be queued again.
+        If the time limit is near, stop after the round and be queued again. A cancelled job exits without a result.
         """
         from submitit import JobEnvironment
 
@@ -113,7 +113,10 @@ class Queued(NamedTuple):
         return "submitit" in args and not self.job.paths.result_pickle.exists()
 
     def outcome(self) -> Outcome:
-        """Return the outcome of the run in the folder if it has ended, else what the job returned."""
+        """Return the outcome of the run in the folder if it has ended, else what the job returned.
+
+        A job without a readable result has failed; the text names its log.
+        """
         if (there := outcome_in(RunFolder(self.folder))).status in ENDED:
             return there
         with warnings.catch_warnings(action="ignore"):  # submitit tries half a file twice
@@ -144,14 +147,17 @@ class Queue:
     """A `Launcher` that queues jobs unless they are queued already, and reports each when it has ended.
 
     Args:
-        kind: ``slurm``, or ``local-executor`` to try it out on this machine.
+        kind: ``slurm``, or ``local-executor`` to try it out on this machine, which does not use partition and cpus.
         partition: Slurm's partition. None: Slurm's default.
         minutes: The time limit of a job. A job that reaches it is queued again.
         gpus, cpus: How many each job gets. None: Slurm's default.
         at_most: How many run at once.
 
+    Attributes:
+        going: The jobs that are queued or running.
+
     Raises:
-        UserError: The jobs cannot be queued.
+        UserError: The jobs cannot be queued. It is raised when the launcher is called.
     """
 
     kind: Kind
@@ -189,7 +195,9 @@ class Queue:
         return f"stopped; {left}" if self.going else "stopped; the same command resumes it"
 
     def _submit(self, todo: list[Job]) -> None:
-        """Take jobs off the list, as many as there is room for, and queue them."""
+        """Take jobs off the list, in place, as many as there is room for, and queue them. Raises UserError if they cannot be
+        queued.
+        """
         slurm = self.kind == "slurm"
         while todo and (room := (LARGEST_ARRAY if slurm else self.at_most) - len(self.going)) > 0:
             number = room if slurm else 1
@@ -258,7 +266,7 @@ def queued() -> list[Queued]:
             except (LookupError, ValueError):
                 if pickled.exists():  # else another command has seen its end
                     note(
-                        f"{listed}: does not say what job {number} runs, so that this job is not watched; remove this folder"
+                        f"{listed}: does not say what job {number} runs, so this job is not watched; remove {listed.parent}"
                     )
     waiting = [entry for entry in entries if entry.waits]  # all are there: Slurm is asked once
     for entry in entries:

@@ -45,7 +45,7 @@ class Sweep:
     Args:
         words: The overrides of the command.
         folders: Config folders besides fedopt's.
-        composed: The config of each combination, by its overrides.
+        composed: The config of each combination, by its overrides. With Hydra's sweeper, only some combinations are here.
         folder: The folder of all runs.
         swept: The keys with several values.
         naming: The keys that name the folder of a run. None: all.
@@ -79,12 +79,15 @@ class Sweep:
 def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> int:
     """Do all combinations of a command, and report them.
 
-    Return the exit code: 1 if a run failed or was refused, 130 after Ctrl-C.
+    Return the exit code: 1 if a run failed or was refused, 130 after Ctrl-C, else 0.
 
     Args:
         words: The overrides of the command.
         folders: Config folders besides fedopt's.
         launcher: What does the runs.
+
+    Raises:
+        UserError: There is a mistake in the command, or the launcher cannot be used.
     """
     words = [re.sub(r"^\+*hydra\.sweep\.dir=", "output_dir=", word) for word in words]
     refuse_hydra(words, LAUNCHED)
@@ -111,7 +114,9 @@ def sweep(words: Sequence[str], folders: Sequence[str], launcher: Launcher) -> i
 
 
 def sweep_all(commands: Sequence[Sequence[str]], folders: Sequence[str], at_once: int) -> list[Path]:
-    """Do the sweeps of several commands under one progress bar. Return the folders of the runs, in order.
+    """Do the sweeps of several commands under one progress bar. Return the folders of the runs, in order, each once.
+
+    Runs that fail after they have begun do not raise; their folders say that they failed.
 
     Args:
         commands: The overrides of each command.
@@ -169,7 +174,7 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
     Args:
         words: The overrides of the command.
         folders: Config folders besides fedopt's.
-        taken: The folders of other sweeps that begin at the same time, as in `run_place`.
+        taken: The folders of other sweeps that begin at the same time, as in `run_place`. This sweep's are added.
 
     Raises:
         UserError: A combination is wrong; the message says which.
@@ -213,7 +218,10 @@ def plan(words: Sequence[str], folders: Sequence[str], taken: dict[str, Composed
 
 
 def _by_hydra(planned: Sweep) -> bool:
-    """Do the jobs with Hydra's launcher or sweeper that the command names. Return whether a run was refused."""
+    """Do the jobs with Hydra's launcher or sweeper that the command names. Return whether a run was refused.
+
+    Raises UserError if Hydra cannot use them.
+    """
     where = quoted(str(planned.folder).replace("${", "\\${"))
     words = [*search_path(planned.folders), *_added(planned.words), f"hydra.sweep.dir={where}"]
     try:
@@ -296,7 +304,9 @@ def _in_combination(combination: Sequence[str], swept: Sequence[str]) -> Iterato
 
 
 def _combinations(given: list[list[str]], by_sweeper: bool) -> Iterable[tuple[str, ...]]:
-    """Return all combinations of a sweep; if Hydra's sweeper chooses some of them, only as many as cover every override.
+    """Return all combinations of a sweep.
+
+    If Hydra's sweeper chooses, return only as many as have each override in at least one.
 
     given: the alternatives of each override. by_sweeper: whether such a sweeper chooses. Raises UserError for none or too
         many.

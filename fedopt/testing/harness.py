@@ -35,7 +35,7 @@ PAIR = ["algo=fedmsa", "problem=mco"]
 # A config folder of yours, which the contract is then about: FEDOPT_CONTRACT_CONF=DIR pytest --pyargs fedopt.testing
 EXTRA = os.environ.get("FEDOPT_CONTRACT_CONF")
 if EXTRA and not any(Path(EXTRA, group).is_dir() for group in ("algo", "problem")):
-    raise UserError(f"FEDOPT_CONTRACT_CONF={EXTRA}: there is no folder algo or problem in it")
+    raise UserError(f"FEDOPT_CONTRACT_CONF={EXTRA}: there is no folder algo or problem in it; name your config folder")
 if EXTRA:
     with_project()  # where the modules are
 ONLY = os.environ.get("FEDOPT_CONTRACT_ALGO")  # the algorithm that `fedopt-bench enter` asks for
@@ -44,8 +44,10 @@ FOLDERS = [CONF, *([Path(EXTRA)] if EXTRA else [])]
 
 
 def contract(path: Path) -> dict[str, Any]:
-    """Read a contract.yaml: overrides by NAME or 'ALGO PROBLEM'; `less`, by ALGO; `everyone`, a list of ALGO; `approximate`, by
-    ALGO.
+    """Read a contract.yaml; a missing file gives {}.
+
+    Its keys: an algorithm, a problem or 'ALGO PROBLEM', with overrides; `less`: ALGO -> overrides for less work; `everyone`:
+        the algorithms that take no cohorts; `approximate`: ALGO -> how far rounds may lead from the solution.
     """
     return content(path) if path.exists() else {}
 
@@ -64,7 +66,10 @@ def names(group: str) -> list[str]:
 
 
 def held(group: str) -> list[str]:
-    """List the names under test in a group: one algorithm, or those of your folder, or all of fedopt's."""
+    """Return the names under test in a group: all of fedopt's, or all in your config folder.
+
+    If one algorithm is under test, return only that, and no problem.
+    """
     if ONLY:
         return [ONLY] if group == "algo" else []
     return sorted(path.stem for path in (FOLDERS[-1] / group).glob("*.yaml"))
@@ -74,12 +79,14 @@ if unknown := {word for name in (*YOURS, *LESS, *APPROXIMATE) for word in name.s
     *names("algo"),
     *names("problem"),
 }:
-    raise UserError(f"{EXTRA}/contract.yaml: there is no algorithm or problem {', '.join(sorted(unknown))}")
+    raise UserError(
+        f"{EXTRA}/contract.yaml: there is no algorithm or problem {', '.join(sorted(unknown))}; correct the name"
+    )
 
 
 @cache
 def node(group: str, name: str) -> dict[str, Any]:
-    """Return the group's node of the config that chooses this option."""
+    """Return the group's node of a config in which this option is chosen."""
     return config(f"{group}={name}")[group]
 
 
@@ -89,13 +96,13 @@ def class_at(group: str, name: str) -> Any:
 
 
 def is_ours(group: str, name: str) -> bool:
-    """Whether the class is one of fedopt's."""
+    """Return whether the class of an option is one of fedopt's."""
     return class_at(group, name).__module__.startswith("fedopt.")
 
 
 @cache
 def problem_classes() -> dict[str, str]:
-    """Return the name of the class of each problem, such as minimax, by problem."""
+    """Return problem -> the name of its class, such as minimax."""
     return {p: class_name(class_of(class_at("problem", p))) for p in names("problem")}
 
 
@@ -109,7 +116,7 @@ def pairs() -> list[tuple[str, str]]:
 
 
 def held_pairs() -> list[tuple[str, str]]:
-    """Return the pairs under test."""
+    """Return the pairs (algorithm, problem) that fit together and of which at least one is under test."""
     algos, problems = held("algo"), held("problem")
     return [(a, p) for a, p in pairs() if a in algos or p in problems]
 
@@ -150,7 +157,10 @@ def structure(algo: str) -> tuple[Any, ...]:
 
 @cache
 def variants() -> frozenset[str]:
-    """Return fedopt's algorithms that have the same structure as an earlier one. Files that build on fewer others come first."""
+    """Return fedopt's algorithms that have the same structure as an earlier one.
+
+    The order is by how many files an algorithm's file builds on, then by name.
+    """
     seen, repeated = set[tuple[Any, ...]](), set[str]()
     for algo in sorted(names("algo"), key=lambda name: (len(chain("algo", name, FOLDERS[1:])), name)):
         if structure(algo) in seen and is_ours("algo", algo):
@@ -247,7 +257,7 @@ def overrides(algo: str, problem: str) -> list[str]:
 
 
 def small(algo: str, problem: str, *words: str) -> Experiment:
-    """Assemble a pair with less work per round. words: further overrides."""
+    """Assemble a pair as `tuned` does, with less work per round. words: further overrides."""
     return tuned(algo, problem, *LESS.get(algo, []), *words)
 
 
@@ -260,7 +270,7 @@ def tuned(algo: str, problem: str, *words: str) -> Experiment:
 
 
 def iterate(e: Experiment, rounds: int) -> Iterator[Any]:
-    """Yield the states of a run of some rounds, the initial one first."""
+    """Yield the initial state and then the state after each of some rounds."""
     state = e.algorithm.init(e.problem)
     yield state
     for r in range(rounds):

@@ -14,9 +14,9 @@ from fedopt.federation import OneByOne
 
 
 class Tap(torch.autograd.Function):
-    """The identity function.
+    """The identity function, whose derivatives are recorded in a list of events.
 
-    It appends 'back' to ``events`` for each gradient that passes back, 'second' for each derivative of such a one.
+    It appends 'back' for each gradient that passes back through it, and 'second' for each derivative of such a gradient.
     """
 
     @staticmethod
@@ -34,7 +34,7 @@ class Tap(torch.autograd.Function):
 
 
 class Tapped:
-    """Watches a problem's functions, by replacing them on the object."""
+    """Counts the derivatives of a problem's functions. It replaces the functions on the object by functions with taps."""
 
     def __init__(self, problem: Any):
         self.seen: list[tuple[str, tuple[list[str], ...]]] = []  # function, events of each variable
@@ -85,7 +85,7 @@ class Tapped:
         problem.level = tapped
 
     def calls(self) -> Counter:
-        """Return the gradients, Hessian-vector products and Jacobian-vector products so far."""
+        """Return the number of gradients (grad), Hessian-vector (hvp) and Jacobian-vector products (jvp) so far."""
         total = Counter(grad=self.own, hvp=0, jvp=0)
         for name, events in self.seen:
             backs = [of.count("back") for of in events]
@@ -103,7 +103,7 @@ class Tapped:
 
 
 class Watching(OneByOne):
-    """The engine that runs clients one by one, recording the bytes that each client receives and sends."""
+    """The engine that runs clients one by one, and counts the bytes that each client receives (down) and sends (up)."""
 
     def __init__(self) -> None:
         self.down, self.up = Counter[int](), Counter[int]()

@@ -67,7 +67,7 @@ ENGINES = ("vectorised", "one_by_one")
 
 
 def checks(algo: str, problem: str) -> list[tuple[str, ...]]:
-    """List the tests of a pair, with a setting for each test that has several."""
+    """Return the tests of a pair, each as (name, setting), or as (name,) if it has no settings."""
     uneven, closed = algo in UNEVEN, problem in CLOSED and (algo, problem) not in LEFT
     return [
         *(("test_engines_agree", B) for B in ("null", "4")),
@@ -222,7 +222,10 @@ def test_step_keeps_shapes_and_leaves_its_input_alone(algo: str, problem: str) -
 
 
 def arranged(e: Experiment, order: Sequence[int]) -> Experiment:
-    """Return the experiment with its clients in another order, or with one of them several times. All take part in each round."""
+    """Return the experiment with its clients in the given order, which may name one several times. All take part in each round.
+
+    The clients of ``e.original`` are arranged in place.
+    """
     splits = {name: Ragged([split[i] for i in order]) for name, split in e.original.splits.items()}
     per_client = {name: rows[torch.tensor(order)] for name, rows in e.original.per_client.items()}
     e.original.splits, e.original.per_client = splits, per_client
@@ -268,7 +271,7 @@ def test_metric_improves(algo: str, problem: str) -> None:
     improves = any(sign * (now - was) > 0.2 * abs(was) for now in every_tenth)
     if not improves and is_ours("algo", algo) and not is_ours("problem", problem) and f"{algo} {problem}" not in YOURS:
         pytest.skip(
-            f"the default steps of {algo} are none for {problem}: give '{algo} {problem}' some in contract.yaml"
+            f"the default steps of {algo} do not suit {problem}; give '{algo} {problem}' others in contract.yaml"
         )
     assert improves, (
         f"{metric.name} does not get a fifth better: is a sign wrong? Else give '{algo} {problem}' other steps in contract.yaml"
@@ -280,9 +283,9 @@ def weighted(rows: np.ndarray, like: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def with_v(problem: Problem, solution: Any) -> Any:
-    """Return the solution (x, y, v) of a bilevel problem whose solution leaves out v.
+    """Return a solution with v added, (x, y, v), if the problem is bilevel with grad^2_yy g = I; else return it unchanged.
 
-    It needs grad^2_yy g = I and equal clients.
+    Clients must be equal.
     """
     if not (isinstance(problem, classes.Bilevel) and problem.identity):
         return solution
@@ -354,7 +357,7 @@ def test_problem_measures_what_it_says(algo: str, problem: str) -> None:
     assert {metric.name for metric in e.original.metrics} == set(values)
     assert len(e.original.metrics) == len(values)
     no_floats = [name for name, value in values.items() if not isinstance(value, float)]
-    assert not no_floats, f"evaluate gives other than a float as {', '.join(no_floats)}: write float(...)"
+    assert not no_floats, f"evaluate must return a float as {', '.join(no_floats)}; write float(...)"
     assert e.original.weights.sum() == pytest.approx(1)
     assert len(e.original.weights) == e.original.clients
     of_fit = ("objective", "personal_accuracy", "worst_personal_accuracy", "personal_distance")
