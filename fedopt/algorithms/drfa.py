@@ -43,8 +43,8 @@ class Drfa:
     sampling: lambda: S is drawn by lambda, and means over the draws are plain. uniform: client i's change has the weight
         lambda_i M / |S|; these do not sum to 1 in a cohort, so x diverges if clients differ much. normalised: the weight is
         lambda_i over its sum in S. If all clients take part, the weights are lambda in the last two.
-    losses: kept: of the kept points, in a second exchange (DRFA). last: of each client's last local batch, before its step
-        (AFL).
+    losses: which losses lambda follows. kept: those of a second cohort at the mean of the kept points (DRFA). last: that of
+        each client's last local batch, before its step (AFL).
     k: the local steps before a point is kept, at most tau. None: drawn in each round from 1..tau, or from 0..tau-2 if
         kept=public.
     kept: whether the mean of the kept points is weighted as the local changes are (weighted), or plain as in the public code
@@ -64,7 +64,9 @@ class Drfa:
 
     def __post_init__(self) -> None:
         if self.k is not None and self.k > self.tau:
-            raise ValueError(f"k must be at most tau, which is {self.tau}, not {self.k}")
+            raise ValueError(
+                f"k must be at most tau, which is {self.tau}, not {self.k}; make it smaller, or null to draw it"
+            )
         if self.kept == "public" and self.sampling == "lambda":
             raise ValueError(
                 "kept=public cannot be combined with sampling=lambda, whose means are plain already; use kept=weighted"

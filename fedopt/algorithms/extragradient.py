@@ -29,7 +29,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalExtragradient:
-    """Local extragradient steps.
+    """Local extragradient steps on a saddle point problem.
 
     eta_x, eta_y: the clients' steps. eta_s: the server's along their mean change. K: the local steps.
     B: the examples of each of a step's two samples; None for all of a client's.
@@ -63,7 +63,9 @@ class LocalExtragradient:
 
 
 class DualState(NamedTuple):
-    """o: the dual point. z: the point that it stands for. mean: of all z_h so far, z before there are any."""
+    """o: the dual point. z: the primal point that it stands for. mean: the mean of all z_h so far; the first z before there are
+    any.
+    """
 
     o: Vectors
     z: Vectors
@@ -115,9 +117,11 @@ class FeDualEx:
         return s.z if self.iterate == "last" else s.mean
 
     def _T(self, at: Client | Minimax, o: Vectors, t: float) -> Vectors:
-        """Return T_t(o), with y projected onto the problem's constraint.
+        """Return the primal point T_t(o) of a dual point o, with y projected onto the problem's constraint.
 
-        It is exact without a constraint, or with lam = 0 and no box.
+        at: what knows the constraint: the client, or on the server the problem.
+        t: the number of local steps so far, times eta_s for those of earlier rounds. It is exact without a constraint, or
+            with lam = 0 and no box.
         """
         if self.lam:
             o = Vectors(softshrink(v, t * eta * self.lam) for v, eta in zip(o, (self.eta_x, self.eta_y), strict=True))

@@ -109,11 +109,11 @@ class FedNormSgda:
 
     def __post_init__(self) -> None:
         if [] in (self.rho, self.mu, self.decay):
-            raise ValueError("rho, mu and decay must each be a list with at least one entry")
+            raise ValueError("rho, mu and decay must each be a number, or a list with at least one entry")
         mu = max(self.mu) if isinstance(self.mu, list) else self.mu
         if max(values(self.eta_x) + values(self.eta_y)) * mu > 1:
             raise ValueError(
-                "mu * eta_x and mu * eta_y must be at most 1, else weights a_i are negative; make mu smaller"
+                "mu * eta_x and mu * eta_y must be at most 1, else gradients get negative weights; make mu smaller"
             )
 
     def init(self, problem: Minimax) -> State:
@@ -150,11 +150,13 @@ class FedNormSgda:
         return (s.x, s.y) if self.iterate == "last" else s.drawn
 
     def _replaces(self, fed: Round) -> bool:
-        """Draw, as line 22 does but round by round, whether the iterate after this round, index r + 1, becomes the drawn one."""
+        """Draw whether the iterate after this round replaces the drawn one, with probability 1 / (r + 1): line 22, round by
+        round.
+        """
         return bool(fed.rng(Purpose.OUTPUT).random() * (fed.r + 1) < 1)
 
     def _solve(self, client: Client, message: Tensors, eta_x: float, eta_y: float) -> tuple[Sums, Sums, Tensor]:
-        """Take a client's local steps; return the sums of x and of y, and y_i."""
+        """Take a client's local steps; return the sums of x and of y, and y_i. message: (x, y), or (x, y, x_hat)."""
         x, y = message[:2]
         x_hat = message[-1] if len(message) > 2 else x  # in the round of a snapshot they are one; unused without "+"
         solver = Solver(client.entry(self.rho), client.entry(self.mu), client.entry(self.decay))
@@ -175,13 +177,15 @@ class FedNormSgda:
         return client.scan("local", step, (*none, y), lambda k: k)
 
     def _message(self, s: State, r: int) -> tuple[Tensors, Tensors]:
-        """Return what is sent, and x_hat of this round. Every S rounds x_hat is x, which is not sent twice."""
+        """Return what is sent, and (x_hat,) of this round; () without "+". Every S rounds x_hat is x, which is not sent twice."""
         if self.S is None:
             return (s.x, s.y), ()
         return ((s.x, s.y), (s.x,)) if r % self.S == 0 else ((s.x, s.y, *s.x_hat), s.x_hat)
 
     def _norms(self, etas: tuple[float, float], steps: np.ndarray, clients: np.ndarray) -> np.ndarray:
-        """Return |a_i|_1 for x and for y, [2, clients]. steps: the number of local steps of each client."""
+        """Return |a_i|_1 for x and for y, [2, n]. etas: the step sizes of x and y. steps: the local steps of each of the n
+        clients.
+        """
         solver = Solver(*(np.take(value, clients, mode="wrap") for value in (self.rho, self.mu, self.decay)))
         eta, none = np.array(etas)[:, None], np.zeros((2, len(steps)))
         so_far = Sums(0.0, 0.0, none, none)

@@ -133,7 +133,10 @@ class FedNest:
         return fed.exchange(local_steps, (x, y), fed.cohort(), inner=inner)
 
     def fed_out(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensor:
-        """Return x after local outer steps with SVRG [Alg. 2]."""
+        """Return x after local outer steps with SVRG [Alg. 2].
+
+        With outer=server the server takes the step, if it is one and clients are even.
+        """
         S, alpha = fed.cohort(), self.alpha(fed.r)
         p = (self.fed_ihgp(x, y, S, problem, fed),) if problem.indirect else ()
         h = fed.exchange(h_i, (x, y, *p), S, anchor=Steps(1, self.B_out))
@@ -200,9 +203,10 @@ class FedNest:
 
 
 def estimate(inverse: str, N: int, l: float, problem: Bilevel, fed: Round) -> tuple[int, Inverse]:
-    """Return the number of Hessian-vector products, and the estimate of H^-1 b that takes them; hyperparameters as in `FedNest`.
+    """Return the number of Hessian-vector products, and the estimate of H^-1 b that takes them.
 
-    The number is N', uniform in 0..N-1, for the randomised estimate, N for the others, and 0 if the problem needs none.
+    The number is N' for the randomised estimate, uniform in 0..N-1, and N for the others. It is 0 if the problem needs none.
+    inverse, N, l: as in `FedNest`.
     """
     products = int(fed.rng(Purpose.ESTIMATOR).integers(N)) if inverse == "randomised" else N
     if inverse == "cg":
@@ -234,7 +238,10 @@ def h_i(client: Client, message: Tensors) -> Tensor:
 
 
 def svrg_steps(alpha: Callable[[Client], float | Tensor], problem: Bilevel) -> ClientFn:
-    """Return the client function of the local outer steps with SVRG [Alg. 2], of size alpha, from the message (x, y, h)."""
+    """Return the client function of the local outer steps with SVRG [Alg. 2]. Its message is (x, y, h), its answer x_i.
+
+    alpha: client -> the step size.
+    """
     direct = problem.direct
 
     def local_steps(client: Client, message: Tensors) -> Tensor:

@@ -27,10 +27,10 @@ from fedopt.toolbox import Averages, Storm, Tensors, Vectors, together
 
 
 class State(NamedTuple):
-    """z: the averages of (x_t, y_t, u_{t-1}, v_{t-1}).
+    """z: the clients' means of (x_t, y_t, u_{t-1}, v_{t-1}).
 
-    LocalBSGVRM also has (x_{t-1}, y_{t-1}), as previous: the averages, where the cohort changes, and as memory: each client's
-    own, where all take part; [dim x + dim y] each.
+    LocalBSGVRM also keeps (x_{t-1}, y_{t-1}), flat. previous: their mean, which is used if cohorts change. memory: each
+    client's own, which are used if all clients take part.
     """
 
     z: Tensors
@@ -43,6 +43,8 @@ class Momentum:
     """What LocalBSGM and LocalBSGVRM share.
 
     rho1, rho2: the steps of x and y are rho1 eta_t and rho2 eta_t. eta: the constant eta_t.
+    theta, Q: the step and the number of Hessian products of the Neumann sum in the hypergradient.
+    p: the iterations of a round. B: the examples of a sample; None for all of a client's.
     """
 
     rho1: PositiveFloat
@@ -63,15 +65,16 @@ class Momentum:
         return x, y, torch.zeros_like(x), torch.zeros_like(y)
 
     def samples(self, problem: Bilevel, iterations: int) -> Steps:
-        """Return the draws for that number of iterations."""
+        """Return the draws for that number of iterations: in each, the list of samples that the hypergradient takes."""
         products = self.Q if problem.indirect and not problem.identity else 0
         return Steps(iterations, self.B, problem.hypergradient_samples(products))
 
     def estimates(
         self, client: Client, x: Tensor, y: Tensor, xi: list[Any], term: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return (D, G) on one client.
+        """Return a client's estimates (D, G) at (x, y), [dx] and [dy].
 
+        xi: the list of samples of one iteration.
         term: the index, 0 to Q, of the one Neumann term that stands for all; None takes all of them.
         """
         inverse = partial(neumann_sum, N=self.Q, l=1 / self.theta)
@@ -85,9 +88,8 @@ class Momentum:
 
 @dataclass(frozen=True)
 class LocalBSGM(Momentum):
-    """LocalBSGM: local bilevel SGD with momentum [Gao 2022, Alg. 1].
+    """LocalBSGM: local bilevel SGD with momentum [Gao 2022, Alg. 1]. Hyperparameters as in `Momentum`, and:
 
-    rho1, rho2: the steps of x and y are rho1 eta and rho2 eta.
     alpha, beta: the newest D and G have the weights alpha eta and beta eta, each below 1.
     """
 
@@ -118,11 +120,12 @@ class LocalBSGM(Momentum):
 
 @dataclass(frozen=True)
 class LocalBSGVRM(Momentum):
-    """LocalBSGVRM: local bilevel SGD with momentum-based variance reduction [Gao 2022, Alg. 2].
+    """LocalBSGVRM: local bilevel SGD with momentum-based variance reduction [Gao 2022, Alg. 2]. Hyperparameters as in
+        `Momentum`, and:
 
-    rho1, rho2: the steps of x and y are rho1 eta_t and rho2 eta_t.
     alpha, beta: the newest D and G have the weights alpha eta_t^2 and beta eta_t^2, each below 1.
-    step_size: constant, eta_t = eta; or theorem, Theorem 2's, with L its constant L-hat.
+    step_size: constant, eta_t = eta; or theorem, the falling eta_t of Theorem 2.
+    L, L_Phi: the theorem's constants L-hat and L_Phi.
     S: the number of xi that the first D and G are means over.
     warm_up: the rounds at the start in which x stays, so that y comes near y*(x_1), where the paper starts.
     neumann: sum, all Q + 1 terms; or term, a random one of them times Q + 1, drawn for each xi [Khanduri et al. 2021].
@@ -145,7 +148,7 @@ class LocalBSGVRM(Momentum):
                 )
 
     def eta_t(self, t: int, K: int) -> float:
-        """Return the step size of iteration t = 0, 1, ... with K clients; it never grows with t."""
+        """Return the step size of iteration t = 0, 1, ...; it never grows with t. K: the number of clients that take part."""
         if self.step_size == "constant":
             return self.eta
         # w_t + t of Theorem 2, whose t is t + 1 here

@@ -93,7 +93,7 @@ class Mfcgd:
             raise UserError(
                 f"this algorithm needs a problem of two levels, the first with at most {LARGEST} outputs, since it "
                 f"keeps their Jacobian; "
-                f"this problem's levels have dimensions {', '.join(map(str, problem.dims))}"
+                f"this problem's levels have dimensions {', '.join(map(str, problem.dims))}; choose another problem"
             )
         row = x.new_zeros(problem.dims[1] * (2 + len(x)))
         a = {"none": (), "diagonal": (0 * x,), "norm": (x.new_zeros(1),)}[self.adaptive]

@@ -38,10 +38,11 @@ class State(NamedTuple):
 class Multilevel:
     """Multi-level composition with variance-reduced estimates of the levels and of the gradient.
 
-    gamma, eta: the step is gamma eta. alpha, rho: the newest values have the weights alpha eta^2 in h and rho eta^2 in p, at
-        most 1.
-    tau: the local steps. B, B_start: the examples of each sample, and of the first ones; None for all of a client's.
-    order: A takes the estimates of a round's last step at the mean x, in a second exchange; B takes them at the client's own
+    gamma, eta: the step of x is gamma eta.
+    alpha, rho: the newest values have the weights alpha eta^2 in h and rho eta^2 in p, each at most 1.
+    tau: the local steps of a round. B, B_start: the examples of each sample, and of the first ones; None for all of a
+        client's.
+    order: A takes the estimates of a round's last step at the mean x, in a second exchange. B takes them at the client's own
         x.
     """
 
@@ -101,7 +102,10 @@ class Multilevel:
         return State(x, p, memory)
 
     def estimates(self, client: Client, x: Tensor, old: Estimates, xi: Sequence[Any]) -> Estimates:
-        """Return x, h' and p' at a new x, from the old x, h and p, with the same samples at both points."""
+        """Return (x, h, p): a new x, and the estimates there, with the same samples at the new and the old x.
+
+        old: (x, h, p) before. xi: a sample for each level.
+        """
         x_old, h, p = old
         r_old = list[Tensor]()
 

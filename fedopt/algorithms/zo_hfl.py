@@ -30,9 +30,11 @@ class ZoHfl:
     """ZO-HFL: zeroth-order hierarchical federated learning.
 
     gamma: the server's step. gamma_local: the clients' steps, a schedule of the local step t = 0, 1, ...
+    eta: the smoothing radius. Clients take their local steps at x + eta v and at x - eta v.
     tau: the local work at each of the two points.
     B, B_server: the examples of a local step, and of the server's gradient; None for all there are.
-    directions: the number of v for each client and round, whose estimates are averaged; None takes the axes, without chance.
+    directions: the number of v for each client and round, whose estimates are averaged; None takes the n axes, which nothing
+        random is in.
     """
 
     gamma: Schedule
@@ -74,7 +76,7 @@ class ZoHfl:
         return (s.x,)
 
     def _directions(self, x: Tensor, S: np.ndarray, fed: Round) -> Tensor:
-        """Return v of each client of the cohort, [cohort, D, n]."""
+        """Return the unit vectors v of each client of the cohort, [cohort, D, n]."""
         n = x.numel()
         if self.directions is None:
             return torch.eye(n, device=x.device, dtype=x.dtype).expand(len(S), n, n)

@@ -68,7 +68,7 @@ class Ledger:
         for name, like in self.tensors().items():
             found = tensors[name]
             if found.shape != like.shape or found.dtype != like.dtype or (found < 0).any():
-                raise ValueError(f"{name} is not {like.numel()} counts")
+                raise ValueError(f"{name}: must be {like.numel()} whole numbers of 0 or more")
         self.comm_rounds, *calls = tensors["ledger.counts"].tolist()
         self.calls = Calls(*calls)
         self.down, self.up = tensors["ledger.down"].numpy().copy(), tensors["ledger.up"].numpy().copy()

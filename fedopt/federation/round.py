@@ -71,7 +71,9 @@ class Round:
         self._federation, self._exchanges, self._cohorts = federation, count(1), count()
 
     def __init_subclass__(cls) -> None:
-        raise UserError(f"{cls.__name__}: fedopt.Round has no subclasses; write what differs in the client functions")
+        raise UserError(
+            f"{cls.__name__}: fedopt.Round cannot be subclassed; write what differs in the client functions"
+        )
 
     def rng(
         self, name: Purpose | str | None = None, exchange: int = 0, client: int | None = None
@@ -209,7 +211,8 @@ class Round:
         """
         if not isinstance(self.problem, Hierarchical):
             raise UserError(
-                f"fed.server_gradient needs a hierarchical problem, and {type(self.problem).__name__} is not one"
+                f"fed.server_gradient needs a hierarchical problem, and {type(self.problem).__name__} is not one; choose "
+                "another problem"
             )
         xi = self.problem.server_sample(self.rng(Purpose.SERVER), B)
         return Oracles(self.problem).grad(self.problem.f1, x, xi)
@@ -329,6 +332,7 @@ class Round:
         """
         if self._federation.first_order and isinstance(self.problem, Nested) and calls.hvp + calls.jvp:
             raise WrongFunction(
-                client_fn, "takes second derivatives, and its algorithm says first_order = True; remove one of them"
+                client_fn,
+                "takes second derivatives, and its algorithm says first_order = True; remove them, or first_order",
             )
         fence.check(client_fn)  # again: a client may have put its answer where only the server looks

@@ -64,7 +64,9 @@ def check(problem: Problem) -> None:
     if isinstance(problem, Nested) and not problem.direct:
         gradient = _gradient(problem.f, (*start, sample))
         if gradient is not None and gradient.any():
-            raise WrongFunction(problem.f, "depends on x, and the class says direct = False; remove one of them")
+            raise WrongFunction(
+                problem.f, "depends on x, and the class says direct = False; remove x from it, or direct = False"
+            )
     for key, of, part, was in before:
         if not torch.equal(part, was):
             why = f"its {of} changes when it is called, and all clients would share it"

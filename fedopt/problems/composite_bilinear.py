@@ -40,7 +40,7 @@ class CompositeBilinear(Minimax):
     m, n: the dimensions of x and y. lam: the factor of the penalties. D: half the width of the boxes.
     penalties: in_f includes them in f; by_method leaves them out, for methods that have lam themselves, such as FeDualEx.
     heterogeneity: the standard deviation of the clients' b_i around their mean b. noise: that of the examples' linear terms.
-    examples: over all clients. x0: every coordinate of the start of x and of y.
+    examples: the number of examples over all clients. x0: every coordinate of the start of x and of y.
     """
 
     m: PositiveInt

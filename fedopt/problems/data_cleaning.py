@@ -35,7 +35,7 @@ class DataCleaning(SupervisedBilevel):
         has one layer.
 
     examples: the largest number of training examples, validation included, drawn at random; None for all.
-    weighting: clients weigh by their numbers of training examples, or equally.
+    weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
     corruption: the probability that a training label is redrawn uniformly over all classes.
     per: what has a trust of its own: each example, class or client. x0: every coordinate of x at the start.
     """
@@ -78,7 +78,11 @@ class DataCleaning(SupervisedBilevel):
         return point[1]
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. detection_f1 is 2 hits / (distrusted + wrong) over the training examples, 0 if both are 0."""
+        """Return the metrics.
+
+        detection_f1 is 2 hits / (distrusted + wrong) over the training examples, 0 if both are 0. Hits are wrong labels that
+        are distrusted: x is below 0.
+        """
         x, y = point[:2]
         rows = self.splits["train"].rows
         distrusted, wrong = (x < 0).cpu().numpy()[self._place.cpu().numpy()[rows]], self.wrong[rows]

@@ -32,7 +32,7 @@ CLIENT_CLASSES = Metric("client_classes", "classes of a client", better="neither
 
 
 class Sample(NamedTuple):
-    """The data of a sample. radius: r_i of the ball Y_i."""
+    """The data of a sample. radius: r_i of the ball Y_i, a scalar."""
 
     batch: Batch
     radius: Tensor
@@ -42,9 +42,10 @@ class Sample(NamedTuple):
 class Hierarchical(Supervised, classes.Hierarchical):
     """Learning a global model x together with each client's own model y_i [ZO-HFL].
 
-    weighting: rho_i by numbers of examples, or uniform.
-    constraint: the set Y_i(x): everything, the ball |y - x| <= radius, or y >= 0.
-    radius: r_i. Of a list, client i has the entry i mod its length.
+    lam, mu: the factors of |x - y|^2 / 2 in f2 and in h_i.
+    weighting: the rho_i are by numbers of examples (samples), or equal (uniform).
+    constraint: the set Y_i(x): everything (none), the ball |y - x| <= radius, or y >= 0 (orthant).
+    radius: the r_i. Of a list, client i has the entry i mod its length.
     test, server, own_test, pretrain, pretrain_step: as in `classification`.
     fit, fit_step: metrics take y_i(x) after `fit` steps on client i from x, of the sizes fit_step / sqrt(t + 1). 100 steps of
         0.1 come within 15 % of its distance from x on MNIST.
@@ -138,8 +139,9 @@ class Hierarchical(Supervised, classes.Hierarchical):
         return y
 
     def _classes_of(self, rows: np.ndarray) -> float:
-        """Return the effective number of classes among examples, exp of the entropy of their labels: k for k equally frequent
-        classes.
+        """Return the effective number of classes among examples: k for k equally frequent classes.
+
+        It is exp of the entropy of their labels. rows: the indices of the examples.
         """
         shares = np.bincount(self.train.y[rows].cpu().numpy()) / len(rows)
         present = shares[shares > 0]

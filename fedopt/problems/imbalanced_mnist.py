@@ -19,7 +19,10 @@ from fedopt.problems.supervised import SupervisedBilevel
 
 
 def long_tail(labels: np.ndarray, largest: int, imbalance: float) -> np.ndarray:
-    """Return the rows to keep: of class c the first largest * imbalance^(c / (C-1)) examples, rounded, or all if it has fewer."""
+    """Return the sorted indices of the examples to keep.
+
+    They are the first n_c of class c, n_c = largest * imbalance^(c / (C-1)), rounded, or all if the class has fewer.
+    """
     classes = np.unique(labels)
     sizes = [round(largest * imbalance ** (j / max(len(classes) - 1, 1))) for j in range(len(classes))]
     return np.sort(np.concatenate([np.flatnonzero(labels == c)[:n] for c, n in zip(classes, sizes, strict=True)]))

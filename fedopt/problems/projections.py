@@ -9,19 +9,25 @@ Norm = Literal["l1", "l2", "linf"]
 
 
 def simplex(y: Tensor, total: float | Tensor = 1.0) -> Tensor:
-    """Project y onto {z >= 0, sum z = total}, total > 0: max(y - t, 0), t = max_k ((sum of the k largest y) - total) / k."""
+    """Return the point of {z >= 0, sum z = total} nearest to y, a vector. total: more than 0.
+
+    It is max(y - t, 0) with t = max_k ((sum of the k largest y) - total) / k.
+    """
     falling = torch.sort(y, descending=True).values
     k = torch.arange(1, len(y) + 1, device=y.device, dtype=y.dtype)
     return torch.relu(y - ((falling.cumsum(0) - total) / k).amax())
 
 
 def box(y: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
-    """Project y onto {low <= z <= high}."""
+    """Return the point of {low <= z <= high} nearest to y."""
     return y.clamp(min=low).clamp(max=high)
 
 
 def ball(y: Tensor, radius: float | Tensor, norm: Norm = "l2") -> Tensor:
-    """Project y onto {|z| <= radius}, radius > 0. With norm l2 or linf, y may be several vectors, [..., d]."""
+    """Return the point of {|z| <= radius} nearest to y. With norm l2 or linf, y may be several vectors, [..., d].
+
+    radius: more than 0.
+    """
     if norm == "linf":
         return box(y, -radius, radius)
     if norm == "l2":

@@ -26,7 +26,7 @@ Sample = namedtuple("Sample", "A B c D d F e G")
 
 
 class Outer(NamedTuple):
-    """A quadratic function: its Hessian, and its gradient and value at 0; of several functions, with a leading dimension each."""
+    """Quadratic functions: the Hessian [..., dx, dx], the gradient at 0 (constant) [..., dx], and the value at 0 [...]."""
 
     hessian: Tensor
     constant: Tensor
@@ -34,7 +34,7 @@ class Outer(NamedTuple):
 
 
 def reduced(terms: Sample) -> Outer:
-    """Return f(x, y*(x)) as a quadratic function of x. terms: of one problem, or of several, [M, ...]."""
+    """Return f(x, y*(x)) as a quadratic function of x. terms: of one problem, or of M problems, [M, ...]."""
     A, B, c, D, d, F, e, G = (term if name.isupper() else term[..., None] for name, term in terms._asdict().items())
     S, y0 = torch.linalg.solve(A, B), torch.linalg.solve(A, c)  # y*(x) = S x + y0
     hessian = D + G @ S + (G @ S).mT + S.mT @ F @ S
@@ -48,7 +48,8 @@ class NestedQuadratic(Quadratic, Nested):
     """What the quadratic bilevel problems share.
 
     dx, dy: the dimensions of x and y.
-    conditioning: of the Hessians of g_i in y and of f_i in (x, y). heterogeneity, noise, examples: as in `Quadratic`.
+    conditioning: that of the Hessians of g_i in y, and of f_i in (x, y).
+    heterogeneity, noise, examples: as in `Quadratic`. Half of each client's examples are for f, half for g.
     """
 
     dx: PositiveInt
@@ -76,7 +77,7 @@ class NestedQuadratic(Quadratic, Nested):
 
     @abstractmethod
     def outer(self, terms: Sample) -> Outer:
-        """Return the outer objective as a function of x. terms: the clients', [M, ...]."""
+        """Return the outer objective as a function of x. terms: of all clients, [M, ...]."""
 
     def hypergradient(self, x: Tensor) -> Tensor:
         """Return the gradient of the outer objective, [dx], in closed form."""

@@ -27,8 +27,8 @@ Sample = namedtuple("Sample", "A c Q e")
 class QuadraticComposition(Quadratic, Composition):
     """What the quadratic compositions share.
 
-    d0, d1: the dimensions of x and of y = f^0(x), d0 <= d1. Each A_i is drawn with orthonormal columns before it is mixed.
-    conditioning: of the Q_i. heterogeneity, noise, examples: as in `Quadratic`.
+    d0, d1: the dimensions of x and of f^0(x), d0 <= d1. Each A_i is drawn with orthonormal columns before it is mixed.
+    conditioning: that of the Q_i. heterogeneity, noise, examples: as in `Quadratic`.
     """
 
     d0: PositiveInt
@@ -53,7 +53,7 @@ class QuadraticComposition(Quadratic, Composition):
         self._x = torch.linalg.solve(self._hessian, self._linear)
 
     def compositions(self) -> tuple[Sample, Tensor]:
-        """Return the terms of the P compositions whose mean is the objective, [P, ...] each, and their weights, [P]."""
+        """Return the terms of P compositions, [P, ...] each, and their weights, [P]. Their weighted mean is the objective."""
         raise NotImplementedError
 
     def gradient(self, x: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ class QuadraticGame(Minimax):
     """A quadratic saddle point problem whose examples are functions of their own.
 
     d: the dimension of x and of y. examples: the number of functions over all clients.
-    mu, L: the eigenvalues of A_j and C_j are uniform between them. coupling: those of B_j are between 0 and this.
+    mu, L: the eigenvalues of A_j and C_j are uniform between mu and L.
+    coupling: the eigenvalues of B_j are uniform between 0 and this.
     heterogeneity: 0 makes all functions their mean, 1 leaves them as they are drawn.
     """
 

@@ -26,7 +26,7 @@ class QuadraticHierarchical(Quadratic, Hierarchical):
     """A quadratic hierarchical problem.
 
     d: the dimension of x and of each y_i.
-    conditioning: of the A_i, whose largest eigenvalue is at most 1. heterogeneity, noise, examples: as in `Quadratic`.
+    conditioning: that of the A_i, whose largest eigenvalue is at most 1. heterogeneity, noise, examples: as in `Quadratic`.
     """
 
     d: PositiveInt

@@ -28,7 +28,7 @@ def isometry(rng: np.random.Generator, count: int, rows: int, columns: int) -> n
 
 
 def gaussian(rng: np.random.Generator, count: int, *shape: int) -> np.ndarray:
-    """Draw independent entries whose variance is 1 over the last dimension, [count, *shape]."""
+    """Draw independent normal entries of variance 1 / (the last dimension), [count, *shape]."""
     return rng.standard_normal((count, *shape)) * (1 / np.sqrt(shape[-1]))
 
 
@@ -37,10 +37,10 @@ class Quadratic(Problem):
     """Quadratic problems. Clients differ in matrices and linear terms, and a client's examples differ in linear terms.
 
     conditioning: the ratio of the largest to the least eigenvalue of each positive definite matrix.
-    heterogeneity: 0 makes all clients equal, 1 mixes the common matrices half and half with each client's own, and so on.
+    heterogeneity: h mixes common terms with each client's own in the proportion 1 : h. 0 makes all clients equal.
     noise: the standard deviation of the examples' linear terms around their client's; a full local batch has none.
-    examples: over all clients.
-    alike: gives every client the means of all clients' terms, so that the problem stays the same and clients are equal.
+    examples: the number of examples over all clients.
+    alike: whether every client gets the means of all clients' terms. The problem stays the same, and clients are equal.
     """
 
     conditioning: Annotated[float, Field(ge=1)]
@@ -50,7 +50,7 @@ class Quadratic(Problem):
     alike: bool = field(default=False, kw_only=True, metadata={"before": False})
 
     def families(self) -> Callable[..., Tensor]:
-        """Return a function (draw, *args) -> an array for each client, [M, ...].
+        """Return a function family(draw, *args), which draws a term for each client, [M, ...].
 
         It mixes one draw(rng, 1, *args) for all with each client's own, in the proportion 1 : heterogeneity. The common draw
         does not depend on the number of clients.
@@ -68,8 +68,9 @@ class Quadratic(Problem):
     def set_up(self, terms: Any, noisy: Mapping[str, str]) -> None:
         """Set the clients' terms, and the noise of their examples.
 
-        terms: a named tuple of the clients' matrices and linear terms, [M, ...] each. noisy: term -> the split whose examples
-            have noise in it. The noise sums to zero over each client's examples of a split.
+        terms: a named tuple of the clients' matrices and linear terms, [M, ...] each.
+        noisy: term -> the split whose examples have noise in it. The noise sums to zero over each client's examples of a
+            split.
         """
         self.per_client = terms._asdict()
         self._sample_type, self._noisy = type(terms), noisy
@@ -85,12 +86,12 @@ class Quadratic(Problem):
             self._noise[name] = self.world.tensor(noise)
 
     def mean(self, weights: np.ndarray) -> Any:
-        """Return the means of the clients' terms. weights: [M], up to a factor."""
+        """Return the weighted means of the clients' terms, as their named tuple. weights: [M], up to a factor."""
         w = torch.from_numpy(weights / weights.sum())
         return self._sample_type(*(torch.tensordot(w.to(v), v, dims=1) for v in self.per_client.values()))
 
     def sample(self, client: int | Tensor, rows: Rows) -> Any:
-        """Return the client's terms, with the noise of the examples."""
+        """Return the client's terms, with the mean noise of the sample's examples."""
         own = {name: v[client] for name, v in self.per_client.items()}
         for name, split in self._noisy.items():
             if split in rows:

@@ -57,8 +57,9 @@ class MinimaxAsBilevel(_Reduced, Bilevel):
 
 
 class TwoLevelAsBilevel(_Reduced, Bilevel):
-    """A composition of two levels as a bilevel problem: f_i(y) = f_i^1(y), g_i(x, y) = 1/2 |y - f_i^0(x)|^2, so that y*(x) =
-    F^0(x).
+    """A composition of two levels as a bilevel problem.
+
+    f_i(y) = f_i^1(y) and g_i(x, y) = 1/2 |y - f_i^0(x)|^2, so that y*(x) = F^0(x).
     """
 
     source = TwoLevel
@@ -90,7 +91,7 @@ class MinimisationAsCompositional(_Reduced, Compositional):
 class LocalCompositionalAsMinimisation(_Reduced, Minimisation):
     """Local compositions as a minimisation problem, with all levels on one sample.
 
-    Its gradient is biased unless the sample is the client's full local data.
+    The gradient is biased unless the sample is the client's full local data.
     """
 
     source = LocalCompositional
@@ -102,8 +103,9 @@ class LocalCompositionalAsMinimisation(_Reduced, Minimisation):
 
 
 class MinimisationAsBilevel(_Reduced, Bilevel):
-    """A minimisation problem as a bilevel one with y of dimension 0, so that the outer part is all of a method [FedNest Sec.
-    3.3].
+    """A minimisation problem as a bilevel one with y of dimension 0.
+
+    Only the outer part of a method is left [FedNest Sec. 3.3].
     """
 
     source = Minimisation
@@ -147,14 +149,20 @@ def covered(solves: tuple[type[Problem], ...]) -> set[str]:
 
 
 def fits(cls: type) -> list[str]:
-    """Return the names of the problem classes that an algorithm's class covers, or that a problem's is of; of `Problem` all."""
+    """Return the names of the problem classes that an algorithm's class covers, or of the class that a problem's class is of.
+
+    `Problem` itself gives all names.
+    """
     if issubclass(cls, Problem) and cls is not Problem:
         return [name(class_of(cls))]
     return [kind for kind in map(name, CLASSES) if kind in covered(getattr(cls, "solves", (cls,)))]
 
 
 def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
-    """Return the problem if it is of a class in `solves`, else its reduction to one of them. Raises UserError if there is none."""
+    """Return the problem if it is of a class in `solves`, else its reduction to one of them.
+
+    Raises UserError if there is no such reduction.
+    """
     if isinstance(problem, solves):
         return problem
     for reduction in REDUCTIONS:
@@ -162,6 +170,6 @@ def reduce(problem: Problem, solves: tuple[type[Problem], ...]) -> Problem:
             return reduction(problem)
     kinds, kind = sorted(covered(solves)), name(class_of(problem))
     raise UserError(
-        f"the algorithm solves {', '.join(kinds)} problems, and {type(problem).__name__} is {kind}; choose another one of them"
-        f"{other_solution(kinds, [kind])}"
+        f"the algorithm solves {', '.join(kinds)} problems, and {type(problem).__name__} is {kind}; choose another "
+        f"algorithm or problem{other_solution(kinds, [kind])}"
     )

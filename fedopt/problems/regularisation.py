@@ -32,13 +32,13 @@ FITTED_LOSS = Metric("fitted_loss", "validation loss at y*(x)", bounds=True)
 class Regularisation(Labelled, Bilevel):
     """Learning the strengths of ridge penalties of a linear model.
 
-    x: the logarithms of the strengths. y: [outputs, features], flat.
+    x: the logarithms of the strengths. y: the model, [outputs, features], flat; two classes have one output.
 
     per: what has a strength of its own, a feature or a class.
-    weighting: clients weigh by their numbers of training examples, or equally.
+    weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
     validation: the fraction of its examples that a client validates on, unless the data say which.
-    examples, features, classes: of the data that are made if no data set is chosen. A fifth of them is for testing. Their
-        labels follow a linear model in which half of the features matter.
+    examples, features, classes: the size of the data that are made if no data set is chosen. A fifth of them is for testing.
+        Their labels follow a linear model in which half of the features matter.
     """
 
     per: Literal["feature", "class"]
@@ -54,7 +54,7 @@ class Regularisation(Labelled, Bilevel):
         data = self._made() if self.world.dataset is None else self.world.load(validation=True)
         if data.tokens:
             raise UserError(
-                "problem=regularisation weights features, and token ids are none; use "
+                "problem=regularisation weighs features, and token ids are not features; use "
                 "dataset.tokens=false, or another problem"
             )
         self.divide(data, held_out=self.validation)

@@ -27,7 +27,8 @@ from fedopt.problems.supervised import Supervised
 class _Robust(Supervised):
     """What both robust problems share.
 
-    examples: the largest number of training examples, drawn at random; None for all. lam: the price of unequal weights.
+    examples: the largest number of training examples, drawn at random; None for all.
+    lam: the price of unequal weights of the clients. A small lam comes near the worst client's loss.
     """
 
     examples: PositiveInt | None
@@ -42,7 +43,7 @@ class _Robust(Supervised):
         self.c = float(np.log(self.classes))
 
     def excess(self, x: Tensor, sample: Batches) -> Tensor:
-        """Return g_k(x) - c, [1]."""
+        """Return g_k(x) - c, [1]: the client's loss less that of a uniform guess."""
         batch = sample["train"]
         return cross_entropy(self.net(x, batch.x, *batch.keys), batch)[None] - self.c
 

@@ -44,7 +44,7 @@ class RobustNn(SupervisedMinimax):
         (x,) = self._start
         if not self.train.x.is_floating_point():
             raise UserError(
-                "problem=robust_nn perturbs pixels or features, and token ids are neither; use "
+                "problem=robust_nn perturbs pixels or features, and token ids are neither of them; use "
                 "dataset.tokens=false, or another problem"
             )
         self._start = (x, x.new_zeros(int(np.prod(self.train.shape))))
@@ -62,8 +62,8 @@ class RobustNn(SupervisedMinimax):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
-        test_accuracy: on the unchanged test set. perturbed_accuracy: under y. robust_accuracy: under the worst perturbation
-            that an ascent from y on the test set finds, y included.
+        test_accuracy: on the unchanged test set. perturbed_accuracy: under y.
+        robust_accuracy: the lower one of that and the accuracy under `worst`; left out with ascent=0.
         """
         x, y = point[:2]
         perturbed = self._accuracy(x, y)
@@ -79,9 +79,10 @@ class RobustNn(SupervisedMinimax):
         return self.test_metrics(lambda images: self.net(x, images + y))["test_accuracy"]
 
     def worst(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return a perturbation under which the test loss is large, by ascent from y.
+        """Return a perturbation under which the test loss is large, [features], by ascent from y.
 
-        With a ball the steps are normalised and projected; with a penalty they have size 1 on the penalised loss.
+        With a ball the steps are normalised and projected; with a penalty they have size 1 on the penalised loss. Each step
+        uses the next part of the test set.
         """
         for rows in torch.arange(len(self._test), device=y.device).chunk(self.ascent):
             batch = self._test.batch(rows, torch.full(rows.shape, 1 / len(rows)).to(y))

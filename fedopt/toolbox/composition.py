@@ -18,16 +18,16 @@ from fedopt.toolbox.vectors import Tensors
 def chain(
     client: Client, x: Tensor, xi: Sequence[Any], follow: Callable[[int, Tensor], Tensor]
 ) -> tuple[Tensors, Tensor]:
-    """Return estimates of the levels of a composition, and its gradient along them.
+    """Return estimates (u^1, ..., u^K) of the levels of a composition, and its gradient along them, ``[d]``.
 
-    These are (u^1, ..., u^K) and J r^1(x)' J r^2(u^1)' ... grad f(u^K), with u^k = follow(k - 1, r^k(u^(k-1))). It counts as one
-    gradient call and K Jacobian-vector products; no Jacobian is formed.
+    The gradient is J r^1(x)' J r^2(u^1)' ... grad f(u^K). It counts as one gradient call and K Jacobian-vector products; no
+    Jacobian is formed.
 
     Args:
         client: The client, of a composition.
         x: The point, ``[d]``.
         xi: A sample for each level.
-        follow: ``follow(k, value)``, the estimate of level k = 0, 1, ... from its value at the estimate before.
+        follow: ``follow(k, value)``, the estimate u^{k+1} from the value r^{k+1}(u^k), k = 0, ..., K - 1.
     """
     u, products, last = [x], [], len(xi) - 1
     for k in range(last):

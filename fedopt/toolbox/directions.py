@@ -31,11 +31,13 @@ def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> V
     """Return the directions (Dx, Dy, Dv) at z = (x, y, v) on one sample, each of the shape of its variable.
 
     Dx = grad_x f - grad^2_xy g v,  Dy = grad_y g,  Dv = (grad^2_yy g + damping I) v - grad_y f  [FedMSA eq. 2, 10, whose 10a
-    prints grad_x f in Dv]. It counts as two gradient calls and one product of each kind.
+    prints grad_x f in Dv]. At z = (x, y) they are (grad_x f, grad_y g).
+
+    It counts as two gradient calls and one product of each kind; without v, as no product.
 
     Args:
         client: The client, of a bilevel problem.
-        z: The point (x, y, v), or (x, y), for which Dx is grad_x f.
+        z: The point (x, y, v), or (x, y) if grad_y f is zero at y*(x).
         xi: The sample, of f and of g.
         damping: What is added to the diagonal of the Hessian.
     """
@@ -59,9 +61,10 @@ def bilevel_maps(client: Client, z: Vectors, xi: Any, damping: float = 0.0) -> V
 
 
 def independent_maps(client: Client, z: Vectors, xis: Sequence[Any]) -> Vectors:
-    """Return the directions of `bilevel_maps`, with a sample for each of Dx, Dy and Dv.
+    """Return the directions of `bilevel_maps` without damping, with a sample for each of Dx, Dy and Dv.
 
-    It counts as three gradient calls, one less if grad_x f is zero, and one product of each kind.
+    It counts as three gradient calls, one less if grad_x f is zero, and one product of each kind. Without v it counts as two
+    gradient calls.
 
     Args:
         client: The client, of a bilevel problem.
@@ -79,7 +82,7 @@ def independent_maps(client: Client, z: Vectors, xis: Sequence[Any]) -> Vectors:
 def descend(
     space: Client | Nested | Minimax, z: Vectors, D: Vectors, steps: Sequence[float], radius: float | None = None
 ) -> Vectors:
-    """Return z - steps D, with y projected onto Y, which is everything except in minimax problems.
+    """Return z - steps D, with y projected onto the problem's constraint set Y.
 
     Args:
         space: What knows Y: the client, or on the server the problem.

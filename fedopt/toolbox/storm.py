@@ -75,10 +75,10 @@ class Storm(NamedTuple):
 
 
 class Averages(NamedTuple):
-    """The state between two rounds of `together`.
+    """The state between two rounds of `together`, before iteration t.
 
-    It has the means of z_t and d_{t-1}, and z_{t-1} as one vector: its mean if cohorts change, or each client's own if all
-    take part.
+    z, d: the clients' means of z_t and d_{t-1}. previous: the mean of z_{t-1}, flat, which is used if cohorts change.
+    memory: each client's own z_{t-1}, flat, which is used if all clients take part.
     """
 
     z: Vectors
@@ -88,7 +88,7 @@ class Averages(NamedTuple):
 
 
 def at_start(z: Vectors, clients: int) -> Averages:
-    """Return the state before the first iteration."""
+    """Return the state before the first iteration: z for all clients, and d = 0. clients: their number."""
     return Averages(z, 0.0 * z, torch.cat(z), Memory([torch.cat(z)] * clients))
 
 
@@ -103,7 +103,9 @@ def together(
 ) -> Averages:
     """Return the state after p iterations and one exchange, which averages points and directions together.
 
-    S: the samples whose mean D is d_0. samples: the function that makes a client's samples of its draws xi.
+    s: the state before. draws: the samples that clients take under the name xi.
+    S: the number of samples whose mean D is d_0. So the first round takes S - 1 samples more.
+    samples: client -> its samples, one for each D.
     """
     first = fed.r * p
 
@@ -131,12 +133,12 @@ def together(
 def points_first(
     storm: Storm, z: Vectors, d: Vectors, memory: Any, begin: Vectors, fed: Round, I: int, draws: Mapping[str, Steps]
 ) -> tuple[Vectors, Vectors, Memory]:
-    """Return z, d and the memory after I iterations and two exchanges: points are averaged first, then directions at their
-    mean.
+    """Return z, d and the memory after I iterations and two exchanges.
 
-    The first round has one exchange more, for d_0.
+    Points are averaged first, then the directions at their mean. The first round has one exchange more, for d_0.
 
-    z, d: the means of the first variables. A client's further ones never leave it; begin has their sizes and their start.
+    z, d: the means of the first variables. A client's further ones never leave it.
+    begin: the start of all variables, which also tells their sizes.
     memory: each client's z and d as one vector; () before the first round.
     draws: `first` for d_0, `xi` for I - 1 iterations, `last` for the estimate at the mean.
     """
@@ -172,10 +174,10 @@ def points_first(
 
 
 def rows(z: Vectors, clients: int) -> Memory:
-    """Return a memory with each client's z and a zero d."""
+    """Return a memory of a row (z, d) for each client, with this z and d = 0. clients: their number."""
     return Memory([torch.cat((*z, *(0.0 * z)))] * clients)
 
 
 def replaced(z: Vectors, means: Vectors) -> Vectors:
-    """Return z with its first variables replaced by their means."""
+    """Return z with its first variables replaced by these means."""
     return Vectors((*means, *z[len(means) :]))

@@ -559,5 +559,5 @@ def test_fence_admits_hyperparameters_and_takes_microseconds(problem):
 
 
 def test_nobody_overrides_the_one_way_between_server_and_clients():
-    with pytest.raises(UserError, match=r"Mine: fedopt\.Round has no subclasses"):
+    with pytest.raises(UserError, match=r"Mine: fedopt\.Round cannot be subclassed"):
         type("Mine", (Round,), {})
