@@ -151,7 +151,7 @@ class Result:
         Args:
             metric: The metric's name. None: the problem's first metric.
             x: The cost on the horizontal axis, as in `compare`.
-            label: The line's name in the legend.
+            label: The line's name in the legend. None: the method's.
             how: ``ax``, the axes to draw on (default: those of pyplot); else as in the ``draw`` of `compare`.
 
         Raises:
@@ -217,7 +217,8 @@ def run(
     """Do what the command ``fedopt WORDS`` does, with the same folder and files, and return the run.
 
     Runs in several threads take turns; runs in several processes go on at once. What ``on_eval`` or Ctrl-C stops can be
-    resumed with ``resume=true``. A second Ctrl-C raises KeyboardInterrupt at once.
+    resumed with ``resume=true``. A second Ctrl-C raises KeyboardInterrupt at once. A run that diverged is returned too: see
+    its status.
 
     Args:
         words: Overrides as on the command line: a list of texts, or one text with a shell's quotes. Or a dict of keys and
@@ -235,6 +236,7 @@ def run(
 
     Raises:
         UserError: A mistake that the command would answer in one line.
+        Exception: What ``on_eval`` raises.
         KeyboardInterrupt: Ctrl-C was pressed, and ``interrupt`` is ``raise``.
     """
     if interrupt not in ("raise", "return"):
@@ -275,6 +277,7 @@ def sweep(
     """Do what the command ``fedopt -m WORDS`` does, with the same folders and files, and return the runs.
 
     Runs that have ended are not run again; interrupted ones are resumed. A run that failed is returned too: see its status.
+    The runs come in the order of the combinations, and equal ones once.
 
     Args:
         words: As in `run`; or a list of dicts, configs to which the other values are added.
@@ -346,13 +349,13 @@ def compare(
         x: The cost that runs are compared by, such as ``bytes``.
         target: A value of the metric: the table then says what it cost to reach it.
         group_by: A key, or a list of keys, whose values are compared. None: all keys that differ.
-        names: New names of groups, by their old names.
-        at: A cost: values there are compared. None: last values.
+        names: New labels of groups, by their old labels or parts of them.
+        at: A value of ``x``: each run is judged by its last evaluation up to it. None: by its last one of all.
         exclude: Patterns of folders to leave out, such as ``*seed3*``.
-        label: The metric's name in tables and figures.
+        label: The metric's label in tables and figures, with its unit. None: as the problem says.
 
     Raises:
-        UserError: There is nothing to compare.
+        UserError: There is nothing to compare, or a name, key or value does not fit the runs.
     """
     from fedopt.analysis import compared
 

@@ -70,9 +70,16 @@ class Part(IntEnum):
 def keyed_rng(
     seed: int, purpose: Purpose | str | None, round: int = 0, exchange: int = 0, client: int = 0
 ) -> np.random.Generator:
-    """Return the generator that belongs to a key of non-negative integers. purpose: one of fedopt's, or a user's word.
+    """Return the generator that belongs to a key. The same key gives the same numbers, whatever was drawn before.
 
-    Raises UserError if the purpose is neither.
+    Args:
+        seed: The seed of the run.
+        purpose: One of fedopt's purposes, or a user's word.
+        round, exchange, client: The indices of the round, of the exchange in it, and of the client, for draws that differ by
+            them.
+
+    Raises:
+        UserError: The purpose is neither.
     """
     if isinstance(purpose, str):
         number = 2**63 | int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest())
@@ -110,12 +117,12 @@ class _Key(np.random.bit_generator.ISeedSequence):
 
 
 def torch_seed(seed: int, purpose: Purpose) -> int:
-    """Return the seed that belongs to a key, for `torch.Generator` or `torch.manual_seed`."""
+    """Return the seed of a purpose, for `torch.Generator` or `torch.manual_seed`. seed: that of the run."""
     return int(keyed_rng(seed, purpose).integers(2**63 - 1))
 
 
 def normal(rng: np.random.Generator, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Return standard normal numbers as a tensor of this shape."""
+    """Return standard normal numbers as a tensor of this shape. They are drawn in double precision, then converted to dtype."""
     return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
 
 
@@ -142,7 +149,7 @@ def untouched(function: Any, given: Any, instead: str = DRAWING) -> Iterator[Non
 class Writes(TorchFunctionMode):
     """A context that raises an error if one of some tensors is written to, even if the write changes no value.
 
-    A write to a view of such a tensor, or to its `data`, counts too. Each tensor comes with its error.
+    A write to a view of such a tensor, or to its `data`, counts too. errors: each tensor with the error to raise.
     """
 
     def __init__(self, errors: Iterable[tuple[Tensor, UserError]]):

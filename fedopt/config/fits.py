@@ -11,7 +11,7 @@ from fedopt.errors import UserError
 def refuse_misfit(algo: str, problem: str) -> None:
     """Raise UserError if an algorithm solves no problems of this class.
 
-    A user's own class, of which nothing is known here, says it when it is built.
+    Users' own classes pass, since nothing is known of them here: they are checked when they are built.
 
     Args:
         algo: Path of the algorithm's class.

@@ -43,8 +43,10 @@ def merged(
     """Merge the files that a command chooses (by Hydra), the tuned values, and the values that the command sets.
 
     Overrides that add or remove keys are given to Hydra, with the choices of files. This takes long, so its result is cached
-    for commands that differ in values only. Returns the config, the option of each group, the tuned values, and the node of
-    the experiment. Raises UserError, and exceptions of Hydra and OmegaConf.
+    for commands that differ in values only.
+
+    words: the overrides of the command. folders: config folders besides fedopt's. Returns the config, the option of each
+        group, the tuned values, and the node of the experiment. Raises UserError, and exceptions of Hydra and OmegaConf.
     """
     refuse_hydra(words)
     state = check_folders(folders)

@@ -23,7 +23,7 @@ REFRESH = 0.2  # seconds between what a notebook shows
 
 
 def _cell() -> Any:
-    """Return what shows something in place below a running cell of a notebook; None outside of one."""
+    """Return a display below the running cell of a notebook, whose content can be replaced; None outside of a notebook."""
     interactive = sys.modules.get("IPython")
     if interactive is None or not hasattr(interactive.get_ipython(), "kernel"):
         return None

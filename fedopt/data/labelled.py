@@ -77,9 +77,10 @@ class LabelledData:
         return int(max(self.y_train.max(), self.y_test.max())) + 1
 
     def normalisation(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return what to subtract from x and what to divide the difference by, in the units of x.
+        """Return what to subtract from x and what to divide the difference by, as `pixels` asks.
 
-        Both are [channels] for images and [features] for a table. Constant columns and channels are divided by 1.
+        Both are [channels] for images and [features] for a table, in the units of x. Constant columns and channels are
+        divided by 1.
         """
         if self.pixels == "raw":
             return np.zeros(self.x_train.shape[1]), np.ones(self.x_train.shape[1])

@@ -39,7 +39,10 @@ class FlatModule(FlatModel):
         return self.at(self.views(flat), x, key)
 
     def at(self, parameters: Sequence[Tensor], x: Tensor, key: Tensor | None) -> Tensor:
-        """Return logits as `__call__` does, without autocast. parameters: one tensor per name, in the order of `names`."""
+        """Return logits as `__call__` does, without autocast.
+
+        parameters: one tensor per name, in the order of `names`. x, key: as in `__call__`.
+        """
         like, values = parameters[0], dict(zip(self.names, parameters, strict=True))
         for name, value in self._constants.items():
             values[name] = value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)

@@ -27,8 +27,10 @@ def numbers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys and values of a resolved config that runs with the same metrics.csv share: those of `numbers`, and the
-    budget.
+    """Return the keys and values of a resolved config that determine metrics.csv: those of `numbers`, and the budget.
+
+    Left out are keys that say where a run goes or how it starts, and those of hardware except precision. So are keys that
+    older runs lack, if their value changes nothing.
     """
     values, others = flat(config), (*PLACE, "hardware")
     for key, before in _later(config).items():
@@ -38,7 +40,10 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _later(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that older runs may lack, with the values that change nothing: those of fedopt's own classes."""
+    """Return the keys that configs of older runs may lack, each with the value that does what those runs did.
+
+    Only the budget, the evaluation, and algorithms and problems of fedopt itself have such keys.
+    """
     parts = {"budget": Budget, "eval": Evaluation}
     later = {
         f"{part}.{f.name}": f.default for part, cls in parts.items() for f in fields(cls) if f.default is not MISSING

@@ -67,7 +67,7 @@ def check_parts(composed: Composed) -> None:
 
 
 def participation_of(composed: Composed) -> Participation:
-    """Return who takes part in a round. A single client always takes part.
+    """Return who takes part in a round. If there is a single client, participation.cohort is ignored.
 
     Raises UserError if participation does not fit the algorithm, or the partitioner's number of clients.
     """
@@ -81,6 +81,8 @@ def participation_of(composed: Composed) -> Participation:
 
 def assemble(composed: Composed, jobs: int = 1) -> Experiment:
     """Check all values, load the data and build the objects of a run.
+
+    It also sets threads and torch's modes for the whole process, by `hardware.configure`.
 
     Args:
         composed: The config.

@@ -101,7 +101,10 @@ def launched(run: Callable[[], Any], folder: RunFolder, processes: int) -> str:
 
 
 def _start_ranks(processes: int, news: Any, run: Callable[[], Any]) -> None:
-    """Start all ranks, and return when they have ended. Raises ChildFailedError if one failed; the others are ended then."""
+    """Start all ranks, and return when they have ended. Raises ChildFailedError if one failed; the others are ended then.
+
+    processes: how many. news, run: as in `_rank`.
+    """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -117,10 +120,9 @@ def _start_ranks(processes: int, news: Any, run: Callable[[], Any]) -> None:
 
 
 def _rank(news: Any, run: Callable[[], Any]) -> None:
-    """Do the run as one of its ranks.
+    """Do the run as one of its ranks. Exit with code 1 if it fails.
 
-    news: a queue that receives (rank, process id), and the line of the rank that fails first. The others are those of
-        `launched`.
+    news: a queue that receives (rank, process id), and the line of the rank that fails first. run: as in `launched`.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

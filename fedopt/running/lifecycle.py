@@ -148,7 +148,10 @@ class Run:
         return e, state, checkpoint, rows_size
 
     def _begin(self, e: Experiment, resuming: bool) -> None:
-        """Take the folder, and write down what the run is. Raises UserError if another run has begun there in the meantime."""
+        """Take the folder, and write down what the run is. Raises UserError if another run has begun there in the meantime.
+
+        e: the objects of the run. resuming: whether its metrics and checkpoint are kept; else they are deleted.
+        """
         if not self.folder.held:
             self._take_folder()
             if self.config["resume"] and not self.quiet:

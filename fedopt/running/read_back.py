@@ -46,7 +46,7 @@ def read_back(path: Path, best: bool) -> tuple[dict[str, Tensor], nn.Module | No
 
 
 def _dataset(folder: Path, config: dict[str, Any]) -> Any:
-    """Return the data set's node.
+    """Return the config's node of the data set.
 
     Relative paths that do not exist here are taken as relative to the directory where the run began.
     """

@@ -130,7 +130,7 @@ class Keeper:
         self._next = -math.inf  # time of the next checkpoint
 
     def __call__(self, moment: Moment) -> None:
-        """Write a checkpoint if one is due."""
+        """Write a checkpoint if one is due. With keep=best, note the variables if this is the best evaluation so far."""
         if moment.improved and self.e.keep == "best":
             self.checkpoint.best = named(self.e.problem, self.e.algorithm.output(moment.state))
         if moment.status == "diverged":
@@ -162,6 +162,9 @@ class Keeper:
 @contextmanager
 def pictures(folder: RunFolder, metrics: Sequence[Metric], source: str | None, begun: Problem | None) -> Iterator[None]:
     """Write partition.csv and partition.png at the start, and metrics.png at the end of the context.
+
+    Only data with classes have a partition to show, in partition.csv for at most `LISTED` clients. With FEDOPT_PICTURES=0
+    nothing is drawn.
 
     folder: the run's. metrics: the problem's. source: the run at whose checkpoint this one began, or None.
     begun: the problem of a run that begins; None for one that resumes, whose partition is there already.
