@@ -12,24 +12,25 @@ class Algorithm(Protocol):
     """A frozen dataclass of hyperparameters, whose fields are the keys of ``conf/algo/<name>.yaml``.
 
     Attributes:
-        solves: The classes of problems that it is written for. Reductions bring more.
+        solves: The classes of problems that it is written for. It can also solve problems that a reduction brings to one of
+            these classes.
         uneven: Optional. The field that ``participation.least``, ``work`` and ``stragglers`` make uneven: a `LocalWork`, or a
             whole number. Several fields are a tuple of names; ``participation.work``, one list, does not serve them.
-        first_order: Optional. True for a method without second derivatives of a problem with an inner objective. They are then
+        first_order: Optional. True for a method without second derivatives: on problems with an inner objective they are
             refused.
     """
 
     solves: ClassVar[tuple[type[Problem], ...]]
 
     def init(self, problem: Any) -> Any:
-        """Return the state before the first round: a NamedTuple of tensors, or of tuples of tensors.
+        """Return the state before the first round: a NamedTuple of tensors, memories and numbers, or tuples of them.
 
         Raises:
             UserError: The hyperparameters do not fit the problem.
         """
 
     def step(self, s: Any, problem: Any, fed: Round) -> Any:
-        """Return the state after a round, of the same shapes. The state ``s`` itself is left as it is.
+        """Return the state after a round, of the same structure and shapes. The state ``s`` itself must not be changed.
 
         Args:
             s: The state before the round.
@@ -38,4 +39,4 @@ class Algorithm(Protocol):
         """
 
     def output(self, s: Any) -> tuple[Tensor, ...]:
-        """Return the point that the problem's metrics are taken at, one vector a variable."""
+        """Return the point at which the problem's metrics are taken: a tuple of vectors, the variables in the problem's order."""

@@ -106,11 +106,14 @@ class BRFedBi:
         return s.z
 
     def kept(self, z: Vectors) -> Tensors:
-        """Return the part of z that a client keeps besides g_i."""
+        """Return the part of z that a client keeps besides g_i: all of it with PAGE, else nothing."""
         return z if self.variance == "page" else ()
 
     def combined(self, g: Tensor, weights: Tensor) -> Tensor:
-        """Return the rule's mean of the answers, [d]. g: [S, d]; weights: [S], which mean and geometric use."""
+        """Return the rule's mean of the answers, [d].
+
+        g: [S, d]. weights: [S], which only mean and geometric use. Raises UserError if trimming leaves nothing.
+        """
         n = len(g)
         if self.rule == "mean":
             return weights @ g
@@ -131,7 +134,10 @@ class BRFedBi:
         return point
 
     def attacked(self, g: Tensor, hostile: np.ndarray) -> Tensor:
-        """Return the answers, [S, d], with those of hostile clients replaced by what they send. hostile: [S] of bool."""
+        """Return the answers, [S, d], with those of hostile clients replaced by what they send.
+
+        g: the answers, [S, d]. hostile: [S] of bool.
+        """
         n, f = len(g), int(hostile.sum())
         if self.attack == "none" or f == 0:
             return g

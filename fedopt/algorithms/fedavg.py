@@ -66,7 +66,10 @@ class FedAvg:
         return State(s.x + self.gamma(fed.r) * direction, v)
 
     def direction(self, change: Tensor, v: Tensors) -> tuple[Tensor, Tensors]:
-        """Return the server's direction after the clients' mean change, and its new momentum."""
+        """Return the server's direction after the clients' mean change, and its new momentum.
+
+        v: the momentum before, (momentum,) or ().
+        """
         v = tuple(self.momentum * of_before + change for of_before in v)
         return (v[0] if v else change), v
 
@@ -78,8 +81,9 @@ class FedAvg:
 class FedOpt(FedAvg):
     """FedAvg whose server divides by roots of second moments, coordinate by coordinate: FedAdam, FedYogi, FedAdagrad.
 
+    Hyperparameters as in `FedAvg`, with momentum = 0, and:
     server: the rule of the second moments v. beta_1, beta_2: the decays of m and, except for adagrad, of v.
-    epsilon: tau in the paper. v_0: v before the first round, in all coordinates.
+    epsilon: tau in the paper. v_0: every coordinate of v before the first round.
     """
 
     server: Literal["adam", "yogi", "adagrad"]
@@ -97,7 +101,7 @@ class FedOpt(FedAvg):
         return State(x, (0 * x, 0 * x + self.v_0))
 
     def direction(self, change: Tensor, v: Tensors) -> tuple[Tensor, Tensors]:
-        """Return m / (sqrt(v) + epsilon), and (m, v)."""
+        """Return m / (sqrt(v) + epsilon), and (m, v), after the clients' mean change."""
         (m, second), square = v, change**2
         m = self.beta_1 * m + (1 - self.beta_1) * change
         if self.server == "adagrad":

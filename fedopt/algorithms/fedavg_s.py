@@ -20,7 +20,8 @@ class State(NamedTuple):
 class FedAvgS:
     """FedAvg-S: local steps of x and y at once.
 
-    alpha, beta: the steps of x and of y. tau: the local work. B: the examples of a step; None for all of a client's.
+    alpha, beta: the step sizes of x and of y. tau: the local work, in epochs or in steps.
+    B: the examples of a step; None for all of a client's.
     """
 
     alpha: Schedule

@@ -20,9 +20,9 @@ from fedopt.toolbox import Storm, Tensors, Vectors, bilevel_start, descend, inde
 
 
 class State(NamedTuple):
-    """z, m: the means of the variables that are averaged, and of their momenta.
+    """z, m: the clients' means of the variables that are averaged, and of their momenta.
 
-    memory: each client's z and m; () if all are averaged.
+    memory: each client's z and m in one row; () if all variables are averaged.
     """
 
     z: Vectors

@@ -83,7 +83,7 @@ class FedNest:
         return State(*problem.start())
 
     def step(self, s: State, problem: Bilevel, fed: Round) -> State:
-        """Do one round of Alg. 1."""
+        """Return the state after a round of Alg. 1."""
         x, y = s
         if problem.nested and not self.alternating:
             return State(*self.lfednest_non_alt(x, y, problem, fed))
@@ -177,7 +177,7 @@ class FedNest:
         return fed.exchange(local_steps, (x, y), fed.cohort(), outer=outer)
 
     def lfednest_non_alt(self, x: Tensor, y: Tensor, problem: Bilevel, fed: Round) -> Tensors:
-        """Return x and y after a round of LFedNest-NonAlt [App. H.1]."""
+        """Return (x, y) after a round of LFedNest-NonAlt [App. H.1]."""
         alpha, beta = self.step_of("outer", self.alpha(fed.r)), self.step_of("inner", self.beta(fed.r))
         products, inverse = self.estimate(problem, fed)
 
@@ -268,7 +268,10 @@ def unless_late(client: Client, work: str, after: Tensor, before: Tensor) -> Ten
 
 
 def sgd(client: Client, x: Tensor, y: Tensor, beta: float | Tensor) -> Tensor:
-    """Run the client's inner SGD steps on g_i(x, .) from y, as many as the draws 'inner', and return y_i. beta: the step size."""
+    """Run the client's inner SGD steps on g_i(x, .) from y, and return y_i. It takes the draws 'inner'.
+
+    beta: the step size.
+    """
     client = client.hold(x)
 
     def step(y_i: Tensor, zeta: Any) -> Tensor:
@@ -278,7 +281,7 @@ def sgd(client: Client, x: Tensor, y: Tensor, beta: float | Tensor) -> Tensor:
 
 
 def hypergradient_descent(client: Client, x: Tensor, y: Tensor, alpha: float | Tensor, inverse: Inverse) -> Tensor:
-    """Run the client's outer steps from x along its hypergradient at y, as many as the draws 'outer', and return x_i.
+    """Run the client's outer steps from x along its hypergradient at y, and return x_i. It takes the draws 'outer'.
 
     alpha: the step size. inverse: estimates H^-1 b; see `estimate`.
     """

@@ -26,11 +26,12 @@ from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start
 class FirstOrder(SimFBO):
     """SimFBO without second derivatives.
 
-    The keys of SimFBO mean the same; with estimator=penalty, eta_v and gamma_v are the steps of s.
+    The keys of SimFBO mean the same; with estimator=penalty, eta_v and gamma_v are the steps of s. With normalised=true it is
+    ShroFBO without them.
 
-    normalised: weighs clients as ShroFBO does.
+    estimator: penalty, gradients of f + lam g at y and of g at s; or difference, gradients of g at two points near y.
     lam, growth, power: the penalty's coefficient in round r is lam + growth r^power.
-    delta: the distance of the two points in estimator=difference.
+    delta: with estimator=difference the two points are y + delta v and y - delta v.
     """
 
     estimator: Literal["penalty", "difference"]

@@ -18,7 +18,7 @@ from fedopt.problems import Minimisation
 
 
 class State(NamedTuple):
-    """memory: c_i of each client."""
+    """x, c: the server's point and control variate. memory: c_i of each client."""
 
     x: Tensor
     c: Tensor

@@ -88,7 +88,7 @@ class SimFBO:
         return State(descend(problem, s.z, Q, gammas, self.radius))
 
     def directions(self, client: Client, z: Vectors, xi: Any, r: int) -> Vectors:
-        """Return the directions D at z on one sample, in round r."""
+        """Return the directions D at z on one sample, in round r, each of the shape of its variable."""
         return bilevel_maps(client, z, xi)
 
     def output(self, s: State) -> Tensors:

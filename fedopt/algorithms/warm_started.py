@@ -55,12 +55,12 @@ def Dx(client: Client, z: Vectors, xi: Any) -> Tensor:
 
 
 def Dy(client: Client, point: tuple[Tensor, Tensor]) -> Tensor:
-    """Return Dy on a new sample, [dy]. point: (x, y). It takes one gradient call."""
+    """Return Dy on the client's sample `xi`, [dy]. point: (x, y). It takes one gradient call."""
     return client.inner_gradient(*point, client.sample("xi"))
 
 
 def Dv(client: Client, z: Vectors) -> Tensor:
-    """Return Dv at z on a new sample, [dy]. It takes one gradient call and one Hessian-vector product."""
+    """Return Dv at z on the client's sample `xi`, [dy]. It takes one gradient call and one Hessian-vector product."""
     (x, y, v), xi = z, client.sample("xi")
     return client.inner_hessian(x, y, xi)(v) - client.outer_gradient_y(x, y, xi)
 

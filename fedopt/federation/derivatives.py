@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 @dataclass
 class Calls:
-    """Oracle calls so far: gradients, Hessian-vector products, Jacobian-vector products, each client's counted.
+    """The oracle calls so far: gradients, Hessian-vector products and Jacobian-vector products, summed over clients.
 
-    A Jacobian-vector product is a cross derivative times a vector in bilevel problems, and a vector times the Jacobian of
-    one level in compositional ones.
+    A Jacobian-vector product is a cross derivative times a vector in bilevel problems. In compositional ones it is a vector
+    times the Jacobian of one level.
     """
 
     grad: int = 0
@@ -30,7 +30,7 @@ class Calls:
 class Derivatives:
     """Derivatives of any function, each counted as oracle calls.
 
-    calls: the counter they are added to.
+    calls: the counter they are added to; None for a new one.
     stack: the number of clients under torch.func.vmap, for which derivatives come from torch.func. None for one client by
         itself, for which plain automatic differentiation has less overhead.
     """
@@ -44,7 +44,7 @@ class Derivatives:
     def grad(self, fn: Callable[..., Tensor], *arguments: Any) -> Tensor:
         """Return the gradient of ``fn(..., x, sample)``, a scalar, in x, ``[d]``. It counts as one gradient call.
 
-        In a function that is itself differentiated this is a part of that derivative, and not counted.
+        It does not count in a function that is itself differentiated. If fn does not depend on x, the gradient is zeros.
 
         Args:
             fn: A function of the problem, such as ``client.f``, or any other.
@@ -61,7 +61,7 @@ class Derivatives:
 
         Args:
             fn: As in `grad`.
-            arguments: The function's arguments, each variable ``[P, d]``; the last one is the sample.
+            arguments: The function's arguments: the variables, ``[P, d]`` each, and one sample for all points.
         """
         *points, sample = arguments
         if (gradients := getattr(fn, "gradients", None)) is not None:
@@ -72,23 +72,25 @@ class Derivatives:
     def vjp(
         self, fn: Callable[..., Any], *primals: Tensor, grad: int = 0, hvp: int = 0, jvp: int = 0
     ) -> tuple[Any, Callable[[Any], tuple[Tensor, ...]]]:
-        """Return ``fn(*primals)``, and the map from cotangents v to v'J, one vector for each primal.
+        """Return ``fn(*primals)``, and the map from cotangents v to v'J, a tuple of one vector for each primal.
 
         Args:
             fn: A function that returns a tensor or a tuple of tensors; v has the same structure.
-            primals: The point.
+            primals: The point, one tensor for each argument of fn.
             grad: The number of gradient calls that each use of the map counts as.
-            hvp: The number of Hessian-vector products that it counts as.
-            jvp: The number of Jacobian-vector products that it counts as.
+            hvp: The number of Hessian-vector products that each use counts as.
+            jvp: The number of Jacobian-vector products that each use counts as.
         """
         value, pull = self._vjp(fn, *primals)
         return value, self._counting(pull, grad, hvp, jvp)
 
     def pullback(self, fn: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """Return ``fn(..., x, sample)``, and the map v -> v'J with its Jacobian in x. Each use is one Jacobian-vector product.
+        """Return ``fn(..., x, sample)``, and the map v -> v'J with its Jacobian in x, ``[d]``.
+
+        Each use of the map counts as one Jacobian-vector product.
 
         Args:
-            fn: As in `grad`.
+            fn: As in `grad`, but with a tensor of any shape as its value.
             arguments: As in `grad`.
         """
         if (pullback := self._form(fn, "pullback")) is None:
@@ -99,7 +101,7 @@ class Derivatives:
         return value, self._counting(pull, jvp=1)
 
     def _counting(self, product: Callable[[Any], T], grad: int = 0, hvp: int = 0, jvp: int = 0) -> Callable[[Any], T]:
-        """Return the product such that each use of it counts as these oracle calls."""
+        """Return the map `product`, of which each use counts as this number of oracle calls of each kind."""
 
         def counting(v: Any) -> T:
             self._count(grad, hvp, jvp)
@@ -108,13 +110,20 @@ class Derivatives:
         return counting
 
     def _form(self, fn: Callable[..., Any], name: str) -> Callable[..., Any] | None:
-        """Return a form of a function that was written by hand; None inside a derivative, which may be taken through it."""
+        """Return a form of fn that was written by hand, such as its gradient; None if it has none.
+
+        None also inside a derivative, since the form may not be differentiable.
+        """
         return getattr(fn, name, None) if self._depth == 0 else None
 
     def at_each(self, fn: Callable[..., Tensor], *points: Tensor) -> Tensor:
-        """Return fn at each of P points, ``[P, ...]``. In a stack of clients all points are computed at once, else one by one.
+        """Return fn at each of P points, ``[P, ...]``. Oracle calls in fn count P times.
 
-        Oracle calls in fn count P times.
+        In a stack of clients all points are computed at once, else one by one.
+
+        Args:
+            fn: A function of one point.
+            points: The variables, ``[P, d]`` each.
         """
         if not self._stacked:
             return torch.stack([fn(*point) for point in zip(*points, strict=True)])

@@ -27,15 +27,20 @@ class Steps:
     """Samples for a number of local steps, each drawn independently of the others.
 
     Args:
-        steps: The number of steps: one number for all clients, ``[M]``, or a function of clients.
-        B: The examples of a sample from each split, without replacement; a client that has fewer takes all. None: always the full
-            local data, and all steps share one sample.
-        samples: How many samples a step takes, as a list. None: one sample by itself.
+        steps: The number of steps: one number for all clients, ``[M]``, or a function of an array of client indices.
+            Fractions are rounded up.
+        B: The number of examples of a sample from each split, drawn without replacement; a client that has fewer takes all.
+            None: always the full local data, and all steps share one sample.
+        samples: The number of samples that a step takes, as a list. None: one sample by itself.
         split: The only split to draw from. None: all of them.
-        replace: Whether examples are drawn with replacement, each for itself, which is fast where steps are many.
-        fixed: Whether each sample is one of the batches into which a client's examples are cut once, B by B in their order. It is
-            the batch of a uniformly random example, so the smaller last one comes less often. `Client.batch` says which one it
-            is.
+        replace: Whether the B examples of a sample are drawn with replacement, which is fast if steps are many. Then all
+            samples have B.
+        fixed: Whether each sample is one of the batches into which a client's examples are cut once, B by B in their order.
+            It is the batch of a uniformly random example, so the smaller last one comes less often. `Client.batch` says which
+            one it is.
+
+    Raises:
+        UserError: B is less than 1.
     """
 
     steps: Amount = 1
@@ -50,11 +55,11 @@ class Steps:
             raise UserError(f"B={self.B}: must be at least 1, or null for all of a client's examples")
 
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
-        """Return the number of local steps of each of these clients."""
+        """Return the number of local steps of each of these clients, as whole numbers."""
         return np.ceil(_of(self.steps, clients)).astype(np.int64)
 
     def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces | np.ndarray:
-        """Return the next ``count`` samples, as positions among a client's n examples. They leave nothing over."""
+        """Return the next ``count`` samples, as positions among a client's n examples. ``left`` is not used."""
         if self.replace:
             return rng.integers(n, size=(count, self.B or n))
         if self.B is None or n <= self.B:
@@ -70,11 +75,11 @@ class Epochs:
     """Samples from shuffled passes over a client's examples. The last sample of a pass has what is left of it.
 
     Args:
-        epochs: The number of passes, as ``steps`` in `Steps`, or parts of one, rounded up to a sample.
-        B: As in `Steps`.
+        epochs: The number of passes: as ``steps`` in `Steps`. A fraction of a pass is rounded up to whole samples.
+        B: As in `Steps`. None: each pass is one sample of all examples.
         samples: As in `Steps`.
         split: As in `Steps`.
-        over: The split that decides how many steps a pass has. None: the first that is drawn from.
+        over: The split that decides how many steps a pass has. None: ``split``, or else the first of all.
     """
 
     epochs: Amount
@@ -84,7 +89,10 @@ class Epochs:
     over: str | None = None
 
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
-        """Return the number of local steps of each of these clients."""
+        """Return the number of local steps of each of these clients, as whole numbers.
+
+        splits: they give the numbers of examples.
+        """
         sizes = splits[self.over or self.split or next(iter(splits))].sizes[clients]
         steps = _of(self.epochs, clients) * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))
         return np.ceil(steps).astype(np.int64)
@@ -92,7 +100,7 @@ class Epochs:
     def positions(self, rng: np.random.Generator, n: int, count: int, left: Pieces) -> Pieces:
         """Return the next ``count`` samples, as positions among a client's n examples.
 
-        What they leave of a pass is kept in ``left``.
+        left: the samples of a pass that are not used yet; changed in place.
         """
         while len(left) < count:
             order = rng.permutation(n)
@@ -111,15 +119,16 @@ Draws = Mapping[str, Steps | Epochs]  # of an exchange, by name; they are made i
 
 @dataclass(eq=False)
 class Drawn:
-    """The draws of one name for a stack of clients.
+    """The draws of one name for a stack of clients. They are made a stretch of samples at a time, which bounds memory.
 
     splits: the splits that are drawn from.
     steps: the number of local steps of each client, [clients].
     samples: the number of samples a step, as in `Steps`.
     length: the number of samples in a stretch.
-    positions: for each split the rows of each sample in the first stretch and their weights, [clients, length, B]. Empty if
-        every sample takes all rows.
-    later: if there are more stretches, the function that makes the positions of all of them, and its generators at the start.
+    positions: for each split the positions of each sample in the first stretch and their weights, [clients, length, B]. Empty
+        if every sample takes all rows.
+    later: if there are more stretches, for each split the function that makes the positions of all of them, and its
+        generators at the start.
     """
 
     splits: tuple[str, ...]
@@ -149,10 +158,11 @@ def draw(
 ) -> tuple[dict[str, Weighted], dict[str, Drawn]]:
     """Draw the samples of an exchange for each client, every client from a generator of its own.
 
-    Returns, for each split, all rows of each client and their weights, [clients, n], padded with weight 0; and the draws by
-    name.
+    Returns (whole, drawn). whole: for each split, all rows of each client and their weights, [clients, n], padded with weight
+    0. drawn: the draws by name.
 
-    clients: their indices. rng_of: client index -> generator. like: the tensor whose device and dtype the results have.
+    splits: who has which examples. clients: the indices of the clients. rng_of: client index -> generator. like: the tensor
+        whose device and dtype the results have.
     """
     drawn = {}
     for name, wanted in draws.items():
@@ -184,7 +194,10 @@ def draw(
 def _stretches(
     wanted: Steps | Epochs, sizes: np.ndarray, counts: np.ndarray, length: int, like: Tensor, rngs: Rngs
 ) -> Iterator[Weighted]:
-    """Yield the positions of the clients' samples, `length` samples at a time."""
+    """Yield the positions of the clients' samples and their weights, `length` samples at a time.
+
+    sizes, counts, rngs: each client's number of examples, number of samples, and generator.
+    """
     width, left = _width(wanted, sizes[counts > 0].max(initial=1)), [Pieces() for _ in rngs]
     for first in range(0, max(counts.max(), 1), length):
         due = np.clip(counts - first, 0, length).tolist()
@@ -196,7 +209,7 @@ def _padded(
 ) -> Weighted:
     """Return index lists of unequal lengths as one array [clients, samples, width], and their weights.
 
-    Weights are equal within a sample and 0 for padding.
+    Weights are equal within a sample and 0 for padding. step: the samples to return; one index drops that dimension.
     """
     shape = (len(lists), max(len(of_client) for of_client in lists), width)
     index, weight = np.zeros(shape, dtype=np.int64), np.zeros(shape)
@@ -217,7 +230,7 @@ def _width(wanted: Steps | Epochs, n: int) -> int:
 
 
 def _of(amount: Amount, clients: np.ndarray) -> np.ndarray:
-    """Return the amount for each of these clients: a number stands for all, an array is indexed, a function is called."""
+    """Return an amount for each of these clients: one number stands for all, an array is indexed, a function is called."""
     if callable(amount):
         return amount(clients)
     return np.full(len(clients), amount) if np.ndim(amount) == 0 else np.asarray(amount)[clients]

@@ -22,12 +22,12 @@ LARGEST_VECTOR, LARGEST_VECTOR_THREADED = 3 * 2**19, 4 * 2**20  # bytes, with on
 
 
 class Stack(NamedTuple):
-    """The clients that are computed at once, n of them.
+    """The n clients that are computed at once.
 
     clients: their indices, [n].
     whole, drawn: all their rows and their draws, as `draws.draw` returns them.
     memory, own: each client's row of the memory and part of the message, [n, ...]; None if the exchange has none.
-    keys: the keys of their random numbers, [n].
+    keys: the keys of their random numbers, [n]; None if the problem draws none.
     """
 
     clients: np.ndarray
@@ -55,14 +55,17 @@ class OneByOne:
     """Computes one client after the other, without vmap."""
 
     def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
-        """Cut a list of clients into stacks.
+        """Cut a list of clients into stacks, and return each stack's places in the cohort.
 
-        clients: their places in the cohort. steps: the local steps of each, in falling order.
+        clients: the places of all. steps: the local steps of each, in falling order. message_bytes: those of one message.
         """
         return list(clients[:, None])
 
     def run(self, client_fn: ClientFn, message: Any, problem: Problem, stack: Stack, calls: Calls) -> Any:
-        """Return the answers of one stack, tensors with a leading dimension [n]. Oracle calls are added to `calls`."""
+        """Return the answers of one stack, tensors with a leading dimension [n]. Oracle calls are added to `calls`.
+
+        client_fn, message: as in `Round.exchange`.
+        """
         share = tree_map(lambda t: t[0], stack.shares(torch.device("cpu"))) | {"index": int(stack.clients[0])}
         return tree_map(lambda leaf: leaf[None], client_fn(Client(problem, calls, stack.drawn, share), message))
 
@@ -70,7 +73,7 @@ class OneByOne:
 class Vectorised:
     """Computes stacks of clients at once under torch.func.vmap.
 
-    stack: the clients in a stack; None chooses as many as fit the cache.
+    stack: the number of clients in a stack; None chooses it by the bytes of a message, which bounds memory.
     """
 
     def __init__(self, stack: int | None = None):
@@ -92,10 +95,11 @@ Engine = OneByOne | Vectorised
 
 
 def equally_busy(steps: np.ndarray) -> list[int]:
-    """Return the indices at which to cut clients into stacks so that all stacks together take the least time.
+    """Return the places at which to cut clients into stacks so that all stacks together take the least time.
 
-    In a stack all wait for the busiest client, and every step of a stack has its overhead. steps: of each client, in falling
-    order.
+    In a stack all wait for the busiest client, and every step of a stack has its overhead.
+
+    steps: the local steps of each client, in falling order.
     """
     n, first = np.arange(1, len(steps)), STEP_OVERHEAD + len(steps)
     costs = np.append(steps[0] * first, steps[0] * (STEP_OVERHEAD + n) + steps[1:] * (first - n))
@@ -106,9 +110,10 @@ def equally_busy(steps: np.ndarray) -> list[int]:
 
 
 def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Engine:
-    """Return the engine of that name. `auto` chooses the faster one by `vectorising_wins`.
+    """Return the engine of that name: one_by_one, vectorised, or auto, the faster one by `vectorising_wins`.
 
-    Raises UserError if `vectorised` is asked for and the problem cannot be vectorised.
+    stack: as in `Vectorised`. cohort: the number of clients in a cohort. Raises UserError if `vectorised` is asked for and
+        the problem cannot be vectorised.
     """
     if engine == "vectorised" and problem.alone:
         raise UserError(
@@ -121,7 +126,7 @@ def choose(engine: str, stack: int | None, problem: Problem, cohort: int) -> Eng
 
 
 def vectorising_wins(problem: Problem, cohort: int) -> bool:
-    """Tell whether a cohort is faster at once than one by one.
+    """Tell whether a cohort is faster at once than one by one. cohort: its number of clients.
 
     Stacking saves the cost of a call for each client. It loses if grouped convolutions take over, if one client's vectors
     fill the cache, or if the cohort is tiny (scripts/bench engines; measured in scripts/engines.txt).

@@ -27,7 +27,7 @@ def check(client_fn: Callable[..., Any], message: Any = ()) -> None:
     use. It also looks at default arguments, attributes, the object of a method, and whatever these hold. Python numbers are
     allowed: they are hyperparameters.
 
-    Raises UserError that names the variable, also if anything in the message but its tensors holds such data.
+    Raises UserError, which names the variable. It is also raised if the message holds such data in anything but a tensor.
     """
     for name, value in variables(client_fn):
         if carries(value, set()):
@@ -45,7 +45,10 @@ def check(client_fn: Callable[..., Any], message: Any = ()) -> None:
 
 
 def variables(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each thing that a function, method or partial function brings along besides its arguments."""
+    """Yield the name and value of each thing that a function brings along besides its arguments.
+
+    function: a function, a method or a partial function.
+    """
     if not isinstance(function, FunctionType):
         name = "self" if hasattr(function, "__self__") else "arguments of partial"
         for held in gc.get_referents(function):
@@ -76,7 +79,7 @@ def _globals(code: CodeType) -> tuple[str, ...]:
 def carries(value: Any, seen: set[int]) -> bool:
     """Tell whether a value is, or holds, a tensor, an array or a random generator.
 
-    seen: ids of objects that were looked at before.
+    seen: ids of objects that were looked at before; those of this value are added.
     """
     kind: Any = type(value)
     known = _verdict(kind)
@@ -89,7 +92,7 @@ def carries(value: Any, seen: set[int]) -> bool:
 
 @cache
 def _verdict(kind: Any) -> bool | None:
-    """Tell whether values of a type are data of the server's; None if that depends on what they hold."""
+    """Tell whether all values of a type are data of the server's: True or False; None if that depends on what they hold."""
     if issubclass(kind, NUMBERS + NAMED):
         return False
     return True if hasattr(kind, "__array__") or issubclass(kind, REFUSED) else None

@@ -32,9 +32,9 @@ def neumann_term(product: Product, b: Tensor, N: int, l: float, chosen: int) -> 
     Args:
         product: As in `neumann_sum`.
         b: The vector, ``[d]``.
-        N: The number of terms.
+        N: The number of terms of the sum.
         l: As in `neumann_sum`.
-        chosen: The number of products.
+        chosen: The index of the term, which is also the number of products.
     """
     term = b * (N / l)
     for n in range(chosen):
@@ -45,7 +45,7 @@ def neumann_term(product: Product, b: Tensor, N: int, l: float, chosen: int) -> 
 def conjugate_gradients(product: Product, b: Tensor, N: int) -> Tensor:
     """Return H^-1 b by N steps of conjugate gradients from 0, for one positive definite H.
 
-    It stops moving if a step would divide by 0 or meets negative curvature.
+    It stays where it is once a step would divide by 0 or meets negative curvature.
 
     Args:
         product: As in `neumann_sum`, with the same H in all of them.

@@ -14,9 +14,8 @@ from fedopt.federation.derivatives import Calls
 
 
 def size_in_bytes(message: object) -> int:
-    """Return the bytes of all tensors in a (nested) message.
-
-    Python numbers cost nothing: they are hyperparameters, known to all.
+    """Return the bytes of all tensors in a (nested) message. Anything else costs nothing, such as hyperparameters, known to
+    all.
     """
     return sum(t.numel() * t.element_size() for t in tree_leaves(message) if isinstance(t, Tensor))
 
@@ -25,7 +24,8 @@ def size_in_bytes(message: object) -> int:
 class Ledger:
     """Counts what a run communicates and computes.
 
-    comm_rounds: the number of exchanges server -> clients -> server. down, up: bytes to and from each client, [M] int64.
+    comm_rounds: the number of exchanges server -> clients -> server. calls: the oracle calls.
+    down, up: the bytes to and from each client, [M] int64.
     """
 
     clients: int
@@ -37,19 +37,19 @@ class Ledger:
         self.up = np.zeros(self.clients, dtype=np.int64)
 
     def bill(self, cohort: np.ndarray, down: int, up: int) -> None:
-        """Add one exchange with the clients of a cohort, of `down` and `up` bytes for each of them."""
+        """Add one exchange with the clients of a cohort. down, up: the bytes to and from each one of them."""
         self.comm_rounds += 1
         self.down[cohort] += down
         self.up[cohort] += up
 
     def count(self, calls: Calls) -> None:
-        """Add the oracle calls of this rank's clients. Every rank adds the calls of all ranks."""
+        """Add the oracle calls of all ranks' clients. All ranks must call it, each with the calls of its own clients."""
         counted = ranks.total([torch.tensor([*vars(calls).values()])])[0].tolist()  # on the CPU: no GPU waits
         self.calls = Calls(*map(add, vars(self.calls).values(), counted))
 
     @property
     def total_bytes(self) -> int:
-        """The bytes to and from all clients."""
+        """The bytes to and from all clients so far."""
         return int(self.down.sum() + self.up.sum())
 
     def columns(self) -> dict[str, int]:
@@ -64,7 +64,10 @@ class Ledger:
         return {"ledger.counts": counts, "ledger.down": down, "ledger.up": up}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the counts from what `tensors` returned. Raises ValueError if they are of a different number of clients."""
+        """Set the counts from what `tensors` returned.
+
+        Raises ValueError if they are of a different number of clients, not whole, or negative.
+        """
         for name, like in self.tensors().items():
             found = tensors[name]
             if found.shape != like.shape or found.dtype != like.dtype or (found < 0).any():

@@ -45,7 +45,7 @@ def for_problems(*classes: Any) -> Callable[[Oracle], Oracle]:
 
 
 class Function:
-    """A function of problems of these classes, as a client calls it: `client.f(x, sample)`."""
+    """A function of problems of these classes, as a client calls it: `client.f(x, sample)`. On others it raises UserError."""
 
     def __init__(self, *classes: Any):
         self.classes = classes
@@ -62,14 +62,17 @@ class Function:
 
 
 def offered(kind: type, cls: type[Problem]) -> list[str]:
-    """Return the names that `Oracles` or `Client` offers on problems of class `cls`, and not on all problems."""
+    """Return the names that `Oracles` or `Client` (kind) offers on problems of class `cls`, and not on all problems."""
     return [name for name in dir(kind) if issubclass(cls, getattr(getattr(kind, name), "classes", ()))]
 
 
 class Oracles(Derivatives):
     """The functions of a problem and their derivatives at a point, on a sample.
 
-    problem: one of the class that an oracle's description names. calls, stack: as in `Derivatives`.
+    x and y are flat vectors, [dx] and [dy]. A sample is what `Client.scan`, `steps` or `sample` give.
+
+    problem: one of the class that an oracle's description names; on others the oracle raises UserError.
+    calls, stack: as in `Derivatives`.
     """
 
     f, g = Function(Minimisation, Nested, Minimax), Function(Nested)
@@ -113,7 +116,10 @@ class Oracles(Derivatives):
         return self._iterate
 
     def _stepped(self, fn: Any, arguments: tuple[Any, ...], eta: Step, plus: Term, anchor: Term) -> Tensor:
-        """Return x - eta (gradient - gradient at the anchor + plus), by the function's own step if x may be overwritten."""
+        """Return x - eta (gradient - gradient at the anchor + plus), where x is the last variable of the arguments.
+
+        If x is what the last step returned, the function's own step may be written over it.
+        """
         *fixed, x, sample = arguments
         if x is self._iterate and not isinstance(eta, Tensor) and hasattr(fn, "step"):
             self._count(grad=1 if anchor is None else 2)
@@ -229,7 +235,7 @@ class Oracles(Derivatives):
         return grad_x - self.cross_product(x, y, p, crossed)
 
     def _check(self, oracle: str, classes: tuple[type[Problem], ...]) -> None:
-        """Raise UserError unless the problem is of one of these classes."""
+        """Raise UserError, which names the oracle, unless the problem is of one of these classes."""
         if isinstance(self._problem, classes):
             return
         kind, wanted = class_of(self._problem), ", ".join(class_name(c) for c in CLASSES if issubclass(c, classes))

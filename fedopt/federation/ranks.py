@@ -33,10 +33,12 @@ _left = Event()  # set when this process no longer depends on torchrun
 
 
 def start() -> None:
-    """Join the other ranks if torchrun (WORLD_SIZE) started several: by gloo for tensors on the CPU, by nccl for those on GPUs.
+    """Join the other ranks if torchrun (WORLD_SIZE) started several; alone, do nothing.
 
-    Until `finish` or `stop`, this process ends when torchrun does. If nothing shows that the others were started, a note says
-    that it waits for them. Raises UserError if the others cannot be reached.
+    Tensors on the CPU are exchanged by gloo, those on GPUs by nccl. Until `finish` or `stop`, this process ends when torchrun
+    does. If nothing shows that the others were started, a note says that it waits for them.
+
+    Raises UserError if the others cannot be reached.
     """
     global _store, _first, _left
     if (size := number_of("WORLD_SIZE", 1)) <= 1 or dist.is_initialized():
@@ -61,7 +63,10 @@ def start() -> None:
 
 
 def finish() -> None:
-    """Wait for the other ranks at the end. A rank that leaves while another still writes may break the connections."""
+    """Wait for the other ranks at the end of a run.
+
+    A rank that leaves while another still writes may break the connections.
+    """
     _left.set()
     agree(False, torch.device("cpu"))
 
@@ -77,7 +82,7 @@ def stop() -> None:
 
 @contextmanager
 def _reaching_others() -> Iterator[None]:
-    """Turn a broken connection into UserError."""
+    """Turn a broken connection to the other ranks into UserError."""
     try:
         yield
     except ValueError as error:  # what torchrun sets is missing
@@ -95,9 +100,9 @@ def _reaching_others() -> Iterator[None]:
 
 
 def first() -> bool:
-    """Return whether this rank is the first that asks. Without a store in which ranks ask, each is.
+    """Tell whether this rank is the first that asks. Without a store in which ranks ask, each is.
 
-    Torchrun keeps one from the beginning, so that ranks can ask before they have joined.
+    Torchrun keeps a store from the beginning, so that ranks can ask before they have joined.
     """
     global _first
     if _first is None:
@@ -123,7 +128,7 @@ def rank() -> int:
 
 
 def total(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the sums of these tensors over all ranks, by one collective. They have one dtype."""
+    """Return the sums of these tensors over all ranks, by one collective. They must have one dtype, and any shapes."""
     if count() == 1 or not tensors:
         return list(tensors)
     flat = torch.cat([t.reshape(-1) for t in tensors])
@@ -134,7 +139,7 @@ def total(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def agree(flag: bool, device: torch.device) -> bool:
-    """Tell whether the flag is set on any rank. It waits for all ranks."""
+    """Tell whether the flag is set on any rank. It waits for all ranks. device: where the flags are exchanged."""
     if count() == 1:
         return flag
     vote = torch.tensor(int(flag), device=device)
@@ -144,7 +149,7 @@ def agree(flag: bool, device: torch.device) -> bool:
 
 
 def refuse_different(facts: Mapping[str, Any]) -> None:
-    """Raise UserError, on every rank, if the ranks differ in one of these facts."""
+    """Raise UserError, on every rank, if the ranks differ in one of these facts. facts: name -> value, compared as texts."""
     if count() == 1:
         return
     gathered: list[Any] = [None] * count()
