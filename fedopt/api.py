@@ -92,7 +92,7 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """The content of ``summary.json``: the status, the costs, the values of the metrics.
 
-        While the run goes on, it has the status only.
+        It has only the status until the run ends; {} if the file is missing or broken.
         """
         return self._folder.summary()
 
@@ -277,7 +277,7 @@ def sweep(
     """Do what the command ``fedopt -m WORDS`` does, with the same folders and files, and return the runs.
 
     Runs that have ended are not run again; interrupted ones are resumed. A run that failed is returned too: see its status.
-    The runs come in the order of the combinations, and equal ones once.
+    Runs come in the order of the combinations. Equal configs give one run.
 
     Args:
         words: As in `run`; or a list of dicts, configs to which the other values are added.

@@ -14,7 +14,7 @@ from fedopt.console import counted
 
 @dataclass(frozen=True, config=STRICT)
 class Budget:
-    """When a run ends. None is no limit; at least one limit must be set.
+    """When a run ends. None sets no limit; at least one limit must be set.
 
     Args:
         rounds: Rounds of the algorithm.

@@ -28,7 +28,7 @@ def say(line: str) -> None:
 
 
 def note(line: str) -> None:
-    """Print, as `say` does, what a person should know though nothing is wrong."""
+    """Print, as `say` does, what a person should know though nothing is wrong. Inside `heard` it is collected instead."""
     if (notes := _heard.get()) is None:
         _to_stderr("note", CYAN, line)
     else:

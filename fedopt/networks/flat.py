@@ -188,12 +188,14 @@ class FlatModel:
     ) -> Iterator[Layer]:
         """Yield for each layer of a dense model, last first, what its gradient is made of.
 
-        That is: weights [..., outputs, inputs], biases [..., outputs, 1] or None, inputs [..., inputs, B], and derivatives of
-            the loss in the outputs [..., outputs, B]. The caller may overwrite a layer once it has been yielded.
-        x: [..., features, B]. kept: from `_kept`. The others are those of `gradient`.
+        This is (weights, biases, inputs, derivatives): weights [..., outputs, inputs], biases [..., outputs, 1] or None,
+        inputs [..., inputs, B], and derivatives of the loss in the outputs [..., outputs, B]. The caller may overwrite a
+        layer once it has been yielded.
 
-        Examples are columns: the products of small batches are then a quarter faster than with rows, and softmax is several
-            times faster (scripts/bench fedavg).
+        x: [..., features, B]. kept: from `_kept`. flat, y, weight, tuning: as in `gradient`.
+
+        Examples are columns. The products of small batches are then a quarter faster than with rows, and softmax is several
+        times faster (scripts/bench fedavg).
         """
         points = flat.shape[:-1]
         pieces = iter(flat.split_with_sizes(self.sizes, -1))

@@ -85,7 +85,7 @@ class RunFolder:
         self._lock = FileLock(path / ".lock", timeout=0.1, poll_interval=0.01)
 
     def open(self) -> None:
-        """Create the folder and lock it.
+        """Create the folder and lock it. Remove unfinished files that a killed process has left there.
 
         Raises:
             UserError: Another process has locked it, or one of its files is a link, which writing would follow.

@@ -11,7 +11,7 @@ from fedopt.files import read_start, write_whole
 
 
 class MetricsFile:
-    """metrics.csv, append-only. Each row is completely on disk before the run continues."""
+    """metrics.csv, append-only. Each row is in the file before the run continues, so that a killed process loses none."""
 
     def __init__(self, path: Path, keep: int | None = None):
         """Open the file.

@@ -30,7 +30,7 @@ class Tracker(Protocol):
     def log(self) -> Callable[[Mapping[str, float], int], object]:
         """A function of the metrics of an evaluation, by name, and the number of rounds done, which logs them.
 
-        They are on disk when it returns.
+        If the process is killed after it has returned, nothing is lost.
         """
 
     @property

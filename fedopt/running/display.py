@@ -17,7 +17,7 @@ LINES = 10  # of a run, besides its first two evaluations
 
 @contextmanager
 def announced(what: str, quiet: bool = False) -> Iterator[None]:
-    """Say what is being done during the context: on a terminal until it is done, elsewhere as one line if it takes long.
+    """Say what is being done during the context: on a terminal until it is done, elsewhere as one line after `LATE` seconds.
 
     what: the words to show. quiet: whether nothing is shown.
     """

@@ -50,7 +50,7 @@ class Moment(NamedTuple):
         spent: The fraction of the budget that is spent; 1 or more at the end.
         row: The row of metrics.csv if metrics were taken, else None.
         improved: Whether eval.metric has its best value so far.
-        status: How the run ends here; None if it goes on.
+        status: How the run ends here; None if it continues or is interrupted.
     """
 
     round: int
@@ -119,7 +119,10 @@ def _due(e: Experiment, progress: Progress) -> bool:
 
 
 def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool]:
-    """Take the metrics and note them in ``progress``. Return the row of metrics.csv, and whether eval.metric improved."""
+    """Take the metrics and note them in ``progress``, which changes in place.
+
+    Return the row of metrics.csv, and whether eval.metric has its best value so far (False without eval.metric).
+    """
     values = measured(e.problem, e.original, e.algorithm.output(state))
     progress.evaluated = True
     progress.final = {name: float(f"{value:.10g}") for name, value in values.items()}  # as in metrics.csv

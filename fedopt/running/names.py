@@ -28,7 +28,10 @@ def named(words: Iterable[str], first: Iterable[str] = ()) -> str:
 
 
 def _short(word: str) -> str:
-    """Return an override as part of a name: the end of its key and its value, or the option alone of a config group."""
+    """Return an override as part of a name: the end of its key and its value, such as eta0.1 for algo.eta=0.1.
+
+    For an option of a config group it is the option alone, and for an override that removes a key, no_KEY.
+    """
     key, _, value = word.lstrip("+~").partition("=")
     value = value.rstrip("/").rpartition("/")[2] if len(value) > LONGEST_VALUE else value
     value = re.sub("[^A-Za-z0-9.+-]+", "_", value).strip("_")
