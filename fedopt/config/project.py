@@ -51,7 +51,7 @@ def project() -> Project | None:
         folders = [os.path.realpath(place) for place in (found.config_dir, found.python_path or ".")]
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
-            f"{NAME}: cannot be read ({first_line(error)}); mend it, or remove it and run `fedopt trust`"
+            f"{NAME}: cannot be read ({first_line(error)}); mend it, or remove it and run `fedopt trust`, which writes a new one"
         ) from None
     if outside := [place for place in folders if not Path(place).is_relative_to(os.path.realpath("."))]:
         raise UserError(f"{NAME}: {outside[0]} is not in this folder; name it with --config-dir or PYTHONPATH instead")
