@@ -38,14 +38,15 @@ class State(NamedTuple):
 class BRFedBi:
     """BR-FedBi: bilevel steps whose server takes a robust mean.
 
-    gamma_x, gamma_y, gamma_v: the steps. radius: of the ball that v is projected onto; None for no projection.
+    gamma_x, gamma_y, gamma_v: the steps. radius: the radius of the ball onto which v is projected; None for no projection.
     B: the examples of a sample; None for all of a client's.
     rule: mean; coordinate-wise median; trimmed, the mean without the `trim` least and largest of each coordinate; or
         geometric, the geometric median by `iterations` of Weiszfeld's method. x, y and v are combined separately.
-    variance: none; momentum, g_i = momentum g_i + (1 - momentum) D_i; or page, with probability p, by one coin of the
-        server's, g_i = D_i on B_page examples, else g_i + D_i(z) - D_i(z_prev) on one sample.
-    hostile: the number of hostile clients. attack: what they send: large, 10^6 in every coordinate; sign_flip, -g_i; ipm,
-        -1/2 of the honest mean; alie, the honest mean less as many standard deviations as stay unseen.
+    variance: none; momentum, g_i = momentum g_i + (1 - momentum) D_i; or page. In page the server's coin shows heads with
+        probability p: then g_i = D_i on B_page examples, else g_i + D_i(z) - D_i(z_prev) on one sample.
+    hostile: the number of hostile clients, which are the first ones by index.
+    attack: what they send: large, 10^6 in every coordinate; sign_flip, -g_i; ipm, -1/2 of the honest mean; alie, the honest
+        mean less as many standard deviations as stay unseen.
     """
 
     gamma_x: Schedule

@@ -127,7 +127,7 @@ class LocalBSGVRM(Momentum):
     step_size: constant, eta_t = eta; or theorem, the falling eta_t of Theorem 2.
     L, L_Phi: the theorem's constants L-hat and L_Phi.
     S: the number of xi that the first D and G are means over.
-    warm_up: the rounds at the start in which x stays, so that y comes near y*(x_1), where the paper starts.
+    warm_up: the rounds at the start in which x stays, so that y comes near y*(x_1). The paper starts there.
     neumann: sum, all Q + 1 terms; or term, a random one of them times Q + 1, drawn for each xi [Khanduri et al. 2021].
     """
 

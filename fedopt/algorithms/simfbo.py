@@ -42,9 +42,8 @@ class SimFBO:
     eta_x, eta_y, eta_v: the clients' step sizes. gamma_x, gamma_y, gamma_v: the server's.
     tau: the local work, in steps or epochs; the most of it if clients are uneven.
     B: the examples of a local step's sample, which all three directions share; None for all of a client's.
-    radius: of the ball onto which the server projects v; None for no projection.
-    normalised: whether clients send the mean of their directions instead of the sum, so that more local work has no more
-        weight.
+    radius: the radius of the ball onto which the server projects v; None for no projection.
+    normalised: whether clients send the mean of their directions instead of the sum. Then more local work has no more weight.
     """
 
     eta_x: Schedule
@@ -101,7 +100,7 @@ class FedBiO:
 
     eta, gamma, tau: the step sizes of x, y and u. I: the iterations of a round.
     B: the examples of a sample, drawn for each direction; None for all of a client's.
-    radius: of the ball onto which a client projects u after each iteration; None for no projection.
+    radius: the radius of the ball onto which a client projects u after each iteration; None for no projection.
     """
 
     eta: Schedule

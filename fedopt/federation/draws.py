@@ -1,4 +1,7 @@
-"""Which of its examples a client uses. An exchange names its draws, as in `fed.exchange(f, x, S, local=Steps(5, B=32))`."""
+"""Which of its examples a client uses in its local steps.
+
+An exchange names its draws, as in `fed.exchange(f, x, S, local=Steps(5, B=32))`; a client asks for them by that name.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +16,7 @@ from torch import Tensor
 from fedopt.data import Ragged
 from fedopt.errors import UserError
 
-Weighted = tuple[Tensor, Tensor]  # numbers of examples, or positions among a client's own, and their weights
+Weighted = tuple[Tensor, Tensor]  # row indices of examples, or positions among a client's own, and their weights
 Splits = Mapping[str, Ragged]
 # One number for all clients, [M], or as a function of some of them
 Amount = float | np.ndarray | Callable[[np.ndarray], np.ndarray]

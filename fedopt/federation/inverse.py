@@ -1,4 +1,4 @@
-"""Estimates of H^-1 b, for a Hessian H that is known by its products with vectors."""
+"""Estimates of H^-1 b, for a Hessian H that is known only by its products with vectors."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What was communicated and computed so far."""
+"""Counts of what a run has communicated and computed so far."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

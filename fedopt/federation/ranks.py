@@ -1,4 +1,4 @@
-"""torch.distributed, where there are several ranks; the same functions do nothing where there is one."""
+"""What the ranks of one run tell each other by torch.distributed. With one rank these functions do nothing."""
 
 import multiprocessing
 import os

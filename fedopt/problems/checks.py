@@ -22,8 +22,8 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 def check(problem: Problem) -> None:
     """Try a problem's functions on two examples of its first client.
 
-    Raises UserError if a function returns anything but a tensor of its shape and dtype, writes over its arguments, has no
-    gradient, or draws numbers that do not follow the seed. Also if splits are missing, or if a network's buffers change:
+    Raises UserError if a function returns anything but a tensor of its shape and dtype, writes over its arguments, or has no
+    gradient. Also if its random numbers do not follow the seed, or splits are missing. Also if a network's buffers change:
     clients that are run one by one would share them.
     """
     if "train" not in getattr(problem, "splits", ()):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedopt.data import Ragged, World
 from fedopt.metrics import Metric
 
-Rows = Mapping[str, tuple[Tensor, Tensor]]  # by split: numbers of examples [B], and their weights [B]
+Rows = Mapping[str, tuple[Tensor, Tensor]]  # split -> (row indices of examples [B], their weights [B])
 Weighting = Literal["samples", "uniform"]
 
 

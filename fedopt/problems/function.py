@@ -1,4 +1,4 @@
-"""A function of a problem with what was written by hand to go with it, which a subclass that overrides the function drops."""
+"""A function of a problem, with faster forms of its derivatives that were written by hand."""
 
 from collections.abc import Callable
 from functools import partial, partialmethod, update_wrapper

@@ -1,7 +1,8 @@
-"""The field of a minimax problem, F_i(w) = (grad_x f_i, -grad_y f_i) at w = (x, y), and steps along it: descent in x, ascent in y.
+"""The field of a minimax problem, F_i(w) = (grad_x f_i, -grad_y f_i) at w = (x, y).
 
-Where F = mean F_i is zero, (x, y) is stationary. A correction of local steps is `plus` and `anchor`, as in
-`Client.gradient_step_` on minimisation problems; `descend` of directions.py takes the step, and projects y.
+Steps along -F descend in x and ascend in y. If F = mean F_i is zero, (x, y) is stationary. A correction of local steps is
+`plus` and `anchor`, as in `Client.gradient_step_` on minimisation problems. `descend` of directions.py takes the step, and
+projects y.
 """
 
 from typing import Any
