@@ -71,7 +71,7 @@ class Comparison:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Return compare.csv: a row a group.
+        """Return the table of compare.csv: one row per group, with the values of `by`, the label, and what `summary` returns.
 
         Raises:
             UserError: A run begins after `at`, or there is a target and the metric has no better direction.
@@ -95,7 +95,7 @@ class Comparison:
 
     @property
     def described(self) -> Metric:
-        """The metric's description: its label, unit and direction."""
+        """Return the metric's description: its label, unit and direction."""
         return next(iter(self.groups.values()))[0].metric(self.metric)
 
     def explained(self, how: PlotStyle) -> str:

@@ -16,7 +16,8 @@ def frame(runs: Sequence[Recorded]) -> pd.DataFrame:
     """Return the evaluations of runs, a row each.
 
     The columns are run (its folder), method, problem and seed; the other keys in which the runs differ; round and the other
-    costs, as sums so far; the metrics. ``attrs["metrics"]`` describes the metrics by name, as the fields of `Metric`.
+    costs, as sums so far; the metrics. A column of keys is numeric if all its values are numbers. ``attrs["metrics"]``
+    describes the metrics by name, as the fields of `Metric`.
 
     Args:
         runs: At least one run.

@@ -23,8 +23,8 @@ BANDS = {  # what is drawn around a mean, in words
 class Lines(NamedTuple):
     """The lines of groups of runs in one picture.
 
-    lines: by label. values: all values of the runs. log: whether the y axis is logarithmic. share: whether values are
-        percentages.
+    lines: label -> line. values: all values of the runs in one array. log: whether the y axis is logarithmic. share: whether
+        values are percentages.
     """
 
     lines: dict[str, Line]
@@ -63,8 +63,10 @@ def line_of(
 ) -> Line:
     """Return the mean of a metric over runs as a function of cost, with a band.
 
-    The line has a point at each x of any run, from where all runs have begun to where the first one ends, so that no run
-    drops out of the mean by ending. A run that is still going counts as far as it has got.
+    The line has a point at each x of any run, values between evaluations being interpolated. It begins when all runs have
+    begun,
+    and ends when the first one ends: no run drops out of the mean by ending. A run that is still going counts as far as it
+        has got.
 
     Args:
         runs: The runs.

@@ -77,7 +77,7 @@ class Recorded:
         return np.sum([*columns], axis=0)
 
     def knows(self, x: str) -> bool:
-        """Whether all rows have the columns of this cost, with finite values."""
+        """Return whether all rows have the columns of this cost, with finite values."""
         return {*COSTS[x][0]} <= {*self.table} and bool(np.isfinite(self.cost(x)).all())
 
     def group(self, by: Sequence[str]) -> tuple[str, ...]:

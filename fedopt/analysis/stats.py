@@ -36,7 +36,7 @@ def moments(values: Sequence[float]) -> tuple[float, float]:
 def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Numbers:
     """Return half the width of the two-sided t-interval of a mean.
 
-    std: the standard deviation. n: the number of values. level: the confidence, such as 0.95.
+    std: the standard deviation. n: the number of values; 1 counts as 2. level: the confidence, such as 0.95.
     """
     from scipy.special import stdtrit
 

@@ -40,7 +40,8 @@ class Measured(NamedTuple):
 def shown_table(
     comparison: "Comparison", columns: Sequence[str] = (), decimals: int | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the table of a comparison as texts, and which of its cells are the best of their problem.
+    """Return the table of a comparison as texts, and a table of the same shape that says which cells are the best of their
+    problem.
 
     Args:
         comparison: The comparison.
@@ -48,7 +49,7 @@ def shown_table(
         decimals: As in `Comparison.write`.
 
     Raises:
-        UserError: A column has no values, or the decimals cannot be.
+        UserError: A column has no values, or the decimals are not from 0 to 15.
     """
     if decimals is not None and decimals not in range(16):
         raise UserError(f"decimals={decimals}: must be a whole number from 0 to 15")

@@ -32,8 +32,11 @@ def write_pages(suite: Suite, chosen: Sequence[Task], place: Path) -> None:
 
     Args:
         suite: The runs.
-        chosen: The tasks, all runs of which have ended.
+        chosen: The tasks.
         place: The folder of the pages.
+
+    Raises:
+        UserError: A run of a task has not ended.
     """
     results = {task.name: suite.results(task) for task in chosen}
     hits = pd.concat([suite.hits(task, results[task.name]) for task in chosen], ignore_index=True)

@@ -269,7 +269,10 @@ class Suite:
 
 @cache
 def rows(folder: Path) -> Recorded | None:
-    """Return a run that has ended; None if its method or values made it fail. Raises UserError if it is damaged."""
+    """Return a run that has ended; None if its method or values made it fail. The answer is kept for the whole process.
+
+    Raises UserError if the run is damaged.
+    """
     return ended(folder, CURRENCIES[0]) if RunFolder(folder).status() in OVER else None
 
 
@@ -297,9 +300,8 @@ def _order(
 ) -> tuple[bool, float, float, float]:
     """Return a key by which trials are sorted, best first.
 
-    Its parts: whether the trial has no value, the number of missed targets, the cost of the hardest target that was reached,
-        and the metric at the end of the budget. The last three are medians over seeds; with two seeds, both must reach a
-        target.
+    Its parts: whether the trial has no value; the number of missed targets; the cost of the hardest target that was reached;
+        the metric at the end of the budget. The last three are medians over seeds; with two seeds, both must reach a target.
     """
     medians = np.median([reached(task, run, currency) for run in runs], axis=0)
     finite = medians[np.isfinite(medians)]

@@ -120,8 +120,8 @@ def launcher_of(given: argparse.Namespace) -> "Launcher":
 def answer(work: Callable[[], int | None], arguments: Sequence[str] = ()) -> None:
     """Do a command's work, and exit if its code is not 0. Mistakes are answered in one line.
 
-    The exit code is what the work returns; 2 for a user's mistake, 1 for runs that did not end and for a bug, 130 for Ctrl-C,
-    and 141 if the output's reader is gone. With HYDRA_FULL_ERROR=1 exceptions are raised instead.
+    The exit code is what the work returns, or 2 for a user's mistake, and 1 for a bug or for runs that did not end. It is 130
+    for Ctrl-C, and 141 if nobody reads the output any more. With HYDRA_FULL_ERROR=1 exceptions are raised instead.
 
     Args:
         work: Returns the exit code, or None for 0.

@@ -61,10 +61,12 @@ def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
 
 
 def scale_y(axis: plt.Axes, metric: Metric, values: np.ndarray) -> None:
-    """Make the y axis logarithmic if the values span decades.
+    """Make the y axis logarithmic if the values span decades, else linear.
 
     If some are slightly negative, such as a loss minus its minimum, the axis is linear up to their size and logarithmic
     beyond.
+
+    metric: its direction and scale say what counts as decades, as in `spans_decades`.
     """
     below = -min(values[np.isfinite(values)], default=0)
     if below > 0 and spans_decades(metric, np.append(values[values > below], below)):

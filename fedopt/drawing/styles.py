@@ -28,7 +28,7 @@ _CYCLE = re.compile(rf"\(?\s*{_LIST}(?:\s*\+\s*{_LIST})*\s*\)?")  # of lists; ol
 
 
 def read_style(path: Path) -> dict[str, Any]:
-    """Return the settings of a style file. Raises UserError if it cannot be read, or a line is not a setting of looks."""
+    """Return key -> value of a style file. Raises UserError if it cannot be read, or a line is not a setting of looks."""
     settings, where = {}, ""
     try:
         for number, line in enumerate(read_text(path, LARGEST, links=True).splitlines(), 1):
@@ -43,7 +43,10 @@ def read_style(path: Path) -> dict[str, Any]:
 
 
 def _value(key: str, text: str) -> Any:
-    """Return the value that matplotlib reads. Raises ValueError and others if it is not a setting of looks."""
+    """Return the value of a setting, as matplotlib reads the text.
+
+    Raises ValueError if it is not allowed in a style file; matplotlib raises KeyError and others for what it does not know.
+    """
     if not LOOKS.fullmatch(key) or (key in RUNS and text.lower() not in ("", "false", "none")):
         raise ValueError(f"{key} is not a setting of looks, which alone are taken from a style file; delete the line")
     if key == "axes.prop_cycle" and not _CYCLE.fullmatch(text):
@@ -110,6 +113,6 @@ class PlotStyle:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of matplotlib. Raises UserError if the style file cannot be used."""
+        """Return matplotlib's settings. Raises UserError if the style file cannot be used."""
         settings = {**(SLIDES if self.slides else {}), **(read_style(self.style) if self.style else {})}
         return settings | ({"font.size": self.font} if self.font else {})

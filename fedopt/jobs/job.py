@@ -95,7 +95,7 @@ class Job:
 
 
 def outcome_in(folder: RunFolder) -> Outcome:
-    """Return the outcome of the run in a folder."""
+    """Return the outcome of the run in a folder. Its text has the last values of the metrics."""
     summary = folder.summary()
     final = numbers_of(summary.get("final")).items()
     return Outcome(str(summary.get("status")), "  ".join(f"{name} {value:.4g}" for name, value in final))

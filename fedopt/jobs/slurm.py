@@ -104,7 +104,7 @@ class Queued(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """Whether it is queued or running, as far as that can be known."""
+        """Return whether the run is queued or running, as far as that can be known."""
         if not self.job.paths.submitted_pickle.exists() and RunFolder(self.folder).status() in ENDED:
             return False  # another command has seen it end
         if type(self.job).__name__ == "SlurmJob":
@@ -188,7 +188,7 @@ class Queue:
 
     @property
     def stopped(self) -> str:
-        """The line to print after Ctrl-C."""
+        """Return the line to print after Ctrl-C."""
         ids = " ".join(dict.fromkeys(entry.job.job_id.partition("_")[0] for entry in self.going.values()))
         ends = f"{'scancel' if self.kind == 'slurm' else 'kill'} {ids} ends them"
         left = f"{counted(len(self.going), 'run')} stay in the queue; the same command watches them, {ends}"

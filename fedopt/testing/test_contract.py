@@ -270,9 +270,7 @@ def test_metric_improves(algo: str, problem: str) -> None:
     every_tenth = (e.problem.evaluate(*e.algorithm.output(s))[metric.name] for s in islice(states, 9, None, 10))
     improves = any(sign * (now - was) > 0.2 * abs(was) for now in every_tenth)
     if not improves and is_ours("algo", algo) and not is_ours("problem", problem) and f"{algo} {problem}" not in YOURS:
-        pytest.skip(
-            f"the default steps of {algo} do not suit {problem}; give '{algo} {problem}' others in contract.yaml"
-        )
+        pytest.skip(f"the default steps of {algo} do not suit {problem}; give '{algo} {problem}' some in contract.yaml")
     assert improves, (
         f"{metric.name} does not get a fifth better: is a sign wrong? Else give '{algo} {problem}' other steps in contract.yaml"
     )

@@ -699,8 +699,8 @@ def test_what_refers_to_lines_names_their_axes(experiment, tmp_path):
 
 MISTAKES_IN_NAMES = [
     ({"lines": {"A {qq}": []}}, "{qq}: where has no such name, did you mean q?"),
-    ({"lines": {"A": "algo.K={K}"}}, "'algo.K={K}': {K}: K may be 1, 2, 4 here"),
-    ({"lines": {"A": ["algo.K={K}"]}}, "'algo.K={K}': {K}: K may be 1, 2, 4 here"),
+    ({"lines": {"A": "algo.K={K}"}}, "'algo.K={K}': {K}: K has several values here (1, 2, 4)"),
+    ({"lines": {"A": ["algo.K={K}"]}}, "'algo.K={K}': {K}: K has several values here (1, 2, 4)"),
     ({"lines": {"A {K} {q}": "algo.alpha={least}"}}, "{least}: has no value for K = 4"),
     ({"lines": {"A {K}": [], "A 1": []}}, "A 1: gives the key A 1 twice"),
     ({"panels": {"{q}": ["FedMSA {q}"]}}, "FedMSA a: there is no such line, did you mean FedMSA?"),
@@ -716,13 +716,13 @@ MISTAKES_IN_NAMES = [
     ({"claims": {"says": "a"}}, "claims: must be a list of claims"),
     ({"claims": [{"for": ["q"], "claims": 3}]}, "claims: must be a list of claims"),
     ({"claims": [{"says": "a", "claims": []}]}, "claims: says: a group has no such key"),
-    ({"claims": [{"for": 3, "says": "a"}]}, "for=3: must be a list of names from where, such as [name], or a mapping"),
+    ({"claims": [{"for": 3, "says": "a"}]}, "for=3: must be a list of names from where, such as [K], or a mapping"),
     ({"claims": [{"for": ["qq"], "claims": []}]}, "for: qq: there is no such axis, did you mean q?"),
     ({"claims": [{"for": {"K": [3]}, "says": "a"}]}, "for.K=3: there is no such value; there are 1, 2, 4"),
     ({"claims": [{"for": {"K": []}, "says": "a"}]}, "for.K: must be a list of values"),
     (
         {"claims": [{"says": "a", "measure": "final('{K}')", "at_least": 0}]},
-        "'final('{K}')': {K}: K may be 1, 2, 4",
+        "'final('{K}')': {K}: K has several values here (1, 2, 4)",
     ),
     ({"claims": [{"says": "a", "measure": {"mean": ["1"]}, "at_least": 0}]}, "claim 'a': there is no mean()"),
     ({"claims": [{"says": "a", "measure": {"min": "1"}, "at_least": 0}]}, "experiment.claims.0.measure"),
