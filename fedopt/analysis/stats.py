@@ -123,9 +123,10 @@ def profile(hits: pd.DataFrame) -> pd.DataFrame:
     """Return the performance profiles of methods [Dolan and Moré 2002]: a column per method, a row per ratio.
 
     A cell is the fraction of (task, target) on which the method's median cost is at most the ratio times the lowest cost in
-    ``hits``. It therefore depends on which methods are in ``hits``. Tasks that a method did not run do not count for it.
+    ``hits``. It therefore depends on which methods are in ``hits``. Targets that no method reached, and tasks that a method
+    did not run, do not count.
 
-    hits: with the columns task, target, method, cost.
+    hits: a table with the columns task, target, method and cost (infinite for a miss).
     """
     medians = hits.pivot_table(index=["task", "target"], columns="method", values="cost", aggfunc="median")
     reached = medians[np.isfinite(medians.min(axis=1))]

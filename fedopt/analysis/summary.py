@@ -73,7 +73,7 @@ def shown_table(
     if missing := [name for name in columns if name not in present]:
         if missing[0] == "best":
             described.check_goal("--columns=best")
-        raise UserError(f"--columns={missing[0]} needs --target")
+        raise UserError(f"--columns={missing[0]} needs --target; add it, or leave out the column")
     tells_nothing = {"runs": (rows["runs"] == rows["seeds"]).all(), "spent": comparison.at is None}
     tells_nothing["status"] = rows["status"].str.fullmatch(r"\d+ finished").all()
     shown = pd.DataFrame({", ".join(comparison.by): rows["label"].astype(str)})

@@ -74,7 +74,10 @@ def _besides(by: Sequence[str], groups: Groups) -> list[str]:
 
 
 def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iterator[str]:
-    """Yield lines on runs that end at unequal x, within a group or between groups of a problem. Diverged runs do not count."""
+    """Yield lines on runs that end at unequal x, within a group or between groups of a problem. Diverged runs do not count.
+
+    x: the cost axis. at: where the comparison ends; None: at the last values.
+    """
     ends = {
         label: [run.until(at).cost()[-1] for run in members if run.status in OVER and run.status != "diverged"]
         for label, members in groups.items()

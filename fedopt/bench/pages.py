@@ -76,7 +76,7 @@ def _of_currencies(hits: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _fill(name: str, path: Path, **values: Any) -> None:
-    """Write a page from a template. name: of the template. path: the page. values: what the template needs."""
+    """Write a page from a template. name: the template's. path: the page. values: what the template needs."""
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"cell": markdown_cell, "code": _code}
     template = environment.from_string(files("fedopt.bench").joinpath(f"{name}.md.jinja").read_text(encoding="utf-8"))

@@ -38,7 +38,7 @@ def worth(cost: pd.Series) -> pd.Series:
 
     The mean over hits is the area under the curve of `solved` as a function of the logarithm of the budget.
 
-    cost: of each hit, as a fraction of the budget; infinite for a miss.
+    cost: the cost of each hit, as a fraction of the budget; infinite for a miss.
     """
     return 1 - (np.log(cost / BUDGETS[0]) / math.log(BUDGETS[-1] / BUDGETS[0])).clip(0, 1)
 
@@ -95,11 +95,15 @@ def log_ratios(hits: pd.DataFrame, task: str, one: str, other: str) -> np.ndarra
 def pairs(
     hits: pd.DataFrame, further: pd.DataFrame, claims: Sequence[tuple[str, str, str]], registered: int
 ) -> pd.DataFrame:
-    """Return a row a claim that method `one` spends less than method `other` on a task.
+    """Return a row for each claim that method `one` spends less than method `other` on a task; an empty table without claims.
 
-    ratio: of what they spent, the geometric mean over seeds. cheaper: on how many seeds it is below 1. chance: the exact 90 % band
-    of that share. p: of a sign-flip test. further: the ratio on further seeds. p (Holm): p after the correction. answer: held or
-    did not hold, if the corrected p is below `LEVEL` and the further seeds agree; else not told apart.
+    Columns besides the claim:
+        ratio: the cost of `one` over that of `other`, the geometric mean over seeds.
+        cheaper: the number of seeds on which this ratio is below 1, such as 8/10.
+        chance: the exact 90 % band of that share.
+        p: the p-value of a sign-flip test. p (Holm): p after the correction.
+        further: the ratio on further seeds; nan without any.
+        answer: held or did not hold, if p (Holm) is below `LEVEL` and the further seeds agree; else not told apart.
 
     Args:
         hits: The hits of reports in one currency.

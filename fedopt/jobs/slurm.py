@@ -1,7 +1,7 @@
 """Jobs in the queue of a cluster, by submitit; or, to try that out, in submitit's processes on this machine.
 
 Each submission has a folder: runs.json lists its runs, and <id>_submitted.pkl exists until a job has ended. submitit pickles
-    what a job does, which is only texts here.
+what a job does, which is only texts here.
 """
 
 import json

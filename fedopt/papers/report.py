@@ -88,7 +88,7 @@ def report(plan: Plan, formats: Sequence[str]) -> None:
     It writes figure.csv always, and claims.csv if `with_claims`. An experiment with a table gets table.csv, one with points
     the figure. One without either gets the figure and curves.csv. Without values there is no figure.
 
-    formats: of the figure, such as png.
+    formats: the formats of the figure, such as png.
     """
     published, seeds = plan.published, plan.ended()
     pictures = [plan.results / f"figure.{name}" for name in formats]
