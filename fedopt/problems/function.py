@@ -7,13 +7,15 @@ from typing import Any
 
 
 class function:
-    """A function of a problem, and faster forms of its derivatives, which belong to it as a setter to its ``property``.
+    """A function of a problem that owns faster forms of its derivatives, as a ``property`` owns its setter.
 
     It is a decorator::
 
-        @function def f(self, x, sample): ...  # f_i(x): all that is needed
+        @function
+        def f(self, x, sample): ...  # f_i(x): all that is needed
 
-        @f.gradient def f(self, x, sample): ...  # grad f_i(x), faster than automatic differentiation
+        @f.gradient
+        def f(self, x, sample): ...  # grad f_i(x), faster than automatic differentiation
 
     The value is ``problem.f(x, sample)``, and the gradient ``problem.f.gradient(x, sample)``, in the last variable of the
     point. With ``@function(where=condition)`` only problems for which ``condition(problem)`` is true have the forms. A
