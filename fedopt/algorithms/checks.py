@@ -46,7 +46,7 @@ def first_step(algorithm: Algorithm, state: Any, problem: Problem, fed: Round) -
         new = algorithm.step(state, problem, fed)
     leaves, structure = _flat(new)
     if structure != _flat(state)[1]:
-        raise gives(algorithm.step, new, f"a {type(state).__name__} of the structure and the shapes that init gives it")
+        raise gives(algorithm.step, new, f"a {type(state).__name__} of the same structure as the one that init returns")
     for (name, was), now in zip(_named(state), leaves, strict=True):
         if not isinstance(now, Tensor | Memory | int | float):
             raise gives(algorithm.step, now, f"a tensor or number as {name}: a state holds nothing else")

@@ -142,7 +142,7 @@ class Client(Oracles):
             taken = (self._of_step(name, k), *(schedule(k) for schedule in schedules))
             new = step(tree_map(_detached, carry) if finished else carry, *taken)
             if k == skip and not _carried_on(carry, new):
-                raise gives(step, new, "what the next step is to begin with, of the form of its own first argument")
+                raise gives(step, new, "the next carry, of the same structure as its first argument")
             if finished:
                 active = self._share["steps"][name] > k
                 carry = tree_map(lambda a, b, active=active: torch.where(active, a, b), new, carry)

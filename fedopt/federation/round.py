@@ -108,7 +108,7 @@ class Round:
         return self.cohort_size == self.problem.clients and not self.participation.dropout
 
     def cohort(self) -> np.ndarray:
-        """Return the sorted indices of clients that take part. Each call draws a new cohort.
+        """Return the sorted indices of clients that take part: all of them if `complete`, else a new draw at each call.
 
         `cohort_size` clients are drawn uniformly without replacement. Some of them may drop out, but never all.
         """
