@@ -238,7 +238,7 @@ class Oracles(Derivatives):
         """Raise UserError, which names the oracle, unless the problem is of one of these classes."""
         if isinstance(self._problem, classes):
             return
-        kind, wanted = class_of(self._problem), ", ".join(class_name(c) for c in CLASSES if issubclass(c, classes))
+        kind, wanted = class_of(self._problem), " or ".join(class_name(c) for c in CLASSES if issubclass(c, classes))
         names = ", ".join(f"client.{name}" for name in offered(type(self), kind)) or "no special oracles"
         raise UserError(
             f"client.{oracle} needs a {wanted} problem, and {type(getattr(self._problem, 'original', self._problem)).__name__} is "

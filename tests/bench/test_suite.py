@@ -128,7 +128,7 @@ def test_what_is_missing_is_an_error_and_no_miss(monkeypatch, capsys, folder, tm
     lost = next((tmp_path / "out" / "smoke" / "bare" / "reports" / "report").glob("slow*/seed1"))
     shutil.rmtree(lost)
     assert command(monkeypatch, "rank", *words) == 2  # of all that was run
-    assert f"{lost}: has not ended; resume it with fedopt-bench run bare goes on" in capsys.readouterr().err
+    assert f"{lost}: this run has not ended; resume it with fedopt-bench run bare" in capsys.readouterr().err
     assert command(monkeypatch, "run", "bare", *words) == 0
 
 
@@ -173,10 +173,14 @@ def test_a_damaged_run_is_no_miss(name, how, monkeypatch, capsys, bench_run, tmp
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("targets: [0.5, 0.1]", "targets: [0.5, 0.2]", "another targets"),
-        ("version: toy", "version: '2.0'", "another version"),
-        ("bytes: 10000", "bytes: 20000", "another budget"),
-        ("smoke: true", "claims: [{says: x, one: fedavg, other: fedavg, by: [bytes]}]\nsmoke: true", "another claims"),
+        ("targets: [0.5, 0.1]", "targets: [0.5, 0.2]", "values of targets"),
+        ("version: toy", "version: '2.0'", "values of version"),
+        ("bytes: 10000", "bytes: 20000", "values of budget"),
+        (
+            "smoke: true",
+            "claims: [{says: x, one: fedavg, other: fedavg, by: [bytes]}]\nsmoke: true",
+            "values of claims",
+        ),
     ],
 )
 def test_a_task_that_changed_after_its_runs(old, new, said, monkeypatch, capsys, bench_run, tmp_path):
@@ -187,7 +191,7 @@ def test_a_task_that_changed_after_its_runs(old, new, said, monkeypatch, capsys,
         words = [verb, "toy", "--smoke", "--config-dir", str(tmp_path / "my"), "--out", str(bench_run / "out")]
         assert command(monkeypatch, *words) == 2
         err = capsys.readouterr().err
-        assert f"task.json: the runs here are of {said} than bench/toy.yaml has now" in err
+        assert f"task.json: the runs here began with different {said} than bench/toy.yaml has now" in err
         assert err.count("\n") == 1
 
 

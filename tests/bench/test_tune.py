@@ -490,7 +490,7 @@ def test_a_folder_has_one_search(monkeypatch, capsys, tmp_path):
     assert tune(monkeypatch, *WORDS, *SMALL, "--out", str(tmp_path)) == 0
     capsys.readouterr()
     assert tune(monkeypatch, *WORDS[:3], *SMALL, "--out", str(tmp_path)) == 2
-    assert "other ranges" in capsys.readouterr().err
+    assert "different ranges" in capsys.readouterr().err
 
 
 def test_from_python(tmp_path):

@@ -47,8 +47,8 @@ IN_ALGORITHM = {
     "a client without return": (GRADIENT, GRADIENT[7:], "gradient returns None", "def gradient"),
     "a client with a float": (GRADIENT, "return 0.5", "gradient returns a float", "def gradient"),
     "step without return": (NEW, NEW[7:], "returns None", "def step"),
-    "step of another shape": (NEW, "return State(s.x[:3])", "was [310] of torch.float32 and becomes [3]", "def step"),
-    "step of another type": (NEW, "return State(s.x.double())", "becomes [310] of torch.float64", "def step"),
+    "step of another shape": (NEW, "return State(s.x[:3])", "from [310] of torch.float32 to [3]", "def step"),
+    "step of another type": (NEW, "return State(s.x.double())", "to [310] of torch.float64", "def step"),
     "step with a float": (NEW, "return State(0.5)", "float", "def step"),
     "init without return": ("return State(*", "State(*", "returns None", "def init"),
     "init of a plain tuple": ("return State(*", "return tuple(", "a NamedTuple of tensors", "def init"),
@@ -76,7 +76,7 @@ IN_ALGORITHM = {
     "an oracle of another class": (
         GRADIENT,
         "return client.inner_gradient(x, x, client.sample('xi'))",
-        "is for bilevel, local_bilevel problems, and Classification is minimisation here, which offers client.f, client.gradient, ",
+        "needs a bilevel or local_bilevel problem, and Classification is minimisation here, which offers client.f, ",
         None,
     ),
     "a server's gradient": (
@@ -98,16 +98,16 @@ IN_ALGORITHM = {
     "a tensor as memory": (
         "g = fed.exchange(gradient, s.x, fed.cohort(), xi=Steps(1, self.B))",
         "g = fed.exchange(gradient, s.x, fed.cohort(), memory=s.x, xi=Steps(1, 2))",
-        "no fedopt.Memory",
+        "not a fedopt.Memory",
         "def gradient",
     ),
     "a memory with too few rows": (
         "g = fed.exchange(gradient, s.x, fed.cohort(), xi=Steps(1, self.B))",
         "from fedopt import Memory; g = fed.exchange(gradient, s.x, fed.cohort(), memory=Memory([s.x]), xi=Steps(1, 2))",
-        "has no row in a Memory of 1: every client has one",
+        "has no row in a Memory of 1 rows",
         None,
     ),
-    "a batch of no example": ("Steps(1, self.B)", "Steps(1, 0)", "B=0: a sample has 1 example or more", None),
+    "a batch of no example": ("Steps(1, self.B)", "Steps(1, 0)", "B=0: must be at least 1", None),
     "a state of another type": (
         "return State(*problem.start())",
         "return State(problem.start()[0].double())",
