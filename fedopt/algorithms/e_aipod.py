@@ -91,7 +91,7 @@ class EAiPOD:
         def at_head(client_fn: ClientFn) -> ClientFn:
             """Return a client function that takes the inner steps that are due, and then calls client_fn.
 
-            client_fn: of FedNest's outer part. It gets ybar for y, or y_i with own_head.
+            client_fn: a client function of FedNest's outer part. It gets ybar for y, or y_i with own_head.
             """
 
             def answer(client: Client, message: Any) -> tuple[Any, Tensor]:

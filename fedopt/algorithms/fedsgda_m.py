@@ -70,7 +70,7 @@ class FedSGDAM:
 
 
 class State(NamedTuple):
-    """The means over clients. z: of (x, y). d: of (u, v)."""
+    """z: the clients' mean of (x, y). d: their mean of (u, v), the momenta."""
 
     z: Vectors
     d: Vectors
@@ -129,5 +129,5 @@ class MomentumLocalSGDA:
 
 
 def toward(y: Tensor, target: Tensor, share: float) -> Tensor:
-    """Return y moved by a share of the way to a target."""
+    """Return y moved towards a target by a share of the way, 0 to 1."""
     return y + share * (target - y)

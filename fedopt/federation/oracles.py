@@ -96,7 +96,7 @@ class Oracles(Derivatives):
         It counts as one gradient call, or two with an anchor. The tensor that the last call returned is overwritten if it is
         passed as x again, and must not be used after that.
 
-        eta: the step size, a number or one for each client as a tensor. plus, anchor: [d]; None leaves the term out.
+        eta: the step size, a number, or this client's own as a scalar tensor. plus, anchor: [d]; None leaves the term out.
         """
         self._iterate = self._stepped(self.f, (x, sample), eta, plus, anchor)
         return self._iterate
@@ -209,10 +209,12 @@ class Oracles(Derivatives):
         """Return one client's hypergradient of a bilevel problem [FedNest Alg. 5, LocalBSG eq. 3.3].
 
         It is grad_x f - grad^2_xy g p with p = inverse(products with grad^2_yy g, grad_y f). It counts as one gradient call,
-        one Jacobian-vector product and the Hessian-vector products of the inverse.
+        one Jacobian-vector product and the Hessian-vector products of the inverse. If the problem has ``indirect = False``,
+        it is grad_x f alone, and counts as that. If it has ``identity = True``, p is grad_y f, without products.
 
-        samples: `hypergradient_samples` many, for the gradients, the cross derivative, and then each Hessian-vector product
-            in turn.
+        samples: `hypergradient_samples` many: the first for the gradients, then one for each Hessian-vector product. If f and
+            g share their examples, a last one is for the cross derivative, which else takes the first.
+        inverse: ``inverse(product, b)``, an estimate of H^-1 b, such as a partial of `neumann_sum`.
         """
         problem = self._problem
         xi, *zetas = samples

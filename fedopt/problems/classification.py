@@ -20,9 +20,9 @@ class Classification(Supervised, Minimisation):
     weighting: samples weighs clients by their numbers of examples, so that f is the mean over all examples; uniform weighs
         them equally.
     test: the fraction of all examples for testing; None takes the data set's own test examples.
-    server: the fraction of the other examples that no client has.
+    server: the fraction of the other examples that the server has, and no client.
     own_test: the fraction of its examples that each client keeps for tests; None for none.
-    pretrain, pretrain_step: the number and size of SGD steps on the server's examples that make the start.
+    pretrain, pretrain_step: the number and the step size of SGD steps on the server's examples that make the start.
 
     `hierarchical` has the same last five keys, with the same partition and start.
     """
@@ -55,7 +55,8 @@ class Classification(Supervised, Minimisation):
     def evaluate(self, *point: Tensor) -> dict[str, float]:
         """Return the metrics.
 
-        personal_accuracy, worst_personal_accuracy: of x on the clients' own test examples, if they have some.
+        personal_accuracy, worst_personal_accuracy: the mean and the least accuracy of x on the clients' own test examples, if
+            they have some.
         """
         (x,) = point
         logits = partial(self.net, x)

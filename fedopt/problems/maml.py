@@ -187,7 +187,7 @@ class MamlConditional(_Sinusoids, Conditional):
         return weight @ self.after(x, support, query)
 
     def evaluate(self, *point: Tensor) -> dict[str, float]:
-        """Return the metrics. objective: of the exact problem, adapted on all points."""
+        """Return the metrics. objective: that of the exact problem, in which curves are adapted on all points."""
         x = point[0]
         objective = self.f(x, self.sample(0, {"train": self.pooled()}))
         return {"objective": float(objective), **self.of_new_tasks(x)}

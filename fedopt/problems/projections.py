@@ -1,4 +1,7 @@
-"""Euclidean projections onto the sets Y of minimax problems: the point of Y nearest to y, exact, and the same under vmap."""
+"""Euclidean projections onto the sets Y of minimax problems.
+
+Each returns the point of the set nearest to y. They are exact, and the same under vmap.
+"""
 
 from typing import Literal
 
