@@ -78,7 +78,10 @@ def first_line(error: BaseException) -> str:
 
 
 def too_large(error: BaseException) -> bool:
-    """Whether an error says that memory did not suffice, or that a number does not fit its type."""
+    """Tell whether an error says that the CPU's memory did not suffice, or that a number does not fit its type.
+
+    The GPU's out-of-memory error does not count.
+    """
     said = first_line(error)
     return (
         isinstance(error, MemoryError | OverflowError) or "can't allocate memory" in said or "without overflow" in said

@@ -51,7 +51,10 @@ class FirstOrder(SimFBO):
         return State(Vectors((x, y, *(y if self.estimator == "penalty" else v_0 for v_0 in v))))
 
     def directions(self, client: Client, z: Vectors, xi: Any, r: int) -> Vectors:
-        """Return D at z on one sample. It counts as three gradient calls with a penalty, four with differences."""
+        """Return D at z on one sample, in round r.
+
+        It counts as three gradient calls with ``penalty`` and four with ``difference``; as two if z has no v.
+        """
         x, y, *v = z
         if not v:
             return bilevel_maps(client, z, xi)  # the hypergradient is grad_x f

@@ -31,10 +31,10 @@ class ZoHfl:
 
     gamma: the server's step. gamma_local: the clients' steps, a schedule of the local step t = 0, 1, ...
     eta: the smoothing radius. Clients take their local steps at x + eta v and at x - eta v.
-    tau: the local work at each of the two points.
+    tau: the local work at each of the two points, in steps or epochs.
     B, B_server: the examples of a local step, and of the server's gradient; None for all there are.
-    directions: the number of v for each client and round, whose estimates are averaged; None takes the n axes, which nothing
-        random is in.
+    directions: the number of random unit vectors v for each client and round, whose estimates are averaged. None: the n
+        coordinate axes instead, without randomness.
     """
 
     gamma: Schedule

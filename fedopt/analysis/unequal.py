@@ -137,7 +137,11 @@ def _ends_worse(run: Recorded, metric: str) -> str:
 
 
 def _above_best(label: str, members: Sequence[Recorded], metric: str) -> Iterator[str]:
-    """Yield one line for a group with a run that ends far above its best metric or loss."""
+    """Yield at most one line: that a run of the group ends above `ABOVE` times its best value.
+
+    The metric is looked at first, then those with bounds, such as losses; only those of which less is better. The line names
+    the worst run of the first metric that has one.
+    """
     names = dict.fromkeys([metric, *(name for name, described in members[0].metrics.items() if described.bounds)])
     for name in (name for name in names if members[0].metric(name).better == "lower"):
         values = [(run.keys.get("seed"), run.values(name)) for run in members if name in run.table]

@@ -168,7 +168,8 @@ def _by_role(key: str, role: str, value: Any) -> Range:
         _, _, unit = str(value).partition(" ")
         return Range("choice", tuple(f"'{n} {unit}'" if unit else str(n) for n in ((1, 5) if unit else (1, 5, 20))))
     raise UserError(
-        f"{key}: its comment says 'tuned as a {role}'; use step, momentum, penalty, probability or number of local steps"
+        f"{key}: its comment in the algorithm's file says 'tuned as a {role}'; write step, momentum, penalty, probability, "
+        "number of local steps, or a range such as 'tuned in log(0.001,1)'"
     )
 
 
@@ -182,6 +183,8 @@ def cube(sampler: str, ranges: Mapping[str, Range], count: int, seed: int) -> It
 
     sampler: sobol, grid or random. ranges: key -> range. count: how many points; a grid may have fewer. seed: the seed of the
         points, which a grid does not use.
+
+    Raises UserError if the smallest grid has more than ``count`` points.
     """
     if sampler == "grid":
         yield from grid(ranges, count)

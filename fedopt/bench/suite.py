@@ -166,7 +166,7 @@ class Suite:
         try:
             compose([f"algo={method}", *task.words], self.folders)
         except UserError as error:
-            note(f"{task.name}: {error}")
+            note(f"{task.name} is left out, since {method} cannot run on it: {error}")
             return False
         return True
 

@@ -104,7 +104,7 @@ def refuse_mistyped(words: Iterable[str]) -> None:
 def put(config: DictConfig, key: str, value: Any, force_add: bool = False) -> None:
     """Set a key of the config in place. A schedule, a dict with `kind`, replaces another schedule and is not merged with it.
 
-    key: dotted. value: its new value. force_add: whether the key may be new.
+    key: dotted. value: its new value. force_add: whether to add a key that the config lacks, if it is in struct mode.
     """
     is_schedule = isinstance(value, dict) and "kind" in value
     OmegaConf.update(config, key, value, merge=not is_schedule, force_add=force_add)

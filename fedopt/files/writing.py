@@ -55,7 +55,8 @@ def write_whole(file: int, content: bytes) -> None:
 
 
 def refuse_inner_links(folder: Path) -> None:
-    """Raise UserError if a folder holds, at any depth, a link or something other than a file or folder.
+    """Raise UserError if a folder holds, at any depth, a symbolic link or something other than a file or folder. Hard links
+    pass.
 
     Writing there could go elsewhere.
     """

@@ -113,9 +113,9 @@ class Queued(NamedTuple):
         return "submitit" in args and not self.job.paths.result_pickle.exists()
 
     def outcome(self) -> Outcome:
-        """Return the outcome of the run in the folder if it has ended, else what the job returned.
+        """Return the outcome in the run's folder if the run has ended, else what the job returned.
 
-        A job without a readable result has failed; the text names its log.
+        It waits for the job in the second case. A job without a readable result has failed; the text names its log.
         """
         if (there := outcome_in(RunFolder(self.folder))).status in ENDED:
             return there
@@ -213,7 +213,8 @@ class Queue:
                     )
             except (RuntimeError, ImportError, OSError) as error:
                 rmtree(batch)
-                raise UserError(f"--launcher {self.kind}: {first_line(error)}") from error
+                why = f"--launcher {self.kind}: the runs cannot be queued ({first_line(error)})"
+                raise UserError(f"{why}; correct the cause, then repeat the command") from error
             self.going.update({job: Queued(job.folder.absolute(), one) for job, one in zip(group, sent, strict=True)})
 
     def _executor(self, batch: Path) -> Any:

@@ -59,7 +59,8 @@ class FlatModule(FlatModel):
         layers = self.module
         if not isinstance(layers, nn.Sequential) or len(layers) < 2 or not isinstance(layers[-1], nn.Linear):
             raise UserError(
-                "problem.model: must be an nn.Sequential that ends with nn.Linear, since its last layer is separated here"
+                "problem.model: must be an nn.Sequential of two or more layers that ends with nn.Linear, since this problem "
+                "separates the last one"
             )
         body, head = FlatModule(layers[:-1], self.input_shape, self.autocast), FlatModel(layers[-1:], (), self.autocast)
         body.random = self.random

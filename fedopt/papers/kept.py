@@ -119,7 +119,10 @@ def claims_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def claims_shown(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return rows of claims.csv as texts, with a column for the experiment and one for the kind if these are not all the same."""
+    """Return rows of claims.csv as a table of texts.
+
+    It has a column for the experiment if a row names one, and one for the kind if a claim is not the paper's own.
+    """
     cells = []
     for row in rows:
         measured = f"{plus_minus(row['mean'], row['std'])} ({claims.seeds_of(row)})" if row["seeds"] else ""

@@ -125,7 +125,10 @@ class Published:
 
 
 class Task(NamedTuple):
-    """A run that a line needs. folder: the run's folder; lines with equal configs share it."""
+    """A run that a line needs.
+
+    folder: the name of its folder, below the folder of all runs. Lines with equal configs share it.
+    """
 
     line: str
     seed: int

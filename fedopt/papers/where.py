@@ -46,7 +46,10 @@ class Where:
 
     @classmethod
     def read(cls, node: Any) -> "Where":
-        """Read the node `where`. Raises UserError for an unknown key or an impossible value."""
+        """Read the node `where`: from names, or ``name(axis, axis)``, to values.
+
+        Raises UserError for a malformed or repeated name, an axis that is not there, or an impossible value.
+        """
         if not isinstance(node, dict):
             raise UserError("where: must be a mapping from names to values")
         axes: dict[str, list[str]] = {}

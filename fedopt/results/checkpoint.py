@@ -163,7 +163,7 @@ def _tensors(state: Any) -> dict[str, Tensor]:
 
 
 def _shapes(tensors: Mapping[str, Tensor], begin: str = "") -> dict[str, list[int]]:
-    """Return the shapes of the tensors whose name begins with ``begin``, by name."""
+    """Return full name -> shape of the tensors whose name begins with ``begin``."""
     return {name: list(tensor.shape) for name, tensor in tensors.items() if name.startswith(begin)}
 
 

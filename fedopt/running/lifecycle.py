@@ -174,9 +174,9 @@ class Run:
         )
 
     def _take_folder(self) -> None:
-        """Lock the folder.
+        """Lock the folder. If another run has begun there since `resume.enter`, take the next folder.
 
-        If another run has begun there since `resume.enter`, take the next folder, unless the command names this one.
+        Raises UserError instead if the command names the folder.
         """
         try:
             self.folder.open()

@@ -173,8 +173,8 @@ def variants() -> frozenset[str]:
 def usual_pairs() -> frozenset[tuple[str, str]]:
     """Return the pairs that are tested by default.
 
-    Each algorithm but variants is paired with one problem of each class that it solves. It is also paired with one of a class
-    that is reduced to these. Each problem has at least one algorithm.
+    Each algorithm, except variants, is paired with one problem of each class that it solves directly. It is also paired with
+    one problem of one class that a reduction turns into these. Each problem is in at least one pair.
     """
     classes = problem_classes()
     usual: dict[tuple[str, str], None] = {}

@@ -636,5 +636,5 @@ def test_a_write_is_blamed_on_its_line(monkeypatch, capsys, tmp_path):
 
 
 def test_a_network_whose_last_layer_nobody_can_split_off():
-    with pytest.raises(UserError, match=r"nn.Sequential that ends with nn.Linear"):
+    with pytest.raises(UserError, match=r"nn.Sequential of two or more layers that ends with nn.Linear"):
         small("fednest", "hyper_representation", "problem.model=support.networks.Normed")
