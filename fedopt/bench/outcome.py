@@ -34,7 +34,7 @@ MARKS: dict[str, dict[str, Any]] = {  # the same in all pictures of trials
 
 
 def table(searches: Sequence[Search]) -> pd.DataFrame:
-    """Return a row a trial: algorithm, stage, number, status, loss, the value of each seed, the searched keys."""
+    """Return one row per trial: algorithm, stage, number, status, loss, the value on each seed, and the searched keys."""
     rows = [
         {"algo": search.algo, "stage": trial.stage, "trial": trial.number, "status": trial.status, "loss": trial.loss}
         | {f"seed{FIRST_SEED + j}": value for j, value in enumerate(trial.values)}
@@ -58,10 +58,11 @@ def with_values(searches: Sequence[Search]) -> list[Search]:
 
 
 def winners(searches: Sequence[Search]) -> pd.DataFrame:
-    """Return a row an algorithm: the metric's best value, the defaults' value, how many trials ended how, and the keys at an
+    """Return one row per algorithm, as text: the metric's value at the best trial and at the defaults, counts, and keys at an
         edge.
 
-    Raises UserError if a search has no value.
+    The counts are of all trials, and of those with a run that diverged or was stopped early. Raises UserError if a search has
+    no value.
     """
     rows = []
     for search in searches:
@@ -74,14 +75,17 @@ def winners(searches: Sequence[Search]) -> pd.DataFrame:
 
 
 def value_of(search: Search, trial: Trial) -> str:
-    """Format a trial's value, the median of its runs; for a trial without a value return its status."""
+    """Return as text the value of a trial: the median over its runs. For a trial without a value return its status."""
     if not math.isfinite(trial.loss):
         return trial.status
     return f"{search.metric.sign * trial.loss:.5g}"
 
 
 def best_of(losses: Sequence[float]) -> list[float]:
-    """Return the best of the first k of [n] losses, k = 1..n: the median over all orders of the trials."""
+    """Return the best of k trials for k = 1..n, given n losses in any order.
+
+    Entry k is the median of the lowest loss among k trials, over all ways to draw k of the n.
+    """
     ordered, n, best = sorted(losses), len(losses), []
     for k in range(1, n + 1):
         missed, place = 1.0, -1  # the probability that none of the first place + 1 is among the k
@@ -93,14 +97,14 @@ def best_of(losses: Sequence[float]) -> list[float]:
 
 
 def mark_trials(axis: Axes, at: npt.ArrayLike, losses: npt.ArrayLike, sign: int, best: int | None = None) -> None:
-    """Draw trials with `MARKS`, those without a value at the top.
+    """Draw a marker for each trial, in the style of `MARKS`. Trials without a value are drawn at the top of the axes.
 
     Args:
         axis: The axes.
-        at: [trials], the places on the x axis; the first trial is the defaults.
-        losses: [trials], lower is better; infinite without a value.
-        sign: What a loss is multiplied by to be a value of the metric.
-        best: The index of the best trial, which gets a mark.
+        at: [trials], the positions on the x axis; the first trial is that of the defaults. A trial at nan is not drawn.
+        losses: [trials], lower is better; infinite for a trial without a value.
+        sign: Metric value = sign * loss; -1 if a higher metric is better.
+        best: The index of the best trial, which gets a second marker. None: no such marker.
     """
     values = sign * np.where(np.isfinite(losses), losses, np.nan)
     kinds = {"a trial": [*range(1, len(values))], "the defaults": [0], "the best trial": [] if best is None else [best]}
@@ -114,7 +118,7 @@ def mark_trials(axis: Axes, at: npt.ArrayLike, losses: npt.ArrayLike, sign: int,
 
 
 def draw_best(axis: Axes, trials: Mapping[str, Sequence[Trial]], metric: Metric) -> None:
-    """Draw the best of k trials, a line a name. trials: name -> trials in their order."""
+    """Draw the best of k trials as a function of k (see `best_of`), one line per name. trials: name -> trials."""
     lines = {}
     for name, its in trials.items():
         best = metric.sign * np.array(best_of([trial.loss for trial in its]))
@@ -124,9 +128,9 @@ def draw_best(axis: Axes, trials: Mapping[str, Sequence[Trial]], metric: Metric)
 
 
 def draw(path: Path, searches: Sequence[Search]) -> None:
-    """Draw the best of k trials, and a picture for each algorithm and key with all its trials.
+    """Draw the best of k trials, and one panel per algorithm and searched key that shows all its trials.
 
-    searches: on one metric; each has a value, else UserError is raised.
+    path: the picture's file. searches: all on the same metric. Raises UserError if one has no value.
     """
     panels = [(search, key, values) for search in searches for key, values in search.ranges.items()]
     columns, metric, sign = min(len(panels) + 1, COLUMNS), searches[0].metric, searches[0].metric.sign
@@ -161,7 +165,10 @@ def draw(path: Path, searches: Sequence[Search]) -> None:
 
 
 def run_words(searches: Sequence[Search], *more: str) -> str:
-    """Return the words of a `fedopt` command that runs these methods with the search's settings and with more words."""
+    """Return a command line (without the program's name) that runs the methods of the searches with the searches' overrides.
+
+    Overrides of `eval` are left out. more: overrides to add.
+    """
     algos = ",".join(search.algo for search in searches)
     words = [word for word in searches[0].words if not word.startswith("eval.")]
     places = [part for folder in searches[0].folders for part in ("--config-dir", folder)]
@@ -183,9 +190,9 @@ def source(search: Search) -> str:
 
 
 def write_tuned(search: Search, folder: Path) -> Path:
-    """Write the best values into FOLDER/tuned/<algorithm>.yaml, under the problem, and return the path.
+    """Write the best values into FOLDER/tuned/<algorithm>.yaml, under the problem's key, and return the path.
 
-    Other problems in the file stay unchanged. Raises UserError if the search has no value.
+    Values of other problems in the file are kept. Raises UserError if the search has no value.
     """
     problem, path = search.problem, folder / "tuned" / f"{search.algo}.yaml"
     before = content(path).get(problem, {}) if path.exists() else {}
@@ -206,10 +213,9 @@ def write_tuned(search: Search, folder: Path) -> Path:
 
 
 def _other_preset(search: Search) -> dict[str, Any]:
-    """Return the values with which the search ran for keys that tuned values set, by dotted key.
+    """Return dotted key -> value for the keys that tuned values set, as the search ran with them.
 
-    They are of interest if the words have a `preset`; else the result is empty. If the preset left tuned values out, they are
-    the defaults. Budgets and times of evaluation are left out.
+    The result is empty unless the search's overrides set `preset`. Keys of `budget` and `eval` are left out.
     """
     if "preset" not in map(key_of, search.words):
         return {}

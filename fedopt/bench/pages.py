@@ -28,15 +28,15 @@ DIGITS = {"score": 3, "ratio": 3, "p": 4, "further": 3, "p (Holm)": 4}
 
 
 def write_pages(suite: Suite, chosen: Sequence[Task], place: Path) -> None:
-    """Rank the methods on these tasks; print the tables, and write pages, CSV, LaTeX and pictures.
+    """Rank the methods on the chosen tasks, and print the tables. Write pages, CSV, LaTeX and pictures.
 
     Args:
         suite: The runs.
         chosen: The tasks.
-        place: The folder of the pages.
+        place: The folder to write into.
 
     Raises:
-        UserError: A run of a task has not ended.
+        UserError: A run of a task has not ended, a method lacks trials, or a task's file was changed after its runs began.
     """
     results = {task.name: suite.results(task) for task in chosen}
     hits = pd.concat([suite.hits(task, results[task.name]) for task in chosen], ignore_index=True)
@@ -76,7 +76,9 @@ def _of_currencies(hits: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _fill(name: str, path: Path, **values: Any) -> None:
-    """Write a page from a template. name: the template's. path: the page. values: what the template needs."""
+    """Write a page from a template. name: of the template, without ending. path: the file to write. values: the template's
+    variables.
+    """
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"cell": markdown_cell, "code": _code}
     template = environment.from_string(files("fedopt.bench").joinpath(f"{name}.md.jinja").read_text(encoding="utf-8"))
@@ -84,7 +86,7 @@ def _fill(name: str, path: Path, **values: Any) -> None:
 
 
 def _table(path: Path, table: pd.DataFrame, caption: str) -> str:
-    """Print a table, write it as LaTeX, and return it as Markdown."""
+    """Print a table, write it to `path` as LaTeX, and return it as Markdown. Known number columns are rounded by `DIGITS`."""
     shown = table.assign(**{c: table[c].map(f"{{:.{n}f}}".format) for c, n in DIGITS.items() if c in table}).astype(str)
     print_table(shown, [*table.columns[1:]], caption)
     write_atomically(path, latex(shown).encode())
@@ -92,7 +94,7 @@ def _table(path: Path, table: pd.DataFrame, caption: str) -> str:
 
 
 def _ranked(table: pd.DataFrame, currency: str, folders: Folders) -> pd.DataFrame:
-    """Return the scores of a board by one currency, with bands and ranks as texts."""
+    """Return the scores of a board by one currency as a table to show, with bands and ranks as text."""
     ranks = zip(table["rank"], table["rank holds"], strict=True)
     return pd.DataFrame(
         {
@@ -107,9 +109,10 @@ def _ranked(table: pd.DataFrame, currency: str, folders: Folders) -> pd.DataFram
 
 
 def _firsts(hits: pd.DataFrame) -> str:
-    """Return a table as Markdown: the best method of each task in each currency.
+    """Return a Markdown table with the best method of each task by each currency.
 
-    A cell is 'a → b' if a is best with defaults, and b with tuned values.
+    A cell is 'a → b' if a is best with the defaults and b with tuned values. Ties are joined by =; 'none': no method reached
+    a target.
     """
     worths, by = hits.assign(worth=worth(hits["cost"])), ["task", "currency", "kind"]
     table = worths.pivot_table(index=by, columns="method", values="worth", sort=False)
@@ -121,7 +124,9 @@ def _firsts(hits: pd.DataFrame) -> str:
 
 
 def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFrame, place: Path) -> None:
-    """Write the page of a task: rules, curves, what each method reached, trials, and the control with equal clients."""
+    """Write the page of a task: rules, curves, the scores and targets each method reached, trials, and the control with equal
+    clients.
+    """
     order = [result.search.algo for result in results]
     kinds = [kind for kind in ("report", "twin", "default", "tuned") if kind in {*hits["kind"]}]
     by, worths = ["currency", "method"], hits.assign(worth=worth(hits["cost"]))
@@ -149,12 +154,12 @@ def _page(suite: Suite, task: Task, results: Sequence[Result], hits: pd.DataFram
 
 
 def _code(words: Sequence[str]) -> str:
-    """Return words as they stand between two backticks of Markdown."""
+    """Join words with blanks, safe to put between backticks in Markdown: backticks become quotes."""
     return printable(" ".join(words)).replace("`", "'")
 
 
 def _by_currency(table: pd.DataFrame, methods: list[str]) -> list[str]:
-    """Return a table as Markdown for each currency, from one indexed by currency and method."""
+    """Return one Markdown table per currency. table: indexed by currency and method. methods: the order of the rows."""
     of_each = {currency: table.xs(currency).reindex(methods) for currency in CURRENCIES}
     return [markdown(rows.rename_axis(f"by {NAMES[c]}").reset_index()) for c, rows in of_each.items()]
 
@@ -165,13 +170,13 @@ def _reached(costs: pd.Series) -> str:
 
 
 def draw_goals(place: Path, reported: pd.DataFrame, boards: Mapping[str, str], folders: Folders = ()) -> None:
-    """Draw solved.svg and profile.svg, with a row per board and a column per cost.
+    """Draw solved.svg and profile.svg, with a row per board and a column per currency.
 
     Args:
         place: The folder of the pictures.
-        reported: The hits of reports.
-        boards: The board of each task.
-        folders: Config folders besides fedopt's.
+        reported: The hits of kind report.
+        boards: task -> board.
+        folders: The user's config folders, in addition to fedopt's.
     """
     methods = [*dict.fromkeys(reported["method"])]
     names = {method: display_name(str(method), folders) for method in methods}
@@ -190,12 +195,12 @@ def draw_goals(place: Path, reported: pd.DataFrame, boards: Mapping[str, str], f
 
 
 def _by_currencies(path: Path, count: int) -> Any:
-    """Return a context with the axes of ``count`` pictures, with a column per cost; it writes them to ``path``."""
+    """Return a context manager that yields the axes of `count` pictures, one column per currency, and writes them to `path`."""
     return figures.pictures([path], count, len(CURRENCIES), 2.6 * len(CURRENCIES))
 
 
 def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path) -> None:
-    """Draw the metric of a task as a function of the budget that was used, with a panel per cost."""
+    """Draw the metric of a task as a function of the share of the budget spent, with a panel per currency."""
     metric = results[0].search.metric
     title = f"{metric.title}, over that at the start" if task.relative else metric.title
     with _by_currencies(place / f"{task.name}.svg", len(CURRENCIES)) as axes:
@@ -218,7 +223,7 @@ def _draw_task(suite: Suite, task: Task, results: Sequence[Result], place: Path)
 
 
 def _at_shares(run: Recorded, task: Task, currency: str) -> np.ndarray:
-    """Return the metric's last value when each of `SHARES` of the budget was used, [shares].
+    """Return the metric's last value by the time each of `SHARES` of the budget was spent, [shares].
 
     Values that are not finite become the worst value. If the task is relative, values are divided by the first one.
     """
@@ -228,7 +233,7 @@ def _at_shares(run: Recorded, task: Task, currency: str) -> np.ndarray:
 
 
 def _draw_trials(suite: Suite, task: Task, results: Sequence[Result], place: Path) -> None:
-    """Draw the last value of each trial, with a column per method, and the best of k trials."""
+    """Draw the last value of each trial, one column of markers per method, and beside it the best of k trials."""
     searches, metric = [result.search for result in results], results[0].search.metric
     names = [display_name(search.algo, suite.folders) for search in searches]
     shared, width = {"width_ratios": [2, 1]}, 2.6 * len(CURRENCIES)

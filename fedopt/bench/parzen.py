@@ -31,7 +31,7 @@ class _Lines(BaseJournalBackend):
 
 
 def journal(studies: "Mapping[str, tuple[Mapping[str, Range], Sequence[tuple[Point, Trial]]]]") -> str:
-    """Return the journal that Optuna's dashboard reads. studies: name -> ranges, and points with their trials."""
+    """Return the text of a journal file for Optuna's dashboard. studies: name -> (ranges, (point, trial) pairs)."""
     lines = _Lines()
     storage = optuna.storages.JournalStorage(lines)
     for name, (ranges, trials) in studies.items():
@@ -55,7 +55,7 @@ def _distributions(ranges: Mapping[str, Range]) -> dict[str, optuna.distribution
 
 
 def _frozen(ranges: Mapping[str, Range], point: Point, trial: "Trial") -> optuna.trial.FrozenTrial:
-    """Return a trial as an Optuna trial, with those of its values that lie in their ranges."""
+    """Return a trial as an Optuna trial. Values outside their ranges are left out."""
     types: dict[str, Any] = {"choice": str, "int": int}
     params = {key: types.get(ranges[key].kind, float)(text) for key, text in point.items() if ranges[key].holds(text)}
     within = _distributions({key: ranges[key] for key in params})
@@ -64,10 +64,12 @@ def _frozen(ranges: Mapping[str, Range], point: Point, trial: "Trial") -> optuna
 
 
 def proposed(ranges: Mapping[str, Range], before: "Iterable[Trial]", count: int, seed: int, trials: int) -> list[Point]:
-    """Return points that Optuna's tree-structured Parzen estimator proposes, from trials within the ranges.
+    """Return new points, proposed by Optuna's tree-structured Parzen estimator (TPE) from earlier trials.
 
-    ranges: key -> range. before: the trials so far. count: how many points. seed: the seed of the proposals. trials: the
-        number of trials of the search; until a third of them are known (at least 2, at most 10), points are random.
+    Earlier trials with other keys, or with a value outside its range, are ignored.
+
+    ranges: key -> range. before: the trials so far. count: the number of points to return. seed: of the proposals.
+    trials: the planned number of trials. Points are random until a third of it (at least 2, at most 10) are known.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -20,10 +20,11 @@ class Tuning:
     """What `tune` returns.
 
     Args:
-        best: The overrides of the best trial, by algorithm.
+        best: algorithm -> the overrides of its best trial; [] if the defaults are best. Algorithms without a value are
+            absent.
         trials: One row per trial.
-        winners: One row per algorithm.
-        folder: The folder with all runs and ``tuned/<algorithm>.yaml``. Used as a config folder, it makes the values apply.
+        winners: One row per algorithm that has a value.
+        folder: The folder with all runs and ``tuned/<algorithm>.yaml``. Pass it as a config folder to use the tuned values.
     """
 
     best: dict[str, list[str]]
@@ -47,31 +48,32 @@ def tune(
     prune: bool = True,
     again: bool = True,
 ) -> Tuning:
-    """Search for good values of each method, as ``fedopt-tune`` does. The same call resumes a stopped search.
+    """Search for good hyperparameters of each method, as ``fedopt-tune`` does. Repeat the call to resume a stopped search.
 
-    All methods have the same trials, seeds and budget.
+    All methods get the same number of trials, the same seeds and the same budget per run.
 
     Args:
-        words: The command's arguments, a list or one text with a shell's quotes: ``algo=NAME,... problem=NAME``, other
-            settings, and ranges such as ``algo.eta=log(0.001,1)``.
+        words: The command's arguments, as a list or as one string with shell quoting: ``algo=NAME,... problem=NAME``, other
+            settings, and ranges such as ``algo.eta=log(0.001,1)``. Without a range, the keys with a 'tuned as' comment in the
+            algorithm's file are searched.
         output_dir: The folder of the search.
-        metric: The metric to optimise. None: the problem's first on validation data, else its first.
-        budget: The budget of each run, such as ``comm_rounds=300``; needed for several methods.
-        jobs: How many runs go at once.
+        metric: The metric to optimise. None: the problem's first metric on validation data, else its first metric.
+        budget: The budget of each run, such as ``comm_rounds=300``. Required for several methods, unless ``words`` set it.
+        jobs: The number of runs at the same time.
         folders: Your config folders.
-        trials: How many points are tried for each method, besides its defaults.
-        seeds: How many runs a trial has; their median counts.
+        trials: The number of points to try for each method, besides its defaults.
+        seeds: The number of runs of each trial; the trial's value is their median.
         sampler: How points are chosen: tpe, sobol, random or grid.
-        seed: The seed of the points.
-        prune: Whether runs stop early that are worse than half of those before.
-        again: Whether a search goes on around a best value at the edge of its range, with half as many trials.
+        seed: The seed of the sampler.
+        prune: Whether to stop a run early once it is worse than the median of earlier trials at the same cost.
+        again: Whether to add trials, half as many, around a best value that lies at the edge of its range.
 
     Returns:
         The best values and all trials. A method none of whose trials has a value is in ``trials`` only.
 
     Raises:
         UserError: There is a mistake in the arguments, or the folder holds another search.
-        Unfinished: Runs did not come to an end.
+        Unfinished: Some runs did not finish.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     given = shlex.split(words) if isinstance(words, str) else [*words]

@@ -22,9 +22,9 @@ LEVEL = 0.05  # of p after Holm's correction: with ten seeds the least p is 0.00
 
 
 def solved(hits: pd.DataFrame) -> pd.DataFrame:
-    """Return the share of (task, target, seed) that each method has reached, a row for each of `BUDGETS`, a column a method.
+    """Return the fraction of goals (task, target, seed) that each method reached within each of `BUDGETS`.
 
-    A column depends on no other method.
+    There is a row per budget and a column per method. A column does not depend on the other methods.
     """
     shares = {}
     for method, rows in hits.groupby("method"):
@@ -34,9 +34,9 @@ def solved(hits: pd.DataFrame) -> pd.DataFrame:
 
 
 def worth(cost: pd.Series) -> pd.Series:
-    """Return what each hit adds to a score: the share of log budget, from 1 % to all of it, beyond its cost; 0 for a miss.
+    """Return the worth of each hit, from 1 (cost of at most 1 % of the budget) to 0 (all of it, or a miss), linear in log cost.
 
-    The mean over hits is the area under the curve of `solved` as a function of the logarithm of the budget.
+    Its mean over hits is the area under the curve of `solved`, with the budget on a logarithmic axis.
 
     cost: the cost of each hit, as a fraction of the budget; infinite for a miss.
     """
@@ -44,16 +44,19 @@ def worth(cost: pd.Series) -> pd.Series:
 
 
 def scores(hits: pd.DataFrame, samples: int = SAMPLES, seed: int = 0) -> pd.DataFrame:
-    """Return a row a method, the best first.
+    """Return one row per method, the best first.
 
-    score: the mean `worth`, which no other method changes. low, high: the ends of its bootstrap band, of confidence `BAND`.
-    tasks: the number of tasks that it takes part in. rank: missing unless it takes part in all.
-    rank holds: the share of samples in which it has this rank.
+    Columns:
+        score: the mean `worth` of its hits, which no other method changes.
+        low, high: the ends of the score's bootstrap band, of confidence `BAND`; nan if a task has a single seed.
+        tasks: the number of tasks that the method takes part in.
+        rank: 1 is best; missing unless the method takes part in all tasks.
+        rank holds: the fraction of bootstrap samples in which it has this rank.
 
     Args:
         hits: The hits of a board in one currency.
-        samples: The number of samples; they draw seeds within each task, the same for all methods.
-        seed: The seed of the draws.
+        samples: The number of bootstrap samples; each draws seeds within each task, the same ones for all methods.
+        seed: The seed of the bootstrap.
     """
     rows = hits.assign(worth=worth(hits["cost"]))
     table = rows.pivot_table(index=["task", "seed"], columns="method", values="worth", aggfunc="sum")
@@ -80,8 +83,8 @@ def scores(hits: pd.DataFrame, samples: int = SAMPLES, seed: int = 0) -> pd.Data
 def log_ratios(hits: pd.DataFrame, task: str, one: str, other: str) -> np.ndarray:
     """Return log(cost of ``one`` / cost of ``other``) on each seed, [seeds]; negative if ``one`` is cheaper.
 
-    It is the mean over the targets that either method reached on some seed; 0 without such a target, empty without hits. A
-    miss counts as the full budget, which understates its cost.
+    Each entry is a mean over the targets that at least one of the two reached on at least one seed. Without such a target it
+    is 0; without hits the array is empty. A miss counts as the full budget, which understates its cost.
     """
     on = hits[(hits["task"] == task) & hits["method"].isin((one, other))]
     table = on.pivot_table(index=["seed", "target"], columns="method", values="cost")

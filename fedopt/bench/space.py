@@ -26,8 +26,8 @@ class Range:
     """The values that a search may give a key.
 
     Args:
-        kind: log, uniform and int have all values from the first of `ends` to the last; choice has just `ends`.
-        ends: Two numbers, or the texts of a choice.
+        kind: log, uniform (real numbers) and int allow all values from ends[0] to ends[1]; choice allows those in `ends`.
+        ends: Two numbers; for a choice, all its values as text.
     """
 
     kind: Kind
@@ -37,7 +37,9 @@ class Range:
         return f"{self.kind}({','.join(f'{end:g}' if isinstance(end, float) else str(end) for end in self.ends)})"
 
     def at(self, share: float) -> str:
-        """Return the value at a share of the range from its lower end, 0 <= share < 1."""
+        """Return as text the value at a fraction of the range from its lower end, 0 <= share < 1. In a log range it is a
+        fraction of the logarithm.
+        """
         low, high = self.ends[0], self.ends[-1]
         if self.kind == "choice":
             return str(self.ends[int(share * len(self.ends))])
@@ -47,9 +49,10 @@ class Range:
         return f"{float(f'{value:.{DIGITS}g}')!r}"
 
     def share(self, text: str) -> float:
-        """Return the share of the range at which a value lies, the inverse of `at`.
+        """Return the fraction of the range at which a value lies, the inverse of `at`.
 
-        It is outside of [0, 1] beyond the ends, and nan for a text that is not a number or not in the choice.
+        It lies outside [0, 1] if the value is beyond the ends. It is nan for text that is not a number, a value not in the
+        choice, or a value of 0 or less in a log range.
         """
         low, high = self.ends[0], self.ends[-1]
         if self.kind == "choice":
@@ -66,13 +69,17 @@ class Range:
         return 0 <= self.share(text) <= 1
 
     def at_edge(self, text: str) -> bool:
-        """Return whether a value of a log or uniform range lies within a tenth of an end, so that better values may lie beyond
-        it.
+        """Return whether a value lies within a tenth of an end of a log or uniform range, or beyond it: better values may lie
+            outside.
+
+        False for int and choice.
         """
         return self.kind in ("log", "uniform") and not EDGE <= self.share(text) <= 1 - EDGE
 
     def around(self, text: str) -> "Range":
-        """Return a log or uniform range of the same width with the value in the middle."""
+        """Return a range of the same width (on the log scale for log) with the value in the middle. Only for log and uniform
+        ranges.
+        """
         low, high = self.ends
         moved = self.share(text) - 0.5
         if self.kind == "log":
@@ -81,12 +88,12 @@ class Range:
 
 
 def read_range(word: str) -> tuple[str, Range] | None:
-    """Return the key and the range in a word of a command; None if the word gives one value.
+    """Parse an override such as algo.eta=log(0.001,1) into its key and range. Return None if it gives a single value.
 
-    Values with commas between are a choice.
+    Values separated by commas, such as algo.eta=0.1,0.2, make a choice.
 
     Raises:
-        UserError: The ends of the range are not two rising numbers, or a log range does not begin above 0.
+        UserError: The ends of the range are not two increasing numbers, or a log range does not begin above 0.
     """
     key, _, text = word.partition("=")
     match = _RANGE.fullmatch(text.strip())
@@ -106,19 +113,19 @@ def read_range(word: str) -> tuple[str, Range] | None:
 
 
 def _parts(text: str) -> list[str]:
-    """Split a text at the commas outside of quotes and brackets."""
+    """Split a text at the commas outside quotes and brackets."""
     return [part.strip() for part in re.findall(r"(?:'[^']*'|\"[^\"]*\"|\[[^]]*\]|\{[^}]*\}|[^,])+", text)]
 
 
 def words_of(point: Point) -> list[str]:
-    """Return a point as words of a command."""
+    """Return a point as command-line overrides, key=value."""
     return [f"{key}={text}" for key, text in point.items()]
 
 
 def default_ranges(composed: Composed) -> dict[str, Range]:
-    """Return key -> range for the algorithm's keys that have a role, around the config's values.
+    """Return key -> range for the algorithm's keys whose comment says 'tuned as ROLE', around their values in the config.
 
-    Of a schedule, it is the initial value. Keys with a list or null are left out.
+    For a schedule, the key is that of its initial value. Keys whose value is a list or null are left out.
     """
     values, ranges = flat(composed.nodes), dict[str, Range]()
     for key, role in roles(composed.chosen["algo"], composed.folders).items():
@@ -129,7 +136,7 @@ def default_ranges(composed: Composed) -> dict[str, Range]:
 
 
 def roles(algo: str, folders: Folders = ()) -> dict[str, str]:
-    """Return dotted key -> role, from the comments in an algorithm's files."""
+    """Return dotted key -> role, such as step or momentum, from the 'tuned as' comments in an algorithm's files."""
     by_key: dict[str, str] = {}
     for name in chain("algo", algo, folders):
         for key, comment in comments(file_of("algo", name, folders)).items():
@@ -139,7 +146,7 @@ def roles(algo: str, folders: Folders = ()) -> dict[str, str]:
 
 
 def example(composed: Composed) -> str:
-    """Return how to write the role of an algorithm's key, and in which file, for a message."""
+    """Return advice for an error message: in which file and how to write the role of an algorithm's key."""
     path = file_of("algo", composed.chosen["algo"], composed.folders)
     key = next((key for key, value in composed.nodes["algo"].items() if type(value) is float), "eta")
     value, comment = composed.nodes["algo"].get(key, 0.1), comments(path).get(key, "step size")
@@ -147,7 +154,10 @@ def example(composed: Composed) -> str:
 
 
 def _by_role(key: str, role: str, value: Any) -> Range:
-    """Return the range for a role, which may be a range itself. Raises UserError for an unknown role."""
+    """Return the range for a role; a role may itself be a range, such as log(0.001,1).
+
+    Raises UserError for an unknown role, or if a key with the role step has no positive default.
+    """
     if pair := read_range(f"{key}={role}"):
         return pair[1]
     if role == "step":
@@ -177,12 +187,12 @@ def _by_role(key: str, role: str, value: Any) -> Range:
 
 
 def cube(sampler: str, ranges: Mapping[str, Range], count: int, seed: int) -> Iterator[Point]:
-    """Yield points that depend on no trial's outcome: a scrambled Sobol sequence, a grid, or random ones.
+    """Yield points that do not depend on the outcome of trials: a scrambled Sobol sequence, a grid, or random points.
 
-    Methods with equally many ranges get points at the same fractions of them, in the order of their keys.
+    Methods with the same number of ranges get points at the same fractions of them, in the order of their keys.
 
-    sampler: sobol, grid or random. ranges: key -> range. count: how many points; a grid may have fewer. seed: the seed of the
-        points, which a grid does not use.
+    sampler: sobol, grid or random. ranges: key -> range. count: the number of points; a grid may have fewer. seed: of the
+        points; a grid does not use it.
 
     Raises UserError if the smallest grid has more than ``count`` points.
     """
@@ -199,10 +209,11 @@ def cube(sampler: str, ranges: Mapping[str, Range], count: int, seed: int) -> It
 
 
 def grid(ranges: Mapping[str, Range], count: int) -> Iterator[Point]:
-    """Yield the points of a grid: all values of each choice, and as many of each other range as give at most `count` points.
+    """Yield the points of a grid: all values of each choice, and equally many of each numeric range, at most `count` points in
+        all.
 
     Raises:
-        UserError: The smallest grid has more points.
+        UserError: The smallest grid has more than `count` points.
     """
     choices = math.prod(len(values.ends) for values in ranges.values() if values.kind == "choice")
     numbers = [values for values in ranges.values() if values.kind != "choice"]

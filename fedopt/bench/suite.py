@@ -34,7 +34,10 @@ UNUSUAL = {"claims": [], "twin": [], "refuses": {}, "relative": False, "smoke": 
 
 @dataclass(frozen=True)
 class Claim:
-    """A registered claim that method `one` spends less than method `other`, in the currencies `by`. says: in words."""
+    """A registered claim that method `one` spends less than method `other`.
+
+    says: the rest of the sentence that begins with the name of `one`. by: the currencies it is tested in.
+    """
 
     says: str
     one: str
@@ -44,23 +47,23 @@ class Claim:
 
 @dataclass(frozen=True)
 class Task:
-    """A problem with its goals, as its file says.
+    """A benchmark task: a problem with its targets and budgets, as read from conf/bench/<name>.yaml.
 
     Args:
         version: Changes whenever the rules change.
-        board: Tasks with the same board make one score.
-        title: In words.
+        board: Tasks with the same board are averaged into one score.
+        title: A short description.
         words: The overrides of every run.
-        metric: The metric that targets are values of.
-        targets: From easy to hard.
-        budget: currency -> limit; a run ends when the last one is spent.
+        metric: The metric to which the targets refer.
+        targets: Values of the metric to reach, from easy to hard.
+        budget: currency -> limit; a run ends when all limits are spent.
         methods: Names of algorithms.
         refuses: algorithm -> why it cannot take part.
-        claims: The pairs that are tested.
-        twin: Overrides that make all clients equal, for the control.
-        relative: Whether targets are shares of the value at the start.
-        smoke: Whether the smallest form of the benchmark has this task.
-        name: The name of the file.
+        claims: The claims to test.
+        twin: Overrides that make all clients equal, for the control runs; empty: no control.
+        relative: Whether targets are fractions of the metric's first value.
+        smoke: Whether the smallest form of the benchmark includes this task.
+        name: The name of the file, without ending.
     """
 
     version: str
@@ -80,7 +83,9 @@ class Task:
 
 
 def tasks(names: Sequence[str], folders: Sequence[str] = (), smoke: bool = False) -> list[Task]:
-    """Return the tasks of these names; all tasks if there is no name.
+    """Return the tasks with the given names; without names, all tasks.
+
+    folders: the user's config folders. smoke: without names, return only the tasks marked smoke.
 
     Raises:
         UserError: There is no task of this name, or a file is broken.
@@ -118,15 +123,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """A run that a method is judged by.
+    """A run by which a method is judged.
 
     Args:
-        kind: default: the first trial, and tuned: the best one, both on the seeds of the search. report: the best one on other
-            seeds. twin: the same with equal clients, on half of these. further: on further seeds, if the method has a claim.
+        kind: default: the first trial, on the seeds of the search. tuned: the best trial, on the same seeds. report: the best
+            trial's values on other seeds. twin: as report with equal clients, on half of its seeds. further: as report on
+            still other seeds, only for methods in a claim.
         trial: The number of the trial.
         seed: The seed.
         folder: The run's folder.
-        words: The run's overrides without seed and folder; empty for a trial's own run.
+        words: The run's overrides without seed and folder; empty if the run belongs to a trial (default, tuned).
     """
 
     kind: str
@@ -138,7 +144,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Suite:
-    """The runs of all tasks in a folder.
+    """The benchmark's runs of all tasks, in one folder.
 
     Args:
         out: The folder.
@@ -146,7 +152,7 @@ class Suite:
         trials: The number of trials of each method, besides its defaults.
         tuning: The number of seeds of each trial.
         seeds: The number of seeds of a report.
-        further: The number of further seeds, for claims.
+        further: The number of additional seeds, used for claims only.
     """
 
     out: Path
@@ -157,12 +163,14 @@ class Suite:
     further: int = 10
 
     def methods(self, task: Task) -> list[str]:
-        """Return the methods of a task, and those that were entered, if they have a config."""
+        """Return the methods that a task lists, followed by those that the user entered. An entered method without a config is
+        left out.
+        """
         tried = read_json(self.out / task.name / "search.json", {}, others=dict[str, Any])
         return [*dict.fromkeys([*task.methods, *(name for name in tried if name in options("algo", self.folders))])]
 
     def fits(self, task: Task, method: str) -> bool:
-        """Return whether a method can run on a task by its config; a note says why not."""
+        """Return whether the config of a method on a task can be composed. If not, print a note that says why."""
         try:
             compose([f"algo={method}", *task.words], self.folders)
         except UserError as error:
@@ -171,15 +179,15 @@ class Suite:
         return True
 
     def missing(self, task: Task, methods: Sequence[str]) -> int:
-        """Estimate how many runs of a task are left to do. Two trials are reported for most methods."""
+        """Estimate how many runs of a task are still to be done. The estimate assumes that two trials per method are reported."""
         needed = len(methods) * ((self.trials + 1) * self.tuning + 3 * self.seeds + self.further)
         return max(needed - len([*(self.out / task.name).rglob("summary.json")]), 0)
 
     def run(self, task: Task, methods: Sequence[str], launcher: Launcher) -> None:
-        """Do the missing runs of a task: the trials of these methods, then the reports of the best ones.
+        """Do the missing runs of a task: all trials of the methods, then the reports of the best trials.
 
-        Raises UserError if the task changed, or the defaults of a method cannot be run; Unfinished if runs did not come to an
-        end.
+        Raises UserError if the task changed since its runs began, or a method cannot run with its defaults. Raises Unfinished
+        if some runs did not finish.
         """
         searches = self._searches(task, methods)
         (self.out / task.name).mkdir(parents=True, exist_ok=True)
@@ -194,7 +202,7 @@ class Suite:
         refuse_unfinished(jobs, run_all(jobs, launcher))
 
     def results(self, task: Task) -> list[Result]:
-        """Return the result of each method. Raises UserError if one lacks trials, or the task changed."""
+        """Return one result per method. Raises UserError if a method lacks trials, or the task changed since its runs began."""
         return [self._result(task, search) for search in self._searches(task, self.methods(task))]
 
     def _result(self, task: Task, search: Search) -> Result:
@@ -207,7 +215,10 @@ class Suite:
         return Result(search, best)
 
     def reports(self, task: Task, result: Result, currency: str = "") -> list[Report]:
-        """Return the runs that a method is judged by. currency: the one to judge by; empty: all of them."""
+        """Return the runs by which a method is judged: all kinds of `Report`.
+
+        currency: use the best trial by this currency only; empty: the best trials by every currency.
+        """
         search, seeds = result.search, range(self.seeds)
         claimed = any(search.algo in (claim.one, claim.other) for claim in task.claims)
         groups = [self._tried(search, "default", 0)]
@@ -229,7 +240,8 @@ class Suite:
         return [Report(kind, number, seed, search.place(STAGES[0], number, seed), []) for seed in search.seeds]
 
     def hits(self, task: Task, results: Sequence[Result]) -> pd.DataFrame:
-        """Return a row for each kind of `Report`, currency, method, seed and target, with its cost as a share of the budget.
+        """Return one row per kind of `Report`, currency, method, seed and target. cost: the share of the budget spent, as in
+        `reached`.
 
         Raises:
             UserError: A run has not ended.
@@ -269,7 +281,8 @@ class Suite:
 
 @cache
 def rows(folder: Path) -> Recorded | None:
-    """Return a run that has ended; None if its method or values made it fail. The answer is kept for the whole process.
+    """Return the recorded rows of a run; None unless it finished, diverged or was stopped. The answer is cached for the
+    process.
 
     Raises UserError if the run is damaged.
     """
@@ -277,9 +290,10 @@ def rows(folder: Path) -> Recorded | None:
 
 
 def reached(task: Task, recorded: Recorded | None, currency: str) -> list[float]:
-    """Return the share of the budget that a run had spent when it reached each target; infinity if it did not.
+    """Return for each target the share of the budget that the run had spent when it reached the target; infinity if it did not.
 
-    A target counts as reached if two evaluations in a row reach it; its cost is that of the second. No run reaches none.
+    A target counts as reached if two consecutive evaluations reach it; the cost is that of the second. A target reached
+    beyond the budget counts as missed. For recorded=None all targets are missed.
     """
     if recorded is None:
         return [math.inf] * len(task.targets)
@@ -298,10 +312,11 @@ def reached(task: Task, recorded: Recorded | None, currency: str) -> list[float]
 def _order(
     task: Task, trial: Trial, runs: Sequence[Recorded | None], currency: str
 ) -> tuple[bool, float, float, float]:
-    """Return a key by which trials are sorted, best first.
+    """Return a sort key for trials; the smallest is best.
 
-    Its parts: whether the trial has no value; the number of missed targets; the cost of the hardest target that was reached;
-        the metric at the end of the budget. The last three are medians over seeds; with two seeds, both must reach a target.
+    Its parts are whether the trial has no value; the number of missed targets; the cost of the hardest target that was
+    reached; and the metric at the end of the budget. The last three use medians over seeds; with two seeds, both must reach a
+    target.
     """
     medians = np.median([reached(task, run, currency) for run in runs], axis=0)
     finite = medians[np.isfinite(medians)]
@@ -311,8 +326,9 @@ def _order(
 
 
 def _last(task: Task, run: Recorded | None, currency: str) -> float:
-    """Return the metric at the end of the budget, as a number of which lower is better; infinity if no evaluation is within the
-    budget.
+    """Return the metric at the last evaluation within the budget, signed so that lower is better.
+
+    Infinity if there is no such evaluation, or its value is not finite.
     """
     if run is None:
         return math.inf
