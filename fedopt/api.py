@@ -37,12 +37,12 @@ Config = str | Sequence[str] | Mapping[str, Any]
 class Result:
     """A run, given by its folder. It may still be running.
 
-    Everything is read from the folder when it is asked for. It raises `UserError` if the folder no longer holds a run.
+    Properties read the folder when they are used. They raise `UserError` if it no longer holds a run.
 
     Args:
         folder: The run's folder.
-        which: Whether `variables` and `model` are those of the ``last`` checkpoint, or of the ``best`` evaluation, which the
-            run keeps with ``keep=best``.
+        which: Whether `variables` and `model` are those of the ``last`` checkpoint, or of the ``best`` evaluation, which a
+            run stores with ``keep=best``.
     """
 
     folder: Path
@@ -109,7 +109,7 @@ class Result:
 
     @property
     def final(self) -> dict[str, float]:
-        """The values of the metrics at the last evaluation so far, by name; those that are not finite are left out."""
+        """The finite values of the metrics at the last evaluation so far, by name; {} before the first evaluation."""
         return self._measured("final", lambda _, values: values.iloc[-1])
 
     @property
@@ -151,8 +151,9 @@ class Result:
         Args:
             metric: The metric's name. None: the problem's first metric.
             x: The cost on the horizontal axis, as in `compare`.
-            label: The line's name in the legend. None: the method's.
-            how: ``ax``, the axes to draw on (default: those of pyplot); else as in the ``draw`` of `compare`.
+            label: The line's name in the legend. None: the method's name.
+            how: ``ax``: the axes to draw on (default: pyplot's current axes). Other arguments go to the ``draw`` of the
+                comparison that `compare` returns.
 
         Raises:
             UserError: There is nothing to draw.
@@ -216,9 +217,9 @@ def run(
 ) -> Result:
     """Do what the command ``fedopt WORDS`` does, with the same folder and files, and return the run.
 
-    Runs in several threads take turns; runs in several processes go on at once. What ``on_eval`` or Ctrl-C stops can be
-    resumed with ``resume=true``. A second Ctrl-C raises KeyboardInterrupt at once. A run that diverged is returned too: see
-    its status.
+    Runs in several threads wait for each other; runs in several processes work at the same time. A run that ``on_eval`` or
+    Ctrl-C stopped can be resumed with ``resume=true``. A second Ctrl-C raises KeyboardInterrupt at once. A run that diverged
+    is returned too: see its status.
 
     Args:
         words: Overrides as on the command line: a list of texts, or one text with a shell's quotes. Or a dict of keys and
@@ -226,9 +227,9 @@ def run(
         on_eval: A function that is called with each row of ``metrics.csv``, a dict. If it returns true, the run stops. If it
             raises, the run fails.
         output_dir: The run's folder, like the key ``output_dir``, without quotes.
-        start: A run, or its folder, at whose last checkpoint this run begins, like the key ``from``.
+        start: A run, or its folder. The new run begins at its last checkpoint, as with the key ``from``.
         folders: Your config folders, like ``--config-dir``.
-        quiet: Whether no progress is shown.
+        quiet: If true, no progress is shown.
         interrupt: What to do after Ctrl-C, when the run has written a checkpoint: ``raise`` KeyboardInterrupt, or ``return``
             the run.
         values: Overrides as keyword arguments, which win over ``words``: ``algo="fedavg", seed=1, **{"algo.eta": 0.1}``.
@@ -280,16 +281,16 @@ def sweep(
     Runs come in the order of the combinations. Equal configs give one run.
 
     Args:
-        words: As in `run`; or a list of dicts, configs to which the other values are added.
-        jobs: How many runs go at once, each in a process of its own, which does not run your script again.
-        output_dir: The folder of all runs.
+        words: As in `run`. Or a list of dicts, one per config, to each of which ``values`` are added.
+        jobs: How many runs work at the same time. Each has its own process, which does not execute your script again.
+        output_dir: The folder that holds the folders of all runs.
         folders: As in `run`.
-        quiet: As in `run`.
+        quiet: If true, nothing is written to stdout and stderr.
         values: As in `run`, but a list holds alternatives, ``seed=[0, 1, 2]``, and all combinations run. ``[[1, 2]]`` is the
             value ``[1, 2]``.
 
     Raises:
-        UserError: There is a mistake; or, at the end, runs could not begin.
+        UserError: There is a mistake in the arguments; or, after the other runs have ended, some runs could not begin.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     if not isinstance(jobs, int) or jobs < 1:
@@ -367,14 +368,14 @@ def compare(
 
 
 def frame(runs: Sequence[Result | str | Path], *, exclude: Sequence[str] = ()) -> "pd.DataFrame":
-    """Return the evaluations of runs as one tidy table, a row each, for pandas.
+    """Return the evaluations of runs as one tidy pandas table, one row per evaluation.
 
-    The columns are ``run`` (its folder), ``method``, ``problem`` and ``seed``; the other keys in which the runs differ; ``round``
-    and the other costs, as sums so far; the metrics. ``attrs["metrics"]`` has what each metric says of itself, by name: ``label``,
-    ``unit``, ``better``. Copies of a run count once; a note on stderr names what is left out.
+    The columns are ``run`` (its folder), ``method``, ``problem`` and ``seed``; the other keys in which the runs differ;
+    ``round`` and the other costs, summed since the run began; the metrics. ``attrs["metrics"]`` maps the name of a metric to
+    its ``label``, ``unit`` and ``better``. Copies of a run count once; a note on stderr names what is left out.
 
     Args:
-        runs: Runs, or folders that hold some.
+        runs: Runs, or folders that hold some at any depth.
         exclude: As in `compare`.
 
     Raises:
@@ -414,7 +415,10 @@ def _words(words: Any, sweep: bool = False) -> list[str]:
 
 @contextmanager
 def _mistakes_said(arguments: Sequence[str] = ()) -> Iterator[None]:
-    """Turn all that a user can mend into a UserError. arguments: overrides, for messages. HYDRA_FULL_ERROR=1 shows the cause."""
+    """Turn an exception whose cause a user can mend, such as a full disk, into a UserError.
+
+    With HYDRA_FULL_ERROR=1 it is raised unchanged. arguments: the overrides, for the message.
+    """
     try:
         with ctrl_c_kept():
             yield

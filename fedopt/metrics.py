@@ -65,7 +65,7 @@ class Metric:
 
     @property
     def worst(self) -> float:
-        """The value that no other is worse than."""
+        """The worst possible value: -inf if higher values are better, else inf."""
         return self.sign * math.inf
 
     def best(self, values: Iterable[float]) -> float:
@@ -77,19 +77,19 @@ class Metric:
         """Return whether a value is at least as good as the target.
 
         Raises:
-            UserError: No value is better than others.
+            UserError: ``better`` is ``neither``.
         """
         self.check_goal(f"target {target:g}")
         return value >= target if self.better == "higher" else value <= target
 
     def check_goal(self, asked: str) -> None:
-        """Check that some values are better than others.
+        """Check that the metric can be a goal: that lower or higher values are better.
 
         Args:
-            asked: What was asked, with which the message begins.
+            asked: The user's request, such as ``keep=best``, with which the message begins.
 
         Raises:
-            UserError: No value is better than others.
+            UserError: ``better`` is ``neither``.
         """
         if self.better == "neither":
             raise UserError(

@@ -53,7 +53,10 @@ class Composed:
         return {group: build_target(self.nodes[group], group) for group in groups} | {"problem": problem}
 
     def changed(self, **values: Any) -> "Composed":
-        """Return this config with other values of top-level keys, such as seed, resume and output_dir."""
+        """Return this config with other values of top-level keys, such as seed, resume and output_dir.
+
+        The new config's `words` set these values too.
+        """
         if {**self.nodes, **values} == self.nodes:
             return self
         words = [word for word in self.words if key_of(word) not in values]

@@ -161,9 +161,10 @@ def with_owners(
     """Return the data with the client that each example belongs to. Names are normalised by `identifiers`.
 
     Args:
-        data: The data. Owners that they have already are replaced.
+        data: The data. Owners that they have already are replaced, or removed if both arrays are None.
         where: Where the names stand, for messages.
-        owners, owners_test: [n] names or numbers for the training and the test examples; None for either without.
+        owners, owners_test: The names or numbers of the clients of the training and of the test examples, [n] each. None:
+            these examples get no owners.
 
     Raises:
         UserError: `identifiers` refuses a name.

@@ -118,7 +118,11 @@ class Npz:
 
 @dataclass(frozen=True, config=_config)
 class Digits:
-    """1797 images of 8 x 8 pixels with values 0 to 16. Every fifth is a test example. digits.md names their source."""
+    """1797 images of 8 x 8 pixels with values 0 to 16. Every fifth is a test example. digits.md names their source.
+
+    Args:
+        pixels: As in `LabelledData`.
+    """
 
     pixels: Pixels = "standardised"
 

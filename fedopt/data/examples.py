@@ -64,7 +64,8 @@ def cross_entropy(logits: Tensor, batch: Batch, class_weight: Tensor | None = No
 class Examples:
     """Labelled examples on the device. x is [n, features], normalised by the training set's statistics, or token ids; y is [n].
 
-    Made from x and y, the training or the test examples of ``data``. world: says on which device and in which type.
+    x, y: the training or the test examples, as in ``data``. data: gives the normalisation. world: gives the device and the
+        type.
     """
 
     normalisation: (
@@ -105,7 +106,7 @@ class Examples:
 
     @torch.no_grad()
     def means(self, values: Values, rows: np.ndarray | None = None, weights: np.ndarray | None = None) -> list[float]:
-        """Return the weighted means over examples of the tensors that ``values`` gives.
+        """Return the weighted means over examples of the tensors that ``values`` gives, one number for each tensor.
 
         Examples are taken 2048 at a time, which bounds memory.
 
@@ -125,7 +126,7 @@ class Examples:
         return list(map(float, sums))
 
     def loss_and_accuracy(self, logits: Logits, rows: np.ndarray | None = None) -> list[float]:
-        """Return the mean cross-entropy and the accuracy (0 to 1).
+        """Return [mean cross-entropy, accuracy], the accuracy from 0 to 1.
 
         Args:
             logits: A function from ``x`` ``[B, features]`` to logits ``[B, classes]``.

@@ -63,7 +63,7 @@ class LabelledData:
         return replace(self, x_train=x, y_train=y, owners=owners, validates=None, left_out=left_out)
 
     def digest(self) -> str:
-        """Return a hash of the examples, labels, owners, marks and names. Equal data have equal hashes; notes do not count."""
+        """Return a hash of all fields but the notes. Equal data have equal hashes."""
         digest = sha256()
         for part in (name for name in self.__dataclass_fields__ if name != "notes"):
             array = np.asarray(getattr(self, part))
@@ -77,10 +77,10 @@ class LabelledData:
         return int(max(self.y_train.max(), self.y_test.max())) + 1
 
     def normalisation(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return what to subtract from x and what to divide the difference by, as `pixels` asks.
+        """Return (shift, scale): the normalised x is (x - shift) / scale, as `pixels` asks.
 
-        Both are [channels] for images and [features] for a table, in the units of x. Constant columns and channels are
-        divided by 1.
+        Both are [channels] for images and [features] for a table, in the units of x. Constant columns and channels have the
+        scale 1.
         """
         if self.pixels == "raw":
             return np.zeros(self.x_train.shape[1]), np.ones(self.x_train.shape[1])

@@ -29,8 +29,8 @@ Parts = list[np.ndarray]  # the rows of each client
 class Partitioner(Protocol):
     """The interface of a partition. clients: the number of clients, None if the data determine it.
 
-    Calling it returns the indices of each client's examples. count: the number of examples. labels: [count], or None. rng:
-    the generator. least: the least number of examples of a client.
+    Calling it returns the indices of each client's examples. count: the number of examples. labels: [count], the class of
+    each example (for `ByColumn`, its client), or None. rng: the generator. least: the least number of examples of a client.
     """
 
     @property
@@ -108,7 +108,8 @@ class Proportions:
 
     Args:
         clients: The number of clients.
-        shares: Client i gets ``shares[i]`` divided by the sum over clients; further clients have the last share.
+        shares: The share of each client, relative to the sum. If there are fewer shares than clients, the other clients have
+            the last share.
     """
 
     clients: PositiveInt
@@ -201,8 +202,9 @@ class ByColumn:
 
 @dataclass(frozen=True, config=_config)
 class Shards:
-    """Examples sorted by class and cut into `per_client` x M shards; each client gets `per_client` random shards [McMahan et
-    al. 2017].
+    """A partition of examples sorted by class [McMahan et al. 2017].
+
+    They are cut into `per_client` x `clients` shards; each client gets `per_client` random shards.
     """
 
     clients: PositiveInt

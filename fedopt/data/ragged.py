@@ -41,7 +41,7 @@ class Ragged:
         return (self[i] for i in range(len(self)))
 
     def example_weights(self, weights: np.ndarray) -> np.ndarray:
-        """Return p_i / n_i for each entry of `rows`.
+        """Return the weight of each entry of `rows`: p_i / n_i for a client with weight p_i and n_i examples.
 
         A sum over examples with these weights is the weighted mean of the clients' means.
 

@@ -53,10 +53,10 @@ class World:
         return clients
 
     def rng(self, name: Part | str | None = None) -> np.random.Generator:
-        """Return a generator for the problem's constants. The same name gives the same numbers.
+        """Return a generator for the problem's constants. Each call begins anew: the same name gives the same numbers.
 
         Args:
-            name: What the numbers are for: a `Part`, or a name of your own.
+            name: What the numbers are for: a `Part`, or any text that you choose.
 
         Raises:
             UserError: The name is missing.

@@ -74,9 +74,9 @@ def run_card(composed: Composed, problem: Problem, data: Mapping[str, str | None
 
 
 def continued(folder: RunFolder, round: int, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the card of a run that resumes, with a new stretch.
+    """Return the card of a run that resumes. The list ``stretches`` gets an entry for the part of the run that begins now.
 
-    Note it if numbers may differ because code or versions changed.
+    Show a note if numbers may differ because code or versions changed.
 
     Args:
         folder: The run's folder.
@@ -98,7 +98,9 @@ def continued(folder: RunFolder, round: int, config: Mapping[str, Any]) -> dict[
 
 
 def _stretch() -> dict[str, Any]:
-    """Return when a stretch of a run began, and with which commit and versions."""
+    """Return the time, the commit and the versions now. A stretch is the part of a run from its start or a resume to the next
+    stop.
+    """
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),

@@ -40,9 +40,9 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _later(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that configs of older runs may lack, each with the value that does what those runs did.
+    """Return the keys that configs of older runs may lack. Each has the value with which a new run does what older runs did.
 
-    Only the budget, the evaluation, and algorithms and problems of fedopt itself have such keys.
+    Only the budget, the evaluation, and fedopt's algorithms and problems have such keys.
     """
     parts = {"budget": Budget, "eval": Evaluation}
     later = {

@@ -18,7 +18,10 @@ class MetricsFile:
 
         Args:
             path: The file.
-            keep: The number of bytes at its start to keep when a run resumes; the rest is cut off. None: a new file.
+            keep: The number of bytes at its start to keep when a run resumes; the rest is cut off. None or 0: a new file.
+
+        Raises:
+            FileExistsError: The file should be new, and exists.
         """
         self.path = path
         self.columns: list[str] = []

@@ -52,7 +52,8 @@ class TensorBoard:
     def start(self, folder: Path, first: int) -> Tracker:
         """Begin tracking.
 
-        folder: the run's. first: the first round to be logged; earlier records from that round on are dropped.
+        folder: the run's folder. first: the first round to be logged; existing records of this round and later ones are
+            dropped.
         """
         path = _inside(folder, "tensorboard")
         writer = _library("torch.utils.tensorboard").SummaryWriter(str(path), purge_step=first)
@@ -84,9 +85,12 @@ class WandB:
         _library("wandb")
 
     def start(self, folder: Path, first: int) -> Tracker:
-        """Begin tracking; as in `TensorBoard`.
+        """Begin tracking.
 
-        Metrics are plotted over rounds. A run that resumes logs those after its last checkpoint again.
+        Metrics are plotted over rounds. After a resume, rounds after the last checkpoint are logged a second time.
+
+        folder: the run's folder. first: the first round to be logged. 0 begins a new run of Weights & Biases; else the one
+            that the folder names continues.
         """
         _inside(folder, "wandb")
         wandb, mode = _library("wandb"), self.mode or os.environ.get("WANDB_MODE", "offline")
@@ -125,7 +129,7 @@ class MLflow:
         _library("mlflow")
 
     def start(self, folder: Path, first: int) -> Tracker:
-        """Begin tracking; as in `WandB`."""
+        """Begin tracking. folder, first: as in `WandB.start`. After a resume, some rounds are logged a second time here too."""
         mlflow, entities = _library("mlflow"), _library("mlflow.entities")
         client = mlflow.MlflowClient(self.uri)
 
