@@ -71,9 +71,10 @@ class Client(Oracles):
         return self._share[name]
 
     def entry(self, values: Any) -> Any:
-        """Return client i's value of a hyperparameter: of a list the entry i mod its length, as a scalar tensor.
+        """Return this client's value of a hyperparameter.
 
-        A number stands for all clients, and is returned as it is.
+        values: a number, which is returned as it is; or a list, of which client i gets the entry i mod its length, as a
+            scalar tensor.
         """
         if not isinstance(values, Sequence):
             return values
@@ -88,9 +89,10 @@ class Client(Oracles):
         return self._share["steps"].get(name, torch.tensor(self._taken(name)[-1]))
 
     def sample(self, name: str) -> Any:
-        """Return the sample of the first step of the draws called ``name``, or the list of its samples.
+        """Return the sample of the first step of the draws called ``name``.
 
-        It serves draws of one step. Raises UserError if there are no draws of that name.
+        It is a list of samples if the draws set ``samples``. Use it for draws of one step. Raises UserError if there are no
+        draws of that name.
         """
         return next(self.steps(name))
 
@@ -110,10 +112,10 @@ class Client(Oracles):
         return at[0, 0] // at.shape[-1], weight[0] / weight_in_batch[0, 0]
 
     def steps(self, name: str) -> Iterator[Any]:
-        """Yield the sample of each local step, or the list of its samples if the draws have several a step.
+        """Yield the sample of each local step in the draws called ``name``.
 
-        It serves only algorithms in which all clients take equally many steps; `scan` serves the others too. Raises UserError
-        if there are no draws of that name.
+        It is a list of samples if the draws set ``samples``. Use it only if all clients take equally many steps; `scan` also
+        works if they do not. Raises UserError if there are no draws of that name.
         """
         return (self._of_step(name, k) for k in range(self._taken(name)[-1]))
 
@@ -160,11 +162,11 @@ class Client(Oracles):
         return self._problem.project(*point)
 
     def hold(self, x: Tensor) -> "Client":
-        """Return this client with x fixed: what all samples share at this x is computed once. Derivatives in x are lost.
+        """Return a copy of this client with x fixed, for which parts that depend on x alone are computed only once.
 
-        A problem opts in by ``hold(x, sample)``, which computes what depends on x alone; its functions then take that in
-        place of a sample. It also defines ``pick(held, rows)``, which selects examples from what ``hold`` returned. For other
-        problems this returns the client itself.
+        Derivatives in x are lost. A problem opts in by two methods; for all others this returns the client itself. ``hold(x,
+        sample)`` computes these parts from a sample of all the client's examples. ``pick(held, rows)`` selects examples from
+        the result. The problem's functions must then accept both results in place of a sample.
         """
         if (hold := getattr(self._problem, "hold", None)) is None:
             return self

@@ -75,14 +75,16 @@ class Steps:
 
 @dataclass(frozen=True)
 class Epochs:
-    """Samples from shuffled passes over a client's examples. The last sample of a pass has what is left of it.
+    """Samples from shuffled passes over a client's examples. The last sample of a pass has the examples that are left.
 
     Args:
-        epochs: The number of passes: as ``steps`` in `Steps`. A fraction of a pass is rounded up to whole samples.
-        B: As in `Steps`. None: each pass is one sample of all examples.
+        epochs: The number of passes: one number for all clients, ``[M]``, or a function of an array of client indices. A
+            fraction of a pass is rounded up to whole samples.
+        B: The number of examples of a sample from each split; a client that has fewer takes all. None: each pass is one
+            sample of all examples.
         samples: As in `Steps`.
         split: As in `Steps`.
-        over: The split that decides how many steps a pass has. None: ``split``, or else the first of all.
+        over: The split whose size decides how many steps a pass has. None: ``split``, or the first split if that is None too.
     """
 
     epochs: Amount
@@ -94,7 +96,7 @@ class Epochs:
     def steps_of(self, splits: Splits, clients: np.ndarray) -> np.ndarray:
         """Return the number of local steps of each of these clients, as whole numbers.
 
-        splits: they give the numbers of examples.
+        splits: the splits by name; the size of one of them gives the steps of a pass.
         """
         sizes = splits[self.over or self.split or next(iter(splits))].sizes[clients]
         steps = _of(self.epochs, clients) * (np.ones_like(sizes) if self.B is None else -(-sizes // self.B))

@@ -55,9 +55,10 @@ class OneByOne:
     """Computes one client after the other, without vmap."""
 
     def stacks(self, clients: np.ndarray, steps: np.ndarray, message_bytes: int) -> list[np.ndarray]:
-        """Cut a list of clients into stacks, and return each stack's places in the cohort.
+        """Cut a list of clients into stacks, and return each stack's places in the cohort. Here each stack has one client.
 
-        clients: the places of all. steps: the local steps of each, in falling order. message_bytes: those of one message.
+        clients: the clients' places in the cohort. steps: the local steps of each, in falling order. message_bytes: the bytes
+            of one message.
         """
         return list(clients[:, None])
 

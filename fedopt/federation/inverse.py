@@ -11,6 +11,8 @@ Product = Callable[[Tensor, int], Tensor]  # H v from v; the n-th one asked for,
 def neumann_sum(product: Product, b: Tensor, N: int, l: float) -> Tensor:
     """Return (1/l) sum_{n <= N} (I - H/l)^n b, which tends to H^-1 b as N grows [LocalBSG eq. 3.3].
 
+    H must be positive definite. The sum has the N + 1 terms n = 0, ..., N.
+
     Args:
         product: ``product(v, n)``, the n-th product H v, n = 0, ..., N - 1.
         b: The vector, ``[d]``.
@@ -43,9 +45,9 @@ def neumann_term(product: Product, b: Tensor, N: int, l: float, chosen: int) -> 
 
 
 def conjugate_gradients(product: Product, b: Tensor, N: int) -> Tensor:
-    """Return H^-1 b by N steps of conjugate gradients from 0, for one positive definite H.
+    """Return an estimate of H^-1 b by N steps of conjugate gradients from 0, for one positive definite H.
 
-    It stays where it is once a step would divide by 0 or meets negative curvature.
+    If a step would divide by 0 or meets negative curvature, it and all later steps leave the estimate as it is.
 
     Args:
         product: As in `neumann_sum`, with the same H in all of them.

@@ -68,6 +68,7 @@ class Memory:
 
         Raises:
             UserError: A client has no row, a new row has a different shape, or the disk is full.
+            ValueError: There are more or fewer rows than clients.
         """
         self._check(clients)
         if other := {row.shape for row in rows} - {self.shape[1:]}:

@@ -93,8 +93,8 @@ class Oracles(Derivatives):
     def gradient_step_(self, x: Tensor, sample: Any, eta: Step, plus: Term = None, anchor: Term = None) -> Tensor:
         """Return x - eta (grad f_i(x) - grad f_i(anchor) + plus), [d], of a minimisation problem.
 
-        It counts as one gradient call, or two with an anchor. The tensor that the last call returned is overwritten if it is
-        passed as x again, and must not be used after that.
+        It counts as one gradient call, or two with an anchor. If x is the tensor that the last call returned, it may be
+        overwritten: do not use it afterwards. Other tensors are never overwritten.
 
         eta: the step size, a number, or this client's own as a scalar tensor. plus, anchor: [d]; None leaves the term out.
         """
@@ -107,8 +107,8 @@ class Oracles(Derivatives):
     ) -> Tensor:
         """Return the projection of y - beta (grad_y g(x, y) - grad_y g(x, anchor) + plus), [dy], of a bilevel problem.
 
-        It overwrites y as `gradient_step_` overwrites x, and has the same terms. It counts as one gradient call, or two with
-        an anchor; as none if the problem has no y.
+        It may overwrite y as `gradient_step_` may overwrite x. beta, plus, anchor: as eta, plus and anchor there. It counts
+        as one gradient call, or two with an anchor. If the problem has no y, it returns y, and counts as none.
         """
         if not self._problem.nested:
             return y
@@ -141,7 +141,7 @@ class Oracles(Derivatives):
     def outer_gradient_x(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
         """Return grad_x f(x, y), [dx], of a bilevel or minimax problem.
 
-        It counts as one gradient call, or none if the problem declares this gradient zero.
+        It counts as one gradient call. If the problem has ``direct = False``, it is zeros, and counts as none.
         """
         if isinstance(self._problem, Nested) and not self._problem.direct:
             return torch.zeros_like(x)
@@ -156,14 +156,17 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def inner_gradient(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        """Return grad_y g(x, y), [dy], of a bilevel problem. It counts as one gradient call, or none if the problem has no y."""
+        """Return grad_y g(x, y), [dy], of a bilevel problem.
+
+        It counts as one gradient call. If the problem has no y, it is zeros, and counts as none.
+        """
         return self.grad(self.g, x, y, sample) if self._problem.nested else torch.zeros_like(y)
 
     @for_problems(Nested)
     def inner_gradients(self, x: Tensor, y: Tensor, sample: Any) -> tuple[Tensor, Tensor]:
         """Return (grad_x g, grad_y g) at (x, y) of a bilevel problem, from one graph.
 
-        It counts as one gradient call, or none if the problem has no y.
+        It counts as one gradient call. If the problem has no y, both are zeros, and it counts as none.
         """
         if not self._problem.nested:
             return torch.zeros_like(x), torch.zeros_like(y)
@@ -181,7 +184,7 @@ class Oracles(Derivatives):
     def inner_hessian(self, x: Tensor, y: Tensor, sample: Any) -> Callable[[Tensor], Tensor]:
         """Return the map v -> grad^2_yy g(x, y) v, [dy], of a bilevel problem, from one graph of the gradient.
 
-        Each use counts as one Hessian-vector product, or none if the problem has no y.
+        Each use counts as one Hessian-vector product. If the problem has no y, the map returns v, and counts as none.
         """
         if not self._problem.nested:
             return lambda v: v
@@ -194,7 +197,7 @@ class Oracles(Derivatives):
     def cross_product(self, x: Tensor, y: Tensor, v: Tensor, sample: Any) -> Tensor:
         """Return grad^2_xy g(x, y) v, [dx], of a bilevel problem.
 
-        It counts as one Jacobian-vector product, or none if the problem has no y.
+        It counts as one Jacobian-vector product. If the problem has no y, it is zeros, and counts as none.
         """
         if not self._problem.nested:
             return torch.zeros_like(x)
@@ -206,14 +209,16 @@ class Oracles(Derivatives):
 
     @for_problems(Nested)
     def hypergradient(self, x: Tensor, y: Tensor, samples: Sequence[Any], inverse: Inverse) -> Tensor:
-        """Return one client's hypergradient of a bilevel problem [FedNest Alg. 5, LocalBSG eq. 3.3].
+        """Return one client's hypergradient of a bilevel problem, [dx] [FedNest Alg. 5, LocalBSG eq. 3.3].
 
         It is grad_x f - grad^2_xy g p with p = inverse(products with grad^2_yy g, grad_y f). It counts as one gradient call,
         one Jacobian-vector product and the Hessian-vector products of the inverse. If the problem has ``indirect = False``,
-        it is grad_x f alone, and counts as that. If it has ``identity = True``, p is grad_y f, without products.
+        it is grad_x f alone, and counts as `outer_gradient_x`. If it has ``identity = True``, p is grad_y f, without
+        products.
 
-        samples: `hypergradient_samples` many: the first for the gradients, then one for each Hessian-vector product. If f and
-            g share their examples, a last one is for the cross derivative, which else takes the first.
+        samples: a list of ``problem.hypergradient_samples(products)`` samples. The first is for the gradients of f, the next
+            for the Hessian-vector products in their order. The cross derivative uses the first too, or a further last one if
+            ``problem.shares_examples``.
         inverse: ``inverse(product, b)``, an estimate of H^-1 b, such as a partial of `neumann_sum`.
         """
         problem = self._problem

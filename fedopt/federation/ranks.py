@@ -100,9 +100,10 @@ def _reaching_others() -> Iterator[None]:
 
 
 def first() -> bool:
-    """Tell whether this rank is the first that asks. Without a store in which ranks ask, each is.
+    """Tell whether this rank is the first of all ranks that called this function. Later calls return the same.
 
-    Torchrun keeps a store from the beginning, so that ranks can ask before they have joined.
+    Torchrun keeps a store from the beginning, so that ranks can ask before they have joined. Without a store, every rank is
+    told that it is the first. If the store has ended, rank 1 is.
     """
     global _first
     if _first is None:

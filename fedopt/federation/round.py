@@ -152,16 +152,19 @@ class Round:
         replace: bool = False,
         times: int = 1,
     ) -> Steps | Epochs:
-        """Return the draws for local work, in steps or epochs as ``work`` says, as uneven as participation makes it.
+        """Return the draws for local work. Participation may make the amount differ between clients.
 
         Args:
-            work: The number of steps or epochs, which may depend on the round.
+            work: The number of steps or epochs, which may depend on the round. It also says which of the two they are.
             B: As in `Steps`.
             samples: As in `Steps`.
             split: As in `Steps`.
-            over: As in `Epochs`, and only for epochs.
-            replace: As in `Steps`, and only for steps.
-            times: A factor of the work.
+            over: As in `Epochs`, and ignored for steps.
+            replace: As in `Steps`, and ignored for epochs.
+            times: A factor by which ``work`` is multiplied.
+
+        Returns:
+            `Epochs` if the unit of ``work`` is epochs, else `Steps`.
         """
         most = times * work(self.r, self.problem.clients)
         uneven = self.participation.uneven
@@ -201,6 +204,8 @@ class Round:
 
     def server_gradient(self, x: Tensor, B: int | None) -> Tensor:
         """Return ``grad f1(x)`` of a hierarchical problem, ``[d]``. It is not counted as an oracle call.
+
+        All calls in one round use the same examples.
 
         Args:
             x: The point, ``[d]``.
@@ -320,7 +325,7 @@ class Round:
     def _bill(self, cohort: np.ndarray, sent: Any, answer: Any, calls: Calls) -> None:
         """Bill one communication round: the bytes that each client of the cohort gets and sends back, and the clients' calls.
 
-        sent, answer: of one client.
+        sent, answer: the message to one client, and its answer.
         """
         self._federation.ledger.bill(cohort, size_in_bytes(sent), size_in_bytes(answer))
         self._federation.ledger.count(calls)

@@ -45,7 +45,7 @@ class Auc(SupervisedMinimax):
 
     x: (w, a, b), the parameters of a network of two outputs, and two numbers. y: (alpha).
 
-    positive: the index of the class that is told from all others. form: square or margin, as above.
+    positive: the index of the positive class; all other classes are negative. form: square or margin, the two formulas.
     """
 
     positive: NonNegativeInt

@@ -191,7 +191,7 @@ class Nested(Problem):
         """Return the inner objective ``g_i(x, y)``, a scalar."""
 
     def project(self, y: Tensor) -> Tensor:
-        """Return the point of Y nearest to y.
+        """Return the point of Y nearest to y. By default Y is the whole space, and this is y.
 
         Y must be the whole space unless ``indirect`` is False, since ``y*(x)`` must be differentiable.
         """
@@ -234,7 +234,7 @@ class Minimax(Problem):
         """Return ``f_i(x, y)``, a scalar."""
 
     def project(self, y: Tensor) -> Tensor:
-        """Return the point of Y nearest to y."""
+        """Return the point of Y nearest to y. By default Y is the whole space, and this is y."""
         return y
 
 
@@ -310,7 +310,7 @@ class Hierarchical(Problem):
         """Return ``h_i(x, y)``, the client's own inner objective, a scalar."""
 
     def project(self, x: Tensor, y: Tensor, sample: Any) -> Tensor:
-        """Return the points of ``Y_i(x)`` nearest to y, for P points: x and y are ``[P, d]``."""
+        """Return the points of ``Y_i(x)`` nearest to y, for P points: x and y are ``[P, d]``. By default this is y."""
         return y
 
 

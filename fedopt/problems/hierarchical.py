@@ -40,15 +40,15 @@ class Sample(NamedTuple):
 
 @dataclass(eq=False)
 class Hierarchical(Supervised, classes.Hierarchical):
-    """Learning a global model x together with each client's own model y_i [ZO-HFL].
+    """Learning a global model x together with each client's own model y_i [ZO-HFL]. The module's docstring has the formulas.
 
     lam, mu: the factors of |x - y|^2 / 2 in f2 and in h_i.
-    weighting: the rho_i are by numbers of examples (samples), or equal (uniform).
+    weighting: the weights rho_i are proportional to the clients' numbers of examples (samples), or equal (uniform).
     constraint: the set Y_i(x): everything (none), the ball |y - x| <= radius, or y >= 0 (orthant).
     radius: the r_i. Of a list, client i has the entry i mod its length.
     test, server, own_test, pretrain, pretrain_step: as in `classification`.
-    fit, fit_step: metrics take y_i(x) after `fit` steps on client i from x, of the sizes fit_step / sqrt(t + 1). 100 steps of
-        0.1 come within 15 % of its distance from x on MNIST.
+    fit, fit_step: for the metrics, y_i(x) is approximated by `fit` steps of SGD on h_i from x, with the step sizes fit_step /
+        sqrt(t + 1). 100 steps of 0.1 come within 15 % of its distance from x on MNIST.
     """
 
     lam: NonNegativeFloat
@@ -115,7 +115,9 @@ class Hierarchical(Supervised, classes.Hierarchical):
         return y.clamp(min=0) if self.constraint == "orthant" else y
 
     def personal(self, x: Tensor) -> Tensor:
-        """Return y_i(x) of all clients, approximately, [M, d], with the same draws at every x."""
+        """Return y_i(x) of all clients, [M, d], approximated by `fit` projected SGD steps from x. The draws are the same at
+        every x.
+        """
         split, z = self.splits["train"], x[None]
         positions = self.world.rng(Part.FIT).random((self.fit, self.clients, FIT_BATCH)) * split.sizes[:, None]
         rows = torch.from_numpy(split.rows[split.offsets[:, None] + positions.astype(np.int64)]).to(x.device)

@@ -46,7 +46,10 @@ class HyperRepresentation(SupervisedBilevel):
         return {split: self._behind(x, batch) for split, batch in sample.items()}
 
     def pick(self, held: dict[str, Features], rows: Rows) -> dict[str, Features]:
-        """Return some examples of what `hold` returned. rows: split -> (their positions in it [B], their weights [B])."""
+        """Return a selection of the examples that `hold` returned.
+
+        rows: split -> (their positions in it [B], their weights [B]).
+        """
 
         def picked(batch: Features, at: Tensor, weight: Tensor) -> Features:
             return Features(batch.x[at], batch.y[at], weight, batch.rows[at])

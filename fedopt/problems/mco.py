@@ -28,8 +28,9 @@ class Mco(Compositional):
 
     a ~ N(0, C) with C = (A'A)^(1/2), A_ij ~ N(0, 1); b = (a'x*)^2 + noise, x* ~ N(0, I).
 
-    d: the dimension of x. examples: the number of pairs (a, b) over all clients. noise_variance: that of the noise in b.
-    x0: every coordinate of the start.
+    d: the dimension of x. examples: the number of pairs (a, b) over all clients.
+    lam, delta: the weight of the risk, and the constant under its square root.
+    noise_variance: the variance of the noise in b. x0: every coordinate of the start.
     """
 
     d: PositiveInt

@@ -31,6 +31,7 @@ class PolicemanBurglar(Minimax):
 
     At the start all houses are equally likely for the policeman, and the burglar is at the first house.
 
+    houses: the number of houses.
     examples: the number of reports of the wealth of all houses, over all clients.
     theta: the policeman catches the burglar with probability e^(-theta distance). A larger theta means that he must be
         nearer.

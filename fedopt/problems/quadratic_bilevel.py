@@ -48,7 +48,7 @@ class NestedQuadratic(Quadratic, Nested):
     """What the quadratic bilevel problems share.
 
     dx, dy: the dimensions of x and y.
-    conditioning: that of the Hessians of g_i in y, and of f_i in (x, y).
+    conditioning: the condition number of the Hessians of g_i in y, and of f_i in (x, y).
     heterogeneity, noise, examples: as in `Quadratic`. Half of each client's examples are for f, half for g.
     """
 

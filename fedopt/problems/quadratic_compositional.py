@@ -27,8 +27,9 @@ Sample = namedtuple("Sample", "A c Q e")
 class QuadraticComposition(Quadratic, Composition):
     """What the quadratic compositions share.
 
-    d0, d1: the dimensions of x and of f^0(x), d0 <= d1. Each A_i is drawn with orthonormal columns before it is mixed.
-    conditioning: that of the Q_i. heterogeneity, noise, examples: as in `Quadratic`.
+    d0, d1: the dimensions of x and of f^0(x), d0 <= d1 (else UserError). The common matrix and each client's, which are mixed
+        into A_i, have orthonormal columns.
+    conditioning: the condition number of the Q_i. heterogeneity, noise, examples: as in `Quadratic`.
     """
 
     d0: PositiveInt

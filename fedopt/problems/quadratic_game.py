@@ -28,7 +28,7 @@ Function = namedtuple("Function", "A B C a c")
 
 @dataclass(eq=False)
 class QuadraticGame(Minimax):
-    """A quadratic saddle point problem whose examples are functions of their own.
+    """A quadratic saddle point problem in which each example is a quadratic function; f_i is the mean of client i's.
 
     d: the dimension of x and of y. examples: the number of functions over all clients.
     mu, L: the eigenvalues of A_j and C_j are uniform between mu and L.

@@ -26,7 +26,8 @@ class QuadraticHierarchical(Quadratic, Hierarchical):
     """A quadratic hierarchical problem.
 
     d: the dimension of x and of each y_i.
-    conditioning: that of the A_i, whose largest eigenvalue is at most 1. heterogeneity, noise, examples: as in `Quadratic`.
+    conditioning: the condition number of the A_i, whose largest eigenvalue is at most 1. heterogeneity, noise, examples: as
+        in `Quadratic`.
     """
 
     d: PositiveInt
@@ -50,7 +51,7 @@ class QuadraticHierarchical(Quadratic, Hierarchical):
         return torch.linalg.solve(own["A"], own["B"] @ x + own["c"])
 
     def hypergradient(self, x: Tensor) -> Tensor:
-        """Return the gradient of f1(x) + mean_i f2_i(y_i(x)), [d], in closed form."""
+        """Return the gradient of f1(x) + sum_i p_i f2_i(y_i(x)), [d], in closed form."""
         return self._hessian @ x + self._constant
 
     def solution(self) -> tuple[Tensor, ...]:

@@ -32,9 +32,9 @@ class QuadraticMinimax(Quadratic, Minimax):
     """A quadratic saddle point problem.
 
     dx, dy: the dimensions of x and y.
-    conditioning: that of the A_i and of the D_i. heterogeneity, noise, examples: as in `Quadratic`.
-    mismatch: [M], other weights of the clients, up to a factor. The metric `distance_mismatched` is the distance to the
-        saddle that they give; None leaves it out.
+    conditioning: the condition number of the A_i and of the D_i. heterogeneity, noise, examples: as in `Quadratic`.
+    mismatch: [M], wrong weights of the clients, up to a factor. The metric `distance_mismatched` is the distance to the
+        saddle of the sum with these weights; None leaves the metric out. UserError if it does not have M entries.
     """
 
     dx: PositiveInt

@@ -40,7 +40,9 @@ update_abstractmethods(_Reduced)  # type: ignore[type-abstract]
 
 
 class MinimaxAsBilevel(_Reduced, Bilevel):
-    """A saddle point problem as a bilevel one with g_i = -f_i. The direct part of its hypergradient is all of it."""
+    """A saddle point problem as a bilevel one with g_i = -f_i. Its hypergradient is grad_x f at y*(x), without an indirect
+    part.
+    """
 
     source = Minimax
     indirect = False
@@ -149,9 +151,10 @@ def covered(solves: tuple[type[Problem], ...]) -> set[str]:
 
 
 def fits(cls: type) -> list[str]:
-    """Return the names of the problem classes that an algorithm's class covers, or of the class that a problem's class is of.
+    """Return the names of the problem classes that a class fits, in the order of `CLASSES`.
 
-    `Problem` itself gives all names.
+    cls: an algorithm's class, for the classes that it covers; or a problem's class, for the one class that it belongs to.
+        `Problem` itself gives all names.
     """
     if issubclass(cls, Problem) and cls is not Problem:
         return [name(class_of(cls))]

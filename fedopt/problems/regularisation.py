@@ -34,11 +34,11 @@ class Regularisation(Labelled, Bilevel):
 
     x: the logarithms of the strengths. y: the model, [outputs, features], flat; two classes have one output.
 
-    per: what has a strength of its own, a feature or a class.
+    per: whether each feature or each class has its own strength.
     weighting: clients weigh by their numbers of training examples (samples), or equally (uniform).
     validation: the fraction of its examples that a client validates on, unless the data say which.
-    examples, features, classes: the size of the data that are made if no data set is chosen. A fifth of them is for testing.
-        Their labels follow a linear model in which half of the features matter.
+    examples, features, classes: the size of the artificial data that are used if no data set is chosen. A fifth of them is
+        for testing. Their labels follow a linear model in which half of the features matter.
     """
 
     per: Literal["feature", "class"]

@@ -40,11 +40,11 @@ class Labelled(Problem):
     training_keys: tuple[Tensor, ...] = ()
 
     def divide(self, data: LabelledData, rows: np.ndarray | None = None, held_out: float | None = None) -> None:
-        """Divide the training examples among the clients, and set `train`, `labels`, `classes`, `splits`.
+        """Divide the training examples among the clients. Set `train`, `labels`, `classes`, `splits`, the names and the remark.
 
-        rows: the indices of the examples; None for all.
-        held_out: the fraction of its examples that each client holds out for the split `val`, unless the data say which.
-            None: no such split.
+        rows: the indices of the training examples to use; None for all.
+        held_out: the fraction of its examples that each client holds out for the split `val`; None for no such split. Ignored
+            if the data say which examples are for validation.
         """
         world = self.world
         x, y = (v if rows is None else v[rows] for v in (data.x_train, data.y_train))
@@ -127,7 +127,8 @@ class Supervised(Labelled):
         Args:
             data: The data set.
             rows: The indices of the training examples to use. None: all.
-            held_out: The fraction of each client's examples for validation. None: no such split, unless the data say one.
+            held_out: The fraction of each client's examples for the split ``val``. None: no such split. Ignored if the data
+                say which examples are for validation.
             dropout: The probability of dropout, for an mlp only.
 
         Raises:
@@ -299,7 +300,8 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     @abstractmethod
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
-        """Return the batch that the network of y takes at x, and the scale and shift of its logits, or None for these."""
+        """Return the batch that the network of y takes at x, and how its logits change: (scale, shift), or None for no change.
+        """
 
     @function(where=lambda problem: problem.inner_net.dense)
     def g(self, x: Tensor, y: Tensor, sample: Batches) -> Tensor:

@@ -85,10 +85,10 @@ def descend(
     """Return z - steps D, with y projected onto the problem's constraint set Y.
 
     Args:
-        space: What knows Y: the client, or on the server the problem.
+        space: The client, or on the server the problem. Its ``project`` projects onto Y.
         z: The point (x, y) or (x, y, v).
         D: The directions, of the same shapes.
-        steps: A step for each variable. Further ones are left out.
+        steps: A step size for each variable. If there are more, the last ones are ignored.
         radius: The radius of the ball onto which v is projected; None leaves v as it is.
     """
     x, y, *v = z.moved(D, steps)

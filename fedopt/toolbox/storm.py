@@ -103,8 +103,8 @@ def together(
 ) -> Averages:
     """Return the state after p iterations and one exchange, which averages points and directions together.
 
-    s: the state before. draws: the samples that clients take under the name xi.
-    S: the number of samples whose mean D is d_0. So the first round takes S - 1 samples more.
+    storm: the method. s: the state before. fed: the round. draws: the samples that clients take under the name xi.
+    S: the number of samples whose mean D is d_0. The first round needs p + S - 1 samples, later rounds p.
     samples: client -> its samples, one for each D.
     """
     first = fed.r * p
@@ -137,9 +137,11 @@ def points_first(
 
     Points are averaged first, then the directions at their mean. The first round has one exchange more, for d_0.
 
-    z, d: the means of the first variables. A client's further ones never leave it.
+    storm: the method. fed: the round.
+    z, d: the means of the first variables and of their directions; d is ignored in the first round. The other variables stay
+        on the clients, and are not averaged.
     begin: the start of all variables, which also tells their sizes.
-    memory: each client's z and d as one vector; () before the first round.
+    memory: each client's z and d of all variables as one vector; () before the first round.
     draws: `first` for d_0, `xi` for I - 1 iterations, `last` for the estimate at the mean.
     """
     start, last, n = fed.r * I, fed.r * I + I - 1, len(z)
@@ -174,7 +176,7 @@ def points_first(
 
 
 def rows(z: Vectors, clients: int) -> Memory:
-    """Return a memory of a row (z, d) for each client, with this z and d = 0. clients: their number."""
+    """Return a memory in which each client's row is (z, 0) as one vector. clients: their number."""
     return Memory([torch.cat((*z, *(0.0 * z)))] * clients)
 
 

@@ -27,11 +27,11 @@ class Vectors(tuple[Tensor, ...]):
         return Vectors(factor * a for a in self)
 
     def moved(self, direction: "Vectors", steps: Sequence[float]) -> "Vectors":
-        """Return each variable minus its step times its direction.
+        """Return each variable minus its step size times its direction.
 
         Args:
             direction: A direction for each variable, of its shape.
-            steps: A step for each variable. Further ones are left out.
+            steps: A step size for each variable. If there are more, the last ones are ignored.
         """
         return Vectors(a.sub(d, alpha=step) for a, d, step in zip(self, direction, steps, strict=False))
 
