@@ -300,7 +300,9 @@ class SupervisedBilevel(Supervised, Bilevel):
 
     @abstractmethod
     def inner(self, x: Tensor, batch: Batch) -> tuple[Batch, Tuning]:
-        """Return the batch that the network of y takes at x, and how its logits change: (scale, shift), or None for no change.
+        """Return the batch that the network of y takes at x, and the change of its logits.
+
+        The change is (scale, shift), or None for no change.
         """
 
     @function(where=lambda problem: problem.inner_net.dense)
