@@ -29,16 +29,16 @@ TABLES = ("csv", "latex", "markdown")
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Runs in groups, with their table, tests and picture.
+    """Groups of runs, with their table, paired tests and figure.
 
     Args:
-        by: The keys that tell the groups apart.
+        by: The config keys whose values define the groups.
         groups: label -> runs.
         metric: The metric that is compared.
-        x: What is spent, one of `COSTS`.
-        target: A value of the metric; the table says what it cost to reach it.
-        at: The x up to which the table and the tests go; None for all evaluations.
-        slots: label -> place in the order of colours; by default the place in `groups`.
+        x: The cost axis, a key of `COSTS`.
+        target: A value of the metric; the table then has the cost to reach it. None: no such column.
+        at: The value of ``x`` at which the table and the tests compare: later evaluations are ignored. None: all are used.
+        slots: label -> index in the order of colours; by default the index in `groups`.
     """
 
     by: Sequence[str]
@@ -61,9 +61,9 @@ class Comparison:
             return cells.to_html(index=False, escape=False)
 
     def report(self) -> Page:
-        """Return the page of results that `fedopt-report` makes, for these groups.
+        """Return the groups as an HTML page, the page that `fedopt-report` makes.
 
-        Its `write(PATH)` makes a file; a notebook shows it.
+        Its `write(PATH)` writes a file; in a notebook it displays itself.
         """
         from fedopt.analysis.page import sections
 
@@ -71,10 +71,11 @@ class Comparison:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Return the table of compare.csv: one row per group, with the values of `by`, the label, and what `summary` returns.
+        """Return the table of compare.csv, one row per group: the values of `by`, the label, and what `summary` returns.
 
         Raises:
-            UserError: A run begins after `at`, or there is a target and the metric has no better direction.
+            UserError: A run has no evaluation up to `at`; or a target is given, and neither direction of the metric is
+                better.
         """
         rows = []
         for label, runs in self.groups.items():
@@ -85,10 +86,10 @@ class Comparison:
 
     @cached_property
     def paired(self) -> pd.DataFrame:
-        """Return paired tests of the groups over their seeds, as `fedopt.analysis.stats.tests` does.
+        """Return paired tests between the groups over their shared seeds; for the columns see `fedopt.analysis.stats.tests`.
 
         Raises:
-            UserError: A run begins after `at`.
+            UserError: A run has no evaluation up to `at`.
         """
         groups = {label: [run.until(self.at) for run in runs] for label, runs in self.groups.items()}
         return tests(groups, self.metric)
@@ -99,7 +100,7 @@ class Comparison:
         return next(iter(self.groups.values()))[0].metric(self.metric)
 
     def explained(self, how: PlotStyle) -> str:
-        """Return a caption that says what is drawn. how: the options of the figure."""
+        """Return a caption that says what the lines and bands of the figure are. how: the options of the figure."""
         lines, problems = list(self.groups.values()), by_problem(self.groups).values()
         logs = {lines_of(groups, self.metric, log=how.logy).log for groups in problems}
         each_seed_once = all(len({run.keys.get("seed") for run in runs}) == len(runs) for runs in lines)
@@ -110,18 +111,19 @@ class Comparison:
         return text
 
     def draw(self, *paths: str | Path, ax: Axes | None = None, **how_drawn: Any) -> Any:
-        """Write a figure with a picture for each problem, and in it a line and a band for each group.
+        """Write a figure with one picture per problem; in it each group is a line (the mean over runs) with a band.
 
         Args:
-            paths: The files; their endings choose the formats.
-            ax: matplotlib's axes to draw on instead, in their style. No file is written then.
+            paths: The files; their endings choose the formats. Without paths nothing is written.
+            ax: A matplotlib axes to draw on instead, in its current style. No file is written then.
             how_drawn: The fields of `PlotStyle`.
 
         Returns:
             The points drawn, as a DataFrame; with ``ax``, the axes.
 
         Raises:
-            UserError: A field, a limit, a file's ending, a size or the style file is not allowed.
+            UserError: A field, a limit, a file's ending, a size or the style file is not allowed; or the runs are on several
+                problems and ``ax`` is given.
         """
         how, count = build(PlotStyle, how_drawn), len(by_problem(self.groups))
         if unknown := [str(path) for path in paths if Path(path).suffix[1:] not in figures.FORMATS]:
@@ -151,16 +153,18 @@ class Comparison:
         columns: Sequence[str] = (),
         decimals: int | None = None,
     ) -> list[Path]:
-        """Write the table as compare.csv, .tex or .md, and the tests as compare_tests, into a folder. Return the paths.
+        """Write the table as compare.csv, .tex or .md into a folder, and the tests, if there are any, as compare_tests. Return
+        the paths.
 
         Args:
-            folder: The folder.
-            formats: Some of csv, latex and markdown. The CSV has all columns and digits.
-            columns: Some of runs, seeds, status, spent, final, best, to_target and reached. Empty: the usual ones.
-            decimals: Decimals of the metric, 0 to 15. None: by its standard deviation.
+            folder: The folder, made if missing.
+            formats: A list of csv, latex and markdown. The CSV has all columns and digits.
+            columns: A list of runs, seeds, status, spent, final, best, to_target and reached. Empty: those that are
+                informative.
+            decimals: Decimals of the metric, 0 to 15. None: two significant digits of the standard deviation.
 
         Raises:
-            UserError: A format, a column or the number of decimals is not allowed.
+            UserError: A format, a column or the number of decimals is not allowed, or a column needs a target.
         """
         for given, allowed, name in ((formats, TABLES, "formats"), (columns, COLUMNS, "columns")):
             if wrong := [given] if isinstance(given, str) else [word for word in given if word not in allowed]:
@@ -183,7 +187,8 @@ class Comparison:
 def _draw_on(all_axes: Sequence[Axes], c: Comparison, how: PlotStyle) -> pd.DataFrame:
     """Draw the picture of each problem on its axes, without a legend. Return the points drawn.
 
-    all_axes: one for each problem. c: the comparison. how: the options of the figure.
+    all_axes: one per problem. c: the comparison. how: the options of the figure. Raises UserError if a logarithmic axis would
+        begin at 0 or below.
     """
     problems, legend, parts = by_problem(c.groups), legend_labels(c.groups), []
     drawn = [lines_of(groups, c.metric, "", how.logy, how.smooth, how.band) for groups in problems.values()]
@@ -228,22 +233,23 @@ def compared(
     label: str | None = None,
     runs: Sequence[Recorded] = (),
 ) -> Comparison:
-    """Group runs by what differs between them, and say on stderr what makes the comparison unequal.
+    """Group runs by the keys in which they differ. Notes on stderr say what makes the comparison unequal.
 
     Args:
         paths: Folders that hold runs, at any depth.
-        metric: The metric; by default the first one that a run has.
-        x: What is spent, one of `COSTS`.
+        metric: The metric to compare. None: the first metric of the first run's problem that is in metrics.csv.
+        x: The cost axis, a key of `COSTS`.
         target: As in `Comparison`.
-        group_by: Keys with commas between; by default those that differ.
+        group_by: Keys to group by, separated by commas. None: those in which the runs differ.
         names: New names of lines, as 'OLD=NEW', where OLD is a label or a part of one.
         at: As in `Comparison`.
         exclude: As in `usable`.
-        label: A new label for the metric, with its unit.
-        runs: Runs that were read already, in place of `paths`.
+        label: A new label for the metric, with its unit. None: its usual label.
+        runs: Runs that are already read, in place of `paths`.
 
     Raises:
-        UserError: There is no run to compare, or no run has the metric, a key or a row up to `at`; or a name is not allowed.
+        UserError: There are no runs, no run has the metric or a key, a run has no evaluation up to ``at``, or a name is not
+            allowed.
     """
     if x not in COSTS:
         raise UserError(f"x={x}: must be one of {', '.join(COSTS)}")
@@ -273,10 +279,10 @@ def compared(
 def summary(runs: Sequence[Recorded], metric: str, x: str, target: float | None) -> dict[str, Any]:
     """Return the row of compare.csv for a group, without its keys and label.
 
-    Standard deviations are over runs, with n - 1. A final value that is not finite makes the mean nan. The cost of the target
-    is the mean over the runs that reach it.
+    Standard deviations are over runs, with n - 1. A final value that is not finite makes the mean nan. The cost to reach the
+    target is the mean over the runs that reach it, nan if none does.
 
-    target: None: the row says nothing of a target.
+    target: None: the row has no columns about a target. Raises UserError for a target if the metric has no better direction.
     """
     described, statuses = runs[0].metric(metric), Counter(run.status for run in runs)
     row = {

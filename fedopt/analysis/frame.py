@@ -13,11 +13,11 @@ NAMES = {"algo": "method", "problem": "problem", "seed": "seed"}  # config key -
 
 
 def frame(runs: Sequence[Recorded]) -> pd.DataFrame:
-    """Return the evaluations of runs, a row each.
+    """Return a table with one row per evaluation of each run.
 
-    The columns are run (its folder), method, problem and seed; the other keys in which the runs differ; round and the other
-    costs, as sums so far; the metrics. A column of keys is numeric if all its values are numbers. ``attrs["metrics"]``
-    describes the metrics by name, as the fields of `Metric`.
+    The columns are run (its folder), method, problem and seed; the other config keys in which the runs differ; round and the
+    cumulative costs; and the metrics. A column of keys is numeric if all its values are numbers. ``attrs["metrics"]`` maps
+    each metric's name to its description, the fields of `Metric`.
 
     Args:
         runs: At least one run.

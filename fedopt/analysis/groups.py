@@ -16,12 +16,14 @@ LONG = 60  # characters of a label in a legend
 
 
 def first_metric(runs: Sequence[Recorded]) -> str:
-    """Return the first metric of the first run that has one of its problem's metrics as a column; empty if no run has."""
+    """Return the first metric that a run's problem describes and its metrics.csv has; '' if there is none. Runs are tried in
+    order.
+    """
     return next((name for run in runs for name in run.metrics if name in run.table), "")
 
 
 def with_metric(runs: Sequence[Recorded], metric: str) -> list[Recorded]:
-    """Return the runs that have the metric; a note names the others. Raises UserError if no run has it."""
+    """Return the runs that have the metric; a note names the runs left out. Raises UserError if no run has it."""
     kept = [run for run in runs if metric in run.table]
     if not kept:
         known = [*dict.fromkeys(name for run in runs for name in run.metrics)]
@@ -40,9 +42,10 @@ def default_keys(runs: Sequence[Recorded]) -> list[str]:
 
 
 def differing(runs: Sequence[Recorded]) -> list[str]:
-    """Return the config groups whose chosen option differs, then every key that differs between runs of the same options.
+    """Return the config groups whose chosen option differs, then each other key that differs between runs with the same
+    options.
 
-    A key that only some options have, or whose value follows from the option, is left out.
+    A key is left out if it differs only because the options differ. The key `from` is returned only if no other key is.
     """
     chosen = [key for key in CHOSEN if len({run.group([key]) for run in runs}) > 1]
     apart = len({run.group(chosen) for run in runs})
@@ -60,7 +63,7 @@ def differing(runs: Sequence[Recorded]) -> list[str]:
 
 
 def known_keys(chosen: str, runs: Sequence[Recorded]) -> list[str]:
-    """Return the keys that `--group-by` names. Raises UserError if no run has one of them."""
+    """Return the keys of --group-by, split at commas. Raises UserError for a key that no run's config has."""
     keys = list(dict.fromkeys(key.strip() for key in chosen.split(",")))
     present = list(dict.fromkeys(key for run in runs for key in run.keys))
     for key in keys:
@@ -70,14 +73,15 @@ def known_keys(chosen: str, runs: Sequence[Recorded]) -> list[str]:
 
 
 def order(value: str) -> tuple[float, str]:
-    """Return a sort key that puts numbers by size before words."""
+    """Return a sort key that puts numbers by size before other texts."""
     return (float(value), "") if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value) else (np.inf, value)
 
 
 def _shortened(groups: Sequence[Sequence[str]]) -> list[Sequence[str]]:
     """Return the values of each group, with long decimals rounded to four significant digits.
 
-    The values of a key stay as they are if rounding would make two of them equal.
+    The values of a key are left unrounded if rounding would make two of them equal. groups: for each group, one value per
+    key.
     """
     columns = []
     for values in zip(*groups, strict=True):
@@ -87,16 +91,19 @@ def _shortened(groups: Sequence[Sequence[str]]) -> list[Sequence[str]]:
 
 
 def _parts(by: Sequence[str], groups: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the parts of each group's label: the chosen options, and key=value for the other keys that it has."""
+    """Return the parts of each group's label: chosen options by name, other keys as key=value. Keys that a group lacks are left
+    out.
+    """
     pairs = ([(key, value) for key, value in zip(by, group, strict=True) if value != ABSENT] for group in groups)
     return [[value if key in CHOSEN else f"{key}={value}" for key, value in present] for present in pairs]
 
 
 def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
-    """Return the labels of groups for figures, by label. They have names of methods in place of options.
+    """Return label -> label for figures: methods have their display names, and long labels are shortened.
 
-    If a label is long, 'tuned' and 'untuned' replace all keys, provided that they tell the groups apart. Otherwise keys are
-    left out, the last first, as long as the labels differ.
+    If a label is long, 'tuned' or 'untuned' replaces all keys, provided that the groups can still be told apart. Otherwise
+    keys are dropped from the last to the first while the labels stay different. If two labels would be equal, all stay
+    unchanged.
     """
     parts = []
     for label, runs in groups.items():
@@ -117,14 +124,14 @@ def legend_labels(groups: Mapping[str, Sequence[Recorded]]) -> dict[str, str]:
 
 
 def labels_of(by: Sequence[str], groups: Sequence[Sequence[str]], names: Sequence[str]) -> dict[str, int]:
-    """Return label -> place in the order of colours, for each group.
+    """Return label -> index in the order of colours, for each group.
 
-    A group's place is that of its name in ``names``, where names that match no group count too. So figures with fewer lines
-    keep the colours. A note tells of such names.
+    A group that ``names`` renames gets the index of its name there; unmatched names keep their index free. So figures with
+    fewer lines keep the colours. A note lists unmatched names.
 
     Args:
-        by: The keys that tell groups apart.
-        groups: The values of each group, in the order of the keys.
+        by: The keys that define the groups.
+        groups: For each group, the values of these keys.
         names: New names, as OLD=NEW, where OLD is a label or a part of one.
 
     Raises:

@@ -23,8 +23,8 @@ BANDS = {  # what is drawn around a mean, in words
 class Lines(NamedTuple):
     """The lines of groups of runs in one picture.
 
-    lines: label -> line. values: all values of the runs in one array. log: whether the y axis is logarithmic. share: whether
-        values are percentages.
+    lines: label -> line. values: all values of all runs in one array. log: whether the y axis is logarithmic. share: whether
+        the values are percentages.
     """
 
     lines: dict[str, Line]
@@ -34,7 +34,7 @@ class Lines(NamedTuple):
 
     @property
     def drawn(self) -> dict[str, Line]:
-        """Return the lines as they are drawn: bands of percentages end at 0 and 100."""
+        """Return label -> line as drawn: if the values are percentages, bands are cut to 0 to 100."""
         return {label: line.clipped() for label, line in self.lines.items()} if self.share else self.lines
 
 
@@ -46,10 +46,10 @@ def lines_of(
     smooth: int = 1,
     band: str = "std",
 ) -> Lines:
-    """Return the lines of groups for one picture.
+    """Return the lines of groups of runs for one picture.
 
-    groups: the runs of each group, by label. metric: a column of metrics.csv. log: whether the y axis is logarithmic; None:
-        if the values span decades. x, smooth, band: as in `line_of`.
+    groups: label -> runs. metric: a column of metrics.csv. log: whether the y axis is logarithmic; None: it is if the values
+        span decades. x, smooth, band: as in `line_of`.
     """
     runs = [run for members in groups.values() for run in members]
     described, values = runs[0].metric(metric), np.concatenate([run.values(metric) for run in runs])
@@ -63,18 +63,17 @@ def line_of(
 ) -> Line:
     """Return the mean of a metric over runs as a function of cost, with a band.
 
-    The line has a point at each x of any run, values between evaluations being interpolated. It begins when all runs have
-    begun,
-    and ends when the first one ends: no run drops out of the mean by ending. A run that is still going counts as far as it
-        has got.
+    The line has a point at each cost at which some run was evaluated; other runs are interpolated linearly there. It begins
+    where all runs have begun, and ends where the first finished run ends, so no run drops out by ending. A run that has not
+    finished is averaged up to its latest evaluation.
 
     Args:
         runs: The runs.
         metric: A column of metrics.csv.
-        log: Whether to take means of the logarithm. Values of 0 or less are then nan.
-        smooth: An odd number; each run's values are first replaced by centred means over this many evaluations.
+        log: Whether to average logarithms (a geometric mean). Values of 0 or less are then nan.
+        smooth: An odd number. Each run's values are first replaced by centred means over this many evaluations; 1: unchanged.
         band: One of `BANDS`. With one run the band has no width.
-        x: The cost axis. Empty: the runs' own.
+        x: The cost axis. Empty: that of the runs.
     """
     points = [_smoothed(run.cost(x), run.values(metric), smooth, log) for run in runs]
     costs = [cost for cost, _ in points]
@@ -87,7 +86,10 @@ def line_of(
 
 
 def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band: str = "std") -> Line:
-    """Return the line of means of values [runs, points], which may be masked. x: [points]. log, band: as in `line_of`."""
+    """Return the line of the means over runs, with a band. x: [points]. values: [runs, points]; masked ones do not count.
+
+    log, band: as in `line_of`.
+    """
     if log:
         values = np.ma.array(np.log(np.where(values.data > 0, values.data, np.nan)), mask=values.mask)
     mean = values.mean(axis=0)
@@ -102,22 +104,21 @@ def mean_line(x: np.ndarray, values: np.ma.MaskedArray, log: bool = False, band:
 
 
 def median_line(x: np.ndarray, values: np.ndarray) -> Line:
-    """Return the line of medians of values [runs, points], with a band from the second smallest to the second largest run.
+    """Return the line of medians over runs, with a band from the second smallest to the second largest value.
 
     With one run the band has no width; with two it lies between them.
 
-    x: [points].
+    x: [points]. values: [runs, points].
     """
     ordered = np.sort(values, axis=0)
     return Line(x, np.median(values, axis=0), ordered[1 % len(ordered)], ordered[-2 % len(ordered)])
 
 
 def _smoothed(cost: np.ndarray, values: np.ndarray, n: int, log: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the costs and the values after centred means over n evaluations; nan stays nan.
+    """Return costs and values after centred means over n evaluations; nan stays nan.
 
     With ``log``, means of values are geometric. Costs are averaged too, so that a straight line stays straight with uneven
-    spacing.
-    Near the ends the window shrinks on both sides: a line begins and ends where the run does.
+    spacing. Near the ends the window shrinks on both sides, so the line begins and ends where the run does.
     """
     if n == 1:
         return cost, values
@@ -131,7 +132,7 @@ def _smoothed(cost: np.ndarray, values: np.ndarray, n: int, log: bool) -> tuple[
 
 
 def thinned(points: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Return up to ``most`` evenly spaced rows, including the first and the last."""
+    """Return at most ``most`` evenly spaced rows, always with the first and the last."""
     return points.iloc[np.unique(np.linspace(0, len(points) - 1, most).round().astype(int))]
 
 
@@ -143,12 +144,12 @@ def from_to(counts: Collection[int]) -> str:
 def explained(
     counts: Collection[int], logs: set[bool], member: str = "seed", smooth: int = 1, band: str = "std", x: str = ""
 ) -> str:
-    """Return a caption that says what a line and a band are.
+    """Return a caption that says what the lines and bands are.
 
     Args:
         counts: The number of runs of each line.
-        logs: Which kinds of y axes there are: True for logarithmic, False for linear.
-        member: What a run is called, such as seed.
+        logs: The kinds of y axes in the figure: True for logarithmic, False for linear.
+        member: The noun for a run, such as seed.
         smooth: As in `line_of`.
         band: One of `BANDS`.
         x: The cost axis. Empty: the caption leaves it out.

@@ -29,7 +29,7 @@ Runs = Mapping[str, list[Recorded]]  # by group
 
 
 def sections(comparison: "Comparison", title: str = "") -> list[Section]:
-    """Return a section for each problem. title: stands before the problem's name."""
+    """Return one page section per problem. title: a text to put before the problem's name."""
     parts = []
     for problem, runs in by_problem(comparison.groups).items():
         name = ", ".join(part for part in problem if part not in (ABSENT, "none"))
@@ -44,7 +44,7 @@ def sections(comparison: "Comparison", title: str = "") -> list[Section]:
 
 
 def _drawn(c: "Comparison") -> tuple[dict[str, Any], dict[str, tuple[list[Table], list[str]]]]:
-    """Return the chart, with every metric against everything that is spent, and the tables and notes of each metric."""
+    """Return the interactive chart (every metric against every cost), and metric -> (tables, notes)."""
     xs = {x: SPENT[x] for x in dict.fromkeys([c.x, *COSTS])}
     metrics = dict.fromkeys([c.metric, *(name for runs in c.groups.values() for run in runs for name in run.metrics)])
     chart: dict[str, Any] = {"xs": xs, "ys": {}, "logs": {}, "curves": {}, "targets": {c.metric: c.target}, "lines": []}
@@ -67,11 +67,11 @@ def _drawn(c: "Comparison") -> tuple[dict[str, Any], dict[str, tuple[list[Table]
 
 
 def _curves(groups: Runs, y: str, x: str, log: bool) -> list[list[list[float | None]] | None]:
-    """Return the points of each group's line, with six digits: [x, mean, low, high], or [x, mean] for a single run.
+    """Return the points of each group's line, rounded to six digits: [x, mean, low, high], or [x, mean] for a single run.
 
-    None stands for a group without runs, or with a run that lacks this cost. A value that is not finite is None.
+    A group is None if it has no runs, or a run lacks this cost. A value is None if it is not finite.
 
-    groups: the runs of each group. y: the metric. x: the cost axis. log: whether the y axis is logarithmic.
+    groups: label -> runs. y: the metric. x: the cost axis. log: whether the y axis is logarithmic.
     """
     known = {label: runs for label, runs in groups.items() if runs and all(run.knows(x) for run in runs)}
     lines = lines_of(known, y, x, log).drawn if known else {}
@@ -111,7 +111,7 @@ def _interval(values: np.ndarray, log: bool) -> str:
 
 
 def _differences(groups: Runs) -> Table:
-    """Return a table of the keys in which runs differ, with a column for each group."""
+    """Return a table of the config keys in which the runs differ: a row per key, a column per group."""
     runs = [run for members in groups.values() for run in members]
     keys = dict.fromkeys([*CHOSEN, *(key for run in runs for key in run.apart), DATA, "tuned"])
     apart = [key for key in keys if len({run.group([key]) for run in runs}) > 1]
@@ -133,7 +133,7 @@ def _table_of_runs(groups: Runs) -> Table:
 
 
 def _maps(groups: Runs) -> dict[str, Any]:
-    """Return label -> heat map for each different partition of the data, labelled by the first run that has it.
+    """Return label -> heat map for each distinct partition of the data. The label is that of the first run that has it.
 
     A heat map has the names of clients and classes, and counts [clients, classes]. A broken partition.csv gives a note.
     """
@@ -151,9 +151,9 @@ def _maps(groups: Runs) -> dict[str, Any]:
 
 
 def _counts(text: str) -> list[list[int]]:
-    """Parse partition.csv: the number of examples of each class, a client a line.
+    """Parse partition.csv: a line per client, with the number of its examples of each class.
 
-    Raises ValueError if lines differ in length, or a cell is not a whole number from 0.
+    Raises ValueError if lines differ in length, or a cell is not a whole number of at least 0.
     """
     rows = [[int(cell) for cell in line.split(",")] for line in text.splitlines()]
     if len({*map(len, rows)}) != 1 or min(map(min, rows)) < 0:

@@ -29,21 +29,22 @@ NAMED = 3  # of the folders that are skipped for one reason
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run as it is read from its folder.
+    """A run as read from its folder.
 
     Args:
         folder: The run's folder.
-        keys: The values of dotted config keys, as texts; of groups, the chosen options. ``data`` is the beginning of the
+        keys: dotted config key -> value as text; for a config group, the chosen option. ``data`` is the beginning of the
             data's hash.
-        apart: The config keys that the numbers in metrics.csv depend on, without the seed and `eval`; those of `budget` last.
-        digits: A fingerprint that runs with the same numbers share.
-        metrics: The descriptions of the metrics, by name.
+        apart: The config keys that determine the numbers in metrics.csv, without the seed and `eval`; those of `budget` come
+            last.
+        digits: A fingerprint of the config; runs with the same numbers share it.
+        metrics: name -> description of the metric.
         status: The status, such as finished.
         x: The cost axis, a key of `COSTS`.
-        table: The rows of metrics.csv.
+        table: The rows of metrics.csv, one per evaluation.
         tuned: Whether a tuned value took effect.
-        sources: The hashes of each of the user's modules; several if it changed before the run was resumed.
-        elsewhere: The overrides of model or data that the tuned values were found without; empty if there are none.
+        sources: module -> hashes of the user's module; more than one if it changed before the run was resumed.
+        elsewhere: Overrides of model or data that were not set when the values were tuned; '' if there are none.
     """
 
     folder: Path
@@ -59,25 +60,27 @@ class Recorded:
     elsewhere: str = ""
 
     def metric(self, name: str) -> Metric:
-        """Return the description of a column of metrics.csv. For a column that is not a metric, lower is better."""
+        """Return the description of a column of metrics.csv. A column that is not a metric gets a default one, lower being
+        better.
+        """
         return self.metrics.get(name, Metric(name, name))
 
     def called(self, metric: str, label: str) -> "Recorded":
-        """Return the run with another label for a metric."""
+        """Return a copy of the run in which the metric has another label."""
         return replace(self, metrics={**self.metrics, metric: replace(self.metric(metric), label=label)})
 
     def values(self, metric: str) -> np.ndarray:
-        """Return the values of a metric, [rows]; values that are not finite are nan."""
+        """Return the values of a metric, [rows]; infinite values become nan."""
         values = self.table[metric].to_numpy(dtype=float)
         return np.where(np.isfinite(values), values, np.nan)
 
     def cost(self, x: str = "") -> np.ndarray:
-        """Return what was spent at each row, [rows]. x: a key of `COSTS`; empty: the run's own x."""
+        """Return the cumulative cost at each row, [rows]. x: a key of `COSTS`; empty: the run's x."""
         columns = (self.table[name].to_numpy(dtype=float) for name in COSTS[x or self.x][0])
         return np.sum([*columns], axis=0)
 
     def knows(self, x: str) -> bool:
-        """Return whether all rows have the columns of this cost, with finite values."""
+        """Return whether the run has the columns of this cost, with finite values in all rows."""
         return {*COSTS[x][0]} <= {*self.table} and bool(np.isfinite(self.cost(x)).all())
 
     def group(self, by: Sequence[str]) -> tuple[str, ...]:
@@ -89,7 +92,9 @@ class Recorded:
         return self.group(PROBLEM)
 
     def agrees(self, other: "Recorded") -> bool:
-        """Return whether both runs have equal rows in the rounds that both have, in all columns except times."""
+        """Return whether two runs have the same columns, and equal rows in the rounds that both have. Time columns are not
+        compared.
+        """
         if {*self.table} != {*other.table}:
             return False
         columns = [name for name in self.table if name not in COSTS["seconds"][0]]
@@ -98,7 +103,9 @@ class Recorded:
         return np.array_equal(rows, others, equal_nan=True)
 
     def until(self, cost: float | None) -> "Recorded":
-        """Return the run with only the evaluations up to this x; None keeps all. Raises UserError if there is none."""
+        """Return a copy of the run with only the evaluations up to this cost; None keeps all. Raises UserError if there are
+        none.
+        """
         if cost is None:
             return self
         reached = self.cost() <= cost
@@ -110,7 +117,7 @@ class Recorded:
 
 
 def by_problem(groups: Mapping[str, Sequence[Recorded]]) -> dict[tuple[str, ...], dict[str, Sequence[Recorded]]]:
-    """Return (problem, data set) -> label -> runs."""
+    """Return (problem, data set) -> label -> runs. Each group belongs to the problem of its first run."""
     on: dict[tuple[str, ...], dict[str, Sequence[Recorded]]] = {}
     for label, runs in groups.items():
         on.setdefault(runs[0].problem, {})[label] = runs
@@ -118,12 +125,12 @@ def by_problem(groups: Mapping[str, Sequence[Recorded]]) -> dict[tuple[str, ...]
 
 
 def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[Recorded]:
-    """Return all runs that can be read, without copies. A note names what is left out.
+    """Return all runs that can be read, without copies of the same run. Notes name what is left out.
 
     Args:
         paths: Folders that hold runs, at any depth.
-        x: What is spent, one of `COSTS`.
-        exclude: Shell patterns. A run is left out if one matches its path, or the name of a folder in it.
+        x: The cost axis, a key of `COSTS`.
+        exclude: Shell patterns. A run is left out if one matches its path, or the name of any folder on the path.
 
     Raises:
         UserError: A path does not exist, or no run is left.
@@ -137,9 +144,9 @@ def usable(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> list[R
 
 
 def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tuple[list[Recorded], dict[str, list[str]]]:
-    """Return the runs as `usable` does, and why -> folders for what is left out. There may be no runs.
+    """Return the runs as `usable` does, and a mapping reason -> folders that were skipped. There may be no runs.
 
-    Raises UserError for a missing path.
+    Raises UserError for a missing path. Skipped folders give no note.
     """
     skipped: dict[str, list[str]] = {}
     runs = []
@@ -158,7 +165,7 @@ def gathered(paths: Sequence[Path], x: str, exclude: Sequence[str] = ()) -> tupl
 
 @contextmanager
 def noting(path: Path) -> Iterator[None]:
-    """Turn the error of a broken file into a note, so that the other files are still used."""
+    """Catch the error of a broken file in the `with` block and print a note, so that other files are still used."""
     try:
         yield
     except BROKEN as error:
@@ -167,10 +174,10 @@ def noting(path: Path) -> Iterator[None]:
 
 
 def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
-    """Return the runs without copies, in their order. Notes tell of copies and of unlike runs.
+    """Return the runs without copies, in their order. Notes say how many were left out, and which runs contradict each other.
 
-    Of runs with the same config, seed and data, the longest is kept. Others are kept too if they did not fail and their rows
-    differ from those of the runs kept.
+    Of runs with the same config, seed and data, the longest is kept. A shorter one is kept too if it did not fail and its
+    rows differ from those of every run kept.
     """
     kept: dict[tuple[str, ...], list[Recorded]] = {}
     longest_last = sorted(runs, key=lambda run: (run.status in OVER, len(run.table)))
@@ -190,9 +197,9 @@ def _without_copies(runs: Sequence[Recorded]) -> list[Recorded]:
 
 
 def _folders(paths: Sequence[Path], skipped: dict[str, list[str]]) -> Iterator[Path]:
-    """Yield all run folders at any depth, each once.
+    """Yield all run folders below the paths, each once.
 
-    paths: where to look. skipped: why -> folders; paths without a run are added to it. Raises UserError for a missing path.
+    skipped: reason -> folders; paths without a run are added to it in place. Raises UserError for a missing path.
     """
     folders: dict[Path, Path] = {}
     for path in paths:
@@ -207,7 +214,7 @@ def _folders(paths: Sequence[Path], skipped: dict[str, list[str]]) -> Iterator[P
 
 
 def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
-    """Note which folders were skipped. skipped: why -> folders."""
+    """Print a note on the skipped folders, if there are any. skipped: reason -> folders."""
     reasons = []
     for why, folders in skipped.items():
         reasons.append(f"{some(folders, NAMED)} ({why})")
@@ -216,14 +223,14 @@ def say_skipped(skipped: Mapping[str, Sequence[str]]) -> None:
 
 
 def read(folder: Path, x: str) -> Recorded:
-    """Read the run in a folder, with the rows that are complete so far.
+    """Read the run in a folder. A run that is still going gives its complete rows so far.
 
     Args:
         folder: The run's folder.
-        x: What is spent, one of `COSTS`.
+        x: The cost axis, a key of `COSTS`.
 
     Raises:
-        OSError, ValueError, UserError: There is no run that can be used.
+        OSError, ValueError, UserError: A file is missing or broken, or metrics.csv has no rows or lacks the cost.
     """
     if missing := [name for name in ("config.yaml", "metrics.csv", "run.json") if not (folder / name).is_file()]:
         raise UserError(f"no {' and no '.join(missing)}")
@@ -268,9 +275,9 @@ def read(folder: Path, x: str) -> Recorded:
 
 
 def _keys(config: dict[str, Any]) -> dict[str, str]:
-    """Return the values of a flat config as texts, by dotted key.
+    """Return dotted key -> value as text, from a flat config.
 
-    A node's `_target_` is returned under the node's key, without its module. Other keys that begin with an underscore are
+    A node's `_target_` is returned under the node's key, as the class name only. Other keys that begin with an underscore are
     left out.
     """
     return {
@@ -281,7 +288,7 @@ def _keys(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as a text: a string as it is, others as JSON. 1 and 1.0 give the same text."""
+    """Return a value as text: a string unchanged, others as JSON. 1 and 1.0 give the same text."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, str) else str(value) if type(value) is int else json.dumps(value)

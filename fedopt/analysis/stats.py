@@ -21,10 +21,10 @@ Numbers = TypeVar("Numbers", float, np.ndarray)
 
 
 def moments(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of [n] values and their standard deviation (with n - 1).
+    """Return the mean and the standard deviation (with n - 1) of [n] values.
 
-    The mean of no values is nan. The deviation of fewer than two values is nan, and so is that of values with an infinite
-    mean.
+    Without values the mean is nan. A nan among the values makes both nan. The deviation is nan for fewer than two values, or
+    if the mean is infinite.
     """
     series = pd.Series(values, dtype=float)
     if len(series) > 1 and series.nunique(dropna=False) == 1 and math.isfinite(series[0]):  # without a sum's rounding
@@ -36,7 +36,8 @@ def moments(values: Sequence[float]) -> tuple[float, float]:
 def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Numbers:
     """Return half the width of the two-sided t-interval of a mean.
 
-    std: the standard deviation. n: the number of values; 1 counts as 2. level: the confidence, such as 0.95.
+    std: the standard deviation. n: the number of values; n = 1 uses one degree of freedom. level: the confidence, such as
+        0.95.
     """
     from scipy.special import stdtrit
 
@@ -44,14 +45,16 @@ def half_width(std: Numbers, n: int | np.ndarray, level: float = 0.95) -> Number
 
 
 def tests(groups: Mapping[str, Sequence[Recorded]], metric: str) -> pd.DataFrame:
-    """Return paired t-tests of the groups' last values, one row per pair of groups on the same problem.
+    """Return paired t-tests between the groups' last values, one row per pair of groups on the same problem.
 
-    A test is over the seeds that both groups have with finite values; a pair with fewer than two has no row. A row has the
-    mean difference, the two-sided p-value (nan if all seeds differ by the same), and Holm's correction over all pairs. If
-    values span decades, it has the ratio of geometric means, and logarithms are tested. Several runs of a seed in a group are
-    averaged. A problem with more than `MOST_TESTED` groups is not tested; a note says so.
+    A test uses the seeds for which both groups have finite values; a pair with fewer than two such seeds has no row. Several
+    runs with the same seed in a group are averaged.
 
-    groups: the runs of each group, by label. metric: a column of metrics.csv.
+    A row has the mean difference, the number of seeds, the two-sided p-value, and p with Holm's correction over all pairs. p
+    is nan if the difference is the same on all seeds. If the values span decades, logarithms are tested, and the row has the
+    ratio of geometric means instead. A problem with more than `MOST_TESTED` groups is not tested; a note says so.
+
+    groups: label -> runs. metric: a column of metrics.csv.
     """
     labelled = [(label, run) for label, runs in groups.items() for run in runs]
     values = [(label, run.keys.get("seed", ABSENT), run.values(metric)[-1]) for label, run in labelled]
@@ -95,8 +98,8 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def sign_flip(differences: np.ndarray) -> float:
-    """Return the exact two-sided p-value of a paired sign-flip test that the mean of [n] differences is zero; 1 for fewer than
-    two.
+    """Return the exact two-sided p-value of a paired sign-flip test of mean difference zero. differences: [n]; fewer than two
+    give 1.
     """
     from scipy.stats import permutation_test
 
@@ -107,10 +110,10 @@ def sign_flip(differences: np.ndarray) -> float:
 
 
 def resampled(strata: Sequence[np.ndarray], samples: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield the indices of each bootstrap sample. Indices are drawn with replacement within each stratum.
+    """Yield the indices of each bootstrap sample, drawn with replacement within each stratum.
 
     Args:
-        strata: The indices of each stratum.
+        strata: For each stratum, its indices. A sample has as many of each stratum.
         samples: The number of samples.
         seed: The seed of the draws.
     """

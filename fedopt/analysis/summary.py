@@ -25,10 +25,11 @@ COLUMNS = ("runs", "seeds", "status", "spent", "final", "best", "to_target", "re
 
 
 class Measured(NamedTuple):
-    """A column of means and deviations.
+    """A column of means and standard deviations.
 
-    head: its name in the shown table. column: its name in the CSV. show: formats (mean, std) as a text. better: lower, higher
-        or neither.
+    head: its heading in the table that is shown. column: its name in the CSV, without _mean and _std. show: formats (mean,
+        std) as text.
+    better: lower, higher or neither.
     """
 
     head: str
@@ -40,8 +41,8 @@ class Measured(NamedTuple):
 def shown_table(
     comparison: "Comparison", columns: Sequence[str] = (), decimals: int | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the table of a comparison as texts, and a table of the same shape that says which cells are the best of their
-    problem.
+    """Return the table of a comparison as text, and a boolean table of the same shape: whether a cell is the best on its
+        problem.
 
     Args:
         comparison: The comparison.
@@ -49,7 +50,7 @@ def shown_table(
         decimals: As in `Comparison.write`.
 
     Raises:
-        UserError: A column has no values, or the decimals are not from 0 to 15.
+        UserError: A column needs a target or a metric with a better direction, or the decimals are not from 0 to 15.
     """
     if decimals is not None and decimals not in range(16):
         raise UserError(f"decimals={decimals}: must be a whole number from 0 to 15")
@@ -100,11 +101,11 @@ def shown_table(
 
 
 def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, higher: bool) -> list[bool]:
-    """Return whether each value is the best of its problem, or looks equal to it with the digits that are shown.
+    """Return whether each value is the best of its problem, or is shown with the same digits as the best.
 
-    The only value of a problem, and a nan, give False.
+    nan and the only value of a problem give False.
 
-    show: formats (mean, std) as a text. problems: the problem of each value. higher: whether higher is better.
+    show: formats (mean, std) as text. problems: the problem of each value. higher: whether higher is better.
     """
     tops = mean.groupby(problems).transform("max" if higher else "min")
     several = problems.map(Counter(problems)) > 1
@@ -115,7 +116,7 @@ def _best(mean: pd.Series, std: pd.Series, show: Any, problems: pd.Series, highe
 
 
 def tests_shown(tested: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of `fedopt.analysis.stats.tests` as texts."""
+    """Return the table of `fedopt.analysis.stats.tests` as text, with three significant digits; nan becomes `ABSENT`."""
     texts = tested.map(lambda v: ABSENT if v != v else alike([v], 3)[0] if isinstance(v, float) else str(v))
     apart = tested.columns[1]
     return texts.assign(**{apart: alike(tested[apart].tolist(), 3)})
@@ -124,14 +125,14 @@ def tests_shown(tested: pd.DataFrame) -> pd.DataFrame:
 def write_shown(
     base: Path, name: str, table: pd.DataFrame, shown: pd.DataFrame, best: pd.DataFrame | None = None
 ) -> Path:
-    """Write a table in one of the formats, and return its path.
+    """Write a table in one format, and return the file's path.
 
     Args:
-        base: The path without its ending.
+        base: The path without ending.
         name: The format: csv, latex or markdown.
         table: The values, for CSV.
-        shown: The texts, for the other formats.
-        best: Which cells are bold.
+        shown: The same as text, for the other formats.
+        best: [rows, columns], which cells are bold. None: no cell.
     """
     if name == "csv":
         write_table(path := base.with_suffix(".csv"), table)

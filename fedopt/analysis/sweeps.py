@@ -20,14 +20,14 @@ MOST_SHOWN = 50  # rows of the table that is printed
 
 
 def report(folder: Path, refused: Mapping[Path, str] | None = None) -> int:
-    """Write sweep.csv, print what came out, and return the exit code, 1 if a run failed.
+    """Write sweep.csv, print a summary, and return the exit code: 1 if a run failed, else 0.
 
-    sweep.csv has a row for each run folder: every key that a run was given, status, costs, final and best metrics, and what
-    it cost to reach the target.
+    sweep.csv has a row per run: the keys that were overridden, status, costs, final and best metrics, and the cost to reach
+    the target.
 
     Args:
         folder: The folder of the sweep.
-        refused: folder -> why its run does not belong to this sweep; its values are left out.
+        refused: run folder -> why the run does not belong to this sweep. Its row has the status refused and no results.
     """
     rows: list[dict[str, Any]] = []
     configs: list[dict[str, Any]] = []
@@ -72,9 +72,10 @@ def report(folder: Path, refused: Mapping[Path, str] | None = None) -> int:
 
 
 def _best_of(folder: Path, rows: Sequence[dict[str, Any]], metrics: Sequence[str]) -> str:
-    """Return a line on the finished run with the best last value.
+    """Return a line that names the finished run with the best last value.
 
-    It is empty if fewer than two runs have finished, if they have several metrics, or if the metric has no direction.
+    It is empty if fewer than two runs have finished, if runs have different metrics, or if the metric has no better
+    direction.
     """
     if len(set(metrics)) != 1:
         return ""
@@ -89,15 +90,15 @@ def _best_of(folder: Path, rows: Sequence[dict[str, Any]], metrics: Sequence[str
 
 
 def finals_of(rows: Sequence[dict[str, Any]], metrics: Sequence[str], swept: Sequence[str]) -> pd.DataFrame:
-    """Return a table of texts: mean and deviation of last values over seeds, a row for each combination of the other swept
-    keys.
+    """Return a table as text: mean and standard deviation of last values over seeds, a row per combination of the other swept
+        keys.
 
-    It is empty if no row has a metric. With one metric its name stands in the head, else in a column.
+    It is empty if no row has a metric. A single metric is named in the heading, several in a column.
 
     Args:
         rows: The rows of sweep.csv.
         metrics: The metric of each row; empty for a run that failed at once.
-        swept: The keys with several values.
+        swept: The keys that take several values.
     """
     keys = [key for key in swept if key != "seed"]
     names = sorted(set(metrics) - {""})
@@ -122,13 +123,13 @@ def finals_of(rows: Sequence[dict[str, Any]], metrics: Sequence[str], swept: Seq
 
 
 def differences(runs: Sequence[Composed], swept: Container[str]) -> str:
-    """Return a line on differences between runs on one problem that nobody swept; empty if there are none.
+    """Return a line on differences between runs on the same problem that the sweep did not ask for; '' if there are none.
 
-    It looks at tuned values, the budget, and when to evaluate.
+    It compares whether tuned values are used, the budget, and when to evaluate.
 
     Args:
         runs: The configs of the sweep.
-        swept: The keys and groups that the sweep gives several values.
+        swept: The keys and config groups to which the sweep gives several values.
     """
     names: dict[tuple[str, str], dict[str, dict[str, None]]] = {}  # problem, key -> value -> runs
     for run in runs:

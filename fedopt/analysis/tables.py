@@ -19,15 +19,16 @@ BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 
 
 def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
-    """Format mean ± std.
+    """Format mean ± std, such as '0.912 ± 0.013'.
 
-    By default std has two significant digits, or all before the point, and the mean has as many decimals. Long numbers share a
-    power of ten. If std is far smaller than the mean, each has its own.
+    By default std has two significant digits, and the mean has as many decimals. Numbers of 1e5 or more, and tiny std, share
+    a
+    power of ten: '(1.234 ± 0.056)e+06'. If std is far smaller than the mean, each has its own power.
 
     Args:
         mean: The mean.
         std: The standard deviation; nan leaves it out.
-        decimals: Decimals of both, in place of the default.
+        decimals: Decimals of both. None: the default above.
     """
     if decimals is not None and math.isfinite(mean):
         return f"{mean:z.{decimals}f}" + (f" ± {std:.{decimals}f}" if math.isfinite(std) else "")
@@ -46,9 +47,10 @@ def plus_minus(mean: float, std: float, decimals: int | None = None) -> str:
 
 
 def beside_paper(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return a table.csv as texts in the paper's layout: measured values, with the paper's numbers in brackets.
+    """Return the cells of a table.csv as text in the paper's layout: 'measured (paper)'.
 
-    cells: a row for each cell, with row, column, mean, std, seeds (0: not measured) and paper (nan: no number).
+    cells: a row per cell, with the columns row, column, mean, std, seeds (0: not measured, shown as -) and paper (nan: no
+        number).
     """
     measured = cells.apply(lambda cell: plus_minus(cell["mean"], cell["std"]) if cell["seeds"] else "-", axis=1)
     paper = ["" if pd.isna(number) else f" ({number:g})" for number in cells["paper"]]
@@ -64,14 +66,14 @@ def in_bytes(mean: float, std: float, unit: str = "") -> str:
 
 
 def unit_of_bytes(means: Sequence[float]) -> str:
-    """Return a column's unit: the largest in which the smallest value is at least 1, or the largest value has three digits."""
+    """Return a unit for a column: the largest in which the smallest mean is at least 1, or the largest mean at least 100."""
     finite = [mean for mean in means if math.isfinite(mean)]
     small, large = min(finite, default=0), max(finite, default=0)
     return next((unit for unit, size in BYTES.items() if small >= size or large >= 100 * size), "B")
 
 
 def alike(values: Sequence[float], digits: int) -> list[str]:
-    """Return values as texts with `digits` significant digits, all with the same decimals if none needs more than two."""
+    """Return values as text with `digits` significant digits; if two decimals are enough for all, all get the same decimals."""
     texts = [f"{value:#.{digits}g}".rstrip(".") for value in values]
     plain = [text for text in texts if re.fullmatch(r"-?\d+(\.\d+)?", text)]
     decimals = max((len(text.partition(".")[2]) for text in plain), default=0)
@@ -81,9 +83,9 @@ def alike(values: Sequence[float], digits: int) -> list[str]:
 
 
 def rounded(value: object) -> object:
-    """Return a float as text with seven significant digits, or rounded to a whole number from 1e6 to 1e15.
+    """Return a float as text with seven significant digits; between 1e6 and 1e15 in size, as a whole number.
 
-    Return nan and other values unchanged.
+    nan and values of other types are returned unchanged.
     """
     if not isinstance(value, float) or math.isnan(value):
         return value
@@ -98,9 +100,9 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
 
 
 def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | None = None) -> None:
-    """Print a table of texts. If its numbers do not fit side by side, each row is printed as a paragraph.
+    """Print a table of texts. If it is wider than the terminal, each row is printed as a paragraph.
 
-    right: the columns of numbers, aligned right. caption: below the table.
+    right: the columns to align right, such as numbers. caption: a text below the table.
     """
     console, shown = Console(width=columns()), Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, caption=caption)
     shown.padding, shown.caption_justify = (0, 1, 0, 0), "left"
@@ -128,9 +130,9 @@ def print_table(table: pd.DataFrame, right: Sequence[str] = (), caption: str | N
 
 
 def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
-    """Return a table of texts as LaTeX for the package booktabs, with its first column flush left.
+    """Return a table of texts as LaTeX for the package booktabs; the first column is aligned left, the others right.
 
-    Text between two $ is mathematics, as in figures. bold: which cells are bold.
+    Text between two $ is mathematics. bold: [rows, columns], which cells are bold.
     """
     style = table.style.hide(axis="index").format(_typeset).format_index(_typeset, axis="columns")
     if bold is not None:
@@ -139,7 +141,7 @@ def latex(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
 
 
 def _typeset(cell: object) -> str:
-    """Return a text with signs, powers of ten and dashes as LaTeX sets them."""
+    """Return a text as LaTeX, with minus signs, powers of ten, ± and dashes set properly."""
     text = re.sub(r"\)e([-+]\d+)", lambda power: rf") $\times 10^{{{int(power[1])}}}$", latex_cell(str(cell)))
     text = re.sub(
         r"(^|± )(-?[\d.]+)e([-+]\d+)", lambda part: rf"{part[1]}${part[2]} \times 10^{{{int(part[3])}}}$", text
@@ -149,7 +151,7 @@ def _typeset(cell: object) -> str:
 
 
 def markdown(table: pd.DataFrame, bold: pd.DataFrame | None = None) -> str:
-    """Return a table of texts as Markdown. bold: which cells are bold."""
+    """Return a table of texts as Markdown. bold: [rows, columns], which cells are bold."""
     cells = table.astype(str).map(markdown_cell)
     if bold is not None:
         cells = cells.where(~bold, "**" + cells + "**")

@@ -22,13 +22,13 @@ Groups = Mapping[str, Sequence[Recorded]]  # by label
 
 
 def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) -> Iterator[str]:
-    """Yield lines on everything that makes a comparison of groups unequal.
+    """Yield a line for each thing that makes a comparison of groups unequal, such as different costs or batch sizes.
 
     Args:
-        by: The keys that tell the groups apart.
-        groups: The runs of each group, by label.
+        by: The keys that define the groups.
+        groups: label -> runs.
         metric: The metric that is compared.
-        at: The cost up to which the comparison goes. None: last values.
+        at: The cost at which the groups are compared. None: last values are compared.
     """
     runs = [run for members in groups.values() for run in members]
     pooled = list(dict.fromkeys(key for members in groups.values() for key in differing(members)))
@@ -57,9 +57,10 @@ def unequal(by: Sequence[str], groups: Groups, metric: str, at: float | None) ->
 
 
 def _besides(by: Sequence[str], groups: Groups) -> list[str]:
-    """Return the keys in which groups of one problem differ, besides those that tell them apart.
+    """Return the keys, other than those in `by`, in which groups on the same problem differ.
 
-    Keys that an option brings with it are left out, and the budget and times of evaluation, on which other lines report.
+    Keys that differ only because the option differs are left out. So are the budget and evaluation times, on which other
+    lines report.
     """
     brings = {"seed", "eval", "budget", "from", *by, *({"algo"} if {"algo", "problem"} & {*by} else ())}
     keys: dict[str, None] = {}
@@ -74,9 +75,10 @@ def _besides(by: Sequence[str], groups: Groups) -> list[str]:
 
 
 def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iterator[str]:
-    """Yield lines on runs that end at unequal x, within a group or between groups of a problem. Diverged runs do not count.
+    """Yield lines on runs that end at different costs, within a group or between groups on a problem. Diverged runs are
+    ignored.
 
-    x: the cost axis. at: where the comparison ends; None: at the last values.
+    x: the cost axis. at: the cost at which the groups are compared; None: last values are compared.
     """
     ends = {
         label: [run.until(at).cost()[-1] for run in members if run.status in OVER and run.status != "diverged"]
@@ -104,7 +106,7 @@ def _spends(by: Sequence[str], groups: Groups, x: str, at: float | None) -> Iter
 
 
 def _intervals(groups: Groups, x: str) -> Iterator[str]:
-    """Yield lines on groups of a problem that are evaluated at very different intervals of what is spent."""
+    """Yield a line for each problem whose groups are evaluated at very different intervals of cost."""
     for labels in by_problem(groups).values():
         gaps = {label: [gap for run in members for gap in np.diff(run.cost())] for label, members in labels.items()}
         every = {label: float(np.median(costs)) for label, costs in gaps.items() if costs}
@@ -114,15 +116,15 @@ def _intervals(groups: Groups, x: str) -> Iterator[str]:
 
 
 def _apart(amounts: Mapping[str, float], ratio: float) -> tuple[str, str] | None:
-    """Return the labels of the least and the largest amount if the largest is more than `ratio` times the least, else None."""
+    """Return the labels of the smallest and the largest amount if their ratio exceeds `ratio`; else None."""
     ranked = sorted(amounts, key=lambda label: amounts[label])
     return (ranked[0], ranked[-1]) if ranked and amounts[ranked[-1]] > ratio * amounts[ranked[0]] else None
 
 
 def _ends_worse(run: Recorded, metric: str) -> str:
-    """Return in what a run ends worse than it began, in words; empty if in nothing, or if it has no row of round 0.
+    """Return a phrase on how a run ends worse than it began; '' if it does not, or if its first row is not round 0.
 
-    It looks at the metric, and at whether a loss is more than `MANY` times its first value.
+    A run ends worse if the metric is worse than at first, or if a loss is more than `MANY` times its first value.
     """
     if run.table["round"].iloc[0] != 0:
         return ""
@@ -137,10 +139,10 @@ def _ends_worse(run: Recorded, metric: str) -> str:
 
 
 def _above_best(label: str, members: Sequence[Recorded], metric: str) -> Iterator[str]:
-    """Yield at most one line: that a run of the group ends above `ABOVE` times its best value.
+    """Yield at most one line: a run of the group ends at more than `ABOVE` times its best value.
 
-    The metric is looked at first, then those with bounds, such as losses; only those of which less is better. The line names
-    the worst run of the first metric that has one.
+    Only metrics for which lower is better are checked: `metric` first, then metrics with bounds, such as losses. The line
+        names the worst run of the first metric with such a run.
     """
     names = dict.fromkeys([metric, *(name for name, described in members[0].metrics.items() if described.bounds)])
     for name in (name for name in names if members[0].metric(name).better == "lower"):
@@ -154,7 +156,7 @@ def _above_best(label: str, members: Sequence[Recorded], metric: str) -> Iterato
 
 
 def _versions(runs: Sequence[Recorded]) -> Iterator[str]:
-    """Yield lines on the user's own modules that changed between runs."""
+    """Yield a line for each of the user's modules that changed between runs."""
     versions: dict[str, set[str]] = {}
     for run in runs:
         for module, digests in run.sources.items():
@@ -186,7 +188,7 @@ def _tuning(runs: Sequence[Recorded]) -> Iterator[str]:
 
 
 def _batches(groups: Groups) -> Iterator[str]:
-    """Yield lines on methods of a problem with unlike batch sizes, and so unlike noise and cost."""
+    """Yield a line for each problem whose methods use different batch sizes, hence different noise and cost."""
     for problem, labels in by_problem(groups).items():
         sizes: dict[str, list[str]] = {}
         for label, runs in labels.items():

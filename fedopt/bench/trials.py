@@ -36,15 +36,15 @@ STAGES = ("trial", "again")  # again: where the best value was at an edge
 
 @dataclass(frozen=True)
 class How:
-    """How a search goes.
+    """The options of a search.
 
     Args:
-        trials: The number of points, besides the defaults.
-        seeds: The number of runs of a point.
+        trials: The number of points to try, besides the defaults.
+        seeds: The number of runs of each point.
         sampler: How points are chosen, one of `SAMPLERS`.
-        seed: The seed of the points.
-        prune: Whether runs stop early that are worse than half of those before.
-        again: Whether a search goes on around a best value at an edge, with half as many trials.
+        seed: The seed of the sampler.
+        prune: Whether to stop a run early once it is worse than the median of earlier trials at the same cost.
+        again: Whether to add trials, half as many, around a best value that lies at the edge of its range.
     """
 
     trials: int = 30
@@ -64,10 +64,11 @@ class How:
 
 @dataclass(frozen=True)
 class Worse:
-    """A function of a row of metrics.csv that tells whether its metric is worse than the limit at its cost.
+    """A function of a row of metrics.csv: whether the metric is worse than a limit that depends on the cost. It stops a run
+    early.
 
-    columns: the columns that add up to the cost. spent: [n], ascending costs. limits: [n], the limit from each of these costs
-        on.
+    columns: the columns whose sum is the cost. spent: [n], increasing costs. limits: [n]; limits[j] applies from spent[j] on.
+        There is no limit before spent[0].
     """
 
     metric: Metric
@@ -84,9 +85,9 @@ class Worse:
 class Trial:
     """A point and its outcome.
 
-    stage: one of `STAGES`. number: its place in the stage, from 0. point: empty for the defaults.
-    values, statuses: one for each seed; a run without a last value has None.
-    loss: the median value, with its sign changed if higher is better. A run that has not finished counts as infinite.
+    stage: one of `STAGES`. number: its index in the stage, from 0. point: key -> value; empty for the defaults.
+    values, statuses: one per seed; the value is None for a run without a last value.
+    loss: the median of the values over seeds, negated if higher is better. A run that did not finish counts as infinite.
     """
 
     stage: str
@@ -103,20 +104,20 @@ class Trial:
 
 @dataclass(eq=False)
 class Search:
-    """The search for values of one algorithm.
+    """The search for good values of one algorithm's keys.
 
     Args:
         algo: The algorithm.
         words: The overrides of all runs, without ranges and algo.
-        folders: Config folders besides fedopt's.
-        ranges: The ranges of the first stage, by key.
-        metric: The metric that is optimised.
-        x: The cost that the budget limits, a key of `COSTS`.
+        folders: The user's config folders.
+        ranges: key -> range, in the first stage.
+        metric: The metric to optimise.
+        x: The cost axis that the budget limits, a key of `COSTS`.
         how: The options.
         folder: The folder of the trials.
 
     Attributes:
-        done: The trials that have ended, in order.
+        done: The trials that have ended, in order; empty until `update` is called.
     """
 
     algo: str
@@ -141,12 +142,12 @@ class Search:
         return next(word for word in self.words if key_of(word) == "problem").partition("=")[2]
 
     def command(self, point: Point) -> list[str]:
-        """Return the words of a run at a point, without seed and folder."""
+        """Return the overrides of a run at a point, without seed and folder."""
         return [f"algo={self.algo}", *self.words, *words_of(point)]
 
     @cached_property
     def defaults(self) -> dict[str, str]:
-        """Return key -> its value in the first trial, which runs with the algorithm's own values, as a command writes it."""
+        """Return searched key -> its default value as text, written as in an override."""
         values = flat(compose(self.command({}), self.folders).nodes)
         return {key: v if isinstance(v := values[key], str) else json.dumps(v) for key in self.ranges}
 
@@ -161,7 +162,7 @@ class Search:
         return best
 
     def edges(self, trial: Trial) -> list[str]:
-        """Return the keys whose value lies at an edge of its range. The defaults never do."""
+        """Return the keys whose value lies at an edge of its range; [] for the defaults. See `Range.at_edge`."""
         ranges = self._ranges(trial.stage)
         return [key for key, text in trial.point.items() if key in ranges and ranges[key].at_edge(text)]
 
@@ -170,13 +171,14 @@ class Search:
         return range(FIRST_SEED, FIRST_SEED + self.how.seeds)
 
     def place(self, stage: str, number: int, seed: int) -> Path:
-        """Return the folder of a run of a trial."""
+        """Return the folder of the run of a trial with a seed."""
         return self.folder / f"{stage}{number:03d}" / f"seed{seed}"
 
     def planned(self, stage: str) -> int:
         """Return the number of trials of a stage; the first stage includes the defaults.
 
-        The second stage has 0 unless the best value of the first lies at an edge and `how.again` is set.
+        The second stage has 0 unless `how.again` is set, the best value of the first lies at an edge, and the sampler is not
+        grid.
         """
         if stage == STAGES[0]:
             is_grid = self.how.sampler == "grid"  # which may have fewer points
@@ -186,13 +188,15 @@ class Search:
         return -(-self.how.trials // 2) if needed else 0
 
     def expected(self, stage: str) -> int:
-        """Return the number of runs up to the end of a stage. Whether another stage follows shows only then."""
+        """Return the number of runs from the start to the end of a stage. Later stages are not counted: they may turn out
+        empty.
+        """
         return self.how.seeds * sum(map(self.planned, STAGES[: STAGES.index(stage) + 1]))
 
     def batch(self, stage: str) -> "list[tuple[int, Point]]":
-        """Return (number, point) of each trial in the next batch, without those that are recorded already.
+        """Return (number, point) of each trial in the next batch that is not in `done` yet; [] if the stage is complete.
 
-        It is empty if the stage is complete.
+        A trial that has begun keeps the point it began with.
         """
         there, planned = [trial for trial in self.done if trial.stage == stage], self.planned(stage)
         size = BATCH if self.how.sampler == "tpe" or self.how.prune else planned  # else no trial depends on another
@@ -205,18 +209,20 @@ class Search:
         return [(number, self._begun(stage, number) or point) for number, point in pairs if number >= len(there)]
 
     def jobs(self, stage: str, batch: Sequence[tuple[int, Point]]) -> list[Job]:
-        """Return the runs of the trials of a batch."""
+        """Return the runs of the trials of a batch, with the limits at which each is stopped early. The trial of the defaults
+        has none.
+        """
         limits, nothing = [self._limit(stage, seed) for seed in range(self.how.seeds)], [None] * self.how.seeds
         runs = (self._runs(stage, n, at, limits if n or stage != STAGES[0] else nothing) for n, at in batch)
         return [job for of_trial in runs for job in of_trial]
 
     def ended_jobs(self) -> list[Job]:
-        """Return the runs of the trials that have ended."""
+        """Return the runs of the trials in `done`."""
         nothing = [None] * self.how.seeds
         return [job for t in self.done for job in self._runs(t.stage, t.number, t.point, nothing)]
 
     def _runs(self, stage: str, number: int, point: Point, prunes: Sequence[Worse | None]) -> list[Job]:
-        """Return the runs of a trial, one a seed. prunes: when each stops early."""
+        """Return the runs of a trial, one per seed. prunes: for each seed, the function that stops the run early, or None."""
         first = compose([*self.command(point), f"seed={FIRST_SEED}"], self.folders)
         places = {seed: self.place(stage, number, seed) for seed in self.seeds}
         jobs = []
@@ -229,7 +235,7 @@ class Search:
         return jobs
 
     def update(self) -> None:
-        """Add the trials that have ended to `done`, in their order. Raises UserError if files of one are damaged."""
+        """Append to `done` the trials that have ended since, in order. Raises UserError if a file of one is damaged."""
         for stage in STAGES:
             there, planned = sum(trial.stage == stage for trial in self.done), self.planned(stage)
             for number in range(there, planned):
@@ -238,9 +244,10 @@ class Search:
                 self.done.append(trial)
 
     def _ended(self, stage: str, number: int) -> Trial | None:
-        """Return a trial as its folders record it; None while runs of it are still to be done.
+        """Return a trial as its folders record it. Return None while some of its runs are still to be done.
 
-        Raises UserError if a file is damaged, or belongs to another search.
+        A trial of the defaults that the algorithm refuses also gives None. Raises UserError if a file is damaged, or belongs
+        to another search.
         """
         folders = [RunFolder(self.place(stage, number, seed)) for seed in self.seeds]
         point = self._begun(stage, number)
@@ -287,14 +294,16 @@ class Search:
         return min((trial for trial in self.done if trial.stage == STAGES[0]), key=lambda trial: trial.loss)
 
     def _ranges(self, stage: str) -> dict[str, Range]:
-        """Return the ranges of a stage. In the second one, a range with the best value at an edge lies around that value."""
+        """Return key -> range in a stage. In the second stage, ranges whose best value lay at an edge are centred on that
+        value.
+        """
         if stage == STAGES[0]:
             return self.ranges
         best = self._best_at_first
         return self.ranges | {key: self.ranges[key].around(best.point[key]) for key in self.edges(best)}
 
     def _points(self, stage: str, numbers: range) -> list[Point]:
-        """Return the points of trials by their numbers. The first trial of the first stage has the defaults, an empty point."""
+        """Return the points of the trials with these numbers. Trial 0 of the first stage is the defaults, an empty point."""
         ranges, shift = self._ranges(stage), int(stage == STAGES[0])
         points: list[Point] = [{}] * (shift if numbers.start == 0 else 0)
         wanted = len(numbers) - len(points)
@@ -309,10 +318,10 @@ class Search:
         return int(np.random.SeedSequence([self.how.seed, STAGES.index(stage), number]).generate_state(1)[0])
 
     def _limit(self, stage: str, j: int) -> Worse | None:
-        """Return the function that stops a run with the j-th seed.
+        """Return the function that tells when to stop a run with the j-th seed.
 
-        It does so if the run is worse than the median of the trials in earlier batches at the same cost. Return None if
-        nothing is pruned, or fewer than `BEFORE` trials have finished.
+        It stops a run that is worse than the median of the trials of earlier batches at the same cost. Return None if
+        `how.prune` is False, or fewer than `BEFORE` trials have finished.
         """
         full = len([t for t in self.done if t.stage == stage]) // BATCH * BATCH
         earlier = [t for t in self.done if (t.stage != stage or t.number < full) and t.statuses[j] == "finished"]
@@ -327,12 +336,13 @@ class Search:
 
 
 def ended(path: Path, x: str) -> Recorded:
-    """Return a run that is over, as `read` does, after checking that its files agree.
+    """Read a run that is over, as `read` does, and check that its files agree with each other. x: the cost axis, a key of
+    `COSTS`.
 
-    A checkpoint that was removed to save room is no error.
+    A missing checkpoint is allowed: users remove it to save space.
 
     Raises:
-        UserError: A file is damaged or gone.
+        UserError: A file is damaged, or a needed one is missing.
     """
     from fedopt.results import checkpoint  # which imports torch
     from fedopt.running import counted_rows

@@ -23,18 +23,18 @@ COLUMN = {"rounds": "round"}  # of metrics.csv, for limits that have another nam
 def planned_searches(
     words: Sequence[str], folders: Sequence[str], metric: str | None, budget: str | None, how: How, folder: Path
 ) -> list[Search]:
-    """Return the search of each algorithm that the words name, checked as far as possible before a run.
+    """Return the search of each algorithm that the overrides name, checked as far as possible without a run.
 
     Args:
-        words: The overrides: `algo=` with commas between several, one problem, settings and ranges.
+        words: The overrides: `algo=NAME,NAME`, one problem, settings and ranges.
         folders: The user's config folders.
-        metric: What is optimised; by default the problem's first metric on validation data, else its first.
-        budget: KEY=VALUE of the config node `budget`. None: as the words or the config have it.
-        how: How the searches go.
+        metric: The metric to optimise. None: the problem's first metric on validation data, else its first.
+        budget: KEY=VALUE for the config node `budget`. None: as the overrides or the config set it.
+        how: The options of all searches.
         folder: The folder of all trials.
 
     Raises:
-        UserError: A word, the metric or the budget does not fit, or the folder holds another search.
+        UserError: An override, the metric or the budget is wrong, or the folder holds another search.
     """
     ranges = dict(pair for word in words if key_of(word) not in ("algo", "problem") and (pair := read_range(word)))
     fixed = [word for word in words if key_of(word) not in {*ranges, "algo"}]
@@ -102,16 +102,16 @@ def _search(
 
 
 def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> None:
-    """Do all trials that are missing. The same call resumes a stopped search.
+    """Do all missing trials of the searches. Repeat the call to resume a stopped search.
 
     Args:
-        searches: The searches, whose `done` grows.
+        searches: The searches. Their `done` is extended in place.
         folder: The folder of all trials.
-        launcher: What does the runs.
+        launcher: Starts the runs, here or on a cluster.
 
     Raises:
-        UserError: The folder holds another search, is in use or is damaged; or the defaults of a method cannot be run.
-        Unfinished: Runs did not come to an end.
+        UserError: The folder holds another search, is in use or is damaged; or a method cannot run with its defaults.
+        Unfinished: Some runs did not finish.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     refuse_inner_links(folder)
@@ -142,7 +142,7 @@ def search_all(searches: Sequence[Search], folder: Path, launcher: Launcher) -> 
 
 
 def refuse_unfinished(jobs: Sequence[Job], bad: Mapping[Job, Outcome]) -> None:
-    """Raise Unfinished if runs did not come to an end. bad: as `run_all` returns it."""
+    """Raise Unfinished if some runs did not finish. bad: job -> outcome of the jobs that failed, as `run_all` returns it."""
     if lost := [job for job in jobs if not RunFolder(job.folder).settled]:
         first = f"{lost[0].folder}: {bad[lost[0]].text}"
         raise Unfinished(
@@ -151,7 +151,9 @@ def refuse_unfinished(jobs: Sequence[Job], bad: Mapping[Job, Outcome]) -> None:
 
 
 def _check(jobs: Iterable[Job]) -> None:
-    """Check that runs that are over are those asked for now. Raises UserError for other values or data; notes changed code."""
+    """Check that runs that are over have the config and data that the jobs ask for. Raises UserError if not; changed code gives
+    a note.
+    """
     with heard() as notes:
         for job in jobs:
             if RunFolder(job.folder).status() in OVER:
@@ -161,10 +163,10 @@ def _check(jobs: Iterable[Job]) -> None:
 
 
 def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, Any]:
-    """Return what search.json should hold: its content, with these searches added.
+    """Return the new content of search.json: the present content and these searches.
 
-    Raises UserError if it holds a search of one of the algorithms with different words, ranges or options. More trials are
-    allowed.
+    Raises UserError if it has a search of the same algorithm with different overrides, ranges or options. A larger number of
+    trials is allowed, except for a grid.
     """
     path = folder / "search.json"
     before = read_json(path, {}, others=dict[str, Any])
@@ -181,9 +183,9 @@ def refuse_other_search(searches: Sequence[Search], folder: Path) -> dict[str, A
 
 
 def _longer(before: Any, how: dict[str, Any]) -> Any:
-    """Return the options of the search before, with the new number of trials if it is larger.
+    """Return the options of the earlier search, with the new number of trials if that is larger.
 
-    A grid keeps its number, as more trials would be other points.
+    A grid keeps its number, since a larger grid would have different points.
     """
     trials = before.get("trials") if isinstance(before, dict) else None
     more = isinstance(trials, int) and how["trials"] > trials and how["sampler"] != "grid"
