@@ -55,7 +55,8 @@ def builder(node: dict[str, Any], where: str, *given: str) -> Callable[..., Any]
 
     Args:
         node, where: As in `build`.
-        given: The fields that have no key; the returned function takes them as keyword arguments.
+        given: The names of fields that the node does not hold, such as ``world``. The returned function takes them as keyword
+            arguments.
 
     Raises:
         UserError: As in `target` and `build`; later also if the class itself raises ValueError.
@@ -166,7 +167,9 @@ def _keys_of(cls: Any, *given: str) -> Any:
 
 
 def _refuse_odd_numbers(node: dict[str, Any], values: Any, where: str) -> None:
-    """Raise UserError for true or false in place of a number, which pydantic would read as 1 or 0, and for counts above `MOST`.
+    """Raise UserError for true or false in place of a number, which pydantic would read as 1 or 0.
+
+    Whole numbers above `MOST` are refused too, except for the seed and the budget.
 
     node: the values as they were given. values: the same, typed. where: the node's dotted key.
     """

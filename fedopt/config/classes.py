@@ -26,15 +26,15 @@ SCHEDULES = {"Piecewise": "step size", "Growing": "local work"}  # by one of the
 
 
 def about(path: str) -> dict[str, Any]:
-    """Return what a class says of itself, all empty if it cannot be imported.
+    """Return facts on a class that a config names; all of them are empty if it cannot be imported.
 
     Args:
         path: The class, as a `_target_` names it.
 
     Returns:
         `fields`: the types in words, by dotted key. `fits`: for an algorithm the classes of problems that it solves; for a
-        problem the classes that it belongs to; for `PROBLEM` all classes. `before`: fields that older runs lack, each with
-        the value that does what those runs did. `files`: the files it was read from, with their times.
+        problem the classes that it belongs to; for `PROBLEM` all classes. `before`: fields that configs of older runs lack,
+        each with the value that reproduces those runs. `files`: the files with the class and its bases, each with its time.
     """
     return about_all([path])[path]
 

@@ -62,7 +62,7 @@ def certainty(algo: str, folders: Folders = ()) -> str:
 
 
 def _head(group: str, option: str, folders: Folders) -> list[str]:
-    """Return the texts of the comments at the head of an option's file, without technical ones."""
+    """Return the texts of the comments at the head of an option's file, without those for programs, such as @package."""
     said = (line[2:] for line in text_of(file_of(group, option, folders)).split("\n")[:4] if line.startswith("# "))
     return [text for text in said if not re.match(r"@package|yaml-language-server|\S+\.yaml$", text)]
 
@@ -83,14 +83,14 @@ def class_path(group: str, option: str, folders: Folders = ()) -> str:
 
 
 def values_of(group: str, option: str, folders: Folders = ()) -> dict[str, Any]:
-    """Return the values that an option's file sets, by their dotted keys in the whole config."""
+    """Return the values that an option's file sets, without those of files that it builds on, by dotted key of the config."""
     path = file_of(group, option, folders)
     inside = "" if "@package _global_" in text_of(path) else f"{group}."
     return {f"{inside}{key}": value for key, value in flat(content(path)).items()}
 
 
 def content(path: Path) -> dict[str, Any]:
-    """Return a YAML file's content, {} if it does not hold a dict. The result is the caller's to change.
+    """Return a YAML file's content, {} if it does not hold a dict. The result is a copy, which the caller may change.
 
     Raises:
         OSError, UserError, yaml.YAMLError: The file cannot be read.

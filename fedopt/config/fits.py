@@ -43,7 +43,10 @@ def choice(lacking: Sequence[str], chosen: Mapping[str, str], folders: Folders) 
 
 
 def other_solution(solves: Collection[str], kind: Collection[str]) -> str:
-    """Return why the algorithm is refused, if the two differ only in what is local to a client or what everyone knows; else "".
+    """Return the last part of the message that refuses an algorithm; "" if there is nothing to explain.
+
+    It explains problems that differ only in a level that is local to each client, or in an outer function that everyone
+    knows.
 
     solves: the classes of problems that the algorithm solves. kind: the classes of the problem.
     """
@@ -59,7 +62,10 @@ def other_solution(solves: Collection[str], kind: Collection[str]) -> str:
 
 
 def that_fit(group: str, classes: Collection[str]) -> list[str]:
-    """Return fedopt's options of a group that are of one of these classes of problems."""
+    """Return fedopt's algorithms that solve one of these classes of problems, or fedopt's problems that belong to one.
+
+    group: algo or problem. classes: the names of the classes, such as local_bilevel.
+    """
     paths = {name: class_path(group, name) for name in options(group)}
     answers = about_all(paths.values())
     return [name for name, path in paths.items() if {*answers[path]["fits"]} & {*classes}]

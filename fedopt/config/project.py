@@ -59,10 +59,10 @@ def project() -> Project | None:
 
 
 def with_project(folders: str | Path | Folders = ()) -> list[str]:
-    """Return the config folders of a command, after the project's own if that exists.
+    """Return the config folders of a command, with the project's config folder first if it exists.
 
-    Make the project's Python files importable, also for processes that this one starts, if the project is trusted. Otherwise
-    a note says how to trust it.
+    If the project is trusted, make its Python files importable, also for processes that this one starts. Otherwise a note
+    says how to trust it.
 
     Args:
         folders: The config folders that the command names.

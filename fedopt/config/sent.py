@@ -37,7 +37,8 @@ def refuse_hydra(words: Iterable[str], allowed: tuple[str, ...] = ()) -> None:
 
 
 def check_folders(folders: Iterable[str | Path]) -> tuple[Hashable, ...]:
-    """Return the paths, times and sizes of all files of the config folders. They are equal if no file has changed.
+    """Check the YAML files of config folders, and return their paths, times and sizes. Two results are equal if no file
+    changed.
 
     Raises:
         UserError: A folder is missing, or a file in it has no effect or could run code.

@@ -50,8 +50,8 @@ class Budget:
     def parts(self, points: int, **used: float) -> int:
         """Return how many of ``points`` equal parts of the budget are spent.
 
-        With ``until=last``, each limit has ``points`` parts, and the spent parts of all limits are added. The parts are equal
-        in the logarithm of what is used, from a hundredth of the limit on.
+        With ``until=last``, each limit has ``points`` parts, and the spent parts of all limits are added. These parts are
+        equal in the logarithm of the cost, from a hundredth of the limit up to the limit.
 
         Args:
             points: The number of parts.
@@ -73,11 +73,12 @@ class Evaluation:
     Args:
         every: The interval in rounds.
         at: Further rounds.
-        metric: The metric that keep=best and the target use. None: none.
-        target: The value of the metric to reach; summary.json says what it cost. None: none.
-        diverged: A run is stopped if its loss, objective or distance exceeds this, or is not finite.
-        points: Takes metrics whenever another of this many equal parts of the budget is spent, in place of ``every``. Methods
-            with unequal costs per round are then evaluated at equal costs. None: by rounds.
+        metric: The metric that keep=best and the target use. None: they are not used.
+        target: The value of the metric to reach; summary.json has the cost of reaching it. None: there is no target.
+        diverged: A run is stopped if a loss, objective or distance exceeds this in magnitude, or if any metric is not finite.
+        points: The number of equal parts of the budget. Metrics are taken each time another part is spent, in place of
+            ``every``. Methods with unequal costs per round are then evaluated at equal costs. None: metrics are taken by
+            rounds.
     """
 
     every: PositiveInt
@@ -106,8 +107,8 @@ class Participation:
         dropout: The probability that a client of the cohort drops out of a round. At least one client stays.
         least: Each client's local steps (or epochs) in a round are drawn uniformly from this number to the algorithm's. None:
             all clients do the algorithm's number.
-        work: A list: the fixed local steps or epochs of each client. ``once``: the draw from ``least`` is the same in all
-            rounds. None: it is drawn anew in each round.
+        work: A list: the fixed local steps or epochs of each client. ``once``: each client's draw from ``least`` is the same
+            in all rounds. None: draws from ``least`` differ between rounds.
         stragglers: The fraction of clients, drawn in each round, that are idle: they take no local step, but answer.
     """
 
@@ -142,7 +143,8 @@ class Hardware:
     Args:
         device: cpu, cuda, cuda:1, and so on.
         dtype: The type of the run's numbers.
-        engine: ``vectorised``, ``one_by_one``, or ``auto``, which chooses.
+        engine: ``vectorised``: stacks of clients work at once, by torch.vmap. ``one_by_one``: one client after the other.
+            ``auto`` chooses.
         stack: How many clients the vectorised engine runs at once. None: as many as fit the cache.
         threads: Threads of a process. None: OMP_NUM_THREADS, else all cores, shared among parallel jobs.
         tf32: Whether GPUs may use TensorFloat-32 for matrix products.
@@ -173,8 +175,8 @@ class Settings:
     """The top level of a config. conf/config.yaml says what each key means.
 
     Args:
-        output_dir: None: a folder under outputs/ that is named by the overrides.
-        source: The key ``from``.
+        output_dir: The run's folder. None: a folder under outputs/ that is named by the overrides.
+        source: The key ``from``: the folder of a run at whose checkpoint this run begins. None: it begins at the start.
         algo, problem, partitioner, dataset, logger: The nodes that `build_target` makes objects of.
     """
 

@@ -88,10 +88,11 @@ def nodes(file: str, folders: Folders = ()) -> dict[str, dict[str, Any]]:
 def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tuple[str, dict[str, Any]]:
     """Return the name of the tuned values that apply, and the values by dotted key; ("", {}) if none apply.
 
-    Keys that an experiment's file sets are left out, and those that the file of a variant sets.
+    Keys that an experiment's file sets are left out. So are those that the chosen algorithm's file sets, if it builds on the
+    algorithm that was tuned.
 
     Args:
-        wanted: The key ``preset``.
+        wanted: The key ``preset``: auto, none, or a name <algorithm>/<problem>.
         chosen: The option of each group.
         folders: Config folders besides fedopt's.
 

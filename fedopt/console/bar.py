@@ -87,7 +87,7 @@ class Bar:
             self._cell.update({"text/plain": text, "text/html": markup}, raw=True)
 
     def restart(self) -> None:
-        """Measure the speed of a single job from now on, since its first round is slower than the others."""
+        """For a single job, measure the speed from now on, since its first round is slower. With several jobs, do nothing."""
         if self.jobs == 1:
             self._began = None
 
@@ -97,9 +97,9 @@ class Bar:
             self.jobs, self.done, self._began = jobs, done, None
 
     def next(self, skipped: bool = False) -> str:
-        """Count the present job as ended.
+        """Count the present job as ended. Return the time left for all jobs, as `move` does.
 
-        skipped: it had ended before, and tells nothing about time. Returns the same as `move`.
+        skipped: if true, the job was not run now, and does not count for the speed.
         """
         self.done += 1
         if skipped:

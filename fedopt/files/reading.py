@@ -131,7 +131,7 @@ def read_as(path: Path, parse: Callable[[str], T], most: int = LARGEST, remedy: 
 
     Args:
         path: The file.
-        parse: A function of the text. What it raises is told as a broken file.
+        parse: A function of the text. If it raises one of the exceptions in `BROKEN`, the file counts as broken.
         most: The largest number of bytes.
         remedy: What to do if the file is broken, for the message.
 
@@ -156,11 +156,11 @@ def config_text(path: Path, links: bool = False) -> str:
 
 
 def plain_yaml(text: str) -> str:
-    """Return a YAML text unchanged, after checking it. A text that is not YAML passes: whoever parses it says what is wrong.
+    """Return a YAML text unchanged, after checking it. A text that is not YAML passes: its parser reports the error.
 
     Raises:
-        ValueError: A key occurs twice. Or a number has very many digits, or a form that only YAML 1.1 reads as one. Or
-            aliases expand to more values than a config may hold.
+        ValueError: A key occurs twice. Or a number has more than `MOST_DIGITS` digits, or is written as only YAML 1.1 reads
+            it (017, 1:30). Or aliases expand to more values than a config may hold.
     """
     with suppress(yaml.YAMLError, RecursionError):  # whoever reads it says what is wrong
         if (root := yaml.compose(text, Loader)) is not None and _values_in(root, {}) > MOST_VALUES:

@@ -55,10 +55,9 @@ def write_whole(file: int, content: bytes) -> None:
 
 
 def refuse_inner_links(folder: Path) -> None:
-    """Raise UserError if a folder holds, at any depth, a symbolic link or something other than a file or folder. Hard links
-    pass.
+    """Raise UserError if a folder holds, at any depth, a symbolic link or something other than a file or folder.
 
-    Writing there could go elsewhere.
+    Writing there could go elsewhere. Hard links pass.
     """
     for inside, folders, files in os.walk(folder):
         for path in (Path(inside, name) for name in (*folders, *files)):

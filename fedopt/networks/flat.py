@@ -100,7 +100,11 @@ class FlatModel:
         return x
 
     def trained(self, flat: Tensor) -> nn.Module:
-        """Return a separate nn.Module with the parameters ``flat`` [dim]. It takes x as `__call__` does, or as images."""
+        """Return a separate nn.Module with the parameters ``flat`` [dim].
+
+        It takes examples in the shape `input_shape`. The module of a `FlatModel` without convolutions takes x [B, features]
+        too.
+        """
         network = self.copy().to(flat.dtype)
         parameters = (p for p in network.parameters() if p.requires_grad)
         with torch.no_grad():

@@ -22,7 +22,7 @@ class FlatModule(FlatModel):
 
     Attributes:
         names: The names of the parameters, in the vector's order.
-        modal: Whether its logits differ in training mode.
+        modal: Whether its logits in training mode differ from those in evaluation mode.
     """
 
     modal = False

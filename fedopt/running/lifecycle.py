@@ -43,15 +43,17 @@ def execute(
 
     Args:
         composed: The config.
-        locate: Returns the folder. It is called again if another run takes that folder first.
+        locate: A function that returns the folder. It is called again if another run takes that folder first.
         jobs: How many runs share the machine.
-        on_eval: Called with each row of metrics.csv. If it returns true, the run stops. It needs hardware.processes=1.
-        quiet: Whether no progress is shown.
-        bar: The bar of several jobs, of which this run is one. None: a bar of its own.
+        on_eval: A function that is called with each row of metrics.csv. If it returns true, the run stops. It needs
+            hardware.processes=1.
+        quiet: If true, no progress is shown.
+        bar: The progress bar that this run shares with other runs. None: the run makes one.
 
     Raises:
         UserError: A mistake that a user can mend.
         Exception: What on_eval raises, and bugs of fedopt.
+        KeyboardInterrupt: Ctrl-C was pressed twice, or before the run began.
     """
     if (processes := asked_processes(composed.settings.hardware)) > 1:
         if on_eval is not None:
@@ -101,7 +103,7 @@ class Run:
 
     @property
     def untouched(self) -> bool:
-        """Whether no round has begun since the run began."""
+        """Whether the run has not completed a round since it began; False for a run that resumes."""
         return self.progress.round == self.first
 
     def __call__(self) -> str:
@@ -209,7 +211,7 @@ class Run:
         return [sinks.on_rows(rows.append), *trackers, display, sinks.on_rows(self.callback), self.keeper]
 
     def _display(self, opened: ExitStack, e: Experiment) -> Display:
-        """Return what shows the progress. A run by itself first prints three lines: what runs, on what data, and where."""
+        """Return the display of the progress. A run by itself first prints three lines: what runs, on what data, and where."""
         chosen, problem = self.composed.chosen, e.original
         bar = self.bar or opened.enter_context(closing(Bar(quiet=self.quiet)))
         if self.bar is None:
@@ -234,7 +236,8 @@ class Run:
 
 
 def tuned_words(folder: RunFolder, composed: Composed) -> str:
-    """Return which tuned values apply, in words: those with which the run began, since a command that resumes it need not name
-    them.
+    """Return a text on the tuned values that apply: those that run.json in the folder records, else those of the config.
+
+    A command that resumes a run need not name the tuned values with which the run began.
     """
     return str(folder.card().get("tuned", composed.tuned))

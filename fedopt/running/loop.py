@@ -49,7 +49,7 @@ class Moment(NamedTuple):
         state: The algorithm's state.
         spent: The fraction of the budget that is spent; 1 or more at the end.
         row: The row of metrics.csv if metrics were taken, else None.
-        improved: Whether eval.metric has its best value so far.
+        improved: Whether metrics were taken, and eval.metric is better than at all earlier evaluations.
         status: How the run ends here; None if it continues or is interrupted.
     """
 
@@ -121,7 +121,8 @@ def _due(e: Experiment, progress: Progress) -> bool:
 def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool]:
     """Take the metrics and note them in ``progress``, which changes in place.
 
-    Return the row of metrics.csv, and whether eval.metric has its best value so far (False without eval.metric).
+    Return the row of metrics.csv, and whether eval.metric is better than at all earlier evaluations (False without
+    eval.metric).
     """
     values = measured(e.problem, e.original, e.algorithm.output(state))
     progress.evaluated = True
@@ -141,8 +142,9 @@ def evaluate(e: Experiment, state: Any, progress: Progress) -> tuple[Row, bool]:
 
 
 def diverged(e: Experiment, progress: Progress) -> bool:
-    """Whether the last evaluation has a value that is not finite, or that exceeds eval.diverged in a metric that bounds
-    divergence.
+    """Tell whether the last evaluation has a value that is not finite, or a bounded metric beyond eval.diverged in magnitude.
+
+    A metric is bounded if its `Metric.bounds` is true.
     """
     bounded = {metric.name for metric in e.problem.metrics if metric.bounds}
     limit = e.evaluation.diverged
@@ -150,7 +152,7 @@ def diverged(e: Experiment, progress: Progress) -> bool:
 
 
 def share_spent(e: Experiment, progress: Progress) -> float:
-    """Return the fraction of the budget that is spent, by the limit that ends the run."""
+    """Return the fraction of the budget that is spent, as `Budget.spent` computes it. The run ends at 1."""
     return e.budget.spent(**_used(e, progress))
 
 

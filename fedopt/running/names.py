@@ -45,11 +45,11 @@ def _short(word: str) -> str:
 
 
 def run_name(composed: Composed, naming: Collection[str] | None) -> str:
-    """Return the name of a run's folder inside a sweep's.
+    """Return the name of a run's folder inside the folder of its sweep.
 
     Args:
         composed: The run's config.
-        naming: The keys that stand in the name beside ``seed``; None for all.
+        naming: The keys that appear in the name, besides ``seed``, which always does. None: all keys.
     """
     groups = [composed.chosen[group] for group in ("algo", "problem") if naming is None or group in naming]
     words = (word for word in composed.words if key_of(word) not in FIRST)

@@ -23,10 +23,10 @@ def run_place(path: Path, composed: Composed, taken: MutableMapping[str, Compose
     """Return the folder of a sweep's run: the one that holds it already, else the first of `path`, `path`-2, ... that is free.
 
     Args:
-        path: Where the run's name puts it.
+        path: The folder that the run's name gives.
         composed: The run's config.
-        taken: The folders of this command's runs so far, in lower case, each with the run's config. The returned one is
-            added.
+        taken: The folders of this command's runs so far, in lower case, each with the run's config. The returned folder is
+            added in place.
     """
     for place in _numbered(path):
         other, folder = taken.get(str(place).casefold()), RunFolder(place)
@@ -48,7 +48,7 @@ def sweep_place(path: Path, shared: Iterable[str], swept: Collection[str]) -> Pa
     """Return the folder of a sweep: the one whose runs have the same overrides, else the first that is free.
 
     Args:
-        path: Where the sweep's name puts it.
+        path: The folder that the sweep's name gives. Further candidates are `path`-2, `path`-3, ...
         shared: The overrides that all its runs have.
         swept: The keys whose values differ.
     """
