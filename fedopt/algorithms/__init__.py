@@ -14,10 +14,11 @@ class Algorithm(Protocol):
     Attributes:
         solves: The classes of problems that it is written for. It can also solve problems that a reduction brings to one of
             these classes.
-        uneven: Optional. The field that ``participation.least``, ``work`` and ``stragglers`` make uneven: a `LocalWork`, or a
-            whole number. Several fields are a tuple of names; ``participation.work``, one list, does not serve them.
-        first_order: Optional. True for a method without second derivatives: on problems with an inner objective they are
-            refused.
+        uneven: Optional. The name of the field that ``participation.least``, ``work`` and ``stragglers`` make uneven. The
+            field is a `LocalWork`, or a whole number. Several fields are a tuple of names; ``participation.work`` cannot be a
+            list then.
+        first_order: Optional. True for a method without second derivatives. On problems with an inner objective, taking one
+            then raises UserError.
     """
 
     solves: ClassVar[tuple[type[Problem], ...]]

@@ -133,7 +133,7 @@ def rebuilt(kind: Matrix, a: Tensor, w: Tensor, r: float, rho: float) -> tuple[T
 class AdaFBiO(Adaptive):
     """AdaFBiO: adaptive bilevel steps along recursive momenta [Huang 2022]. Hyperparameters as in `Adaptive`, and:
 
-    theta, Q: the step and the number of Hessian products of the Neumann sum in the hypergradient.
+    theta, Q: the step size and the number of Hessian products of the Neumann sum in the hypergradient.
     """
 
     theta: PositiveFloat

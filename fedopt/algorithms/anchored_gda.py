@@ -41,15 +41,16 @@ class State(NamedTuple):
 class AnchoredGda:
     """Local descent-ascent whose drift a common anchor q corrects.
 
-    eta_x, eta_y: the clients' step sizes. gamma_x, gamma_y: the server's, along the clients' mean change.
+    eta_x, eta_y: the clients' step sizes. gamma_x, gamma_y: the server's step sizes along the clients' mean change.
     K, steps: the local steps: K of them (fixed), or a random number of mean K (geometric), the same for all clients of a
         round.
-    a: the weight of the newest gradients in the anchor; with 1 or more, those of earlier rounds are not used.
+    a: the weight of the newest gradients in the anchor; with 1 or more, gradients of earlier rounds are not used.
     anchor: S is all clients (all), the cohort S' of the local steps (cohort), or a different cohort (another).
     correction: sample: local steps go along F_i(u; b) - F_i(w; b) + q, both on the same sample. kept: along F_i(u; b) - v_i +
-        q, which averages the noise of q over the K steps and saves a gradient in each.
+        q, which averages the noise of q over the K steps and saves a gradient in each. kept cannot be combined with
+        anchor=another (ValueError).
     B, B_anchor: the examples of a local step and of the anchor; None for all of a client's.
-    lam, stage: local steps also go along lam (u - w_s); w_s is renewed every `stage` rounds.
+    lam, stage: local steps also go along lam (u - w_s); w_s is set to w every `stage` rounds.
     """
 
     eta_x: Schedule

@@ -38,15 +38,16 @@ class State(NamedTuple):
 class BRFedBi:
     """BR-FedBi: bilevel steps whose server takes a robust mean.
 
-    gamma_x, gamma_y, gamma_v: the steps. radius: the radius of the ball onto which v is projected; None for no projection.
+    gamma_x, gamma_y, gamma_v: the server's step sizes. radius: the radius of the ball onto which v is projected; None for no
+        projection.
     B: the examples of a sample; None for all of a client's.
     rule: mean; coordinate-wise median; trimmed, the mean without the `trim` least and largest of each coordinate; or
         geometric, the geometric median by `iterations` of Weiszfeld's method. x, y and v are combined separately.
     variance: none; momentum, g_i = momentum g_i + (1 - momentum) D_i; or page. In page the server's coin shows heads with
         probability p: then g_i = D_i on B_page examples, else g_i + D_i(z) - D_i(z_prev) on one sample.
     hostile: the number of hostile clients, which are the first ones by index.
-    attack: what they send: large, 10^6 in every coordinate; sign_flip, -g_i; ipm, -1/2 of the honest mean; alie, the honest
-        mean less as many standard deviations as stay unseen.
+    attack: the answer of a hostile client. none: its g_i. large: 10^6 in every coordinate. sign_flip: -g_i. ipm: -1/2 of the
+        honest mean. alie: the honest mean minus as many standard deviations as stay undetected.
     """
 
     gamma_x: Schedule

@@ -31,7 +31,7 @@ class State(NamedTuple):
 class LocalExtragradient:
     """Local extragradient steps on a saddle point problem.
 
-    eta_x, eta_y: the clients' steps. eta_s: the server's along their mean change. K: the local steps.
+    eta_x, eta_y: the clients' step sizes. eta_s: the server's step size along the clients' mean change. K: the local steps.
     B: the examples of each of a step's two samples; None for all of a client's.
     """
 
@@ -76,9 +76,9 @@ class DualState(NamedTuple):
 class FeDualEx:
     """FeDualEx: dual extrapolation for composite saddle point problems.
 
-    eta_x, eta_y: the clients' steps. eta_s: the server's along their mean change. K: the local steps.
+    eta_x, eta_y: the clients' step sizes. eta_s: the server's step size along the clients' mean change. K: the local steps.
     B: the examples of each of a step's two samples; None for all of a client's.
-    lam, D: the objective is f + lam |x|_1 - lam |y|_1, and entries of x and y are within [-D, D]; None for no such box.
+    lam, D: the objective is f + lam |x|_1 - lam |y|_1, and the entries of x and y are in [-D, D]. D = None: no such box.
     iterate: the output: the last z, or the mean of all z_h [theorem], which clients then send too.
     """
 
@@ -119,9 +119,10 @@ class FeDualEx:
     def _T(self, at: Client | Minimax, o: Vectors, t: float) -> Vectors:
         """Return the primal point T_t(o) of a dual point o, with y projected onto the problem's constraint.
 
-        at: what knows the constraint: the client, or on the server the problem.
-        t: the number of local steps so far, times eta_s for those of earlier rounds. It is exact without a constraint, or
-            with lam = 0 and no box.
+        It is exact if the problem has no constraint, or with lam = 0 and D = None.
+
+        at: the client, or on the server the problem. Its ``project`` is used.
+        t: the number of local steps in this round, plus eta_s times the number in earlier rounds.
         """
         if self.lam:
             o = Vectors(softshrink(v, t * eta * self.lam) for v, eta in zip(o, (self.eta_x, self.eta_y), strict=True))

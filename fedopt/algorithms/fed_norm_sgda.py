@@ -78,16 +78,17 @@ class Sums(NamedTuple):
 class FedNormSgda:
     """Fed-Norm-SGDA and, with S, Fed-Norm-SGDA+; Local SGDA and Local SGDA+ with aggregation=naive.
 
-    eta_x, eta_y: the clients' steps. gamma_x, gamma_y: the server's, relative to them.
+    eta_x, eta_y: the clients' step sizes. gamma_x, gamma_y: the server's step sizes are gamma_x eta_x and gamma_y eta_y.
     tau: the local work, in epochs or in steps; the largest amount if clients are uneven.
     B: the examples of a step; None for all of a client's.
     S: the rounds between snapshots x_hat ("+"); None takes grad_y at the client's own x.
     rho, mu, decay: the local solver's momentum, proximal coefficient, and factor of the step size from one step to the next.
         SGD is 0, 0, 1. A list mixes solvers: client i has the entry i mod its length.
-    aggregation: normalised, divided by |a_i|_1; or naive, the mean of the cohort's changes, weighted by p_i.
-    tau_eff: the mean of |a_i|_1 over all clients, or over the cohort, which biases the solution towards clients that do more
-        work.
-    iterate: the output: the last iterate, or the uniformly random one of line 22.
+    aggregation: normalised, each client's change divided by its |a_i|_1; or naive, the mean of the cohort's changes, weighted
+        by p_i.
+    tau_eff: the mean of |a_i|_1 over all clients (all), or over the cohort (cohort), which biases the solution towards
+        clients that do more work.
+    iterate: the output: the last iterate (last), or a uniformly random one of all iterates so far, line 22 (random).
     """
 
     eta_x: Schedule
@@ -150,8 +151,9 @@ class FedNormSgda:
         return (s.x, s.y) if self.iterate == "last" else s.drawn
 
     def _replaces(self, fed: Round) -> bool:
-        """Draw whether the iterate after this round replaces the drawn one, with probability 1 / (r + 1): line 22, round by
-        round.
+        """Draw whether the iterate after this round replaces the drawn one, with probability 1 / (r + 1).
+
+        So the drawn one is uniform over all iterates, as in line 22.
         """
         return bool(fed.rng(Purpose.OUTPUT).random() * (fed.r + 1) < 1)
 

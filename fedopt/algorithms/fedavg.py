@@ -31,7 +31,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 class FedAvg:
     """FedAvg, and with mu FedProx.
 
-    eta: the local step size. gamma, momentum: the server's step along the clients' mean change, and its momentum.
+    eta: the local step size. gamma, momentum: the server's step size along the clients' mean change, and its momentum.
     tau: the local work, in epochs over batches of B examples, or in steps on independent batches drawn with replacement.
     B: the examples of a batch; None for all of a client's.
     mu: the factor of the proximal term mu/2 |x_i - x|^2 in each client's objective; 0 is FedAvg.
@@ -81,9 +81,9 @@ class FedAvg:
 class FedOpt(FedAvg):
     """FedAvg whose server divides by roots of second moments, coordinate by coordinate: FedAdam, FedYogi, FedAdagrad.
 
-    Hyperparameters as in `FedAvg`, with momentum = 0, and:
+    Hyperparameters as in `FedAvg`, with momentum = 0 (else ValueError), and:
     server: the rule of the second moments v. beta_1, beta_2: the decays of m and, except for adagrad, of v.
-    epsilon: tau in the paper. v_0: every coordinate of v before the first round.
+    epsilon: the server divides by sqrt(v) + epsilon; tau in the paper. v_0: every coordinate of v before the first round.
     """
 
     server: Literal["adam", "yogi", "adagrad"]

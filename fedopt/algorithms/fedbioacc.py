@@ -34,11 +34,13 @@ class State(NamedTuple):
 class FedBiOAcc:
     """FedBiOAcc: bilevel steps along recursive momenta.
 
-    eta, gamma, tau: the steps of x, y and u are eta alpha_t, gamma alpha_t and tau alpha_t.
+    eta, gamma, tau: the step sizes of x, y and u are eta alpha_t, gamma alpha_t and tau alpha_t.
     delta, u0: alpha_t = delta / (u0 + t)^(1/3).
-    c_x, c_y, c_u: the newest directions have the weights c_x alpha_t^2, c_y alpha_t^2 and c_u alpha_t^2, each at most 1.
+    c_x, c_y, c_u: the newest directions have the weights c_x alpha_t^2, c_y alpha_t^2 and c_u alpha_t^2, each at most 1 (else
+        ValueError).
     I: the iterations of a round. Variables and momenta are averaged at its end.
-    B, B1: the examples of a sample, drawn for each direction; and of the samples for m_0. None for all of a client's.
+    B: the examples of a sample; each direction has its own sample. B1: the examples of the samples for m_0. None: all of a
+        client's.
     """
 
     eta: PositiveFloat

@@ -37,7 +37,8 @@ class State(NamedTuple):
 class FedMSA:
     """FedMSA: all variables move together along momentum-corrected directions.
 
-    alpha, beta: the step sizes of x and of the z^n (one for all n, or a list of N). rho: the momentum parameter.
+    alpha, beta: the step sizes of x and of the z^n: one for all n, or a list of N (another length raises UserError).
+    rho: the momentum parameter: 1 uses no earlier directions.
     K: the local steps, the most of them if clients are uneven. If K = 1 and clients are even, the server takes the step, and
         a round has one exchange.
     B: the examples of each sample; None for all of a client's.
@@ -45,7 +46,8 @@ class FedMSA:
         always a cohort.
     warm_up: the rounds at the start in which only Z moves, towards its solution at the first x; 0 in the paper.
     damping: lambda in S_v = (grad^2_ww g + lambda I) v - grad_w f; 0 in the paper.
-    iterate: the output: the last iterate, or the uniformly random one of the theorem.
+    iterate: the output: the last iterate (last), or a uniformly random one of the iterates so far, as in the theorem
+        (random).
     """
 
     alpha: Schedule
@@ -152,7 +154,7 @@ class FedMSA:
 def chain_maps(client: Client, u: Vectors, xi: list[Any]) -> Vectors:
     """Return (P, S^1, ..., S^N) of a composition at u = (x, z^1, ..., z^N) [eq. 3, 11].
 
-    P = J f^0(x)' J f^1(z^1)' ... grad f^N(z^N),  S^n = z^n - f^{n-1}(z^{n-1}). It takes one gradient call and N
+    P = J f^0(x)' J f^1(z^1)' ... grad f^N(z^N),  S^n = z^n - f^{n-1}(z^{n-1}). It counts as one gradient call and N
     Jacobian-vector products.
     xi: a sample for each level: with one sample for two levels their product would be biased.
     """

@@ -195,9 +195,10 @@ class FedNest:
         return estimate(self.inverse, self.N, self.l, problem, fed)
 
     def step_of(self, work: str, step: float) -> Callable[[Client], float | Tensor]:
-        """Return a client's local step size, as a function of the client.
+        """Return a function client -> its local step size. With `divided`, it is the step divided by the client's number of
+        local steps.
 
-        work: the name of its draws, inner or outer. step: alpha or beta.
+        work: the name of the client's draws, inner or outer. step: alpha or beta.
         """
         return lambda client: step / client.own_steps(work).clamp(min=1).double() if self.divided else step
 
@@ -262,13 +263,13 @@ def svrg_steps(alpha: Callable[[Client], float | Tensor], problem: Bilevel) -> C
 def unless_late(client: Client, work: str, after: Tensor, before: Tensor) -> Tensor:
     """Return ``after``, the point after a client's first local step, or ``before`` if the client takes no step.
 
-    work: the name of its draws.
+    work: the name of the client's draws, which tell its number of steps.
     """
     return torch.where(client.own_steps(work) > 0, after, before)
 
 
 def sgd(client: Client, x: Tensor, y: Tensor, beta: float | Tensor) -> Tensor:
-    """Run the client's inner SGD steps on g_i(x, .) from y, and return y_i. It takes the draws 'inner'.
+    """Run the client's inner SGD steps on g_i(x, .) from y, and return y_i. It uses the draws called 'inner'.
 
     beta: the step size.
     """
@@ -281,9 +282,9 @@ def sgd(client: Client, x: Tensor, y: Tensor, beta: float | Tensor) -> Tensor:
 
 
 def hypergradient_descent(client: Client, x: Tensor, y: Tensor, alpha: float | Tensor, inverse: Inverse) -> Tensor:
-    """Run the client's outer steps from x along its hypergradient at y, and return x_i. It takes the draws 'outer'.
+    """Run the client's outer steps from x along its hypergradient at y, and return x_i. It uses the draws called 'outer'.
 
-    alpha: the step size. inverse: estimates H^-1 b; see `estimate`.
+    alpha: the step size. inverse: the function that estimates H^-1 b; see `estimate`.
     """
 
     def step(x_i: Tensor, xi: list[Any]) -> Tensor:

@@ -27,11 +27,12 @@ Weight = Annotated[float, Field(ge=0, le=1)]
 class FedSGDAM:
     """FedSGDA-M: recursive momentum on each client.
 
-    eta_x, eta_y: the steps of x and y. alpha, beta: the weights of the newest gradients in u and v.
-    lam: y moves by eta_y (P(y - lam v) - y), as in other papers of the authors; None moves it to P(y - eta_y v).
+    eta_x, eta_y: the step sizes of x and y. alpha, beta: the weights of the newest gradients in u and v.
+    lam: y moves by eta_y (P(y - lam v) - y), as in other papers of the authors, with eta_y at most 1 (else ValueError). None:
+        y moves to P(y - eta_y v).
     q: the iterations between averages, which are one round (Q in the paper). B: the examples of a sample; None for all of a
         client's.
-    S: the samples that the first u and v are means over.
+    S: the number of samples over which the first u and v are means.
     """
 
     eta_x: Schedule
@@ -80,8 +81,9 @@ class State(NamedTuple):
 class MomentumLocalSGDA:
     """Momentum Local SGDA: partial steps along momenta, which are averaged too.
 
-    eta_x, eta_y: the steps to the points towards which x and y move. alpha: the share of that way that they go.
-    beta_x, beta_y: the newest gradients have the weights beta_x alpha and beta_y alpha in the momenta.
+    eta_x, eta_y, alpha: an iteration moves x and y the share alpha of the way to x - eta_x u and to P(y - eta_y v).
+    beta_x, beta_y: the newest gradients have the weights beta_x alpha and beta_y alpha in the momenta, each at most 1 (else
+        ValueError).
     tau: the iterations of a round. B: the examples of a sample; None for all of a client's.
     """
 

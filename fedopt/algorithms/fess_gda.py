@@ -33,10 +33,10 @@ class State(NamedTuple):
 class FessGda:
     """FESS-GDA: local steps on a smoothed saddle point problem.
 
-    eta_x, eta_y: the clients' steps. gamma_x, gamma_y: the server's, relative to them.
+    eta_x, eta_y: the clients' step sizes. gamma_x, gamma_y: the server's step sizes along the clients' mean change.
     tau: the local work, in epochs or in steps. B: the examples of a step; None for all of a client's.
-    p, beta: the weight of the smoothing, and the step of z. There is no smoothing with p = 0, or with beta = 1, since then z
-        = x.
+    p, beta: the weight of the smoothing, and the step size of z. There is no smoothing with p = 0, or with beta = 1, since
+        then z = x.
     """
 
     eta_x: Schedule

@@ -26,8 +26,8 @@ from fedopt.toolbox import Vectors, bilevel_maps, bilevel_start
 class FirstOrder(SimFBO):
     """SimFBO without second derivatives.
 
-    The keys of SimFBO mean the same; with estimator=penalty, eta_v and gamma_v are the steps of s. With normalised=true it is
-    ShroFBO without them.
+    The keys of SimFBO mean the same; with estimator=penalty, eta_v and gamma_v are the step sizes of s, and radius must be
+    None (else ValueError). With normalised=true it is ShroFBO without second derivatives.
 
     estimator: penalty, gradients of f + lam g at y and of g at s; or difference, gradients of g at two points near y.
     lam, growth, power: the penalty's coefficient in round r is lam + growth r^power.

@@ -107,7 +107,7 @@ def estimated(client: Client, x: Tensor, u: Tensors, xi: list[Any], a: float, ol
 
     The new u^k is (1 - a) u^k + a r^k(u^(k-1)). It counts as one gradient call and K Jacobian-vector products.
     u: (u^1, ..., u^K). xi: a sample for each level. a: the weight of the newest values.
-    old: whether u^(k-1) and the gradient are of the old u instead of the new one.
+    old: whether u^(k-1) is the old one, and the gradient is taken at the old u. Else both use the new u.
     """
     new = list[Tensor]()
 

@@ -42,8 +42,8 @@ class State(NamedTuple):
 class Momentum:
     """What LocalBSGM and LocalBSGVRM share.
 
-    rho1, rho2: the steps of x and y are rho1 eta_t and rho2 eta_t. eta: the constant eta_t.
-    theta, Q: the step and the number of Hessian products of the Neumann sum in the hypergradient.
+    rho1, rho2: the step sizes of x and y are rho1 eta_t and rho2 eta_t. eta: the constant eta_t.
+    theta, Q: the step size and the number of Hessian products of the Neumann sum in the hypergradient.
     p: the iterations of a round. B: the examples of a sample; None for all of a client's.
     """
 
@@ -90,7 +90,7 @@ class Momentum:
 class LocalBSGM(Momentum):
     """LocalBSGM: local bilevel SGD with momentum [Gao 2022, Alg. 1]. Hyperparameters as in `Momentum`, and:
 
-    alpha, beta: the newest D and G have the weights alpha eta and beta eta, each below 1.
+    alpha, beta: the newest D and G have the weights alpha eta and beta eta, each less than 1 (else ValueError).
     """
 
     def __post_init__(self) -> None:

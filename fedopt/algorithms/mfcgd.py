@@ -48,11 +48,13 @@ class State(NamedTuple):
 class Mfcgd:
     """MFCGD: momentum-based compositional descent.
 
-    gamma: the step of x is gamma eta_t, eta_t = k / (n + t)^(1/3).
-    c1, c2, c3: the newest h, U and v have the weights c1 eta_t^2, c2 eta_t^2 and c3 eta_t^2, each at most 1.
-    adaptive: A = I (none: MFCGD), diag(sqrt(a) + rho) with a the mean of wbar^2, or (a + rho) I with a the mean of |wbar|
-        (norm).
-    theta: the share of a that is kept at an exchange. C_f, C_g: radii of the projections of v and U; None for no projection.
+    gamma, k, n: the step size of x is gamma eta_t, with eta_t = k / (n + t)^(1/3).
+    c1, c2, c3: the newest h, U and v have the weights c1 eta_t^2, c2 eta_t^2 and c3 eta_t^2, each at most 1 (else
+        ValueError).
+    adaptive: the matrix A. none: I, which is MFCGD. diagonal: diag(sqrt(a) + rho), with a the running mean of wbar^2. norm:
+        (a + rho) I, with a the running mean of |wbar|.
+    theta, rho: theta is the share of a that is kept at an exchange; rho is added in A.
+    C_f, C_g: the radii of the balls onto which v and U are projected; None for no projection.
     I: the iterations between exchanges. B, B_start: the examples of each sample, and of the first ones; None for all of a
         client's.
     share: whether h, U and v are averaged with x and w.

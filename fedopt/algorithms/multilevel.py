@@ -38,8 +38,8 @@ class State(NamedTuple):
 class Multilevel:
     """Multi-level composition with variance-reduced estimates of the levels and of the gradient.
 
-    gamma, eta: the step of x is gamma eta.
-    alpha, rho: the newest values have the weights alpha eta^2 in h and rho eta^2 in p, each at most 1.
+    gamma, eta: the step size of x is gamma eta.
+    alpha, rho: the newest values have the weights alpha eta^2 in h and rho eta^2 in p, each at most 1 (else ValueError).
     tau: the local steps of a round. B, B_start: the examples of each sample, and of the first ones; None for all of a
         client's.
     order: A takes the estimates of a round's last step at the mean x, in a second exchange. B takes them at the client's own

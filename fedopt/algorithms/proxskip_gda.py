@@ -34,9 +34,10 @@ class State(NamedTuple):
 class ProxSkipGda:
     """ProxSkip-GDA: a coin decides after each iteration whether clients communicate.
 
-    A round is the iterations until the coin shows heads, and the exchange that follows. All clients must take part.
+    A round is the iterations until the coin shows heads, and the exchange that follows. All clients must take part (else
+    UserError).
 
-    gamma_x, gamma_y: the steps of x and y. The paper has one gamma, 1 / (the largest cocoercivity constant).
+    gamma_x, gamma_y: the step sizes of x and y. The paper has one gamma, 1 / (the largest cocoercivity constant).
     p: the probability of an exchange; the paper's is sqrt(gamma mu) for a field that is mu-strongly monotone.
     B: the examples of a step; None for all of a client's.
     """

@@ -48,19 +48,19 @@ class WarmStarted:
 
 
 def Dx(client: Client, z: Vectors, xi: Any) -> Tensor:
-    """Return Dx at z on a sample, [dx]. It takes one gradient call, and one cross product if z has v."""
+    """Return Dx at z on a sample, [dx]. It counts as one gradient call, and one Jacobian-vector product if z has v."""
     x, y, *v = z
     direct = client.outer_gradient_x(x, y, xi)
     return direct - client.cross_product(x, y, v[0], xi) if v else direct
 
 
 def Dy(client: Client, point: tuple[Tensor, Tensor]) -> Tensor:
-    """Return Dy on the client's sample `xi`, [dy]. point: (x, y). It takes one gradient call."""
+    """Return Dy on the client's sample `xi`, [dy]. point: (x, y). It counts as one gradient call."""
     return client.inner_gradient(*point, client.sample("xi"))
 
 
 def Dv(client: Client, z: Vectors) -> Tensor:
-    """Return Dv at z on the client's sample `xi`, [dy]. It takes one gradient call and one Hessian-vector product."""
+    """Return Dv at z on the client's sample `xi`, [dy]. It counts as one gradient call and one Hessian-vector product."""
     (x, y, v), xi = z, client.sample("xi")
     return client.inner_hessian(x, y, xi)(v) - client.outer_gradient_y(x, y, xi)
 
@@ -227,10 +227,10 @@ def _entries(table: tuple[int, int]) -> int:
 
 
 def saga_(table: Tensor, new: Tensor, number: Tensor, share: Tensor) -> Tensor:
-    """Return the SAGA estimate, [d], and write the batch's new value into the table in place.
+    """Return the SAGA estimate, [d], and write the batch's new value and the new mean into the table in place.
 
-    table: [batches + 1, d], a row for each batch, and their mean as the last row. new: [d], the batch's new value. number:
-        the batch's index. share: the share of the examples that the batch has, its weight in the mean.
+    table: [batches + 1, d], a row for each batch, and their mean as the last row. new: [d], the batch's new value.
+    number: the batch's index. share: the batch's share of the client's examples, which is its weight in the mean.
     """
     change, mean = new - table.gather(0, number.expand(1, len(new)))[0], table[-1]
     estimate, rows = change + mean, torch.stack([number, torch.full_like(number, len(table) - 1)])

@@ -29,10 +29,10 @@ class State(NamedTuple):
 class ZoHfl:
     """ZO-HFL: zeroth-order hierarchical federated learning.
 
-    gamma: the server's step. gamma_local: the clients' steps, a schedule of the local step t = 0, 1, ...
+    gamma: the server's step size. gamma_local: the clients' step sizes, a schedule of the local step t = 0, 1, ...
     eta: the smoothing radius. Clients take their local steps at x + eta v and at x - eta v.
     tau: the local work at each of the two points, in steps or epochs.
-    B, B_server: the examples of a local step, and of the server's gradient; None for all there are.
+    B, B_server: the examples of a local step, and of the server's gradient. None: all of the client's, or of the server's.
     directions: the number of random unit vectors v for each client and round, whose estimates are averaged. None: the n
         coordinate axes instead, without randomness.
     """

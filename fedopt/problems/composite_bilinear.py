@@ -39,7 +39,8 @@ class CompositeBilinear(Minimax):
 
     m, n: the dimensions of x and y. lam: the factor of the penalties. D: half the width of the boxes.
     penalties: in_f includes them in f; by_method leaves them out, for methods that have lam themselves, such as FeDualEx.
-    heterogeneity: the standard deviation of the clients' b_i around their mean b. noise: that of the examples' linear terms.
+    heterogeneity: the standard deviation of the clients' b_i around their mean b.
+    noise: the standard deviation of the examples' linear terms, which sum to zero over a client's examples.
     examples: the number of examples over all clients. x0: every coordinate of the start of x and of y.
     """
 
