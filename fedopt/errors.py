@@ -55,7 +55,7 @@ def gives(function: Any, given: Any, wanted: str) -> WrongFunction:
 
 
 def is_own(path: str) -> bool:
-    """Whether a Python file is the user's: not fedopt's, a library's or Python's own."""
+    """Tell whether a Python file is the user's: not fedopt's, not a library's and not part of Python."""
     file = Path(path)
     ours = file.is_relative_to(PACKAGE) or file.is_relative_to(STANDARD)
     return not ours and not {"site-packages", "dist-packages"} & set(file.parts) and file.is_file()
@@ -89,7 +89,8 @@ def too_large(error: BaseException) -> bool:
 
 
 def of_machine(error: BaseException | None) -> bool:
-    """Whether an error was caused by files, the disk or memory, and not by what was computed."""
+    """Tell whether an error, or one that it arose from, comes from files, the disk or memory, not from what was computed.
+    """
     while error is not None:
         if isinstance(error, OSError | MemoryError) or re.search("allocate memory|out of memory", first_line(error)):
             return True

@@ -27,7 +27,7 @@ SET_DATA = cast(Any, Tensor.data).__set__
 
 
 class Purpose(IntEnum):
-    """What a draw is for; a part of its key."""
+    """The purpose of a draw; a part of its key."""
 
     PARTITION = 0
     SPLIT = 1
@@ -48,7 +48,7 @@ class Purpose(IntEnum):
 
 
 class Part(IntEnum):
-    """What a problem draws for itself; a part of the draw's key.
+    """The purpose of a problem's draw, within `Purpose.PROBLEM`; a part of the draw's key.
 
     Names of different families may share a number: no run has both.
     """
@@ -94,7 +94,7 @@ def keyed_rng(
 
 
 def keyed_rngs(seed: int, purpose: Purpose, clients: Iterable[int]) -> Iterator[np.random.Generator]:
-    """Yield what `keyed_rng` returns for each of these clients, four times as fast.
+    """Yield what `keyed_rng` returns for each of these clients, four times as fast. seed, purpose: as in `keyed_rng`.
 
     It is one generator, set again each time: draw from it before you take the next.
     """

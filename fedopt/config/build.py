@@ -75,11 +75,10 @@ def _made(cls: type[T], values: Any, where: str, **given: Any) -> T:
 
 
 def target(node: dict[str, Any], where: str) -> tuple[type, dict[str, Any]]:
-    """Return the class that the node's `_target_` names, and the node's other keys, without those that begin with an
-    underscore.
+    """Return the class that the node's `_target_` names, and the node's keys that do not begin with an underscore.
 
     where: the node's dotted key, which begins with its config group. Raises UserError if `_target_` is missing or cannot be
-        imported. It does so too if the class is not a dataclass, or lacks a method that the group needs.
+        imported. Also raises it if the class is not a dataclass, or lacks a method that the group needs.
     """
     if "_target_" not in node:
         raise UserError(f"{where}._target_: is missing; give the dotted path of a class")

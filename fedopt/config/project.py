@@ -86,7 +86,10 @@ def with_project(folders: str | Path | Folders = ()) -> list[str]:
 
 
 def trusted() -> bool:
-    """Whether the user's list has this folder with its current `fedopt.toml`. A list that others may write to counts as empty."""
+    """Tell whether the user's list has this folder with its current `fedopt.toml`.
+
+    A list that others may write to counts as empty.
+    """
     try:
         listed, status = read_text(_list(), links=True), _list().stat()
     except (OSError, UserError):

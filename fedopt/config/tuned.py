@@ -122,16 +122,16 @@ def tuned_values(wanted: str, chosen: Mapping[str, str], folders: Folders) -> tu
 
 
 def keeps_defaults(name: str, folders: Folders = ()) -> bool:
-    """Whether these tuned values are the algorithm's defaults, because a search found nothing better.
+    """Tell whether these tuned values are the algorithm's defaults, because a search found nothing better.
 
-    name: <algorithm>/<problem>.
+    name: <algorithm>/<problem>. folders: config folders besides fedopt's.
     """
     file, _, problem = name.partition("/")
     return nodes(file, folders)[problem].get("algo") == {}
 
 
 def overlap(key: str, other: str) -> bool:
-    """Whether two dotted keys are equal, or one lies inside the other."""
+    """Tell whether two dotted keys are equal, or one lies inside the other."""
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 

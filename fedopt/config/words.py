@@ -99,7 +99,7 @@ def _written(key: str, value: Any) -> str:
 
 
 def _means_more(text: str) -> bool:
-    """Whether an unquoted text would be read as a number, a truth value or null."""
+    """Tell whether an unquoted text would be read as a number, a truth value or null."""
     with suppress(ValueError):
         float(text)
         return True

@@ -55,7 +55,7 @@ def latex_cell(text: str) -> str:
 
 
 def is_mathematics(text: str) -> bool:
-    r"""Whether matplotlib can draw a line in which what is between two $ is a formula.
+    r"""Tell whether matplotlib can draw a line in which the parts between two $ are formulas.
 
     A long or deeply nested line is refused unread, since it could keep the parser for ever or end the process. None of the
     parser's commands reads or writes files. What is inside \text is not checked.

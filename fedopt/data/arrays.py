@@ -206,7 +206,10 @@ def _classes_told(y: np.ndarray, y_test: np.ndarray, names: tuple[str, ...], pat
 def _numbered(
     arrays: dict[str, np.ndarray], path: Path
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...], tuple[str, ...]]:
-    """Return the arrays with labels as integers if that is unambiguous, the class names that labels had, and notes on both."""
+    """Return the arrays with labels as integers if that is unambiguous, the names of the classes, and notes on both.
+
+    The names are empty if labels are numbers from 0. Boolean features become float32. path: the file, for messages.
+    """
     arrays, notes, names = dict(arrays), list[str](), tuple[str, ...]()
     labels = {key: arrays[key] for key in KEYS if key[0] == "y"}
     if any(y.ndim == 2 and y.shape[1] == 1 for y in labels.values()):

@@ -40,12 +40,12 @@ Values = Callable[[Batch], tuple[Tensor, ...]]  # of each example, [B] each
 
 
 def tuned(logits: Tensor, tuning: Tuning) -> Tensor:
-    """Return logits scaled and shifted per class. tuning: (scale, shift), [classes] each; None returns the logits unchanged."""
+    """Return the logits, scaled and shifted per class. tuning: (scale, shift), [classes] each. None: no change."""
     return logits if tuning is None else logits * tuning[0] + tuning[1]
 
 
 def losses(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the cross-entropy of each example, [B], without the batch's weights."""
+    """Return the cross-entropy of each example, [B], without the batch's weights. logits: [B, classes]."""
     return F.cross_entropy(logits, batch.y, reduction="none")
 
 

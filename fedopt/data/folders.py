@@ -31,12 +31,13 @@ class Folder:
     their values.
 
     The folders of classes may lie in folders `train`, and `test` or `val` or both. `training`, `testing`, `valid` and
-    `validation` are names for these too, in any capitals. The images in `val` are for validation. Without a folder for
+    `validation` are read likewise; capitals do not matter. The images in `val` are for validation. If there is no folder for
     testing, the fraction `test` of all images, those in `val` included, is drawn for it.
 
     Args:
         path: The folder.
-        size: The size to scale images to, in pixels: one number or [height, width]. None: as they are, which must be equal.
+        size: The size to scale images to, in pixels: one number or [height, width]. None: images are not scaled, and all must
+            have the same size.
         test: The fraction for testing if there is no folder for it.
         split_seed: The seed of that draw.
         pixels: As in `LabelledData`.
@@ -134,8 +135,9 @@ def _splits(folder: Path) -> dict[str, Path]:
 
 
 def _hidden(path: Path, folder: Path) -> bool:
-    """Whether a path inside the folder was made by a system or an editor: a name with a leading dot, __MACOSX, Thumbs.db,
-    desktop.ini.
+    """Tell whether a system or an editor made a path inside the folder.
+
+    Such names begin with a dot or __MACOSX, or are Thumbs.db or desktop.ini.
     """
     parts = path.relative_to(folder).parts
     return any(part.startswith((".", "__MACOSX")) or part.lower() in ("thumbs.db", "desktop.ini") for part in parts)
@@ -144,8 +146,8 @@ def _hidden(path: Path, folder: Path) -> bool:
 def _files(folder: Path, passed: list[Path]) -> dict[str, list[Path]]:
     """Return the paths of the images of each class, by class.
 
-    folder: it has a folder for each class. passed: a list; files that are not images are appended to it. Raises UserError if
-        a class has no images, if there are no classes, and if images lie in a folder of a class's folder.
+    folder: it has a folder for each class. passed: a list, changed in place; files that are not images are appended to it.
+        Raises UserError if a class has no images, if there are no classes, and if images lie in a folder of a class's folder.
     """
     classes = dict[str, list[Path]]()
     inners = sorted(folder.iterdir())

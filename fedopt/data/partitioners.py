@@ -86,7 +86,7 @@ def _labels(labels: Labels, partitioner: object) -> np.ndarray:
 def _by_owner(owner: np.ndarray, sizes: np.ndarray) -> Parts:
     """Return the indices of each client's examples, ascending.
 
-    owner: [count], the client of each; sizes: [M], examples of each client.
+    owner: [count], the client of each example. sizes: [M], the number of examples of each client.
     """
     return cut(np.argsort(owner, kind="stable"), sizes)
 
@@ -139,9 +139,9 @@ class ByColumn:
     Clients are sorted by name or number.
 
     Args:
-        clients: The number of clients, to check. None: any.
-        file: A file with a client's name on each line, for the training examples, or for these and then the test examples.
-            None: the data's own column.
+        clients: The number of clients that the data must have. None: any.
+        file: A file with a client's name on each line, for the training examples, or for the training and then the test
+            examples. None: the data's own column.
     """
 
     clients: PositiveInt | None = None
@@ -183,7 +183,11 @@ class ByColumn:
         return np.array(names)
 
     def __call__(self, count: int, labels: Labels, rng: np.random.Generator, least: int = 1) -> Parts:
-        """Return the indices of each client's examples. labels: [count], the client of each example, not its class."""
+        """Return the indices of each client's examples. labels: [count], the client of each example, not its class.
+
+        count and rng are not used. Raises UserError if a client has fewer than ``least`` examples, or their number is not
+        `clients`.
+        """
         if labels is None:
             raise UserError(
                 "partitioner=by_column needs dataset=csv, npz, leaf or images, since other data do not name clients; "

@@ -33,21 +33,19 @@ _POINTS, _COMMAS = re.compile(r"\d\.\d"), re.compile(r"(?m)(^|;)\s*[-+]?\d+,\d+\
 class Csv:
     """A table as text, also compressed (.gz), with the column names in its first line.
 
-    Columns without another role are features.
-
-    Features must be numbers. Whatever is guessed (the separator, say) is told in the data's notes.
+    Features must be numbers. The data's notes tell what was guessed, such as the separator.
 
     Args:
         path: The file.
         label: The column of the class. Classes are numbered in the order of their names or numbers.
-        features: The columns that are features. None: all columns without another role.
+        features: The columns that are features. None: all columns besides label, client and split.
         client: The column that names the client of each row, for `ByColumn`.
         split: The column that says ``train``, ``val`` or ``test``. None: a fraction of the rows is drawn for testing.
         test: That fraction.
         split_seed: The seed of that draw.
         pixels: As in `LabelledData`.
-        separator: The character between cells. None: a tab in a .tsv, else a comma, or whichever of ; tab | the first line
-            has.
+        separator: The character between cells. None: a tab in a .tsv, else a comma; if the first line has none, whichever of
+            ; tab | it has.
         decimal: The decimal mark. None: a comma if cells are separated by semicolons and no number has a point; else a point.
         encoding: The text's encoding. None: UTF-8, or Latin-1 if it is not valid UTF-8.
     """

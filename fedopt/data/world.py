@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class World:
-    """What a problem is built from: its data, their partition, its random numbers and the device.
+    """The data, their partition, the random numbers and the device that a problem is built from.
 
     Args:
         seed: The seed of every draw while the problem is built.

@@ -103,7 +103,7 @@ def decoded(content: bytes, path: Path, encoding: str | None = None) -> str:
     Args:
         content: The bytes.
         path: Their file, for the message.
-        encoding: None: UTF-8, or UTF-16 if the byte order mark says so.
+        encoding: The name of the encoding. None: UTF-8, or UTF-16 if the byte order mark says so.
 
     Raises:
         UserError: The bytes are not text in this encoding.
@@ -148,7 +148,10 @@ def read_as(path: Path, parse: Callable[[str], T], most: int = LARGEST, remedy: 
 
 
 def config_text(path: Path, links: bool = False) -> str:
-    """Return the text of a YAML file after the checks of `plain_yaml`. Raises OSError, and UserError with the file's name."""
+    """Return the text of a YAML file after the checks of `plain_yaml`. links: as in `opened`.
+
+    Raises OSError, and UserError with the file's name.
+    """
     try:
         return plain_yaml(read_text(path, MOST_OF_A_CONFIG, links))
     except ValueError as error:

@@ -58,8 +58,8 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
 
     probe: the module. x: two examples. classes: their number of classes. key: for messages.
 
-    Raises UserError if the outputs are not logits, if parameters or buffers change, or if an example's output depends on the
-    others. It does so too for randomness other than dropout.
+    Raises UserError if the outputs are not logits, or parameters or buffers change. Also raises it if an example's output
+    depends on the other examples, or on randomness other than dropout.
     """
     parameters = dict(probe.named_parameters())
     before = {name: value.clone() for name, value in (parameters | dict(probe.named_buffers())).items()}
@@ -103,7 +103,7 @@ def _tried(probe: nn.Module, x: Tensor, classes: int, key: str) -> tuple[bool, b
 def _not_trained(net: FlatModule, x: Tensor, key: str) -> list[str]:
     """Return remarks on parameters that are not trained, or not used in evaluation. Set ``net.modal``.
 
-    Its arguments are those of `remarks`. Raises UserError if no gradient reaches the parameters. It does so too if the module
+    Its arguments are those of `remarks`. Raises UserError if no gradient reaches the parameters. Also raises it if the module
     uses copies of them that were made in __init__, or caches what it computed from them.
     """
     noise = torch.randn(2, net.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float32)

@@ -75,7 +75,7 @@ def described(folder: Path) -> list[Metric]:
 
 
 class RunFolder:
-    """The files of one run, locked while it is open. path: the folder. metrics, checkpoint: the paths of these files."""
+    """The folder of one run. `open` locks it until `close`. path: the folder. metrics, checkpoint: the paths of these files."""
 
     def __init__(self, path: Path):
         self.path = path

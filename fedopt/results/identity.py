@@ -29,8 +29,8 @@ def numbers(config: Mapping[str, Any]) -> dict[str, Any]:
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys and values of a resolved config that determine metrics.csv: those of `numbers`, and the budget.
 
-    Left out are keys that say where a run goes or how it starts, and those of hardware except precision. So are keys that
-    older runs lack, if their value changes nothing.
+    Left out are keys that say where a run goes or how it starts, and those of hardware except precision. Also left out are
+    keys that older runs lack, if their value reproduces those runs.
     """
     values, others = flat(config), (*PLACE, "hardware")
     for key, before in _later(config).items():

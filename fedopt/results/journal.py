@@ -76,7 +76,7 @@ class Journal:
 
         Raises:
             UserError: The file is damaged.
-            ValueError: It has other clients, or rows of another length.
+            ValueError: The clients or the lengths of rows do not fit the initial memories, or a record is cut off.
         """
         self._hash = counted(self._folder, entry)
         self._name, self._size, self._compact = entry["file"], entry["size"], entry["size"]
@@ -112,7 +112,10 @@ def counted(folder: Path, entry: Mapping[str, Any]) -> Any:
 
 
 def _changed(before: Sequence[Memory], now: Sequence[Memory]) -> list[tuple[int, np.ndarray, Memory]]:
-    """Return, for each memory with changed rows, its index, the clients of those rows, and the memory."""
+    """Return, for each memory with changed rows, its index, the clients of those rows, and the memory as it is now.
+
+    before, now: the same memories at two times.
+    """
     pairs = enumerate(zip(now, before, strict=True))
     changed = [(number, memory.changed(since), memory) for number, (memory, since) in pairs]
     return [(number, clients, memory) for number, clients, memory in changed if len(clients)]

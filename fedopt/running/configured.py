@@ -27,7 +27,7 @@ def _going_on(words: Sequence[str]) -> Composed | None:
 
     Return None if the words do not ask to resume, or choose an option of a group, or if DIR holds no run yet.
 
-    Raises UserError if DIR holds a run of a different algorithm or problem. It does so too if there is no run in DIR, and the
+    Raises UserError if DIR holds a run of a different algorithm or problem. Also raises it if there is no run in DIR, and the
     words choose neither an algorithm nor a problem nor an experiment.
     """
     if not {"output_dir", "resume"} <= {key_of(word) for word in words}:

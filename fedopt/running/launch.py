@@ -145,7 +145,7 @@ def _rank(news: Any, run: Callable[[], Any]) -> None:
 
 
 def _stopped(pid: int) -> bool:
-    """Whether a child of this process has been stopped, as by Ctrl-Z, since the last call. pid: its process id."""
+    """Tell whether a child of this process has been stopped, as by Ctrl-Z, since the last call. pid: its process id."""
     with suppress(ChildProcessError, AttributeError):  # it has ended; macOS has this from Python 3.13 on
         return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None
     return False

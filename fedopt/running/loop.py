@@ -110,7 +110,7 @@ def loop(
 
 
 def _due(e: Experiment, progress: Progress) -> bool:
-    """Whether metrics are taken after this round. Notes in ``progress`` how many parts of the budget are spent."""
+    """Tell whether metrics are taken after this round. Note in ``progress`` how many parts of the budget are spent."""
     evaluation = e.evaluation
     if evaluation.points is None:
         return progress.round % evaluation.every == 0 or progress.round in evaluation.at
