@@ -200,13 +200,13 @@ def _batches(groups: Groups) -> Iterator[str]:
 
 
 def with_status(label: str, runs: Sequence[Recorded]) -> str:
-    """Return the label, with how many of its runs have not finished, and how they stand."""
+    """Return the label, followed by the number of its runs in each status other than finished, if there are any."""
     others = Counter(run.status for run in runs if run.status != "finished")
     counts = ", ".join(f"{n} of {len(runs)} {status}" for status, n in sorted(others.items()))
     return f"{label} ({counts})" if counts else label
 
 
 def amount(x: str, mean: float, std: float = math.nan) -> str:
-    """Format an amount of what is spent, with its unit. x: a key of `COSTS`. std: nan leaves it out."""
+    """Format a cost with its unit, such as '300 communication rounds'. x: a key of `COSTS`. std: nan leaves it out."""
     what = COSTS[x][1].removesuffix("s") if mean == 1 and math.isnan(std) else COSTS[x][1]
     return in_bytes(mean, std) if x == "bytes" else f"{plus_minus(mean, std)} {what}"

@@ -53,7 +53,7 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no words about script
 
 @contextmanager
 def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
-    """Set `STYLE` and more settings of matplotlib's while figures are made and written; restore them afterwards."""
+    """Apply `STYLE` and more matplotlib settings in the `with` block; restore the previous ones afterwards."""
     settings: Any = {**STYLE, **more}
     with plt.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
@@ -61,12 +61,10 @@ def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
 
 
 def scale_y(axis: plt.Axes, metric: Metric, values: np.ndarray) -> None:
-    """Make the y axis logarithmic if the values span decades, else linear.
+    """Make the y axis logarithmic if the values span decades (`spans_decades`), else linear.
 
-    If some are slightly negative, such as a loss minus its minimum, the axis is linear up to their size and logarithmic
-    beyond.
-
-    metric: its direction and scale say what counts as decades, as in `spans_decades`.
+    If some values are slightly negative, such as a loss minus its minimum, the axis is symlog: linear around 0, logarithmic
+        beyond.
     """
     below = -min(values[np.isfinite(values)], default=0)
     if below > 0 and spans_decades(metric, np.append(values[values > below], below)):
@@ -76,9 +74,10 @@ def scale_y(axis: plt.Axes, metric: Metric, values: np.ndarray) -> None:
 
 
 def spans_decades(metric: Metric, values: np.ndarray) -> bool:
-    """Return whether finite values are positive and cover more than a decade, or two if the metric does not ask for that scale.
+    """Return whether the finite values are positive and span decades: a ratio above 10 if the metric's scale is log, else above
+        100.
 
-    A metric that is better when higher, such as an accuracy, must ask for it.
+    For a metric that is better when higher, such as an accuracy, it is False unless the metric's scale is log.
     """
     finite, asks = values[np.isfinite(values)], metric.scale == "log"
     if not len(finite) or finite.min() <= 0 or (metric.better == "higher" and not asks):
@@ -87,7 +86,9 @@ def spans_decades(metric: Metric, values: np.ndarray) -> bool:
 
 
 def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
-    """Label the axes, and set their ticks and grid. x: a key of `COSTS`, or a label. y: a label. title: above the picture."""
+    """Set the labels, title, ticks and grid of a picture. x: a key of `COSTS`, or a label. y: a label. title: above the
+    picture.
+    """
     axis.set_xlabel(COSTS[x][1] if x in COSTS else cut(x))
     axis.set_ylabel(cut(y))
     if x == "bytes":
@@ -99,28 +100,30 @@ def describe(axis: plt.Axes, x: str, y: str, title: str = "") -> None:
 
 
 def is_share(title: str, values: np.ndarray) -> bool:
-    """Return whether values are percentages from 0 to 100. title: the title of their metric."""
+    """Return whether the finite values are percentages: the metric's title contains % and they lie in 0 to 100. False without
+    values.
+    """
     finite = values[np.isfinite(values)]
     return "%" in title and len(finite) > 0 and finite.min() >= 0 and finite.max() <= 100
 
 
 def within(axis: plt.Axes, share: bool) -> tuple[float, float]:
-    """Return the ends of the y axis; those of percentages are at least 0 and at most 100."""
+    """Return (low, high) of the y axis; for percentages (share), cut to 0 to 100."""
     low, high = axis.get_ylim()
     return (max(low, 0), min(high, 100)) if share else (low, high)
 
 
 def look(j: int) -> dict[str, Any]:
-    """Return colour and dashes of line j.
+    """Return the colour and dashes of line j.
 
-    Colours can be told apart by colour-blind readers, or are those of a style file. When they are used up, dashes change.
+    Colours are those of the style, by default a set safe for colour-blind readers. When all are used, the dashes change.
     """
     colours = plt.rcParams["axes.prop_cycle"].by_key().get("color", OKABE_ITO)
     return {"color": colours[j % len(colours)], "linestyle": DASHES[j // len(colours) % len(DASHES)]}
 
 
 class Line(NamedTuple):
-    """A line and the band around it, each [points]. A line without a band has None as low and high."""
+    """A line and the band around it; each array is [points]. low and high are None for a line without a band."""
 
     x: np.ndarray
     mean: np.ndarray
@@ -128,20 +131,20 @@ class Line(NamedTuple):
     high: np.ndarray | None = None
 
     def clipped(self) -> "Line":
-        """Return the line with its band cut to 0 to 100, for percentages."""
+        """Return a copy with the band cut to 0 to 100, for percentages."""
         return self._replace(low=np.clip(self.low, 0, 100), high=np.clip(self.high, 0, 100))  # type: ignore[arg-type]
 
 
 def draw_lines(
     axis: plt.Axes, lines: Mapping[str, Line], slots: Mapping[str, int] = MappingProxyType({}), bars: bool = False
 ) -> None:
-    """Draw lines with their bands. Their markers are at different places, so that lines that coincide can be seen.
+    """Draw lines with their bands. Markers are shifted between lines, so that lines that coincide can be seen.
 
     Args:
         axis: The axes.
-        lines: The lines by label.
-        slots: The index of each label in the order of colours. By default its place in ``lines``.
-        bars: Whether lines of up to `FEW` points have bars, side by side, instead of bands.
+        lines: label -> line.
+        slots: label -> index in the order of colours; by default its place in ``lines``.
+        bars: Whether lines of at most `FEW` points get error bars, side by side, instead of bands.
     """
     size, several = 0.75 * plt.rcParams["lines.markersize"], len(lines) + len(axis.lines) > 1
     for j, (label, (x, mean, low, high)) in enumerate(lines.items()):
@@ -162,9 +165,9 @@ def draw_lines(
 
 
 def cut(text: str) -> str:
-    """Return a text for a picture: cut if it is too long, with escapes for what is not printed.
+    """Return a text as it may appear in a figure: shortened if too long, and with unprintable characters escaped.
 
-    If matplotlib can draw every line, what is between two $ is drawn as a formula. Else each $ is shown as it is.
+    Text between two $ is drawn as a formula if matplotlib can parse all of it; else each $ is shown as it is.
     """
     text = "\n".join(map(printable, (text if len(text) <= LONGEST else f"{text[:LONGEST]}…").split("\n")))
     return text if "$" not in text or all(map(is_mathematics, text.splitlines())) else text.replace("$", r"\$")
@@ -173,15 +176,15 @@ def cut(text: str) -> str:
 def grid(
     rows: int, columns: int, width: float | None = None, height: float | None = None, **shared: Any
 ) -> tuple[Figure, np.ndarray]:
-    """Return a figure and its axes [rows, columns].
+    """Return a new figure and its axes, [rows, columns].
 
-    It is not one of pyplot's: no window or notebook cell shows it, and any thread may make it.
+    The figure is not registered with pyplot: no window or notebook cell shows it, and any thread may make it.
 
     Args:
         rows: Rows of pictures.
         columns: Columns of pictures.
-        width: Inches of the whole figure; by default a column of a paper for each picture.
-        height: Inches of the whole figure.
+        width: Inches of the whole figure. None: each picture is as wide as a paper's column.
+        height: Inches of the whole figure. None: by the number of rows.
         shared: Options of matplotlib's `subplots`, such as sharex.
     """
     figure = Figure(figsize=(width or WIDTH * columns, height or HEIGHT * rows), layout="constrained")
@@ -200,15 +203,15 @@ def pictures(
     shared: Mapping[str, Any] = MappingProxyType({}),
     **written: Any,
 ) -> Iterator[list[plt.Axes]]:
-    """Yield the axes of a figure to draw on, row by row; then write the figure.
+    """Yield the axes of a new figure, row by row, to draw on; write the figure after the `with` block.
 
     Args:
         paths: The files; their endings choose the formats.
         count: The number of pictures.
-        columns: How many are side by side. None: up to three, and two of four.
-        width: Inches of the whole figure. None: a column of a paper for each picture.
+        columns: The number of pictures side by side. None: at most three, and two if there are four.
+        width: Inches of the whole figure. None: each picture is as wide as a paper's column.
         height: Inches of the whole figure. None: by the number of rows.
-        settings: matplotlib's settings besides `STYLE`.
+        settings: matplotlib's settings in addition to `STYLE`.
         shared: As in `grid`.
         written: As in `save`: title, note, place, grows.
 
@@ -230,12 +233,12 @@ def save(
     """Write a figure with its title, one legend without repeated labels, and a note below.
 
     Args:
-        figure: The figure; its texts are broken into lines in place.
+        figure: The figure. Its texts are broken into lines, and its height may grow, in place.
         paths: The files; their endings choose the formats. Missing folders are made.
-        title: Above the pictures.
-        note: Below the pictures.
-        place: Where the legend stands, one of `LEGENDS`; inside is in the first picture.
-        grows: Whether the figure grows by the heights of title, legend and note, so that the axes keep theirs.
+        title: A text above the pictures.
+        note: A text below the pictures.
+        place: Where the legend is placed, one of `LEGENDS`; inside means inside the first picture.
+        grows: Whether the figure grows by the height of title, legend and note, so that the axes keep theirs.
 
     Raises:
         UserError: The figure is too small for its axes.
@@ -278,9 +281,9 @@ def save(
 
 
 def _legend(figure: Any, handles: Mapping[str, Any], side: str, title: str) -> Legend:
-    """Make a legend as wide as the figure at most, to be read row by row.
+    """Add a legend that is at most as wide as the figure and reads row by row; return it.
 
-    handles: by label. side: upper or lower. title: the legend's.
+    handles: label -> handle. side: upper or lower. title: the legend's title.
     """
     labels, width = {label: label for label in handles}, figure.get_figwidth()
     for columns in range(min(len(labels), int(2.4 * width)), 0, -1):

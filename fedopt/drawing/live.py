@@ -12,15 +12,15 @@ HOST = "127.0.0.1"
 
 
 def serve(page: Callable[[], Page], stamp: Callable[[], str], port: int) -> None:
-    """Serve a page on this machine until Ctrl-C.
+    """Serve a page at a local address until Ctrl-C. The browser refreshes it when it changes.
 
     Args:
         page: Makes the page.
         stamp: Returns a text that changes whenever the page would.
-        port: The port; 0 takes a free one.
+        port: The port; 0: any free one.
 
     Raises:
-        UserError: The port is taken.
+        UserError: The port is in use.
     """
 
     class Handler(BaseHTTPRequestHandler):

@@ -20,9 +20,10 @@ from fedopt.files import write_atomically
 
 
 class Table(NamedTuple):
-    """A table of texts.
+    """A table of texts on a page.
 
-    title: its heading. cells: the texts. bold: [rows, columns], which cells are bold. open: whether it is unfolded at first.
+    title: its heading. cells: the texts. bold: [rows, columns], which cells are bold; None: no cell. open: whether it is
+        expanded at first.
     """
 
     title: str
@@ -51,7 +52,7 @@ class Section(NamedTuple):
 
 
 class Page(NamedTuple):
-    """An HTML page. title: the page's title. sections: its sections, in order. notes: a list above the sections."""
+    """An HTML page. title: the page's title. sections: its sections, in order. notes: a list of remarks above the sections."""
 
     title: str
     sections: Sequence[Section]
@@ -60,7 +61,7 @@ class Page(NamedTuple):
     def html(self, stamp: str = "") -> str:
         """Return the page as HTML. Raises UserError if plotly is not installed.
 
-        stamp: the text by which a served page notices changes (`fedopt.drawing.live`); empty for a page in a file.
+        stamp: a text by which a page that is served notices changes (`fedopt.drawing.live`); empty for a page in a file.
         """
         from jinja2 import Environment
 
@@ -99,7 +100,7 @@ def _file(name: str) -> str:
 
 
 def _packed(text: str) -> str:
-    """Compress a text with gzip into Base64, which needs no escapes in HTML."""
+    """Compress a text with gzip and encode it as Base64, which needs no escapes in HTML."""
     return b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 

@@ -19,11 +19,11 @@ NAMES, LETTERS = 40, 90  # of clients: up to so many stand below their bars, and
 
 
 def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequence[str] = ()) -> None:
-    """Draw how many training examples of each class each client has. Clients' names are shown if they fit.
+    """Draw the number of training examples of each class on each client. Names of clients are shown if there is room.
 
     Args:
-        path: The file.
-        split: The indices of each client's examples.
+        path: The file to write.
+        split: For each client, the indices of its examples.
         labels: The class of each example, by index.
         class_names: The names of the classes. Empty: their indices.
     """
@@ -65,14 +65,14 @@ def partition(path: Path, split: Ragged, labels: np.ndarray, class_names: Sequen
 
 
 def metrics(path: Path, csv: Path, metrics: Sequence[Metric], title: str = "", source: str = "") -> None:
-    """Draw every metric against communication rounds.
+    """Draw every metric of a run against communication rounds.
 
     Args:
-        path: The file.
+        path: The file to write.
         csv: The run's metrics.csv.
         metrics: The descriptions of its metrics.
-        title: Which run it is.
-        source: The run at whose checkpoint this one began, or empty. Rounds count from there.
+        title: A text that names the run.
+        source: The run from whose checkpoint this one started; '' if none. Rounds are counted from that start.
     """
     table = read_table(csv)
     goes_on = f"goes on from {source} after {table['round'].iloc[0]} rounds" if source else ""

@@ -28,7 +28,9 @@ _CYCLE = re.compile(rf"\(?\s*{_LIST}(?:\s*\+\s*{_LIST})*\s*\)?")  # of lists; ol
 
 
 def read_style(path: Path) -> dict[str, Any]:
-    """Return key -> value of a style file. Raises UserError if it cannot be read, or a line is not a setting of looks."""
+    """Return key -> value of a matplotlib style file. Raises UserError if it cannot be read, or sets a key that is not about
+    appearance.
+    """
     settings, where = {}, ""
     try:
         for number, line in enumerate(read_text(path, LARGEST, links=True).splitlines(), 1):
@@ -43,9 +45,10 @@ def read_style(path: Path) -> dict[str, Any]:
 
 
 def _value(key: str, text: str) -> Any:
-    """Return the value of a setting, as matplotlib reads the text.
+    """Parse the value of a setting as matplotlib does.
 
-    Raises ValueError if it is not allowed in a style file; matplotlib raises KeyError and others for what it does not know.
+    Raises ValueError if the value or key is not allowed in a style file; matplotlib raises KeyError and other errors for
+    unknown ones.
     """
     if not LOOKS.fullmatch(key) or (key in RUNS and text.lower() not in ("", "false", "none")):
         raise ValueError(f"{key} is not a setting of looks, which alone are taken from a style file; delete the line")
@@ -82,17 +85,17 @@ class PlotStyle:
     """How a comparison is drawn.
 
     Args:
-        smooth: An odd number; values are replaced by centred means over this many evaluations.
-        xlim, ylim: The ends of the axes. None: by the values.
-        logx: Whether the x axis is logarithmic. It then leaves out points with x = 0.
-        logy: Whether the y axis is logarithmic. None: if the values span decades.
-        title: The text above the picture.
-        legend: Where the legend stands.
+        smooth: An odd number; values are replaced by centred means over this many evaluations. 1: no smoothing.
+        xlim, ylim: The ends of the axes, (low, high). None: fitted to the values.
+        logx: Whether the x axis is logarithmic; points at x = 0 are then left out.
+        logy: Whether the y axis is logarithmic. None: it is if the values span decades.
+        title: The text above the figure.
+        legend: Where the legend is placed.
         caption: Whether a text below says what is drawn.
-        band: What is drawn around a mean, one of `fedopt.analysis.lines.BANDS`.
-        width, height: Inches of the whole figure, 1 to 20. None: as wide as a column of a paper for each picture.
-        font: The size of letters, 4 to 60 points. None: the style's.
-        style: A matplotlib style file. None: fedopt's own style.
+        band: The band around a mean, one of `fedopt.analysis.lines.BANDS`.
+        width, height: Inches of the whole figure, 1 to 20. None: each picture is as wide as a paper's column.
+        font: The font size, 4 to 60 points. None: that of the style.
+        style: A matplotlib style file. None: fedopt's style.
         slides: Whether the figure is for slides: 16:9, with large letters.
     """
 
@@ -113,6 +116,6 @@ class PlotStyle:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return matplotlib's settings. Raises UserError if the style file cannot be used."""
+        """Return matplotlib's settings (rcParams) for this style. Raises UserError if the style file cannot be used."""
         settings = {**(SLIDES if self.slides else {}), **(read_style(self.style) if self.style else {})}
         return settings | ({"font.size": self.font} if self.font else {})

@@ -28,19 +28,19 @@ COLUMNS = ("kind", "says", "measure", "bound", "paper", "mean", "std", "seeds", 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
 class Claim:
-    """A claim: a statement about a paper's experiment, and one bound on the mean of a measure over the seeds.
+    """A statement about a paper's experiment, with one bound on the mean of a measure over the seeds.
 
     says: the claim in words.
-    measure: the expression, or min, max or sum with a list of expressions, as {min: [...]}.
-    paper: what the paper shows, in words; for a band with its half width, such as '91.5 (read to ± 0.5)'.
-    at_least, at_most, within, equals: the bound; a claim has exactly one of them.
-    within: the largest distance of the mean from `of`, half the width of a band.
+    measure: the expression; or min, max or sum of a list of expressions, as {min: [...]}.
+    paper: what the paper shows, in words; a number read off a figure with its precision, such as '91.5 (read to ± 0.5)'.
+    at_least, at_most, within, equals: the bound; exactly one of them is set.
+    within, of: the mean may differ from `of` by at most `within`.
     exact: whether the measure has the same value for all seeds by construction, so that one seed decides.
-    why: one sentence on what makes the difference, shown if the claim does not hold.
-    kind: who makes the claim: the paper; us, for a control; or the paper on different settings, for a variant.
-    untested: why the runs cannot refute the claim, for example because they are smaller. If it then does not hold, it is not
-        tested.
-    here: what its value says in the paper's line of results, with {} for the value, such as '{} rounds to 90 %'.
+    why: one sentence on the cause, shown if the claim does not hold.
+    kind: paper: the paper's claim. control: fedopt's own check. variant: the paper's claim on different settings.
+    untested: why the runs cannot refute the claim, for example because they are smaller. It then counts as 'not tested'
+        unless it holds.
+    here: a phrase for the paper's line of results, with {} for the value, such as '{} rounds to 90 %'.
     """
 
     says: str
@@ -75,7 +75,7 @@ class Claim:
         return next(f"{sign} {value:g}" for sign, value in bounds.items() if value is not None)
 
     def margin(self, value: float) -> float:
-        """Return how far inside the bound the value is, negative if outside. For `equals` it is plus or minus infinity."""
+        """Return the distance of a value to the bound, negative if it violates the bound. For `equals` it is inf or -inf."""
         if self.equals is not None:
             return math.inf if math.isclose(value, self.equals, rel_tol=EXACT, abs_tol=EXACT) else -math.inf
         if self.within is not None:
@@ -83,9 +83,9 @@ class Claim:
         return value - self.at_least if self.at_least is not None else self.at_most - value  # type: ignore[operator]
 
     def verdict(self, mean: float, std: float, n: int) -> str:
-        """Return the verdict from the mean and the standard deviation of the measure over n seeds.
+        """Return the verdict from the mean and standard deviation of the measure over n seeds.
 
-        A nan as mean gives `UNMEASURED`. One seed leaves the claim undecided, unless it is `exact`.
+        A nan mean gives `UNMEASURED`. With one seed the claim is undecided, unless it is `exact`.
         """
         if math.isnan(mean):
             return UNMEASURED
@@ -98,9 +98,9 @@ class Claim:
 
 
 def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
-    """Return a row of claims.csv, without the columns MADE.
+    """Return a row of claims.csv for a claim, without the columns `MADE`. seeds: seed -> its runs.
 
-    Its `note` says why seeds are left out, and which runs diverged; diverged runs count. seeds: seed -> its runs.
+    Its `note` says which seeds have no value and why, and which runs diverged. Diverged runs are counted.
     """
     values: dict[int, float] = {}
     notes: dict[str, list[str]] = {}  # note -> its seeds
@@ -122,9 +122,9 @@ def judge(claim: Claim, seeds: Mapping[int, SeedRuns]) -> dict[str, Any]:
 
 
 def row(claim: Claim, mean: float, std: float, n: int, note: str, values: str) -> dict[str, Any]:
-    """Return a row of claims.csv, without MADE, from the mean and standard deviation of a measure over n seeds.
+    """Return a row of claims.csv, without the columns `MADE`, from the measure's mean and standard deviation over n seeds.
 
-    values: the measure of each seed, as 'seed:value'.
+    values: the value of each seed, as 'seed:value seed:value'.
     """
     verdict = claim.verdict(mean, std, n)
     if claim.untested and verdict not in (HOLDS, UNMEASURED):
@@ -135,13 +135,15 @@ def row(claim: Claim, mean: float, std: float, n: int, note: str, values: str) -
 
 
 def seeds_of(row: Mapping[str, Any], word: str = "") -> str:
-    """Format how many seeds a row of claims.csv has, and the first seed if it is not 0. word: follows the number."""
+    """Return as text the number of seeds in a row of claims.csv, and the first seed if it is not 0. word: added after the
+    number.
+    """
     first = str(row["values"]).partition(":")[0]
     return f"{row['seeds']}{word}" + (f" from {first} on" if first not in ("", "0") else "")
 
 
 def sentence(row: Mapping[str, Any]) -> str:
-    """Format the line that is printed for a row of claims.csv."""
+    """Return a row of claims.csv as a line to print."""
     if row["holds"] == UNMEASURED:
         return f"{UNMEASURED:<24}{row['says']}: {row['note'] or 'no run of it'}"
     count = seeds_of(row, " seed" if row["seeds"] == 1 else " seeds")

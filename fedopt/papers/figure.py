@@ -22,12 +22,12 @@ LOGARITHMIC = {"auto": None, "linear": False, "log": True}
 
 
 def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.DataFrame:
-    """Return the points of all lines, in the columns `CURVES`, then the figure's x, mean, low and high.
+    """Return the points of all lines: the columns `CURVES`, then the figure's x, mean, low and high.
 
-    Of `CURVES`, title is the metric's, scale that of the y axis, seeds the number of runs, and diverged whether one did. A
-    line whose runs lack the metric has no points.
+    In `CURVES`, title is that of the metric, scale is log or linear, seeds is the number of runs, and diverged tells whether
+    a run did. A line whose runs lack the metric has no points.
 
-    lines: label -> its runs.
+    lines: label -> runs.
     """
     parts = []
     for metric in published.y:
@@ -46,9 +46,9 @@ def curves(published: Published, lines: Mapping[str, list[Recorded]]) -> pd.Data
 
 
 def draw_curves(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
-    """Draw one picture for each metric and panel: a row of pictures for each panel, or several panels in a row.
+    """Draw one picture for each panel and metric. With several metrics each panel is a row; else panels are side by side.
 
-    A line has the same look in all pictures, and its name is what differs from the other lines of its panel.
+    A line has the same colour in all pictures. Its name is the part of its label that differs within its panel.
 
     paths: the files to write. table: as `curves` returns it.
     """
@@ -114,7 +114,7 @@ def _line(published: Published, points: pd.DataFrame, share: bool) -> Line:
 
 
 def _note(published: Published, table: pd.DataFrame) -> str:
-    """Return what the lines are, in words for a caption."""
+    """Return a caption that says what lines and bands are; '' for an empty table."""
     if not len(table):
         return ""
     logs = {scale == "log" for scale in table["scale"]}
@@ -125,8 +125,8 @@ def _note(published: Published, table: pd.DataFrame) -> str:
 def _names(panel: str, labels: Sequence[str]) -> dict[str, str]:
     """Return label -> the line's name in its panel.
 
-    A label has parts with commas between. The name leaves out the parts that all labels share; if the panel's title has some
-    of these, only those.
+    A label consists of parts separated by commas. Parts that all labels share are left out; if the panel's title contains
+    some of them, only those are.
     """
     parts = {label: label.split(", ") for label in labels}
     shared = set.intersection(*map(set, parts.values())) if panel and len(parts) > 1 else set()
@@ -135,7 +135,7 @@ def _names(panel: str, labels: Sequence[str]) -> dict[str, str]:
 
 
 def _with_values(published: Published, runs: Sequence[Recorded], metric: str) -> list[Recorded]:
-    """Return the runs that have the metric, with their values transformed as the figure draws them."""
+    """Return the runs that have the metric, with values transformed as `Published.transform` says."""
     runs = [run for run in runs if metric in run.table]
     if published.transform == "square":
         runs = [replace(run, table=run.table.assign(**{metric: run.values(metric) ** 2})) for run in runs]
@@ -143,7 +143,7 @@ def _with_values(published: Published, runs: Sequence[Recorded], metric: str) ->
 
 
 def _draw_mark(axis: Axes, mark: Mark, colour: str) -> None:
-    """Draw a number of the paper: a star at the x where it holds; else a dotted line over the full width, or two for a band."""
+    """Draw a number of the paper: a star if it belongs to one x, else a dotted line across the picture, or two around a range."""
     if mark.x:
         axis.plot(mark.x, mark.y, color=colour, clip_on=False, zorder=5, **STAR)
     else:
@@ -157,7 +157,8 @@ def _label(label: str | Mapping[str, str], panel: str) -> str:
 
 
 def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame) -> None:
-    """Draw the mean and the standard deviation of each point's finite values; on a logarithmic axis those of their logarithms.
+    """Draw mean and standard deviation over seeds at each point, from finite values only. On a logarithmic axis those of
+    logarithms.
 
     paths: the files to write. table: with the columns series, x, seed and y.
     """
@@ -193,8 +194,8 @@ def draw_points(paths: Sequence[Path], published: Published, table: pd.DataFrame
 
 
 def _decades(published: Published, part: pd.DataFrame) -> dict[str, bool]:
-    """Return whether the axes x and y are logarithmic: as the scale says, or for auto, if the values are positive and span a
-        decade.
+    """Return {'x': ..., 'y': ...}: whether each axis is logarithmic. With scale auto, it is if values are positive and span a
+    decade.
 
     part: the points in a panel.
     """

@@ -26,12 +26,12 @@ HEADS = {"kind": "whose", "says": "claim", "bound": "asked", "measured": "measur
 
 
 def keep(name: str, folders: Sequence[Path], folder: Path, into: Path) -> None:
-    """Copy an experiment's results: curves of up to `POINTS` points and values of five digits, and the figure that they make.
+    """Copy an experiment's results in reduced form: curves of at most `POINTS` points with five digits, and the figure drawn
+    from them.
 
-    The figure.csv of points against a setting is copied unchanged. Files of an earlier copy are replaced.
+    A figure.csv of an experiment with points is copied unchanged. Files of an earlier copy are replaced.
 
-    name: the experiment's name. folders: config folders besides fedopt's. folder: where the results are. into: where the copy
-        goes.
+    name: <paper>/<name>. folders: the user's config folders. folder: the results. into: where to copy them.
 
     Raises UserError if the experiment or a table is broken.
     """
@@ -49,11 +49,11 @@ def keep(name: str, folders: Sequence[Path], folder: Path, into: Path) -> None:
 
 
 def draw_again(name: str, folders: Sequence[Path], folder: Path) -> None:
-    """Draw figure.svg in a folder of kept results, with the experiment's present titles, panels and claims.
+    """Draw figure.svg in a folder of kept results again, with the titles, panels and claims that the experiment's file has now.
 
-    It does nothing if the folder has no curves.csv.
+    Does nothing if the folder has no curves.csv.
 
-    name: the experiment's name. folders: config folders besides fedopt's. folder: where the results are.
+    name: <paper>/<name>. folders: the user's config folders. folder: the kept results.
 
     Raises UserError if the experiment or a table is broken.
     """
@@ -69,7 +69,8 @@ def draw_again(name: str, folders: Sequence[Path], folder: Path) -> None:
 
 
 def _kept(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return up to `POINTS` points of each line and metric, with the first and the last, and values of five digits.
+    """Return at most `POINTS` points of each line and metric, always with the first and the last; values are rounded to five
+    digits.
 
     A table of points against a setting is returned unchanged.
     """
@@ -82,12 +83,12 @@ def _kept(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def judged_again(name: str, folders: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
-    """Judge the experiment's present claims on the measured values in a folder; write claims.csv and return its rows.
+    """Judge the claims that the experiment's file has now on the values measured before; write claims.csv and return its rows.
 
-    A claim whose measure or runs changed since then counts as not measured.
+    A claim whose measure or runs have changed since counts as not measured.
 
-    name: the experiment's name. folders: config folders besides fedopt's. folder: has claims.csv and runs.csv; without them,
-        nothing counts as measured.
+    name: <paper>/<name>. folders: the user's config folders. folder: has claims.csv and runs.csv; without them, nothing
+        counts as measured.
 
     Raises UserError if the experiment or a table is broken.
     """
@@ -121,7 +122,7 @@ def claims_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 def claims_shown(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return rows of claims.csv as a table of texts.
 
-    It has a column for the experiment if a row names one, and one for the kind if a claim is not the paper's own.
+    It has a column for the experiment if the rows name one, and one for the kind unless all claims are the paper's.
     """
     cells = []
     for row in rows:
@@ -135,7 +136,7 @@ def claims_shown(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of a table that fedopt-reproduce wrote; none if there is no table. Raises UserError if it is broken."""
+    """Return the rows of a table that fedopt-reproduce wrote; [] if the file does not exist. Raises UserError if it is broken."""
     if not path.exists():
         return []
     how: dict[str, Any] = {"keep_default_na": False, "na_values": {"mean": "", "std": ""}, "dtype": TYPES}

@@ -48,7 +48,9 @@ _NUMBERS = re.compile(rf"(?:(?:about|almost) )?{_NUMBER}(?: to {_NUMBER})?(?: \(
 
 
 class Word(NamedTuple):
-    """A word in a measure. label: empty for the name `line`. arguments: those after the label, by parameter name."""
+    """A call of a method of `SeedRuns` in a measure. label: its first argument; empty for the name `line`. arguments: the
+    others, by name.
+    """
 
     name: str
     label: str
@@ -56,9 +58,9 @@ class Word(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A number of the paper's for a line and a metric.
+    """A number of the paper, to be drawn on a figure.
 
-    label: the line's. x, y: pairs (from, to); x is empty if the number does not belong to one x.
+    label: of the line it belongs to. x, y: ranges (from, to); x is () if the number does not belong to one x.
     """
 
     label: str
@@ -69,7 +71,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """A parsed expression. words: all words in it, outer ones first."""
+    """A parsed expression. words: all calls of methods of `SeedRuns` in it, outer ones first."""
 
     text: str
     tree: ast.expr = field(compare=False, repr=False)
@@ -79,7 +81,7 @@ class Measure:
     def parse(cls, text: str, *names: str) -> "Measure":
         """Parse an expression.
 
-        names: which of `line` and `x` may stand in it. Raises UserError if no run could give it a value.
+        names: which of the names `line` and `x` are allowed in it. Raises UserError if it is malformed.
         """
         try:
             tree = ast.parse(text.strip(), mode="eval").body
@@ -89,17 +91,17 @@ class Measure:
             raise UserError(f"{text[:200]!r} cannot be read as an expression: {why}") from None
 
     def lines(self, points: Mapping[str, Mapping[float, str]]) -> list[str]:
-        """Return the labels of the lines in the measure, each once.
+        """Return the labels of the lines that the measure needs, each once.
 
-        points: the experiment's, as in `Published`; the lines of a `fit` are those of its series.
+        points: as in `Published`; a `fit` needs all lines of its series.
         """
         labels = ([*points[word.label].values()] if word.name == "fit" else [word.label] for word in self.words)
         return list(dict.fromkeys(chain.from_iterable(labels)))
 
     def value(self, runs: SeedRuns, **names: str | float) -> float:
-        """Return the measure's value on the runs of one seed. Raises Unmeasurable if it has none.
+        """Evaluate the measure on the runs of one seed. Raises Unmeasurable if it has no value.
 
-        names: the values of `line` and `x`, if the measure uses them.
+        names: values for `line` and `x`, if the measure uses them.
         """
         functions = {name: getattr(runs, name) for name in WORDS} | FUNCTIONS
         evaluator = SimpleEval(operators=OPERATORS, functions=functions, names=names)
@@ -110,9 +112,9 @@ class Measure:
             raise Unmeasurable(str(error)) from None
 
     def mark(self, paper: str, metric: str, x: str) -> Mark | None:
-        """Return the paper's number as a mark on a figure of metric against x; None if it does not belong there.
+        """Return the paper's number as a mark for a figure of metric against x; None if it cannot be shown there.
 
-        It belongs there if the measure is a word in `ON_AXES` of one line, or such a word minus the paper's number.
+        It can if the measure is one call of a method in `ON_AXES`, or such a call minus the paper's number.
 
         paper: the paper's text, as in `Claim`.
         """
@@ -138,16 +140,16 @@ class Measure:
         return Mark(label, metric, (), numbers)
 
     def slope(self, paper: str) -> tuple[str, float] | None:
-        """Return (series, the paper's slope) if the measure is just the `fit` of a series and the paper's text is a number,
-        else None.
-        """
+        """Return (series, the paper's slope) if the measure is a single `fit` and the paper's text is a number; else None."""
         numbers = numbers_in(paper)
         is_fit = isinstance(self.tree, ast.Call) and ast.unparse(self.tree.func) == "fit"
         return (self.words[0].label, numbers[0]) if is_fit and numbers else None
 
 
 def parsed(*names: str) -> PlainValidator:
-    """Return a pydantic validator that makes a measure of a text, a number or {min: [text, ...]}. names: as in `Measure.parse`."""
+    """Return a pydantic validator that parses a text, a number or {min: [text, ...]} as a measure. names: as in
+    `Measure.parse`.
+    """
 
     def parse(node: Any, info: ValidationInfo) -> Measure:
         if isinstance(node, Measure):
@@ -168,17 +170,17 @@ def parsed(*names: str) -> PlainValidator:
 
 
 def numbers_in(paper: str) -> tuple[float, float] | None:
-    """Read (from, to) out of a text such as '3 to 4'; one number gives it twice.
+    """Parse a text such as '3 to 4' as (3.0, 4.0); a single number gives it twice.
 
-    'about' or 'almost' before it and a remark in brackets after it are allowed. Returns None for any other text, such as
-    'above'.
+    'about' or 'almost' before it, and a remark in brackets after it, are allowed. Any other text, such as 'above', gives
+    None.
     """
     match = _NUMBERS.fullmatch(paper.strip())
     return (float(match[1]), float(match[2] or match[1])) if match else None
 
 
 def _words(tree: ast.expr, names: Sequence[str]) -> list[Word]:
-    """Return the words of a numeric expression, outer ones first. Raises UserError if it or an operand of it is not a number."""
+    """Return the calls of methods of `SeedRuns` in an expression, outer ones first. Raises UserError if it is not numeric."""
     nodes, words = [tree], []
     for node in nodes:  # which grow
         match node:

@@ -45,7 +45,7 @@ X = "comm_rounds"
 
 
 def page(paths: Sequence[Path]) -> Page:
-    """Return the page of all runs and results in folders; it has no section if there are none.
+    """Return a page with the published experiments and all other runs in these folders. Without any it has no section.
 
     Raises:
         UserError: A folder does not exist.
@@ -74,7 +74,7 @@ def page(paths: Sequence[Path]) -> Page:
 
 
 def stamp(paths: Sequence[Path]) -> str:
-    """Return a text that changes whenever the page would."""
+    """Return a hash that changes whenever the files that the page shows change."""
     facts = set()
     for path in [*paths, *filter(None, map(_runs_of, _results(paths)))]:
         for file in (file for file in path.rglob("*") if file.name in WATCHED):
@@ -89,12 +89,12 @@ def _results(paths: Sequence[Path]) -> list[Path]:
 
 
 def _runs_of(results: Path) -> Path | None:
-    """Return the first folder named `runs` beside a folder of results, or beside one that it lies in; None if there is none."""
+    """Return the nearest folder named `runs` next to a folder of results or to one of its parents; None if there is none."""
     return next((path for parent in results.resolve().parents if (path := parent / "runs").is_dir()), None)
 
 
 def _experiment(folder: Path, taken: set[Path]) -> list[Section]:
-    """Return the sections of an experiment's results and of its runs, and add these runs to `taken`."""
+    """Return the sections of an experiment's results and its runs. The folders of these runs are added to `taken` in place."""
     name = title = "/".join(folder.resolve().parts[-2:])
     with suppress(UserError):  # it is in somebody's own config folder
         published = load(name)

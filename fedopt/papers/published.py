@@ -35,10 +35,10 @@ Cell = tuple[str, float | None]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Headline:
-    """A line of a paper's page of results. scripts/docs takes its verdict from the claims.
+    """One line on a paper's page of results. scripts/docs computes its verdict from the experiment's claims.
 
-    figure: the paper's, such as 'Figure 3'. says: what the paper says about it. why: one sentence on the verdict.
-    also: experiments whose claims count too. about: a regular expression; only claims that match it count.
+    figure: the paper's name for it, such as 'Figure 3'. says: what the paper says about it. why: one sentence on the verdict.
+    also: other experiments whose claims count too. about: a regular expression; only claims that match it count.
     """
 
     figure: str
@@ -55,25 +55,25 @@ class Published:
     paper, title: the paper, and the figure's title.
     minutes: the time of all runs on two cores, or on a GPU if the file asks for one.
     seeds: the number of seeds of each line.
-    lines: label -> overrides on top of the file's common set-up, as one text or as a list.
-    quick: overrides of all lines for --quick.
+    lines: label -> overrides, in addition to those of the whole file; a list, or one text split at blanks.
+    quick: overrides that --quick adds to all lines.
 
-    x: the cost axis. until: the x at which the picture ends; runs may go on.
-    y: columns of metrics.csv, one picture for each. A measure that names no metric takes the first.
-    y_from: the lower end of the y axis. transform: a function of the values that is drawn.
-    scale: the scale of the y axis, and of x for points; auto is logarithmic if values span decades.
-    panels: title -> labels or series of points; each panel is a row of pictures. x_label, y_label: one for all panels, or
-        panel title -> label.
+    x: the cost axis. until: the upper end of the x axis; runs may be longer.
+    y: columns of metrics.csv, with a picture for each. A measure that names no metric uses the first.
+    y_from: the lower end of the y axis. transform: a function applied to the values before drawing.
+    scale: the scale of the y axis, and of x for points; auto: logarithmic if values span decades.
+    panels: title -> labels of lines, or series of points; there is a picture per panel and metric. x_label, y_label: one text
+        for all panels, or panel title -> text.
     constants: name -> a number of the published figure that no run gives, drawn as a dotted line.
 
-    points: series -> {x: label}, drawn as one picture of `point` against x instead of curves.
+    points: series -> {x: label of a line}. If set, `point` is drawn against x instead of curves.
     point: a measure that may use the names `line` and `x`; one for all series, or series -> measure.
 
-    table: row -> {column: [label, the number in the paper's table or None]}. It is printed with the measure `cell` of each
-        line, and no curves are drawn.
+    table: row -> {column: [label of a line, the number in the paper's table or None]}. If set, the measure `cell` of each
+        line is printed and no curves are drawn.
 
-    claims: see `Claim`. One that names axes stands for several (`fedopt.papers.where`).
-    headlines: see `Headline`; most experiments have one. kind: the `Claim.kind` of claims that do not name one.
+    claims: see `Claim`. A claim that names axes stands for several (`fedopt.papers.where`).
+    headlines: see `Headline`. kind: the `Claim.kind` of claims that do not set one.
     """
 
     paper: str
@@ -107,7 +107,9 @@ class Published:
         return self
 
     def check_labels(self) -> None:
-        """Raise UserError for a label that is not one of `lines`, or, in a `fit`, not one of the series of `points`."""
+        """Check the labels in panels, table, points and measures. Raises UserError for one that is neither in `lines` nor a
+        series of `points`.
+        """
         cells = [label for row in self.table.values() for label, _ in row.values()]
         points = [label for series in self.points.values() for label in series.values()]
         panels = [label for label in chain(*self.panels.values()) if label not in self.points]
@@ -127,7 +129,7 @@ class Published:
 class Task(NamedTuple):
     """A run that a line needs.
 
-    folder: the name of its folder, below the folder of all runs. Lines with equal configs share it.
+    folder: the name of its folder, within the folder of all runs. Tasks with equal configs share it.
     """
 
     line: str
@@ -137,12 +139,14 @@ class Task(NamedTuple):
 
 
 def names(folders: Sequence[Path] = ()) -> list[str]:
-    """Return the names <paper>/<name> of all experiment files. folders: config folders besides fedopt's."""
+    """Return the names <paper>/<name> of all experiment files. folders: the user's config folders."""
     return [name for name in options("experiment", folders) if name.count("/") == 1]
 
 
 def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
-    """Return the experiments of these names, or of the papers of these names, each once. Raises UserError for an unknown name."""
+    """Return the wanted experiments, each once; the name of a paper stands for all its experiments. Raises UserError for an
+    unknown name.
+    """
     groups: dict[str, list[str]] = {}
     for experiment in names(folders):
         for name in (experiment, experiment.partition("/")[0]):
@@ -155,7 +159,7 @@ def chosen(wanted: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
 
 @contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Put the name of a file in front of a UserError from inside."""
+    """Prefix a UserError raised in the `with` block with the name of a file."""
     try:
         yield
     except UserError as error:
@@ -163,7 +167,7 @@ def _naming(where: str) -> Iterator[None]:
 
 
 def load(name: str, folders: Sequence[Path] = ()) -> Published:
-    """Return the experiment of that name. Raises UserError, in one line, if its file is broken."""
+    """Read the experiment <paper>/<name>. Raises UserError if its file is broken."""
     with _naming(f"experiment/{name}.yaml"):
         node = compose([f"experiment={name}"], folders).experiment
         if not node:
@@ -177,7 +181,9 @@ def load(name: str, folders: Sequence[Path] = ()) -> Published:
 
 
 def takes(name: str, published: Published, folders: Sequence[Path] = ()) -> str:
-    """Format the minutes that an experiment takes, with the GPU if it needs one. Raises UserError if its file is broken."""
+    """Return as text the minutes that an experiment takes, with 'on a GPU' if it needs one. Raises UserError if its file is
+    broken.
+    """
     with _naming(f"experiment/{name}.yaml"):
         device = compose([f"experiment={name}"], folders).settings.hardware.device
     return f"{published.minutes:g}" + ("" if device == "cpu" else " on a GPU")
@@ -192,9 +198,9 @@ def tasks(
     lines: Sequence[str] | None = None,
     first: int = 0,
 ) -> list[Task]:
-    """Return the runs of the lines (None: all of them), for `seeds` seeds from `first` on.
+    """Return the runs of the lines (None: all), for `seeds` seeds beginning with `first`.
 
-    name: the experiment's. further: overrides that win over a line's. Raises UserError if an override does not fit.
+    name: <paper>/<name>. further: overrides that win over a line's. Raises UserError if an override is wrong.
     """
     needed = []
     for line, words in published.lines.items():

@@ -24,13 +24,13 @@ SHORT = 120.0  # seconds: a line whose runs all take less gets more seeds
 
 @dataclass
 class Plan:
-    """An experiment as one command runs it: the runs that it needs, and where its results go.
+    """A published experiment as one command runs it: the runs it needs, and where its results go.
 
-    name: <paper>/<name>. published: the experiment. folders: config folders besides fedopt's.
-    words: overrides that win over those of lines.
-    runs: the folder of all runs. results: the folder of its results.
-    most_seeds: the largest number of seeds for lines of undecided claims; 0 adds none.
-    with_claims: whether claims are judged. first: the first seed. tasks: the runs that it needs so far.
+    name: <paper>/<name>. published: the experiment. folders: the user's config folders.
+    words: overrides that win over those of the lines.
+    runs: the folder of all runs. results: the folder of the experiment's results.
+    most_seeds: the largest number of seeds for the lines of undecided claims; 0: no seeds are added.
+    with_claims: whether claims are judged. first: the first seed. tasks: the runs needed so far; `add` extends them.
     """
 
     name: str
@@ -45,9 +45,9 @@ class Plan:
     tasks: list[Task] = field(default_factory=list)
 
     def add(self, seeds: int, lines: Sequence[str] | None = None) -> int:
-        """Add the runs of these lines (None: all) for the first `seeds` seeds; return how many runs are new.
+        """Add to `tasks` the runs of these lines (None: all) for the first `seeds` seeds; return the number of new runs.
 
-        Raises UserError if an override does not fit.
+        Raises UserError if an override is wrong.
         """
         there = {(task.line, task.seed) for task in self.tasks}
         needed = tasks(self.name, self.published, seeds, self.words, self.folders, lines, self.first)
@@ -58,7 +58,7 @@ class Plan:
     def add_undecided(self) -> int:
         """Add seeds, up to `most_seeds`, to the lines of undecided claims; return the number of new runs.
 
-        It leaves out a claim if no run of its lines has ended, or if one took `SHORT` seconds or more.
+        A claim is skipped if none of its runs has ended, or if one took `SHORT` seconds or more.
         """
         if not self.most_seeds:
             return 0
@@ -72,7 +72,9 @@ class Plan:
         return self.add(self.most_seeds, lines)
 
     def ended(self) -> dict[int, SeedRuns]:
-        """Return seed -> its ended runs, for all seeds of the tasks. A run that cannot be read is left out with a note."""
+        """Return seed -> the runs that have ended, for all seeds of the tasks. A run that cannot be read is left out with a
+        note.
+        """
         ended: dict[int, dict[str, Recorded]] = {task.seed: {} for task in self.tasks}
         for task in self.tasks:
             if RunFolder(folder := self.runs / task.folder).status() in ENDED:
@@ -83,10 +85,10 @@ class Plan:
 
 
 def report(plan: Plan, formats: Sequence[str]) -> None:
-    """Write the results of a plan, and print its table and its claims.
+    """Write the results of a plan into its folder, and print its table and its claims.
 
-    It writes figure.csv always, and claims.csv if `with_claims`. An experiment with a table gets table.csv, one with points
-    the figure. One without either gets the figure and curves.csv. Without values there is no figure.
+    figure.csv is always written, claims.csv if `with_claims`. An experiment with a table gets table.csv and no figure; one
+    with points gets the figure; any other gets the figure and curves.csv. Without measured values there is no figure.
 
     formats: the formats of the figure, such as png.
     """
@@ -118,7 +120,9 @@ def report(plan: Plan, formats: Sequence[str]) -> None:
 
 
 def judged(plan: Plan, seeds: Mapping[int, SeedRuns]) -> list[dict[str, Any]]:
-    """Return a row of claims.csv for each claim, over the seeds that all its lines have. seeds: as `Plan.ended` returns them."""
+    """Return one row of claims.csv per claim, using the seeds that are planned for all its lines. seeds: as `Plan.ended`
+    returns them.
+    """
     asked = {(task.line, task.seed) for task in plan.tasks}
     rows = []
     for claim in plan.published.claims:
@@ -141,14 +145,14 @@ def _made(folders: Sequence[Path]) -> dict[str, str]:
 
 
 def _evaluations(published: Published, lines: Mapping[str, Sequence[Recorded]]) -> pd.DataFrame:
-    """Return a row for each evaluation, with the columns line, seed, the figure's x and its metrics y."""
+    """Return one row per evaluation: line, seed, the figure's x and its metrics y."""
     columns = dict.fromkeys(["line", "seed", published.x, *published.y])
     parts = [frame(runs).assign(line=label) for label, runs in lines.items()]
     return (pd.concat(parts) if parts else pd.DataFrame(columns=[*columns]))[[*columns]]
 
 
 def _measured(seeds: Mapping[int, SeedRuns], measure: Measure, **names: str | float) -> dict[int, float]:
-    """Return seed -> value, for the seeds in which the measure has a value."""
+    """Return seed -> value of the measure; seeds without a value are left out. names: values for `line` and `x` in the measure."""
     values = {}
     for seed, runs in seeds.items():
         with suppress(Unmeasurable):
@@ -157,7 +161,7 @@ def _measured(seeds: Mapping[int, SeedRuns], measure: Measure, **names: str | fl
 
 
 def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
-    """Return a row for each point and seed whose run has ended: series, x, seed, and y, nan if it cannot be measured."""
+    """Return one row per point and seed whose run has ended: series, x, seed and y. y is nan if it cannot be measured."""
     rows = []
     for series, points in published.points.items():
         for x, label in points.items():
@@ -167,7 +171,7 @@ def _points(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame
 
 
 def _table(published: Published, seeds: Mapping[int, SeedRuns]) -> pd.DataFrame:
-    """Return a row for each cell of the paper's table, over the seeds in which it can be measured."""
+    """Return one row per cell of the paper's table: the paper's number, and mean and std over the seeds that can be measured."""
     rows = []
     for row, cells in published.table.items():
         for column, (label, paper) in cells.items():

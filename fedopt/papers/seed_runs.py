@@ -21,12 +21,13 @@ class Unmeasurable(Exception):
 
 @dataclass(frozen=True)
 class SeedRuns:
-    """The finished runs of one seed. Its public methods are the words of measures, and all raise Unmeasurable.
+    """The finished runs of one seed. Its public methods are the functions that a measure may call; each may raise Unmeasurable.
 
-    A word's first argument is the label of a line; that of `fit` is a series. metric: a column of metrics.csv, by default the
-    first of the figure's y. A value that is not finite counts as the worst. x: the cost axis, by default the figure's.
+    The first argument of each is the label of a line; for `fit` it is a series. metric: a column of metrics.csv; empty: the
+    figure's first y.
+    x: the cost axis; empty: the figure's. A value that is not finite counts as the worst possible value.
 
-    runs: label -> run. x, metric: the defaults. points, point: as in `Published`.
+    runs: label -> run. x, metric: the defaults above. points, point: as in `Published`.
     """
 
     runs: Mapping[str, Recorded]
@@ -44,34 +45,34 @@ class SeedRuns:
         return self._described(label, metric).best(map(float, self._values(label, metric)))
 
     def at(self, label: str, where: float, metric: str = "", x: str = "") -> float:
-        """Return the value at the last evaluation up to x = where."""
+        """Return the value at the last evaluation whose cost is at most `where`."""
         return float(self._values(label, metric, where, x)[-1])
 
     def first(
         self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False, n: int = 1
     ) -> float:
-        """Return the x at which the mean of the last n evaluations first reaches the target.
+        """Return the cost at which the mean of the latest n evaluations first reaches the target.
 
-        If it never does, it is inf, or with `or_end` the x at which the run ends. That end is less than the truth, so a claim
-        that the run is slow stays on the safe side.
+        If it never does, return inf, or with `or_end` the cost at the end of the run. That is a lower bound, so a claim that
+        the run is slow is judged conservatively.
         """
         reached, values = self._described(label, metric).reached, self._values(label, metric)
         hits = [j >= n and reached(np.mean(values[j - n : j]), target) for j in range(1, len(values) + 1)]
         return self._first(label, hits, x, or_end)
 
     def smooth(self, label: str, n: int = 0, metric: str = "", until: float = math.inf) -> float:
-        """Return the mean of the last n evaluations up to x = until. If n is 0, it is a fifth of them, at least 3."""
+        """Return the mean of the last n evaluations with cost up to `until`. n = 0: a fifth of them, at least 3."""
         return float(np.mean(self._last(label, n, metric, until)))
 
     def noise(self, label: str, n: int, metric: str = "", until: float = math.inf) -> float:
-        """Return the standard deviation of the differences between the last n evaluations up to x = until."""
+        """Return the standard deviation of successive differences of the last n evaluations with cost up to `until`."""
         last = self._last(label, n, metric, until)
         if len(last) < 3:
             raise Unmeasurable(f"{label} has fewer than three evaluations to take differences of")
         return float(np.std(np.diff(last), ddof=1))
 
     def rate(self, label: str, start: float, end: float, metric: str = "") -> float:
-        """Return the slope of log10 of the value against x, by least squares over the evaluations from x = start to x = end."""
+        """Return the least-squares slope of log10(value) against cost, over the evaluations with cost from `start` to `end`."""
         x, values = self._spent(label, ""), self._values(label, metric)
         within = (start <= x) & (x <= end)
         if np.count_nonzero(within) < 2:
@@ -81,19 +82,20 @@ class SeedRuns:
     def first_mean_square(
         self, label: str, target: float, metric: str = "", x: str = "", or_end: bool = False
     ) -> float:
-        """Return the x at which the mean of the squares so far is first at most the target; if it never is, the same as
-        `first`.
+        """Return the cost at which the mean of the squares of all values so far first is at most the target.
+
+        If it never is: inf, or with `or_end` the cost at the end of the run.
         """
         squares = self._values(label, metric) ** 2
         hits = np.cumsum(squares) / np.arange(1, len(squares) + 1) <= target
         return self._first(label, hits.tolist(), x, or_end)
 
     def mean_square(self, label: str, n: int, metric: str = "") -> float:
-        """Return the mean of the squares of the last n evaluations. If n is 0, it is a fifth of them, at least 3."""
+        """Return the mean of the squares of the last n evaluations. n = 0: a fifth of them, at least 3."""
         return float(np.mean(self._last(label, n, metric) ** 2))
 
     def per_round(self, label: str, column: str) -> float:
-        """Return the last value of a column divided by the last round."""
+        """Return the last value of a column divided by the number of the last round."""
         return self.final(label, column) / self.final(label, "round")
 
     def diverged(self, label: str) -> float:
@@ -101,14 +103,14 @@ class SeedRuns:
         return float(self._run(label).status == "diverged")
 
     def setting(self, label: str, key: str) -> float:
-        """Return the number at a dotted key of the run's config, such as 'algo.p'."""
+        """Return the value at a dotted key of the run's config, such as 'algo.p', as a number."""
         keys = self._run(label).keys
         if key not in keys:
             raise Unmeasurable(f"there is no {key}{nearest(key, list(keys))}")
         return float(keys[key])
 
     def fit(self, series: str) -> float:
-        """Return the slope of log y against log x over the points of a series."""
+        """Return the least-squares slope of log y against log x over the points of a series."""
         points = self.points[series].items()
         y = [self.point[series].value(self, x=x, line=label) for x, label in points]
         return float(np.polyfit(np.log([x for x, _ in points]), np.log(y), 1)[0])
@@ -126,7 +128,7 @@ class SeedRuns:
         return self._run(label).metric(metric or self.metric)
 
     def _values(self, label: str, metric: str, until: float = math.inf, x: str = "") -> np.ndarray:
-        """Return the values of a metric at the evaluations up to x = until. Raises Unmeasurable if there is no such evaluation."""
+        """Return the values of a metric at the evaluations with cost up to `until`. Raises Unmeasurable if there are none."""
         run, name = self._run(label), metric or self.metric
         if name not in run.table:
             raise Unmeasurable(f"{label} has no {name}{nearest(name, [*map(str, run.table)])}")

@@ -35,10 +35,10 @@ _KEY = re.compile(r"(\w+)(?:\(([^()]+)\))?")  # name, or name(axis, axis)
 
 @dataclass(frozen=True)
 class Where:
-    """The texts that names stand for at one place of a file.
+    """The values of names at one place of an experiment file (see the module).
 
-    axes: axis -> the values that it may have there. functions: name -> the axes that it depends on, and its values in nested
-        mappings from the values of these axes. An axis is a function of itself.
+    axes: axis -> its possible values at this place. functions: name -> (the axes it depends on, nested mappings from their
+        values to the text). An axis is a function of itself.
     """
 
     axes: Mapping[str, list[str]]
@@ -46,9 +46,9 @@ class Where:
 
     @classmethod
     def read(cls, node: Any) -> "Where":
-        """Read the node `where`: from names, or ``name(axis, axis)``, to values.
+        """Parse the node `where`: a mapping from names, or ``name(axis, axis)``, to values.
 
-        Raises UserError for a malformed or repeated name, an axis that is not there, or an impossible value.
+        Raises UserError for a malformed or repeated name, an unknown axis, or a wrong value.
         """
         if not isinstance(node, dict):
             raise UserError("where: must be a mapping from names to values")
@@ -70,7 +70,7 @@ class Where:
         return cls(axes, functions)
 
     def only(self, chosen: Any) -> "Where":
-        """Return this with fewer values of some axes.
+        """Return a copy in which some axes have fewer values: the node `for` of a claim.
 
         chosen: axis -> one value or a list; or a list of axes, which keep all values.
 
@@ -93,18 +93,17 @@ class Where:
         return replace(self, axes=narrowed)
 
     def each(self, names: Sequence[str]) -> Iterator["Where"]:
-        """Yield one `Where` for each combination of values of some axes: those among the names, and those that other names
-        depend on.
-        """
+        """Yield one copy for each combination of values of the axes on which the names depend. In it these axes have one value."""
         depends = {axis for name in names for axis in self._function(name)[0]}
         varied = [axis for axis in self.axes if axis in depends]
         for values in product(*([[value] for value in self.axes[axis]] for axis in varied)):
             yield replace(self, axes={**self.axes, **dict(zip(varied, values, strict=True))})
 
     def keyed(self, node: Mapping[Any, Any]) -> Iterator[tuple[str, Any, "Where"]]:
-        """Yield each key that the node's keys stand for, with its value as written and the `Where` there.
+        """Expand the names in the keys of a node. Yield each resulting key, its value unexpanded, and the `Where` that holds
+        below it.
 
-        Raises UserError if two of these keys are the same.
+        Raises UserError if two resulting keys are equal.
         """
         seen = set()
         for key, value in node.items():
@@ -119,7 +118,9 @@ class Where:
                 yield text, value, here
 
     def filled(self, node: Any) -> Any:
-        """Return the node with values in place of names, in all keys and texts. Raises UserError for a name without one value."""
+        """Return the node with names replaced by values in all keys and texts. Raises UserError for a name without a single
+        value here.
+        """
         if isinstance(node, dict):
             return {key: here.filled(value) for key, value, here in self.keyed(node)}
         if isinstance(node, list):
@@ -127,7 +128,7 @@ class Where:
         return self.text(node) if isinstance(node, str) else node
 
     def text(self, template: str) -> str:
-        """Return the template with values in place of names. Raises UserError for a name without one value."""
+        """Return the template with names replaced by values. Raises UserError for a name without a single value here."""
         try:
             return _IN_TEXT.sub(lambda match: self._value(match[1]), template)
         except UserError as error:
@@ -154,9 +155,9 @@ class Where:
 
 
 def filled(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the node `experiment` of a file without `where`, with values in place of names.
+    """Return the node `experiment` of a file with names replaced by values, and without `where`.
 
-    Raises UserError if `where` is broken, or a name has no value at its place.
+    Raises UserError if `where` is broken, or a name has no value where it is used.
     """
     where = Where.read(node.get("where", {}))
     result: dict[str, Any] = {}
@@ -190,7 +191,7 @@ def _claims(nodes: Any, where: Where) -> Iterator[dict[str, Any]]:
 
 
 def _names_in(text: Any) -> list[str]:
-    """Return the names in curly brackets in a text; an empty list for anything else."""
+    """Return the names in curly brackets in a text; [] for a value that is not a text."""
     return _IN_TEXT.findall(text) if isinstance(text, str) else []
 
 
@@ -207,9 +208,9 @@ def _texts(values: Any, where: str) -> list[str]:
 
 
 def _by_value(node: Any, depends: Sequence[str], axes: Mapping[str, list[str]], where: str) -> Any:
-    """Return the values of a name as nested mappings from the values of the axes that it depends on.
+    """Return the text of a name as nested mappings, from the values of its first axis inward; without axes, the text itself.
 
-    node: as in the file. A list has one item for each value of the axis, in order. None stands for an empty text.
+    node: as in the file. A list has one item per value of the axis, in order. None gives ''.
     depends: the axes, outermost first. where: the name, for messages. Raises UserError if the node does not fit the axes.
     """
     if depends:
