@@ -27,7 +27,10 @@ class UserError(Exception):
 
 
 class Unfinished(UserError):
-    """Some runs did not end, for reasons other than their methods. The same command tries them again. The exit code is 1."""
+    """Some runs failed because of the machine, such as a full disk, or were interrupted. The same command resumes them.
+
+    The exit code is 1.
+    """
 
 
 class WrongFunction(UserError):
@@ -89,7 +92,9 @@ def too_large(error: BaseException) -> bool:
 
 
 def of_machine(error: BaseException | None) -> bool:
-    """Tell whether an error, or one that it arose from, comes from files, the disk or memory, not from what was computed.
+    """Tell whether an error, or one that it arose from, comes from files, the disk or memory.
+
+    Any other error is taken to come from what was computed.
     """
     while error is not None:
         if isinstance(error, OSError | MemoryError) or re.search("allocate memory|out of memory", first_line(error)):

@@ -33,10 +33,11 @@ class Metric:
     Args:
         name: The column of ``metrics.csv``.
         label: The label of an axis.
-        unit: Such as %; empty for none.
-        better: Whether lower or higher values are better, or neither, for a quantity that is only watched.
+        unit: The unit, such as %; empty if there is none.
+        better: Whether ``lower`` or ``higher`` values are better. ``neither``: the metric is only watched, and cannot be a
+            goal.
         scale: The scale of an axis.
-        bounds: Whether a run with a value beyond ``eval.diverged`` is stopped.
+        bounds: Whether a run is stopped when a value exceeds ``eval.diverged`` in magnitude.
     """
 
     name: str

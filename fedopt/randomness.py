@@ -74,12 +74,12 @@ def keyed_rng(
 
     Args:
         seed: The seed of the run.
-        purpose: One of fedopt's purposes, or a user's word.
+        purpose: One of fedopt's purposes, or a text by which a user names the random numbers.
         round, exchange, client: The indices of the round, of the exchange in it, and of the client, for draws that differ by
             them.
 
     Raises:
-        UserError: The purpose is neither.
+        UserError: The purpose is neither a `Purpose` nor a text.
     """
     if isinstance(purpose, str):
         number = 2**63 | int.from_bytes(blake2b(purpose.encode(), digest_size=8).digest())
@@ -117,7 +117,7 @@ class _Key(np.random.bit_generator.ISeedSequence):
 
 
 def torch_seed(seed: int, purpose: Purpose) -> int:
-    """Return the seed of a purpose, for `torch.Generator` or `torch.manual_seed`. seed: that of the run."""
+    """Return the seed of a purpose, for `torch.Generator` or `torch.manual_seed`. seed: the seed of the run."""
     return int(keyed_rng(seed, purpose).integers(2**63 - 1))
 
 

@@ -81,7 +81,10 @@ def compose(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
 
 
 def merge(words: Sequence[str] = (), folders: Folders = ()) -> Composed:
-    """Return the config as `compose` does, without checking its values: help explains a config before it is complete."""
+    """Return the config as `compose` does, without checking its values: help explains a config before it is complete.
+
+    words, folders: as in `compose`. Raises UserError for unknown options and keys, and if no algorithm or problem is chosen.
+    """
     given, others = tuple(words), tuple(map(str, folders))
     with explained(given, others):
         config, chosen, tuned, experiment = merged(given, others)

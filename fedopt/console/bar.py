@@ -79,7 +79,10 @@ class Bar:
         return left
 
     def _show(self, share: float, text: str) -> None:
-        """Show the progress in the notebook's cell, if there is one, but not more often than is pleasant to read."""
+        """Show the progress in the notebook's cell, if there is one, at most once in `REFRESH` seconds.
+
+        share: the fraction of all jobs that is done. text: what stands after the percentage.
+        """
         now = time.monotonic()
         if self._cell and (share == 1 or now > self._shown + REFRESH):
             text, self._shown = f"{share:4.0%} {text}", now
@@ -92,7 +95,9 @@ class Bar:
             self._began = None
 
     def expect(self, jobs: int, done: int) -> None:
-        """Set the number of all jobs, and of those that have ended."""
+        """Set the number of all jobs, and the number of those that have ended (``done``). If one changes, the speed is measured
+        anew.
+        """
         if (jobs, done) != (self.jobs, self.done):
             self.jobs, self.done, self._began = jobs, done, None
 

@@ -38,10 +38,10 @@ def ending_at_once() -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_kept() -> Iterator[None]:
-    """Raise KeyboardInterrupt if Ctrl-C came and another exception took its place. OmegaConf's cleaning up fails when it is
-    interrupted.
+    """Raise KeyboardInterrupt in place of an exception that arose while Ctrl-C was being handled.
 
-    An OSError passes unchanged: a full disk at the end of the program has its own message.
+    OmegaConf's cleaning up, for instance, fails when it is interrupted. An OSError passes unchanged: a full disk at the end
+    of the program has its own message.
     """
     try:
         yield
@@ -56,7 +56,7 @@ def ctrl_c_kept() -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_later() -> Iterator[None]:
-    """Keep Ctrl-C from the processes that this thread starts, and from this thread until the block ends."""
+    """Block Ctrl-C (SIGINT) for this thread until the context ends, and for the processes that it starts in the context."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -68,7 +68,7 @@ def ctrl_c_later() -> Iterator[None]:
 def interruptible(requested: Event) -> Iterator[None]:
     """Set the event at the first Ctrl-C or SIGTERM, and raise KeyboardInterrupt at the second.
 
-    Only the main thread gets them; in any other thread nothing changes.
+    Only the main thread gets these signals; in any other thread this context does nothing.
     """
     if current_thread() is not main_thread():
         yield
@@ -88,7 +88,7 @@ def interruptible(requested: Event) -> Iterator[None]:
 
 
 def end_with(alive: Callable[[], bool]) -> Event:
-    """End this process when the one that it serves is gone: by SIGTERM, then by SIGKILL if it has not ended in time.
+    """End this process when the process that it serves is gone: by SIGTERM, and by SIGKILL `GRACE` seconds later.
 
     Returns an event; setting it ends the watch. alive: tells whether the other process still runs.
     """

@@ -37,7 +37,7 @@ def note(line: str) -> None:
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """Collect the notes that are made inside instead of printing them; the block gets their list."""
+    """Collect the notes that are made in the context instead of printing them. Yields the list to which they are appended."""
     notes: list[str] = []
     token = _heard.set(notes)
     try:

@@ -238,7 +238,8 @@ def _examples(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Check x and y of one split and return them in the form of `LabelledData`.
 
-    split: train or test. The others are those of `checked`. Raises UserError for shapes, types and values that do not fit.
+    split: train or test. The other arguments are those of `checked`. Raises UserError for shapes, types and values that do
+        not fit.
     """
     x, y, where = arrays[f"x_{split}"], arrays[f"y_{split}"], f"{path}: x_{split}"
     floating = np.issubdtype(x.dtype, np.floating)

@@ -87,7 +87,7 @@ def read_bytes(path: Path, most: int | None = None, links: bool = False) -> byte
 
 
 def read_start(path: Path, size: int) -> bytes:
-    """Return the first ``size`` bytes of a file; no bytes if it is shorter. Raises as `opened` does."""
+    """Return the first ``size`` bytes of a file; b"" if it is shorter. Raises as `opened` does."""
     with opened(path) as file:
         return file.read(size) if 0 <= size <= os.fstat(file.fileno()).st_size else b""
 

@@ -159,11 +159,11 @@ class FlatModel:
         The matrix products add to the weights, and no gradient is formed. Under vmap the clients of a stack step together.
 
         Args:
-            flat: ``[dim]``, overwritten. Under vmap each client must have its own.
+            flat: ``[dim]``, overwritten. Under vmap it must be a separate vector in memory for each client.
             x, y, weight, tuning, key: As in `gradient`.
             eta: The step size.
-            plus: ``[dim]``, added to the gradient. None: nothing.
-            anchor: ``[dim]``, a point whose gradient is subtracted. None: nothing.
+            plus: ``[dim]``, added to the gradient. None: nothing is added.
+            anchor: ``[dim]``, a point whose gradient on the same batch is subtracted. None: nothing is subtracted.
         """
         tuning = tuning and (_of_all(tuning[0]), _of_all(tuning[1]))
         kept = [_of_all(units) for units in self._kept(x, key)]
@@ -230,7 +230,10 @@ class FlatModel:
 
 
 def _difference(one: Layer, other: Layer) -> Layer:
-    """Return the first layer, with inputs and derivatives whose product is the first gradient minus the second."""
+    """Return the layer of the first point, with inputs and derivatives whose product is the first gradient minus the second.
+
+    one, other: the same layer at two points, as `FlatModel._backpropagation` yields it.
+    """
     (W, b, a, delta), (_, _, a_other, delta_other) = one, other
     if a is a_other:
         return W, b, a, delta - delta_other
@@ -300,14 +303,14 @@ def build(
 
     linear: softmax regression. softmax: the same without biases. mlp: hidden layers with ReLU. cnn: two 3x3 convolutions of
         16 and 32 channels, each with max pooling, and a linear layer. vgg11: torchvision's features and one linear layer, for
-        32 x 32 images.
+        images with 3 channels and 32 x 32 pixels or more.
 
     Args:
-        name: One of these names.
+        name: linear, softmax, mlp, cnn or vgg11.
         widths: The widths of mlp's hidden layers.
         input_shape: (channels, height, width), or (features,).
         classes: The number of classes.
-        seed: The seed of the initialisation.
+        seed: The seed of the run.
         autocast: As in `FlatModel`.
         dropout: The probability that a hidden unit of mlp is dropped.
 

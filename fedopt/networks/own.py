@@ -93,8 +93,10 @@ def _hints(function: Any) -> dict[str, Any]:
 
 
 def _refuse_texts(make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raise UserError for an argument that is not a number or a list of numbers, unless the annotation Literal[...] of ``make``
-    lists it.
+    """Raise UserError for an argument that holds anything but numbers, true, false, null and lists of these.
+
+    A value that the annotation Literal[...] of the argument lists passes too. make: the class or function of the network.
+    arguments: its keyword arguments.
     """
     hints = _hints(make.__init__ if isinstance(make, type) else make)  # type: ignore[misc]
     for name, value in arguments.items():

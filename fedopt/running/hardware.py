@@ -126,7 +126,10 @@ def _in_turn(count: int) -> int:
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """Restore, after the context, all that `configure` sets. For runs within a user's process, which may have modes of its own."""
+    """Restore, after the context, all that `configure` sets.
+
+    It is for runs within a user's process, whose modes of torch and NumPy may differ.
+    """
     before = [(get, put, get()) for get, put, *_ in [*CONFIGURED, *MODES]]
     workspace = os.environ.get(WORKSPACE)
     try:

@@ -186,7 +186,10 @@ def pictures(folder: RunFolder, metrics: Sequence[Metric], source: str | None, b
 
 
 def draw_missing(folder: RunFolder, source: str | None) -> None:
-    """Draw metrics.png for a finished run that was killed before it could. source: as in `pictures`."""
+    """Draw metrics.png for a finished run that was killed before it could. If the picture exists, do nothing.
+
+    folder: the run's. source: as in `pictures`.
+    """
     metrics = described(folder.path)
     if metrics and not (folder.path / "metrics.png").exists():
         # KeyError, ValueError: of somebody's own metrics.csv
